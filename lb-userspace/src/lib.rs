@@ -1,0 +1,3 @@
+//! The node-lb agent, in reading order.
+
+pub mod model;

@@ -1,0 +1,5 @@
+//! The `node-lb` command.
+
+fn main() -> anyhow::Result<()> {
+    Ok(())
+}

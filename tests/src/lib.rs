@@ -1,0 +1,1 @@
+//! The lab (network namespaces, servers, clients) and helpers for the tests beside it.

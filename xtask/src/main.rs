@@ -1,0 +1,5 @@
+//! `cargo xtask`: everything around the code.
+
+fn main() -> anyhow::Result<()> {
+    Ok(())
+}
