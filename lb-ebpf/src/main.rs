@@ -2,12 +2,89 @@
 #![no_main]
 //! node-lb's eBPF programs: entry points only.
 
-use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
+mod kernel;
+mod maps;
+mod socket;
+mod tc;
+mod xdp;
 
-/// XDP ingress of external devices.
-#[xdp]
-pub fn xdp_ingress(_ctx: XdpContext) -> u32 {
-    xdp_action::XDP_PASS
+use aya_ebpf::{
+    macros::{cgroup_sock_addr, classifier, xdp},
+    programs::{SockAddrContext, TcContext, XdpContext},
+};
+use socket::{Inet, Inet6};
+
+/// XDP ingress of external devices whose packets come from a wire.
+#[xdp(frags)]
+pub fn xdp_ingress(ctx: XdpContext) -> u32 {
+    xdp::ingress::<false>(ctx.ctx)
+}
+
+/// XDP ingress of virtual external devices, which may deliver packets whose checksum nobody has
+/// completed.
+#[xdp(frags)]
+pub fn xdp_ingress_virtual(ctx: XdpContext) -> u32 {
+    xdp::ingress::<true>(ctx.ctx)
+}
+
+/// TC ingress of external and pod devices.
+#[classifier]
+pub fn tc_ingress(ctx: TcContext) -> i32 {
+    tc::ingress(ctx.skb.skb)
+}
+
+/// TC egress of external and pod devices.
+#[classifier]
+pub fn tc_egress(ctx: TcContext) -> i32 {
+    tc::egress(ctx.skb.skb)
+}
+
+/// `connect` of IPv4 sockets.
+#[cgroup_sock_addr(connect4)]
+pub fn connect4(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet>(ctx.sock_addr)
+}
+
+/// `connect` of IPv6 sockets.
+#[cgroup_sock_addr(connect6)]
+pub fn connect6(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet6>(ctx.sock_addr)
+}
+
+/// `sendmsg` of unconnected UDP sockets, IPv4.
+#[cgroup_sock_addr(sendmsg4)]
+pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet>(ctx.sock_addr)
+}
+
+/// `sendmsg` of unconnected UDP sockets, IPv6.
+#[cgroup_sock_addr(sendmsg6)]
+pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet6>(ctx.sock_addr)
+}
+
+/// `recvmsg` of UDP sockets, IPv4.
+#[cgroup_sock_addr(recvmsg4)]
+pub fn recvmsg4(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet>(ctx.sock_addr)
+}
+
+/// `recvmsg` of UDP sockets, IPv6.
+#[cgroup_sock_addr(recvmsg6)]
+pub fn recvmsg6(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet6>(ctx.sock_addr)
+}
+
+/// `getpeername` of IPv4 sockets.
+#[cgroup_sock_addr(getpeername4)]
+pub fn getpeername4(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet>(ctx.sock_addr)
+}
+
+/// `getpeername` of IPv6 sockets.
+#[cgroup_sock_addr(getpeername6)]
+pub fn getpeername6(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet6>(ctx.sock_addr)
 }
 
 #[cfg(target_arch = "bpf")]
@@ -15,3 +92,8 @@ pub fn xdp_ingress(_ctx: XdpContext) -> u32 {
 fn panic(_info: &core::panic::PanicInfo) -> ! {
     loop {}
 }
+
+// Helpers such as `bpf_fib_lookup` are open to programs under a license compatible with the GPL.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
