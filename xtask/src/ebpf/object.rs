@@ -1,0 +1,140 @@
+//! Compiling `lb-ebpf` for the BPF target.
+
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Places, Tools};
+
+/// The eBPF target: little endian, like every machine the agent runs on.
+pub const TARGET: &str = "bpfel-unknown-none";
+
+/// Variables that must reach the inner cargo; everything else cargo, rustc or the user set for
+/// the host build (flags, wrappers, profiles, target directories) must not.
+const KEPT: [&str; 8] = [
+    "CARGO_HOME",
+    "CARGO_HTTP_",
+    "CARGO_NET_",
+    "CARGO_REGISTRIES_",
+    "CARGO_REGISTRY_",
+    "CARGO_SOURCE_",
+    "CARGO_TERM_",
+    // The outer cargo's job server: both builds together stay within its number of jobs.
+    "CARGO_MAKEFLAGS",
+];
+
+/// Builds `lb-ebpf` of `workspace` in release mode and returns the object's path.
+///
+/// `target` is the outer build's target directory. The object gets one of its own inside, because
+/// the outer cargo holds the lock on its directory while build scripts run.
+///
+/// # Errors
+/// Fails if no toolchain is set up or the programs do not compile.
+pub fn build_object(workspace: &Path, target: &Path) -> Result<PathBuf> {
+    let tools = Tools::find(&Places::from_env())?;
+    let directory = target.join("bpf");
+    let status = command(&tools)?
+        .current_dir(workspace)
+        .args(["build", "--release", "--package", "lb-ebpf", "--bin", "lb"])
+        .args(["--target", TARGET, "-Zbuild-std=core", "--target-dir"])
+        .arg(&directory)
+        .status()
+        .with_context(|| format!("cannot run {}", tools.compiler.cargo().display()))?;
+    ensure!(
+        status.success(),
+        "the eBPF programs do not build with {tools} ({status})"
+    );
+    Ok(directory.join(TARGET).join("release/lb"))
+}
+
+/// Drops DWARF from the object, keeping BTF; without an llvm-strip it stays, which only costs size.
+pub fn strip_debug_info(object: &Path) {
+    let versions = super::Linker::LLVM_VERSIONS.map(|llvm| format!("/usr/lib/llvm-{llvm}/bin"));
+    let strip = versions.iter().map(|bin| Path::new(bin).join("llvm-strip"));
+    if let Some(strip) = strip.rev().find(|strip| strip.is_file()) {
+        // A failure leaves the object as it was.
+        let _ = Command::new(strip)
+            .arg("--strip-debug")
+            .arg(object)
+            .status();
+    }
+}
+
+/// The compiler's cargo in an environment that is only ours.
+fn command(tools: &Tools) -> Result<Command> {
+    let mut command = Command::new(tools.compiler.cargo());
+    for (name, _) in env::vars_os() {
+        if is_foreign(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
+    // rustc finds bpf-linker by name, and picks its flags by that name.
+    let linker_directory = tools.linker.path.parent().map(Path::to_owned);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(linker_directory.into_iter().chain(env::split_paths(&path)))
+        .context("PATH cannot hold the directory of bpf-linker")?;
+    command
+        .env("PATH", path)
+        .env("RUSTC", tools.compiler.rustc())
+        // The distribution's compiler is a stable one: -Zbuild-std and inline BPF assembly need
+        // this.
+        .env("RUSTC_BOOTSTRAP", OsString::from("1"));
+    Ok(command)
+}
+
+/// Whether a variable steers cargo or rustc and was meant for the host build.
+fn is_foreign(name: &str) -> bool {
+    let steers = ["CARGO", "RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+    // For instance LD_LIBRARY_PATH with another compiler's libraries, set by `cargo run`.
+    let loads = name == "LD_LIBRARY_PATH";
+    loads || steers && !KEPT.iter().any(|kept| name.starts_with(kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_flags_do_not_reach_the_object() {
+        for name in [
+            "RUSTFLAGS",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_BUILD_RUSTFLAGS",
+            "CARGO_BUILD_TARGET",
+            "CARGO_TARGET_DIR",
+            "CARGO_TARGET_BPFEL_UNKNOWN_NONE_RUSTFLAGS",
+            "CARGO_PROFILE_RELEASE_DEBUG",
+            "CARGO",
+            "RUSTC",
+            "RUSTC_WRAPPER",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTUP_TOOLCHAIN",
+            "LD_LIBRARY_PATH",
+        ] {
+            assert!(is_foreign(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn network_and_terminal_settings_do() {
+        for name in [
+            "PATH",
+            "HOME",
+            "RUSTUP_HOME",
+            "CARGO_HOME",
+            "CARGO_HTTP_PROXY",
+            "CARGO_NET_OFFLINE",
+            "CARGO_TERM_COLOR",
+            "CARGO_MAKEFLAGS",
+        ] {
+            assert!(!is_foreign(name), "{name}");
+        }
+    }
+}
