@@ -1,0 +1,172 @@
+//! `cargo xtask setup`: makes a Debian or Ubuntu machine with only Rust ready.
+
+mod apt;
+mod toolchain;
+
+use std::{env, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, bail};
+use xtask::ebpf::{Places, Tools};
+
+use self::apt::Apt;
+use crate::{cargo::Workspace, step::Steps};
+
+/// A program that building, tests or the lab call.
+struct Tool {
+    command: &'static str,
+    /// Packages that have it, by preference; distributions name them differently.
+    packages: &'static [&'static str],
+    purpose: &'static str,
+}
+
+const TOOLS: [Tool; 8] = [
+    Tool {
+        command: "ip",
+        packages: &["iproute2"],
+        purpose: "network namespaces, devices and routes of the lab",
+    },
+    Tool {
+        command: "bpftool",
+        packages: &["bpftool", "linux-tools-generic"],
+        purpose: "shows loaded programs and maps",
+    },
+    Tool {
+        command: "nft",
+        packages: &["nftables"],
+        purpose: "firewall and masquerade rules to be tested beside",
+    },
+    Tool {
+        command: "ethtool",
+        packages: &["ethtool"],
+        purpose: "offloads of the lab's devices",
+    },
+    Tool {
+        command: "ping",
+        packages: &["iputils-ping"],
+        purpose: "reachability in the lab",
+    },
+    Tool {
+        command: "sysctl",
+        packages: &["procps"],
+        purpose: "kernel settings of the lab's namespaces",
+    },
+    Tool {
+        command: "tcpdump",
+        packages: &["tcpdump"],
+        purpose: "captures of a test that failed",
+    },
+    Tool {
+        command: "iperf3",
+        packages: &["iperf3"],
+        purpose: "throughput in benchmarks",
+    },
+];
+
+/// How much to say when there is nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verbosity {
+    /// What is in use.
+    Report,
+    /// Nothing.
+    Quiet,
+}
+
+/// Installs what is missing.
+///
+/// # Errors
+/// Says what could not be installed and how to do it by hand.
+pub fn run(workspace: &Workspace, verbosity: Verbosity) -> Result<()> {
+    let places = Places::from_env();
+    let missing: Vec<_> = TOOLS.iter().filter(|tool| !on_path(tool.command)).collect();
+    let components = missing_components();
+    let tools = Tools::find(&places);
+    if let (Ok(tools), true, true) = (&tools, missing.is_empty(), components.is_empty()) {
+        if verbosity == Verbosity::Report {
+            report(tools);
+        }
+        return Ok(());
+    }
+
+    println!(
+        "Setting up this machine for node-lb (details in {}):",
+        log(workspace).display()
+    );
+    let steps = Steps::new(log(workspace))?;
+    let mut apt = Apt::new(&steps);
+    install_tools(&mut apt, &missing)?;
+    add_components(&steps, &components)?;
+    let tools = match tools {
+        Ok(tools) => tools,
+        Err(_) => toolchain::install(&steps, &mut apt, &places)?,
+    };
+    report(&tools);
+    Ok(())
+}
+
+fn report(tools: &Tools) {
+    println!("Set-up is complete: eBPF is built with {tools}.");
+}
+
+fn log(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("setup.log")
+}
+
+/// Whether a command can be run; system directories count even when a user's PATH lacks them.
+fn on_path(command: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&path)
+        .chain(system)
+        .any(|directory| directory.join(command).is_file())
+}
+
+fn install_tools(apt: &mut Apt, missing: &[&Tool]) -> Result<()> {
+    let mut packages = Vec::new();
+    for tool in missing {
+        let package = apt
+            .first_available(tool.packages)
+            .unwrap_or(tool.packages[0]);
+        println!("  {package}: {}", tool.purpose);
+        packages.push(package);
+    }
+    apt.install(&packages).with_context(|| {
+        let commands: Vec<_> = missing.iter().map(|tool| tool.command).collect();
+        format!(
+            "install by hand what has these commands, then try again: {}",
+            commands.join(" ")
+        )
+    })
+}
+
+/// Parts of the host's Rust toolchain that `cargo xtask test` calls and that are not there.
+fn missing_components() -> Vec<&'static str> {
+    let works = |subcommand: &str| {
+        let output = crate::cargo::host_cargo()
+            .args([subcommand, "--version"])
+            .output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    [("fmt", "rustfmt"), ("clippy", "clippy")]
+        .into_iter()
+        .filter(|(subcommand, _)| !works(subcommand))
+        .map(|(_, component)| component)
+        .collect()
+}
+
+fn add_components(steps: &Steps, components: &[&str]) -> Result<()> {
+    if components.is_empty() {
+        return Ok(());
+    }
+    let list = components.join(" ");
+    if !on_path("rustup") {
+        bail!("this Rust has no {list}; install the packages your distribution has them in");
+    }
+    let mut command = Command::new("rustup");
+    command.args(["component", "add"]).args(components);
+    steps
+        .run(
+            &format!("adding {list} to the Rust toolchain"),
+            &mut command,
+        )
+        .with_context(|| format!("run `rustup component add {list}` where that works"))
+}
