@@ -63,7 +63,7 @@ fn dated_and_foreign_nightlies_are_not_taken_for_this_machines() {
 #[test]
 fn compiler_that_is_too_new_for_every_linker_is_passed_over() {
     let machine = Machine::new();
-    let too_new = format!("{}.0.0", Linker::LLVM_VERSIONS[2] + 1);
+    let too_new = format!("{}.0.0", Linker::PUBLISHED_LLVM + 1);
     machine.compiler(
         "rustup/toolchains/nightly-HOST",
         "1.99.0-nightly",

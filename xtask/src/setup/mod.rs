@@ -1,6 +1,8 @@
 //! `cargo xtask setup`: makes a Debian or Ubuntu machine with only Rust ready.
 
 mod apt;
+mod compiler;
+mod linker;
 mod toolchain;
 
 use std::{env, path::PathBuf, process::Command};
@@ -80,35 +82,51 @@ pub fn run(workspace: &Workspace, verbosity: Verbosity) -> Result<()> {
     let missing: Vec<_> = TOOLS.iter().filter(|tool| !on_path(tool.command)).collect();
     let components = missing_components();
     let tools = Tools::find(&places);
-    if let (Ok(tools), true, true) = (&tools, missing.is_empty(), components.is_empty()) {
+    if missing.is_empty()
+        && components.is_empty()
+        && let Ok(tools) = &tools
+        && tools.compiler.clippy().is_file()
+    {
         if verbosity == Verbosity::Report {
             report(tools);
         }
         return Ok(());
     }
 
+    let log = workspace.target.join("setup.log");
     println!(
         "Setting up this machine for node-lb (details in {}):",
-        log(workspace).display()
+        log.display()
     );
-    let steps = Steps::new(log(workspace))?;
-    let mut apt = Apt::new(&steps);
-    install_tools(&mut apt, &missing)?;
+    let steps = Steps::new(log)?;
+    let apt = Apt::new(&steps);
+    let mut installer = Installer {
+        steps: &steps,
+        apt,
+        places,
+    };
+    install_tools(&mut installer.apt, &missing)?;
     add_components(&steps, &components)?;
     let tools = match tools {
         Ok(tools) => tools,
-        Err(_) => toolchain::install(&steps, &mut apt, &places)?,
+        Err(_) => toolchain::install(&mut installer)?,
     };
+    if !tools.compiler.clippy().is_file() {
+        compiler::install_clippy(&mut installer, &tools.compiler)?;
+    }
     report(&tools);
     Ok(())
 }
 
-fn report(tools: &Tools) {
-    println!("Set-up is complete: eBPF is built with {tools}.");
+/// What installing anything takes.
+struct Installer<'a> {
+    steps: &'a Steps,
+    apt: Apt<'a>,
+    places: Places,
 }
 
-fn log(workspace: &Workspace) -> PathBuf {
-    workspace.target.join("setup.log")
+fn report(tools: &Tools) {
+    println!("Set-up is complete: eBPF is built with {tools}.");
 }
 
 /// Whether a command can be run; system directories count even when a user's PATH lacks them.

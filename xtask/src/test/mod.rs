@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, bail};
+use xtask::ebpf;
 
 use self::{suite::Suites, tally::Tally};
 use crate::{cargo::Workspace, privilege::Privilege, setup};
@@ -54,13 +55,10 @@ impl Stage {
     fn run(self, workspace: &Workspace, suites: &mut Suites) -> Result<Tally> {
         match self {
             Self::Fmt => workspace.run_cargo(["fmt", "--all", "--check"])?,
-            Self::Clippy => workspace.run_cargo([
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "--deny=warnings",
-            ])?,
+            Self::Clippy => {
+                workspace.run_cargo(["clippy", "--all-targets", "--", "--deny=warnings"])?;
+                ebpf::lint(&workspace.root, &workspace.target)?;
+            }
             Self::Unit => {
                 let suites = suites
                     .built()?
