@@ -34,7 +34,7 @@ impl Kind {
 
 /// Sets up, builds, and says where the agent is.
 pub fn run(workspace: &Workspace, kind: Kind) -> Result<()> {
-    setup::run(workspace, setup::Verbosity::Quiet)?;
+    setup::run(workspace, setup::Need::Toolchain)?;
     // The agent's build script would do it too, but silently.
     if env::var_os(ebpf::OBJECT_VARIABLE).is_none() {
         ebpf::build_object(&workspace.root, &workspace.target)?;

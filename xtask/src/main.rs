@@ -41,7 +41,8 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     match command {
         "setup" => {
             no_arguments(command, rest)?;
-            setup::run(&workspace, setup::Verbosity::Report)?;
+            let tools = setup::run(&workspace, setup::Need::Everything)?;
+            println!("Set-up is complete: eBPF is built with {tools}.");
         }
         "build" => build::run(&workspace, build::Kind::parse(rest)?)?,
         "test" => return test::run(&workspace, &test::Stage::parse(rest)?),

@@ -21,7 +21,7 @@ struct Tool {
     purpose: &'static str,
 }
 
-const TOOLS: [Tool; 8] = [
+static TOOLS: [Tool; 8] = [
     Tool {
         command: "ip",
         packages: &["iproute2"],
@@ -64,34 +64,33 @@ const TOOLS: [Tool; 8] = [
     },
 ];
 
-/// How much to say when there is nothing to do.
+/// What the caller is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verbosity {
-    /// What is in use.
-    Report,
-    /// Nothing.
-    Quiet,
+pub enum Need {
+    /// Build, and nothing else.
+    Toolchain,
+    /// Test, or run the lab.
+    Everything,
 }
 
-/// Installs what is missing.
+/// Installs what is missing for `need` and returns what eBPF is built with.
 ///
 /// # Errors
 /// Says what could not be installed and how to do it by hand.
-pub fn run(workspace: &Workspace, verbosity: Verbosity) -> Result<()> {
+pub fn run(workspace: &Workspace, need: Need) -> Result<Tools> {
     let places = Places::from_env();
-    let missing: Vec<_> = TOOLS.iter().filter(|tool| !on_path(tool.command)).collect();
-    let components = missing_components();
     let tools = Tools::find(&places);
-    if missing.is_empty()
-        && components.is_empty()
-        && let Ok(tools) = &tools
-        && tools.compiler.clippy().is_file()
-    {
-        if verbosity == Verbosity::Report {
-            report(tools);
+    let (missing, components, lint) = match need {
+        Need::Toolchain => (Vec::new(), Vec::new(), false),
+        Need::Everything => (missing_tools(), missing_components(), true),
+    };
+    let complete = |tools: &Tools| !lint || tools.compiler.clippy().is_file();
+    let tools = match tools {
+        Ok(tools) if missing.is_empty() && components.is_empty() && complete(&tools) => {
+            return Ok(tools);
         }
-        return Ok(());
-    }
+        tools => tools.ok(),
+    };
 
     let log = workspace.target.join("setup.log");
     println!(
@@ -108,14 +107,13 @@ pub fn run(workspace: &Workspace, verbosity: Verbosity) -> Result<()> {
     install_tools(&mut installer.apt, &missing)?;
     add_components(&steps, &components)?;
     let tools = match tools {
-        Ok(tools) => tools,
-        Err(_) => toolchain::install(&mut installer)?,
+        Some(tools) => tools,
+        None => toolchain::install(&mut installer)?,
     };
-    if !tools.compiler.clippy().is_file() {
+    if !complete(&tools) {
         compiler::install_clippy(&mut installer, &tools.compiler)?;
     }
-    report(&tools);
-    Ok(())
+    Ok(tools)
 }
 
 /// What installing anything takes.
@@ -125,10 +123,6 @@ struct Installer<'a> {
     places: Places,
 }
 
-fn report(tools: &Tools) {
-    println!("Set-up is complete: eBPF is built with {tools}.");
-}
-
 /// Whether a command can be run; system directories count even when a user's PATH lacks them.
 fn on_path(command: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -136,6 +130,10 @@ fn on_path(command: &str) -> bool {
     env::split_paths(&path)
         .chain(system)
         .any(|directory| directory.join(command).is_file())
+}
+
+fn missing_tools() -> Vec<&'static Tool> {
+    TOOLS.iter().filter(|tool| !on_path(tool.command)).collect()
 }
 
 fn install_tools(apt: &mut Apt, missing: &[&Tool]) -> Result<()> {

@@ -88,7 +88,8 @@ impl Stage {
 /// Runs `stages`, all of them even if one fails, and says what ran.
 pub fn run(workspace: &Workspace, stages: &[Stage]) -> Result<ExitCode> {
     let started = Instant::now();
-    setup::run(workspace, setup::Verbosity::Report)?;
+    let tools = setup::run(workspace, setup::Need::Everything)?;
+    println!("eBPF is built with {tools}.");
     let mut suites = Suites::new(workspace);
     let mut outcomes = Vec::new();
     for stage in stages {
