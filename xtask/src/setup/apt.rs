@@ -53,15 +53,17 @@ impl<'a> Apt<'a> {
         }
         let by_hand = format!("apt-get install {}", packages.join(" "));
         if !on_path("apt-get") {
-            bail!("there is no apt-get on this machine (on Debian it would be `{by_hand}`)");
+            bail!("there is no apt-get on this machine (on Debian: `{by_hand}`)");
         }
+        let by_hand = || format!("run `{by_hand}` as root, then try again");
+        Privilege::detect().with_context(by_hand)?;
         let result = self.install_once(packages);
         // Lists that are too old name files that mirrors no longer have.
         let result = match result {
             Err(_) if !self.updated => self.update().and_then(|()| self.install_once(packages)),
             result => result,
         };
-        result.with_context(|| format!("run as root: {by_hand}"))
+        result.with_context(by_hand)
     }
 
     fn install_once(&self, packages: &[&str]) -> Result<()> {

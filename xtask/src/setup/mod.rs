@@ -147,10 +147,7 @@ fn install_tools(apt: &mut Apt, missing: &[&Tool]) -> Result<()> {
     }
     apt.install(&packages).with_context(|| {
         let commands: Vec<_> = missing.iter().map(|tool| tool.command).collect();
-        format!(
-            "install by hand what has these commands, then try again: {}",
-            commands.join(" ")
-        )
+        format!("these commands are missing: {}", commands.join(" "))
     })
 }
 
