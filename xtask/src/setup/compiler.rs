@@ -40,6 +40,11 @@ pub fn install_packages(installer: &mut Installer) -> Result<()> {
 
 /// Installs rustup's nightly beside what rustup has; the default toolchain stays.
 pub fn install_nightly(installer: &mut Installer) -> Result<()> {
+    let places = &installer.places;
+    let mut prefixes = places.compiler_prefixes().into_iter();
+    if let Some(present) = prefixes.find(|prefix| places.is_of_rustup(prefix)) {
+        bail!("{} is there already and no help", present.display());
+    }
     println!("  nightly: a Rust compiler with source, for eBPF only");
     let parts = ["--profile=minimal", "--component=rust-src,clippy"];
     let arguments = [&["toolchain", "install", "nightly"][..], &parts].concat();
