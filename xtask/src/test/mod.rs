@@ -136,23 +136,16 @@ impl Outcome {
     }
 
     fn print(&self) {
-        let (verdict, detail) = match &self.result {
-            Ok(tally) => (
-                if tally.failed == 0 { "ok" } else { "FAILED" },
-                tally.to_string(),
-            ),
-            Err(error) => ("FAILED", error.to_string()),
+        let (ok, detail) = match &self.result {
+            Ok(tally) => (tally.failed == 0, tally.to_string()),
+            Err(error) => (false, error.to_string()),
         };
+        let name = self.stage.name();
+        let verdict = if ok { "ok" } else { "FAILED" };
         let seconds = self.took.as_secs_f32();
-        println!(
-            "{:<7} {verdict:<7} {seconds:>7.1} s  {detail}",
-            self.stage.name()
-        );
-        if let Ok(tally) = &self.result {
-            tally
-                .failed_suites
-                .iter()
-                .for_each(|suite| println!("        failed: {suite}"));
+        println!("{name:<7} {verdict:<7} {seconds:>7.1} s  {detail}");
+        for suite in self.result.iter().flat_map(|tally| &tally.failed_suites) {
+            println!("        failed: {suite}");
         }
     }
 }

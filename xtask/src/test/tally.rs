@@ -63,7 +63,7 @@ impl Sum for Tally {
     }
 }
 
-/// Empty for checks that are not tests.
+/// Empty where there is nothing to count.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.passed + self.failed + self.ignored == 0 {
