@@ -1,0 +1,3 @@
+//! What `cargo xtask` shares with build scripts: how the eBPF object is built.
+
+pub mod ebpf;
