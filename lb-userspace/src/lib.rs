@@ -1,3 +1,5 @@
 //! The node-lb agent, in reading order.
 
 pub mod model;
+pub mod source;
+pub mod store;
