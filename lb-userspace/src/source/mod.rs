@@ -1,6 +1,7 @@
 //! Where Services, EndpointSlices and Nodes come from: a [`Source`] sends [`Event`]s, and nothing
 //! after the store knows which source it was.
 
+pub mod dir;
 pub mod kubernetes;
 mod problem;
 
@@ -126,7 +127,7 @@ impl fmt::Display for ObjectRef {
 /// A source as an operator names it: `dir:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceSpec {
-    /// A directory of manifests, read by a later module.
+    /// A directory of manifests, see [`dir`].
     Dir(PathBuf),
 }
 
