@@ -2,3 +2,5 @@
 
 pub mod model;
 pub mod plan;
+pub mod source;
+pub mod store;
