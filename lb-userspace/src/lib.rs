@@ -1,3 +1,6 @@
 //! The node-lb agent, in reading order.
 
 pub mod model;
+pub mod plan;
+pub mod source;
+pub mod store;
