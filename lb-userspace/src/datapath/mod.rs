@@ -3,11 +3,12 @@
 //!
 //! In order of use: [`preflight`] says whether this node can run the data plane at all; [`Pins`] finds
 //! and locks what earlier agents left; [`load`] loads programs around the pinned maps;
-//! [`Attacher`] puts them in place of the earlier ones.
+//! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where.
 
 pub mod attach;
 pub mod bpf;
 mod clsact;
+pub mod devices;
 pub mod hooks;
 pub mod load;
 pub mod pins;
