@@ -1,5 +1,6 @@
 //! The node-lb agent, in reading order.
 
+pub mod datapath;
 pub mod model;
 pub mod plan;
 pub mod source;

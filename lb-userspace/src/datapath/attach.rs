@@ -1,0 +1,373 @@
+//! Attaching programs to devices and cgroups so that they survive the agent, and replacing them so
+//! that no packet passes unseen.
+//!
+//! The first start attaches and pins a link; later ones find the pin and exchange the program in it,
+//! which takes effect between two packets. What others attached is never touched.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use thiserror::Error;
+
+use super::{
+    bpf::{AttachPoint, Link, LinkTarget},
+    clsact,
+    hooks::{Direction, SocketHook, TcFlavor, XdpMode},
+    pins::{LinkPin, PinError, Pins},
+};
+
+/// The state of XDP on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdpAttachment {
+    pub mode: XdpMode,
+    /// Whether an earlier agent's program was replaced.
+    pub replaced: bool,
+    /// Why it is not the mode that was asked for. To be said loudly.
+    pub reason: Option<String>,
+}
+
+/// A program that could not be attached.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    #[error("device {ifindex} is gone")]
+    DeviceGone { ifindex: u32 },
+    #[error("cannot attach {hook} to {target}: {source}")]
+    Refused {
+        hook: String,
+        target: String,
+        source: io::Error,
+    },
+    #[error("cannot pin {}: {source}", path.display())]
+    Pin { path: PathBuf, source: io::Error },
+    #[error("cannot open cgroup {}: {source}", path.display())]
+    Cgroup { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Pins(#[from] PinError),
+}
+
+/// Attaches programs and keeps them attached under an agent's pins.
+#[derive(Debug)]
+pub struct Attacher<'a> {
+    pins: &'a Pins,
+    tc: TcFlavor,
+}
+
+impl<'a> Attacher<'a> {
+    pub fn new(pins: &'a Pins, tc: TcFlavor) -> Self {
+        Self { pins, tc }
+    }
+
+    /// Attaches an XDP program to a device: native, else generic, else not at all, but in no mode
+    /// better than `best`. Where a program of ours is attached already, it is replaced in its mode,
+    /// even if a better one would now be possible, since changing the mode lets packets pass.
+    ///
+    /// # Errors
+    ///
+    /// If the device is gone, or the link cannot be pinned. A mode that the device or another
+    /// program there does not allow is no error but a [`XdpAttachment::reason`].
+    pub fn xdp(
+        &self,
+        ifindex: u32,
+        program: BorrowedFd<'_>,
+        best: XdpMode,
+    ) -> Result<XdpAttachment, AttachError> {
+        let mut refusals = Vec::new();
+        for mode in [XdpMode::Native, XdpMode::Generic] {
+            let pin = LinkPin::Xdp { mode, ifindex };
+            if mode > best {
+                self.pins.remove_link(pin)?;
+            } else if self.replace(pin, LinkTarget::Device(ifindex), program)? {
+                let reason = (mode < best).then(|| {
+                    format!("{mode} since an earlier start; changing it would let packets pass")
+                });
+                return Ok(XdpAttachment {
+                    mode,
+                    replaced: true,
+                    reason,
+                });
+            }
+        }
+
+        for mode in [XdpMode::Native, XdpMode::Generic] {
+            let point = match mode {
+                _ if mode > best => continue,
+                XdpMode::Native => AttachPoint::XdpNative { ifindex },
+                _ => AttachPoint::XdpGeneric { ifindex },
+            };
+            match self.create(LinkPin::Xdp { mode, ifindex }, point, program) {
+                Ok(()) => {
+                    return Ok(XdpAttachment {
+                        mode,
+                        replaced: false,
+                        reason: joined(refusals),
+                    });
+                }
+                Err(AttachError::Refused { source, .. }) => {
+                    refusals.push(format!("{mode}: {}", xdp_refusal(&source)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(XdpAttachment {
+            mode: XdpMode::Off,
+            replaced: false,
+            reason: joined(refusals),
+        })
+    }
+
+    /// Attaches a TC program to a device, or replaces the one there. Returns whether it replaced.
+    ///
+    /// # Errors
+    ///
+    /// If the device is gone, or the kernel refuses.
+    pub fn tc(
+        &self,
+        ifindex: u32,
+        direction: Direction,
+        program: BorrowedFd<'_>,
+    ) -> Result<bool, AttachError> {
+        let pin = LinkPin::Tcx { direction, ifindex };
+        if self.tc == TcFlavor::Clsact {
+            return clsact::attach(ifindex, direction, program, direction.program())
+                .map_err(|source| refused(pin, source));
+        }
+        if self.replace(pin, LinkTarget::Device(ifindex), program)? {
+            return Ok(true);
+        }
+        let point = match direction {
+            Direction::Ingress => AttachPoint::TcxIngressFirst { ifindex },
+            Direction::Egress => AttachPoint::TcxEgressLast { ifindex },
+        };
+        self.create(pin, point, program).map(|()| false)
+    }
+
+    /// Attaches a program to a socket hook of a cgroup, or replaces the one there. Returns whether it
+    /// replaced.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, as it does where another program was attached without allowing more.
+    pub fn socket(
+        &self,
+        cgroup: &Cgroup,
+        hook: SocketHook,
+        program: BorrowedFd<'_>,
+    ) -> Result<bool, AttachError> {
+        let pin = LinkPin::Socket(hook);
+        if self.replace(pin, LinkTarget::Cgroup(cgroup.id), program)? {
+            return Ok(true);
+        }
+        let point = AttachPoint::Cgroup {
+            cgroup: cgroup.directory.as_fd(),
+            hook: hook.attach_type(),
+        };
+        self.create(pin, point, program).map(|()| false)
+    }
+
+    /// Detaches what is attached to a device; it may be gone already.
+    ///
+    /// # Errors
+    ///
+    /// If pins or filters cannot be removed.
+    pub fn detach_device(&self, ifindex: u32) -> Result<(), AttachError> {
+        for pin in device_pins(ifindex) {
+            self.pins.remove_link(pin)?;
+        }
+        if self.tc == TcFlavor::Clsact {
+            clsact::remove(ifindex).map_err(|source| AttachError::Refused {
+                hook: "nothing".to_owned(),
+                target: device(ifindex),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Detaches XDP from a device, for one whose role changed.
+    ///
+    /// # Errors
+    ///
+    /// If a pin cannot be removed.
+    pub fn detach_xdp(&self, ifindex: u32) -> Result<(), AttachError> {
+        for mode in [XdpMode::Native, XdpMode::Generic] {
+            self.pins.remove_link(LinkPin::Xdp { mode, ifindex })?;
+        }
+        Ok(())
+    }
+
+    /// Detaches the programs from all socket hooks.
+    ///
+    /// # Errors
+    ///
+    /// If a pin cannot be removed.
+    pub fn detach_sockets(&self) -> Result<(), AttachError> {
+        for hook in SocketHook::ALL {
+            self.pins.remove_link(LinkPin::Socket(hook))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what earlier agents left on devices that are gone or not wanted any more. Returns the
+    /// pins removed. To be called once the wanted devices are attached.
+    ///
+    /// # Errors
+    ///
+    /// If pins or filters cannot be read or removed.
+    pub fn sweep(&self, wanted: impl Fn(u32) -> bool) -> Result<Vec<LinkPin>, AttachError> {
+        let mut removed = Vec::new();
+        for pin in self.pins.links()? {
+            let (LinkPin::Xdp { ifindex, .. } | LinkPin::Tcx { ifindex, .. }) = pin else {
+                continue;
+            };
+            let alive = || self.target(pin) == Some(LinkTarget::Device(ifindex));
+            if !(wanted(ifindex) && alive()) {
+                self.pins.remove_link(pin)?;
+                removed.push(pin);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Exchanges the program of a pinned link, if there is one and it is on `target`. A link on
+    /// something else (an interface index is used again, a cgroup made again) is removed.
+    fn replace(
+        &self,
+        pin: LinkPin,
+        target: LinkTarget,
+        program: BorrowedFd<'_>,
+    ) -> Result<bool, AttachError> {
+        let path = self.pins.link(pin);
+        let link = match Link::open(&path) {
+            Ok(link) => link,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(source) => return Err(AttachError::Pin { path, source }),
+        };
+        let current = link.info().map_err(|source| refused(pin, source))?.target;
+        if current != target {
+            self.pins.remove_link(pin)?;
+            return Ok(false);
+        }
+        match link.replace(program) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => {
+                self.pins.remove_link(pin)?;
+                Ok(false)
+            }
+            Err(source) => Err(refused(pin, source)),
+        }
+    }
+
+    fn create(
+        &self,
+        pin: LinkPin,
+        point: AttachPoint<'_>,
+        program: BorrowedFd<'_>,
+    ) -> Result<(), AttachError> {
+        let link = Link::create(program, point).map_err(|source| refused(pin, source))?;
+        let path = self.pins.link(pin);
+        link.pin(&path)
+            .map_err(|source| AttachError::Pin { path, source })
+    }
+
+    fn target(&self, pin: LinkPin) -> Option<LinkTarget> {
+        Some(Link::open(&self.pins.link(pin)).ok()?.info().ok()?.target)
+    }
+}
+
+/// A cgroup whose processes' sockets are translated.
+#[derive(Debug)]
+pub struct Cgroup {
+    directory: File,
+    id: u64,
+}
+
+impl Cgroup {
+    /// Opens a directory of a cgroup2 hierarchy; its root for all processes.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, AttachError> {
+        let failed = |source| AttachError::Cgroup {
+            path: path.to_owned(),
+            source,
+        };
+        let directory = File::open(path).map_err(failed)?;
+        // A cgroup's id is its directory's inode number.
+        let id = directory.metadata().map_err(failed)?.ino();
+        Ok(Self { directory, id })
+    }
+}
+
+fn device_pins(ifindex: u32) -> [LinkPin; 4] {
+    [
+        LinkPin::Xdp {
+            mode: XdpMode::Native,
+            ifindex,
+        },
+        LinkPin::Xdp {
+            mode: XdpMode::Generic,
+            ifindex,
+        },
+        LinkPin::Tcx {
+            direction: Direction::Ingress,
+            ifindex,
+        },
+        LinkPin::Tcx {
+            direction: Direction::Egress,
+            ifindex,
+        },
+    ]
+}
+
+fn refused(pin: LinkPin, source: io::Error) -> AttachError {
+    let (hook, target) = match pin {
+        LinkPin::Xdp { ifindex, .. } | LinkPin::Tcx { ifindex, .. }
+            if source.raw_os_error() == Some(libc::ENODEV) =>
+        {
+            return AttachError::DeviceGone { ifindex };
+        }
+        LinkPin::Xdp { mode, ifindex } => (format!("{mode} XDP"), device(ifindex)),
+        LinkPin::Tcx { direction, ifindex } => (format!("TC {direction}"), device(ifindex)),
+        LinkPin::Socket(hook) => (hook.to_string(), "the cgroup".to_owned()),
+    };
+    AttachError::Refused {
+        hook,
+        target,
+        source,
+    }
+}
+
+/// A device for people: its name, if it still has one, and its index.
+fn device(ifindex: u32) -> String {
+    match nix::net::if_::if_indextoname(ifindex) {
+        Ok(name) => format!("device {} ({ifindex})", name.to_string_lossy()),
+        Err(_) => format!("device {ifindex}"),
+    }
+}
+
+/// What the kernel's refusal of an XDP program means.
+fn xdp_refusal(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => "the driver does not support it".to_owned(),
+        Some(libc::EBUSY | libc::EEXIST) => "another XDP program is attached".to_owned(),
+        Some(libc::ERANGE) => "the MTU is too large for it".to_owned(),
+        Some(libc::EINVAL) => {
+            "the device does not allow it in its present state (a port of a bond or bridge, too few \
+             queues, or large receive offload)"
+                .to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn joined(refusals: Vec<String>) -> Option<String> {
+    (!refusals.is_empty()).then(|| refusals.join("; "))
+}

@@ -1,0 +1,317 @@
+//! The node's network devices and addresses, followed as they come, change and go.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+mod message;
+mod neighbours;
+mod roles;
+mod watch;
+
+pub use message::Update;
+pub use roles::{PatternError, Role, RoleRules};
+pub use watch::{WatchError, Watcher};
+
+/// A network device of this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Interface index: what the device is known by. Names change, and both are used again.
+    pub index: u32,
+    pub name: String,
+    pub kind: DeviceKind,
+    /// Absent for devices without Ethernet addresses.
+    pub mac: Option<[u8; 6]>,
+    /// In bytes.
+    pub mtu: u32,
+    /// Switched on; says nothing about the cable.
+    pub up: bool,
+    pub carrier: bool,
+    /// Index of the bridge or bond that it is a port of.
+    pub master: Option<u32>,
+    /// Whether a default route of the main table goes through it.
+    pub default_route: bool,
+    pub addresses: BTreeSet<DeviceAddress>,
+}
+
+/// What a device is, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    Loopback,
+    /// Has a driver of its own, with or without hardware behind it.
+    Physical,
+    Bond,
+    Vlan,
+    Veth,
+    Netkit,
+    Bridge,
+    /// Carries packets inside others: VXLAN, Geneve, IPIP, WireGuard and so on.
+    Tunnel,
+    Other,
+}
+
+/// An address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceAddress {
+    pub ip: IpAddr,
+    pub prefix_length: u8,
+    /// Whether it is valid beyond the link: neither link-local nor host-only.
+    pub global: bool,
+}
+
+/// Something that changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Added(Device),
+    /// Renamed, switched on or off, a port of something else, another MAC address, MTU or default
+    /// route. Addresses have their own events.
+    Changed {
+        before: Device,
+        after: Device,
+    },
+    /// Its addresses went before, each with an event.
+    Removed(Device),
+    AddressAdded {
+        index: u32,
+        address: DeviceAddress,
+    },
+    AddressRemoved {
+        index: u32,
+        address: DeviceAddress,
+    },
+    /// Routes, neighbours or links changed: next hops looked up before may be wrong.
+    NextHopsChanged,
+}
+
+/// The devices as they are now.
+#[derive(Clone, Debug, Default)]
+pub struct Devices(BTreeMap<u32, Device>);
+
+impl Devices {
+    pub fn get(&self, index: u32) -> Option<&Device> {
+        self.0.get(&index)
+    }
+
+    pub fn by_name(&self, name: &str) -> Option<&Device> {
+        self.iter().find(|device| device.name == name)
+    }
+
+    /// All devices, by index.
+    pub fn iter(&self) -> impl Iterator<Item = &Device> {
+        self.0.values()
+    }
+
+    /// Whether an address is this node's. The same may be on several devices.
+    pub fn is_local(&self, ip: IpAddr) -> bool {
+        self.iter()
+            .any(|device| device.addresses.iter().any(|address| address.ip == ip))
+    }
+
+    /// All of this node's addresses.
+    pub fn local_addresses(&self) -> BTreeSet<IpAddr> {
+        self.iter()
+            .flat_map(|device| device.addresses.iter().map(|address| address.ip))
+            .collect()
+    }
+
+    /// Adds a device, or changes the one with its index, but for its addresses and default route,
+    /// which are not the link's to say.
+    fn put(&mut self, device: Device, events: &mut Vec<Event>) {
+        let Some(known) = self.0.get_mut(&device.index) else {
+            events.push(Event::Added(device.clone()));
+            self.0.insert(device.index, device);
+            return;
+        };
+        let after = Device {
+            default_route: known.default_route,
+            addresses: known.addresses.clone(),
+            ..device
+        };
+        change(known, after, events);
+    }
+
+    fn remove(&mut self, index: u32, events: &mut Vec<Event>) {
+        let Some(mut device) = self.0.remove(&index) else {
+            return;
+        };
+        for address in std::mem::take(&mut device.addresses) {
+            events.push(Event::AddressRemoved { index, address });
+        }
+        events.push(Event::Removed(device));
+    }
+
+    fn put_address(&mut self, index: u32, address: DeviceAddress, events: &mut Vec<Event>) {
+        if let Some(device) = self.0.get_mut(&index)
+            && device.addresses.insert(address)
+        {
+            events.push(Event::AddressAdded { index, address });
+        }
+    }
+
+    fn remove_address(&mut self, index: u32, address: DeviceAddress, events: &mut Vec<Event>) {
+        if let Some(device) = self.0.get_mut(&index)
+            && device.addresses.remove(&address)
+        {
+            events.push(Event::AddressRemoved { index, address });
+        }
+    }
+
+    fn set_default_routes(&mut self, through: &BTreeSet<u32>, events: &mut Vec<Event>) {
+        for device in self.0.values_mut() {
+            let after = Device {
+                default_route: through.contains(&device.index),
+                ..device.clone()
+            };
+            change(device, after, events);
+        }
+    }
+
+    /// Becomes `other`, by the events that lead there.
+    fn become_like(&mut self, other: Self, events: &mut Vec<Event>) {
+        let gone: Vec<u32> = self
+            .0
+            .keys()
+            .filter(|index| !other.0.contains_key(index))
+            .copied()
+            .collect();
+        for index in gone {
+            self.remove(index, events);
+        }
+        for (index, mut device) in other.0 {
+            let wanted = std::mem::take(&mut device.addresses);
+            self.put(device, events);
+            let current = self.0[&index].addresses.clone();
+            for address in current.difference(&wanted) {
+                self.remove_address(index, *address, events);
+            }
+            for address in &wanted {
+                self.put_address(index, *address, events);
+            }
+        }
+    }
+}
+
+fn change(device: &mut Device, after: Device, events: &mut Vec<Event>) {
+    if *device == after {
+        return;
+    }
+    let before = std::mem::replace(device, after.clone());
+    events.push(Event::Changed { before, after });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(index: u32, name: &str) -> Device {
+        Device {
+            index,
+            name: name.to_owned(),
+            kind: DeviceKind::Veth,
+            mac: Some([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            up: true,
+            carrier: true,
+            master: None,
+            default_route: false,
+            addresses: BTreeSet::new(),
+        }
+    }
+
+    fn address(ip: &str) -> DeviceAddress {
+        DeviceAddress {
+            ip: ip.parse().unwrap(),
+            prefix_length: 24,
+            global: true,
+        }
+    }
+
+    fn table(devices: &[Device]) -> Devices {
+        Devices(devices.iter().map(|d| (d.index, d.clone())).collect())
+    }
+
+    #[test]
+    fn a_changed_link_keeps_addresses_and_default_route() {
+        let mut events = Vec::new();
+        let mut devices = table(&[device(2, "eth0")]);
+        devices.put_address(2, address("192.0.2.1"), &mut events);
+        devices.set_default_routes(&BTreeSet::from([2]), &mut events);
+        events.clear();
+
+        devices.put(device(2, "uplink"), &mut events);
+        let [Event::Changed { before, after }] = events.as_slice() else {
+            panic!("{events:?}");
+        };
+        assert_eq!(
+            (before.name.as_str(), after.name.as_str()),
+            ("eth0", "uplink")
+        );
+        assert!(after.default_route);
+        assert!(devices.is_local("192.0.2.1".parse().unwrap()));
+
+        events.clear();
+        devices.put(device(2, "uplink"), &mut events);
+        assert!(events.is_empty(), "{events:?}");
+    }
+
+    #[test]
+    fn a_removed_device_takes_its_addresses_along() {
+        let mut events = Vec::new();
+        let mut devices = table(&[device(2, "eth0")]);
+        devices.put_address(2, address("192.0.2.1"), &mut events);
+        events.clear();
+
+        devices.remove(2, &mut events);
+        assert_eq!(
+            events,
+            [
+                Event::AddressRemoved {
+                    index: 2,
+                    address: address("192.0.2.1")
+                },
+                Event::Removed(device(2, "eth0")),
+            ]
+        );
+        devices.remove(2, &mut events);
+        assert_eq!(events.len(), 2);
+    }
+
+    #[test]
+    fn after_a_gap_only_differences_are_told() {
+        let mut kept = device(2, "eth0");
+        kept.addresses = BTreeSet::from([address("192.0.2.1"), address("192.0.2.2")]);
+        let mut devices = table(&[kept.clone(), device(3, "veth3")]);
+
+        kept.addresses = BTreeSet::from([address("192.0.2.2"), address("192.0.2.3")]);
+        let now = table(&[kept, device(4, "veth3")]);
+        let mut events = Vec::new();
+        devices.become_like(now.clone(), &mut events);
+        assert_eq!(
+            events,
+            [
+                Event::Removed(device(3, "veth3")),
+                Event::AddressRemoved {
+                    index: 2,
+                    address: address("192.0.2.1")
+                },
+                Event::AddressAdded {
+                    index: 2,
+                    address: address("192.0.2.3")
+                },
+                Event::Added(device(4, "veth3")),
+            ]
+        );
+        assert_eq!(devices.0, now.0);
+    }
+
+    #[test]
+    fn addresses_of_unknown_devices_are_ignored() {
+        let mut events = Vec::new();
+        let mut devices = Devices::default();
+        devices.put_address(9, address("192.0.2.1"), &mut events);
+        devices.remove_address(9, address("192.0.2.1"), &mut events);
+        assert!(events.is_empty());
+        assert!(devices.local_addresses().is_empty());
+    }
+}

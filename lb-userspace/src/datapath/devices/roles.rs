@@ -1,0 +1,217 @@
+//! Which devices programs are attached to, by configuration or by looking at them.
+
+use std::net::IpAddr;
+
+use glob::Pattern;
+use thiserror::Error;
+
+use super::{Device, DeviceKind};
+
+/// What a device is to the data plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Faces other nodes and clients: XDP, TC where that is not possible.
+    External,
+    /// The node's end of a pod's device: TC.
+    Pod,
+    /// A bridge with pods on it: TC, for what is routed through the node.
+    PodBridge,
+    /// Carries pods' packets to other nodes inside others: TC.
+    Overlay,
+    /// Left alone.
+    Other,
+}
+
+/// Rules by which devices get their roles. Named patterns come before what devices look like, and
+/// among either, external before pods.
+#[derive(Clone, Debug, Default)]
+pub struct RoleRules {
+    external: Vec<Pattern>,
+    pods: Vec<Pattern>,
+    /// The Node object's addresses.
+    node_addresses: Vec<IpAddr>,
+}
+
+/// A pattern of device names that cannot be read.
+#[derive(Debug, Error)]
+#[error("{option}: bad pattern of device names {pattern:?}: {source}")]
+pub struct PatternError {
+    option: &'static str,
+    pattern: String,
+    source: glob::PatternError,
+}
+
+impl RoleRules {
+    /// Patterns like `eth*` for external devices and those of pods. Where there are none,
+    ///
+    /// - external is what has a default route or one of `node_addresses`, and every physical, bond or
+    ///   VLAN device with an address that is valid beyond its link;
+    /// - pods are behind the veth and netkit devices and the bridges that are left.
+    ///
+    /// # Errors
+    ///
+    /// If a pattern cannot be read.
+    pub fn new(
+        external: &[String],
+        pods: &[String],
+        node_addresses: Vec<IpAddr>,
+    ) -> Result<Self, PatternError> {
+        Ok(Self {
+            external: patterns("--devices", external)?,
+            pods: patterns("--pod-devices", pods)?,
+            node_addresses,
+        })
+    }
+
+    /// The role of a device, which may change with its name, addresses and routes.
+    pub fn role(&self, device: &Device) -> Role {
+        let named = |patterns: &[Pattern]| patterns.iter().any(|p| p.matches(&device.name));
+        if device.kind == DeviceKind::Loopback {
+            return Role::Other;
+        }
+        if named(&self.external) {
+            return Role::External;
+        }
+        if named(&self.pods) {
+            return pod_role(device);
+        }
+        if self.external.is_empty() && self.looks_external(device) {
+            return Role::External;
+        }
+        match device.kind {
+            DeviceKind::Tunnel => Role::Overlay,
+            DeviceKind::Veth | DeviceKind::Netkit | DeviceKind::Bridge if self.pods.is_empty() => {
+                pod_role(device)
+            }
+            _ => Role::Other,
+        }
+    }
+
+    fn looks_external(&self, device: &Device) -> bool {
+        if device.default_route {
+            return true;
+        }
+        let own_link = matches!(
+            device.kind,
+            DeviceKind::Physical | DeviceKind::Bond | DeviceKind::Vlan
+        );
+        device.addresses.iter().any(|address| {
+            self.node_addresses.contains(&address.ip) || (own_link && address.global)
+        })
+    }
+}
+
+fn pod_role(device: &Device) -> Role {
+    match device.kind {
+        DeviceKind::Bridge => Role::PodBridge,
+        _ => Role::Pod,
+    }
+}
+
+fn patterns(option: &'static str, patterns: &[String]) -> Result<Vec<Pattern>, PatternError> {
+    patterns
+        .iter()
+        .map(|pattern| {
+            Pattern::new(pattern).map_err(|source| PatternError {
+                option,
+                pattern: pattern.clone(),
+                source,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{super::DeviceAddress, *};
+
+    fn device(name: &str, kind: DeviceKind) -> Device {
+        Device {
+            index: 2,
+            name: name.to_owned(),
+            kind,
+            mac: None,
+            mtu: 1500,
+            up: true,
+            carrier: true,
+            master: None,
+            default_route: false,
+            addresses: BTreeSet::new(),
+        }
+    }
+
+    fn with_address(mut device: Device, ip: &str, global: bool) -> Device {
+        device.addresses.insert(DeviceAddress {
+            ip: ip.parse().unwrap(),
+            prefix_length: 24,
+            global,
+        });
+        device
+    }
+
+    fn rules(external: &[&str], pods: &[&str]) -> RoleRules {
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let node = vec!["192.0.2.1".parse().unwrap()];
+        RoleRules::new(&owned(external), &owned(pods), node).unwrap()
+    }
+
+    #[test]
+    fn roles_follow_from_what_devices_are() {
+        let rules = rules(&[], &[]);
+        let mut uplink = device("eth0", DeviceKind::Veth);
+        uplink.default_route = true;
+        let node = with_address(device("ens1", DeviceKind::Veth), "192.0.2.1", true);
+        let second = with_address(device("ens2", DeviceKind::Physical), "198.51.100.1", true);
+        let pod = with_address(device("cali1", DeviceKind::Veth), "fe80::1", false);
+        let gateway = with_address(device("cni0", DeviceKind::Bridge), "10.0.0.1", true);
+        for (device, role) in [
+            (uplink, Role::External),
+            (node, Role::External),
+            (second, Role::External),
+            (pod, Role::Pod),
+            (gateway, Role::PodBridge),
+            (device("flannel.1", DeviceKind::Tunnel), Role::Overlay),
+            (device("eth1", DeviceKind::Physical), Role::Other),
+            (device("tap0", DeviceKind::Other), Role::Other),
+            (
+                with_address(device("lo", DeviceKind::Loopback), "192.0.2.1", true),
+                Role::Other,
+            ),
+        ] {
+            assert_eq!(rules.role(&device), role, "{}", device.name);
+        }
+    }
+
+    #[test]
+    fn named_devices_come_first() {
+        let rules = rules(&["up*", "both"], &["pod*", "both", "br-*"]);
+        let mut pod = device("pod1", DeviceKind::Veth);
+        pod.default_route = true;
+        let mut unnamed = device("eth0", DeviceKind::Physical);
+        unnamed.default_route = true;
+        for (device, role) in [
+            (device("up1", DeviceKind::Bridge), Role::External),
+            (device("both", DeviceKind::Veth), Role::External),
+            (pod, Role::Pod),
+            (device("br-1", DeviceKind::Bridge), Role::PodBridge),
+            (device("tun-pods", DeviceKind::Other), Role::Other),
+            (unnamed, Role::Other),
+            (device("veth9", DeviceKind::Veth), Role::Other),
+        ] {
+            assert_eq!(rules.role(&device), role, "{}", device.name);
+        }
+    }
+
+    #[test]
+    fn a_bad_pattern_is_named() {
+        let error = RoleRules::new(&["eth[".to_owned()], &[], vec![]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("--devices: bad pattern of device names \"eth[\""),
+            "{error}"
+        );
+    }
+}

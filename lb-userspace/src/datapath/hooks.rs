@@ -1,0 +1,142 @@
+//! Where in the kernel node-lb's programs run.
+
+use std::fmt;
+
+use aya::programs::{SchedClassifier, TcAttachType};
+use aya_obj::generated::bpf_attach_type;
+
+/// Name of the XDP program for devices whose packets come from a wire.
+pub const XDP_PROGRAM: &str = "xdp_ingress";
+
+/// Name of the XDP program for virtual devices, whose packets may have incomplete checksums.
+pub const XDP_VIRTUAL_PROGRAM: &str = "xdp_ingress_virtual";
+
+/// How XDP runs on a device, best last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum XdpMode {
+    /// Not at all: TC does the work.
+    Off,
+    /// In the stack, for drivers without XDP.
+    Generic,
+    /// In the driver.
+    Native,
+}
+
+/// On which way through a device a TC program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// First, so that everybody else sees translated packets.
+    Ingress,
+    /// Last, so that nobody else sees packets translated back.
+    Egress,
+}
+
+/// System calls on sockets that programs translate addresses for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SocketHook {
+    Connect4,
+    Connect6,
+    SendMsg4,
+    SendMsg6,
+    RecvMsg4,
+    RecvMsg6,
+    GetPeerName4,
+    GetPeerName6,
+}
+
+/// How TC programs are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TcFlavor {
+    /// By links, since Linux 6.6.
+    Tcx,
+    /// By filters on a clsact qdisc.
+    Clsact,
+}
+
+impl TcFlavor {
+    /// What this kernel has.
+    pub fn detect() -> Self {
+        // Kernels without TCX do not know how to list its programs; every namespace has the loopback
+        // device.
+        match SchedClassifier::query_tcx("lo", TcAttachType::Ingress) {
+            Ok(_) => Self::Tcx,
+            Err(_) => Self::Clsact,
+        }
+    }
+}
+
+impl Direction {
+    /// Name of the program for it.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Ingress => "tc_ingress",
+            Self::Egress => "tc_egress",
+        }
+    }
+}
+
+impl SocketHook {
+    pub const ALL: [Self; 8] = [
+        Self::Connect4,
+        Self::Connect6,
+        Self::SendMsg4,
+        Self::SendMsg6,
+        Self::RecvMsg4,
+        Self::RecvMsg6,
+        Self::GetPeerName4,
+        Self::GetPeerName6,
+    ];
+
+    /// Its name, which is that of the program for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Connect4 => "connect4",
+            Self::Connect6 => "connect6",
+            Self::SendMsg4 => "sendmsg4",
+            Self::SendMsg6 => "sendmsg6",
+            Self::RecvMsg4 => "recvmsg4",
+            Self::RecvMsg6 => "recvmsg6",
+            Self::GetPeerName4 => "getpeername4",
+            Self::GetPeerName6 => "getpeername6",
+        }
+    }
+
+    /// The kernel's name for it.
+    pub(super) const fn attach_type(self) -> bpf_attach_type {
+        match self {
+            Self::Connect4 => bpf_attach_type::BPF_CGROUP_INET4_CONNECT,
+            Self::Connect6 => bpf_attach_type::BPF_CGROUP_INET6_CONNECT,
+            Self::SendMsg4 => bpf_attach_type::BPF_CGROUP_UDP4_SENDMSG,
+            Self::SendMsg6 => bpf_attach_type::BPF_CGROUP_UDP6_SENDMSG,
+            Self::RecvMsg4 => bpf_attach_type::BPF_CGROUP_UDP4_RECVMSG,
+            Self::RecvMsg6 => bpf_attach_type::BPF_CGROUP_UDP6_RECVMSG,
+            Self::GetPeerName4 => bpf_attach_type::BPF_CGROUP_INET4_GETPEERNAME,
+            Self::GetPeerName6 => bpf_attach_type::BPF_CGROUP_INET6_GETPEERNAME,
+        }
+    }
+}
+
+impl fmt::Display for XdpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Generic => "generic",
+            Self::Native => "native",
+        })
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        })
+    }
+}
+
+impl fmt::Display for SocketHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,414 @@
+//! Loading the eBPF object: new programs around the maps that earlier agents pinned.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::PathBuf,
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader, Pod,
+    maps::{MapData, MapError},
+    programs::{Program, ProgramError},
+};
+use aya_obj::generated::{BPF_F_RDONLY_PROG, bpf_map_type};
+use thiserror::Error;
+
+use super::{
+    bpf::{bytes_of, page_size},
+    pins::{PinError, Pins},
+};
+
+/// The eBPF object that this binary was built with.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
+
+/// Lines of the verifier's log that an error shows: its end, where the refusal is.
+const LOG_LINES: usize = 25;
+
+/// What is decided when the object is loaded.
+#[derive(Clone, Debug, Default)]
+pub struct Settings<'a> {
+    globals: BTreeMap<&'a str, &'a [u8]>,
+    max_entries: BTreeMap<&'a str, u32>,
+}
+
+/// Programs in the kernel, not yet attached, and the maps they use.
+#[derive(Debug)]
+pub struct Loaded {
+    ebpf: Ebpf,
+    /// Pins of the maps, by name.
+    maps: BTreeMap<String, PathBuf>,
+}
+
+/// Why the object could not be loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error("the eBPF object is broken: {0}")]
+    Object(#[from] EbpfError),
+    #[error("the eBPF object has no {kind} named {name}; it is not of this build")]
+    Missing { kind: &'static str, name: String },
+    #[error("program {name} is of a kind that node-lb does not use")]
+    Kind { name: String },
+    #[error(
+        "map {name}, kept at {} by an earlier start, is {found}, but this one needs {expected}: go \
+         back to the earlier settings, run `node-lb cleanup` (which ends connections through \
+         node-lb), or give another --bpf-root",
+        path.display()
+    )]
+    MapDiffers {
+        name: String,
+        path: PathBuf,
+        found: MapShape,
+        expected: MapShape,
+    },
+    #[error("cannot open the pinned map {}: {source}", path.display())]
+    Pinned { path: PathBuf, source: MapError },
+    #[error("cannot create map {name} ({expected}): {source}")]
+    Create {
+        name: String,
+        expected: MapShape,
+        source: io::Error,
+    },
+    #[error("the kernel refuses program {name}: {source}\n{log}")]
+    Refused {
+        name: String,
+        source: io::Error,
+        /// The end of the verifier's explanation.
+        log: String,
+    },
+    #[error("program {name}: {source}")]
+    Program { name: String, source: ProgramError },
+    #[error(transparent)]
+    Pins(#[from] PinError),
+}
+
+/// What has to agree between a pinned map and the object's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapShape {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+impl<'a> Settings<'a> {
+    /// Sets a read-only global; branches that it rules out are not even verified.
+    pub fn global<T: Pod>(mut self, name: &'a str, value: &'a T) -> Self {
+        self.globals.insert(name, bytes_of(value));
+        self
+    }
+
+    /// Sets the number of entries of a map.
+    pub fn max_entries(mut self, map: &'a str, entries: u32) -> Self {
+        self.max_entries.insert(map, entries);
+        self
+    }
+}
+
+/// Creates the maps of `object`, adopting those that are pinned, and loads the named `programs`.
+/// Nothing is attached or replaced; if it fails, what runs keeps running.
+///
+/// `object` must be aligned to four bytes, as [`aya::include_bytes_aligned`] does.
+///
+/// # Errors
+///
+/// If a pinned map is of another shape, the kernel refuses a map or a program, or the object does not
+/// have what `settings` and `programs` name.
+pub fn load(
+    object: &[u8],
+    pins: &Pins,
+    programs: &[&str],
+    settings: &Settings<'_>,
+) -> Result<Loaded, LoadError> {
+    let shapes = shapes(object, settings)?;
+    for name in pins.maps()? {
+        match shapes.get(&name) {
+            Some(expected) => check_pinned(&name, pins, *expected)?,
+            None => tracing::warn!(map = name, "a pinned map is not used any more"),
+        }
+    }
+
+    let maps: BTreeMap<String, PathBuf> = shapes
+        .keys()
+        .map(|name| (name.clone(), pins.map(name)))
+        .collect();
+    let mut loader = EbpfLoader::new();
+    for (name, path) in &maps {
+        loader.map_pin_path(name, path.as_path());
+    }
+    for (name, value) in &settings.globals {
+        loader.override_global(name, *value, true);
+    }
+    for (name, entries) in &settings.max_entries {
+        loader.map_max_entries(name, *entries);
+    }
+    let mut ebpf = loader
+        .load(object)
+        .map_err(|error| map_refusal(error, &shapes))?;
+    for name in programs {
+        load_program(&mut ebpf, name)?;
+    }
+    Ok(Loaded { ebpf, maps })
+}
+
+impl Loaded {
+    /// A loaded program, to attach.
+    ///
+    /// # Errors
+    ///
+    /// If it is not in the object or was not among those to load.
+    pub fn program(&self, name: &str) -> Result<BorrowedFd<'_>, LoadError> {
+        let program = self
+            .ebpf
+            .program(name)
+            .ok_or_else(|| missing("program", name))?;
+        match program.fd() {
+            Ok(fd) => Ok(fd.as_fd()),
+            Err(source) => Err(LoadError::Program {
+                name: name.to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// A loaded program, to test.
+    ///
+    /// # Errors
+    ///
+    /// If it is not in the object.
+    pub fn program_mut(&mut self, name: &str) -> Result<&mut Program, LoadError> {
+        self.ebpf
+            .program_mut(name)
+            .ok_or_else(|| missing("program", name))
+    }
+
+    /// A handle of its own to a map.
+    ///
+    /// # Errors
+    ///
+    /// If the object has no such map.
+    pub fn map(&self, name: &str) -> Result<MapData, LoadError> {
+        let path = self.maps.get(name).ok_or_else(|| missing("map", name))?;
+        MapData::from_pin(path).map_err(|source| LoadError::Pinned {
+            path: path.clone(),
+            source,
+        })
+    }
+}
+
+impl fmt::Display for MapShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match bpf_map_type::try_from(self.map_type) {
+            Ok(kind) => {
+                let name = format!("{kind:?}").to_lowercase();
+                f.write_str(name.strip_prefix("bpf_map_type_").unwrap_or(&name))?;
+            }
+            Err(_) => write!(f, "type {}", self.map_type)?,
+        }
+        write!(
+            f,
+            " of {} entries, key {} B, value {} B, flags {:#x}",
+            self.max_entries, self.key_size, self.value_size, self.flags
+        )
+    }
+}
+
+/// The maps of the object that are pinned, all but sections of global data, as they will be created.
+fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
+    let object = aya_obj::Object::parse(object).map_err(EbpfError::from)?;
+    if let Some(name) = settings
+        .max_entries
+        .keys()
+        .find(|name| !object.maps.contains_key(**name))
+    {
+        return Err(missing("map", name));
+    }
+    Ok(object
+        .maps
+        .iter()
+        .filter(|(name, _)| !name.starts_with('.'))
+        .map(|(name, map)| {
+            let max_entries = settings
+                .max_entries
+                .get(name.as_str())
+                .copied()
+                .unwrap_or(map.max_entries());
+            (name.clone(), MapShape::of(map, max_entries))
+        })
+        .collect())
+}
+
+impl MapShape {
+    fn of(map: &aya_obj::Map, max_entries: u32) -> Self {
+        Self {
+            map_type: map.map_type(),
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            max_entries,
+            flags: map.map_flags(),
+        }
+        .as_created()
+    }
+
+    /// As the kernel reports it once created.
+    fn as_created(mut self) -> Self {
+        const DEVMAP: u32 = bpf_map_type::BPF_MAP_TYPE_DEVMAP as u32;
+        const DEVMAP_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH as u32;
+        const RINGBUF: u32 = bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
+        match self.map_type {
+            // Programs never write to them, and values may carry a program besides the index.
+            DEVMAP | DEVMAP_HASH => {
+                self.flags |= BPF_F_RDONLY_PROG;
+                self.value_size = 8;
+            }
+            // A power of two and of whole pages.
+            RINGBUF => {
+                let page = page_size() as u32;
+                self.max_entries = self.max_entries.next_power_of_two().max(page);
+            }
+            _ => {}
+        }
+        self
+    }
+}
+
+fn check_pinned(name: &str, pins: &Pins, expected: MapShape) -> Result<(), LoadError> {
+    let path = pins.map(name);
+    let info = match MapData::from_pin(&path).and_then(|map| map.info()) {
+        Ok(info) => info,
+        Err(source) => return Err(LoadError::Pinned { path, source }),
+    };
+    let found = MapShape {
+        map_type: info.map_type().map_or(u32::MAX, |kind| kind as u32),
+        key_size: info.key_size(),
+        value_size: info.value_size(),
+        max_entries: info.max_entries(),
+        flags: info.map_flags(),
+    };
+    if found == expected {
+        return Ok(());
+    }
+    Err(LoadError::MapDiffers {
+        name: name.to_owned(),
+        path,
+        found,
+        expected,
+    })
+}
+
+fn load_program(ebpf: &mut Ebpf, name: &str) -> Result<(), LoadError> {
+    let program = ebpf
+        .program_mut(name)
+        .ok_or_else(|| missing("program", name))?;
+    let result = match program {
+        Program::Xdp(program) => program.load(),
+        Program::SchedClassifier(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        _ => {
+            return Err(LoadError::Kind {
+                name: name.to_owned(),
+            });
+        }
+    };
+    result.map_err(|error| match error {
+        ProgramError::LoadError {
+            io_error,
+            verifier_log,
+        } => LoadError::Refused {
+            name: name.to_owned(),
+            source: io_error,
+            log: log_end(&verifier_log.to_string()),
+        },
+        source => LoadError::Program {
+            name: name.to_owned(),
+            source,
+        },
+    })
+}
+
+/// Says which map the kernel refused, and how large it was to be.
+fn map_refusal(error: EbpfError, shapes: &BTreeMap<String, MapShape>) -> LoadError {
+    match error {
+        EbpfError::MapError(MapError::CreateError { name, io_error })
+            if shapes.contains_key(&name) =>
+        {
+            LoadError::Create {
+                expected: shapes[&name],
+                name,
+                source: io_error,
+            }
+        }
+        error => LoadError::Object(error),
+    }
+}
+
+fn missing(kind: &'static str, name: &str) -> LoadError {
+    LoadError::Missing {
+        kind,
+        name: name.to_owned(),
+    }
+}
+
+fn log_end(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    let skipped = lines.len().saturating_sub(LOG_LINES);
+    let end = lines[skipped..].join("\n");
+    match skipped {
+        0 => end,
+        _ => format!("[{skipped} lines left out]\n{end}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_log_is_cut_to_its_end() {
+        let log: String = (0..100).map(|line| format!("line {line}\n\n")).collect();
+        let end = log_end(&log);
+        assert!(end.starts_with("[75 lines left out]\nline 75\n"), "{end}");
+        assert!(end.ends_with("line 99"), "{end}");
+        assert_eq!(log_end("R0 invalid\n"), "R0 invalid");
+    }
+
+    #[test]
+    fn maps_are_described_for_people() {
+        let shape = MapShape {
+            map_type: bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32,
+            key_size: 24,
+            value_size: 4,
+            max_entries: 1000,
+            flags: 1,
+        };
+        assert_eq!(
+            shape.to_string(),
+            "lpm_trie of 1000 entries, key 24 B, value 4 B, flags 0x1"
+        );
+        let unknown = MapShape {
+            map_type: 4000,
+            ..shape
+        };
+        assert!(unknown.to_string().starts_with("type 4000 of"), "{unknown}");
+    }
+
+    #[test]
+    fn ring_buffers_are_whole_pages() {
+        let ring = |max_entries| {
+            MapShape {
+                map_type: bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32,
+                key_size: 0,
+                value_size: 0,
+                max_entries,
+                flags: 0,
+            }
+            .as_created()
+            .max_entries
+        };
+        let page = page_size() as u32;
+        assert_eq!(ring(1), page);
+        assert_eq!(ring(page * 3), page * 4);
+    }
+}

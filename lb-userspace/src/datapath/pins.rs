@@ -1,0 +1,379 @@
+//! Where maps and links stay while no agent runs: `ROOT/v<VERSION>/{maps,links}` on a BPF file system.
+//!
+//! Names have no dots, which that file system reserves.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use thiserror::Error;
+
+use super::{
+    clsact,
+    hooks::{Direction, SocketHook, XdpMode},
+};
+
+/// Default of `--bpf-root`.
+pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/node-lb";
+
+const MAPS: &str = "maps";
+const LINKS: &str = "links";
+
+/// The pins of one agent, locked against others for as long as this lives.
+#[derive(Debug)]
+pub struct Pins {
+    root: PathBuf,
+    directory: PathBuf,
+    _lock: File,
+}
+
+/// What is attached by a pinned link; its text form is the pin's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkPin {
+    /// `xdp-native-2`
+    Xdp { mode: XdpMode, ifindex: u32 },
+    /// `tcx-ingress-2`
+    Tcx { direction: Direction, ifindex: u32 },
+    /// `cgroup-connect4`
+    Socket(SocketHook),
+}
+
+/// Why pins cannot be used or removed.
+#[derive(Debug, Error)]
+pub enum PinError {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error(
+        "{} is in use by another node-lb: stop that one first, or give this one another --bpf-root",
+        root.display()
+    )]
+    InUse { root: PathBuf },
+    #[error(
+        "{} belongs to a node-lb with another map layout (this one has version {version}): stop that \
+         agent and run `node-lb cleanup` (which ends connections through it), or give another \
+         --bpf-root",
+        directory.display()
+    )]
+    OtherVersion { directory: PathBuf, version: u32 },
+    #[error(
+        "{} was not made by node-lb: remove it, or give another --bpf-root",
+        path.display()
+    )]
+    Foreign { path: PathBuf },
+}
+
+/// What [`cleanup`] removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    pub maps: usize,
+    pub links: usize,
+    /// TC filters, on kernels without TCX.
+    pub filters: usize,
+}
+
+impl Pins {
+    /// Makes the directories under `root`, where they are missing, and locks them.
+    ///
+    /// # Errors
+    ///
+    /// If another agent uses `root`, or there is something under it that is not of this `version`:
+    /// its programs might still be attached and would see the same packets.
+    pub fn open(root: &Path, version: u32) -> Result<Self, PinError> {
+        create(root)?;
+        let lock = lock(root)?;
+        let ours = format!("v{version}");
+        for name in names(root)? {
+            let path = root.join(&name);
+            match version_of(&name) {
+                None => return Err(PinError::Foreign { path }),
+                Some(_) if name == ours => {}
+                Some(_) => {
+                    return Err(PinError::OtherVersion {
+                        directory: path,
+                        version,
+                    });
+                }
+            }
+        }
+
+        let directory = root.join(ours);
+        create(&directory.join(MAPS))?;
+        create(&directory.join(LINKS))?;
+        Ok(Self {
+            root: root.to_owned(),
+            directory,
+            _lock: lock,
+        })
+    }
+
+    /// `--bpf-root`.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where a map is pinned, whether or not it is there.
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.directory.join(MAPS).join(name)
+    }
+
+    /// Names of the pinned maps.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be read.
+    pub fn maps(&self) -> Result<BTreeSet<String>, PinError> {
+        names(&self.directory.join(MAPS))
+    }
+
+    /// Where a link is pinned, whether or not it is there.
+    pub fn link(&self, pin: LinkPin) -> PathBuf {
+        self.directory.join(LINKS).join(pin.to_string())
+    }
+
+    /// The pinned links.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be read or has something else in it.
+    pub fn links(&self) -> Result<Vec<LinkPin>, PinError> {
+        let directory = self.directory.join(LINKS);
+        names(&directory)?
+            .into_iter()
+            .map(|name| {
+                name.parse().map_err(|UnknownPin| PinError::Foreign {
+                    path: directory.join(name),
+                })
+            })
+            .collect()
+    }
+
+    /// Removes a link's pin, which detaches its program. Returns whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// If it is there but cannot be removed.
+    pub fn remove_link(&self, pin: LinkPin) -> Result<bool, PinError> {
+        remove(&self.link(pin))
+    }
+}
+
+/// Detaches every program that an agent with this `root` attached, in this network namespace or by a
+/// link, and removes its maps, of all versions. Removing what is not there is no error.
+///
+/// # Errors
+///
+/// If an agent is running, or something is left: what was not made by node-lb, or cannot be removed.
+pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
+    let mut removed = Removed {
+        filters: clsact::remove_everywhere().map_err(|source| PinError::Io {
+            action: "remove TC filters listed in",
+            path: PathBuf::from("this network namespace"),
+            source,
+        })?,
+        ..Removed::default()
+    };
+    if !root.try_exists().map_err(failed("look at", root))? {
+        return Ok(removed);
+    }
+
+    let _lock = lock(root)?;
+    let mut foreign = None;
+    for name in names(root)? {
+        let directory = root.join(&name);
+        if version_of(&name).is_none() {
+            foreign = Some(directory);
+            continue;
+        }
+        // Programs first: none may run on without its maps' names.
+        removed.links += remove_all(&directory.join(LINKS))?;
+        removed.maps += remove_all(&directory.join(MAPS))?;
+        remove_directory(&directory)?;
+    }
+    match foreign {
+        Some(path) => Err(PinError::Foreign { path }),
+        None => remove_directory(root).map(|()| removed),
+    }
+}
+
+impl fmt::Display for LinkPin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Xdp { mode, ifindex } => write!(f, "xdp-{mode}-{ifindex}"),
+            Self::Tcx { direction, ifindex } => write!(f, "tcx-{direction}-{ifindex}"),
+            Self::Socket(hook) => write!(f, "cgroup-{hook}"),
+        }
+    }
+}
+
+/// Not the name of a pin of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownPin;
+
+impl FromStr for LinkPin {
+    type Err = UnknownPin;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPin> {
+        let (kind, rest) = name.split_once('-').ok_or(UnknownPin)?;
+        if kind == "cgroup" {
+            return SocketHook::ALL
+                .into_iter()
+                .find(|hook| hook.name() == rest)
+                .map(Self::Socket)
+                .ok_or(UnknownPin);
+        }
+
+        let (variant, ifindex) = rest.split_once('-').ok_or(UnknownPin)?;
+        let ifindex = ifindex.parse().map_err(|_| UnknownPin)?;
+        match (kind, variant) {
+            ("xdp", "native") => Ok(Self::Xdp {
+                mode: XdpMode::Native,
+                ifindex,
+            }),
+            ("xdp", "generic") => Ok(Self::Xdp {
+                mode: XdpMode::Generic,
+                ifindex,
+            }),
+            ("tcx", "ingress") => Ok(Self::Tcx {
+                direction: Direction::Ingress,
+                ifindex,
+            }),
+            ("tcx", "egress") => Ok(Self::Tcx {
+                direction: Direction::Egress,
+                ifindex,
+            }),
+            _ => Err(UnknownPin),
+        }
+    }
+}
+
+/// The version in a directory's name, if it is one of ours.
+fn version_of(name: &str) -> Option<u32> {
+    name.strip_prefix('v')?.parse().ok()
+}
+
+fn lock(root: &Path) -> Result<File, PinError> {
+    let directory = File::open(root).map_err(failed("open", root))?;
+    match directory.try_lock() {
+        Ok(()) => Ok(directory),
+        Err(TryLockError::WouldBlock) => Err(PinError::InUse {
+            root: root.to_owned(),
+        }),
+        Err(TryLockError::Error(source)) => Err(failed("lock", root)(source)),
+    }
+}
+
+fn create(directory: &Path) -> Result<(), PinError> {
+    fs::create_dir_all(directory).map_err(failed("create", directory))
+}
+
+/// Sorted, so that what is reported does not depend on the file system's order.
+fn names(directory: &Path) -> Result<BTreeSet<String>, PinError> {
+    fs::read_dir(directory)
+        .and_then(|entries| {
+            entries
+                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+                .collect()
+        })
+        .map_err(failed("read", directory))
+}
+
+/// Removes the files of a directory and the directory; returns how many files there were.
+fn remove_all(directory: &Path) -> Result<usize, PinError> {
+    if !directory
+        .try_exists()
+        .map_err(failed("look at", directory))?
+    {
+        return Ok(0);
+    }
+    let names = names(directory)?;
+    for name in &names {
+        remove(&directory.join(name))?;
+    }
+    remove_directory(directory)?;
+    Ok(names.len())
+}
+
+fn remove(path: &Path) -> Result<bool, PinError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(failed("remove", path)(source)),
+    }
+}
+
+fn remove_directory(directory: &Path) -> Result<(), PinError> {
+    fs::remove_dir(directory).map_err(failed("remove", directory))
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PinError {
+    let path = path.to_owned();
+    move |source| PinError::Io {
+        action,
+        path,
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pin_names_are_read_back() {
+        let pins = [
+            LinkPin::Xdp {
+                mode: XdpMode::Native,
+                ifindex: 2,
+            },
+            LinkPin::Xdp {
+                mode: XdpMode::Generic,
+                ifindex: u32::MAX,
+            },
+            LinkPin::Tcx {
+                direction: Direction::Ingress,
+                ifindex: 7,
+            },
+            LinkPin::Tcx {
+                direction: Direction::Egress,
+                ifindex: 7,
+            },
+            LinkPin::Socket(SocketHook::GetPeerName6),
+        ];
+        for pin in pins {
+            assert_eq!(pin.to_string().parse(), Ok(pin));
+        }
+    }
+
+    #[test]
+    fn other_names_are_no_pins() {
+        for name in [
+            "",
+            "xdp",
+            "xdp-native",
+            "xdp-off-2",
+            "xdp-native-eth0",
+            "tcx-ingress--1",
+            "cgroup-connect5",
+            "tcx-ingress-4294967296",
+        ] {
+            assert_eq!(name.parse::<LinkPin>(), Err(UnknownPin), "{name}");
+        }
+    }
+
+    #[test]
+    fn version_directories_are_told_from_others() {
+        assert_eq!(version_of("v1"), Some(1));
+        assert_eq!(version_of("v"), None);
+        assert_eq!(version_of("v1-old"), None);
+        assert_eq!(version_of("maps"), None);
+    }
+}
