@@ -49,7 +49,9 @@ addressType: IPv4
 ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints:
 - {addresses: [10.0.1.1], nodeName: node-2, conditions: {ready: true}}
-- {addresses: [10.0.0.1], nodeName: node-1, conditions: {ready: false, serving: true, terminating: true}}
+- addresses: [10.0.0.1]
+  nodeName: node-1
+  conditions: {ready: false, serving: true, terminating: true}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -78,8 +80,9 @@ fn json_has_an_object_per_service_port_with_both_families() {
     let output = plan(&manifests, &["--node", "node-1", "-o", "json"]);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let external = |kind: &str, address: &str, verdict: &str| json!({"kind": kind, "address": address, "policy": "Local", "verdict": verdict});
-    let internal = |address: &str, verdict: &str| json!({"kind": "ClusterIP", "address": address, "policy": "Cluster", "verdict": verdict});
+    let frontend = |kind: &str, address: &str, policy: &str, verdict: &str| json!({"kind": kind, "address": address, "policy": policy, "verdict": verdict});
+    let external = |kind, address, verdict| frontend(kind, address, "Local", verdict);
+    let internal = |address, verdict| frontend("ClusterIP", address, "Cluster", verdict);
     let mut filtered = external("LoadBalancerIP", "192.0.2.10:80", "forward");
     filtered["sourceRanges"] = json!(["203.0.113.0/25"]);
     assert_eq!(
