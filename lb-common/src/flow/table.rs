@@ -243,10 +243,11 @@ fn has_rival<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64, ow
             continue;
         }
         let seen = read_tag(record);
+        if tag::matches(seen, hash, tag::BUSY) {
+            return true;
+        }
         // SAFETY: live records keep their fields until every program that can see them ends.
-        if tag::matches(seen, hash, tag::BUSY)
-            || tag::matches(seen, hash, tag::LIVE) && unsafe { record.as_ref() }.is(tuple)
-        {
+        if tag::matches(seen, hash, tag::LIVE) && unsafe { record.as_ref() }.is(tuple) {
             return true;
         }
         if tag::state(seen) == tag::CLEAN {
