@@ -7,6 +7,7 @@ pub mod store;
 pub mod plan;
 
 pub mod datapath;
+pub mod memory;
 
 pub mod cli;
 pub mod config;
