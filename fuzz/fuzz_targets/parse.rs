@@ -1,0 +1,30 @@
+//! Any bytes as an IP packet: headers are found inside of it or not at all.
+#![no_main]
+
+use lb_common::{
+    addr::{Address, Ip4, Ip6},
+    frame::Frame,
+    parse,
+};
+use libfuzzer_sys::fuzz_target;
+use node_lb::memory::MemoryFrame;
+
+fuzz_target!(|bytes: &[u8]| {
+    let frame = MemoryFrame::<false>::new(bytes.to_vec(), 0);
+    read::<Ip4>(&frame);
+    read::<Ip6>(&frame);
+});
+
+fn read<A: Address>(frame: &MemoryFrame) {
+    let packet = frame.packet();
+    let Some(network) = parse::network::<A>(packet, 0) else {
+        return;
+    };
+    assert!(network.payload >= A::HEADER);
+    assert!(network.length as usize >= A::HEADER);
+    if let Some(ports) = parse::transport(packet, network.payload, network.protocol, false) {
+        let at = network.payload;
+        let source = [packet.load::<u8>(at), packet.load::<u8>(at + 1)].map(Option::unwrap);
+        assert_eq!(ports.source_port, u16::from_be_bytes(source));
+    }
+}

@@ -1,0 +1,142 @@
+//! Any frames through the whole pipeline, at every hook, with flows open and without.
+#![no_main]
+
+use std::sync::OnceLock;
+
+use lb_common::{
+    flow::{Ethernet, Hop},
+    tables::NextHop,
+    verdict::Action,
+};
+use libfuzzer_sys::fuzz_target;
+use node_lb::{
+    config::PortRange,
+    memory::{MemoryFrame, MemoryTables, Settings},
+    model::{
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
+        ServicePort, ServiceType, TrafficPolicy,
+    },
+    plan::{LocalDetector, LocalNode, PlanOptions, plan},
+};
+
+// Frames follow each other in the input, each behind its length in two bytes.
+fuzz_target!(|input: &[u8]| {
+    static TABLES: OnceLock<MemoryTables> = OnceLock::new();
+    let tables = TABLES.get_or_init(tables);
+    let mut rest = input;
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let (bytes, after) = after.split_at(after.len().min(u16::from_be_bytes(*length).into()));
+        rest = after;
+        for run in [
+            |tables: &MemoryTables, frame: &mut MemoryFrame| tables.xdp().ingress(frame),
+            |tables: &MemoryTables, frame: &mut MemoryFrame| tables.tc().ingress(frame),
+            |tables: &MemoryTables, frame: &mut MemoryFrame| tables.tc().egress(frame),
+        ] {
+            let mut frame = MemoryFrame::new(bytes.to_vec(), 0);
+            let verdict = run(tables, &mut frame);
+            if verdict.action != Action::Answer {
+                assert_eq!(
+                    frame.into_bytes().len(),
+                    bytes.len(),
+                    "only answers change it"
+                );
+            }
+        }
+    }
+});
+
+/// Two Services on TCP and UDP, 172.30.0.1:80 and fd00:30::1, with two endpoints each.
+fn tables() -> MemoryTables {
+    let addresses = ["192.168.0.2", "2001:db8::2"].map(|ip| ip.parse().expect("an address"));
+    let node = Node {
+        name: "node-1".into(),
+        addresses: addresses.to_vec(),
+        ..Node::default()
+    };
+    let local = LocalNode::new(&node, &addresses, &PlanOptions::default());
+    let mut tables = MemoryTables::new(&Settings {
+        node: &local,
+        local_addresses: &addresses,
+        detector: &LocalDetector::None,
+        masquerade_all: true,
+        bypass: true,
+        ports: PortRange {
+            first: 10_000,
+            last: 29_999,
+        },
+        flow_records: 1 << 12,
+    });
+    let slices = [["10.0.0.1", "10.0.1.1"], ["fd00:10::1", "fd00:10::2"]].map(slice);
+    let plans = plan(&service(), &slices.iter().collect::<Vec<_>>(), &local);
+    tables.program(&plans.ports);
+    let hop = Hop {
+        ifindex: 1,
+        ethernet: Ethernet::default(),
+        mtu: 1500,
+        pad: 0,
+    };
+    for everywhere in ["0.0.0.0/0", "::/0"] {
+        tables.add_route(everywhere.parse().expect("a network"), NextHop::Known(hop));
+    }
+    tables
+}
+
+fn service() -> Service {
+    Service {
+        name: name("web"),
+        service_type: ServiceType::NodePort,
+        cluster_ips: ["172.30.0.1", "fd00:30::1"]
+            .map(|ip| ip.parse().expect("an address"))
+            .into(),
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: [Protocol::Tcp, Protocol::Udp]
+            .map(|protocol| ServicePort {
+                name: String::new(),
+                protocol,
+                port: 80,
+                node_port: 30_080,
+            })
+            .into(),
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Local,
+        load_balancer_source_ranges: Vec::new(),
+        health_check_node_port: 0,
+        session_affinity: None,
+        algorithm: Algorithm::Random,
+    }
+}
+
+/// The first endpoint is on this node.
+fn slice(addresses: [&str; 2]) -> EndpointSlice {
+    let endpoints = addresses.into_iter().zip(["node-1", "node-2"]);
+    EndpointSlice {
+        name: name(addresses[0]),
+        service: "web".into(),
+        ports: [Protocol::Tcp, Protocol::Udp]
+            .map(|protocol| EndpointPort {
+                name: String::new(),
+                protocol,
+                port: 8080,
+            })
+            .into(),
+        endpoints: endpoints
+            .map(|(address, node)| Endpoint {
+                address: address.parse().expect("an address"),
+                ready: true,
+                serving: true,
+                terminating: false,
+                node_name: Some(node.into()),
+                zone_hints: Vec::new(),
+                node_hints: Vec::new(),
+            })
+            .collect(),
+    }
+}
+
+fn name(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: "shop".into(),
+        name: name.into(),
+    }
+}
