@@ -7,6 +7,7 @@ pub mod store;
 pub mod plan;
 
 pub mod datapath;
+pub mod program;
 
 pub mod cli;
 pub mod config;
