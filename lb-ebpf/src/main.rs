@@ -2,63 +2,89 @@
 #![no_main]
 //! node-lb's eBPF programs: entry points only.
 
+mod kernel;
+mod maps;
+mod socket;
+mod tc;
+mod xdp;
+
 use aya_ebpf::{
-    bindings::xdp_action,
-    btf_maps::{Array, HashMap},
-    macros::{btf_map, cgroup_sock_addr, classifier, xdp},
+    macros::{cgroup_sock_addr, classifier, xdp},
     programs::{SockAddrContext, TcContext, XdpContext},
 };
+use socket::{Inet, Inet6};
 
-#[btf_map]
-static STUB_COUNTS: Array<u64, 4> = Array::new();
-
-#[btf_map]
-static STUB_SEEN: HashMap<u32, u64, 1024> = HashMap::new();
-
-/// XDP ingress of external devices.
+/// XDP ingress of external devices whose packets come from a wire.
 #[xdp(frags)]
-pub fn xdp_ingress(_ctx: XdpContext) -> u32 {
-    seen(0);
-    xdp_action::XDP_PASS
+pub fn xdp_ingress(ctx: XdpContext) -> u32 {
+    xdp::ingress::<false>(ctx.ctx)
 }
 
-/// XDP ingress of virtual external devices.
+/// XDP ingress of virtual external devices, which may deliver packets whose checksum nobody has
+/// completed.
 #[xdp(frags)]
-pub fn xdp_ingress_virtual(_ctx: XdpContext) -> u32 {
-    seen(0);
-    xdp_action::XDP_PASS
+pub fn xdp_ingress_virtual(ctx: XdpContext) -> u32 {
+    xdp::ingress::<true>(ctx.ctx)
 }
 
+/// TC ingress of external and pod devices.
 #[classifier]
-pub fn tc_ingress(_ctx: TcContext) -> i32 {
-    seen(1);
-    -1
+pub fn tc_ingress(ctx: TcContext) -> i32 {
+    tc::ingress(ctx.skb.skb)
 }
 
+/// TC egress of external and pod devices.
 #[classifier]
-pub fn tc_egress(_ctx: TcContext) -> i32 {
-    seen(2);
-    -1
+pub fn tc_egress(ctx: TcContext) -> i32 {
+    tc::egress(ctx.skb.skb)
 }
 
-macro_rules! sockets {
-    ($($name:ident)*) => {$(
-        #[cgroup_sock_addr($name)]
-        pub fn $name(_ctx: SockAddrContext) -> i32 {
-            seen(3);
-            1
-        }
-    )*};
+/// `connect` of IPv4 sockets.
+#[cgroup_sock_addr(connect4)]
+pub fn connect4(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet>(ctx.sock_addr)
 }
 
-sockets!(connect4 connect6 sendmsg4 sendmsg6 recvmsg4 recvmsg6 getpeername4 getpeername6);
+/// `connect` of IPv6 sockets.
+#[cgroup_sock_addr(connect6)]
+pub fn connect6(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet6>(ctx.sock_addr)
+}
 
-#[inline(always)]
-fn seen(index: u32) {
-    if let Some(count) = STUB_COUNTS.get_ptr_mut(index) {
-        unsafe { *count += 1 };
-    }
-    let _ = STUB_SEEN.insert(&index, &1, 0);
+/// `sendmsg` of unconnected UDP sockets, IPv4.
+#[cgroup_sock_addr(sendmsg4)]
+pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet>(ctx.sock_addr)
+}
+
+/// `sendmsg` of unconnected UDP sockets, IPv6.
+#[cgroup_sock_addr(sendmsg6)]
+pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet6>(ctx.sock_addr)
+}
+
+/// `recvmsg` of UDP sockets, IPv4.
+#[cgroup_sock_addr(recvmsg4)]
+pub fn recvmsg4(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet>(ctx.sock_addr)
+}
+
+/// `recvmsg` of UDP sockets, IPv6.
+#[cgroup_sock_addr(recvmsg6)]
+pub fn recvmsg6(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet6>(ctx.sock_addr)
+}
+
+/// `getpeername` of IPv4 sockets.
+#[cgroup_sock_addr(getpeername4)]
+pub fn getpeername4(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet>(ctx.sock_addr)
+}
+
+/// `getpeername` of IPv6 sockets.
+#[cgroup_sock_addr(getpeername6)]
+pub fn getpeername6(ctx: SockAddrContext) -> i32 {
+    socket::incoming::<Inet6>(ctx.sock_addr)
 }
 
 #[cfg(target_arch = "bpf")]
@@ -66,3 +92,8 @@ fn seen(index: u32) {
 fn panic(_info: &core::panic::PanicInfo) -> ! {
     loop {}
 }
+
+// Helpers such as `bpf_fib_lookup` are open to programs under a license compatible with the GPL.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

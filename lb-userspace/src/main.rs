@@ -1,5 +1,7 @@
 //! The `node-lb` command.
 
-fn main() -> anyhow::Result<()> {
-    Ok(())
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    node_lb::cli::main(std::env::args_os())
 }

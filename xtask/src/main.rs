@@ -1,5 +1,78 @@
 //! `cargo xtask`: everything around the code.
 
-fn main() -> anyhow::Result<()> {
-    Ok(())
+mod build;
+mod cargo;
+mod privilege;
+mod program;
+mod setup;
+mod step;
+mod test;
+
+use std::{env, process::ExitCode};
+
+use anyhow::{Result, bail};
+
+use crate::cargo::Workspace;
+
+const USAGE: &str = "\
+Usage: cargo xtask COMMAND
+
+Commands:
+  setup                        install what building and testing need; nothing if all is there
+  build [--release|--static]   the eBPF object, then the agent; static: one file for any container
+  test [STAGE...]              everything CI checks, or some of: fmt clippy unit doc kernel";
+
+fn main() -> ExitCode {
+    match run(&env::args().skip(1).collect::<Vec<_>>()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<ExitCode> {
+    let workspace = Workspace::locate()?;
+    let (command, rest) = match arguments {
+        [] => ("help", arguments),
+        [command, rest @ ..] => (command.as_str(), rest),
+    };
+    match command {
+        "setup" => {
+            no_arguments(command, rest)?;
+            let tools = setup::run(&workspace, setup::Need::Everything)?;
+            println!("Set-up is complete: eBPF is built with {tools}.");
+        }
+        "build" => build::run(&workspace, build::Kind::parse(rest)?)?,
+        "test" => return test::run(&workspace, &test::Stage::parse(rest)?),
+        "help" | "--help" | "-h" => println!("{}", usage(&workspace)),
+        program if program::exists(&workspace, program) => {
+            return program::run(&workspace, program, rest);
+        }
+        unknown => bail!("no command {unknown:?}\n\n{}", usage(&workspace)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn usage(workspace: &Workspace) -> String {
+    let mut usage = USAGE.to_owned();
+    for program in program::PROGRAMS
+        .iter()
+        .filter(|program| program.exists(workspace))
+    {
+        usage += &format!(
+            "\n  {:<28} {}",
+            format!("{} [ARG...]", program.name),
+            program.purpose
+        );
+    }
+    usage
+}
+
+fn no_arguments(command: &str, rest: &[String]) -> Result<()> {
+    match rest {
+        [] => Ok(()),
+        [unexpected, ..] => bail!("{command} takes no argument {unexpected:?}"),
+    }
 }

@@ -63,6 +63,11 @@ impl Compiler {
     pub fn cargo(&self) -> PathBuf {
         self.prefix.join("bin/cargo")
     }
+
+    /// cargo-clippy, which not every compiler comes with.
+    pub fn clippy(&self) -> PathBuf {
+        self.prefix.join("bin/cargo-clippy")
+    }
 }
 
 impl fmt::Display for Compiler {

@@ -20,8 +20,10 @@ pub struct Linker {
 impl Linker {
     /// The release that set-up installs, and the oldest that is accepted.
     pub const PINNED: Release = Release::new(0, 13, 0);
-    /// LLVM versions that release can be built against; the last is in its published binaries.
+    /// LLVM versions that release can be built against.
     pub const LLVM_VERSIONS: [u32; 3] = [21, 22, 23];
+    /// The one inside the binaries its authors publish.
+    pub const PUBLISHED_LLVM: u32 = 23;
 
     /// Looks at the linker at `path`; `None` if it is absent, broken or too old.
     pub fn at(path: &Path) -> Option<Self> {
@@ -34,7 +36,7 @@ impl Linker {
             return None;
         }
         let libraries = run(Path::new("ldd"), path).unwrap_or_default();
-        let llvm = shared_llvm(&libraries).unwrap_or(Self::LLVM_VERSIONS[2]);
+        let llvm = shared_llvm(&libraries).unwrap_or(Self::PUBLISHED_LLVM);
         Some(Self {
             path: path.to_owned(),
             release,

@@ -2,7 +2,6 @@
 
 use std::{
     env,
-    ffi::OsString,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -38,18 +37,33 @@ const KEPT: [&str; 8] = [
 pub fn build_object(workspace: &Path, target: &Path) -> Result<PathBuf> {
     let tools = Tools::find(&Places::from_env())?;
     let directory = target.join("bpf");
-    let status = command(&tools)?
-        .current_dir(workspace)
-        .args(["build", "--release", "--package", "lb-ebpf", "--bin", "lb"])
-        .args(["--target", TARGET, "-Zbuild-std=core", "--target-dir"])
-        .arg(&directory)
+    let cargo = tools.compiler.cargo();
+    let status = command(&tools, &cargo, "build", workspace, &directory)?
         .status()
-        .with_context(|| format!("cannot run {}", tools.compiler.cargo().display()))?;
+        .with_context(|| format!("cannot run {}", cargo.display()))?;
     ensure!(
         status.success(),
         "the eBPF programs do not build with {tools} ({status})"
     );
     Ok(directory.join(TARGET).join("release/lb"))
+}
+
+/// Runs clippy over `lb-ebpf` as compiled for the BPF target, warnings being errors.
+///
+/// # Errors
+/// Fails on findings, and if no toolchain is set up or it lacks clippy.
+pub fn lint(workspace: &Path, target: &Path) -> Result<()> {
+    let tools = Tools::find(&Places::from_env())?;
+    let clippy = tools.compiler.clippy();
+    let status = command(&tools, &clippy, "clippy", workspace, &target.join("bpf"))?
+        .args(["--", "--deny=warnings"])
+        .status()
+        .with_context(|| format!("cannot run {}; run `cargo xtask setup`", clippy.display()))?;
+    ensure!(
+        status.success(),
+        "clippy is not content with the eBPF programs ({status})"
+    );
+    Ok(())
 }
 
 /// Drops DWARF from the object, keeping BTF; without an llvm-strip it stays, which only costs size.
@@ -65,9 +79,15 @@ pub fn strip_debug_info(object: &Path) {
     }
 }
 
-/// The compiler's cargo in an environment that is only ours.
-fn command(tools: &Tools) -> Result<Command> {
-    let mut command = Command::new(tools.compiler.cargo());
+/// A cargo subcommand on `lb-ebpf`, in an environment that is only ours.
+fn command(
+    tools: &Tools,
+    program: &Path,
+    subcommand: &str,
+    workspace: &Path,
+    directory: &Path,
+) -> Result<Command> {
+    let mut command = Command::new(program);
     for (name, _) in env::vars_os() {
         if is_foreign(&name.to_string_lossy()) {
             command.env_remove(name);
@@ -79,11 +99,22 @@ fn command(tools: &Tools) -> Result<Command> {
     let path = env::join_paths(linker_directory.into_iter().chain(env::split_paths(&path)))
         .context("PATH cannot hold the directory of bpf-linker")?;
     command
+        .current_dir(workspace)
         .env("PATH", path)
+        .env("CARGO", tools.compiler.cargo())
         .env("RUSTC", tools.compiler.rustc())
-        // The distribution's compiler is a stable one: -Zbuild-std and inline BPF assembly need
-        // this.
-        .env("RUSTC_BOOTSTRAP", OsString::from("1"));
+        // A stable compiler refuses -Zbuild-std and inline BPF assembly without this.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .args([
+            subcommand,
+            "--release",
+            "--package",
+            "lb-ebpf",
+            "--bin",
+            "lb",
+        ])
+        .args(["--target", TARGET, "-Zbuild-std=core", "--target-dir"])
+        .arg(directory);
     Ok(command)
 }
 

@@ -59,6 +59,11 @@ impl Places {
         prefixes
     }
 
+    /// Whether a compiler's prefix is a toolchain of rustup's.
+    pub fn is_of_rustup(&self, prefix: &Path) -> bool {
+        prefix.starts_with(&self.rustup_home)
+    }
+
     /// Linkers recent enough, best first.
     pub fn linkers(&self) -> Vec<Linker> {
         let built = Linker::LLVM_VERSIONS.map(|llvm| self.linker_root(Some(llvm)).join("bin"));

@@ -1,0 +1,382 @@
+//! The maps' keys and values: the interface between kernel and user space.
+//!
+//! Ports and numbers are in host order, addresses are octets in network order, IPv4 in maps shared
+//! by both families in its IPv6-mapped form. Padding is explicit. A change of any layout raises
+//! [`VERSION`].
+
+use crate::addr::{Address, Ip4, Ip6};
+
+/// Version of the layouts in this file; part of the path that maps are pinned under.
+pub const VERSION: u32 = 1;
+
+/// Declares a map type: `repr(C)`, plain, of a size that must not change unnoticed.
+macro_rules! layout {
+    ($($ty:ty = $size:literal),* $(,)?) => {
+        $(
+            const _: () = assert!(size_of::<$ty>() == $size);
+            // SAFETY: `repr(C)` without implicit padding (the sizes above are the sums of the
+            // fields), every field plain.
+            #[cfg(feature = "user")]
+            unsafe impl aya::Pod for $ty {}
+        )*
+    };
+}
+
+layout! {
+    FrontendKey<Ip4> = 8,
+    FrontendKey<Ip6> = 20,
+    Frontend = 8,
+    Service = 8,
+    Plan = 64,
+    Endpoint = 24,
+    EndpointState = 16,
+    ServiceStats = 32,
+    MaglevRows = 8,
+    SourceRangeKey = 20,
+    AffinityKey = 24,
+    Affinity = 8,
+    FragmentKey = 40,
+    LocalAddress = 4,
+    Device = 8,
+    Config = 128,
+    SocketKey = 32,
+    Socket = 24,
+    RejectBudget = 8,
+    crate::flow::Flow<Ip4> = 64,
+    crate::flow::Flow<Ip6> = 128,
+}
+
+/// Key of `FRONTENDS4` and `FRONTENDS6`: an address, port and protocol a Service is reached at.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrontendKey<A> {
+    pub address: A,
+    pub port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    pub pad: u8,
+}
+
+/// Value of `FRONTENDS4` and `FRONTENDS6`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frontend {
+    /// Index into `SERVICES`.
+    pub service: u32,
+    /// A [`FrontendKind`].
+    pub kind: u8,
+    pub pad: [u8; 3],
+}
+
+/// What kind of address a frontend is.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendKind {
+    ClusterIp = 0,
+    NodePort = 1,
+    LoadBalancerIp = 2,
+    ExternalIp = 3,
+}
+
+impl FrontendKind {
+    /// The kind with this number; unknown numbers count as ClusterIP.
+    #[inline(always)]
+    pub fn from_u8(kind: u8) -> Self {
+        match kind {
+            1 => Self::NodePort,
+            2 => Self::LoadBalancerIp,
+            3 => Self::ExternalIp,
+            _ => Self::ClusterIp,
+        }
+    }
+}
+
+/// Element of `SERVICES`, indexed by service id: a service port on this node.
+///
+/// Writing `plan` (four aligned bytes, one store) publishes a new state: a packet sees the plan
+/// before or the plan after, never a mix.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Service {
+    /// Index into `PLANS`; 0 means that the service is not programmed.
+    pub plan: u32,
+    pub pad: u32,
+}
+
+/// Number of endpoint classes in a [`Plan`].
+pub const CLASSES: usize = 6;
+
+/// Element of `PLANS`: one published state of a service port. Never changed while published, reused
+/// only when no CPU can still be reading it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Service id.
+    pub service: u32,
+    /// Index in `ENDPOINTS` of the first endpoint.
+    pub first: u32,
+    /// Number of endpoints per class: local ready; local ready, hinted; remote ready, hinted; remote
+    /// ready; local terminating; remote terminating.
+    pub counts: [u32; CLASSES],
+    /// [`plan_flag`]s.
+    pub flags: u32,
+    /// Session affinity timeout in seconds; 0 means no affinity.
+    pub affinity_seconds: u32,
+    /// Set of source ranges in `SOURCE_RANGES` that LoadBalancer addresses are open to; 0 means all.
+    pub source_set: u32,
+    /// First row of the Cluster set's lookup table in `MAGLEV`.
+    pub maglev_cluster: u32,
+    /// First row of the Local set's lookup table in `MAGLEV`.
+    pub maglev_local: u32,
+    /// Length of either lookup table in rows, a prime; 0 means that endpoints are picked at random.
+    pub maglev_rows: u32,
+    pub pad: [u32; 2],
+}
+
+/// Bits of [`Plan::flags`].
+pub mod plan_flag {
+    /// Topology hints are in force: the Cluster set is the two hinted classes.
+    pub const HINTED: u32 = 1 << 0;
+    /// internalTrafficPolicy is Local.
+    pub const INTERNAL_LOCAL: u32 = 1 << 1;
+    /// externalTrafficPolicy is Local.
+    pub const EXTERNAL_LOCAL: u32 = 1 << 2;
+}
+
+/// Element of `ENDPOINTS`: one endpoint slot.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Endpoint {
+    pub address: Ip6,
+    pub port: u16,
+    /// [`endpoint_flag`]s.
+    pub flags: u16,
+    /// Endpoint id: index into `ENDPOINT_STATES`, stable while the endpoint exists.
+    pub id: u32,
+}
+
+/// Bits of [`Endpoint::flags`].
+pub mod endpoint_flag {
+    /// The endpoint runs on this node.
+    pub const LOCAL: u16 = 1 << 0;
+    /// The endpoint's address is one of the node's own (a host-network pod).
+    pub const HOST: u16 = 1 << 1;
+    /// The address lies in the cluster's pod network, where nobody else has to rewrite it.
+    pub const IN_CLUSTER: u16 = 1 << 2;
+}
+
+/// Element of `ENDPOINT_STATES`, indexed by endpoint id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EndpointState {
+    /// Where the endpoint is in `ENDPOINTS`: in the published plan, and in the one before or after.
+    pub slots: [u32; 2],
+    /// Connections sent to it so far.
+    pub connections: u64,
+}
+
+/// Element of `SERVICE_STATS`, indexed by service id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServiceStats {
+    /// Connections forwarded.
+    pub connections: u64,
+    /// First packets answered with an ICMP unreachable or a refused `connect`.
+    pub rejected: u64,
+    /// First packets dropped.
+    pub dropped: u64,
+    pub pad: u64,
+}
+
+/// Element of `MAGLEV`: four rows, each the position of an endpoint in its service's range.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MaglevRows {
+    pub positions: [u16; 4],
+}
+
+/// Key data of `SOURCE_RANGES`, behind the prefix length (32 bits of set, then the address).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SourceRangeKey {
+    /// Number of the set, in network order, since the trie compares bit by bit.
+    pub set: u32,
+    pub address: Ip6,
+}
+
+/// Key of `AFFINITY`: a client of a service port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AffinityKey {
+    pub service: u32,
+    /// Which set the endpoint was picked from: 0 Cluster, 1 Local.
+    pub set: u32,
+    pub client: Ip6,
+}
+
+/// Value of `AFFINITY`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Affinity {
+    /// Endpoint id.
+    pub endpoint: u32,
+    /// Time of the client's last new connection, in seconds since boot.
+    pub seconds: u32,
+}
+
+/// Key of `FRAGMENTS`: what the fragments of one IP packet have in common.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FragmentKey {
+    pub source: Ip6,
+    pub destination: Ip6,
+    pub id: u32,
+    /// IP protocol number.
+    pub protocol: u32,
+}
+
+/// Value of `LOCAL_ADDRESSES`, keyed by address: it is one of this node's own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LocalAddress {
+    /// Whether it is the node address that source NAT uses.
+    pub primary: u32,
+}
+
+/// Value of `DEVICES`, keyed by interface index.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Device {
+    /// [`device_flag`]s.
+    pub flags: u32,
+    pub pad: u32,
+}
+
+/// Bits of [`Device::flags`].
+pub mod device_flag {
+    /// Frames may be redirected to the device from XDP.
+    pub const XDP_TARGET: u32 = 1 << 0;
+    /// Local pods are behind the device (detect-local-mode by interface).
+    pub const PODS: u32 = 1 << 1;
+    /// A virtual device: what it delivers may have no complete checksums.
+    pub const PARTIAL_CHECKSUMS: u32 = 1 << 2;
+}
+
+/// The only element of `CONFIG`: the node's settings.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Config {
+    /// Secret of the flow tables' hash.
+    pub secret: [u64; 2],
+    /// The node's network namespace, as `bpf_get_netns_cookie` names it.
+    pub netns_cookie: u64,
+    /// [`config_flag`]s.
+    pub flags: u32,
+    /// Raised whenever a route or neighbour changed: next hops kept in flows are looked up again.
+    pub hop_generation: u32,
+    /// Source addresses for source NAT.
+    pub node4: Ip4,
+    pub node6: Ip6,
+    /// Sources that are local pods (detect-local-mode by CIDR).
+    pub pods4: Ip4,
+    pub pods6: Ip6,
+    /// Prefix lengths of the above; larger than 128 means none.
+    pub pods4_prefix: u32,
+    pub pods6_prefix: u32,
+    /// First port and number of ports for source NAT.
+    pub snat_first: u32,
+    pub snat_count: u32,
+    /// Length of one tick of the kernel's coarse clock, as a number of bits to shift jiffies by.
+    pub tick_shift: u32,
+    /// Jiffies per second.
+    pub hz: u32,
+    /// ICMP answers per second and CPU.
+    pub reject_rate: u32,
+    /// Slots in each flow table less one.
+    pub flow_mask4: u32,
+    pub flow_mask6: u32,
+    pub pad: [u32; 5],
+}
+
+/// Bits of [`Config::flags`].
+pub mod config_flag {
+    /// Local pods are told by their source address.
+    pub const DETECT_BY_CIDR: u32 = 1 << 0;
+    /// Local pods are told by the device they arrive on.
+    pub const DETECT_BY_DEVICE: u32 = 1 << 1;
+    /// All traffic to ClusterIPs gets source NAT.
+    pub const MASQUERADE_ALL: u32 = 1 << 2;
+    /// Service traffic bypasses the host's netfilter where both directions can.
+    pub const BYPASS: u32 = 1 << 3;
+    /// Sockets in any network namespace are translated, not only the node's own.
+    pub const SOCKETS_OF_PODS: u32 = 1 << 4;
+}
+
+/// Key of `SOCKETS`: a socket and the endpoint it was sent to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SocketKey {
+    /// Socket cookie.
+    pub cookie: u64,
+    pub address: Ip6,
+    pub port: u16,
+    pub protocol: u16,
+    pub pad: u32,
+}
+
+/// Value of `SOCKETS`: the frontend that the socket believes to talk to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Socket {
+    pub address: Ip6,
+    pub port: u16,
+    pub pad: u16,
+    /// Service id.
+    pub service: u32,
+}
+
+/// The only element, per CPU, of `REJECT_BUDGET`: a token bucket for ICMP answers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RejectBudget {
+    /// Second of the last answer, since boot.
+    pub second: u32,
+    /// Answers left in that second.
+    pub left: u32,
+}
+
+impl Config {
+    /// Whether there is a detector of local pods at all.
+    #[inline(always)]
+    pub fn has_detector<A: Address>(&self) -> bool {
+        self.flags & config_flag::DETECT_BY_DEVICE != 0
+            || self.flags & config_flag::DETECT_BY_CIDR != 0 && self.pods::<A>().1 <= 128
+    }
+
+    /// Network and prefix length of local pods.
+    #[inline(always)]
+    pub fn pods<A: Address>(&self) -> (A, u32) {
+        match A::FAMILY {
+            crate::addr::Family::V4 => (A::from_mapped(self.pods4.to_mapped()), self.pods4_prefix),
+            crate::addr::Family::V6 => (A::from_mapped(self.pods6), self.pods6_prefix),
+        }
+    }
+
+    /// This node's address for source NAT.
+    #[inline(always)]
+    pub fn node<A: Address>(&self) -> A {
+        match A::FAMILY {
+            crate::addr::Family::V4 => A::from_mapped(self.node4.to_mapped()),
+            crate::addr::Family::V6 => A::from_mapped(self.node6),
+        }
+    }
+
+    /// Slots in the family's flow table less one.
+    #[inline(always)]
+    pub fn flow_mask<A: Address>(&self) -> u32 {
+        match A::FAMILY {
+            crate::addr::Family::V4 => self.flow_mask4,
+            crate::addr::Family::V6 => self.flow_mask6,
+        }
+    }
+}

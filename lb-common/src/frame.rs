@@ -1,0 +1,45 @@
+//! A packet at a hook, and what hooks do differently.
+
+use crate::{checksum::Difference, packet::Packet};
+
+/// An Ethernet frame that can be changed in place.
+pub trait Frame {
+    /// Whether checksums may be left for a device to complete without the hook being able to tell.
+    const MAY_BE_PARTIAL: bool;
+
+    /// The bytes that can be accessed directly. Ask again after each change below.
+    fn packet(&self) -> Packet;
+    /// Index of the device that the frame came by, or leaves by at egress.
+    fn ifindex(&self) -> u32;
+    /// Length of the largest IP packet that this one of `length` bytes, with headers of `headers`,
+    /// becomes on the wire: less than `length` only where a device segments later.
+    fn wire_length(&self, length: u32, headers: u32) -> u32;
+    /// Updates the TCP, UDP or ICMP checksum at an offset. `pseudo` is the change of the pseudo
+    /// header, `covered` that of other bytes; `udp` says that zero means no checksum.
+    fn change_checksum(
+        &mut self,
+        offset: usize,
+        pseudo: Difference,
+        covered: Difference,
+        udp: bool,
+    ) -> Option<()>;
+    /// Adds `front` bytes in front of the frame and cuts or extends it to `length` bytes in all.
+    fn reshape(&mut self, front: usize, length: usize) -> Option<()>;
+}
+
+/// Updates a complete checksum in place: [`Frame::change_checksum`] for hooks that see bytes only.
+#[inline(always)]
+pub fn change_checksum_in_place(
+    packet: Packet,
+    offset: usize,
+    change: Difference,
+    udp: bool,
+) -> Option<()> {
+    let checksum = packet.load::<u16>(offset)?;
+    if udp && checksum == 0 {
+        return Some(());
+    }
+    let changed = change.apply(checksum);
+    // RFC 768: a computed zero is sent as all ones.
+    packet.store(offset, if udp && changed == 0 { 0xffff } else { changed })
+}

@@ -1,0 +1,66 @@
+//! Numbers that the compiler knows nothing about, though the verifier does.
+
+/// Returns its argument.
+///
+/// On addresses it keeps LLVM from turning a bounds check into a form that the verifier does not
+/// accept; on loop counters it keeps LLVM from unrolling, which would not fit the stack.
+#[inline(always)]
+pub fn opaque(p: usize) -> usize {
+    #[cfg(target_arch = "bpf")]
+    {
+        let q;
+        // SAFETY: a move between registers.
+        unsafe {
+            core::arch::asm!(
+                "{q} = {p}",
+                p = in(reg) p,
+                q = lateout(reg) q,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        q
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    p
+}
+
+/// Returns its argument, computed here and now: LLVM would rather keep the many words of a sum over
+/// IPv6 addresses on the stack until it needs the sum.
+#[inline(always)]
+pub fn computed(value: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut value = value;
+        // SAFETY: a move of a register to itself.
+        unsafe { core::arch::asm!("{q} = {q}", q = inout(reg) value, options(nostack)) };
+        value
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    value
+}
+
+/// `0..end`, counted so that the loop stays a loop.
+#[inline(always)]
+pub fn rolled(end: usize) -> Rolled {
+    Rolled { next: 0, end }
+}
+
+/// The iterator behind [`rolled`].
+pub struct Rolled {
+    next: usize,
+    end: usize,
+}
+
+impl Iterator for Rolled {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let current = self.next;
+        if current >= self.end {
+            return None;
+        }
+        self.next = opaque(current + 1);
+        Some(current)
+    }
+}

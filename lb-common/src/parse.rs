@@ -1,0 +1,266 @@
+//! From bytes to headers: what a packet is, or why it is none of our business.
+
+use crate::{
+    addr::{Address, Family, Ip4, Ip6},
+    opaque::rolled,
+    packet::Packet,
+};
+
+/// Length of the Ethernet header, in bytes.
+pub const ETHERNET: usize = 14;
+/// Protocol number of TCP.
+pub const TCP: u8 = 6;
+/// Protocol number of UDP.
+pub const UDP: u8 = 17;
+/// Protocol number of SCTP.
+pub const SCTP: u8 = 132;
+
+/// TCP header flags.
+pub mod tcp_flag {
+    pub const FIN: u8 = 0x01;
+    pub const SYN: u8 = 0x02;
+    pub const RST: u8 = 0x04;
+    pub const ACK: u8 = 0x10;
+}
+
+/// Largest offset of a transport header, in bytes; one less than a power of two.
+const PAYLOAD_LIMIT: usize = 0x1ff;
+/// IPv6 extension headers walked before giving up (RFC 8200 has no limit; real packets have one or
+/// two).
+const EXTENSION_HEADERS: usize = 4;
+
+/// What identifies a connection; ports in host order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tuple<A> {
+    pub source: A,
+    pub destination: A,
+    pub source_port: u16,
+    pub destination_port: u16,
+    /// [`TCP`] or [`UDP`].
+    pub protocol: u8,
+    pub pad: [u8; 3],
+}
+
+impl<A: Address> Tuple<A> {
+    /// The tuple of the opposite direction.
+    #[inline(always)]
+    pub fn reversed(&self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+            protocol: self.protocol,
+            pad: [0; 3],
+        }
+    }
+}
+
+/// What a packet's network header says, but for its addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Network {
+    /// Protocol of what follows, behind all IPv6 extension headers.
+    pub protocol: u8,
+    /// Time to live or hop limit.
+    pub ttl: u8,
+    /// Offset of the header in the packet, in bytes.
+    pub offset: usize,
+    /// Offset of what follows the header and its extensions, in bytes.
+    pub payload: usize,
+    /// Length of the IP packet in bytes, headers included.
+    pub length: u32,
+    pub fragment: Fragment,
+    /// Identification that the fragments of a packet share; 0 for whole IPv6 packets.
+    pub id: u32,
+}
+
+impl Network {
+    /// The same header, by way of memory: the verifier forgets which of the many ways through
+    /// options and extensions led here, and verifies what follows once instead of once for each.
+    #[inline(always)]
+    pub fn settled(mut self, memory: &mut u64) -> Self {
+        let packed = (self.payload & PAYLOAD_LIMIT) as u64
+            | u64::from(self.protocol) << 16
+            | u64::from(self.fragment as u8) << 24
+            | u64::from(self.id) << 32;
+        // SAFETY: a reference; volatile, or LLVM would leave memory out.
+        let packed = unsafe {
+            (&raw mut *memory).write_volatile(packed);
+            (&raw const *memory).read_volatile()
+        };
+        self.payload = packed as usize & PAYLOAD_LIMIT;
+        self.protocol = (packed >> 16) as u8;
+        self.fragment = match (packed >> 24) as u8 {
+            0 => Fragment::Whole,
+            1 => Fragment::First,
+            _ => Fragment::Later,
+        };
+        self.id = (packed >> 32) as u32;
+        self
+    }
+}
+
+/// Which part of an IP packet this is.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragment {
+    Whole,
+    /// The first fragment: it has the ports.
+    First,
+    /// A later fragment: only the identification ties it to its packet.
+    Later,
+}
+
+/// Ports and flags of a TCP or UDP header.
+#[derive(Clone, Copy, Debug)]
+pub struct Transport {
+    pub source_port: u16,
+    pub destination_port: u16,
+    /// [`tcp_flag`]s; zero for UDP.
+    pub flags: u8,
+}
+
+/// The EtherType of an Ethernet frame.
+#[inline(always)]
+pub fn ethertype(packet: Packet) -> Option<u16> {
+    packet.load::<u16>(12).map(u16::from_be)
+}
+
+/// Reads the IP header at `offset`. `None` if it is malformed, cut short or too long to walk.
+#[inline(always)]
+pub fn network<A: Address>(packet: Packet, offset: usize) -> Option<Network> {
+    let network = match A::FAMILY {
+        Family::V4 => network4(packet, offset),
+        Family::V6 => network6(packet, offset),
+    }?;
+    (network.payload <= PAYLOAD_LIMIT).then_some(network)
+}
+
+/// Reads source and destination address of the IP header at `offset`.
+#[inline(always)]
+pub fn addresses<A: Address>(packet: Packet, offset: usize) -> Option<(A, A)> {
+    Some((
+        packet.load(offset + A::OFFSETS.0)?,
+        packet.load(offset + A::OFFSETS.1)?,
+    ))
+}
+
+/// Reads ports and flags of the TCP or UDP header at `offset`.
+///
+/// ICMP errors quote eight bytes of it only: `quoted` says so, and there are no flags then.
+#[inline(always)]
+pub fn transport(packet: Packet, offset: usize, protocol: u8, quoted: bool) -> Option<Transport> {
+    let ports = u32::from_be(packet.load(offset)?);
+    let flags = if protocol == TCP && !quoted {
+        packet.load::<u8>(offset + 13)?
+    } else {
+        0
+    };
+    Some(Transport {
+        source_port: (ports >> 16) as u16,
+        destination_port: ports as u16,
+        flags,
+    })
+}
+
+/// Offset of the checksum in a TCP or UDP header.
+#[inline(always)]
+pub fn checksum_offset(protocol: u8) -> usize {
+    if protocol == TCP { 16 } else { 6 }
+}
+
+/// Whether an ICMP or ICMPv6 type reports an error and therefore quotes a packet.
+#[inline(always)]
+pub fn is_icmp_error<A: Address>(icmp_type: u8) -> bool {
+    match A::FAMILY {
+        Family::V4 => matches!(icmp_type, 3 | 11 | 12),
+        Family::V6 => matches!(icmp_type, 1..=4),
+    }
+}
+
+#[inline(always)]
+fn network4(packet: Packet, offset: usize) -> Option<Network> {
+    // RFC 791, section 3.1: the first three words.
+    let first = u32::from_be(packet.load(offset)?);
+    let second = u32::from_be(packet.load(offset + 4)?);
+    let third = u32::from_be(packet.load(offset + 8)?);
+    let header = (first >> 24 & 0x0f) as usize * 4;
+    let length = first & 0xffff;
+    if first >> 28 != 4 || header < Ip4::HEADER || length < header as u32 {
+        return None;
+    }
+    let id = second >> 16;
+    let fragment = match second & 0x3fff {
+        0 => Fragment::Whole,
+        0x2000 => Fragment::First,
+        _ => Fragment::Later,
+    };
+    let ttl = (third >> 24) as u8;
+    let protocol = (third >> 16) as u8;
+    Some(Network {
+        protocol,
+        ttl,
+        offset,
+        payload: offset + header,
+        length,
+        fragment,
+        id,
+    })
+}
+
+#[inline(always)]
+fn network6(packet: Packet, offset: usize) -> Option<Network> {
+    // RFC 8200, section 3: the first two words.
+    let first = u32::from_be(packet.load(offset)?);
+    let second = u32::from_be(packet.load(offset + 4)?);
+    if first >> 28 != 6 {
+        return None;
+    }
+    let length = (second >> 16) + Ip6::HEADER as u32;
+    let ttl = second as u8;
+    let mut protocol = (second >> 8) as u8;
+    let mut payload = offset + Ip6::HEADER;
+    let mut fragment = Fragment::Whole;
+    let mut id = 0;
+    for _ in rolled(EXTENSION_HEADERS) {
+        // RFC 8200 section 4, RFC 4302 section 2.2.
+        let units = match protocol {
+            0 | 43 | 60 => 8,
+            51 => 4,
+            44 => {
+                let word = u32::from_be(packet.load(payload)?);
+                id = u32::from_be(packet.load(payload + 4)?);
+                fragment = match word & 0xfff9 {
+                    0 => Fragment::Whole,
+                    1 => Fragment::First,
+                    _ => Fragment::Later,
+                };
+                protocol = (word >> 24) as u8;
+                payload += 8;
+                if fragment == Fragment::Later {
+                    break;
+                }
+                continue;
+            }
+            _ => break,
+        };
+        let word = u16::from_be(packet.load(payload)?);
+        let size = usize::from(word as u8);
+        payload += if units == 8 {
+            (size + 1) * 8
+        } else {
+            (size + 2) * 4
+        };
+        protocol = (word >> 8) as u8;
+    }
+    Some(Network {
+        protocol,
+        ttl,
+        offset,
+        payload,
+        length,
+        fragment,
+        id,
+    })
+}

@@ -1,0 +1,180 @@
+//! Rewriting packets: addresses, ports, checksums, time to live; and ICMP errors about such packets.
+
+use crate::{
+    addr::{Address, Family},
+    checksum::Difference,
+    flow::{Flow, flow_flag},
+    frame::Frame,
+    packet::Packet,
+    parse::{Network, Tuple, UDP, checksum_offset},
+};
+
+/// Gives a packet of a flow the flow's new addresses and ports. `whole` is false for later fragments,
+/// which have neither ports nor checksum.
+#[inline(always)]
+pub fn translate<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    flow: &Flow<A>,
+    whole: bool,
+) -> Option<()> {
+    let to = &flow.rewrite;
+    let addresses = addresses(&flow.source, &flow.destination, &to.source, &to.destination);
+    if whole {
+        let from = (flow.source_port, flow.destination_port);
+        let ports = ports(from, (to.source_port, to.destination_port));
+        frame.change_checksum(
+            network.payload + checksum_offset(network.protocol),
+            addresses,
+            ports,
+            network.protocol == UDP,
+        )?;
+        store_ports(
+            frame.packet(),
+            network.payload,
+            to.source_port,
+            to.destination_port,
+        )?;
+    }
+    store_addresses(
+        frame.packet(),
+        network.offset,
+        addresses,
+        &to.source,
+        &to.destination,
+    )
+}
+
+/// Translates an ICMP error about a packet of the flow's opposite direction: the quoted packet
+/// becomes what the receiver of the error sent, the error goes where the flow's packets go.
+///
+/// `own` has the error's own source and destination, `quoted` is the offset of the quoted packet's
+/// ports.
+#[inline(never)]
+pub fn translate_error<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    own: &Tuple<A>,
+    quoted: usize,
+    flow: &Flow<A>,
+) -> Option<()> {
+    let to = &flow.rewrite;
+    let source = if own.source == flow.source {
+        &to.source
+    } else {
+        &own.source
+    };
+    let outer = addresses(&own.source, &own.destination, source, &to.destination);
+    let inner = addresses(&flow.destination, &flow.source, &to.destination, &to.source);
+    let from = (flow.destination_port, flow.source_port);
+    let ports = ports(from, (to.destination_port, to.source_port));
+
+    let packet = frame.packet();
+    store_ports(packet, quoted, to.destination_port, to.source_port)?;
+    store_addresses(
+        packet,
+        network.payload + 8,
+        inner,
+        &to.destination,
+        &to.source,
+    )?;
+    // IPv4: the quoted header's own checksum makes up for its addresses, and ICMP has no pseudo
+    // header.
+    let (pseudo, covered) = match A::FAMILY {
+        Family::V4 => (Difference::default(), ports),
+        Family::V6 => (outer, ports.and(inner)),
+    };
+    frame.change_checksum(network.payload + 2, pseudo, covered, false)?;
+    store_addresses(
+        frame.packet(),
+        network.offset,
+        outer,
+        source,
+        &to.destination,
+    )
+}
+
+/// Takes one off the time to live, which must be at least two.
+#[inline(always)]
+pub fn decrement_ttl<A: Address>(packet: Packet, network: &Network) -> Option<()> {
+    let ttl = network.ttl.wrapping_sub(1);
+    match A::FAMILY {
+        Family::V4 => {
+            packet.store(network.offset + 8, ttl)?;
+            let [old, new] =
+                [network.ttl, ttl].map(|ttl| u16::from_ne_bytes([ttl, network.protocol]));
+            let checksum = packet.load::<u16>(network.offset + 10)?;
+            packet.store(
+                network.offset + 10,
+                Difference::field(old, new).apply(checksum),
+            )
+        }
+        Family::V6 => packet.store(network.offset + 7, ttl),
+    }
+}
+
+/// Whether the checksum is the pseudo header's sum only, as a local sender leaves it for a device to
+/// complete. One complete checksum in 65,536 looks the same.
+#[inline(never)]
+pub fn looks_partial<A: Address, F: Frame>(frame: &F, network: &Network, tuple: &Tuple<A>) -> bool {
+    let payload = network
+        .length
+        .wrapping_sub((network.payload - network.offset) as u32);
+    let sum = tuple.source.sum()
+        + tuple.destination.sum()
+        + u64::from(u16::from(network.protocol).to_be())
+        + u64::from((payload as u16).to_be());
+    let offset = network.payload + checksum_offset(network.protocol);
+    frame.packet().load::<u16>(offset) == Some(crate::checksum::fold(sum))
+}
+
+/// The flag of a flow for a packet's protocol.
+#[inline(always)]
+pub fn protocol_flag(protocol: u8) -> u16 {
+    if protocol == UDP { flow_flag::UDP } else { 0 }
+}
+
+#[inline(always)]
+fn addresses<A: Address>(source: &A, destination: &A, to_source: &A, to: &A) -> Difference {
+    let words = match A::FAMILY {
+        Family::V4 => 2,
+        Family::V6 => 8,
+    };
+    Difference::between(
+        source.sum() + destination.sum(),
+        to_source.sum() + to.sum(),
+        words,
+    )
+}
+
+/// The change of a source and a destination port.
+#[inline(always)]
+fn ports(from: (u16, u16), to: (u16, u16)) -> Difference {
+    Difference::field(from.0.to_be(), to.0.to_be())
+        .and(Difference::field(from.1.to_be(), to.1.to_be()))
+}
+
+#[inline(always)]
+fn store_ports(packet: Packet, offset: usize, source: u16, destination: u16) -> Option<()> {
+    packet.store(
+        offset,
+        (u32::from(source) << 16 | u32::from(destination)).to_be(),
+    )
+}
+
+#[inline(always)]
+fn store_addresses<A: Address>(
+    packet: Packet,
+    offset: usize,
+    change: Difference,
+    source: &A,
+    destination: &A,
+) -> Option<()> {
+    packet.store(offset + A::OFFSETS.0, *source)?;
+    packet.store(offset + A::OFFSETS.1, *destination)?;
+    if A::FAMILY == Family::V4 {
+        let checksum = packet.load::<u16>(offset + 10)?;
+        packet.store(offset + 10, change.apply(checksum))?;
+    }
+    Some(())
+}

@@ -1,0 +1,182 @@
+//! Which endpoints may serve a connection, and which of them does.
+
+use crate::{
+    abi::{Affinity, AffinityKey, CLASSES, Plan, plan_flag},
+    addr::Address,
+    parse::Tuple,
+    tables::Services,
+};
+
+/// A set of endpoints as the kernel sees it: a contiguous part of `ENDPOINTS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub first: u32,
+    pub count: u32,
+}
+
+impl Range {
+    /// Whether there is nothing to pick from.
+    #[inline(always)]
+    pub fn is_empty(self) -> bool {
+        self.count == 0
+    }
+
+    #[inline(always)]
+    fn has(self, index: u32) -> bool {
+        index.wrapping_sub(self.first) < self.count
+    }
+}
+
+/// The traffic policy in force for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Cluster,
+    Local,
+}
+
+impl Plan {
+    /// Whether any usable endpoint exists in the cluster.
+    #[inline(always)]
+    pub fn has_endpoints(&self) -> bool {
+        self.part(0, CLASSES).count != 0
+    }
+
+    /// The endpoints that serve connections under a policy: ready ones, else serving-terminating ones
+    /// (KEP-1669), which topology hints do not apply to.
+    #[inline(always)]
+    pub fn set(&self, policy: Policy) -> Range {
+        let (ready, terminating) = match policy {
+            Policy::Local => (self.part(0, 2), self.part(4, 5)),
+            Policy::Cluster if self.has(plan_flag::HINTED) => (self.part(1, 3), self.part(4, 6)),
+            Policy::Cluster => (self.part(0, 4), self.part(4, 6)),
+        };
+        if ready.is_empty() { terminating } else { ready }
+    }
+
+    /// Whether a flag is set.
+    #[inline(always)]
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// The endpoints of classes `from..to`.
+    #[inline(always)]
+    fn part(&self, from: usize, to: usize) -> Range {
+        let mut range = Range {
+            first: self.first,
+            count: 0,
+        };
+        let mut class = 0;
+        while class < CLASSES {
+            if class < from {
+                range.first = range.first.wrapping_add(self.counts[class]);
+            } else if class < to {
+                range.count = range.count.wrapping_add(self.counts[class]);
+            }
+            class += 1;
+        }
+        range
+    }
+}
+
+/// Picks an endpoint of a set for a new connection, by its index: the client's last one under
+/// session affinity, else by Maglev lookup table or at random. `None` only while the agent is
+/// changing the set.
+#[inline(always)]
+pub fn pick<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    tuple: &Tuple<A>,
+) -> Option<u32> {
+    let set = plan.set(policy);
+    if plan.affinity_seconds == 0 {
+        return fresh(services, plan, policy, set, tuple);
+    }
+    sticky(services, plan, policy, tuple)
+}
+
+/// Picks under session affinity, and remembers the pick.
+#[inline(never)]
+fn sticky<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    tuple: &Tuple<A>,
+) -> Option<u32> {
+    let set = plan.set(policy);
+    let now = services.seconds();
+    let mut key = AffinityKey {
+        service: plan.service,
+        set: policy as u32,
+        client: tuple.source.to_mapped(),
+    };
+    let mut picked = remembered(services, plan, set, &key, now);
+    if picked.is_none() {
+        // The other set's endpoint counts as well, if it belongs to this set: affinity is per
+        // service port, whatever address the client came by.
+        key.set ^= 1;
+        picked = remembered(services, plan, set, &key, now);
+        key.set ^= 1;
+    }
+    let index = match picked {
+        Some(index) => index,
+        None => fresh(services, plan, policy, set, tuple)?,
+    };
+    let endpoint = services.endpoint(index)?.id;
+    services.remember_affinity(
+        &key,
+        &Affinity {
+            endpoint,
+            seconds: now,
+        },
+    );
+    Some(index)
+}
+
+/// The endpoint that a client went to last, if that was not too long ago and it is in the set.
+#[inline(always)]
+fn remembered<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    set: Range,
+    key: &AffinityKey,
+    now: u32,
+) -> Option<u32> {
+    let affinity = services.affinity(key)?;
+    if now.wrapping_sub(affinity.seconds) >= plan.affinity_seconds {
+        return None;
+    }
+    let [one, two] = services.slots_of(affinity.endpoint);
+    let index = if set.has(one) { one } else { two };
+    (set.has(index) && services.endpoint(index)?.id == affinity.endpoint).then_some(index)
+}
+
+/// An endpoint for a client without history.
+#[inline(always)]
+fn fresh<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    set: Range,
+    tuple: &Tuple<A>,
+) -> Option<u32> {
+    if plan.maglev_rows == 0 {
+        let scaled = u64::from(services.random()) * u64::from(set.count);
+        return Some(set.first.wrapping_add((scaled >> 32) as u32));
+    }
+    let table = match policy {
+        Policy::Cluster => plan.maglev_cluster,
+        Policy::Local => plan.maglev_local,
+    };
+    let row = maglev_hash(tuple).checked_rem(plan.maglev_rows)?;
+    let position = services.maglev(table.wrapping_add(row))?;
+    Some(plan.first.wrapping_add(u32::from(position)))
+}
+
+/// The hash that Maglev tables are looked up with. It has no secret: all nodes must agree.
+#[inline(always)]
+pub fn maglev_hash<A: Address>(tuple: &Tuple<A>) -> u32 {
+    const SEED: [u64; 2] = [0x6e6f_6465_2d6c_6221, 0x6d61_676c_6576_2121];
+    (crate::flow::table::hash(tuple, SEED) >> 16) as u32
+}

@@ -1,0 +1,157 @@
+//! The decision about a connection's first packet: which Service, which set of endpoints, which
+//! source address. Traffic policies, source ranges, short-circuit and source NAT as kube-proxy has
+//! them.
+
+use crate::{
+    abi::{
+        Endpoint, Frontend, FrontendKey, FrontendKind, Plan, config_flag, device_flag,
+        endpoint_flag, plan_flag,
+    },
+    addr::Address,
+    parse::Tuple,
+    select::Policy,
+    tables::Services,
+    verdict::Reason,
+};
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A local pod, as the detector sees it.
+    Pod,
+    /// The node itself.
+    Node,
+    Outside,
+}
+
+/// How a connection is to be served.
+#[derive(Clone, Copy)]
+pub struct Route<'a> {
+    pub plan: &'a Plan,
+    pub kind: FrontendKind,
+    /// The policy whose set serves it.
+    pub policy: Policy,
+    /// Whether its source address must be replaced whatever the endpoint is.
+    pub masquerade: bool,
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Copy)]
+pub enum Decision<'a> {
+    /// Not to a Service.
+    Pass,
+    Forward(Route<'a>),
+    /// Refused: the client is told.
+    Reject(u32, Reason),
+    /// Dropped silently.
+    Drop(u32, Reason),
+}
+
+/// Decides about the first packet of a connection that arrived on a device.
+#[inline(always)]
+pub fn decide<'a, A: Address, S: Services<A>>(
+    services: &'a S,
+    tuple: &Tuple<A>,
+    ifindex: u32,
+) -> Decision<'a> {
+    let key = FrontendKey {
+        address: tuple.destination,
+        port: tuple.destination_port,
+        protocol: tuple.protocol,
+        pad: 0,
+    };
+    let Some(Frontend { service, kind, .. }) = services.frontend(&key) else {
+        return Decision::Pass;
+    };
+    let Some(plan) = services.plan(service) else {
+        return Decision::Drop(service, Reason::NotProgrammed);
+    };
+    let kind = FrontendKind::from_u8(kind);
+    if kind == FrontendKind::LoadBalancerIp
+        && plan.source_set != 0
+        && !services.source_allowed(plan.source_set, tuple.source.to_mapped())
+    {
+        return Decision::Drop(service, Reason::SourceRange);
+    }
+    if !plan.has_endpoints() {
+        return Decision::Reject(service, Reason::NoEndpoints);
+    }
+    let origin = origin(services, tuple, ifindex);
+    let policy = policy(plan, kind, origin);
+    if plan.set(policy).is_empty() {
+        return Decision::Drop(service, Reason::NoLocalEndpoints);
+    }
+    let masquerade = masquerade::<A, S>(services, plan, kind, origin);
+    Decision::Forward(Route {
+        plan,
+        kind,
+        policy,
+        masquerade,
+    })
+}
+
+/// Where a connection comes from. A node address that lies in the pods' range counts as a pod.
+#[inline(always)]
+pub fn origin<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>, ifindex: u32) -> Origin {
+    let config = services.config();
+    let pod = if config.flags & config_flag::DETECT_BY_CIDR != 0 {
+        let (network, prefix) = config.pods::<A>();
+        prefix <= 128 && tuple.source.within(network, prefix)
+    } else {
+        config.flags & config_flag::DETECT_BY_DEVICE != 0
+            && services.device_flags(ifindex) & device_flag::PODS != 0
+    };
+    if pod {
+        Origin::Pod
+    } else if services.is_local(tuple.source.to_mapped()) {
+        Origin::Node
+    } else {
+        Origin::Outside
+    }
+}
+
+impl Route<'_> {
+    /// Whether the client's address must be replaced on the way to an endpoint: always where a pod
+    /// reaches itself, never where the endpoint is the host, since masquerading only concerns what
+    /// the node sends on.
+    #[inline(always)]
+    pub fn source_nat<A: Address>(&self, tuple: &Tuple<A>, endpoint: &Endpoint) -> bool {
+        if endpoint.flags & endpoint_flag::HOST != 0 {
+            return false;
+        }
+        self.masquerade || tuple.source == A::from_mapped(endpoint.address)
+    }
+}
+
+/// The policy for a frontend: Local for what comes from outside under externalTrafficPolicy Local,
+/// while pods and the node itself are short-circuited to the whole cluster.
+#[inline(always)]
+fn policy(plan: &Plan, kind: FrontendKind, origin: Origin) -> Policy {
+    let local = match kind {
+        FrontendKind::ClusterIp => plan.has(plan_flag::INTERNAL_LOCAL),
+        _ => plan.has(plan_flag::EXTERNAL_LOCAL) && origin == Origin::Outside,
+    };
+    if local {
+        Policy::Local
+    } else {
+        Policy::Cluster
+    }
+}
+
+#[inline(always)]
+fn masquerade<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    kind: FrontendKind,
+    origin: Origin,
+) -> bool {
+    let config = services.config();
+    match kind {
+        FrontendKind::ClusterIp => {
+            config.flags & config_flag::MASQUERADE_ALL != 0
+                || config.has_detector::<A>() && origin != Origin::Pod
+        }
+        _ if plan.has(plan_flag::EXTERNAL_LOCAL) => origin == Origin::Node,
+        _ => true,
+    }
+}

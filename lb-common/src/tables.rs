@@ -1,0 +1,65 @@
+//! What a packet may ask: the state that decisions depend on. The kernel answers from maps, tests and
+//! `explain` from memory.
+
+use crate::{
+    abi::{Affinity, AffinityKey, Config, Endpoint, FragmentKey, Frontend, FrontendKey, Plan},
+    addr::{Address, Ip6},
+    flow::{Hop, table::Slots},
+    verdict::Reason,
+};
+
+/// State that the choice of an endpoint depends on.
+pub trait Services<A: Address> {
+    fn config(&self) -> &Config;
+    fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend>;
+    /// The published plan of a service.
+    fn plan(&self, service: u32) -> Option<&Plan>;
+    /// The endpoint at an index.
+    fn endpoint(&self, index: u32) -> Option<&Endpoint>;
+    /// Position of an endpoint in its service's range, at a row of a Maglev lookup table.
+    fn maglev(&self, row: u32) -> Option<u16>;
+    /// Whether a set of source ranges has the address.
+    fn source_allowed(&self, set: u32, address: Ip6) -> bool;
+    /// Whether the address is one of this node's.
+    fn is_local(&self, address: Ip6) -> bool;
+    /// [`crate::abi::device_flag`]s of a device.
+    fn device_flags(&self, ifindex: u32) -> u32;
+    fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
+    fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
+    /// Where an endpoint is now, by its id.
+    fn slots_of(&self, endpoint: u32) -> [u32; 2];
+    /// A number that nobody can foresee.
+    fn random(&self) -> u32;
+    /// Seconds since boot.
+    fn seconds(&self) -> u32;
+    /// Counts a connection to an endpoint.
+    fn count_connection(&self, service: u32, endpoint: u32);
+    /// Counts a refused or dropped first packet.
+    fn count_refusal(&self, service: u32, reason: Reason);
+}
+
+/// State and services of the kernel that only packets need, sockets do not.
+pub trait Tables<A: Address>: Services<A> + Slots<A> {
+    /// Whether frames can be sent to any device and neighbours be resolved (TC), or only frames with
+    /// a complete header to certain devices (XDP).
+    const ANY_DEVICE: bool;
+
+    /// The coarse clock, in ticks.
+    fn ticks(&self) -> u32;
+    /// Where a packet with these addresses leaves.
+    fn next_hop(&self, protocol: u8, source: &A, destination: &A) -> NextHop;
+    /// Index of the flow that a packet's first fragment was of.
+    fn fragment(&self, key: &FragmentKey) -> Option<u32>;
+    fn remember_fragment(&self, key: &FragmentKey, flow: u32);
+    /// Whether one more ICMP answer may be sent.
+    fn may_answer(&self) -> bool;
+}
+
+/// The route of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextHop {
+    Known(Hop),
+    /// The neighbour's address is not known yet; the device is.
+    Unresolved(u32),
+    None,
+}

@@ -1,0 +1,179 @@
+//! What happens to a packet, and why; the reason's number is its counter's index.
+
+/// Declares [`Reason`] with its names for people and metrics.
+macro_rules! reasons {
+    ($($(#[$attribute:meta])* $variant:ident = $name:literal,)*) => {
+        /// Why a packet was passed, forwarded, answered or dropped.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Reason {
+            $($(#[$attribute])* $variant,)*
+        }
+
+        impl Reason {
+            /// All reasons, in the order of their numbers.
+            pub const ALL: &'static [Reason] = &[$(Reason::$variant),*];
+
+            /// The reason's name in metrics and output.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Reason::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    #[default]
+    /// Neither IPv4 nor IPv6, or tagged for a VLAN whose own device is looked at instead.
+    NotIp = "not-ip",
+    /// A protocol without translation: the kernel's business.
+    OtherProtocol = "other-protocol",
+    /// Headers that make no sense or are cut short: the kernel's business.
+    Malformed = "malformed",
+    /// To no Service and of no flow.
+    NotService = "not-service",
+    /// A TCP reset of no flow: it opens nothing.
+    StrayReset = "stray-reset",
+    /// A later fragment of a packet whose first fragment was not of a flow.
+    UnknownFragment = "unknown-fragment",
+    /// An answer that must cross the host's stack before it is translated.
+    ReplyToStack = "reply-to-stack",
+    /// Left to a later hook, which can reach the next hop.
+    LaterHook = "later-hook",
+    /// The checksum is not complete yet: left to a hook that can tell.
+    PartialChecksum = "partial-checksum",
+    /// First packet of a connection, on its way to the endpoint.
+    Opened = "opened",
+    /// A later packet to the endpoint.
+    ToEndpoint = "to-endpoint",
+    /// A packet to the client.
+    ToClient = "to-client",
+    /// A later fragment that followed its first.
+    FollowedFragment = "followed-fragment",
+    /// An ICMP error about a translated packet, translated as well.
+    IcmpError = "icmp-error",
+    /// No usable endpoint in the cluster: port unreachable.
+    NoEndpoints = "no-endpoints",
+    /// No endpoint on this node under a Local policy: dropped, so that load balancers move on.
+    NoLocalEndpoints = "no-local-endpoints",
+    /// The client is in none of loadBalancerSourceRanges.
+    SourceRange = "source-range",
+    /// The service's entry is incomplete; the agent is changing it.
+    NotProgrammed = "not-programmed",
+    /// No room for another flow.
+    FlowTableFull = "flow-table-full",
+    /// All ports tried for source NAT are in use towards the endpoint.
+    SnatPortsExhausted = "snat-ports-exhausted",
+    /// Two CPUs tried to open the same flow.
+    InsertRace = "insert-race",
+    /// The node has no address of the family for source NAT.
+    NoNodeAddress = "no-node-address",
+    /// No route to the rewritten destination.
+    NoRoute = "no-route",
+    /// The time to live ran out: answered so.
+    TimeExceeded = "time-exceeded",
+    /// Too big for the next link and not to be fragmented: answered so.
+    TooBig = "too-big",
+    /// An answer would have been due but too many were given this second.
+    AnswerRateLimited = "answer-rate-limited",
+    /// The packet could not be rewritten where it was.
+    NotWritable = "not-writable",
+    /// A socket's destination was replaced by an endpoint.
+    SocketTranslated = "socket-translated",
+}
+
+/// Number of reasons.
+pub const REASONS: usize = Reason::ALL.len();
+
+/// Where in the kernel a packet or socket was looked at; with [`Reason`] the index of a counter.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    Xdp,
+    TcIngress,
+    TcEgress,
+    Socket,
+}
+
+impl Hook {
+    /// All hooks, in the order of their numbers.
+    pub const ALL: &'static [Hook] = &[Hook::Xdp, Hook::TcIngress, Hook::TcEgress, Hook::Socket];
+
+    /// The hook's name in metrics and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Hook::Xdp => "xdp",
+            Hook::TcIngress => "tc-ingress",
+            Hook::TcEgress => "tc-egress",
+            Hook::Socket => "socket",
+        }
+    }
+
+    /// Index of the counter for `reason` at this hook.
+    #[inline(always)]
+    pub const fn counter(self, reason: Reason) -> u32 {
+        self as u32 * REASONS as u32 + reason as u32
+    }
+}
+
+/// Number of counters.
+pub const COUNTERS: usize = Hook::ALL.len() * REASONS;
+
+/// What becomes of a frame, and why. (Not an enum with fields: what a variant leaves undefined may
+/// not even be copied, says the verifier.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub action: Action,
+    pub reason: Reason,
+    /// The device to leave by, for [`Action::Redirect`] and [`Action::Resolve`]; else 0.
+    pub ifindex: u32,
+}
+
+/// What the hook has to do with the frame; all rewriting has been done.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Let it go on its way.
+    Pass,
+    /// Send it out of a device; its Ethernet header is complete.
+    Redirect,
+    /// Send it out of a device as soon as the kernel has resolved the neighbour.
+    Resolve,
+    /// Send it back where it came from: an answer was built in its place.
+    Answer,
+    Drop,
+}
+
+impl Verdict {
+    /// Lets the frame go on its way.
+    #[inline(always)]
+    pub const fn pass(reason: Reason) -> Self {
+        Self {
+            action: Action::Pass,
+            reason,
+            ifindex: 0,
+        }
+    }
+
+    /// Drops it.
+    #[inline(always)]
+    pub const fn drop(reason: Reason) -> Self {
+        Self {
+            action: Action::Drop,
+            reason,
+            ifindex: 0,
+        }
+    }
+
+    /// Sends the answer back that it has become.
+    #[inline(always)]
+    pub const fn answer(reason: Reason) -> Self {
+        Self {
+            action: Action::Answer,
+            reason,
+            ifindex: 0,
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The kernel's answers to what packets ask.
+
+use core::{mem, ptr::NonNull};
+
+use aya_ebpf::{
+    bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibParams},
+    btf_maps::lpm_trie::Key,
+    helpers::generated::{bpf_fib_lookup, bpf_get_prandom_u32, bpf_jiffies64},
+};
+use lb_common::{
+    abi::{
+        Affinity, AffinityKey, Config, Endpoint, FragmentKey, Frontend, FrontendKey, Plan,
+        SourceRangeKey,
+    },
+    addr::{Address, Family, Ip4, Ip6},
+    flow::{
+        Ethernet, Hop,
+        table::{self, Record, Slots},
+    },
+    parse::Tuple,
+    tables::{NextHop, Services, Tables},
+    verdict::{Hook, Reason},
+};
+
+use crate::maps::{
+    AFFINITY, CONFIG, COUNTERS, DEVICES, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
+    LOCAL_ADDRESSES, MAGLEV, PLANS, REJECT_BUDGET, SERVICE_STATS, SERVICES, SOURCE_RANGES,
+};
+
+/// The maps and helpers, as a hook sees them.
+pub struct Kernel<C, const ANY_DEVICE: bool> {
+    config: &'static Config,
+    context: C,
+    ifindex: u32,
+}
+
+impl<C, const ANY_DEVICE: bool> Kernel<C, ANY_DEVICE> {
+    /// `None` until the agent has written the settings.
+    #[inline(always)]
+    pub fn new(context: C, ifindex: u32) -> Option<Self> {
+        let config = CONFIG.get(0)?;
+        (config.hz != 0).then_some(Self {
+            config,
+            context,
+            ifindex,
+        })
+    }
+}
+
+/// Counts what became of a packet.
+#[inline(always)]
+pub fn count(hook: Hook, reason: Reason) {
+    if let Some(counter) = COUNTERS.get_ptr_mut(hook.counter(reason)) {
+        // SAFETY: the element is this CPU's.
+        unsafe { *counter = (*counter).wrapping_add(1) };
+    }
+}
+
+impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEVICE> {
+    #[inline(always)]
+    fn config(&self) -> &Config {
+        self.config
+    }
+
+    #[inline(always)]
+    fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend> {
+        A::frontend(key)
+    }
+
+    #[inline(always)]
+    fn plan(&self, service: u32) -> Option<&Plan> {
+        let entry = SERVICES.get_ptr(service)?;
+        // SAFETY: an aligned word that the agent stores as a whole; read once.
+        let plan = unsafe { (&raw const (*entry).plan).read_volatile() };
+        if plan == 0 {
+            return None;
+        }
+        PLANS.get(plan)
+    }
+
+    #[inline(always)]
+    fn endpoint(&self, index: u32) -> Option<&Endpoint> {
+        ENDPOINTS.get(index)
+    }
+
+    #[inline(always)]
+    fn maglev(&self, row: u32) -> Option<u16> {
+        let rows = MAGLEV.get(row / 4)?;
+        rows.positions.get((row % 4) as usize).copied()
+    }
+
+    #[inline(always)]
+    fn source_allowed(&self, set: u32, address: Ip6) -> bool {
+        let key = Key::new(
+            160,
+            SourceRangeKey {
+                set: set.to_be(),
+                address,
+            },
+        );
+        SOURCE_RANGES.get(&key).is_some()
+    }
+
+    #[inline(always)]
+    fn is_local(&self, address: Ip6) -> bool {
+        LOCAL_ADDRESSES.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn device_flags(&self, ifindex: u32) -> u32 {
+        // SAFETY: one word.
+        unsafe { DEVICES.get(ifindex) }.map_or(0, |device| device.flags)
+    }
+
+    #[inline(always)]
+    fn affinity(&self, key: &AffinityKey) -> Option<Affinity> {
+        // SAFETY: two words; the endpoint id is checked against the endpoint itself.
+        unsafe { AFFINITY.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
+        // A full table of an LRU map makes room; nothing else can fail.
+        let _ = AFFINITY.insert(key, value, 0);
+    }
+
+    #[inline(always)]
+    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
+        ENDPOINT_STATES
+            .get(endpoint)
+            .map_or([u32::MAX; 2], |state| state.slots)
+    }
+
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        // SAFETY: no arguments.
+        unsafe { bpf_get_prandom_u32() }
+    }
+
+    #[inline(always)]
+    fn seconds(&self) -> u32 {
+        // SAFETY: no arguments.
+        let jiffies = unsafe { bpf_jiffies64() };
+        jiffies.checked_div(u64::from(self.config.hz)).unwrap_or(0) as u32
+    }
+
+    #[inline(always)]
+    fn count_connection(&self, service: u32, endpoint: u32) {
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
+            // SAFETY: a counter in a map, only ever added to.
+            unsafe { lb_common::add(&raw mut (*stats).connections, 1) };
+        }
+        if let Some(state) = ENDPOINT_STATES.get_ptr_mut(endpoint) {
+            // SAFETY: as above.
+            unsafe { lb_common::add(&raw mut (*state).connections, 1) };
+        }
+    }
+
+    #[inline(always)]
+    fn count_refusal(&self, service: u32, reason: Reason) {
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
+            // SAFETY: as above.
+            unsafe {
+                match reason {
+                    Reason::NoEndpoints => lb_common::add(&raw mut (*stats).rejected, 1),
+                    _ => lb_common::add(&raw mut (*stats).dropped, 1),
+                }
+            }
+        }
+    }
+}
+
+// SAFETY: elements of an array map live as long as the map; memory-mappable arrays start on a page,
+// so records of 64 and 128 bytes are aligned.
+unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY_DEVICE> {
+    #[inline(always)]
+    fn mask(&self) -> u32 {
+        self.config.flow_mask::<A>()
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u32) -> Option<Record<A>> {
+        A::flow(index).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn secret(&self) -> [u64; 2] {
+        self.config.secret
+    }
+
+    #[inline(always)]
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::claim_index(tuple)
+    }
+}
+
+/// [`FamilyMaps::claim_index`] for IPv4. Exported, which is what makes it a function of its own for
+/// the verifier.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    claim_index(tuple)
+}
+
+/// [`FamilyMaps::claim_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    claim_index(tuple)
+}
+
+#[inline(always)]
+fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+    // SAFETY: null or a tuple; the verifier makes sure.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, ANY_DEVICE> {
+    const ANY_DEVICE: bool = ANY_DEVICE;
+
+    #[inline(always)]
+    fn ticks(&self) -> u32 {
+        // SAFETY: no arguments.
+        (unsafe { bpf_jiffies64() } >> (self.config.tick_shift & 63)) as u32
+    }
+
+    #[inline(never)]
+    fn next_hop(&self, protocol: u8, source: &A, destination: &A) -> NextHop {
+        // SAFETY: integers and unions of integers only.
+        let mut params: FibParams = unsafe { mem::zeroed() };
+        params.ifindex = self.ifindex;
+        params.l4_protocol = protocol;
+        // Any length asks for the route's MTU.
+        params.__bindgen_anon_1.tot_len = 1;
+        match A::FAMILY {
+            Family::V4 => {
+                params.family = 2; // AF_INET
+                params.__bindgen_anon_3.ipv4_src = source.halves().0 as u32;
+                params.__bindgen_anon_4.ipv4_dst = destination.halves().0 as u32;
+            }
+            Family::V6 => {
+                params.family = 10; // AF_INET6
+                params.__bindgen_anon_3.ipv6_src = words(*source);
+                params.__bindgen_anon_4.ipv6_dst = words(*destination);
+            }
+        }
+        // SAFETY: the context is the program's, the parameters are as long as said.
+        let result = unsafe {
+            bpf_fib_lookup(
+                self.context.pointer(),
+                &raw mut params,
+                size_of::<FibParams>() as i32,
+                0,
+            )
+        };
+        match result as u32 {
+            BPF_FIB_LKUP_RET_SUCCESS => NextHop::Known(Hop {
+                ifindex: params.ifindex,
+                ethernet: Ethernet {
+                    to: params.dmac,
+                    from: params.smac,
+                },
+                // SAFETY: a number whatever was stored.
+                mtu: unsafe { params.__bindgen_anon_1.mtu_result },
+                pad: 0,
+            }),
+            BPF_FIB_LKUP_RET_NO_NEIGH => NextHop::Unresolved(params.ifindex),
+            _ => NextHop::None,
+        }
+    }
+
+    #[inline(always)]
+    fn fragment(&self, key: &FragmentKey) -> Option<u32> {
+        // SAFETY: one word.
+        unsafe { FRAGMENTS.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn remember_fragment(&self, key: &FragmentKey, flow: u32) {
+        // A full table of an LRU map makes room; nothing else can fail.
+        let _ = FRAGMENTS.insert(key, flow, 0);
+    }
+
+    #[inline(always)]
+    fn may_answer(&self) -> bool {
+        let Some(budget) = REJECT_BUDGET.get_ptr_mut(0) else {
+            return false;
+        };
+        let second = Services::<A>::seconds(self);
+        // SAFETY: the element is this CPU's.
+        let budget = unsafe { &mut *budget };
+        if budget.second != second {
+            budget.second = second;
+            budget.left = self.config.reject_rate;
+        }
+        if budget.left == 0 {
+            return false;
+        }
+        budget.left -= 1;
+        true
+    }
+}
+
+/// A program's context, as helpers take it.
+pub trait Context {
+    fn pointer(&self) -> *mut core::ffi::c_void;
+}
+
+impl Context for *mut aya_ebpf::bindings::xdp_md {
+    #[inline(always)]
+    fn pointer(&self) -> *mut core::ffi::c_void {
+        self.cast()
+    }
+}
+
+impl Context for *mut aya_ebpf::bindings::__sk_buff {
+    #[inline(always)]
+    fn pointer(&self) -> *mut core::ffi::c_void {
+        self.cast()
+    }
+}
+
+/// An IPv6 address as the four words that helpers take.
+#[inline(always)]
+fn words<A: Address>(address: A) -> [u32; 4] {
+    // SAFETY: sixteen bytes, any of which are valid words.
+    unsafe { mem::transmute(address.to_mapped().octets) }
+}

@@ -1,0 +1,223 @@
+//! The cgroup hooks: connections of the node's own processes, translated at the socket.
+
+use aya_ebpf::{
+    bindings::bpf_sock_addr,
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
+};
+use lb_common::{
+    abi::{Socket, SocketKey, config_flag},
+    addr::{Address, Ip4, Ip6},
+    parse::{TCP, Tuple, UDP},
+    socket::{self, Outcome},
+    tables::Services,
+    verdict::{Hook, Reason},
+};
+
+use crate::{
+    kernel::{Kernel, count},
+    maps::{FamilyMaps, SOCKETS},
+};
+
+/// The call may go on.
+const ALLOW: i32 = 1;
+/// The call fails with the value set.
+const DENY: i32 = 0;
+/// `-ECONNREFUSED`.
+const REFUSED: i32 = -111;
+
+/// Sends a `connect` or `sendmsg` to an endpoint instead of the service, if it is to one.
+#[inline(always)]
+pub fn outgoing<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
+    let protocol = protocol(ctx);
+    if protocol != TCP && protocol != UDP {
+        return ALLOW;
+    }
+    let Some(kernel) = Kernel::<_, true>::new(ctx, 0) else {
+        return ALLOW;
+    };
+    let everywhere = Services::<Ip4>::config(&kernel).flags & config_flag::SOCKETS_OF_PODS != 0;
+    // SAFETY: the program's own context.
+    let netns = unsafe { bpf_get_netns_cookie(ctx.cast()) };
+    if !everywhere && netns != Services::<Ip4>::config(&kernel).netns_cookie {
+        return ALLOW;
+    }
+    match D::read(ctx) {
+        Target::V4(address) => redirect::<Ip4, D>(&kernel, ctx, address, protocol),
+        Target::V6(address) => redirect::<Ip6, D>(&kernel, ctx, address, protocol),
+    }
+}
+
+/// Shows a socket the service that it believes to talk to: for `recvmsg` and `getpeername`.
+#[inline(always)]
+pub fn incoming<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
+    let address = match D::read(ctx) {
+        Target::V4(address) => address.to_mapped(),
+        Target::V6(address) => address,
+    };
+    let key = key(ctx, address, port(ctx), protocol(ctx));
+    // SAFETY: an entry is written once for a socket and endpoint.
+    if let Some(socket) = unsafe { SOCKETS.get(&key) } {
+        D::write(ctx, socket.address);
+        write_port(ctx, socket.port);
+    }
+    ALLOW
+}
+
+/// How a hook's context holds the address.
+pub trait SocketAddress {
+    fn read(ctx: *mut bpf_sock_addr) -> Target;
+    /// Writes an address, IPv4 in its mapped form.
+    fn write(ctx: *mut bpf_sock_addr, address: Ip6);
+}
+
+/// An address of either family.
+pub enum Target {
+    V4(Ip4),
+    V6(Ip6),
+}
+
+/// Hooks of IPv4 sockets.
+pub struct Inet;
+
+/// Hooks of IPv6 sockets, which may talk to IPv4 addresses in their mapped form.
+pub struct Inet6;
+
+impl SocketAddress for Inet {
+    #[inline(always)]
+    fn read(ctx: *mut bpf_sock_addr) -> Target {
+        // SAFETY: the program's own context.
+        Target::V4(Ip4 {
+            octets: unsafe { (*ctx).user_ip4 }.to_ne_bytes(),
+        })
+    }
+
+    #[inline(always)]
+    fn write(ctx: *mut bpf_sock_addr, address: Ip6) {
+        let word = u32::from_ne_bytes(Ip4::from_mapped(address).octets);
+        // SAFETY: the program's own context. Volatile: the kernel takes whole words only.
+        unsafe { (&raw mut (*ctx).user_ip4).write_volatile(word) };
+    }
+}
+
+impl SocketAddress for Inet6 {
+    #[inline(always)]
+    fn read(ctx: *mut bpf_sock_addr) -> Target {
+        // SAFETY: the program's own context. Volatile: the kernel gives whole words only.
+        let [a, b, c, d] = unsafe {
+            let words = (&raw const (*ctx).user_ip6).cast::<u32>();
+            [
+                words.read_volatile(),
+                words.add(1).read_volatile(),
+                words.add(2).read_volatile(),
+                words.add(3).read_volatile(),
+            ]
+        };
+        if a == 0 && b == 0 && c == 0xffff_u32.to_be() {
+            return Target::V4(Ip4 {
+                octets: d.to_ne_bytes(),
+            });
+        }
+        let mut octets = [0; 16];
+        octets[..4].copy_from_slice(&a.to_ne_bytes());
+        octets[4..8].copy_from_slice(&b.to_ne_bytes());
+        octets[8..12].copy_from_slice(&c.to_ne_bytes());
+        octets[12..].copy_from_slice(&d.to_ne_bytes());
+        Target::V6(Ip6 { octets })
+    }
+
+    #[inline(always)]
+    fn write(ctx: *mut bpf_sock_addr, address: Ip6) {
+        let o = address.octets;
+        // SAFETY: as for `read`.
+        unsafe {
+            let words = (&raw mut (*ctx).user_ip6).cast::<u32>();
+            words.write_volatile(u32::from_ne_bytes([o[0], o[1], o[2], o[3]]));
+            words
+                .add(1)
+                .write_volatile(u32::from_ne_bytes([o[4], o[5], o[6], o[7]]));
+            words
+                .add(2)
+                .write_volatile(u32::from_ne_bytes([o[8], o[9], o[10], o[11]]));
+            words
+                .add(3)
+                .write_volatile(u32::from_ne_bytes([o[12], o[13], o[14], o[15]]));
+        }
+    }
+}
+
+#[inline(always)]
+fn redirect<A: FamilyMaps, D: SocketAddress>(
+    kernel: &Kernel<*mut bpf_sock_addr, true>,
+    ctx: *mut bpf_sock_addr,
+    address: A,
+    protocol: u8,
+) -> i32 {
+    let tuple = Tuple {
+        source: Services::<A>::config(kernel).node(),
+        destination: address,
+        source_port: 0,
+        destination_port: port(ctx),
+        protocol,
+        pad: [0; 3],
+    };
+    let reason = match socket::destination(kernel, &tuple) {
+        Outcome::Keep(reason) => reason,
+        Outcome::Refuse(reason) => {
+            count(Hook::Socket, reason);
+            // SAFETY: a plain number.
+            unsafe { bpf_set_retval(REFUSED) };
+            return DENY;
+        }
+        Outcome::Replace {
+            address: endpoint,
+            port,
+            service,
+        } => {
+            let key = key(ctx, endpoint.to_mapped(), port, protocol);
+            let value = Socket {
+                address: address.to_mapped(),
+                port: tuple.destination_port,
+                pad: 0,
+                service,
+            };
+            // A full table of an LRU map makes room; nothing else can fail.
+            let _ = SOCKETS.insert(&key, &value, 0);
+            D::write(ctx, endpoint.to_mapped());
+            write_port(ctx, port);
+            Reason::SocketTranslated
+        }
+    };
+    count(Hook::Socket, reason);
+    ALLOW
+}
+
+#[inline(always)]
+fn key(ctx: *mut bpf_sock_addr, address: Ip6, port: u16, protocol: u8) -> SocketKey {
+    SocketKey {
+        // SAFETY: the program's own context.
+        cookie: unsafe { bpf_get_socket_cookie(ctx.cast()) },
+        address,
+        port,
+        protocol: u16::from(protocol),
+        pad: 0,
+    }
+}
+
+#[inline(always)]
+fn protocol(ctx: *mut bpf_sock_addr) -> u8 {
+    // SAFETY: the program's own context.
+    unsafe { (*ctx).protocol as u8 }
+}
+
+/// The port in host order.
+#[inline(always)]
+fn port(ctx: *mut bpf_sock_addr) -> u16 {
+    // SAFETY: the program's own context.
+    u16::from_be(unsafe { (*ctx).user_port } as u16)
+}
+
+#[inline(always)]
+fn write_port(ctx: *mut bpf_sock_addr, port: u16) {
+    // SAFETY: the program's own context. Volatile: the kernel takes whole words only.
+    unsafe { (&raw mut (*ctx).user_port).write_volatile(u32::from(port.to_be())) };
+}

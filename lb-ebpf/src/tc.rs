@@ -1,0 +1,225 @@
+//! The TC hooks: any device, neighbours the kernel resolves, checksums that are not complete yet.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, TC_ACT_SHOT, TC_ACT_UNSPEC},
+    helpers::generated::{
+        bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
+        bpf_skb_change_tail, bpf_skb_pull_data,
+    },
+};
+use lb_common::{
+    addr::{Address as _, Ip4, Ip6},
+    checksum::Difference,
+    frame::Frame,
+    packet::Packet,
+    parse,
+    pipeline::{self, Work},
+    verdict::{Action, Hook, Reason, Verdict},
+};
+
+use crate::{
+    kernel::{Kernel, count},
+    maps::FamilyMaps,
+};
+
+/// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what it
+/// quotes.
+const HEADERS: u32 = 192;
+
+/// Handles a packet that came in on a device.
+#[inline(always)]
+pub fn ingress(skb: *mut __sk_buff) -> i32 {
+    run::<Ingress>(skb)
+}
+
+/// Handles a packet that leaves by a device.
+#[inline(always)]
+pub fn egress(skb: *mut __sk_buff) -> i32 {
+    run::<Egress>(skb)
+}
+
+/// A direction's half of the pipeline.
+trait Direction {
+    const HOOK: Hook;
+    fn handle<A: FamilyMaps>(
+        kernel: &Kernel<*mut __sk_buff, true>,
+        frame: &mut SkbFrame,
+        work: &mut Work<A>,
+    ) -> Verdict;
+}
+
+struct Ingress;
+
+impl Direction for Ingress {
+    const HOOK: Hook = Hook::TcIngress;
+
+    #[inline(always)]
+    fn handle<A: FamilyMaps>(
+        kernel: &Kernel<*mut __sk_buff, true>,
+        frame: &mut SkbFrame,
+        work: &mut Work<A>,
+    ) -> Verdict {
+        pipeline::ingress(kernel, frame, work)
+    }
+}
+
+struct Egress;
+
+impl Direction for Egress {
+    const HOOK: Hook = Hook::TcEgress;
+
+    #[inline(always)]
+    fn handle<A: FamilyMaps>(
+        kernel: &Kernel<*mut __sk_buff, true>,
+        frame: &mut SkbFrame,
+        work: &mut Work<A>,
+    ) -> Verdict {
+        pipeline::egress(kernel, frame, work)
+    }
+}
+
+#[inline(always)]
+fn run<D: Direction>(skb: *mut __sk_buff) -> i32 {
+    let mut frame = SkbFrame { skb };
+    let Some(kernel) = Kernel::new(skb, frame.ifindex()) else {
+        return TC_ACT_UNSPEC;
+    };
+    let verdict = match frame.ethertype() {
+        Some(Ip4::ETHERTYPE) => family::<Ip4, D>(&kernel, &mut frame),
+        Some(Ip6::ETHERTYPE) => family::<Ip6, D>(&kernel, &mut frame),
+        _ => Verdict::pass(Reason::NotIp),
+    };
+    count(D::HOOK, verdict.reason);
+    act(verdict, &frame)
+}
+
+#[inline(always)]
+fn family<A: FamilyMaps, D: Direction>(
+    kernel: &Kernel<*mut __sk_buff, true>,
+    frame: &mut SkbFrame,
+) -> Verdict {
+    let Some(work) = A::work(D::HOOK) else {
+        return Verdict::pass(Reason::NotIp);
+    };
+    // SAFETY: the element is this CPU's and this hook's.
+    D::handle::<A>(kernel, frame, unsafe { &mut *work })
+}
+
+#[inline(always)]
+fn act(verdict: Verdict, frame: &SkbFrame) -> i32 {
+    // SAFETY: plain numbers; no parameters for the neighbour means that the kernel looks it up.
+    unsafe {
+        match verdict.action {
+            Action::Pass => TC_ACT_UNSPEC,
+            Action::Redirect => bpf_redirect(verdict.ifindex, 0) as i32,
+            Action::Resolve => {
+                bpf_redirect_neigh(verdict.ifindex, core::ptr::null_mut(), 0, 0) as i32
+            }
+            Action::Answer => bpf_redirect(frame.ifindex(), 0) as i32,
+            Action::Drop => TC_ACT_SHOT as i32,
+        }
+    }
+}
+
+struct SkbFrame {
+    skb: *mut __sk_buff,
+}
+
+impl SkbFrame {
+    /// The EtherType, once the headers can be accessed. Packets with a VLAN tag are the VLAN device's.
+    #[inline(always)]
+    fn ethertype(&self) -> Option<u16> {
+        // SAFETY: the program's own context.
+        unsafe {
+            if (*self.skb).vlan_present != 0 {
+                return None;
+            }
+            let length = (*self.skb).len;
+            if (self.packet().len() as u32) < HEADERS && self.packet().len() as u32 != length {
+                let wanted = if length < HEADERS { length } else { HEADERS };
+                bpf_skb_pull_data(self.skb, wanted);
+            }
+        }
+        parse::ethertype(self.packet())
+    }
+}
+
+impl Frame for SkbFrame {
+    const MAY_BE_PARTIAL: bool = false;
+
+    #[inline(always)]
+    fn packet(&self) -> Packet {
+        // SAFETY: as for XDP.
+        unsafe {
+            let data = (&raw const (*self.skb).data).read_volatile() as usize;
+            let end = (&raw const (*self.skb).data_end).read_volatile() as usize;
+            Packet::new(data, end)
+        }
+    }
+
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        // SAFETY: the program's own context.
+        unsafe { (*self.skb).ifindex }
+    }
+
+    #[inline(always)]
+    fn wire_length(&self, length: u32, headers: u32) -> u32 {
+        // SAFETY: the program's own context.
+        let segment = unsafe { (*self.skb).gso_size };
+        // The shortest TCP header: too big is only said of what surely is.
+        if segment == 0 {
+            length
+        } else {
+            headers + 20 + segment
+        }
+    }
+
+    #[inline(always)]
+    fn change_checksum(
+        &mut self,
+        offset: usize,
+        pseudo: Difference,
+        covered: Difference,
+        udp: bool,
+    ) -> Option<()> {
+        let flags = if udp {
+            u64::from(BPF_F_MARK_MANGLED_0)
+        } else {
+            0
+        };
+        // Where a device will complete the checksum, it holds the pseudo header's sum only: the
+        // kernel knows, and leaves the other change out.
+        // SAFETY: the program's own context; the offset is checked by the helper.
+        unsafe {
+            let pseudo_flags = flags | u64::from(BPF_F_PSEUDO_HDR);
+            if bpf_l4_csum_replace(
+                self.skb,
+                offset as u32,
+                0,
+                pseudo.to_u32().into(),
+                pseudo_flags,
+            ) != 0
+                || bpf_l4_csum_replace(self.skb, offset as u32, 0, covered.to_u32().into(), flags)
+                    != 0
+            {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    #[inline(always)]
+    fn reshape(&mut self, front: usize, length: usize) -> Option<()> {
+        // SAFETY: the program's own context; the bounds are read again afterwards.
+        unsafe {
+            if bpf_skb_change_tail(self.skb, (length - front) as u32, 0) != 0
+                || bpf_skb_change_head(self.skb, front as u32, 0) != 0
+                || bpf_skb_pull_data(self.skb, length as u32) != 0
+            {
+                return None;
+            }
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,78 @@
+//! The command line: parses arguments and the configuration file, and runs the command.
+
+use std::{
+    ffi::OsString,
+    io::{self, ErrorKind, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::Context;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, parser::ValueSource};
+
+use crate::config::file;
+
+mod plan;
+mod snapshot;
+
+/// Runs the command in `arguments`, which start with the program's name.
+///
+/// Exits with 2 if the arguments are wrong, with 1 if the command fails.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    match Cli::from_arguments(arguments.into_iter().collect()).and_then(Cli::run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error),
+    }
+}
+
+/// Load balancing for Kubernetes Services on this node, by eBPF
+#[derive(Debug, Parser)]
+#[command(name = "node-lb", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Plan(plan::Command),
+}
+
+impl Cli {
+    /// Parses the arguments, and once more with those of the configuration file they name.
+    fn from_arguments(mut arguments: Vec<OsString>) -> anyhow::Result<Self> {
+        let mut matches = Self::command().try_get_matches_from(&arguments)?;
+        if let Some((_, command)) = matches.subcommand()
+            && let Ok(Some(path)) = command.try_get_one::<PathBuf>("config")
+        {
+            arguments.extend(file::arguments(path, |flag| {
+                command.value_source(flag) == Some(ValueSource::CommandLine)
+            })?);
+            matches = Self::command().try_get_matches_from(&arguments)?;
+        }
+        Ok(Self::from_arg_matches(&matches)?)
+    }
+
+    fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::Plan(command) => command.run(),
+        }
+    }
+}
+
+/// Prints what went wrong, or the help that was asked for.
+fn report(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<clap::Error>() {
+        Some(error) => error.exit(),
+        None => eprintln!("error: {error:#}"),
+    }
+    ExitCode::FAILURE
+}
+
+/// Prints a command's result; a reader that has seen enough is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
+}

@@ -1,0 +1,177 @@
+//! Every setting as a command line flag; the configuration file has the same names.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::{ArgAction, Args};
+use ipnet::IpNet;
+
+use super::values::{
+    DetectLocalMode, FeatureGate, NetfilterMode, NodePortAddress, PortRange, SocketLb, XdpMode,
+    duration, healthz_address, maglev_table_size, metrics_address,
+};
+use crate::source::SourceSpec;
+
+/// The settings as given; [`Config`](super::Config) is what they amount to.
+///
+/// Flags that kube-proxy also has carry its names and meanings.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Settings")]
+pub struct Flags {
+    /// YAML file of settings named like these flags; a flag on the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Where Services, EndpointSlices and Nodes come from
+    #[arg(long, value_name = "dir:PATH")]
+    pub source: Option<SourceSpec>,
+
+    /// Name of this node [default: the host name]
+    #[arg(long, alias = "hostname-override", value_name = "NAME")]
+    pub node: Option<String>,
+
+    /// Address of this node, besides those of its Node object; may be repeated
+    #[arg(long = "node-address", value_name = "IP", value_delimiter = ',')]
+    pub node_addresses: Vec<IpAddr>,
+
+    /// Where node ports are accepted: `primary` (the node IP) or networks. A family without a
+    /// network in the list accepts on all its addresses
+    #[arg(
+        long,
+        value_name = "primary|CIDR,..",
+        value_delimiter = ',',
+        default_value = "primary"
+    )]
+    pub nodeport_addresses: Vec<NodePortAddress>,
+
+    /// How local pods are told from everyone else
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_enum,
+        ignore_case = true,
+        default_value = "ClusterCIDR"
+    )]
+    pub detect_local_mode: DetectLocalMode,
+
+    /// Networks of the cluster's pods, at most one per family
+    #[arg(long, value_name = "CIDR,..", value_delimiter = ',')]
+    pub cluster_cidr: Vec<IpNet>,
+
+    /// Bridge that pods are attached to, for BridgeInterface
+    #[arg(long, value_name = "NAME")]
+    pub pod_bridge_interface: Option<String>,
+
+    /// Start of the names of pod interfaces, for InterfaceNamePrefix
+    #[arg(long, value_name = "PREFIX")]
+    pub pod_interface_name_prefix: Option<String>,
+
+    /// Source-NAT all traffic to cluster IPs
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub masquerade_all: bool,
+
+    /// Kubernetes feature gates of kube-proxy: AllowServiceExternalIPs and
+    /// PreferSameTrafficDistribution, both on
+    #[arg(long, value_name = "NAME=BOOL,..", value_delimiter = ',')]
+    pub feature_gates: Vec<FeatureGate>,
+
+    /// Where /healthz and /livez are served
+    #[arg(
+        long,
+        value_name = "IP[:PORT]",
+        value_parser = healthz_address,
+        default_value = "0.0.0.0:10256"
+    )]
+    pub healthz_bind_address: SocketAddr,
+
+    /// Where /metrics is served
+    #[arg(
+        long,
+        value_name = "IP[:PORT]",
+        value_parser = metrics_address,
+        default_value = "127.0.0.1:10249"
+    )]
+    pub metrics_bind_address: SocketAddr,
+
+    /// How long an established TCP flow may be idle; 0 means the default
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
+    pub conntrack_tcp_timeout_established: Duration,
+
+    /// How long a TCP flow with one side closed may be idle; 0 means the default
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1h")]
+    pub conntrack_tcp_timeout_close_wait: Duration,
+
+    /// How long an unanswered UDP flow is kept; 0 means the default
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    pub conntrack_udp_timeout: Duration,
+
+    /// How long an answered UDP flow may be idle; 0 means the default
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "120s")]
+    pub conntrack_udp_timeout_stream: Duration,
+
+    /// External device to serve; may be repeated [default: those with a default route]
+    #[arg(long = "device", value_name = "NAME", value_delimiter = ',')]
+    pub devices: Vec<String>,
+
+    /// Names of pod-side devices, with `*` for any text; may be repeated
+    #[arg(
+        long = "pod-device-pattern",
+        value_name = "PATTERN",
+        value_delimiter = ',',
+        default_values = ["veth*", "cali*", "lxc*", "eni*", "azv*", "gke*"]
+    )]
+    pub pod_device_patterns: Vec<String>,
+
+    /// How XDP is attached to external devices
+    #[arg(long, value_name = "MODE", value_enum, default_value = "auto")]
+    pub xdp_mode: XdpMode,
+
+    /// Whose connections are translated at the socket
+    #[arg(long, value_name = "WHO", value_enum, default_value = "host")]
+    pub socket_lb: SocketLb,
+
+    /// Root of the cgroup v2 hierarchy
+    #[arg(long, value_name = "PATH", default_value = "/sys/fs/cgroup")]
+    pub cgroup_path: PathBuf,
+
+    /// Where maps and links are pinned
+    #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/node-lb")]
+    pub bpf_root: PathBuf,
+
+    /// Source ports for source NAT; keep them off the node's ephemeral and node ports
+    #[arg(long, value_name = "FIRST-LAST", default_value = "10000-29999")]
+    pub snat_ports: PortRange,
+
+    /// Whether forwarded traffic passes the host's netfilter rules
+    #[arg(long, value_name = "MODE", value_enum, default_value = "bypass")]
+    pub netfilter: NetfilterMode,
+
+    /// How many flows there is room for
+    #[arg(
+        long,
+        value_name = "FLOWS",
+        value_parser = clap::value_parser!(u32).range(1024..=1 << 26),
+        default_value = "1048576"
+    )]
+    pub flow_table_size: u32,
+
+    /// Entries in a Service's Maglev table, a prime number well above its endpoints
+    #[arg(
+        long,
+        value_name = "ENTRIES",
+        value_parser = maglev_table_size,
+        default_value = "16381"
+    )]
+    pub maglev_table_size: u32,
+}

@@ -1,0 +1,231 @@
+//! The agent's configuration, from flags and a file, the same for every command.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+
+pub use self::{
+    flags::Flags,
+    values::{
+        DetectLocalMode, FeatureGate, Gate, NetfilterMode, NodePortAddress, PortRange, SocketLb,
+        XdpMode,
+    },
+};
+use crate::{
+    model::{IpFamily, Node},
+    plan::{DetectLocal, NodePortAddresses, PlanOptions},
+    source::SourceSpec,
+};
+
+pub mod file;
+mod flags;
+#[cfg(test)]
+mod tests;
+mod values;
+
+/// What the settings amount to, checked against each other.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub source: SourceSpec,
+    /// Name of this node's Node object.
+    pub node_name: String,
+    /// Addresses of this node besides those of its Node object.
+    pub node_addresses: Vec<IpAddr>,
+    pub plan: PlanOptions,
+    pub detect_local: DetectLocal,
+    pub masquerade_all: bool,
+    pub healthz_bind_address: SocketAddr,
+    pub metrics_bind_address: SocketAddr,
+    pub timeouts: FlowTimeouts,
+    pub datapath: DatapathConfig,
+}
+
+impl Config {
+    /// This node as configured, filled from its Node object if there is one. Configured addresses
+    /// come after the object's, so the node IP stays the object's.
+    pub fn this_node(&self, object: Option<&Node>) -> Node {
+        let mut node = object.cloned().unwrap_or_default();
+        node.name.clone_from(&self.node_name);
+        for address in &self.node_addresses {
+            if !node.addresses.contains(address) {
+                node.addresses.push(*address);
+            }
+        }
+        node
+    }
+}
+
+/// How long flows without traffic are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowTimeouts {
+    pub tcp_established: Duration,
+    /// One side has closed, the other not yet.
+    pub tcp_close_wait: Duration,
+    /// Nothing has come back yet.
+    pub udp: Duration,
+    /// Both directions have been seen.
+    pub udp_stream: Duration,
+}
+
+impl Default for FlowTimeouts {
+    fn default() -> Self {
+        Self {
+            tcp_established: Duration::from_secs(24 * 60 * 60),
+            tcp_close_wait: Duration::from_secs(60 * 60),
+            udp: Duration::from_secs(30),
+            udp_stream: Duration::from_secs(120),
+        }
+    }
+}
+
+/// Where the programs are attached and how large their tables are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatapathConfig {
+    /// External devices; empty means those with a default route.
+    pub devices: Vec<String>,
+    /// Names of pod-side devices, `*` standing for any text.
+    pub pod_device_patterns: Vec<String>,
+    pub xdp_mode: XdpMode,
+    pub socket_lb: SocketLb,
+    /// Root of the cgroup v2 hierarchy.
+    pub cgroup_path: PathBuf,
+    /// Where maps and links are pinned.
+    pub bpf_root: PathBuf,
+    /// Source ports for source NAT.
+    pub snat_ports: PortRange,
+    pub netfilter: NetfilterMode,
+    /// Flows.
+    pub flow_table_size: u32,
+    /// Entries per Service, a prime number.
+    pub maglev_table_size: u32,
+}
+
+impl TryFrom<Flags> for Config {
+    type Error = anyhow::Error;
+
+    /// # Errors
+    /// Names the flags that contradict each other or lack a partner.
+    fn try_from(flags: Flags) -> anyhow::Result<Self> {
+        let timeouts = FlowTimeouts::default();
+        Ok(Self {
+            node_name: node_name(flags.node.as_deref())?,
+            plan: plan_options(&flags)?,
+            detect_local: detect_local(&flags)?,
+            source: flags
+                .source
+                .context("where are the Services? Pass --source dir:PATH")?,
+            node_addresses: flags.node_addresses,
+            masquerade_all: flags.masquerade_all,
+            healthz_bind_address: flags.healthz_bind_address,
+            metrics_bind_address: flags.metrics_bind_address,
+            timeouts: FlowTimeouts {
+                tcp_established: nonzero_or(
+                    timeouts.tcp_established,
+                    flags.conntrack_tcp_timeout_established,
+                ),
+                tcp_close_wait: nonzero_or(
+                    timeouts.tcp_close_wait,
+                    flags.conntrack_tcp_timeout_close_wait,
+                ),
+                udp: nonzero_or(timeouts.udp, flags.conntrack_udp_timeout),
+                udp_stream: nonzero_or(timeouts.udp_stream, flags.conntrack_udp_timeout_stream),
+            },
+            datapath: DatapathConfig {
+                devices: flags.devices,
+                pod_device_patterns: flags.pod_device_patterns,
+                xdp_mode: flags.xdp_mode,
+                socket_lb: flags.socket_lb,
+                cgroup_path: flags.cgroup_path,
+                bpf_root: flags.bpf_root,
+                snat_ports: flags.snat_ports,
+                netfilter: flags.netfilter,
+                flow_table_size: flags.flow_table_size,
+                maglev_table_size: flags.maglev_table_size,
+            },
+        })
+    }
+}
+
+/// The name given, else the host's, as kube-proxy normalises both.
+fn node_name(given: Option<&str>) -> anyhow::Result<String> {
+    let name = match given {
+        Some(name) => name.to_owned(),
+        None => fs::read_to_string("/proc/sys/kernel/hostname")
+            .context("cannot read the host name; pass --node NAME")?,
+    };
+    let name = name.trim().to_lowercase();
+    ensure!(
+        !name.is_empty(),
+        "the node's name is empty; pass --node NAME"
+    );
+    Ok(name)
+}
+
+fn plan_options(flags: &Flags) -> anyhow::Result<PlanOptions> {
+    let mut options = PlanOptions {
+        node_port_addresses: node_port_addresses(&flags.nodeport_addresses)?,
+        ..PlanOptions::default()
+    };
+    for FeatureGate { gate, enabled } in &flags.feature_gates {
+        match gate {
+            Gate::AllowServiceExternalIps => options.allow_external_ips = *enabled,
+            Gate::PreferSameTrafficDistribution => options.honour_node_hints = *enabled,
+        }
+    }
+    Ok(options)
+}
+
+fn node_port_addresses(entries: &[NodePortAddress]) -> anyhow::Result<NodePortAddresses> {
+    if entries == [NodePortAddress::Primary] {
+        return Ok(NodePortAddresses::Primary);
+    }
+    let mut networks = Vec::new();
+    for entry in entries {
+        match entry {
+            NodePortAddress::Primary => {
+                bail!("--nodeport-addresses takes either `primary` or networks, not both")
+            }
+            NodePortAddress::Network(network) => networks.push(*network),
+        }
+    }
+    Ok(NodePortAddresses::Networks(networks))
+}
+
+fn detect_local(flags: &Flags) -> anyhow::Result<DetectLocal> {
+    for family in [IpFamily::V4, IpFamily::V6] {
+        let networks = flags.cluster_cidr.iter();
+        let of_family = networks.filter(|network| IpFamily::of_net(**network) == family);
+        ensure!(
+            of_family.count() <= 1,
+            "--cluster-cidr takes at most one {family} network"
+        );
+    }
+    Ok(match flags.detect_local_mode {
+        DetectLocalMode::ClusterCidr => DetectLocal::ClusterCidr(flags.cluster_cidr.clone()),
+        DetectLocalMode::NodeCidr => DetectLocal::NodeCidr,
+        DetectLocalMode::BridgeInterface => DetectLocal::BridgeInterface(
+            flags
+                .pod_bridge_interface
+                .clone()
+                .context("--detect-local-mode BridgeInterface needs --pod-bridge-interface")?,
+        ),
+        DetectLocalMode::InterfaceNamePrefix => {
+            DetectLocal::InterfaceNamePrefix(flags.pod_interface_name_prefix.clone().context(
+                "--detect-local-mode InterfaceNamePrefix needs --pod-interface-name-prefix",
+            )?)
+        }
+        DetectLocalMode::None => DetectLocal::None,
+    })
+}
+
+fn nonzero_or(default: Duration, given: Duration) -> Duration {
+    match given.is_zero() {
+        true => default,
+        false => given,
+    }
+}

@@ -1,0 +1,217 @@
+use std::io::Write;
+
+use clap::Parser;
+use tempfile::NamedTempFile;
+
+use super::*;
+
+#[test]
+fn defaults() {
+    let config = config(&[]).unwrap();
+    assert_eq!(config.plan, PlanOptions::default());
+    assert_eq!(config.timeouts, FlowTimeouts::default());
+    assert_eq!(config.detect_local, DetectLocal::ClusterCidr(Vec::new()));
+    assert_eq!(config.healthz_bind_address.to_string(), "0.0.0.0:10256");
+    assert_eq!(config.metrics_bind_address.to_string(), "127.0.0.1:10249");
+    assert!(!config.masquerade_all);
+}
+
+#[test]
+fn source_is_required() {
+    let flags = TestCli::try_parse_from(["test"]).unwrap().flags;
+    let error = Config::try_from(flags).unwrap_err().to_string();
+    assert!(error.contains("--source dir:PATH"), "{error}");
+}
+
+#[test]
+fn node_name_is_trimmed_and_lower_cased() {
+    for flag in ["--node", "--hostname-override"] {
+        assert_eq!(config(&[flag, " Worker-1 "]).unwrap().node_name, "worker-1");
+    }
+    assert!(config(&["--node", " "]).is_err());
+}
+
+#[test]
+fn node_addresses_follow_the_node_objects() {
+    let config = config(&["--node=a", "--node-address=192.0.2.9,192.0.2.1"]).unwrap();
+    let object = Node {
+        name: "a".into(),
+        addresses: vec!["192.0.2.1".parse().unwrap()],
+        ..Node::default()
+    };
+    let addresses = |node: Node| {
+        node.addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        addresses(config.this_node(Some(&object))),
+        ["192.0.2.1", "192.0.2.9"]
+    );
+    assert_eq!(
+        addresses(config.this_node(None)),
+        ["192.0.2.9", "192.0.2.1"]
+    );
+    assert_eq!(config.this_node(None).name, "a");
+}
+
+#[test]
+fn node_port_addresses_are_primary_or_networks() {
+    let networks = config(&["--nodeport-addresses", "192.0.2.0/24,2001:db8::/64"]).unwrap();
+    let expected = ["192.0.2.0/24", "2001:db8::/64"].map(|net| net.parse().unwrap());
+    assert_eq!(
+        networks.plan.node_port_addresses,
+        NodePortAddresses::Networks(expected.into())
+    );
+    assert!(config(&["--nodeport-addresses", "primary,192.0.2.0/24"]).is_err());
+    assert!(config(&["--nodeport-addresses", "primary,primary"]).is_err());
+}
+
+#[test]
+fn detector_modes_need_their_partner() {
+    let mode = |arguments: &[&str]| config(arguments).map(|config| config.detect_local).ok();
+    let bridge = "--detect-local-mode=BridgeInterface";
+    assert_eq!(mode(&[bridge]), None);
+    assert_eq!(
+        mode(&[bridge, "--pod-bridge-interface=cni0"]),
+        Some(DetectLocal::BridgeInterface("cni0".into()))
+    );
+    let prefix = "--detect-local-mode=InterfaceNamePrefix";
+    assert_eq!(mode(&[prefix]), None);
+    assert_eq!(
+        mode(&[prefix, "--pod-interface-name-prefix=veth"]),
+        Some(DetectLocal::InterfaceNamePrefix("veth".into()))
+    );
+    assert_eq!(
+        mode(&["--detect-local-mode=NodeCIDR"]),
+        Some(DetectLocal::NodeCidr)
+    );
+    assert_eq!(mode(&["--detect-local-mode=none"]), Some(DetectLocal::None));
+}
+
+#[test]
+fn cluster_cidr_takes_one_network_per_family() {
+    assert!(config(&["--cluster-cidr=10.0.0.0/8,fd00::/64"]).is_ok());
+    assert!(config(&["--cluster-cidr=10.0.0.0/8,172.16.0.0/12"]).is_err());
+}
+
+#[test]
+fn booleans_are_written_with_or_without_a_value() {
+    for (argument, expected) in [
+        ("--masquerade-all", true),
+        ("--masquerade-all=true", true),
+        ("--masquerade-all=false", false),
+    ] {
+        assert_eq!(config(&[argument]).unwrap().masquerade_all, expected);
+    }
+}
+
+#[test]
+fn zero_timeouts_mean_the_default() {
+    let config = config(&[
+        "--conntrack-udp-timeout=0",
+        "--conntrack-udp-timeout-stream=9s",
+    ]);
+    let timeouts = config.unwrap().timeouts;
+    assert_eq!(timeouts.udp, FlowTimeouts::default().udp);
+    assert_eq!(timeouts.udp_stream, Duration::from_secs(9));
+}
+
+#[test]
+fn feature_gates_change_plans() {
+    let gates = "--feature-gates=AllowServiceExternalIPs=false,PreferSameTrafficDistribution=false";
+    let options = config(&[gates]).unwrap().plan;
+    assert!(!options.allow_external_ips);
+    assert!(!options.honour_node_hints);
+}
+
+#[test]
+fn file_has_the_same_settings_as_the_command_line() {
+    let file = "
+# Scalars, lists and words that other YAML readers take for booleans.
+hostname-override: Worker-1
+xdp-mode: off
+masquerade-all: true
+cluster-cidr: 10.0.0.0/8,fd00::/64
+nodeport-addresses: [192.0.2.0/24, '2001:db8::/64']
+flow-table-size: 4096
+conntrack-udp-timeout: 1m30s
+pod-bridge-interface:
+";
+    assert_eq!(
+        arguments(file, &[]).unwrap(),
+        [
+            "--hostname-override=Worker-1",
+            "--xdp-mode=off",
+            "--masquerade-all=true",
+            "--cluster-cidr=10.0.0.0/8,fd00::/64",
+            "--nodeport-addresses=192.0.2.0/24",
+            "--nodeport-addresses=2001:db8::/64",
+            "--flow-table-size=4096",
+            "--conntrack-udp-timeout=1m30s",
+        ]
+    );
+}
+
+#[test]
+fn command_line_wins_over_the_file() {
+    let file = "node-address: [192.0.2.1, 192.0.2.2]\nnode: a\n";
+    assert_eq!(arguments(file, &["node_addresses"]).unwrap(), ["--node=a"]);
+}
+
+#[test]
+fn empty_file_sets_nothing() {
+    for file in ["", "# nothing\n", "---\n"] {
+        assert_eq!(arguments(file, &[]).unwrap(), [""; 0]);
+    }
+}
+
+#[test]
+fn errors_in_the_file_name_line_and_setting() {
+    for (file, expected) in [
+        ("node: a\nsorce: dir:/a\n", ":2: unknown setting \"sorce\""),
+        ("config: other.yaml\n", ":1: unknown setting \"config\""),
+        (
+            "\n\nmaglev-table-size: 16384\n",
+            ":3: invalid value '16384' for '--maglev-table-size <ENTRIES>': must be a prime",
+        ),
+        ("xdp-mode: fast\n", ":1: invalid value 'fast'"),
+        (
+            "flow-table-size: [4096, 8192]\n",
+            ":1: the argument '--flow-table-size <FLOWS>' cannot",
+        ),
+        (
+            "nodeport-addresses: {a: b}\n",
+            "expected a value or a list of values",
+        ),
+        ("node: a\nnode: b\n", "duplicate"),
+        ("just text\n", "expected a mapping of settings"),
+        ("a: [\n", "at line 1"),
+    ] {
+        let error = format!("{:#}", arguments(file, &[]).unwrap_err());
+        assert!(error.contains(expected), "{file:?}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[derive(Parser)]
+struct TestCli {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+fn config(arguments: &[&str]) -> anyhow::Result<Config> {
+    let arguments = ["test", "--source=dir:/manifests"].iter().chain(arguments);
+    Config::try_from(TestCli::try_parse_from(arguments)?.flags)
+}
+
+fn arguments(file: &str, overridden: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut temporary = NamedTempFile::new()?;
+    temporary.write_all(file.as_bytes())?;
+    let arguments = file::arguments(temporary.path(), |flag| overridden.contains(&flag))?;
+    Ok(arguments
+        .into_iter()
+        .map(|argument| argument.into_string().unwrap())
+        .collect())
+}

@@ -1,0 +1,260 @@
+//! The types of single settings and how their text is read.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+    time::Duration,
+};
+
+use clap::ValueEnum;
+use ipnet::IpNet;
+
+/// Port of the agent's own health endpoint.
+const HEALTHZ_PORT: u16 = 10256;
+/// Port of the metrics endpoint.
+const METRICS_PORT: u16 = 10249;
+/// No Maglev table may be larger: with more endpoints than a hundredth of this, use random.
+const MAX_MAGLEV_TABLE: u32 = 131_071;
+
+/// One entry of `--nodeport-addresses`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodePortAddress {
+    /// The node IP of each family.
+    Primary,
+    Network(IpNet),
+}
+
+impl FromStr for NodePortAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "primary" {
+            return Ok(Self::Primary);
+        }
+        let network = text
+            .parse()
+            .map_err(|_| "write `primary` or networks like 192.0.2.0/24")?;
+        Ok(Self::Network(network))
+    }
+}
+
+/// An inclusive range of ports, `FIRST-LAST`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    pub first: u16,
+    pub last: u16,
+}
+
+impl FromStr for PortRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bounds = text
+            .split_once('-')
+            .and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+        match bounds {
+            Some((first, last)) if 0 < first && first <= last => Ok(Self { first, last }),
+            _ => Err("write FIRST-LAST, two ports from 1 to 65535, the lower one first".into()),
+        }
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// A Kubernetes feature gate of kube-proxy that node-lb knows, `NAME=true|false`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeatureGate {
+    pub gate: Gate,
+    pub enabled: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// externalIPs become frontends.
+    AllowServiceExternalIps,
+    /// Node hints of endpoints are honoured.
+    PreferSameTrafficDistribution,
+}
+
+impl FromStr for FeatureGate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, enabled) = text
+            .split_once('=')
+            .ok_or("write NAME=true or NAME=false")?;
+        let gate = match name {
+            "AllowServiceExternalIPs" => Gate::AllowServiceExternalIps,
+            "PreferSameTrafficDistribution" => Gate::PreferSameTrafficDistribution,
+            _ => {
+                return Err(format!(
+                    "no such gate {name:?}; known are AllowServiceExternalIPs and \
+                     PreferSameTrafficDistribution"
+                ));
+            }
+        };
+        let enabled = enabled
+            .parse()
+            .map_err(|_| format!("{name} is either true or false"))?;
+        Ok(Self { gate, enabled })
+    }
+}
+
+/// `--detect-local-mode`: how local pods are told from everyone else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DetectLocalMode {
+    #[value(name = "ClusterCIDR", help = "The source is in --cluster-cidr")]
+    ClusterCidr,
+    #[value(name = "NodeCIDR", help = "The source is in this node's podCIDRs")]
+    NodeCidr,
+    #[value(
+        name = "BridgeInterface",
+        help = "The packet arrives on --pod-bridge-interface"
+    )]
+    BridgeInterface,
+    #[value(
+        name = "InterfaceNamePrefix",
+        help = "The packet arrives on an interface with --pod-interface-name-prefix"
+    )]
+    InterfaceNamePrefix,
+    #[value(name = "none", help = "Nobody is a local pod")]
+    None,
+}
+
+/// How XDP programs are attached to external devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum XdpMode {
+    /// Per device native, else generic, else TC
+    Auto,
+    /// In the driver, or not at all
+    Native,
+    /// In the network stack
+    Generic,
+    /// TC instead of XDP
+    Off,
+}
+
+/// Whose sockets are translated at connect time instead of packet by packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SocketLb {
+    /// Processes and pods in the host's network namespace
+    Host,
+    /// Every process on the node, pods too
+    All,
+    /// Nobody's
+    Off,
+}
+
+/// What forwarded service traffic has to do with the host's netfilter rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetfilterMode {
+    /// Both directions of a flow pass them by
+    Bypass,
+    /// Both directions of a flow go through them
+    Traverse,
+}
+
+/// A duration as Go writes it: `24h`, `1h30m`, `500ms`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write 24h, 1h30m or 500ms"))
+}
+
+pub(super) fn healthz_address(text: &str) -> Result<SocketAddr, String> {
+    bind_address(text, HEALTHZ_PORT)
+}
+
+pub(super) fn metrics_address(text: &str) -> Result<SocketAddr, String> {
+    bind_address(text, METRICS_PORT)
+}
+
+pub(super) fn maglev_table_size(text: &str) -> Result<u32, String> {
+    let size = text.parse().map_err(|_| "not a number".to_owned())?;
+    match size {
+        2..=MAX_MAGLEV_TABLE if is_prime(size) => Ok(size),
+        _ => Err(format!("must be a prime number up to {MAX_MAGLEV_TABLE}")),
+    }
+}
+
+/// `IP:PORT`, or an IP alone with the default port.
+fn bind_address(text: &str, default_port: u16) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, default_port));
+    }
+    text.parse()
+        .map_err(|_| format!("write IP or IP:PORT, like 127.0.0.1:{default_port}"))
+}
+
+fn is_prime(number: u32) -> bool {
+    number >= 2
+        && (2..)
+            .take_while(|divisor| divisor * divisor <= number)
+            .all(|divisor| !number.is_multiple_of(divisor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_in_go() {
+        for (text, seconds) in [("24h", 86_400), ("1h30m", 5_400), ("1.5h", 5_400), ("0", 0)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "24", "-1h", "h"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn bind_addresses_may_leave_the_port_out() {
+        for (text, expected) in [
+            ("127.0.0.1", "127.0.0.1:10249"),
+            ("::1", "[::1]:10249"),
+            ("127.0.0.1:9", "127.0.0.1:9"),
+            ("[::]:9", "[::]:9"),
+        ] {
+            assert_eq!(metrics_address(text).unwrap().to_string(), expected);
+        }
+        for text in ["", "localhost:9", ":10249", "127.0.0.1:70000"] {
+            assert!(metrics_address(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn port_ranges() {
+        let range: PortRange = "10000-29999".parse().unwrap();
+        assert_eq!((range.first, range.last), (10_000, 29_999));
+        for text in ["", "1", "2-1", "0-5", "1-70000", "a-b", "1-2-3"] {
+            assert!(text.parse::<PortRange>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn maglev_tables_have_prime_sizes() {
+        assert_eq!(maglev_table_size("16381"), Ok(16_381));
+        for text in ["0", "1", "16384", "131101", "-3", "x"] {
+            assert!(maglev_table_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn feature_gates() {
+        let gate: FeatureGate = "AllowServiceExternalIPs=false".parse().unwrap();
+        assert_eq!(
+            (gate.gate, gate.enabled),
+            (Gate::AllowServiceExternalIps, false)
+        );
+        for text in [
+            "AllowServiceExternalIPs",
+            "AllowServiceExternalIPs=maybe",
+            "Other=true",
+        ] {
+            assert!(text.parse::<FeatureGate>().is_err(), "{text}");
+        }
+    }
+}

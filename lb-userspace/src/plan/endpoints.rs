@@ -1,0 +1,263 @@
+//! Which endpoints a service port has, and the six classes every traffic policy's set is cut from.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    ops::Range,
+};
+
+use super::node::LocalNode;
+use crate::model::{Endpoint, EndpointSlice, IpFamily, Protocol};
+
+/// The class of a usable endpoint, in the order the classes lie in [`ClassifiedEndpoints`].
+///
+/// The order makes every set a rule can ask for one contiguous range: the Local set is the two
+/// local ready classes, the hinted Cluster set the two hinted ones, all ready endpoints the first
+/// four, and the fallback sets are the terminating classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EndpointClass {
+    LocalReady,
+    LocalReadyHinted,
+    RemoteReadyHinted,
+    RemoteReady,
+    /// Serving and terminating on this node.
+    LocalTerminating,
+    /// Serving and terminating on another node.
+    RemoteTerminating,
+}
+
+impl EndpointClass {
+    pub const ALL: [Self; 6] = [
+        Self::LocalReady,
+        Self::LocalReadyHinted,
+        Self::RemoteReadyHinted,
+        Self::RemoteReady,
+        Self::LocalTerminating,
+        Self::RemoteTerminating,
+    ];
+}
+
+/// Whether topology hints narrow the Cluster set, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TopologyMode {
+    /// Hints are absent, incomplete or point elsewhere: every ready endpoint is used.
+    #[default]
+    None,
+    /// Only endpoints hinted for this node's zone.
+    SameZone,
+    /// Only endpoints hinted for this node.
+    SameNode,
+}
+
+/// The usable endpoints of one service port and family, ordered by class, then by `ip:port` text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClassifiedEndpoints {
+    slots: Vec<SocketAddr>,
+    counts: [usize; 6],
+    topology: TopologyMode,
+}
+
+impl ClassifiedEndpoints {
+    /// Every usable endpoint, the classes one after another.
+    pub fn slots(&self) -> &[SocketAddr] {
+        &self.slots
+    }
+
+    /// How many endpoints each class has, in the order of [`EndpointClass::ALL`].
+    pub fn counts(&self) -> [usize; 6] {
+        self.counts
+    }
+
+    pub fn topology(&self) -> TopologyMode {
+        self.topology
+    }
+
+    pub fn class(&self, class: EndpointClass) -> &[SocketAddr] {
+        self.range(class as usize..class as usize + 1)
+    }
+
+    /// Every ready endpoint, hints ignored.
+    pub fn ready(&self) -> &[SocketAddr] {
+        self.range(0..4)
+    }
+
+    /// The Cluster set: ready endpoints that pass the topology mode, else every terminating one.
+    pub fn cluster(&self) -> &[SocketAddr] {
+        if self.ready().is_empty() {
+            return self.range(4..6);
+        }
+        match self.topology {
+            TopologyMode::None => self.ready(),
+            TopologyMode::SameZone | TopologyMode::SameNode => self.range(1..3),
+        }
+    }
+
+    /// The Local set: ready endpoints of this node, else its terminating ones. Hints never apply.
+    pub fn local(&self) -> &[SocketAddr] {
+        match self.range(0..2) {
+            [] => self.class(EndpointClass::LocalTerminating),
+            ready => ready,
+        }
+    }
+
+    /// True if no endpoint is usable anywhere in the cluster.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    fn new<'a>(
+        endpoints: impl Iterator<Item = (SocketAddr, &'a Endpoint)> + Clone,
+        node: &LocalNode,
+    ) -> Self {
+        let topology = topology_mode(
+            || endpoints.clone().map(|(_, e)| e).filter(|e| e.ready),
+            node,
+        );
+        let mut classes: [Vec<SocketAddr>; 6] = Default::default();
+        for (address, endpoint) in endpoints {
+            if let Some(class) = classify(endpoint, topology, node) {
+                classes[class as usize].push(address);
+            }
+        }
+
+        for class in &mut classes {
+            class.sort_by_cached_key(SocketAddr::to_string);
+        }
+        Self {
+            counts: std::array::from_fn(|class| classes[class].len()),
+            slots: classes.concat(),
+            topology,
+        }
+    }
+
+    fn range(&self, classes: Range<usize>) -> &[SocketAddr] {
+        let start: usize = self.counts[..classes.start].iter().sum();
+        let len: usize = self.counts[classes].iter().sum();
+        &self.slots[start..start + len]
+    }
+}
+
+/// A Service's slices of one family, merged per slice port and free of duplicates.
+pub(super) struct MergedSlices<'a> {
+    ports: BTreeMap<(&'a str, Protocol), HashMap<SocketAddr, &'a Endpoint>>,
+}
+
+impl<'a> MergedSlices<'a> {
+    /// Merges in the order of the slices' names, so the result does not depend on `slices`' order.
+    pub(super) fn new(slices: &[&'a EndpointSlice], family: IpFamily) -> Self {
+        let mut slices = slices.to_vec();
+        slices.sort_by(|a, b| a.name.cmp(&b.name));
+
+        let mut ports: BTreeMap<_, HashMap<_, &Endpoint>> = BTreeMap::new();
+        for slice in slices {
+            for port in &slice.ports {
+                let merged = ports
+                    .entry((port.name.as_str(), port.protocol))
+                    .or_default();
+                for endpoint in &slice.endpoints {
+                    if IpFamily::of(endpoint.address) != family {
+                        continue;
+                    }
+                    // A running pod beats a terminating one that still lists the same address, in
+                    // either order; between two running ones the last wins, between two
+                    // terminating ones the first.
+                    let key = SocketAddr::new(endpoint.address, port.port);
+                    if !endpoint.terminating || !merged.contains_key(&key) {
+                        merged.insert(key, endpoint);
+                    }
+                }
+            }
+        }
+        Self { ports }
+    }
+
+    /// The endpoints behind the service port of this name and protocol, in classes.
+    pub(super) fn classify(
+        &self,
+        port: &str,
+        protocol: Protocol,
+        node: &LocalNode,
+    ) -> ClassifiedEndpoints {
+        match self.ports.get(&(port, protocol)) {
+            Some(endpoints) => {
+                ClassifiedEndpoints::new(endpoints.iter().map(|(key, e)| (*key, *e)), node)
+            }
+            None => ClassifiedEndpoints::default(),
+        }
+    }
+
+    /// The endpoints of that port whose `serving` condition holds, whatever the others say.
+    pub(super) fn serving(&self, port: &str, protocol: Protocol) -> Vec<SocketAddr> {
+        let endpoints = self.ports.get(&(port, protocol)).into_iter().flatten();
+        let mut serving: Vec<_> = endpoints
+            .filter(|(_, endpoint)| endpoint.serving)
+            .map(|(address, _)| *address)
+            .collect();
+        serving.sort_unstable();
+        serving
+    }
+
+    /// How many distinct addresses of ready endpoints this node has, over all slice ports.
+    pub(super) fn local_ready(&self, node: &LocalNode) -> usize {
+        let mut addresses: Vec<_> = self
+            .ports
+            .values()
+            .flatten()
+            .filter(|(_, endpoint)| endpoint.ready && node.hosts(endpoint))
+            .map(|(address, _)| address.ip())
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses.len()
+    }
+}
+
+/// Picks the topology mode from the hints of the ready endpoints.
+///
+/// A kind of hint counts only if every ready endpoint has one and some endpoint is hinted for this
+/// node, or its zone. Node hints win even if they lead out of the zone.
+fn topology_mode<'a, I>(ready: impl Fn() -> I, node: &LocalNode) -> TopologyMode
+where
+    I: Iterator<Item = &'a Endpoint>,
+{
+    let in_force = |hints: fn(&Endpoint) -> &Vec<String>, wanted: &String| {
+        ready().all(|e| !hints(e).is_empty()) && ready().any(|e| hints(e).contains(wanted))
+    };
+    if node.honours_node_hints() && in_force(|e| &e.node_hints, node.name()) {
+        return TopologyMode::SameNode;
+    }
+    match node.zone() {
+        Some(zone) if in_force(|e| &e.zone_hints, zone) => TopologyMode::SameZone,
+        _ => TopologyMode::None,
+    }
+}
+
+/// The endpoint's class; `None` if it is of no use (neither ready nor serving while terminating).
+fn classify(
+    endpoint: &Endpoint,
+    topology: TopologyMode,
+    node: &LocalNode,
+) -> Option<EndpointClass> {
+    let local = node.hosts(endpoint);
+    if !endpoint.ready {
+        return match (endpoint.serving && endpoint.terminating, local) {
+            (false, _) => None,
+            (true, true) => Some(EndpointClass::LocalTerminating),
+            (true, false) => Some(EndpointClass::RemoteTerminating),
+        };
+    }
+
+    let hinted = match topology {
+        TopologyMode::None => false,
+        TopologyMode::SameNode => endpoint.node_hints.contains(node.name()),
+        TopologyMode::SameZone => node
+            .zone()
+            .is_some_and(|zone| endpoint.zone_hints.contains(zone)),
+    };
+    Some(match (local, hinted) {
+        (true, false) => EndpointClass::LocalReady,
+        (true, true) => EndpointClass::LocalReadyHinted,
+        (false, true) => EndpointClass::RemoteReadyHinted,
+        (false, false) => EndpointClass::RemoteReady,
+    })
+}

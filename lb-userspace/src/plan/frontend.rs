@@ -1,0 +1,127 @@
+//! The addresses a service port is reached at, and who may reach them.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+
+use super::node::LocalNode;
+use crate::model::{IpFamily, Service, ServicePort};
+
+/// Which of a Service's addresses a frontend is. Where two kinds meet on one address and port the
+/// lesser one wins: a load balancer IP keeps its source ranges, and an externalIP or load balancer
+/// IP that equals a node address beats a node port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendKind {
+    ClusterIp,
+    LoadBalancerIp,
+    ExternalIp,
+    NodePort,
+}
+
+impl FrontendKind {
+    /// External frontends follow externalTrafficPolicy, the cluster IP internalTrafficPolicy.
+    pub fn is_external(self) -> bool {
+        self != Self::ClusterIp
+    }
+}
+
+impl fmt::Display for FrontendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::LoadBalancerIp => "LoadBalancerIP",
+            Self::ExternalIp => "ExternalIP",
+            Self::NodePort => "NodePort",
+        })
+    }
+}
+
+/// One address and port a service port is reached at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Frontend {
+    pub kind: FrontendKind,
+    pub address: SocketAddr,
+}
+
+/// The frontends of one family, cluster IP first, no address twice.
+pub(super) fn frontends(
+    service: &Service,
+    cluster_ip: IpAddr,
+    port: &ServicePort,
+    node: &LocalNode,
+) -> Vec<Frontend> {
+    let family = IpFamily::of(cluster_ip);
+    let external_ips = match node.allows_external_ips() {
+        true => service.external_ips.as_slice(),
+        false => &[],
+    };
+    let node_addresses = match port.node_port {
+        0 => &[],
+        _ => node.node_port_addresses(),
+    };
+
+    let mut frontends: Vec<Frontend> = Vec::new();
+    for (kind, addresses, port) in [
+        (FrontendKind::ClusterIp, &[cluster_ip][..], port.port),
+        (
+            FrontendKind::LoadBalancerIp,
+            &service.load_balancer_ips,
+            port.port,
+        ),
+        (FrontendKind::ExternalIp, external_ips, port.port),
+        (FrontendKind::NodePort, node_addresses, port.node_port),
+    ] {
+        for address in in_family(family, addresses) {
+            let address = SocketAddr::new(address, port);
+            if frontends.iter().all(|known| known.address != address) {
+                frontends.push(Frontend { kind, address });
+            }
+        }
+    }
+    frontends
+}
+
+/// Whether the port has an external address of this family at all, accepted on this node or not.
+pub(super) fn externally_accessible(
+    service: &Service,
+    family: IpFamily,
+    port: &ServicePort,
+) -> bool {
+    port.node_port != 0
+        || in_family(family, &service.load_balancer_ips)
+            .next()
+            .is_some()
+        || in_family(family, &service.external_ips).next().is_some()
+}
+
+/// The sources a load balancer IP of this family accepts; empty means all.
+///
+/// A family with no range, or with one that holds every address, has no filter. A range with this
+/// node's IP in it lets the load balancer IPs themselves in: a node that holds such an IP locally
+/// sends from it.
+pub(super) fn source_ranges(service: &Service, family: IpFamily, node: &LocalNode) -> Vec<IpNet> {
+    let ranges = service.load_balancer_source_ranges.iter();
+    let mut ranges: Vec<_> = ranges
+        .filter(|range| IpFamily::of_net(**range) == family)
+        .map(IpNet::trunc)
+        .collect();
+    if ranges.iter().any(|range| range.prefix_len() == 0) {
+        return Vec::new();
+    }
+
+    let holds_node = |ip| ranges.iter().any(|range| range.contains(&ip));
+    if node.ip(family).is_some_and(holds_node) {
+        ranges.extend(in_family(family, &service.load_balancer_ips).map(IpNet::from));
+    }
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
+}
+
+fn in_family(family: IpFamily, addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    let addresses = addresses.iter().copied();
+    addresses.filter(move |address| IpFamily::of(*address) == family)
+}

@@ -1,0 +1,268 @@
+//! The desired state of a Service on this node, as a pure function of the objects and the options.
+//!
+//! Every rule of kube-proxy that does not depend on the packet is settled here: which endpoints
+//! count and in which class, which addresses accept traffic, which policies are in force. What
+//! depends on the packet (ready before terminating, who is short-circuited, source NAT) is left
+//! to the packet pipeline, which finds all it needs in a [`Plan`].
+
+use std::{fmt, net::SocketAddr, time::Duration};
+
+use ipnet::IpNet;
+
+pub use self::{
+    detector::{DetectLocal, LocalDetector},
+    endpoints::{ClassifiedEndpoints, EndpointClass, TopologyMode},
+    frontend::{Frontend, FrontendKind},
+    node::{LocalNode, NodePortAddresses, PlanOptions},
+};
+use self::{endpoints::MergedSlices, frontend::source_ranges};
+use crate::model::{
+    Algorithm, EndpointSlice, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceType,
+    TrafficPolicy,
+};
+
+mod detector;
+mod endpoints;
+mod frontend;
+mod node;
+
+/// Plans `service` on `node`. `slices` are the EndpointSlices of this Service, in any order.
+pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> ServicePlan {
+    let mut planned = ServicePlan {
+        service: service.name.clone(),
+        ports: Vec::new(),
+        health_checks: Vec::new(),
+    };
+    // A family without a cluster IP ignores the Service completely.
+    for cluster_ip in &service.cluster_ips {
+        let family = IpFamily::of(*cluster_ip);
+        let slices = MergedSlices::new(slices, family);
+        let source_ranges = source_ranges(service, family, node);
+        planned.ports.extend(service.ports.iter().map(|port| Plan {
+            name: ServicePortName::new(service, port),
+            family,
+            frontends: frontend::frontends(service, *cluster_ip, port, node),
+            internal_policy: service.internal_traffic_policy,
+            external_policy: external_policy(service),
+            externally_accessible: frontend::externally_accessible(service, family, port),
+            endpoints: slices.classify(&port.name, port.protocol, node),
+            udp_serving: match port.protocol {
+                Protocol::Udp => slices.serving(&port.name, port.protocol),
+                Protocol::Tcp | Protocol::Sctp => Vec::new(),
+            },
+            source_ranges: source_ranges.clone(),
+            session_affinity: service.session_affinity,
+            algorithm: service.algorithm,
+        }));
+        planned
+            .health_checks
+            .extend(health_check_port(service).map(|port| HealthCheck {
+                family,
+                port,
+                local_ready: slices.local_ready(node),
+            }));
+    }
+    planned
+}
+
+/// What one Service becomes on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePlan {
+    pub service: ObjectName,
+    /// One per family and service port, the families in the order of the Service's cluster IPs.
+    pub ports: Vec<Plan>,
+    /// One per family, if the Service has a health check node port that is to be served.
+    pub health_checks: Vec<HealthCheck>,
+}
+
+/// The desired state of one service port in one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub name: ServicePortName,
+    pub family: IpFamily,
+    /// Where the port is reached, node ports once per address that accepts them.
+    pub frontends: Vec<Frontend>,
+    /// Rules the cluster IP.
+    pub internal_policy: TrafficPolicy,
+    /// Rules every other frontend. Local only if the Service as a whole is externally accessible.
+    pub external_policy: TrafficPolicy,
+    /// This port has a node port, or a load balancer IP or externalIP of this family.
+    pub externally_accessible: bool,
+    pub endpoints: ClassifiedEndpoints,
+    /// The endpoints of a UDP port that still serve, usable or not, sorted: flows to any other
+    /// are stale. Empty for other protocols, whose flows are left to end by themselves.
+    pub udp_serving: Vec<SocketAddr>,
+    /// The only sources [`FrontendKind::LoadBalancerIp`] frontends accept; empty means all.
+    pub source_ranges: Vec<IpNet>,
+    /// How long a client sticks to its endpoint after its last new connection.
+    pub session_affinity: Option<Duration>,
+    pub algorithm: Algorithm,
+}
+
+impl Plan {
+    /// The policy that rules traffic from outside to a frontend of this kind. Local pods and the
+    /// node itself always get the Cluster policy on external frontends.
+    pub fn policy(&self, kind: FrontendKind) -> TrafficPolicy {
+        match kind.is_external() {
+            true => self.external_policy,
+            false => self.internal_policy,
+        }
+    }
+
+    /// Whether any traffic can meet the Cluster set. Externally accessible ports always need it,
+    /// if only for short-circuited traffic.
+    pub fn uses_cluster(&self) -> bool {
+        self.internal_policy == TrafficPolicy::Cluster || self.externally_accessible
+    }
+
+    /// Whether any traffic can meet the Local set.
+    pub fn uses_local(&self) -> bool {
+        self.internal_policy == TrafficPolicy::Local
+            || (self.external_policy == TrafficPolicy::Local && self.externally_accessible)
+    }
+
+    /// The Cluster set; empty if the port does not use it.
+    pub fn cluster_set(&self) -> &[SocketAddr] {
+        match self.uses_cluster() {
+            true => self.endpoints.cluster(),
+            false => &[],
+        }
+    }
+
+    /// The Local set; empty if the port does not use it.
+    pub fn local_set(&self) -> &[SocketAddr] {
+        match self.uses_local() {
+            true => self.endpoints.local(),
+            false => &[],
+        }
+    }
+
+    pub fn set(&self, policy: TrafficPolicy) -> &[SocketAddr] {
+        match policy {
+            TrafficPolicy::Cluster => self.cluster_set(),
+            TrafficPolicy::Local => self.local_set(),
+        }
+    }
+
+    /// Whether some endpoint in the cluster is usable, on this node or not.
+    pub fn has_any(&self) -> bool {
+        !self.endpoints.is_empty()
+    }
+
+    /// What happens to a new connection that is ruled by `policy`.
+    pub fn verdict(&self, policy: TrafficPolicy) -> Verdict {
+        if !self.set(policy).is_empty() {
+            Verdict::Forward
+        } else if self.has_any() {
+            Verdict::Drop
+        } else {
+            Verdict::Reject
+        }
+    }
+
+    /// Whether connections to the cluster IP are dropped for want of local endpoints.
+    pub fn internal_lacks_local(&self) -> bool {
+        self.lacks_local(self.internal_policy)
+    }
+
+    /// Whether connections to external frontends are dropped for want of local endpoints. A port
+    /// that has no external address yet counts as well.
+    pub fn external_lacks_local(&self) -> bool {
+        self.lacks_local(self.external_policy)
+    }
+
+    fn lacks_local(&self, policy: TrafficPolicy) -> bool {
+        policy == TrafficPolicy::Local && self.local_set().is_empty() && self.has_any()
+    }
+}
+
+/// What happens to the first packet of a connection to a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Forward,
+    /// No endpoint is usable anywhere: the client is told at once, by ICMP port unreachable.
+    Reject,
+    /// Other nodes have endpoints: silence lets an external load balancer fail over by its health
+    /// check instead of refusing the client.
+    Drop,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Forward => "forward",
+            Self::Reject => "reject",
+            Self::Drop => "drop",
+        })
+    }
+}
+
+/// Identity of a service port, the same for both families.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServicePortName {
+    pub service: ObjectName,
+    /// The port's name, which may be empty.
+    pub port: String,
+    pub protocol: Protocol,
+}
+
+impl ServicePortName {
+    fn new(service: &Service, port: &ServicePort) -> Self {
+        Self {
+            service: service.name.clone(),
+            port: port.name.clone(),
+            protocol: port.protocol,
+        }
+    }
+}
+
+impl fmt::Display for ServicePortName {
+    /// `namespace/name:port`, without the colon if the port has no name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port.as_str() {
+            "" => self.service.fmt(f),
+            port => write!(f, "{}:{port}", self.service),
+        }
+    }
+}
+
+/// The health check node port of a Service in one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    pub family: IpFamily,
+    pub port: u16,
+    /// Distinct addresses of ready endpoints on this node. Terminating ones do not count although
+    /// they still get traffic, so that the load balancer moves away early.
+    pub local_ready: usize,
+}
+
+impl HealthCheck {
+    /// The HTTP status the port answers with while the agent is healthy.
+    pub fn status(&self) -> u16 {
+        match self.local_ready {
+            0 => 503,
+            _ => 200,
+        }
+    }
+}
+
+/// externalTrafficPolicy in force: Local means nothing on a Service without external addresses.
+fn external_policy(service: &Service) -> TrafficPolicy {
+    let accessible = match service.service_type {
+        ServiceType::LoadBalancer | ServiceType::NodePort => true,
+        ServiceType::ClusterIp => !service.external_ips.is_empty(),
+    };
+    match accessible {
+        true => service.external_traffic_policy,
+        false => TrafficPolicy::Cluster,
+    }
+}
+
+/// The health check node port to serve. On anything but a LoadBalancer with
+/// externalTrafficPolicy Local the field means nothing.
+fn health_check_port(service: &Service) -> Option<u16> {
+    let serves = service.service_type == ServiceType::LoadBalancer
+        && service.external_traffic_policy == TrafficPolicy::Local
+        && service.health_check_node_port != 0;
+    serves.then_some(service.health_check_node_port)
+}

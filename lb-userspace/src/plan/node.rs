@@ -1,0 +1,230 @@
+//! What the planner knows of this node, settled once instead of per Service.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::{Endpoint, IpFamily, Node};
+
+/// The node label that says which zone the node is in.
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+
+/// Cluster-wide settings that change plans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanOptions {
+    pub node_port_addresses: NodePortAddresses,
+    /// Gate `AllowServiceExternalIPs`: without it no externalIP becomes a frontend, though a port
+    /// that has one still counts as externally accessible.
+    pub allow_external_ips: bool,
+    /// Gate `PreferSameTrafficDistribution`: without it node hints are not looked at. Kubernetes
+    /// 1.35 and later always have it on.
+    pub honour_node_hints: bool,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        Self {
+            node_port_addresses: NodePortAddresses::Primary,
+            allow_external_ips: true,
+            honour_node_hints: true,
+        }
+    }
+}
+
+/// The node addresses that accept NodePort traffic (`--nodeport-addresses`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// The node IP of each family.
+    #[default]
+    Primary,
+    /// The local addresses inside these networks. A family with no network in the list accepts
+    /// on all its local addresses, so the empty list accepts everywhere.
+    Networks(Vec<IpNet>),
+}
+
+/// This node as the planner sees it: a pure function of the Node object, the addresses found on
+/// devices and the options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalNode {
+    name: String,
+    zone: Option<String>,
+    ips: Vec<IpAddr>,
+    node_port_addresses: Vec<IpAddr>,
+    options: PlanOptions,
+}
+
+impl LocalNode {
+    /// `local_addresses` are the addresses that reach this node: those on its devices or, where
+    /// there are no devices to ask, the Node object's.
+    pub fn new(node: &Node, local_addresses: &[IpAddr], options: &PlanOptions) -> Self {
+        let ips: Vec<_> = [IpFamily::V4, IpFamily::V6]
+            .into_iter()
+            .filter_map(|family| first_of(family, &node.addresses))
+            .collect();
+        Self {
+            name: node.name.clone(),
+            zone: node
+                .labels
+                .get(ZONE_LABEL)
+                .filter(|zone| !zone.is_empty())
+                .cloned(),
+            node_port_addresses: accepted_addresses(
+                &options.node_port_addresses,
+                &ips,
+                local_addresses,
+            ),
+            ips,
+            options: options.clone(),
+        }
+    }
+
+    pub fn name(&self) -> &String {
+        &self.name
+    }
+
+    /// The zone this node is labelled with; an empty label counts as none.
+    pub fn zone(&self) -> Option<&String> {
+        self.zone.as_ref()
+    }
+
+    /// The node IP of a family: the Node object's first address of it, InternalIP before
+    /// ExternalIP.
+    pub fn ip(&self, family: IpFamily) -> Option<IpAddr> {
+        first_of(family, &self.ips)
+    }
+
+    /// The addresses on which this node accepts node ports, sorted. Never a loopback address.
+    pub fn node_port_addresses(&self) -> &[IpAddr] {
+        &self.node_port_addresses
+    }
+
+    pub(super) fn hosts(&self, endpoint: &Endpoint) -> bool {
+        endpoint.node_name.as_ref() == Some(&self.name)
+    }
+
+    pub(super) fn honours_node_hints(&self) -> bool {
+        self.options.honour_node_hints
+    }
+
+    pub(super) fn allows_external_ips(&self) -> bool {
+        self.options.allow_external_ips
+    }
+}
+
+fn first_of(family: IpFamily, addresses: &[IpAddr]) -> Option<IpAddr> {
+    let mut addresses = addresses.iter().copied();
+    addresses.find(|address| IpFamily::of(*address) == family)
+}
+
+fn accepted_addresses(wanted: &NodePortAddresses, ips: &[IpAddr], local: &[IpAddr]) -> Vec<IpAddr> {
+    let networks = match wanted {
+        NodePortAddresses::Primary => ips
+            .iter()
+            .filter(|ip| !ip.is_loopback())
+            .map(|ip| IpNet::from(*ip))
+            .collect(),
+        NodePortAddresses::Networks(networks) => networks.clone(),
+    };
+    let mut accepted: Vec<_> = local
+        .iter()
+        .copied()
+        .filter(|address| !address.is_loopback())
+        .filter(|address| {
+            let family = IpFamily::of(*address);
+            let mut of_family = networks
+                .iter()
+                .filter(|net| IpFamily::of_net(**net) == family)
+                .peekable();
+            of_family.peek().is_none() || of_family.any(|net| net.contains(address))
+        })
+        .collect();
+    accepted.sort_unstable();
+    accepted.dedup();
+    accepted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn primary_accepts_the_node_ip_only() {
+        let node = local_node(&NodePortAddresses::Primary, &["192.0.2.1", "192.0.2.9"]);
+        assert_eq!(node.ip(IpFamily::V4), Some(ip("192.0.2.1")));
+        assert_eq!(node.node_port_addresses(), [ip("192.0.2.1")]);
+    }
+
+    #[test]
+    fn primary_accepts_everywhere_in_a_family_without_node_ip() {
+        let node = node(&["192.0.2.1"]);
+        let local = [ip("192.0.2.1"), ip("2001:db8::1"), ip("2001:db8::2")];
+        let node = LocalNode::new(&node, &local, &PlanOptions::default());
+        assert_eq!(node.node_port_addresses(), local);
+    }
+
+    #[test]
+    fn networks_of_one_family_leave_the_other_open() {
+        let wanted = networks(&["192.0.2.0/29"]);
+        let node = local_node(&wanted, &["192.0.2.1", "192.0.2.9", "2001:db8::1"]);
+        assert_eq!(
+            node.node_port_addresses(),
+            [ip("192.0.2.1"), ip("2001:db8::1")]
+        );
+    }
+
+    #[test]
+    fn a_zero_network_or_no_network_accepts_everywhere() {
+        let addresses = ["192.0.2.1", "192.0.2.9"];
+        for wanted in [networks(&[]), networks(&["198.51.100.0/24", "0.0.0.0/0"])] {
+            let node = local_node(&wanted, &addresses);
+            assert_eq!(node.node_port_addresses(), addresses.map(ip));
+        }
+    }
+
+    #[test]
+    fn a_network_without_local_address_accepts_nowhere() {
+        let node = local_node(&networks(&["198.51.100.0/24"]), &["192.0.2.1"]);
+        assert!(node.node_port_addresses().is_empty());
+    }
+
+    #[test]
+    fn loopback_never_accepts() {
+        for wanted in [networks(&[]), networks(&["127.0.0.0/8", "::1/128"])] {
+            let node = local_node(&wanted, &["127.0.0.1", "::1"]);
+            assert!(node.node_port_addresses().is_empty());
+        }
+    }
+
+    #[test]
+    fn an_empty_zone_label_is_no_zone() {
+        let mut node = node(&[]);
+        node.labels.insert(ZONE_LABEL.into(), String::new());
+        let local = LocalNode::new(&node, &[], &PlanOptions::default());
+        assert_eq!(local.zone(), None);
+    }
+
+    fn local_node(wanted: &NodePortAddresses, addresses: &[&str]) -> LocalNode {
+        let node = node(addresses);
+        let options = PlanOptions {
+            node_port_addresses: wanted.clone(),
+            ..PlanOptions::default()
+        };
+        LocalNode::new(&node, &node.addresses, &options)
+    }
+
+    fn node(addresses: &[&str]) -> Node {
+        Node {
+            name: "node-1".into(),
+            addresses: addresses.iter().copied().map(ip).collect(),
+            ..Node::default()
+        }
+    }
+
+    fn networks(nets: &[&str]) -> NodePortAddresses {
+        NodePortAddresses::Networks(nets.iter().map(|net| net.parse().unwrap()).collect())
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+}

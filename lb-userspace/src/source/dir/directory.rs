@@ -1,0 +1,307 @@
+//! Finds out which files of a directory changed, and reads those.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    ffi::OsStr,
+    fs::{self, Metadata},
+    io::{self, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context;
+
+use super::{
+    super::{Event, Object, Problem, Refused},
+    ledger::{Ledger, Update},
+    manifest::{self, Broken},
+};
+
+/// Largest file read, in bytes.
+const MAX_FILE: u64 = 64 << 20;
+
+/// How long a file must be missing, or empty where it was not, before its objects go: some editors
+/// save by moving the old file away first.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// A file that changed this recently may change again without a visible difference, because file
+/// times move in steps of some milliseconds.
+const UNSETTLED: Duration = Duration::from_millis(100);
+
+/// A directory of manifests and what was last read from it.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    files: BTreeMap<PathBuf, Known>,
+    ledger: Ledger,
+    /// Why it cannot be listed at the moment.
+    problem: Option<Problem>,
+    link_targets: BTreeSet<PathBuf>,
+}
+
+/// What one look at the directory brought.
+#[derive(Debug, Default)]
+pub struct Scan {
+    pub events: Vec<Event>,
+    /// When to look again because of what is not decided yet.
+    pub again: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Known {
+    stamp: Stamp,
+    /// Whether an equal stamp will mean equal contents.
+    settled: bool,
+    missing_since: Option<Instant>,
+}
+
+/// Differs when a file's contents do.
+#[derive(Debug, PartialEq, Eq)]
+enum Stamp {
+    File {
+        device_and_inode: (u64, u64),
+        size: u64,
+        modified: (i64, i64),
+        changed: (i64, i64),
+    },
+    Unreadable(String),
+}
+
+impl Directory {
+    /// Checks that there is a directory to read; reads nothing yet.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        let path = std::path::absolute(path)
+            .with_context(|| format!("manifest directory {}", path.display()))?;
+        fs::read_dir(&path)
+            .with_context(|| format!("cannot read manifest directory {}", path.display()))?;
+        Ok(Self {
+            path,
+            files: BTreeMap::new(),
+            ledger: Ledger::default(),
+            problem: None,
+            link_targets: BTreeSet::new(),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Directories outside this one in which files of this one really are.
+    pub fn link_targets(&self) -> &BTreeSet<PathBuf> {
+        &self.link_targets
+    }
+
+    /// Everything in force.
+    pub fn objects(&self) -> Vec<Object> {
+        self.ledger.objects()
+    }
+
+    /// Everything wrong at the moment.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems: Vec<_> = self.problem.iter().cloned().collect();
+        problems.extend(self.ledger.problems());
+        problems
+    }
+
+    /// The first reading, which must succeed.
+    pub fn read_all(&mut self) -> anyhow::Result<Vec<Event>> {
+        let scan = self
+            .try_scan(&HashSet::new())
+            .with_context(|| format!("cannot read manifest directory {}", self.path.display()))?;
+        Ok(scan.events)
+    }
+
+    /// Reads what changed, except for files that somebody is `writing`. A directory that cannot be
+    /// listed keeps everything.
+    pub fn scan(&mut self, writing: &HashSet<PathBuf>) -> Scan {
+        let (mut scan, problem) = match self.try_scan(writing) {
+            Ok(scan) => (scan, None),
+            Err(error) => {
+                for known in self.files.values_mut() {
+                    known.missing_since = None;
+                }
+                let problem = Problem {
+                    refused: Refused::Directory,
+                    object: None,
+                    file: Some(self.path.clone()),
+                    line: None,
+                    message: format!("cannot be listed: {error}"),
+                };
+                (Scan::default(), Some(problem))
+            }
+        };
+        if problem != self.problem {
+            match &problem {
+                Some(problem) => tracing::warn!("{problem}"),
+                None => tracing::info!("{} can be listed again", self.path.display()),
+            }
+            self.problem.clone_from(&problem);
+            scan.events.push(Event::Problems {
+                origin: self.path.display().to_string(),
+                problems: problem.into_iter().collect(),
+            });
+        }
+        scan
+    }
+
+    fn try_scan(&mut self, writing: &HashSet<PathBuf>) -> io::Result<Scan> {
+        let mut updates = Vec::new();
+        let mut present = HashSet::new();
+        for path in self.list()? {
+            if !writing.contains(&path) {
+                let Some(stamp) = stamp(&path) else {
+                    continue;
+                };
+                if stamp.is_empty() && self.ledger.has_content(&path) {
+                    continue;
+                }
+                updates.extend(self.look(&path, stamp));
+            }
+            present.insert(path);
+        }
+
+        let (gone, again) = self.missing(&present);
+        updates.extend(gone.into_iter().map(|path| (path, Update::Gone)));
+        Ok(Scan {
+            events: self.ledger.update(updates),
+            again,
+        })
+    }
+
+    /// Reads a file if it is not the one read before.
+    fn look(&mut self, path: &Path, stamp: Stamp) -> Option<(PathBuf, Update)> {
+        let known = self.files.get_mut(path);
+        if let Some(known) = known.filter(|known| known.stamp == stamp && known.settled) {
+            known.missing_since = None;
+            return None;
+        }
+        let known = Known {
+            settled: stamp.is_settled(SystemTime::now()),
+            missing_since: None,
+            stamp,
+        };
+        let update = read(path, &known.stamp);
+        self.files.insert(path.to_owned(), known);
+        Some((path.to_owned(), update))
+    }
+
+    /// Files that have been missing for long enough, and when to look for the others.
+    fn missing(&mut self, present: &HashSet<PathBuf>) -> (Vec<PathBuf>, Option<Duration>) {
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        let mut again: Option<Duration> = None;
+        for (path, known) in &mut self.files {
+            if present.contains(path) {
+                continue;
+            }
+            let missing_for = now - *known.missing_since.get_or_insert(now);
+            match GRACE
+                .checked_sub(missing_for)
+                .filter(|left| !left.is_zero())
+            {
+                Some(left) => again = Some(again.map_or(left, |again| again.min(left))),
+                None => gone.push(path.clone()),
+            }
+        }
+        for path in &gone {
+            self.files.remove(path);
+        }
+        (gone, again)
+    }
+
+    /// The paths of the directory's manifests.
+    fn list(&mut self) -> io::Result<Vec<PathBuf>> {
+        let mut paths = Vec::new();
+        let mut link_targets = BTreeSet::new();
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            let path = entry.path();
+            if !is_manifest(&path) {
+                continue;
+            }
+            if entry.file_type().is_ok_and(|kind| kind.is_symlink())
+                && let Ok(target) = path.canonicalize()
+            {
+                link_targets.extend(target.parent().map(Path::to_owned));
+            }
+            paths.push(path);
+        }
+        self.link_targets = link_targets;
+        Ok(paths)
+    }
+}
+
+/// Whether a file's name is that of a manifest: neither hidden, nor what editors leave behind.
+pub fn is_manifest(path: &Path) -> bool {
+    let is_hidden = path
+        .file_name()
+        .is_none_or(|name| matches!(name.as_encoded_bytes().first(), Some(b'.' | b'#')));
+    let extension = path.extension().and_then(OsStr::to_str);
+    !is_hidden && matches!(extension, Some("yaml" | "yml" | "json"))
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self::File {
+            device_and_inode: (metadata.dev(), metadata.ino()),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::File { size: 0, .. })
+    }
+
+    fn is_settled(&self, now: SystemTime) -> bool {
+        let Self::File { changed, .. } = self else {
+            return true;
+        };
+        let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = u64::try_from(changed.0).unwrap_or_default();
+        let nanoseconds = u32::try_from(changed.1).unwrap_or_default();
+        since_epoch > Duration::new(seconds, nanoseconds) + UNSETTLED
+    }
+}
+
+/// `None` if there is no such file (any more), or it is not a file.
+fn stamp(path: &Path) -> Option<Stamp> {
+    match fs::metadata(path) {
+        Ok(metadata) => metadata.is_file().then(|| Stamp::of(&metadata)),
+        // Gone since it was listed; a link without a target is still there.
+        Err(_) if path.symlink_metadata().is_err() => None,
+        Err(error) => Some(Stamp::Unreadable(error.to_string())),
+    }
+}
+
+fn read(path: &Path, stamp: &Stamp) -> Update {
+    let broken = |message: String| {
+        Update::Broken(Broken {
+            line: None,
+            message,
+        })
+    };
+    let size = match stamp {
+        Stamp::File { size, .. } => *size,
+        Stamp::Unreadable(error) => return broken(format!("cannot be read: {error}")),
+    };
+    let mut text = Vec::new();
+    if size <= MAX_FILE {
+        // The file may have grown since.
+        let file = fs::File::open(path);
+        let result = file.and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text));
+        if let Err(error) = result {
+            return broken(format!("cannot be read: {error}"));
+        }
+    }
+    if size.max(text.len() as u64) > MAX_FILE {
+        return broken("is larger than 64 MiB".to_owned());
+    }
+    match manifest::parse(path, &text) {
+        Ok(manifest) => Update::Parsed(manifest),
+        Err(broken) => Update::Broken(broken),
+    }
+}

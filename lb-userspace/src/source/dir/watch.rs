@@ -1,0 +1,265 @@
+//! Follows a directory: inotify says when to look, a periodic scan catches what it cannot see.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fs::Metadata,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Context;
+use notify::{
+    EventKind, RecommendedWatcher, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode, ModifyKind},
+};
+use tokio::{
+    sync::{Notify, mpsc},
+    task,
+    time::{self, Instant},
+};
+
+use super::{
+    super::{Event, Source, SourceFuture},
+    directory::{Directory, Scan, is_manifest},
+};
+
+/// Changes this close together are read together.
+const QUIET: Duration = Duration::from_millis(50);
+/// A directory that never gets quiet is read this often.
+const MAX_DELAY: Duration = Duration::from_millis(250);
+/// How often to check that the watched directory is still the one at the path.
+const MOVED_CHECK: Duration = Duration::from_millis(500);
+/// How often to look without being told.
+const RESCAN: Duration = Duration::from_secs(10);
+/// The same where inotify does not work.
+const RESCAN_UNWATCHED: Duration = Duration::from_secs(1);
+
+/// A watched directory of manifests, see [the module](super).
+#[derive(Debug)]
+pub struct DirSource {
+    directory: Directory,
+}
+
+impl DirSource {
+    /// Checks that the directory is there; it is read once the source runs.
+    ///
+    /// # Errors
+    /// If `path` is not a directory that can be listed.
+    pub fn open(path: impl AsRef<Path>) -> anyhow::Result<Self> {
+        Directory::open(path.as_ref()).map(|directory| Self { directory })
+    }
+}
+
+impl Source for DirSource {
+    fn run(self: Box<Self>, events: mpsc::Sender<Vec<Event>>) -> SourceFuture {
+        Box::pin(follow(self.directory, events))
+    }
+}
+
+async fn follow(mut directory: Directory, events: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
+    let activity = Arc::new(Activity::default());
+    // Watching starts before reading, so that no change falls between the two.
+    let mut watches = Watches::new(&activity, directory.path());
+    watches.update(&directory).await;
+    let mut first;
+    (directory, first) = blocking(directory, Directory::read_all).await?;
+    let mut batch = first.as_mut().map(std::mem::take).unwrap_or_default();
+    first?;
+    batch.push(Event::Synced);
+    if events.send(batch).await.is_err() {
+        return Ok(());
+    }
+
+    let mut last_full = Instant::now();
+    let mut again = None;
+    loop {
+        if watches.update(&directory).await {
+            activity.changed.notify_one();
+        }
+        let full_due = last_full + watches.rescan_interval();
+        let due = again.map_or(full_due, |again: Instant| again.min(full_due));
+        tokio::select! {
+            () = events.closed() => return Ok(()),
+            () = activity.changed.notified() => activity.quiet().await,
+            () = time::sleep_until(due.min(Instant::now() + MOVED_CHECK)) => {
+                if Instant::now() < due && !watches.moved().await {
+                    continue;
+                }
+            }
+        }
+
+        let full = Instant::now() >= full_due;
+        if full {
+            last_full = Instant::now();
+            activity.writing().clear();
+        }
+        let writing = activity.writing().clone();
+        let scan;
+        (directory, scan) = blocking(directory, move |directory| directory.scan(&writing)).await?;
+        let Scan {
+            events: batch,
+            again: after,
+        } = scan;
+        again = after.map(|after| Instant::now() + after);
+        if !batch.is_empty() && events.send(batch).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+/// Reads files without holding up other tasks.
+async fn blocking<T: Send + 'static>(
+    mut directory: Directory,
+    work: impl FnOnce(&mut Directory) -> T + Send + 'static,
+) -> anyhow::Result<(Directory, T)> {
+    let work = task::spawn_blocking(move || {
+        let result = work(&mut directory);
+        (directory, result)
+    });
+    work.await
+        .context("reading the manifest directory was cut off")
+}
+
+/// What inotify reported and nobody has looked at yet.
+#[derive(Debug, Default)]
+struct Activity {
+    changed: Notify,
+    /// Files written to and not closed yet: what is in them now is not what their writer means.
+    writing: Mutex<HashSet<PathBuf>>,
+}
+
+impl Activity {
+    fn note(&self, event: notify::Result<notify::Event>) {
+        let Ok(event) = event else {
+            return self.changed.notify_one();
+        };
+        if event.need_rescan() {
+            self.writing().clear();
+        }
+        match event.kind {
+            EventKind::Modify(ModifyKind::Data(_)) => {
+                let manifests = event.paths.into_iter().filter(|path| is_manifest(path));
+                return self.writing().extend(manifests);
+            }
+            EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
+            // Our own reading.
+            EventKind::Access(_) => return,
+            _ => {}
+        }
+        let mut writing = self.writing();
+        for path in &event.paths {
+            writing.remove(path);
+        }
+        drop(writing);
+        self.changed.notify_one();
+    }
+
+    fn writing(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a pause.
+    async fn quiet(&self) {
+        let latest = Instant::now() + MAX_DELAY;
+        loop {
+            let deadline = latest.min(Instant::now() + QUIET);
+            let more = time::timeout_at(deadline, self.changed.notified()).await;
+            if more.is_err() || Instant::now() >= latest {
+                return;
+            }
+        }
+    }
+}
+
+/// The inotify watches: on the directory, and on wherever its links lead.
+#[derive(Debug)]
+struct Watches {
+    path: PathBuf,
+    /// `None` where inotify cannot be had.
+    watcher: Option<RecommendedWatcher>,
+    /// Device and inode of the directory being watched.
+    watched: Option<(u64, u64)>,
+    link_targets: BTreeSet<PathBuf>,
+}
+
+impl Watches {
+    fn new(activity: &Arc<Activity>, path: &Path) -> Self {
+        let activity = activity.clone();
+        let watcher = notify::recommended_watcher(move |event| activity.note(event));
+        if let Err(error) = &watcher {
+            warn_unwatched(path, error);
+        }
+        Self {
+            path: path.to_owned(),
+            watcher: watcher.ok(),
+            watched: None,
+            link_targets: BTreeSet::new(),
+        }
+    }
+
+    fn rescan_interval(&self) -> Duration {
+        match self.watched {
+            Some(_) => RESCAN,
+            None => RESCAN_UNWATCHED,
+        }
+    }
+
+    /// Whether there is another directory at the path than the one watched, or none any more.
+    async fn moved(&self) -> bool {
+        self.watcher.is_some() && self.identity().await != self.watched
+    }
+
+    /// Follows the directory and its links to where they are now. Returns whether anything is
+    /// watched that was not before, which may have changed in between.
+    async fn update(&mut self, directory: &Directory) -> bool {
+        let identity = self.identity().await;
+        let Some(watcher) = &mut self.watcher else {
+            return false;
+        };
+        let mut added = false;
+        if identity != self.watched {
+            let _ = watcher.unwatch(&self.path);
+            self.watched = None;
+            if identity.is_some() {
+                match watcher.watch(&self.path, RecursiveMode::NonRecursive) {
+                    Ok(()) => {
+                        self.watched = identity;
+                        added = true;
+                    }
+                    Err(error) => {
+                        warn_unwatched(&self.path, &error);
+                        self.watcher = None;
+                        return false;
+                    }
+                }
+            }
+        }
+        if self.link_targets == *directory.link_targets() {
+            return added;
+        }
+        for gone in self.link_targets.difference(directory.link_targets()) {
+            let _ = watcher.unwatch(gone);
+        }
+        for new in directory.link_targets().difference(&self.link_targets) {
+            // One that cannot be watched is left to the periodic scan.
+            added |= watcher.watch(new, RecursiveMode::NonRecursive).is_ok();
+        }
+        self.link_targets.clone_from(directory.link_targets());
+        added
+    }
+
+    async fn identity(&self) -> Option<(u64, u64)> {
+        let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        tokio::fs::metadata(&self.path).await.ok().map(identity)
+    }
+}
+
+fn warn_unwatched(path: &Path, error: &notify::Error) {
+    tracing::warn!(
+        "cannot watch {}, reading it every {} s instead: {error}",
+        path.display(),
+        RESCAN_UNWATCHED.as_secs(),
+    );
+}

@@ -1,0 +1,143 @@
+//! Where Services, EndpointSlices and Nodes come from: a [`Source`] sends [`Event`]s, and nothing
+//! after the store knows which source it was.
+
+pub mod dir;
+pub mod kubernetes;
+mod problem;
+
+use std::{fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc};
+
+use tokio::sync::mpsc;
+
+use crate::model::{EndpointSlice, Node, ObjectName, Service};
+
+pub use problem::{Problem, Refused, quoted};
+
+/// Something that knows the cluster's objects and follows their changes.
+pub trait Source: Send {
+    /// Sends every object, then [`Event::Synced`] once, then each change, until the receiver is
+    /// gone. Events that belong together share a batch; batches arrive in order.
+    ///
+    /// A source that lists again (a lost watch, a directory that came back) applies everything it
+    /// finds and deletes what is missing, without a gap in between: applying an unchanged object
+    /// costs nothing downstream.
+    ///
+    /// # Errors
+    /// Only for what no retry can mend. What was delivered stays in force.
+    fn run(self: Box<Self>, events: mpsc::Sender<Vec<Event>>) -> SourceFuture;
+}
+
+/// A running [`Source`].
+pub type SourceFuture = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
+
+/// What a source tells the store.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The object exists, in this form.
+    Apply(Object),
+    /// The object is gone, or no longer meant for a service proxy.
+    Delete(ObjectRef),
+    /// The complete list of what is wrong in one place; empty when all is well again.
+    Problems {
+        /// The place: a file, or an object of the API.
+        origin: String,
+        problems: Vec<Problem>,
+    },
+    /// Everything that existed at the start has been applied.
+    Synced,
+}
+
+/// An object in node-lb's own form; cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    Service(Arc<Service>),
+    EndpointSlice(Arc<EndpointSlice>),
+    Node(Arc<Node>),
+}
+
+impl Object {
+    /// What identifies the object.
+    pub fn reference(&self) -> ObjectRef {
+        match self {
+            Self::Service(service) => ObjectRef {
+                kind: Kind::Service,
+                name: service.name.clone(),
+            },
+            Self::EndpointSlice(slice) => ObjectRef {
+                kind: Kind::EndpointSlice,
+                name: slice.name.clone(),
+            },
+            Self::Node(node) => ObjectRef {
+                kind: Kind::Node,
+                name: ObjectName {
+                    namespace: String::new(),
+                    name: node.name.clone(),
+                },
+            },
+        }
+    }
+}
+
+/// The kinds of objects a source delivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Service,
+    EndpointSlice,
+    Node,
+}
+
+impl Kind {
+    /// Nodes live outside namespaces.
+    pub fn is_namespaced(self) -> bool {
+        self != Self::Node
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+        })
+    }
+}
+
+/// Identity of an object. The namespace of a Node is empty.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectRef {
+    pub kind: Kind,
+    pub name: ObjectName,
+}
+
+/// `Service default/web`, `Node worker-1`; names no API server would take are cut short.
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.kind)?;
+        if self.kind.is_namespaced() {
+            write!(f, "{}/", problem::shortened(&self.name.namespace))?;
+        }
+        match self.name.name.as_str() {
+            "" => f.write_str("(no name)"),
+            name => f.write_str(&problem::shortened(name)),
+        }
+    }
+}
+
+/// A source as an operator names it: `dir:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceSpec {
+    /// A directory of manifests, see [`dir`].
+    Dir(PathBuf),
+}
+
+impl std::str::FromStr for SourceSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
+            _ => Err(format!("{text:?} is not a source: write dir:PATH")),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The cluster as this node sees it now, and which Services changed since the planner last looked.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map},
+    mem,
+    sync::Arc,
+};
+
+use crate::{
+    model::{EndpointSlice, Node, ObjectName, Service},
+    source::{Event, Kind, Object, ObjectRef, Problem},
+};
+
+/// Services, their slices and this node, as the source last gave them. Pure: it opens nothing.
+///
+/// Changes are collected until [`Store::take_changes`], however many events they took, and are
+/// held back until the source has delivered everything once.
+#[derive(Debug)]
+pub struct Store {
+    node_name: String,
+    services: HashMap<ObjectName, Arc<Service>>,
+    /// By owning Service, then by slice name: within one Service the order is always the same.
+    slices: HashMap<ObjectName, BTreeMap<String, Arc<EndpointSlice>>>,
+    /// The Service each slice belongs to, which may change.
+    owners: HashMap<ObjectName, ObjectName>,
+    node: Option<Arc<Node>>,
+    problems: BTreeMap<String, Vec<Problem>>,
+    problems_total: u64,
+    synced: bool,
+    changes: Changes,
+}
+
+/// What the planner has to look at again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Services that are new, gone, different, or have other endpoints.
+    pub services: BTreeSet<ObjectName>,
+    /// This node changed, which may concern every Service.
+    pub node: bool,
+}
+
+impl Changes {
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty() && !self.node
+    }
+}
+
+impl Store {
+    /// An empty store for the node of this name; other Nodes are ignored.
+    pub fn new(node_name: impl Into<String>) -> Self {
+        Self {
+            node_name: node_name.into(),
+            services: HashMap::new(),
+            slices: HashMap::new(),
+            owners: HashMap::new(),
+            node: None,
+            problems: BTreeMap::new(),
+            problems_total: 0,
+            synced: false,
+            changes: Changes::default(),
+        }
+    }
+
+    /// Takes in a batch. An object equal to what is known changes nothing.
+    pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            match event {
+                Event::Apply(Object::Service(service)) => self.apply_service(service),
+                Event::Apply(Object::EndpointSlice(slice)) => self.apply_slice(slice),
+                Event::Apply(Object::Node(node)) => self.apply_node(node),
+                Event::Delete(reference) => self.delete(reference),
+                Event::Problems { origin, problems } => self.note_problems(origin, problems),
+                Event::Synced => self.synced = true,
+            }
+        }
+    }
+
+    /// What changed since the last call; nothing as long as the source has not delivered
+    /// everything once, because half a cluster would look like a cluster with half its Services.
+    pub fn take_changes(&mut self) -> Changes {
+        match self.synced {
+            true => mem::take(&mut self.changes),
+            false => Changes::default(),
+        }
+    }
+
+    /// Whether the source has delivered everything once.
+    pub fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    pub fn service(&self, name: &ObjectName) -> Option<&Arc<Service>> {
+        self.services.get(name)
+    }
+
+    /// Every Service, in no particular order.
+    pub fn services(&self) -> impl ExactSizeIterator<Item = &Arc<Service>> {
+        self.services.values()
+    }
+
+    /// The slices of one Service, in the order of their names.
+    pub fn slices<'a>(
+        &'a self,
+        service: &ObjectName,
+    ) -> impl ExactSizeIterator<Item = &'a EndpointSlice> + use<'a> {
+        let slices = self.slices.get(service).map(BTreeMap::values);
+        slices.unwrap_or_default().map(Arc::as_ref)
+    }
+
+    /// This node, once the source has it.
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        self.node.as_ref()
+    }
+
+    /// Everything wrong at the moment, in the order of its origins.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.values().flatten()
+    }
+
+    /// Problems ever seen; one that stays is counted once.
+    pub fn problems_total(&self) -> u64 {
+        self.problems_total
+    }
+
+    fn apply_service(&mut self, service: Arc<Service>) {
+        match self.services.entry(service.name.clone()) {
+            hash_map::Entry::Occupied(known) if *known.get() == service => return,
+            hash_map::Entry::Occupied(mut known) => drop(known.insert(service.clone())),
+            hash_map::Entry::Vacant(free) => drop(free.insert(service.clone())),
+        }
+        self.changes.services.insert(service.name.clone());
+    }
+
+    fn apply_slice(&mut self, slice: Arc<EndpointSlice>) {
+        let owner = ObjectName {
+            namespace: slice.name.namespace.clone(),
+            name: slice.service.clone(),
+        };
+        let previous = self.owners.insert(slice.name.clone(), owner.clone());
+        if let Some(previous) = previous.filter(|previous| *previous != owner) {
+            self.remove_slice(&previous, &slice.name.name);
+        }
+        match self
+            .slices
+            .entry(owner.clone())
+            .or_default()
+            .entry(slice.name.name.clone())
+        {
+            btree_map::Entry::Occupied(known) if *known.get() == slice => return,
+            btree_map::Entry::Occupied(mut known) => drop(known.insert(slice)),
+            btree_map::Entry::Vacant(free) => drop(free.insert(slice)),
+        }
+        self.mark(owner);
+    }
+
+    fn apply_node(&mut self, node: Arc<Node>) {
+        if node.name == self.node_name && self.node.as_ref() != Some(&node) {
+            self.node = Some(node);
+            self.changes.node = true;
+        }
+    }
+
+    fn delete(&mut self, reference: ObjectRef) {
+        match reference.kind {
+            Kind::Service => {
+                if self.services.remove(&reference.name).is_some() {
+                    self.changes.services.insert(reference.name);
+                }
+            }
+            Kind::EndpointSlice => {
+                if let Some(owner) = self.owners.remove(&reference.name) {
+                    self.remove_slice(&owner, &reference.name.name);
+                }
+            }
+            Kind::Node => {
+                let is_ours = reference.name.name == self.node_name;
+                if is_ours && self.node.take().is_some() {
+                    self.changes.node = true;
+                }
+            }
+        }
+    }
+
+    fn remove_slice(&mut self, owner: &ObjectName, slice: &str) {
+        let Some(slices) = self.slices.get_mut(owner) else {
+            return;
+        };
+        slices.remove(slice);
+        if slices.is_empty() {
+            self.slices.remove(owner);
+        }
+        self.mark(owner.clone());
+    }
+
+    /// Slices without a Service concern nobody until it comes.
+    fn mark(&mut self, service: ObjectName) {
+        if self.services.contains_key(&service) {
+            self.changes.services.insert(service);
+        }
+    }
+
+    fn note_problems(&mut self, origin: String, problems: Vec<Problem>) {
+        let known = self.problems.remove(&origin).unwrap_or_default();
+        let new = problems
+            .iter()
+            .filter(|problem| !known.contains(problem))
+            .count();
+        self.problems_total += new as u64;
+        if !problems.is_empty() {
+            self.problems.insert(origin, problems);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! What events do to the store.
+
+use super::*;
+use crate::{
+    model::{Algorithm, Endpoint, ServiceType, TrafficPolicy},
+    source::Refused,
+};
+
+#[test]
+fn nothing_changed_before_everything_is_there() {
+    let mut store = Store::new("node-1");
+    store.apply([
+        service("web", "10.96.0.1"),
+        slice("web-a", "web", "10.0.0.1"),
+    ]);
+    assert!(!store.is_synced());
+    assert!(store.take_changes().is_empty());
+
+    store.apply([node("node-1", "10.1.0.1"), Event::Synced]);
+    let changes = Changes {
+        services: [name("web")].into(),
+        node: true,
+    };
+    assert_eq!(store.take_changes(), changes);
+    assert!(store.take_changes().is_empty());
+}
+
+#[test]
+fn equal_objects_change_nothing() {
+    let mut store = synced([
+        service("web", "10.96.0.1"),
+        slice("web-a", "web", "10.0.0.1"),
+    ]);
+    store.apply([
+        service("web", "10.96.0.1"),
+        slice("web-a", "web", "10.0.0.1"),
+    ]);
+    assert!(store.take_changes().is_empty());
+
+    store.apply([slice("web-a", "web", "10.0.0.2")]);
+    assert_eq!(store.take_changes().services, [name("web")].into());
+}
+
+#[test]
+fn a_slice_may_come_before_its_service() {
+    let mut store = synced([slice("web-b", "web", "10.0.0.2")]);
+    store.apply([slice("web-a", "web", "10.0.0.1")]);
+    assert!(store.take_changes().is_empty(), "nobody to plan for");
+
+    store.apply([service("web", "10.96.0.1")]);
+    assert_eq!(store.take_changes().services, [name("web")].into());
+    assert_eq!(slice_names(&store, "web"), ["web-a", "web-b"]);
+}
+
+#[test]
+fn a_slice_that_moves_changes_both_services() {
+    let mut store = synced([
+        service("blue", "10.96.0.1"),
+        service("green", "10.96.0.2"),
+        slice("s", "blue", "10.0.0.1"),
+    ]);
+    store.apply([slice("s", "green", "10.0.0.1")]);
+    assert_eq!(
+        store.take_changes().services,
+        [name("blue"), name("green")].into()
+    );
+    assert!(slice_names(&store, "blue").is_empty());
+    assert_eq!(slice_names(&store, "green"), ["s"]);
+}
+
+#[test]
+fn deletions_are_changes_once() {
+    let mut store = synced([
+        service("web", "10.96.0.1"),
+        slice("web-a", "web", "10.0.0.1"),
+        node("node-1", "10.1.0.1"),
+    ]);
+    let delete = |kind, name: ObjectName| Event::Delete(ObjectRef { kind, name });
+    let cluster_scoped = ObjectName {
+        namespace: String::new(),
+        name: "node-1".to_owned(),
+    };
+
+    store.apply([delete(Kind::EndpointSlice, name("web-a"))]);
+    assert_eq!(store.take_changes().services, [name("web")].into());
+    store.apply([
+        delete(Kind::Service, name("web")),
+        delete(Kind::Node, cluster_scoped.clone()),
+    ]);
+    let changes = store.take_changes();
+    assert_eq!(changes.services, [name("web")].into());
+    assert!(changes.node);
+    assert!(store.service(&name("web")).is_none() && store.node().is_none());
+
+    store.apply([
+        delete(Kind::EndpointSlice, name("web-a")),
+        delete(Kind::Service, name("web")),
+        delete(Kind::Node, cluster_scoped),
+    ]);
+    assert!(store.take_changes().is_empty());
+}
+
+#[test]
+fn other_nodes_are_ignored() {
+    let mut store = synced([node("node-1", "10.1.0.1")]);
+    store.apply([node("node-2", "10.1.0.2")]);
+    assert!(store.take_changes().is_empty());
+    assert_eq!(store.node().expect("ours").name, "node-1");
+}
+
+#[test]
+fn problems_are_replaced_by_origin_and_counted_once() {
+    let mut store = Store::new("node-1");
+    let report = |origin: &str, messages: &[&str]| Event::Problems {
+        origin: origin.to_owned(),
+        problems: messages.iter().map(|message| problem(message)).collect(),
+    };
+    store.apply([report("a.yaml", &["one"]), report("b.yaml", &["two"])]);
+    store.apply([report("a.yaml", &["one", "three"])]);
+    let messages = |store: &Store| -> Vec<_> {
+        store
+            .problems()
+            .map(|problem| problem.message.clone())
+            .collect()
+    };
+    assert_eq!(messages(&store), ["one", "three", "two"]);
+    assert_eq!(store.problems_total(), 3);
+
+    store.apply([report("a.yaml", &[])]);
+    assert_eq!(messages(&store), ["two"]);
+    assert_eq!(store.problems_total(), 3);
+}
+
+fn synced(events: impl IntoIterator<Item = Event>) -> Store {
+    let mut store = Store::new("node-1");
+    store.apply(events);
+    store.apply([Event::Synced]);
+    store.take_changes();
+    store
+}
+
+fn slice_names<'a>(store: &'a Store, service: &str) -> Vec<&'a str> {
+    let slices = store.slices(&name(service));
+    slices.map(|slice| slice.name.name.as_str()).collect()
+}
+
+fn name(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn service(service: &str, cluster_ip: &str) -> Event {
+    let service = Service {
+        name: name(service),
+        service_type: ServiceType::ClusterIp,
+        cluster_ips: vec![cluster_ip.parse().unwrap()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: Vec::new(),
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        load_balancer_source_ranges: Vec::new(),
+        health_check_node_port: 0,
+        session_affinity: None,
+        algorithm: Algorithm::Random,
+    };
+    Event::Apply(Object::Service(service.into()))
+}
+
+fn slice(slice: &str, service: &str, address: &str) -> Event {
+    let endpoint = Endpoint {
+        address: address.parse().unwrap(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node_name: None,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    };
+    let slice = EndpointSlice {
+        name: name(slice),
+        service: service.to_owned(),
+        ports: Vec::new(),
+        endpoints: vec![endpoint],
+    };
+    Event::Apply(Object::EndpointSlice(slice.into()))
+}
+
+fn node(name: &str, address: &str) -> Event {
+    let node = Node {
+        name: name.to_owned(),
+        addresses: vec![address.parse().unwrap()],
+        ..Node::default()
+    };
+    Event::Apply(Object::Node(node.into()))
+}
+
+fn problem(message: &str) -> Problem {
+    Problem {
+        refused: Refused::File,
+        object: None,
+        file: None,
+        line: None,
+        message: message.to_owned(),
+    }
+}

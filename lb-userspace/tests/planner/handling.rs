@@ -1,0 +1,397 @@
+//! Which parts of Services and slices count: the vectors' object handling rules that concern the
+//! planner (the rest concerns the translation from Kubernetes), and the rules around them.
+
+use std::net::SocketAddr;
+
+use node_lb::{
+    model::{
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
+        Service, ServicePort, ServiceType, TrafficPolicy,
+    },
+    plan::{
+        EndpointClass, Frontend, FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, plan,
+    },
+};
+
+#[test]
+fn running_endpoint_beats_terminating_one_of_the_same_address() {
+    let terminating = slice("a", 80, [terminating("10.0.0.1", "node-1")]);
+    let running = slice("b", 80, [ready("10.0.0.1", "node-2")]);
+    for order in [[&terminating, &running], [&running, &terminating]] {
+        let port = first_port(&service(), &order);
+        let remote = port.endpoints.class(EndpointClass::RemoteReady);
+        assert_eq!(
+            remote,
+            addresses(["10.0.0.1:80"]),
+            "its node counts as well"
+        );
+        assert_eq!(port.endpoints.slots(), remote);
+    }
+}
+
+#[test]
+fn first_of_two_terminating_and_last_of_two_running_endpoints_count() {
+    let two_terminating = slice(
+        "a",
+        80,
+        [
+            terminating("10.0.0.1", "node-1"),
+            terminating("10.0.0.1", "node-2"),
+            ready("10.0.0.2", "node-1"),
+            ready("10.0.0.2", "node-2"),
+        ],
+    );
+    let port = first_port(&service(), &[&two_terminating]);
+    assert_eq!(port.endpoints.counts(), [0, 0, 0, 1, 1, 0]);
+}
+
+#[test]
+fn slices_may_map_one_port_name_to_different_numbers() {
+    let endpoints = [ready("10.0.0.1", "node-2")];
+    let slices = [
+        slice("a", 8080, endpoints.clone()),
+        slice("b", 9090, endpoints),
+    ];
+    let port = first_port(&service(), &[&slices[0], &slices[1]]);
+    assert_eq!(
+        port.cluster_set(),
+        addresses(["10.0.0.1:8080", "10.0.0.1:9090"])
+    );
+}
+
+#[test]
+fn ports_are_joined_by_name_and_protocol() {
+    let mut slice = slice("a", 8080, [ready("10.0.0.1", "node-2")]);
+    slice.ports[0].name = "http".into();
+    assert!(!first_port(&service(), &[&slice]).has_any());
+
+    slice.ports[0].name = String::new();
+    slice.ports[0].protocol = Protocol::Udp;
+    assert!(!first_port(&service(), &[&slice]).has_any());
+}
+
+#[test]
+fn slices_of_another_family_are_ignored() {
+    let slice = slice("a", 80, [ready("2001:db8::1", "node-1")]);
+    assert!(!first_port(&service(), &[&slice]).has_any());
+}
+
+#[test]
+fn endpoints_are_sorted_by_text_within_a_class() {
+    let slice = slice(
+        "a",
+        80,
+        [
+            ready("10.0.0.9", "node-2"),
+            ready("10.0.0.10", "node-2"),
+            ready("10.0.0.3", "node-1"),
+        ],
+    );
+    let port = first_port(&service(), &[&slice]);
+    let expected = addresses(["10.0.0.3:80", "10.0.0.10:80", "10.0.0.9:80"]);
+    assert_eq!(port.endpoints.slots(), expected);
+}
+
+#[test]
+fn only_families_with_a_cluster_ip_are_planned() {
+    let service = Service {
+        service_type: ServiceType::LoadBalancer,
+        cluster_ips: vec!["fd00::1".parse().unwrap()],
+        external_ips: vec!["198.51.100.7".parse().unwrap()],
+        load_balancer_ips: vec!["192.0.2.1".parse().unwrap()],
+        ..service()
+    };
+    let planned = planned(&service, &[]);
+    assert_eq!(planned.ports.len(), 1);
+    assert_eq!(planned.ports[0].family, IpFamily::V6);
+    assert_eq!(
+        planned.ports[0].frontends,
+        [frontend(FrontendKind::ClusterIp, "[fd00::1]:80")]
+    );
+    assert!(!planned.ports[0].externally_accessible);
+}
+
+#[test]
+fn dual_stack_service_is_planned_per_family() {
+    let mut service = load_balancer();
+    service.cluster_ips.push("fd00::1".parse().unwrap());
+    let slices = [
+        slice("a", 80, [ready("10.0.0.1", "node-1")]),
+        slice("b", 80, [ready("fd00:10::1", "node-2")]),
+    ];
+    let planned = planned(&service, &[&slices[0], &slices[1]]);
+    let sets: Vec<_> = planned.ports.iter().map(Plan::cluster_set).collect();
+    assert_eq!(
+        sets,
+        [addresses(["10.0.0.1:80"]), addresses(["[fd00:10::1]:80"])]
+    );
+    let ready: Vec<_> = planned
+        .health_checks
+        .iter()
+        .map(|h| h.local_ready)
+        .collect();
+    assert_eq!(ready, [1, 0]);
+}
+
+#[test]
+fn frontends_of_a_load_balancer() {
+    let mut service = load_balancer();
+    service.external_ips = vec!["198.51.100.7".parse().unwrap()];
+    service.ports[0].node_port = 30_080;
+    assert_eq!(
+        first_port(&service, &[]).frontends,
+        [
+            frontend(FrontendKind::ClusterIp, "172.30.1.1:80"),
+            frontend(FrontendKind::LoadBalancerIp, "192.0.2.1:80"),
+            frontend(FrontendKind::ExternalIp, "198.51.100.7:80"),
+            frontend(FrontendKind::NodePort, "192.168.0.2:30080"),
+        ]
+    );
+}
+
+#[test]
+fn an_address_that_is_load_balancer_ip_and_external_ip_keeps_its_source_ranges() {
+    let mut service = load_balancer();
+    service.external_ips = service.load_balancer_ips.clone();
+    let port = first_port(&service, &[]);
+    assert_eq!(
+        port.frontends[1..],
+        [frontend(FrontendKind::LoadBalancerIp, "192.0.2.1:80")]
+    );
+}
+
+#[test]
+fn external_ips_can_be_switched_off_but_keep_a_port_accessible() {
+    let service = Service {
+        external_ips: vec!["198.51.100.7".parse().unwrap()],
+        ..service()
+    };
+    let options = PlanOptions {
+        allow_external_ips: false,
+        ..PlanOptions::default()
+    };
+    let node = node();
+    let node = LocalNode::new(&node, &node.addresses, &options);
+    let port = &plan(&service, &[], &node).ports[0];
+    assert_eq!(
+        port.frontends,
+        [frontend(FrontendKind::ClusterIp, "172.30.1.1:80")]
+    );
+    assert!(port.externally_accessible);
+}
+
+#[test]
+fn load_balancer_without_any_address_ignores_external_policy_local() {
+    let service = Service {
+        load_balancer_ips: Vec::new(),
+        ..load_balancer()
+    };
+    let slice = slice("a", 80, [ready("10.0.0.1", "node-2")]);
+    let port = first_port(&service, &[&slice]);
+    assert!(!port.uses_local());
+    assert!(
+        port.external_lacks_local(),
+        "kube-proxy's metric counts it all the same"
+    );
+}
+
+#[test]
+fn external_policy_local_means_nothing_on_an_internal_service() {
+    let service = Service {
+        external_traffic_policy: TrafficPolicy::Local,
+        ..service()
+    };
+    assert_eq!(
+        first_port(&service, &[]).external_policy,
+        TrafficPolicy::Cluster
+    );
+}
+
+#[test]
+fn health_check_port_needs_a_load_balancer_with_policy_local() {
+    assert_eq!(planned(&load_balancer(), &[]).health_checks[0].port, 32_000);
+    for without in [
+        Service {
+            service_type: ServiceType::NodePort,
+            ..load_balancer()
+        },
+        Service {
+            external_traffic_policy: TrafficPolicy::Cluster,
+            ..load_balancer()
+        },
+        Service {
+            health_check_node_port: 0,
+            ..load_balancer()
+        },
+    ] {
+        assert_eq!(planned(&without, &[]).health_checks, []);
+    }
+}
+
+#[test]
+fn health_check_counts_addresses_of_ready_local_endpoints_once() {
+    let mut two_ports = slice(
+        "a",
+        80,
+        [
+            ready("10.0.0.1", "node-1"),
+            ready("10.0.0.2", "node-2"),
+            terminating("10.0.0.3", "node-1"),
+        ],
+    );
+    two_ports.ports.push(EndpointPort {
+        name: "not a service port".into(),
+        protocol: Protocol::Tcp,
+        port: 81,
+    });
+    let health = planned(&load_balancer(), &[&two_ports]).health_checks[0];
+    assert_eq!((health.local_ready, health.status()), (1, 200));
+}
+
+#[test]
+fn source_ranges_in_force() {
+    for (ranges, expected) in [
+        (&[][..], &[][..]),
+        (&["203.0.113.0/25"], &["203.0.113.0/25"]),
+        (&["203.0.113.9/25"], &["203.0.113.0/25"]),
+        // Only the other family's.
+        (&["2001:db8::/32"], &[]),
+        (&["203.0.113.0/25", "2001:db8::/32"], &["203.0.113.0/25"]),
+        // All of a family.
+        (&["203.0.113.0/25", "0.0.0.0/0"], &[]),
+        (&["203.0.113.0/25", "::/0"], &["203.0.113.0/25"]),
+        // This node's IP is inside, so the load balancer IP may be the source.
+        (&["192.168.0.0/16"], &["192.0.2.1/32", "192.168.0.0/16"]),
+    ] {
+        let service = Service {
+            load_balancer_source_ranges: ranges.iter().map(|r| r.parse().unwrap()).collect(),
+            ..load_balancer()
+        };
+        let in_force = first_port(&service, &[]).source_ranges;
+        let in_force: Vec<_> = in_force.iter().map(ToString::to_string).collect();
+        assert_eq!(in_force, expected, "{ranges:?}");
+    }
+}
+
+#[test]
+fn serving_endpoints_of_udp_ports_are_known_whatever_else_holds() {
+    let not_serving = Endpoint {
+        serving: false,
+        ..ready("10.0.0.3", "node-2")
+    };
+    let unready = Endpoint {
+        ready: false,
+        ..ready("10.0.0.2", "node-2")
+    };
+    let mut slice = slice(
+        "a",
+        80,
+        [terminating("10.0.0.1", "node-2"), unready, not_serving],
+    );
+    slice.ports[0].protocol = Protocol::Udp;
+    let mut service = service();
+    service.ports[0].protocol = Protocol::Udp;
+    let port = first_port(&service, &[&slice]);
+    assert_eq!(port.udp_serving, addresses(["10.0.0.1:80", "10.0.0.2:80"]));
+}
+
+fn first_port(service: &Service, slices: &[&EndpointSlice]) -> Plan {
+    planned(service, slices).ports.swap_remove(0)
+}
+
+fn planned(service: &Service, slices: &[&EndpointSlice]) -> ServicePlan {
+    let node = node();
+    let local = LocalNode::new(&node, &node.addresses, &PlanOptions::default());
+    plan(service, slices, &local)
+}
+
+fn node() -> Node {
+    Node {
+        name: "node-1".into(),
+        addresses: vec!["192.168.0.2".parse().unwrap()],
+        ..Node::default()
+    }
+}
+
+fn service() -> Service {
+    Service {
+        name: name("svc"),
+        service_type: ServiceType::ClusterIp,
+        cluster_ips: vec!["172.30.1.1".parse().unwrap()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![ServicePort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: 0,
+        }],
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        load_balancer_source_ranges: Vec::new(),
+        health_check_node_port: 0,
+        session_affinity: None,
+        algorithm: Algorithm::Random,
+    }
+}
+
+fn load_balancer() -> Service {
+    Service {
+        service_type: ServiceType::LoadBalancer,
+        load_balancer_ips: vec!["192.0.2.1".parse().unwrap()],
+        external_traffic_policy: TrafficPolicy::Local,
+        health_check_node_port: 32_000,
+        ..service()
+    }
+}
+
+fn slice<const N: usize>(slice: &str, port: u16, endpoints: [Endpoint; N]) -> EndpointSlice {
+    EndpointSlice {
+        name: name(slice),
+        service: "svc".into(),
+        ports: vec![EndpointPort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            port,
+        }],
+        endpoints: endpoints.into(),
+    }
+}
+
+fn ready(address: &str, node: &str) -> Endpoint {
+    Endpoint {
+        address: address.parse().unwrap(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node_name: Some(node.into()),
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    }
+}
+
+fn terminating(address: &str, node: &str) -> Endpoint {
+    Endpoint {
+        ready: false,
+        terminating: true,
+        ..ready(address, node)
+    }
+}
+
+fn frontend(kind: FrontendKind, address: &str) -> Frontend {
+    Frontend {
+        kind,
+        address: address.parse().unwrap(),
+    }
+}
+
+fn addresses<const N: usize>(texts: [&str; N]) -> Vec<SocketAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn name(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: "default".into(),
+        name: name.into(),
+    }
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask build`.
+
+use std::env;
+
+use anyhow::{Context, Result, bail, ensure};
+use xtask::ebpf;
+
+use crate::{cargo::Workspace, setup};
+
+/// What to build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Debug,
+    Release,
+    /// A release of the agent alone, with the C library inside.
+    Static,
+}
+
+impl Kind {
+    pub fn parse(arguments: &[String]) -> Result<Self> {
+        match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            [] => Ok(Self::Debug),
+            ["--release"] => Ok(Self::Release),
+            ["--static"] | ["--static", "--release"] | ["--release", "--static"] => {
+                Ok(Self::Static)
+            }
+            _ => bail!(
+                "build takes --release or --static, not {:?}",
+                arguments.join(" ")
+            ),
+        }
+    }
+}
+
+/// Sets up, builds, and says where the agent is.
+pub fn run(workspace: &Workspace, kind: Kind) -> Result<()> {
+    setup::run(workspace, setup::Need::Toolchain)?;
+    // The agent's build script would do it too, but silently.
+    if env::var_os(ebpf::OBJECT_VARIABLE).is_none() {
+        ebpf::build_object(&workspace.root, &workspace.target)?;
+    }
+    let agent = match kind {
+        Kind::Debug => {
+            workspace.run_cargo(["build"])?;
+            workspace.target.join("debug/node-lb")
+        }
+        Kind::Release => {
+            workspace.run_cargo(["build", "--release"])?;
+            workspace.target.join("release/node-lb")
+        }
+        Kind::Static => {
+            // Naming the target keeps the flag away from build scripts and procedural macros.
+            let target = host_target(workspace)?;
+            let arguments = [
+                "build",
+                "--release",
+                "--package",
+                "node-lb",
+                "--target",
+                &target,
+            ];
+            let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
+            flags += " -Ctarget-feature=+crt-static";
+            crate::cargo::run(
+                workspace
+                    .cargo(arguments)
+                    .env("RUSTFLAGS", flags.trim_start()),
+            )?;
+            workspace.target.join(target).join("release/node-lb")
+        }
+    };
+    ensure!(
+        agent.is_file(),
+        "cargo built, but {} is not there",
+        agent.display()
+    );
+    println!("{}", agent.display());
+    Ok(())
+}
+
+/// The target triple cargo builds for by default.
+fn host_target(workspace: &Workspace) -> Result<String> {
+    let output = workspace
+        .cargo(["-vV"])
+        .output()
+        .context("cannot ask cargo for its version")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned)
+        .context("`cargo -vV` does not say its host")
+}

@@ -1,0 +1,84 @@
+//! The workspace and the cargo that builds it for the host.
+
+use std::{
+    env,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use xtask::ebpf;
+
+/// Where the sources are and where builds go.
+#[derive(Clone, Debug)]
+pub struct Workspace {
+    pub root: PathBuf,
+    pub target: PathBuf,
+}
+
+impl Workspace {
+    /// The workspace this program was built in.
+    pub fn locate() -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = root
+            .canonicalize()
+            .with_context(|| format!("the workspace {} is gone; rebuild xtask", root.display()))?;
+        let program = env::current_exe().context("cannot tell where xtask itself is")?;
+        let target =
+            ebpf::target_directory(&program).map_or_else(|| root.join("target"), Path::to_owned);
+        Ok(Self { root, target })
+    }
+
+    /// A cargo command of the host's toolchain, in the workspace.
+    pub fn cargo<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Command {
+        let mut command = host_cargo();
+        command.current_dir(&self.root).args(arguments);
+        command
+    }
+
+    /// Runs cargo with its output shown.
+    pub fn run_cargo<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Result<()> {
+        run(&mut self.cargo(arguments))
+    }
+}
+
+/// The cargo that runs this program, without what `cargo run` adds to the environment: build
+/// scripts that watch those variables would run again on every change between the two.
+pub fn host_cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let added = [
+        "CARGO_MANIFEST_",
+        "CARGO_PKG_",
+        "CARGO_BIN_",
+        "CARGO_CRATE_",
+        "CARGO_PRIMARY_",
+    ];
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text == "CARGO" || added.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs a command with its output shown.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    ensure!(status.success(), "{} failed ({status})", describe(command));
+    Ok(())
+}
+
+/// A command as one would type it.
+pub fn describe(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let program = program.file_name().unwrap_or(program.as_os_str());
+    let words = [program]
+        .into_iter()
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy);
+    words.collect::<Vec<_>>().join(" ")
+}
