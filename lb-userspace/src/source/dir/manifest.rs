@@ -127,7 +127,7 @@ impl Manifest {
             _ => return self.add_object(line, manifest),
         };
         let item_kind = item_kind.to_owned();
-        let api_version = manifest.get("apiVersion").cloned().unwrap_or_default();
+        let api_version = manifest.get("apiVersion").cloned();
         let items = match manifest.get_mut("items").map(Value::take) {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(items)) => items,
@@ -149,7 +149,10 @@ impl Manifest {
                 && !fields.contains_key("kind")
             {
                 fields.insert("kind".to_owned(), item_kind.clone().into());
-                fields.insert("apiVersion".to_owned(), api_version.clone());
+                let api_version = api_version
+                    .clone()
+                    .map(|version| ("apiVersion".to_owned(), version));
+                fields.extend(api_version);
             }
             self.add(line, item);
         }
