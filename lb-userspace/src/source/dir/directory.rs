@@ -5,6 +5,7 @@ use std::{
     ffi::OsStr,
     fs::{self, Metadata},
     io::{self, Read},
+    mem,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -15,7 +16,7 @@ use anyhow::Context;
 use super::{
     super::{Event, Object, Problem, Refused},
     ledger::{Ledger, Update},
-    manifest::{self, Broken},
+    manifest::{Broken, Documents},
 };
 
 /// Largest file read, in bytes.
@@ -54,6 +55,7 @@ struct Known {
     /// Whether an equal stamp will mean equal contents.
     settled: bool,
     missing_since: Option<Instant>,
+    documents: Documents,
 }
 
 /// Differs when a file's contents do.
@@ -172,17 +174,21 @@ impl Directory {
 
     /// Reads a file if it is not the one read before.
     fn look(&mut self, path: &Path, stamp: Stamp) -> Option<(PathBuf, Update)> {
-        let known = self.files.get_mut(path);
-        if let Some(known) = known.filter(|known| known.stamp == stamp && known.settled) {
+        let mut documents = Documents::default();
+        if let Some(known) = self.files.get_mut(path) {
             known.missing_since = None;
-            return None;
+            if known.settled && known.stamp == stamp {
+                return None;
+            }
+            documents = mem::take(&mut known.documents);
         }
-        let known = Known {
+        let mut known = Known {
             settled: stamp.is_settled(SystemTime::now()),
-            missing_since: None,
             stamp,
+            missing_since: None,
+            documents,
         };
-        let update = read(path, &known.stamp);
+        let update = known.read(path);
         self.files.insert(path.to_owned(), known);
         Some((path.to_owned(), update))
     }
@@ -242,6 +248,37 @@ pub fn is_manifest(path: &Path) -> bool {
     !is_hidden && matches!(extension, Some("yaml" | "yml" | "json"))
 }
 
+impl Known {
+    fn read(&mut self, path: &Path) -> Update {
+        let broken = |message: String| {
+            Update::Broken(Broken {
+                line: None,
+                message,
+            })
+        };
+        let size = match &self.stamp {
+            Stamp::File { size, .. } => *size,
+            Stamp::Unreadable(error) => return broken(format!("cannot be read: {error}")),
+        };
+        let mut text = Vec::new();
+        if size <= MAX_FILE {
+            // The file may have grown since.
+            let file = fs::File::open(path);
+            let result = file.and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text));
+            if let Err(error) = result {
+                return broken(format!("cannot be read: {error}"));
+            }
+        }
+        if size.max(text.len() as u64) > MAX_FILE {
+            return broken("is larger than 64 MiB".to_owned());
+        }
+        match self.documents.parse(path, &text) {
+            Ok(manifest) => Update::Parsed(manifest),
+            Err(broken) => Update::Broken(broken),
+        }
+    }
+}
+
 impl Stamp {
     fn of(metadata: &Metadata) -> Self {
         Self::File {
@@ -274,34 +311,5 @@ fn stamp(path: &Path) -> Option<Stamp> {
         // Gone since it was listed; a link without a target is still there.
         Err(_) if path.symlink_metadata().is_err() => None,
         Err(error) => Some(Stamp::Unreadable(error.to_string())),
-    }
-}
-
-fn read(path: &Path, stamp: &Stamp) -> Update {
-    let broken = |message: String| {
-        Update::Broken(Broken {
-            line: None,
-            message,
-        })
-    };
-    let size = match stamp {
-        Stamp::File { size, .. } => *size,
-        Stamp::Unreadable(error) => return broken(format!("cannot be read: {error}")),
-    };
-    let mut text = Vec::new();
-    if size <= MAX_FILE {
-        // The file may have grown since.
-        let file = fs::File::open(path);
-        let result = file.and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text));
-        if let Err(error) = result {
-            return broken(format!("cannot be read: {error}"));
-        }
-    }
-    if size.max(text.len() as u64) > MAX_FILE {
-        return broken("is larger than 64 MiB".to_owned());
-    }
-    match manifest::parse(path, &text) {
-        Ok(manifest) => Update::Parsed(manifest),
-        Err(broken) => Update::Broken(broken),
     }
 }
