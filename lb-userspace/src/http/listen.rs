@@ -125,6 +125,17 @@ mod tests {
         bind(address).unwrap();
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_taken_address_is_waited_for() {
+        let taken = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = taken.local_addr().unwrap();
+        let waiting = tokio::spawn(bind_until_free(address, "tests"));
+        tokio::time::sleep(RETRY_INTERVAL * 3).await;
+        assert!(!waiting.is_finished());
+        drop(taken);
+        assert_eq!(waiting.await.unwrap().local_addr().unwrap(), address);
+    }
+
     fn accepts(listener: &TcpListener) -> bool {
         listener.accept().is_ok()
     }
