@@ -1,5 +1,8 @@
 //! The node-lb agent, in reading order.
 
+pub mod health;
+pub mod http;
+pub mod metrics;
 pub mod model;
 pub mod source;
 pub mod store;
