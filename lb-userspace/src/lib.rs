@@ -1,8 +1,5 @@
 //! The node-lb agent, in reading order.
 
-pub mod health;
-pub mod http;
-pub mod metrics;
 pub mod model;
 pub mod source;
 pub mod store;
@@ -11,6 +8,10 @@ pub mod plan;
 
 pub mod datapath;
 pub mod program;
+
+pub mod health;
+pub mod http;
+pub mod metrics;
 
 pub mod cli;
 pub mod config;
