@@ -23,6 +23,7 @@ macro_rules! layout {
 }
 
 layout! {
+    Ip6 = 16,
     FrontendKey<Ip4> = 8,
     FrontendKey<Ip6> = 20,
     Frontend = 8,

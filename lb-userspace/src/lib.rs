@@ -7,11 +7,14 @@ pub mod store;
 pub mod plan;
 
 pub mod datapath;
+pub mod flows;
 pub mod program;
 
 pub mod health;
 pub mod http;
 pub mod metrics;
+
+pub mod agent;
 
 pub mod cli;
 pub mod config;

@@ -12,6 +12,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, parser::ValueSour
 
 use crate::config::file;
 
+mod agent;
+mod cleanup;
 mod plan;
 mod snapshot;
 
@@ -35,6 +37,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Agent(agent::Command),
+    Cleanup(cleanup::Command),
     Plan(plan::Command),
 }
 
@@ -55,6 +59,8 @@ impl Cli {
 
     fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Agent(command) => command.run(),
+            Command::Cleanup(command) => command.run(),
             Command::Plan(command) => command.run(),
         }
     }

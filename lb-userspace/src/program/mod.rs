@@ -53,6 +53,13 @@ pub struct Key {
     pub family: IpFamily,
 }
 
+impl Key {
+    /// The key of a plan's entry.
+    pub fn of(plan: &Plan) -> Self {
+        Self { name: plan.name.clone(), family: plan.family }
+    }
+}
+
 /// Why a service port is not, or not completely, in the maps. What was there before stays in force.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NotProgrammed {
@@ -178,9 +185,13 @@ impl Programmer {
         }
     }
 
-    /// Takes over changed facts about the node; every plan has to be applied again.
-    pub fn set_facts(&mut self, facts: NodeFacts) {
+    /// Takes over facts about the node; if this says that they changed, every plan has to be applied
+    /// again.
+    #[must_use]
+    pub fn set_facts(&mut self, facts: NodeFacts) -> bool {
+        let changed = self.facts != facts;
         self.facts = facts;
+        changed
     }
 
     /// Service ports that are not in the maps as they should be.
