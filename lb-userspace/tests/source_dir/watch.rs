@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::Write,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
     time::{Duration, Instant},
 };
 
@@ -92,7 +92,11 @@ async fn a_file_is_read_when_its_writer_is_done() {
     time::sleep(Duration::from_millis(700)).await;
     file.write_all(service("a", "10.96.0.3").as_bytes())
         .unwrap();
-    time::sleep(Duration::from_millis(700)).await;
+    time::sleep(Duration::from_millis(350)).await;
+    // Something that does make the source look at it.
+    file.set_permissions(fs::Permissions::from_mode(0o600))
+        .unwrap();
+    time::sleep(Duration::from_millis(350)).await;
     file.write_all(format!("---\n{}", service("b", "10.96.0.4")).as_bytes())
         .unwrap();
     drop(file);

@@ -167,8 +167,11 @@ impl Activity {
             EventKind::Access(_) => return,
             _ => {}
         }
+        let is_metadata = matches!(event.kind, EventKind::Modify(ModifyKind::Metadata(_)));
         for path in event.paths {
-            pending.writing.remove(&path);
+            if !is_metadata {
+                pending.writing.remove(&path);
+            }
             if path.parent() != Some(&self.path) {
                 pending.everywhere = true;
             } else if is_manifest(&path) {
