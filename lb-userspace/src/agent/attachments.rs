@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    path::Path,
 };
 
 use anyhow::Context as _;
@@ -118,12 +119,18 @@ impl Attachments {
     /// # Errors
     ///
     /// If the cgroup cannot be opened or the kernel refuses.
-    pub fn sockets(&self, kernel: &Kernel, config: &DatapathConfig) -> anyhow::Result<()> {
+    pub fn sockets(
+        &self,
+        kernel: &Kernel,
+        config: &DatapathConfig,
+        cgroup_root: Option<&Path>,
+    ) -> anyhow::Result<()> {
         let attacher = Attacher::new(&kernel.pins, self.tc);
         if config.socket_lb == SocketLb::Off {
             return Ok(attacher.detach_sockets()?);
         }
-        let cgroup = Cgroup::open(&config.cgroup_path)?;
+        let path = config.cgroup_path.as_deref().or(cgroup_root);
+        let cgroup = Cgroup::open(path.context("no cgroup v2 hierarchy is mounted")?)?;
         for hook in SocketHook::ALL {
             attacher
                 .socket(&cgroup, hook, kernel.loaded.program(hook.name())?)

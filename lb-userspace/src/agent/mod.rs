@@ -8,6 +8,7 @@ mod sync;
 use std::{
     collections::BTreeSet,
     net::IpAddr,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -55,13 +56,19 @@ const EVENT_QUEUE: usize = 64;
 /// If the node cannot run the data plane, or something fails that no retry can mend.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let sockets = config.datapath.socket_lb != SocketLb::Off;
-    if let Err(unmet) = preflight::check(&config.datapath.bpf_root, sockets) {
+    let ready = preflight::check(&config.datapath.bpf_root, sockets).map_err(|unmet| {
         let unmet: Vec<_> = unmet.iter().map(|unmet| format!("- {unmet}")).collect();
-        anyhow::bail!("this node cannot run node-lb:\n{}", unmet.join("\n"));
+        anyhow::anyhow!("this node cannot run node-lb:\n{}", unmet.join("\n"))
+    })?;
+    if ready.mounted_bpf_fs {
+        tracing::warn!(
+            "the BPF file system was not mounted and now is; in a container, mount the host's, or \
+             nothing outlives the container"
+        );
     }
     let watcher = Watcher::start().await?;
     let kernel = Kernel::start(&config)?;
-    Agent::new(config, kernel, watcher)?.run().await
+    Agent::new(config, kernel, watcher)?.run(ready.cgroup2).await
 }
 
 /// The agent's state.
@@ -114,11 +121,12 @@ impl Agent {
         })
     }
 
-    async fn run(mut self) -> anyhow::Result<()> {
+    async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
         self.configure()?;
         self.attachments.follow(&self.kernel, self.watcher.devices())?;
         self.attachments.sweep(&self.kernel)?;
-        self.attachments.sockets(&self.kernel, &self.config.datapath)?;
+        let datapath = &self.config.datapath;
+        self.attachments.sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
 
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
         let mut source = tokio::spawn(source(&self.config.source)?.run(sender));

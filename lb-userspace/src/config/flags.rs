@@ -141,9 +141,10 @@ pub struct Flags {
     #[arg(long, value_name = "WHO", value_enum, default_value = "host")]
     pub socket_lb: SocketLb,
 
-    /// Root of the cgroup v2 hierarchy
-    #[arg(long, value_name = "PATH", default_value = "/sys/fs/cgroup")]
-    pub cgroup_path: PathBuf,
+    /// The cgroup whose processes' sockets are translated; by default the root of the cgroup v2
+    /// hierarchy, wherever it is mounted
+    #[arg(long, value_name = "PATH")]
+    pub cgroup_path: Option<PathBuf>,
 
     /// Where maps and links are pinned
     #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/node-lb")]

@@ -95,8 +95,8 @@ pub struct DatapathConfig {
     pub pod_device_patterns: Vec<String>,
     pub xdp_mode: XdpMode,
     pub socket_lb: SocketLb,
-    /// Root of the cgroup v2 hierarchy.
-    pub cgroup_path: PathBuf,
+    /// The cgroup whose processes' sockets are translated; the root of the hierarchy if none.
+    pub cgroup_path: Option<PathBuf>,
     /// Where maps and links are pinned.
     pub bpf_root: PathBuf,
     /// Source ports for source NAT.
