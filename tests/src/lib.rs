@@ -18,11 +18,13 @@
 //! ```
 
 pub mod agent;
+pub mod balanced;
 pub mod lab;
 pub mod manifests;
 pub mod traffic;
 
 pub use agent::{Agent, AgentSpec, Readiness};
+pub use balanced::Balanced;
 pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};

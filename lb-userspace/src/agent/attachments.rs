@@ -94,8 +94,12 @@ impl Attachments {
             report(&attached);
             self.attached.insert(device.index, attached);
         }
-        let gone: Vec<_> =
-            self.attached.keys().filter(|index| !wanted.contains(index)).copied().collect();
+        let gone: Vec<_> = self
+            .attached
+            .keys()
+            .filter(|index| !wanted.contains(index))
+            .copied()
+            .collect();
         for index in gone {
             self.attached.remove(&index);
             attacher.detach_device(index)?;
@@ -161,7 +165,12 @@ impl Attachments {
             let program = kernel.loaded.program(direction.program())?;
             attacher.tc(device.index, direction, program)?;
         }
-        Ok(Attached { name: device.name.clone(), role, xdp, reason })
+        Ok(Attached {
+            name: device.name.clone(),
+            role,
+            xdp,
+            reason,
+        })
     }
 
     /// The best XDP mode to try on a device, and why it is not the one asked for.
@@ -177,7 +186,10 @@ impl Attachments {
                                   too; --xdp-mode=native if it has";
                     (XdpMode::Off, Some(reason.to_owned()))
                 }
-                kind => (XdpMode::Off, Some(format!("{kind:?}: no driver of its own"))),
+                kind => (
+                    XdpMode::Off,
+                    Some(format!("{kind:?}: no driver of its own")),
+                ),
             },
         }
     }
@@ -208,7 +220,12 @@ impl Attachments {
 
 /// Says loudly what is not as it was asked for.
 fn report(attached: &Attached) {
-    let Attached { name, role, xdp, reason } = attached;
+    let Attached {
+        name,
+        role,
+        xdp,
+        reason,
+    } = attached;
     match reason {
         Some(reason) => tracing::warn!(device = name, ?role, %xdp, "{reason}"),
         None => tracing::info!(device = name, ?role, %xdp, "programs attached"),

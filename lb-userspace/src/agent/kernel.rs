@@ -107,8 +107,14 @@ impl Kernel {
         };
         for (flag, set) in [
             (config_flag::MASQUERADE_ALL, config.masquerade_all),
-            (config_flag::BYPASS, config.datapath.netfilter == NetfilterMode::Bypass),
-            (config_flag::SOCKETS_OF_PODS, config.datapath.socket_lb == SocketLb::All),
+            (
+                config_flag::BYPASS,
+                config.datapath.netfilter == NetfilterMode::Bypass,
+            ),
+            (
+                config_flag::SOCKETS_OF_PODS,
+                config.datapath.socket_lb == SocketLb::All,
+            ),
         ] {
             if set {
                 flags |= flag;
@@ -155,7 +161,9 @@ impl Kernel {
     /// Makes flows look up their next hops again.
     pub fn next_hops_changed(&self) {
         let offset = std::mem::offset_of!(abi::Config, hop_generation);
-        self.config.u32_at(0, offset).fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.config
+            .u32_at(0, offset)
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Says which addresses are the node's own.
@@ -166,8 +174,11 @@ impl Kernel {
     pub fn set_local_addresses(&self, addresses: &BTreeSet<IpAddr>) -> anyhow::Result<()> {
         let wanted: Vec<Ip6> = addresses.iter().map(|address| (*address).into()).collect();
         let entries = self.local_addresses.entries()?;
-        let stale: Vec<_> =
-            entries.into_iter().map(|(key, _)| key).filter(|key| !wanted.contains(key)).collect();
+        let stale: Vec<_> = entries
+            .into_iter()
+            .map(|(key, _)| key)
+            .filter(|key| !wanted.contains(key))
+            .collect();
         let values = vec![abi::LocalAddress { primary: 0 }; wanted.len()];
         self.local_addresses.update(&wanted, &values)?;
         self.local_addresses.delete(&stale)?;
@@ -182,8 +193,11 @@ impl Kernel {
     pub fn set_devices(&self, devices: &[(u32, abi::Device)]) -> anyhow::Result<()> {
         let (keys, values): (Vec<_>, Vec<_>) = devices.iter().copied().unzip();
         let entries = self.devices.entries()?;
-        let stale: Vec<_> =
-            entries.into_iter().map(|(key, _)| key).filter(|key| !keys.contains(key)).collect();
+        let stale: Vec<_> = entries
+            .into_iter()
+            .map(|(key, _)| key)
+            .filter(|key| !keys.contains(key))
+            .collect();
         self.devices.update(&keys, &values)?;
         self.devices.delete(&stale)?;
         Ok(())
@@ -192,7 +206,10 @@ impl Kernel {
 
 /// Records in the IPv4 flow table: two for each flow, half of them free so that searches stay short.
 fn slots(flows: u32) -> u32 {
-    flows.saturating_mul(4).clamp(1 << 10, 1 << 27).next_power_of_two()
+    flows
+        .saturating_mul(4)
+        .clamp(1 << 10, 1 << 27)
+        .next_power_of_two()
 }
 
 fn pod_networks(detector: &LocalDetector) -> ((Ip4, u32), (Ip6, u32)) {

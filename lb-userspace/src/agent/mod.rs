@@ -68,7 +68,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     }
     let watcher = Watcher::start().await?;
     let kernel = Kernel::start(&config)?;
-    Agent::new(config, kernel, watcher)?.run(ready.cgroup2).await
+    Agent::new(config, kernel, watcher)?
+        .run(ready.cgroup2)
+        .await
 }
 
 /// The agent's state.
@@ -123,10 +125,12 @@ impl Agent {
 
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
         self.configure()?;
-        self.attachments.follow(&self.kernel, self.watcher.devices())?;
+        self.attachments
+            .follow(&self.kernel, self.watcher.devices())?;
         self.attachments.sweep(&self.kernel)?;
         let datapath = &self.config.datapath;
-        self.attachments.sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
+        self.attachments
+            .sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
 
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
         let mut source = tokio::spawn(source(&self.config.source)?.run(sender));
@@ -166,7 +170,9 @@ impl Agent {
         let since = Instant::now();
         let first = !self.store.is_synced();
         self.store.apply(events);
-        self.metrics.source_problems.set(self.store.problems().count() as i64);
+        self.metrics
+            .source_problems
+            .set(self.store.problems().count() as i64);
         if !self.store.is_synced() {
             return Ok(());
         }
@@ -176,9 +182,14 @@ impl Agent {
         }
         let mut services = changes.services;
         if changes.node || first {
-            self.proxy_health.set_node(Some(&self.config.this_node(self.this_node())));
+            self.proxy_health
+                .set_node(Some(&self.config.this_node(self.this_node())));
             self.node_changed()?;
-            services = self.store.services().map(|service| service.name.clone()).collect();
+            services = self
+                .store
+                .services()
+                .map(|service| service.name.clone())
+                .collect();
         }
         self.sync(services, since).await;
         if first {
@@ -199,10 +210,16 @@ impl Agent {
         if changes.contains(&DeviceEvent::NextHopsChanged) {
             self.kernel.next_hops_changed();
         }
-        if changes.iter().all(|change| *change == DeviceEvent::NextHopsChanged) {
+        if changes
+            .iter()
+            .all(|change| *change == DeviceEvent::NextHopsChanged)
+        {
             return Ok(());
         }
-        if let Err(error) = self.attachments.follow(&self.kernel, self.watcher.devices()) {
+        if let Err(error) = self
+            .attachments
+            .follow(&self.kernel, self.watcher.devices())
+        {
             tracing::warn!("cannot follow the node's devices: {error:#}");
         }
         let addresses = changes.iter().any(|change| {
@@ -212,8 +229,11 @@ impl Agent {
             )
         });
         if addresses && self.node_changed()? && self.store.is_synced() {
-            let services: Vec<_> =
-                self.store.services().map(|service| service.name.clone()).collect();
+            let services: Vec<_> = self
+                .store
+                .services()
+                .map(|service| service.name.clone())
+                .collect();
             self.sync(services, since).await;
         }
         Ok(())
@@ -235,7 +255,8 @@ impl Agent {
     fn configure(&self) -> anyhow::Result<()> {
         let node = self.config.this_node(self.this_node());
         let detector = LocalDetector::new(&self.config.detect_local, &node);
-        self.kernel.set_local_addresses(&self.watcher.devices().local_addresses())?;
+        self.kernel
+            .set_local_addresses(&self.watcher.devices().local_addresses())?;
         self.kernel.configure(&self.config, &self.node, &detector)
     }
 
@@ -265,9 +286,17 @@ impl Agent {
         let metrics = MetricsEndpoints::new(self.metrics.clone());
         let listener =
             http::bind_until_free(self.config.healthz_bind_address, "process health checks").await;
-        self.servers.push(Server::start(listener, Arc::new(health), Limits::default())?);
+        self.servers.push(Server::start(
+            listener,
+            Arc::new(health),
+            Limits::default(),
+        )?);
         let listener = http::bind_until_free(self.config.metrics_bind_address, "metrics").await;
-        self.servers.push(Server::start(listener, Arc::new(metrics), Limits::default())?);
+        self.servers.push(Server::start(
+            listener,
+            Arc::new(metrics),
+            Limits::default(),
+        )?);
         Ok(())
     }
 
@@ -288,7 +317,11 @@ fn local_node(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) -> L
     let mut node = config.this_node(store.node().map(Arc::as_ref));
     if node.addresses.is_empty() {
         // Nobody says which addresses are the node's: take those of its devices.
-        node.addresses = addresses.iter().copied().filter(|ip| is_global(*ip)).collect();
+        node.addresses = addresses
+            .iter()
+            .copied()
+            .filter(|ip| is_global(*ip))
+            .collect();
     }
     let addresses: Vec<_> = addresses.iter().copied().collect();
     LocalNode::new(&node, &addresses, &config.plan)
@@ -315,7 +348,9 @@ fn listen_addresses(
     let networks = match &config.plan.node_port_addresses {
         NodePortAddresses::Networks(networks) => networks.clone(),
         NodePortAddresses::Primary => {
-            let ips = [IpFamily::V4, IpFamily::V6].into_iter().filter_map(|f| node.ip(f));
+            let ips = [IpFamily::V4, IpFamily::V6]
+                .into_iter()
+                .filter_map(|f| node.ip(f));
             ips.map(Into::into).collect()
         }
     };

@@ -28,7 +28,10 @@ pub struct StaleUdp {
 
 impl Syncer {
     pub fn new(programmer: Programmer) -> Self {
-        Self { programmer, plans: HashMap::new() }
+        Self {
+            programmer,
+            plans: HashMap::new(),
+        }
     }
 
     /// The maps' side.
@@ -50,8 +53,11 @@ impl Syncer {
                 plan::plan(service, &slices, node)
             });
             let before = self.plans.remove(&name);
-            let mut keys: BTreeSet<Key> =
-                before.iter().flat_map(|plan| &plan.ports).map(Key::of).collect();
+            let mut keys: BTreeSet<Key> = before
+                .iter()
+                .flat_map(|plan| &plan.ports)
+                .map(Key::of)
+                .collect();
             for port in planned.iter().flat_map(|plan| &plan.ports) {
                 let key = Key::of(port);
                 keys.remove(&key);
@@ -101,10 +107,15 @@ impl Syncer {
             family.sync_duration.observe(since.elapsed().as_secs_f64());
             set_to_now(&family.last_sync);
         }
-        let waiting: BTreeSet<_> =
-            self.programmer.waiting().map(|(key, _)| &key.name.service).collect();
+        let waiting: BTreeSet<_> = self
+            .programmer
+            .waiting()
+            .map(|(key, _)| &key.name.service)
+            .collect();
         metrics.services_not_programmed.set(waiting.len() as i64);
-        metrics.services_programmed.set((self.plans.len() - waiting.len()) as i64);
+        metrics
+            .services_programmed
+            .set((self.plans.len() - waiting.len()) as i64);
         metrics.endpoint_changes_pending.set(0);
         metrics.service_changes_pending.set(0);
     }
@@ -124,7 +135,9 @@ impl Syncer {
             .filter(|previous| Key::of(previous) == *key)
             .any(|previous| previous.udp_serving == port.udp_serving);
         if let (false, Some(id)) = (same, self.programmer.id(key)) {
-            stale.services.push((id, port.udp_serving.iter().copied().collect()));
+            stale
+                .services
+                .push((id, port.udp_serving.iter().copied().collect()));
         }
     }
 }

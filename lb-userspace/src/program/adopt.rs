@@ -24,7 +24,9 @@ pub struct Inherited {
 impl Inherited {
     /// The service that one of the claimed addresses leads to.
     pub fn claim(&mut self, claims: &[Claim]) -> Option<Programmed> {
-        let mut ids = claims.iter().filter_map(|claim| self.claimable.get(&claim.address));
+        let mut ids = claims
+            .iter()
+            .filter_map(|claim| self.claimable.get(&claim.address));
         ids.find_map(|id| self.by_id.remove(id))
     }
 }
@@ -34,7 +36,10 @@ impl Programmer {
     pub(super) fn inherit(&mut self) -> Result<(), WriteError> {
         self.frontends = Frontends::read(&self.maps)?;
         self.source_sets = SourceSets::read(&self.maps)?;
-        let mut inherited = Inherited { claimable: self.frontends.services(), ..Inherited::default() };
+        let mut inherited = Inherited {
+            claimable: self.frontends.services(),
+            ..Inherited::default()
+        };
         for id in 1..self.maps.services.len() {
             let plan = self.maps.services.read(id).plan;
             if plan == 0 {
@@ -74,13 +79,18 @@ impl Programmer {
             return None;
         }
         let content = self.maps.plans.read(plan);
-        let count = content.counts.iter().try_fold(0_u32, |sum, count| sum.checked_add(*count))?;
+        let count = content
+            .counts
+            .iter()
+            .try_fold(0_u32, |sum, count| sum.checked_add(*count))?;
         let slots = content.first..content.first.checked_add(count)?;
         if content.service != id || !self.slots.reserve(slots.clone()) {
             return None;
         }
-        let endpoints: Vec<abi::Endpoint> =
-            slots.clone().map(|slot| self.maps.endpoints.read(slot)).collect();
+        let endpoints: Vec<abi::Endpoint> = slots
+            .clone()
+            .map(|slot| self.maps.endpoints.read(slot))
+            .collect();
         let mut endpoint_ids = BTreeMap::new();
         for endpoint in &endpoints {
             if endpoint.id >= self.maps.endpoint_states.len()
@@ -88,7 +98,10 @@ impl Programmer {
             {
                 return None;
             }
-            endpoint_ids.insert(SocketAddr::new(endpoint.address.into(), endpoint.port), endpoint.id);
+            endpoint_ids.insert(
+                SocketAddr::new(endpoint.address.into(), endpoint.port),
+                endpoint.id,
+            );
         }
         let in_first_lane = slots
             .zip(&endpoints)

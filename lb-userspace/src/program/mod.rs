@@ -56,7 +56,10 @@ pub struct Key {
 impl Key {
     /// The key of a plan's entry.
     pub fn of(plan: &Plan) -> Self {
-        Self { name: plan.name.clone(), family: plan.family }
+        Self {
+            name: plan.name.clone(),
+            family: plan.family,
+        }
     }
 }
 
@@ -216,7 +219,9 @@ impl Programmer {
 
     /// Every service port in the maps with its number.
     pub fn ids(&self) -> impl Iterator<Item = (&Key, u32)> {
-        self.programmed.iter().map(|(key, programmed)| (key, programmed.id))
+        self.programmed
+            .iter()
+            .map(|(key, programmed)| (key, programmed.id))
     }
 
     /// What a service port's connections have come to.
@@ -226,7 +231,11 @@ impl Programmer {
 
     /// Connections sent to each endpoint of a service port.
     pub fn endpoint_connections(&self, key: &Key) -> Vec<(SocketAddr, u64)> {
-        let endpoints = self.programmed.get(key).into_iter().flat_map(|p| &p.endpoint_ids);
+        let endpoints = self
+            .programmed
+            .get(key)
+            .into_iter()
+            .flat_map(|p| &p.endpoint_ids);
         endpoints
             .map(|(address, id)| (*address, self.maps.endpoint_states.read(*id).connections))
             .collect()
@@ -270,6 +279,8 @@ impl Programmer {
 
     /// Publishes a plan as a service's.
     fn publish(&self, id: u32, plan: u32) {
-        self.maps.services.publish(id, offset_of!(abi::Service, plan), plan);
+        self.maps
+            .services
+            .publish(id, offset_of!(abi::Service, plan), plan);
     }
 }

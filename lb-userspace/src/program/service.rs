@@ -70,19 +70,28 @@ impl Programmer {
         self.publish(programmed.id, 0);
         self.garbage.slots.push(programmed.slots());
         self.garbage.ids.push(programmed.id);
-        self.garbage.plans.extend((programmed.plan != 0).then_some(programmed.plan));
-        self.garbage.endpoint_ids.extend(programmed.endpoint_ids.values());
+        self.garbage
+            .plans
+            .extend((programmed.plan != 0).then_some(programmed.plan));
+        self.garbage
+            .endpoint_ids
+            .extend(programmed.endpoint_ids.values());
         self.discard_references(&programmed.content);
     }
 
     /// A service port's number: the one its addresses have in the maps already, else a new one.
     fn adopt_or_create(&mut self, key: &Key, claims: &[Claim]) -> Result<(), NotProgrammed> {
-        let inherited = self.inherited.as_mut().and_then(|inherited| inherited.claim(claims));
+        let inherited = self
+            .inherited
+            .as_mut()
+            .and_then(|inherited| inherited.claim(claims));
         let programmed = match inherited {
             Some(programmed) => programmed,
             None => {
                 let size = self.maps.services.len();
-                let id = self.take(|s| s.ids.take()).ok_or(NotProgrammed::Services(size))?;
+                let id = self
+                    .take(|s| s.ids.take())
+                    .ok_or(NotProgrammed::Services(size))?;
                 self.publish(id, 0);
                 self.maps.service_stats.write(id, &ServiceStats::default());
                 Programmed {
@@ -122,11 +131,15 @@ impl Programmer {
         let current = &self.programmed[key];
         let wanted = Wanted::of(plan, current, source_set);
         let same_endpoints = current.endpoints.len() == wanted.addresses.len()
-            && current.endpoints.iter().zip(&wanted.addresses).all(|(have, (want, flags))| {
-                have.address == Ip6::from(want.ip())
-                    && have.port == want.port()
-                    && have.flags == self.flags(want, *flags)
-            });
+            && current
+                .endpoints
+                .iter()
+                .zip(&wanted.addresses)
+                .all(|(have, (want, flags))| {
+                    have.address == Ip6::from(want.ip())
+                        && have.port == want.port()
+                        && have.flags == self.flags(want, *flags)
+                });
         let same_rows = match plan.algorithm {
             Algorithm::Maglev => current.content.maglev_rows == self.facts.maglev_rows,
             Algorithm::Random => current.content.maglev_rows == 0,
@@ -138,15 +151,22 @@ impl Programmer {
         let ids = self.endpoint_ids_for(key, &wanted)?;
         let undo = |programmer: &mut Self, ids: &BTreeMap<SocketAddr, u32>| {
             let known = &programmer.programmed[key].endpoint_ids;
-            let fresh: Vec<_> =
-                ids.values().filter(|id| !known.values().any(|k| k == *id)).copied().collect();
+            let fresh: Vec<_> = ids
+                .values()
+                .filter(|id| !known.values().any(|k| k == *id))
+                .copied()
+                .collect();
             programmer.garbage.endpoint_ids.extend(fresh);
         };
         let count = wanted.addresses.len() as u32;
         let Some(first) = self.take(|s| s.slots.take(count)) else {
             undo(self, &ids);
             let (free, size) = (self.slots.free(), self.maps.endpoints.len());
-            return Err(NotProgrammed::Endpoints { wanted: count, free, size });
+            return Err(NotProgrammed::Endpoints {
+                wanted: count,
+                free,
+                size,
+            });
         };
         let mut content = wanted.content;
         content.first = first;
@@ -158,7 +178,10 @@ impl Programmer {
         let Some(index) = self.take(|s| s.plans.take()) else {
             undo(self, &ids);
             self.garbage.slots.push(first..first + count);
-            let unused = abi::Plan { source_set: 0, ..content };
+            let unused = abi::Plan {
+                source_set: 0,
+                ..content
+            };
             self.discard_references(&unused);
             return Err(NotProgrammed::Plans(self.maps.plans.len()));
         };
@@ -194,7 +217,9 @@ impl Programmer {
         endpoint_ids: BTreeMap<SocketAddr, u32>,
         lane: usize,
     ) {
-        let Some(current) = self.programmed.get_mut(key) else { return };
+        let Some(current) = self.programmed.get_mut(key) else {
+            return;
+        };
         let old_slots = current.slots();
         let (old_plan, old_content) = (current.plan, current.content);
         let gone: Vec<_> = current
@@ -209,7 +234,9 @@ impl Programmer {
         current.endpoint_ids = endpoint_ids;
         current.lane = lane;
         self.garbage.slots.push(old_slots);
-        self.garbage.plans.extend((old_plan != 0).then_some(old_plan));
+        self.garbage
+            .plans
+            .extend((old_plan != 0).then_some(old_plan));
         self.garbage.endpoint_ids.extend(gone);
         self.discard_references(&old_content);
     }
@@ -241,11 +268,16 @@ impl Programmer {
                 id
             }) else {
                 self.garbage.endpoint_ids.extend(fresh);
-                return Err(NotProgrammed::EndpointStates(self.maps.endpoint_states.len()));
+                return Err(NotProgrammed::EndpointStates(
+                    self.maps.endpoint_states.len(),
+                ));
             };
             ids.insert(*address, id);
         }
-        let unplaced = EndpointState { slots: [u32::MAX; 2], connections: 0 };
+        let unplaced = EndpointState {
+            slots: [u32::MAX; 2],
+            connections: 0,
+        };
         for id in fresh {
             self.maps.endpoint_states.write(id, &unplaced);
         }
@@ -255,15 +287,20 @@ impl Programmer {
     /// Says in the endpoints' states where they are going to be, beside where they are.
     fn place(&self, key: &Key, first: u32, endpoints: &[abi::Endpoint], lane: usize) {
         let current = &self.programmed[key];
-        let before: HashMap<u32, u32> =
-            current.slots().zip(&current.endpoints).map(|(slot, e)| (e.id, slot)).collect();
+        let before: HashMap<u32, u32> = current
+            .slots()
+            .zip(&current.endpoints)
+            .map(|(slot, e)| (e.id, slot))
+            .collect();
         for (slot, endpoint) in (first..).zip(endpoints) {
             let mut slots = [u32::MAX; 2];
             slots[1 - lane] = before.get(&endpoint.id).copied().unwrap_or(slot);
             slots[lane] = slot;
             let word = u64::from(slots[0]) | u64::from(slots[1]) << 32;
             let offset = offset_of!(EndpointState, slots);
-            self.maps.endpoint_states.write_word(endpoint.id, offset, word);
+            self.maps
+                .endpoint_states
+                .write_word(endpoint.id, offset, word);
         }
     }
 
@@ -281,10 +318,15 @@ impl Programmer {
         }
         let rows = self.facts.maglev_rows;
         let mut tables = [0; 2];
-        for (table, set) in tables.iter_mut().zip([plan.endpoints.cluster(), plan.endpoints.local()])
+        for (table, set) in tables
+            .iter_mut()
+            .zip([plan.endpoints.cluster(), plan.endpoints.local()])
         {
             // Sets are parts of the slots; the kernel counts from the first slot.
-            let offset = slots.iter().position(|slot| set.first() == Some(slot)).unwrap_or(0);
+            let offset = slots
+                .iter()
+                .position(|slot| set.first() == Some(slot))
+                .unwrap_or(0);
             let taken = self.take(|s| s.lookup_tables.acquire(set, offset as u16, rows, &s.maps));
             *table = taken.ok_or(NotProgrammed::Maglev { rows })?;
         }
@@ -303,7 +345,12 @@ impl Programmer {
                 flags |= endpoint_flag::HOST;
             }
         }
-        if self.facts.cluster_networks.iter().any(|network| network.contains(&ip)) {
+        if self
+            .facts
+            .cluster_networks
+            .iter()
+            .any(|network| network.contains(&ip))
+        {
             flags |= endpoint_flag::IN_CLUSTER;
         }
         flags
@@ -311,7 +358,9 @@ impl Programmer {
 
     /// Makes the addresses that lead to a service port those claimed.
     fn write_frontends(&mut self, key: &Key, claims: Vec<Claim>) -> Result<(), NotProgrammed> {
-        let Some(programmed) = self.programmed.get_mut(key) else { return Ok(()) };
+        let Some(programmed) = self.programmed.get_mut(key) else {
+            return Ok(());
+        };
         let id = programmed.id;
         let before = std::mem::replace(&mut programmed.frontends, claims.clone());
         let mut touched: BTreeSet<Address> = BTreeSet::new();
@@ -353,7 +402,9 @@ impl Wanted {
         if plan.external_policy == TrafficPolicy::Local && plan.externally_accessible {
             flags |= plan_flag::EXTERNAL_LOCAL;
         }
-        let affinity = plan.session_affinity.map_or(0, |timeout| timeout.as_secs().max(1));
+        let affinity = plan
+            .session_affinity
+            .map_or(0, |timeout| timeout.as_secs().max(1));
         let addresses = EndpointClass::ALL
             .iter()
             .flat_map(|class| {
@@ -363,7 +414,10 @@ impl Wanted {
                         | EndpointClass::LocalReadyHinted
                         | EndpointClass::LocalTerminating
                 );
-                plan.endpoints.class(*class).iter().map(move |address| (*address, local))
+                plan.endpoints
+                    .class(*class)
+                    .iter()
+                    .map(move |address| (*address, local))
             })
             .collect();
         Self {
@@ -410,7 +464,10 @@ fn claims(plan: &Plan) -> Vec<Claim> {
     };
     plan.frontends
         .iter()
-        .map(|frontend| Claim { address: (frontend.address, protocol), kind: frontend.kind })
+        .map(|frontend| Claim {
+            address: (frontend.address, protocol),
+            kind: frontend.kind,
+        })
         .collect()
 }
 
@@ -427,30 +484,45 @@ impl Frontends {
     /// Takes over the entries in the maps, which nobody claims yet.
     pub fn read(maps: &Maps) -> Result<Self, WriteError> {
         let v4 = maps.frontends4.all()?.into_iter().map(|(key, value)| {
-            (((IpAddr::from(key.address), key.port).into(), key.protocol), value)
+            (
+                ((IpAddr::from(key.address), key.port).into(), key.protocol),
+                value,
+            )
         });
         let v6 = maps.frontends6.all()?.into_iter().map(|(key, value)| {
             // Not `IpAddr::from`, which takes mapped addresses for IPv4.
             let address = Ipv6Addr::from(key.address.octets);
             (((address, key.port).into(), key.protocol), value)
         });
-        Ok(Self { claims: BTreeMap::new(), present: v4.chain(v6).collect() })
+        Ok(Self {
+            claims: BTreeMap::new(),
+            present: v4.chain(v6).collect(),
+        })
     }
 
     /// The services that addresses lead to, as the maps say.
     pub fn services(&self) -> HashMap<Address, u32> {
-        self.present.iter().map(|(address, entry)| (*address, entry.service)).collect()
+        self.present
+            .iter()
+            .map(|(address, entry)| (*address, entry.service))
+            .collect()
     }
 
     /// Removes the entries that nobody claims.
     pub fn remove_unclaimed(&mut self, maps: &Maps) -> Result<(), WriteError> {
-        let unclaimed = self.present.keys().filter(|address| !self.claims.contains_key(address));
+        let unclaimed = self
+            .present
+            .keys()
+            .filter(|address| !self.claims.contains_key(address));
         let unclaimed: BTreeSet<_> = unclaimed.copied().collect();
         self.write(&unclaimed, maps)
     }
 
     fn stake(&mut self, claim: &Claim, key: &Key, id: u32) {
-        self.claims.entry(claim.address).or_default().insert((claim.kind, key.clone()), id);
+        self.claims
+            .entry(claim.address)
+            .or_default()
+            .insert((claim.kind, key.clone()), id);
     }
 
     fn give_up(&mut self, claim: &Claim, key: &Key) {
@@ -495,7 +567,11 @@ fn entry(service: u32, kind: FrontendKind) -> abi::Frontend {
         FrontendKind::LoadBalancerIp => abi::FrontendKind::LoadBalancerIp,
         FrontendKind::ExternalIp => abi::FrontendKind::ExternalIp,
     };
-    abi::Frontend { service, kind: kind as u8, pad: [0; 3] }
+    abi::Frontend {
+        service,
+        kind: kind as u8,
+        pad: [0; 3],
+    }
 }
 
 fn insert(entries: &[(Address, abi::Frontend)], maps: &Maps) -> Result<(), WriteError> {
@@ -533,5 +609,10 @@ fn remove(addresses: &[Address], maps: &Maps) -> Result<(), WriteError> {
 }
 
 fn frontend_key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
-    FrontendKey { address, port, protocol, pad: 0 }
+    FrontendKey {
+        address,
+        port,
+        protocol,
+        pad: 0,
+    }
 }

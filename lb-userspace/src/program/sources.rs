@@ -22,7 +22,9 @@ impl SourceSets {
         for (key, _) in maps.source_ranges.all()? {
             let data = key.data();
             let set = u32::from_be(data.set);
-            let Some(range) = range(key.prefix_len(), data.address.into()) else { continue };
+            let Some(range) = range(key.prefix_len(), data.address.into()) else {
+                continue;
+            };
             found.last = found.last.max(set);
             found.sets.entry(set).or_default().0.push(range);
         }
@@ -46,7 +48,10 @@ impl SourceSets {
 
     /// Removes the sets without references.
     pub fn remove_unused(&mut self, maps: &Maps) {
-        for (set, (ranges, _)) in self.sets.extract_if(.., |_, (_, references)| *references == 0) {
+        for (set, (ranges, _)) in self
+            .sets
+            .extract_if(.., |_, (_, references)| *references == 0)
+        {
             // Should the kernel refuse, nothing refers to the set any more.
             let _ = maps.source_ranges.remove(&keys(set, &ranges));
         }
@@ -60,8 +65,10 @@ impl SourceSets {
         let mut ranges = ranges.to_vec();
         ranges.sort_unstable();
         ranges.dedup();
-        if let Some((set, (_, references))) =
-            self.sets.iter_mut().find(|(_, (known, _))| *known == ranges)
+        if let Some((set, (_, references))) = self
+            .sets
+            .iter_mut()
+            .find(|(_, (known, _))| *known == ranges)
         {
             *references += 1;
             return Ok(*set);
@@ -82,7 +89,9 @@ impl SourceSets {
 
     /// Gives a reference back; without any the set goes.
     pub fn release(&mut self, set: u32, maps: &Maps) {
-        let Some((ranges, references)) = self.sets.get_mut(&set) else { return };
+        let Some((ranges, references)) = self.sets.get_mut(&set) else {
+            return;
+        };
         *references -= 1;
         if *references == 0 {
             // Should the kernel refuse, nothing refers to the set any more.
@@ -112,7 +121,10 @@ fn keys(set: u32, ranges: &[IpNet]) -> Vec<SourceKey> {
             };
             Key::new(
                 32 + mapped_prefix,
-                SourceRangeKey { set: set.to_be(), address: range.network().into() },
+                SourceRangeKey {
+                    set: set.to_be(),
+                    address: range.network().into(),
+                },
             )
         })
         .collect()

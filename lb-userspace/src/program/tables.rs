@@ -59,7 +59,9 @@ impl LookupTables {
 
     /// Gives a reference back; without any the table's room is free.
     pub fn release(&mut self, row: u32) {
-        let Some((_, references)) = self.tables.get_mut(&row) else { return };
+        let Some((_, references)) = self.tables.get_mut(&row) else {
+            return;
+        };
         *references -= 1;
         if *references > 0 {
             return;
