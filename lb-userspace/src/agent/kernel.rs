@@ -179,7 +179,7 @@ impl Kernel {
             .map(|(key, _)| key)
             .filter(|key| !wanted.contains(key))
             .collect();
-        let values = vec![abi::LocalAddress { primary: 0 }; wanted.len()];
+        let values = vec![abi::LocalAddress::default(); wanted.len()];
         self.local_addresses.update(&wanted, &values)?;
         self.local_addresses.delete(&stale)?;
         Ok(())
