@@ -107,6 +107,11 @@ impl Attachments {
         kernel.set_devices(&self.flags(devices))
     }
 
+    /// Takes note that a device is gone: one that has its index later is another.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.attached.remove(&ifindex);
+    }
+
     /// Removes what earlier agents left on devices that are gone or of no interest any more.
     ///
     /// # Errors

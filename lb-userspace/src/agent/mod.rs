@@ -216,6 +216,11 @@ impl Agent {
         {
             return Ok(());
         }
+        for change in changes {
+            if let DeviceEvent::Removed(device) = change {
+                self.attachments.forget(device.index);
+            }
+        }
         if let Err(error) = self
             .attachments
             .follow(&self.kernel, self.watcher.devices())
