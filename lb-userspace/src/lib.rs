@@ -9,6 +9,8 @@ pub mod plan;
 pub mod datapath;
 pub mod program;
 
+pub mod flows;
+
 pub mod health;
 pub mod http;
 pub mod metrics;

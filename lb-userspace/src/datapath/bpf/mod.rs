@@ -67,14 +67,14 @@ fn c_path(path: &Path) -> io::Result<std::ffi::CString> {
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "path with a zero byte"))
 }
 
-fn empty_attr() -> bpf_attr {
+pub(crate) fn empty_attr() -> bpf_attr {
     // SAFETY: `bpf_attr` is a union of plain integers; the kernel demands unused bytes to be zero.
     unsafe { mem::zeroed() }
 }
 
 /// The system call. Addresses in `attr` must stay valid, and writable where the command writes, until
 /// it returns.
-fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
+pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     // SAFETY: `attr` is a whole, initialised `bpf_attr`; the callers keep what it points to alive.
     let result = unsafe {
         libc::syscall(
