@@ -14,7 +14,7 @@ use crate::{addr::Address, atomic, opaque::rolled, parse::Tuple};
 /// Records in a group; a power of two.
 pub const GROUP: u32 = 8;
 /// Groups that a tuple's record may be in.
-const GROUPS: u32 = 2;
+pub const GROUPS: u32 = 2;
 
 /// The memory of a flow table.
 ///

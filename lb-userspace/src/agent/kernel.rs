@@ -10,14 +10,17 @@ use lb_common::{
 };
 
 use crate::{
-    config::{Config, NetfilterMode, SocketLb},
+    config::{Config, FlowTimeouts, NetfilterMode, SocketLb},
     datapath::{
         Loaded, OBJECT, Pins, Settings, SocketHook,
         bpf::{BatchMap, MappedArray, synchronize_rcu},
         hooks::{Direction, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
         load,
     },
-    flows::clock::{self, TickRate},
+    flows::{
+        FlowSweeper, FlowTables, UdpSockets,
+        clock::{self, TickRate},
+    },
     model::IpFamily,
     plan::{LocalDetector, LocalNode},
     program::maps::Maps,
@@ -156,6 +159,21 @@ impl Kernel {
         };
         self.config.write(0, &settings);
         Ok(())
+    }
+
+    /// Starts ageing flows, by the settings in force.
+    ///
+    /// # Errors
+    ///
+    /// If the flow tables cannot be mapped into memory.
+    pub fn sweep_flows(&self, timeouts: &FlowTimeouts) -> anyhow::Result<FlowSweeper> {
+        let tables = FlowTables {
+            v4: MappedArray::new(&self.loaded.map("FLOWS4")?)?,
+            v6: MappedArray::new(&self.loaded.map("FLOWS6")?)?,
+        };
+        let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
+        FlowSweeper::start(tables, &self.config.read(0), timeouts, Some(sockets))
+            .context("cannot start ageing flows")
     }
 
     /// Makes flows look up their next hops again.
