@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -106,8 +106,11 @@ impl Agent {
             .context("cannot stat the agent's log")?
             .len();
         let mut command = node.command(&spec.program)?;
-        command.args(&spec.args).current_dir(&node.dir);
-        command.stdout(stdout.try_clone()?).stderr(stdout);
+        command.args(&spec.args);
+        command
+            .stdin(Stdio::null())
+            .stdout(stdout.try_clone()?)
+            .stderr(stdout);
         let process = command.spawn().with_context(|| {
             format!(
                 "cannot start {} on {node}",

@@ -222,6 +222,12 @@ macro_rules! is_a_host {
                 &self.host
             }
         }
+
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.host.fmt(f)
+            }
+        }
     )*};
 }
 is_a_host!(Node, Pod);

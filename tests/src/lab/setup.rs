@@ -6,8 +6,11 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -198,7 +201,7 @@ impl Site {
         traffic: TrafficRunsIn,
     ) -> Result<Host> {
         let netns = self.id.netns(name);
-        let mut add = std::process::Command::new("ip");
+        let mut add = Command::new("ip");
         add.args(["netns", "add", &netns]);
         output_of(add, "").with_context(|| format!("cannot create the namespace {netns}"))?;
         let cgroup = Cgroup::create(self.id.cgroup()?.join(cgroup))?;
@@ -240,6 +243,25 @@ impl Site {
     }
 }
 
+/// Waits until all wires at `upper` carry packets.
+///
+/// The end that came up first learns of the other one in a work item of the kernel, and drops what
+/// it is given until then; so does a bridge with a port.
+pub fn settle(upper: &Host) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let links = upper.run("ip -details -oneline link show type veth")?;
+        let Some(idle) = links.lines().find(|link| !carries_packets(link)) else {
+            return Ok(());
+        };
+        ensure!(
+            start.elapsed() < SETTLE_DEADLINE,
+            "{upper}: a wire does not come up: {idle}"
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Has the router send Service addresses (load balancer IPs and ClusterIPs) to `node`.
 pub fn route_services(router: &Host, node: &Node) -> Result<()> {
     let Addresses { v4, v6 } = node.addresses();
@@ -254,6 +276,15 @@ pub fn route_services(router: &Host, node: &Node) -> Result<()> {
 /// The addresses of node number `index`.
 pub fn node_addresses(index: u8) -> Addresses {
     host_in(NODES, 10 + index)
+}
+
+/// Longer than the kernel ever puts such work off: one second.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Judges one line of `ip -details -oneline link`.
+fn carries_packets(link: &str) -> bool {
+    let is_port = link.contains(" bridge_slave ");
+    link.contains(" state UP ") && (!is_port || link.contains(" bridge_slave state forwarding "))
 }
 
 /// Runs lines of `ip -batch` in a host's namespace.
