@@ -12,6 +12,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, parser::ValueSour
 
 use crate::config::file;
 
+mod flows;
 mod plan;
 mod snapshot;
 
@@ -36,6 +37,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Plan(plan::Command),
+    Flows(flows::Command),
 }
 
 impl Cli {
@@ -56,6 +58,7 @@ impl Cli {
     fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Plan(command) => command.run(),
+            Command::Flows(command) => command.run(),
         }
     }
 }
