@@ -15,8 +15,9 @@ pub mod stats;
 pub mod sweep;
 mod worker;
 
-pub use ageing::Timeouts;
+pub use ageing::{Timeouts, idle};
 pub use clock::{Jiffies, TickRate};
+pub use records::{Connection, Records};
 pub use sockets::UdpSockets;
 pub use stale::StaleUdp;
 pub use stats::Stats;

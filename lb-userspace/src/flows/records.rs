@@ -9,10 +9,11 @@ use std::{
 use aya::Pod;
 use lb_common::{
     addr::Address,
-    flow::{Flow, flow_flag, tag},
+    flow::{Flow, flow_flag, tag, tcp::Stage},
 };
 
-use crate::datapath::bpf::MappedArray;
+use super::ageing::later;
+use crate::{datapath::bpf::MappedArray, model::Protocol};
 
 /// The records of a flow table, which programs change while they are read.
 pub trait Records<A: Address>: Send {
@@ -45,13 +46,44 @@ where
     }
 }
 
-/// The live answers' direction of the flow whose other direction is `forward`, at `index`.
-pub fn reply_of<A: Address>(
-    records: &impl Records<A>,
-    index: u32,
-    forward: &Flow<A>,
-) -> Option<Flow<A>> {
-    other_direction(records, index, forward).filter(|reply| reply.has(flow_flag::REPLY))
+/// Both directions of a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection<A> {
+    pub forward: Flow<A>,
+    pub reply: Flow<A>,
+}
+
+impl<A: Address> Connection<A> {
+    /// The flow whose `forward` direction is the record at `index`; `None` if the other direction is not
+    /// live.
+    pub fn new(records: &impl Records<A>, index: u32, forward: Flow<A>) -> Option<Self> {
+        let reply = other_direction(records, index, &forward)?;
+        reply
+            .has(flow_flag::REPLY)
+            .then_some(Self { forward, reply })
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        match self.forward.has(flow_flag::UDP) {
+            true => Protocol::Udp,
+            false => Protocol::Tcp,
+        }
+    }
+
+    pub fn stage(&self) -> Stage {
+        Stage::of(self.forward.seen, self.reply.seen)
+    }
+
+    /// The tick of the latest packet of either direction.
+    pub fn last_seen(&self) -> u32 {
+        later(self.forward.last_seen, self.reply.last_seen)
+    }
+
+    /// Where the client's packets are sent.
+    pub fn endpoint(&self) -> SocketAddr {
+        let to = &self.forward.rewrite;
+        socket_addr(to.destination, to.destination_port)
+    }
 }
 
 /// The live record that `flow`, at `index`, names as its other direction and that says the same.

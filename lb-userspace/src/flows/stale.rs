@@ -36,6 +36,11 @@ impl StaleUdp {
         self.serving.is_empty()
     }
 
+    /// Whether a service port was added.
+    pub fn concerns(&self, service: u32) -> bool {
+        self.serving.contains_key(&service)
+    }
+
     /// Whether a flow of `service` to `endpoint` is stale. Nothing is known of the flows of services
     /// that were not added, so they are not.
     pub fn contains(&self, service: u32, endpoint: SocketAddr) -> bool {

@@ -120,6 +120,16 @@ pub struct Removed {
     pub leaked_claims: u64,
 }
 
+/// A stage's name in tables and metrics.
+pub fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Unreplied => "unreplied",
+        Stage::Established => "established",
+        Stage::HalfClosed => "half-closed",
+        Stage::Closed => "closed",
+    }
+}
+
 fn row(protocol: Protocol) -> usize {
     usize::from(protocol == Protocol::Udp)
 }

@@ -27,18 +27,15 @@ use lb_common::{
         Flow, flow_flag,
         table::{self, GROUP, GROUPS},
         tag,
-        tcp::Stage,
     },
 };
 
 use super::{
     Timeouts,
-    ageing::later,
-    records::{Records, other_direction, reply_of, socket_addr},
+    records::{Connection, Records, other_direction},
     stale::StaleUdp,
     stats::{Removed, ServiceCounts, TableStats},
 };
-use crate::model::Protocol;
 
 /// Tombs are many when they are more than one record in this many: they slow searches down.
 const MANY_TOMBS: usize = 32;
@@ -165,14 +162,16 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 continue;
             }
             let flow = self.records.read(index);
-            if flow.has(flow_flag::REPLY) || !flow.has(flow_flag::UDP) {
+            let udp = flow.has(flow_flag::UDP) && !flow.has(flow_flag::REPLY);
+            if !udp || !stale.concerns(flow.service) {
                 continue;
             }
-            let endpoint = socket_addr(flow.rewrite.destination, flow.rewrite.destination_port);
-            if stale.contains(flow.service, endpoint) && self.advance(sighting, tag::DEAD) {
-                if let Some(reply) = reply_of(&self.records, index, &flow) {
-                    self.advance(Sighting::of(flow.peer, &reply), tag::DEAD);
-                }
+            let Some(connection) = Connection::new(&self.records, index, flow) else {
+                continue;
+            };
+            let over = stale.contains(flow.service, connection.endpoint());
+            if over && self.advance(sighting, tag::DEAD).is_some() {
+                self.advance(Sighting::of(flow.peer, &connection.reply), tag::DEAD);
                 ended += 1;
             }
         }
@@ -193,31 +192,27 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             }
             return;
         }
-        let Some(reply) = reply_of(&self.records, index, &flow) else {
+        let Some(connection) = Connection::new(&self.records, index, flow) else {
             self.unpaired(sighting, pass);
             return;
         };
         pass.pairs += 1;
-        let protocol = match flow.has(flow_flag::UDP) {
-            true => Protocol::Udp,
-            false => Protocol::Tcp,
-        };
-        let stage = Stage::of(flow.seen, reply.seen);
-        let last_seen = later(flow.last_seen, reply.last_seen);
+        let (protocol, stage) = (connection.protocol(), connection.stage());
+        let last_seen = connection.last_seen();
         if !pass.timeouts.expired(protocol, stage, last_seen, pass.now) {
             pass.stats.flows.add(protocol, stage);
             pass.services.add(flow.service);
             return;
         }
-        if !self.advance(sighting, tag::DEAD) {
+        let Some(forward) = self.advance(sighting, tag::DEAD) else {
             // A program has just ended it, and ends the other direction.
             return;
-        }
-        let answers = Sighting::of(flow.peer, &reply);
-        self.advance(answers, tag::DEAD);
-        self.dead.push(sighting);
+        };
+        let answers = Sighting::of(flow.peer, &connection.reply);
+        let answers = self.advance(answers, tag::DEAD);
+        self.dead.push(forward);
         if flow.peer < index {
-            self.dead.push(answers);
+            self.dead.extend(answers);
         } else {
             // This pass will come by, and find it dead.
             pass.replies += 1;
@@ -228,11 +223,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     /// A live record without its other direction: ended if it was so in the pass before.
     fn unpaired(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
         let again = self.latest.unpaired.binary_search(&sighting).is_ok();
-        if again && self.advance(sighting, tag::DEAD) {
-            self.dead.push(sighting);
-            pass.removed.orphans += 1;
-        } else {
+        if !again {
             pass.found.unpaired.push(sighting);
+        } else if let Some(dead) = self.advance(sighting, tag::DEAD) {
+            self.dead.push(dead);
+            pass.removed.orphans += 1;
         }
     }
 
@@ -249,7 +244,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 }
                 tag::BUSY => {
                     let leaked = self.latest.busy.binary_search(&now).is_ok();
-                    if leaked && self.advance(now, tag::TOMB) {
+                    if leaked && self.advance(now, tag::TOMB).is_some() {
                         pass.removed.leaked_claims += 1;
                     } else {
                         all_known = false;
@@ -292,12 +287,13 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Moves a record on if it is still what was seen.
-    fn advance(&self, seen: Sighting, state: u32) -> bool {
+    /// Moves a record on if it is still what was seen; what it is then.
+    fn advance(&self, seen: Sighting, state: u32) -> Option<Sighting> {
         let next = tag::with_state(seen.tag, state);
         let tag = self.records.tag(seen.index);
         tag.compare_exchange(seen.tag, next, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+            .ok()?;
+        Some(Sighting { tag: next, ..seen })
     }
 }
 
