@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use crate::lab::{Family, Node, Pod};
+use crate::lab::{Family, Host, Node, Pod};
 
 /// Directories of manifests that always get the same files.
 #[derive(Clone, Debug)]
@@ -284,7 +284,7 @@ impl EndpointSlices<'_> {
 pub struct Endpoint {
     v4: IpAddr,
     v6: IpAddr,
-    node: String,
+    node: Option<String>,
     ready: bool,
     serving: bool,
     terminating: bool,
@@ -311,11 +311,31 @@ impl Endpoint {
         Self::of(pod, false, false, false)
     }
 
+    /// Ready on a node itself: a pod that uses the node's network.
+    pub fn on_node(node: &Node) -> Self {
+        Self {
+            node: Some(node.name().to_owned()),
+            ..Self::outside(node)
+        }
+    }
+
+    /// Ready on a host outside the cluster.
+    pub fn outside(host: &Host) -> Self {
+        Self {
+            v4: host.ip(Family::V4),
+            v6: host.ip(Family::V6),
+            node: None,
+            ready: true,
+            serving: true,
+            terminating: false,
+        }
+    }
+
     fn of(pod: &Pod, ready: bool, serving: bool, terminating: bool) -> Self {
         Self {
             v4: pod.ip(Family::V4),
             v6: pod.ip(Family::V6),
-            node: pod.node.clone(),
+            node: Some(pod.node.clone()),
             ready,
             serving,
             terminating,
