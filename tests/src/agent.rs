@@ -70,6 +70,12 @@ impl AgentSpec {
         self
     }
 
+    /// Replaces the program, the arguments unchanged.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = program.into();
+        self
+    }
+
     /// Sets how long the agent may take to get ready.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -86,6 +92,7 @@ pub struct Agent {
     log: PathBuf,
     /// Where in the log this start begins, in bytes.
     log_start: u64,
+    left_running: bool,
 }
 
 impl Agent {
@@ -124,6 +131,7 @@ impl Agent {
             process,
             log,
             log_start,
+            left_running: false,
         })
     }
 
@@ -152,6 +160,11 @@ impl Agent {
             );
         }
         Ok(())
+    }
+
+    /// The node the agent runs on.
+    pub fn node(&self) -> &Node {
+        &self.node
     }
 
     /// The agent's process id.
@@ -195,6 +208,11 @@ impl Agent {
         self.end()
     }
 
+    /// Lets the agent go on, for a lab that is kept; it ends with the lab.
+    pub fn leave_running(mut self) {
+        self.left_running = true;
+    }
+
     /// Sends a signal to the agent, for example SIGSTOP.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.process.id() as i32), signal)
@@ -220,6 +238,9 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        if self.left_running {
+            return;
+        }
         if thread::panicking() {
             let log = self.log().unwrap_or_default();
             eprintln!("the log of the agent on {}:\n{log}", self.node.name());
