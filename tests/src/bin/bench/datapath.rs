@@ -172,7 +172,7 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
     let mut locals: HashMap<_, [u8; 16], LocalAddress> =
         HashMap::try_from(take(ebpf, "LOCAL_ADDRESSES")?)?;
     for node in NODE {
-        locals.insert(Ip6::from(node).octets, LocalAddress { primary: 1 }, 0)?;
+        locals.insert(Ip6::from(node).octets, LocalAddress::default(), 0)?;
     }
     let mut devices: HashMap<_, u32, Device> = HashMap::try_from(take(ebpf, "DEVICES")?)?;
     let device = Device {
