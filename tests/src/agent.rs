@@ -49,13 +49,13 @@ impl AgentSpec {
         }
     }
 
-    /// `PROGRAM agent --source dir:MANIFESTS --node NAME`, ready when `/readyz` of its health
+    /// `PROGRAM agent --source dir:MANIFESTS --node NAME`, ready when `/healthz` of its health
     /// server says so.
     pub fn node_lb(program: impl Into<PathBuf>, node: &Node) -> Self {
         let source = format!("dir:{}", node.manifests().display());
         let ready = Readiness::Http {
             address: SocketAddr::from(([127, 0, 0, 1], 10256)),
-            path: "/readyz".to_owned(),
+            path: "/healthz".to_owned(),
         };
         Self::new(
             program,

@@ -17,6 +17,7 @@ pub mod registry;
 mod bpffs;
 mod cgroup;
 mod host;
+mod links;
 mod netns;
 mod rules;
 mod setup;
@@ -116,7 +117,7 @@ impl Lab {
     pub fn add_pod(&self, node: &Node, name: &str) -> Result<Pod> {
         let pod = self.site.pod(node, name);
         let pod = pod.with_context(|| format!("cannot start the pod {name}"))?;
-        setup::settle(node)?;
+        links::settle(node)?;
         Ok(pod)
     }
 
@@ -187,8 +188,8 @@ impl Lab {
             }
         }
         setup::route_services(&router, &nodes[0])?;
-        setup::settle(&router)?;
-        nodes.iter().try_for_each(|node| setup::settle(node))?;
+        links::settle(&router)?;
+        nodes.iter().try_for_each(|node| links::settle(node))?;
         let manifests = Manifests::new(nodes.iter().map(Node::manifests));
         for node in &nodes {
             manifests.apply(&manifests::node_object(node))?;

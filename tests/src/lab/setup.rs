@@ -9,8 +9,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -20,6 +18,7 @@ use super::address::{
 };
 use super::cgroup::Cgroup;
 use super::host::{Host, Node, Pod, TrafficRunsIn, output_of};
+use super::links::ip_batch;
 use super::netns::Netns;
 use super::registry::LabId;
 use super::topology::{PodNetwork, Topology};
@@ -243,25 +242,6 @@ impl Site {
     }
 }
 
-/// Waits until all wires at `upper` carry packets.
-///
-/// The end that came up first learns of the other one in a work item of the kernel, and drops what
-/// it is given until then; so does a bridge with a port.
-pub fn settle(upper: &Host) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        let links = upper.run("ip -details -oneline link show type veth")?;
-        let Some(idle) = links.lines().find(|link| !carries_packets(link)) else {
-            return Ok(());
-        };
-        ensure!(
-            start.elapsed() < SETTLE_DEADLINE,
-            "{upper}: a wire does not come up: {idle}"
-        );
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Has the router send Service addresses (load balancer IPs and ClusterIPs) to `node`.
 pub fn route_services(router: &Host, node: &Node) -> Result<()> {
     let Addresses { v4, v6 } = node.addresses();
@@ -276,26 +256,6 @@ pub fn route_services(router: &Host, node: &Node) -> Result<()> {
 /// The addresses of node number `index`.
 pub fn node_addresses(index: u8) -> Addresses {
     host_in(NODES, 10 + index)
-}
-
-/// Longer than the kernel ever puts such work off: one second.
-const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Judges one line of `ip -details -oneline link`.
-fn carries_packets(link: &str) -> bool {
-    let is_port = link.contains(" bridge_slave ");
-    link.contains(" state UP ") && (!is_port || link.contains(" bridge_slave state forwarding "))
-}
-
-/// Runs lines of `ip -batch` in a host's namespace.
-fn ip_batch(host: &Host, lines: &str) -> Result<()> {
-    let batch: String = lines
-        .lines()
-        .map(|line| format!("{}\n", line.trim()))
-        .collect();
-    host.feed("ip -batch -", &batch)
-        .map(drop)
-        .with_context(|| format!("the lines were\n{batch}"))
 }
 
 /// Makes a host forward packets, with the given `rp_filter`.
