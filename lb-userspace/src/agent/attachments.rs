@@ -199,6 +199,11 @@ impl Attachments {
         // Frames cannot be redirected from a driver's XDP to a device without.
         let modes = || self.attached.values().map(|attached| attached.xdp);
         let target = modes().max().unwrap_or(XdpMode::Off);
+        let by_interface = !matches!(self.detector, LocalDetector::Networks(_));
+        let unspecified = std::net::Ipv4Addr::UNSPECIFIED.into();
+        let faces_pods = |device: &Device| {
+            by_interface && self.detector.is_local_pod(unspecified, Some(&device.name))
+        };
         devices
             .iter()
             .filter_map(|device| {
@@ -207,9 +212,9 @@ impl Attachments {
                 if target != XdpMode::Off && attached.is_some_and(|a| a.xdp == target) {
                     flags |= device_flag::XDP_TARGET;
                 }
-                let unspecified = std::net::Ipv4Addr::UNSPECIFIED.into();
-                let by_interface = !matches!(self.detector, LocalDetector::Networks(_));
-                if by_interface && self.detector.is_local_pod(unspecified, Some(&device.name)) {
+                // What arrives on a bridge is seen at the ports it enters by.
+                let bridge = device.master.and_then(|index| devices.get(index));
+                if faces_pods(device) || bridge.is_some_and(faces_pods) {
                     flags |= device_flag::PODS;
                 }
                 (flags != 0).then_some((device.index, abi::Device { flags, pad: 0 }))
