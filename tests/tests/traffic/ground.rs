@@ -268,8 +268,8 @@ fn let_peers_in(lab: &Lab) -> Result<()> {
             let (own, pods) = (node.pod_networks, peer.pod_networks);
             let Addresses { v4, v6 } = peer.addresses();
             rules += &format!(
-                "add rule inet firewall forward ip saddr {{ {v4}, {} }} ip daddr {} accept
-                add rule inet firewall forward ip6 saddr {{ {v6}, {} }} ip6 daddr {} accept\n",
+                "add rule inet firewall forward index 1 ip saddr {{ {v4}, {} }} ip daddr {} accept
+                add rule inet firewall forward index 1 ip6 saddr {{ {v6}, {} }} ip6 daddr {} accept\n",
                 pods.v4, own.v4, pods.v6, own.v6,
             );
         }
