@@ -35,9 +35,14 @@ impl Balanced {
 
     /// Builds a lab and starts agents with more arguments.
     pub fn with(topology: Topology, arguments: &[&str]) -> Result<Self> {
+        Self::in_lab(Lab::up(topology)?, arguments)
+    }
+
+    /// Starts agents in a lab that is up.
+    pub fn in_lab(lab: Lab, arguments: &[&str]) -> Result<Self> {
         let mut balanced = Self {
             agents: Vec::new(),
-            lab: Lab::up(topology)?,
+            lab,
             arguments: arguments.iter().map(ToString::to_string).collect(),
         };
         balanced.start_agents()?;

@@ -3,9 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use anyhow::Result;
-use lb_tests::{
-    Endpoint, FailureKind, Family, PodNetwork, Reply, Request, Service, Topology, lab::Host,
-};
+use lb_tests::{Endpoint, FailureKind, Family, PodNetwork, Reply, Request, Topology, lab::Host};
 use serde_json::json;
 
 use crate::ground::{Frontend, Ground, Vips};
@@ -23,8 +21,12 @@ fn source_ranges_guard_load_balancer_ips_only() -> Result<()> {
         (pods_only, "10.244.0.0/16"),
     ] {
         let ranges = json!([range]);
-        let guarded = |service: Service<'_>| service.set("loadBalancerSourceRanges", ranges);
-        ground.publish(vips, guarded, [Endpoint::ready(pod)])?;
+        let endpoint = [Endpoint::ready(pod)];
+        ground.publish(
+            vips,
+            |service| service.set("loadBalancerSourceRanges", ranges),
+            endpoint,
+        )?;
     }
     ground.settle()?;
 
@@ -175,9 +177,10 @@ fn without_detector_nobody_is_a_pod() -> Result<()> {
     let ground = Ground::with(Topology::default(), &["--detect-local-mode=none"])?;
     let lab = ground.lab();
     let (here, there) = (Vips(1), Vips(2));
-    let local = |service: Service<'_>| service.external_local();
-    ground.publish(here, local, [Endpoint::ready(lab.pod("pod-1-1"))])?;
-    ground.publish(there, local, [Endpoint::ready(lab.pod("pod-2-1"))])?;
+    for (vips, pod) in [(here, "pod-1-1"), (there, "pod-2-1")] {
+        let endpoint = [Endpoint::ready(lab.pod(pod))];
+        ground.publish(vips, |service| service.external_local(), endpoint)?;
+    }
     ground.settle()?;
     for family in Family::BOTH {
         let client = lab.client();

@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::Result;
 use lb_tests::{
-    Agent, Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PodNetwork, Request,
-    Serve, Service, Topology, balanced,
+    Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PodNetwork, Request, Serve,
+    Service, Topology,
     lab::{Addresses, Host},
     traffic::RunningServer,
 };
@@ -65,14 +65,9 @@ impl Ground {
             })
             .collect::<Result<_>>()?;
         prepare(&lab)?;
-        let agents = lab
-            .nodes()
-            .iter()
-            .map(|node| Agent::start(node, balanced::spec(node, arguments)?))
-            .collect::<Result<_>>()?;
         Ok(Self {
             servers,
-            balanced: Balanced { agents, lab },
+            balanced: Balanced::in_lab(lab, arguments)?,
             marks: Cell::new(0),
         })
     }
@@ -84,7 +79,7 @@ impl Ground {
 
     /// Stops the agents; what they put into the kernel stays.
     pub fn without_agents(self) -> Result<WithoutAgents> {
-        let Balanced { agents, lab } = self.balanced;
+        let Balanced { agents, lab, .. } = self.balanced;
         for agent in agents {
             agent.stop(Duration::from_secs(5))?;
         }
@@ -268,8 +263,8 @@ fn let_peers_in(lab: &Lab) -> Result<()> {
             let (own, pods) = (node.pod_networks, peer.pod_networks);
             let Addresses { v4, v6 } = peer.addresses();
             rules += &format!(
-                "add rule inet firewall forward ip saddr {{ {v4}, {} }} ip daddr {} accept
-                add rule inet firewall forward ip6 saddr {{ {v6}, {} }} ip6 daddr {} accept\n",
+                "add rule inet firewall forward index 1 ip saddr {{ {v4}, {} }} ip daddr {} accept
+                add rule inet firewall forward index 1 ip6 saddr {{ {v6}, {} }} ip6 daddr {} accept\n",
                 pods.v4, own.v4, pods.v6, own.v6,
             );
         }

@@ -3,7 +3,6 @@
 use std::{
     path::Path,
     process::{Command, Output},
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -30,7 +29,7 @@ fn cleanup_removes_everything_once_the_agent_is_gone() -> Result<()> {
 
     let busy = cleanup()?;
     assert_eq!(busy.status.code(), Some(1), "{busy:?}");
-    assert!(stderr(&busy).contains("running"), "{}", stderr(&busy));
+    assert!(stderr(&busy).contains("in use"), "{}", stderr(&busy));
     let target = vips.at(Frontend::NodePort, Family::V4, &node);
     Request::tcp(target).send(ground.lab().client())?;
 

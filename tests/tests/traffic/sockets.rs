@@ -20,7 +20,11 @@ fn servers_on_a_nodes_own_network_are_reached_from_everywhere() -> Result<()> {
         let (here, there) = (Vips(1), Vips(2));
         let mut servers = Vec::new();
         for (vips, node) in [(here, lab.node(1)), (there, lab.node(2))] {
-            servers.push(Serve::new(node.name()).tcp(LINES).udp(LINES).start(node)?);
+            for family in Family::BOTH {
+                // Bound to its address, or answers over UDP come from whichever is nearest.
+                let server = Serve::new(node.name()).address(node.ip(family));
+                servers.push(server.tcp(LINES).udp(LINES).start(node)?);
+            }
             ground.publish(vips, |service| service, [Endpoint::on_node(node)])?;
         }
         ground.settle()?;
