@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,13 +49,13 @@ impl AgentSpec {
         }
     }
 
-    /// `PROGRAM agent --source dir:MANIFESTS --node NAME`, ready when `/readyz` of its health
+    /// `PROGRAM agent --source dir:MANIFESTS --node NAME`, ready when `/healthz` of its health
     /// server says so.
     pub fn node_lb(program: impl Into<PathBuf>, node: &Node) -> Self {
         let source = format!("dir:{}", node.manifests().display());
         let ready = Readiness::Http {
             address: SocketAddr::from(([127, 0, 0, 1], 10256)),
-            path: "/readyz".to_owned(),
+            path: "/healthz".to_owned(),
         };
         Self::new(
             program,
@@ -67,6 +67,12 @@ impl AgentSpec {
     /// Adds an argument.
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
+        self
+    }
+
+    /// Replaces the program, the arguments unchanged.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = program.into();
         self
     }
 
@@ -86,6 +92,7 @@ pub struct Agent {
     log: PathBuf,
     /// Where in the log this start begins, in bytes.
     log_start: u64,
+    left_running: bool,
 }
 
 impl Agent {
@@ -106,8 +113,11 @@ impl Agent {
             .context("cannot stat the agent's log")?
             .len();
         let mut command = node.command(&spec.program)?;
-        command.args(&spec.args).current_dir(&node.dir);
-        command.stdout(stdout.try_clone()?).stderr(stdout);
+        command.args(&spec.args);
+        command
+            .stdin(Stdio::null())
+            .stdout(stdout.try_clone()?)
+            .stderr(stdout);
         let process = command.spawn().with_context(|| {
             format!(
                 "cannot start {} on {node}",
@@ -121,6 +131,7 @@ impl Agent {
             process,
             log,
             log_start,
+            left_running: false,
         })
     }
 
@@ -149,6 +160,11 @@ impl Agent {
             );
         }
         Ok(())
+    }
+
+    /// The node the agent runs on.
+    pub fn node(&self) -> &Node {
+        &self.node
     }
 
     /// The agent's process id.
@@ -192,6 +208,11 @@ impl Agent {
         self.end()
     }
 
+    /// Lets the agent go on, for a lab that is kept; it ends with the lab.
+    pub fn leave_running(mut self) {
+        self.left_running = true;
+    }
+
     /// Sends a signal to the agent, for example SIGSTOP.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(self.process.id() as i32), signal)
@@ -217,6 +238,9 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        if self.left_running {
+            return;
+        }
         if thread::panicking() {
             let log = self.log().unwrap_or_default();
             eprintln!("the log of the agent on {}:\n{log}", self.node.name());

@@ -10,7 +10,7 @@
 //! lab.service("web").cluster_ip("10.96.0.10").tcp("http", 80, 8080).apply()?;
 //! lab.endpoints("web").tcp("http", 8080).with(Endpoint::ready(pod)).apply()?;
 //!
-//! let reply = Request::http(pod.at(Family::V4, 8080)).send(lab.client())??;
+//! let reply = Request::http(pod.at(Family::V4, 8080)).send(lab.client())?;
 //! assert_eq!(reply.server, "web");
 //! # drop(server);
 //! # Ok(())
@@ -19,12 +19,16 @@
 
 pub mod agent;
 pub mod balanced;
+pub mod deployment;
+pub mod http_get;
 pub mod lab;
 pub mod manifests;
 pub mod traffic;
 
 pub use agent::{Agent, AgentSpec, Readiness};
 pub use balanced::Balanced;
+pub use deployment::{Condition, Deployment};
+pub use http_get::HttpAnswer;
 pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};

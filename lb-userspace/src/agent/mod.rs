@@ -26,7 +26,7 @@ use crate::{
         devices::{Event as DeviceEvent, Watcher},
         preflight,
     },
-    flows::Sweeper,
+    flows::FlowSweeper,
     health::{
         addresses::ListenAddresses,
         clock::SystemClock,
@@ -82,7 +82,8 @@ struct Agent {
     store: Store,
     node: LocalNode,
     syncer: Syncer,
-    sweeper: Sweeper,
+    /// Runs once the settings are written.
+    sweeper: Option<FlowSweeper>,
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
@@ -110,7 +111,7 @@ impl Agent {
                 detector,
             )?,
             syncer: Syncer::new(programmer),
-            sweeper: Sweeper::start(&kernel.loaded, &config.timeouts)?,
+            sweeper: None,
             servers: Vec::new(),
             config,
             kernel,
@@ -125,6 +126,7 @@ impl Agent {
 
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
         self.configure()?;
+        self.sweeper = Some(self.kernel.sweep_flows(&self.config.timeouts)?);
         self.attachments
             .follow(&self.kernel, self.watcher.devices())?;
         self.attachments.sweep(&self.kernel)?;
@@ -216,6 +218,11 @@ impl Agent {
         {
             return Ok(());
         }
+        for change in changes {
+            if let DeviceEvent::Removed(device) = change {
+                self.attachments.forget(device.index);
+            }
+        }
         if let Err(error) = self
             .attachments
             .follow(&self.kernel, self.watcher.devices())
@@ -267,8 +274,8 @@ impl Agent {
         since: Instant,
     ) {
         let stale = self.syncer.sync(&self.store, &self.node, services);
-        for (service, serving) in stale.services {
-            self.sweeper.clear_stale_udp(service, serving);
+        if let (Some(sweeper), false) = (&self.sweeper, stale.is_empty()) {
+            sweeper.end_stale_udp(stale);
         }
         for problem in self.service_health.sync(self.syncer.health()).await {
             tracing::warn!("{problem}");

@@ -6,10 +6,11 @@ use std::{
 };
 
 use crate::{
+    flows::{StaleUdp, stale},
     health::service::ServiceHealth,
     metrics::{Metrics, set_to_now},
-    model::{IpFamily, ObjectName, Protocol, TrafficPolicy},
-    plan::{self, LocalNode, Plan, ServicePlan},
+    model::{IpFamily, ObjectName, TrafficPolicy},
+    plan::{self, LocalNode, ServicePlan},
     program::{Key, Programmer},
     store::Store,
 };
@@ -18,12 +19,6 @@ use crate::{
 pub struct Syncer {
     programmer: Programmer,
     plans: HashMap<ObjectName, ServicePlan>,
-}
-
-/// UDP service ports whose endpoints changed: flows to endpoints that serve no more are stale.
-#[derive(Debug, Default)]
-pub struct StaleUdp {
-    pub services: Vec<(u32, BTreeSet<std::net::SocketAddr>)>,
 }
 
 impl Syncer {
@@ -64,13 +59,17 @@ impl Syncer {
                 if let Err(error) = self.programmer.apply(key.clone(), Some(port)) {
                     tracing::warn!("{} is not programmed: {error}", port.name);
                 }
-                self.note_stale_udp(before.as_ref(), port, &key, &mut stale);
             }
             for key in keys {
                 // Removing needs no room.
                 let _ = self.programmer.apply(key, None);
             }
             if let Some(planned) = planned {
+                for port in stale::changed(before.as_ref(), &planned) {
+                    if let Some(id) = self.programmer.id(&Key::of(port)) {
+                        stale.add(id, port.udp_serving.iter().copied());
+                    }
+                }
                 self.plans.insert(name, planned);
             }
         }
@@ -118,26 +117,5 @@ impl Syncer {
             .set((self.plans.len() - waiting.len()) as i64);
         metrics.endpoint_changes_pending.set(0);
         metrics.service_changes_pending.set(0);
-    }
-
-    fn note_stale_udp(
-        &self,
-        before: Option<&ServicePlan>,
-        port: &Plan,
-        key: &Key,
-        stale: &mut StaleUdp,
-    ) {
-        if port.name.protocol != Protocol::Udp {
-            return;
-        }
-        let previous = before.into_iter().flat_map(|plan| &plan.ports);
-        let same = previous
-            .filter(|previous| Key::of(previous) == *key)
-            .any(|previous| previous.udp_serving == port.udp_serving);
-        if let (false, Some(id)) = (same, self.programmer.id(key)) {
-            stale
-                .services
-                .push((id, port.udp_serving.iter().copied().collect()));
-        }
     }
 }

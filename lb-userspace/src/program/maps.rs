@@ -15,6 +15,10 @@ use thiserror::Error;
 use crate::datapath::bpf::{BatchError, BatchMap, MappedArray};
 
 /// An array whose elements the kernel reads while they change.
+#[expect(
+    clippy::len_without_is_empty,
+    reason = "the kernel makes no empty arrays"
+)]
 pub trait Elements<T>: Send {
     fn len(&self) -> u32;
     fn read(&self, index: u32) -> T;
