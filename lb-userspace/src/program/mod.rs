@@ -197,7 +197,10 @@ impl Programmer {
     /// takes some milliseconds, and gives service ports that had no room another try.
     pub fn tidy(&mut self) {
         self.make_room();
-        self.retry();
+        match self.freed {
+            true => self.retry(),
+            false => self.flush(),
+        }
     }
 
     /// Removes what the maps held at the start and no plan has claimed since: to be called when every
