@@ -101,7 +101,8 @@ impl FrontendKind {
 pub struct Service {
     /// Index into `PLANS`; 0 means that the service is not programmed.
     pub plan: u32,
-    pub pad: u32,
+    /// Hash of the service port's name, by which a later agent knows it again.
+    pub name_hash: u32,
 }
 
 /// Number of endpoint classes in a [`Plan`].
