@@ -76,12 +76,12 @@ fn web() -> Names {
 #[test]
 fn one_line_per_flow() {
     let flows = ThreeRecords::new().report(&web());
-    let expected = "\
-PROTOCOL  CLIENT           FRONTEND      ENDPOINT       SOURCE NAT         STAGE        IDLE     \
-MODE     SERVICE
-TCP       192.0.2.7:50000  10.96.0.1:80  10.0.1.5:8080  192.168.0.2:12345  half-closed  1m 40s  \
- forward  shop/web:http
-";
+    let expected = concat!(
+        "PROTOCOL  CLIENT           FRONTEND      ENDPOINT       SOURCE NAT         ",
+        "STAGE        IDLE    MODE     SERVICE\n",
+        "TCP       192.0.2.7:50000  10.96.0.1:80  10.0.1.5:8080  192.168.0.2:12345  ",
+        "half-closed  1m 40s  forward  shop/web:http\n",
+    );
     assert_eq!(table::render(&flows, 1), expected);
     assert_eq!(table::render(&flows, 4), format!("{expected}and 3 more\n"));
     assert_eq!(table::render(&[], 0), "No flows.\n");
