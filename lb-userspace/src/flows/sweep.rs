@@ -19,7 +19,7 @@
 //!   if it is still being written nobody knows what it passed over, and nothing is cleaned this time.
 //!   Dead records are not searched for, so they do not count.
 
-use std::{marker::PhantomData, sync::atomic::Ordering, time::Instant};
+use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use lb_common::{
     addr::Address,
@@ -27,12 +27,13 @@ use lb_common::{
         Flow, flow_flag,
         table::{self, GROUP, GROUPS},
         tag,
+        tcp::Stage,
     },
 };
 
 use super::{
-    Timeouts,
-    records::{Connection, Records, other_direction},
+    Timeouts, clock,
+    records::{Connection, Records, other_direction, protocol},
     stale::StaleUdp,
     stats::{Removed, ServiceCounts, TableStats},
 };
@@ -57,7 +58,7 @@ pub struct TableSweeper<A, R> {
     passes: u64,
     latest: Findings,
     dead: Vec<Sighting>,
-    /// Some answers' direction has no other one: the next pass looks for it.
+    /// Some live record has no other half: the next pass looks for it.
     has_orphan: bool,
     crowded: bool,
     address: PhantomData<fn() -> A>,
@@ -89,7 +90,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         services: &mut ServiceCounts,
         removed: &mut Removed,
     ) -> TableStats {
-        let start = Instant::now();
+        let start = clock::cpu_time();
         self.passes += 1;
         self.dead.clear();
         let timeouts = match self.crowded {
@@ -99,8 +100,9 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let mut pass = Pass {
             found: Findings::default(),
             passed: self.cleans(self.passes).then(|| Bitmap::new(self.mask)),
+            seen: vec![0; self.mask as usize + 1],
+            halves: 0,
             pairs: 0,
-            replies: 0,
             stats: TableStats {
                 records: self.mask + 1,
                 ..TableStats::default()
@@ -129,11 +131,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         if let Some(passed) = pass.passed.filter(|_| all_known) {
             self.clean(&passed);
         }
-        self.has_orphan = pass.replies != pass.pairs;
+        self.has_orphan = pass.halves != 2 * pass.pairs;
         self.latest = pass.found;
         let mut stats = pass.stats;
         stats.tombs = u32::try_from(self.latest.tombs.len()).unwrap_or(u32::MAX);
-        stats.scan = start.elapsed();
+        stats.scan = clock::cpu_time().saturating_sub(start);
         self.crowded = stats.fill() > CROWDED;
         stats
     }
@@ -166,7 +168,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             if !udp || !stale.concerns(flow.service) {
                 continue;
             }
-            let Some(connection) = Connection::new(&self.records, index, flow) else {
+            let Some(connection) = Connection::new(&self.records, index, &flow) else {
                 continue;
             };
             let over = stale.contains(flow.service, connection.endpoint());
@@ -180,44 +182,45 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
 
     /// Looks at a live record.
     fn visit(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
-        let index = sighting.index;
-        let flow = self.records.read(index);
+        let flow = self.records.read(sighting.index);
         if let Some(passed) = &mut pass.passed {
-            self.mark(passed, index, &flow);
+            self.mark(passed, sighting.index, &flow);
         }
-        if flow.has(flow_flag::REPLY) {
-            pass.replies += 1;
-            if self.has_orphan && other_direction(&self.records, index, &flow).is_none() {
-                self.unpaired(sighting, pass);
-            }
+        if pass.timeouts.may_have_expired(&flow, pass.now)
+            && self.expire(sighting.index, &flow, pass)
+        {
             return;
         }
-        let Some(connection) = Connection::new(&self.records, index, flow) else {
+        pass.count(sighting.index, &flow);
+        if self.has_orphan && other_direction(&self.records, sighting.index, &flow).is_none() {
             self.unpaired(sighting, pass);
-            return;
+        }
+    }
+
+    /// Ends the flow that a record is one direction of, if it is over. Whether it is gone.
+    fn expire(&mut self, index: u32, flow: &Flow<A>, pass: &mut Pass<'_>) -> bool {
+        let Some(connection) = Connection::new(&self.records, index, flow) else {
+            return false;
         };
-        pass.pairs += 1;
         let (protocol, stage) = (connection.protocol(), connection.stage());
         let last_seen = connection.last_seen();
         if !pass.timeouts.expired(protocol, stage, last_seen, pass.now) {
-            pass.stats.flows.add(protocol, stage);
-            pass.services.add(flow.service);
-            return;
+            return false;
         }
-        let Some(forward) = self.advance(sighting, tag::DEAD) else {
+        let Connection { forward, reply } = &connection;
+        let Some(dead) = self.advance(Sighting::of(reply.peer, forward), tag::DEAD) else {
             // A program has just ended it, and ends the other direction.
-            return;
+            return true;
         };
-        let answers = Sighting::of(flow.peer, &connection.reply);
-        let answers = self.advance(answers, tag::DEAD);
-        self.dead.push(forward);
+        let answers = self.advance(Sighting::of(forward.peer, reply), tag::DEAD);
+        let both = [Some(dead), answers].into_iter().flatten();
+        // What lies ahead is found dead when this pass comes by.
+        self.dead.extend(both.filter(|dead| dead.index <= index));
         if flow.peer < index {
-            self.dead.extend(answers);
-        } else {
-            // This pass will come by, and find it dead.
-            pass.replies += 1;
+            pass.halves -= 1;
         }
         pass.removed.expired.add(protocol, stage);
+        true
     }
 
     /// A live record without its other direction: ended if it was so in the pass before.
@@ -326,15 +329,42 @@ struct Pass<'a> {
     found: Findings,
     /// Records that a search for a live flow passes over, if tombs are cleaned.
     passed: Option<Bitmap>,
-    /// Live forward directions with their other one.
+    /// What live records say they have seen, with [`Self::LIVE`]. Reading the other half of a pair
+    /// from here instead of the table, where it is a cold line, makes a pass several times faster.
+    seen: Vec<u8>,
+    /// Live records.
+    halves: u64,
+    /// Live records whose other half was live, too.
     pairs: u64,
-    /// Live answers' directions.
-    replies: u64,
     stats: TableStats,
     now: u32,
     timeouts: Timeouts,
     services: &'a mut ServiceCounts,
     removed: &'a mut Removed,
+}
+
+impl Pass<'_> {
+    const LIVE: u8 = 1 << 7;
+
+    /// Counts a live record, and its flow if the other half has been counted.
+    fn count<A: Address>(&mut self, index: u32, flow: &Flow<A>) {
+        self.halves += 1;
+        self.seen[index as usize] = Self::LIVE | flow.seen;
+        let other = match flow.peer < index {
+            true => self.seen[flow.peer as usize],
+            false => 0,
+        };
+        if other & Self::LIVE == 0 {
+            return;
+        }
+        self.pairs += 1;
+        let stage = match flow.has(flow_flag::REPLY) {
+            true => Stage::of(other, flow.seen),
+            false => Stage::of(flow.seen, other),
+        };
+        self.stats.flows.add(protocol(flow), stage);
+        self.services.add(flow.service);
+    }
 }
 
 /// A set of records.
