@@ -16,6 +16,7 @@ pub mod http;
 pub mod metrics;
 
 pub mod agent;
+pub mod memory;
 
 pub mod cli;
 pub mod config;
