@@ -100,7 +100,8 @@ impl Balanced {
         Ok(())
     }
 
-    /// The value of a metric of the agent on node number `index`, summed up over its labels.
+    /// The value of a metric of the agent on node number `index`: of one `name{labels}`, or summed
+    /// up over all labels of `name`.
     pub fn metric(&self, index: usize, name: &str) -> Result<f64> {
         metric(self.lab.node(index), name)
     }
