@@ -7,8 +7,9 @@ pub mod store;
 pub mod plan;
 
 pub mod datapath;
-pub mod flows;
 pub mod program;
+
+pub mod flows;
 
 pub mod health;
 pub mod http;

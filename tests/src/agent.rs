@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,13 +49,13 @@ impl AgentSpec {
         }
     }
 
-    /// `PROGRAM agent --source dir:MANIFESTS --node NAME`, ready when `/readyz` of its health
+    /// `PROGRAM agent --source dir:MANIFESTS --node NAME`, ready when `/healthz` of its health
     /// server says so.
     pub fn node_lb(program: impl Into<PathBuf>, node: &Node) -> Self {
         let source = format!("dir:{}", node.manifests().display());
         let ready = Readiness::Http {
             address: SocketAddr::from(([127, 0, 0, 1], 10256)),
-            path: "/readyz".to_owned(),
+            path: "/healthz".to_owned(),
         };
         Self::new(
             program,
@@ -113,8 +113,11 @@ impl Agent {
             .context("cannot stat the agent's log")?
             .len();
         let mut command = node.command(&spec.program)?;
-        command.args(&spec.args).current_dir(&node.dir);
-        command.stdout(stdout.try_clone()?).stderr(stdout);
+        command.args(&spec.args);
+        command
+            .stdin(Stdio::null())
+            .stdout(stdout.try_clone()?)
+            .stderr(stdout);
         let process = command.spawn().with_context(|| {
             format!(
                 "cannot start {} on {node}",

@@ -10,7 +10,7 @@
 //! lab.service("web").cluster_ip("10.96.0.10").tcp("http", 80, 8080).apply()?;
 //! lab.endpoints("web").tcp("http", 8080).with(Endpoint::ready(pod)).apply()?;
 //!
-//! let reply = Request::http(pod.at(Family::V4, 8080)).send(lab.client())??;
+//! let reply = Request::http(pod.at(Family::V4, 8080)).send(lab.client())?;
 //! assert_eq!(reply.server, "web");
 //! # drop(server);
 //! # Ok(())

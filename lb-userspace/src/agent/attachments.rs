@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     path::Path,
 };
 
@@ -107,6 +107,11 @@ impl Attachments {
         kernel.set_devices(&self.flags(devices))
     }
 
+    /// Takes note that a device is gone: one that has its index later is another.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.attached.remove(&ifindex);
+    }
+
     /// Removes what earlier agents left on devices that are gone or of no interest any more.
     ///
     /// # Errors
@@ -207,14 +212,21 @@ impl Attachments {
                 if target != XdpMode::Off && attached.is_some_and(|a| a.xdp == target) {
                     flags |= device_flag::XDP_TARGET;
                 }
-                let unspecified = std::net::Ipv4Addr::UNSPECIFIED.into();
-                let by_interface = !matches!(self.detector, LocalDetector::Networks(_));
-                if by_interface && self.detector.is_local_pod(unspecified, Some(&device.name)) {
+                // A bridge's packets are seen at its ports already.
+                let bridge = device.master.and_then(|index| devices.get(index));
+                if self.has_pods(device) || bridge.is_some_and(|bridge| self.has_pods(bridge)) {
                     flags |= device_flag::PODS;
                 }
                 (flags != 0).then_some((device.index, abi::Device { flags, pad: 0 }))
             })
             .collect()
+    }
+
+    /// Whether the detector tells local pods by this device.
+    fn has_pods(&self, device: &Device) -> bool {
+        let any = Ipv4Addr::UNSPECIFIED.into();
+        !matches!(self.detector, LocalDetector::Networks(_))
+            && self.detector.is_local_pod(any, Some(&device.name))
     }
 }
 

@@ -10,14 +10,17 @@ use lb_common::{
 };
 
 use crate::{
-    config::{Config, NetfilterMode, SocketLb},
+    config::{Config, FlowTimeouts, NetfilterMode, SocketLb},
     datapath::{
         Loaded, OBJECT, Pins, Settings, SocketHook,
         bpf::{BatchMap, MappedArray, synchronize_rcu},
         hooks::{Direction, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
         load,
     },
-    flows::clock::{self, TickRate},
+    flows::{
+        FlowSweeper, FlowTables, UdpSockets,
+        clock::{self, TickRate},
+    },
     model::IpFamily,
     plan::{LocalDetector, LocalNode},
     program::maps::Maps,
@@ -158,6 +161,21 @@ impl Kernel {
         Ok(())
     }
 
+    /// Starts ageing flows, by the settings in force.
+    ///
+    /// # Errors
+    ///
+    /// If the flow tables cannot be mapped into memory.
+    pub fn sweep_flows(&self, timeouts: &FlowTimeouts) -> anyhow::Result<FlowSweeper> {
+        let tables = FlowTables {
+            v4: MappedArray::new(&self.loaded.map("FLOWS4")?)?,
+            v6: MappedArray::new(&self.loaded.map("FLOWS6")?)?,
+        };
+        let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
+        FlowSweeper::start(tables, &self.config.read(0), timeouts, Some(sockets))
+            .context("cannot start ageing flows")
+    }
+
     /// Makes flows look up their next hops again.
     pub fn next_hops_changed(&self) {
         let offset = std::mem::offset_of!(abi::Config, hop_generation);
@@ -179,7 +197,7 @@ impl Kernel {
             .map(|(key, _)| key)
             .filter(|key| !wanted.contains(key))
             .collect();
-        let values = vec![abi::LocalAddress { primary: 0 }; wanted.len()];
+        let values = vec![abi::LocalAddress::default(); wanted.len()];
         self.local_addresses.update(&wanted, &values)?;
         self.local_addresses.delete(&stale)?;
         Ok(())

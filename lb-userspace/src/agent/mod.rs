@@ -26,7 +26,7 @@ use crate::{
         devices::{Event as DeviceEvent, Watcher},
         preflight,
     },
-    flows::Sweeper,
+    flows::FlowSweeper,
     health::{
         addresses::ListenAddresses,
         clock::SystemClock,
@@ -44,8 +44,8 @@ use crate::{
 
 /// How long a change may wait before the agent counts as stuck, halved: kube-proxy's syncPeriod.
 const SYNC_PERIOD: Duration = Duration::from_secs(30);
-/// How often entries that found no room are tried again without a change.
-const RETRY_PERIOD: Duration = Duration::from_secs(5);
+/// Without a change for this long, the agent tidies up.
+const QUIET: Duration = Duration::from_secs(1);
 /// Batches of events from the source that may wait.
 const EVENT_QUEUE: usize = 64;
 
@@ -82,7 +82,8 @@ struct Agent {
     store: Store,
     node: LocalNode,
     syncer: Syncer,
-    sweeper: Sweeper,
+    /// Runs once the settings are written.
+    sweeper: Option<FlowSweeper>,
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
@@ -110,7 +111,7 @@ impl Agent {
                 detector,
             )?,
             syncer: Syncer::new(programmer),
-            sweeper: Sweeper::start(&kernel.loaded, &config.timeouts)?,
+            sweeper: None,
             servers: Vec::new(),
             config,
             kernel,
@@ -125,6 +126,7 @@ impl Agent {
 
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
         self.configure()?;
+        self.sweeper = Some(self.kernel.sweep_flows(&self.config.timeouts)?);
         self.attachments
             .follow(&self.kernel, self.watcher.devices())?;
         self.attachments.sweep(&self.kernel)?;
@@ -136,7 +138,7 @@ impl Agent {
         let mut source = tokio::spawn(source(&self.config.source)?.run(sender));
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut retry = tokio::time::interval(RETRY_PERIOD);
+        let mut quiet = tokio::time::interval(QUIET);
         loop {
             tokio::select! {
                 Some(batch) = events.recv() => {
@@ -153,7 +155,7 @@ impl Agent {
                         tokio::time::sleep(Duration::from_secs(1)).await;
                     }
                 },
-                _ = retry.tick() => self.syncer.programmer().settle(),
+                _ = quiet.tick() => self.syncer.idle(QUIET),
                 ended = &mut source => {
                     return ended.context("the source panicked")?.context("the source gave up");
                 }
@@ -216,6 +218,11 @@ impl Agent {
         {
             return Ok(());
         }
+        for change in changes {
+            if let DeviceEvent::Removed(device) = change {
+                self.attachments.forget(device.index);
+            }
+        }
         if let Err(error) = self
             .attachments
             .follow(&self.kernel, self.watcher.devices())
@@ -267,17 +274,18 @@ impl Agent {
         since: Instant,
     ) {
         let stale = self.syncer.sync(&self.store, &self.node, services);
-        for (service, serving) in stale.services {
-            self.sweeper.clear_stale_udp(service, serving);
+        if let (Some(sweeper), false) = (&self.sweeper, stale.is_empty()) {
+            sweeper.end_stale_udp(stale);
         }
-        for problem in self.service_health.sync(self.syncer.health()).await {
-            tracing::warn!("{problem}");
+        if let Some(health) = self.syncer.changed_health() {
+            for problem in self.service_health.sync(health).await {
+                tracing::warn!("{problem}");
+            }
         }
         for family in [IpFamily::V4, IpFamily::V6] {
             self.proxy_health.updated(family);
         }
         self.syncer.measure(&self.metrics, since);
-        self.syncer.programmer().settle();
     }
 
     /// Starts the servers that speak for the whole agent.

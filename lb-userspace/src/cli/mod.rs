@@ -14,6 +14,7 @@ use crate::config::file;
 
 mod agent;
 mod cleanup;
+mod flows;
 mod plan;
 mod snapshot;
 
@@ -40,6 +41,7 @@ enum Command {
     Agent(agent::Command),
     Cleanup(cleanup::Command),
     Plan(plan::Command),
+    Flows(flows::Command),
 }
 
 impl Cli {
@@ -62,6 +64,7 @@ impl Cli {
             Command::Agent(command) => command.run(),
             Command::Cleanup(command) => command.run(),
             Command::Plan(command) => command.run(),
+            Command::Flows(command) => command.run(),
         }
     }
 }

@@ -163,7 +163,7 @@ pub struct Flags {
         long,
         value_name = "FLOWS",
         value_parser = clap::value_parser!(u32).range(1024..=1 << 26),
-        default_value = "1048576"
+        default_value = "262144"
     )]
     pub flow_table_size: u32,
 

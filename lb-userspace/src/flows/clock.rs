@@ -7,7 +7,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_DW, BPF_F_SLEEPABLE, BPF_K, BPF_MEM, BPF_X, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_type,
+    BPF_ALU64, BPF_CALL, BPF_DW, BPF_EXIT, BPF_F_SLEEPABLE, BPF_JMP, BPF_K, BPF_MEM, BPF_MOV,
+    BPF_STX, BPF_X, bpf_cmd, bpf_insn, bpf_prog_type,
 };
 use lb_common::abi;
 use nix::time::{ClockId, clock_getres};
@@ -91,11 +92,11 @@ impl Jiffies {
     pub fn open() -> io::Result<Self> {
         const JIFFIES64: i32 = 118;
         let instructions = [
-            instruction(ALU64_MOV | BPF_X, 6, 1, 0),
-            instruction(CALL, 0, 0, JIFFIES64),
+            instruction(BPF_ALU64 | BPF_MOV | BPF_X, 6, 1, 0),
+            instruction(BPF_JMP | BPF_CALL, 0, 0, JIFFIES64),
             instruction(BPF_STX | BPF_MEM | BPF_DW, 6, 0, 0),
-            instruction(ALU64_MOV | BPF_K, 0, 0, 0),
-            instruction(EXIT, 0, 0, 0),
+            instruction(BPF_ALU64 | BPF_MOV | BPF_K, 0, 0, 0),
+            instruction(BPF_JMP | BPF_EXIT, 0, 0, 0),
         ];
         let mut attr = empty_attr();
         // SAFETY: the union is zeroed, so that every view of it is valid.
@@ -124,21 +125,15 @@ impl Jiffies {
         let mut jiffies: u64 = 0;
         let mut attr = empty_attr();
         // SAFETY: as above.
-        let test: &mut aya_obj::generated::bpf_attr__bindgen_ty_7 = unsafe { &mut attr.test };
+        let test = unsafe { &mut attr.test };
         test.prog_fd = self.program.as_raw_fd() as u32;
         test.ctx_in = &raw mut jiffies as u64;
         test.ctx_size_in = size_of::<u64>() as u32;
-        run(&mut attr)?;
-        // The kernel copied the program's context back.
-        Ok(std::hint::black_box(jiffies))
+        bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
+        // The kernel has copied the program's context back.
+        Ok(jiffies)
     }
 }
-
-/// Classes and operations of eBPF instructions that the generated constants leave out.
-const BPF_STX: u32 = 0x03;
-const ALU64_MOV: u32 = 0xb7;
-const CALL: u32 = 0x85;
-const EXIT: u32 = 0x95;
 
 fn instruction(code: u32, to: u8, from: u8, immediate: i32) -> bpf_insn {
     bpf_insn {
@@ -148,10 +143,6 @@ fn instruction(code: u32, to: u8, from: u8, immediate: i32) -> bpf_insn {
         off: 0,
         imm: immediate,
     }
-}
-
-fn run(attr: &mut bpf_attr) -> io::Result<()> {
-    bpf(bpf_cmd::BPF_PROG_TEST_RUN, attr).map(drop)
 }
 
 #[cfg(test)]

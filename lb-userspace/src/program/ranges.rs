@@ -125,11 +125,17 @@ impl Numbers {
 
     /// Takes a number known to be in use already; whether it was free.
     pub fn reserve(&mut self, number: u32) -> bool {
-        let taken = self.ranges.reserve(number..number + 1);
+        let taken = self.range.contains(&number) && self.ranges.reserve(number..number + 1);
         if taken && number >= self.next && number + 1 < self.range.end {
             self.next = number + 1;
         }
         taken
+    }
+
+    /// Numbers that are free.
+    #[cfg(test)]
+    pub fn free(&self) -> u32 {
+        self.ranges.free()
     }
 
     /// Gives a number back.

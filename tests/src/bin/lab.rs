@@ -2,13 +2,12 @@
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use lb_tests::lab::registry::{self, Record};
-use lb_tests::lab::{Cgroup, LabId, Netns};
+use lb_tests::lab::registry::{self, Record, Registry};
+use lb_tests::lab::{LabId, open_host};
 use lb_tests::traffic::Protocol;
 use lb_tests::{Lab, PodNetwork, Request, Serve, Topology};
 
@@ -160,10 +159,8 @@ fn show(id: &LabId) -> Result<()> {
 }
 
 fn exec(id: &LabId, host: &str, line: &[String]) -> Result<()> {
-    let (netns, cgroup) = find(id, host)?;
     let (program, args) = line.split_first().context("no command")?;
-    let mut command = netns.command(program)?;
-    cgroup.adopt(&mut command)?;
+    let mut command = open_host(id, host)?.command(program)?;
     Err(command.args(args).exec()).with_context(|| format!("cannot run {program}"))
 }
 
@@ -174,35 +171,21 @@ fn ask(id: &LabId, host: &str, protocol: ProtocolArg, target: SocketAddr) -> Res
         ProtocolArg::Udp => Protocol::Udp,
         ProtocolArg::UdpUnconnected => Protocol::UdpUnconnected,
     };
-    let request = serde_json::to_string(&Request::new(protocol, target))?;
-    let (netns, cgroup) = find(id, host)?;
-    let mut command: Command = netns.command(lb_tests::lab::lab_tool()?)?;
-    cgroup.adopt(&mut command)?;
-    Err(command.args(["request", &request]).exec()).context("cannot run lab-tool")
-}
-
-fn find(id: &LabId, host: &str) -> Result<(Netns, Cgroup)> {
-    let hosts = registry::load(id)?.hosts;
-    let Some(found) = hosts.iter().find(|h| h.name == host) else {
-        let names: Vec<_> = hosts.iter().map(|h| h.name.as_str()).collect();
-        bail!("lab {id} has no host {host}; it has {}", names.join(", "));
-    };
-    Ok((
-        Netns::open(&found.netns)?,
-        Cgroup::create(found.cgroup.clone())?,
-    ))
+    let reply = Request::new(protocol, target).send(open_host(id, host)?)?;
+    println!("{reply}");
+    Ok(())
 }
 
 fn take_down(id: &LabId) -> Result<()> {
     if let Some(owner) = registry::load(id)?.owner.filter(|owner| owner.is_alive()) {
         bail!("lab {id} is in use by {owner}, which removes it when it ends");
     }
-    id.tear_down()
+    Registry::lock()?.remove(id)
 }
 
 fn take_all_down() -> Result<()> {
     // The lock keeps labs that are just being registered out of sight.
-    let registry = registry::Registry::lock()?;
+    let registry = Registry::lock()?;
     for id in registry.remove_orphans()? {
         println!("removed lab {id}");
     }
@@ -210,7 +193,7 @@ fn take_all_down() -> Result<()> {
         match registry::load(&id)?.owner {
             Some(owner) => println!("lab {id} is in use by {owner}"),
             None => {
-                id.tear_down()?;
+                registry.remove(&id)?;
                 println!("removed lab {id}");
             }
         }

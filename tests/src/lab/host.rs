@@ -176,6 +176,18 @@ impl Node {
         self.dir.join("manifests")
     }
 
+    /// A pod of this node that shares the node's network: its processes are in a pod's cgroup.
+    pub fn host_network_pod(&self, name: &str) -> Result<Host> {
+        let inner = &self.host.0;
+        Ok(Host(Arc::new(Inner {
+            name: name.to_owned(),
+            netns: Arc::clone(&inner.netns),
+            cgroup: Cgroup::create(self.cgroup_root.join("pods").join(name))?,
+            addresses: inner.addresses,
+            traffic: TrafficRunsIn::Process,
+        })))
+    }
+
     /// The next free host number in the pod networks.
     pub(super) fn take_pod_number(&self) -> Result<u8> {
         let number = self.next_pod.fetch_add(1, Ordering::Relaxed);
@@ -220,6 +232,12 @@ macro_rules! is_a_host {
         impl AsRef<Host> for $kind {
             fn as_ref(&self) -> &Host {
                 &self.host
+            }
+        }
+
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.host.fmt(f)
             }
         }
     )*};

@@ -17,6 +17,7 @@ pub mod registry;
 mod bpffs;
 mod cgroup;
 mod host;
+mod links;
 mod netns;
 mod rules;
 mod setup;
@@ -27,7 +28,7 @@ use std::env;
 use std::mem;
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 pub use self::address::{Addresses, Family, Networks};
 pub use self::cgroup::Cgroup;
@@ -114,9 +115,10 @@ impl Lab {
 
     /// Starts another pod. Names are unique in the lab and at most 10 bytes long.
     pub fn add_pod(&self, node: &Node, name: &str) -> Result<Pod> {
-        self.site
-            .pod(node, name)
-            .with_context(|| format!("cannot start the pod {name}"))
+        let pod = self.site.pod(node, name);
+        let pod = pod.with_context(|| format!("cannot start the pod {name}"))?;
+        links::settle(node)?;
+        Ok(pod)
     }
 
     /// Ends a pod as a CNI does: its processes, its device, its namespace.
@@ -168,9 +170,9 @@ impl Lab {
         }
         bpffs::ensure_mounted()?;
         let id = registry.claim(id)?;
-        drop(registry);
         // From here on the guard cleans up, also if the next lines fail.
-        let guard = Guard::start(&id).inspect_err(|_| drop(id.tear_down()))?;
+        let guard = Guard::start(&id).inspect_err(|_| drop(registry.remove(&id)))?;
+        drop(registry);
         let unfinished = UnfinishedLab(Some(guard));
 
         let site = Site::prepare(id, topology)?;
@@ -186,6 +188,8 @@ impl Lab {
             }
         }
         setup::route_services(&router, &nodes[0])?;
+        links::settle(&router)?;
+        nodes.iter().try_for_each(|node| links::settle(node))?;
         let manifests = Manifests::new(nodes.iter().map(Node::manifests));
         for node in &nodes {
             manifests.apply(&manifests::node_object(node))?;
@@ -239,6 +243,24 @@ impl Drop for Lab {
             eprintln!("{e:#}");
         }
     }
+}
+
+/// Opens a host of a lab that another process has built. Its servers and clients are processes.
+pub fn open_host(id: &LabId, name: &str) -> Result<Host> {
+    let hosts = registry::load(id)?.hosts;
+    let Some(found) = hosts.iter().find(|host| host.name == name) else {
+        let names: Vec<_> = hosts.iter().map(|host| host.name.as_str()).collect();
+        bail!("lab {id} has no host {name}; it has {}", names.join(", "));
+    };
+    let netns = Netns::open(&found.netns)?;
+    let cgroup = Cgroup::create(found.cgroup.clone())?;
+    Ok(Host::new(
+        name,
+        netns,
+        cgroup,
+        found.addresses,
+        TrafficRunsIn::Process,
+    ))
 }
 
 /// Waits for the removal of a lab whose building failed.

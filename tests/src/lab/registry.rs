@@ -52,25 +52,6 @@ impl LabId {
     fn pin_prefix(&self) -> String {
         format!("node-lb-{}-", self.0)
     }
-
-    /// Removes all that carries this lab's name. Goes on after a failure and reports the first.
-    pub fn tear_down(&self) -> Result<()> {
-        // Processes first: they may hold namespaces, and an agent would pin again.
-        let mut results = vec![self.cgroup().and_then(|path| Cgroup::remove(&path))];
-        for name in entries_with_prefix(Path::new(Netns::DIR), &self.netns_prefix()) {
-            results.push(Netns::remove(&name));
-        }
-        let pins = Path::new(bpffs::MOUNT_POINT);
-        for name in entries_with_prefix(pins, &self.pin_prefix()) {
-            results.push(remove_dir(&pins.join(name)));
-        }
-        // The directory last: while it exists, the lab is known and can be removed again.
-        results
-            .into_iter()
-            .collect::<Result<()>>()
-            .and_then(|()| remove_dir(&self.dir()))
-            .with_context(|| format!("lab {self} is not wholly removed"))
-    }
 }
 
 impl FromStr for LabId {
@@ -138,7 +119,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The registry, locked: labs come to be and preparations of the machine are made one at a time.
+/// The registry, locked: labs come and go one at a time, and nobody sees one half-removed.
 pub struct Registry {
     _lock: Flock<File>,
 }
@@ -185,6 +166,25 @@ impl Registry {
         Ok(id)
     }
 
+    /// Removes all that carries a lab's name. Goes on after a failure and reports the first.
+    pub fn remove(&self, id: &LabId) -> Result<()> {
+        // Processes first: they may hold namespaces, and an agent would pin again.
+        let mut results = vec![id.cgroup().and_then(|path| Cgroup::remove(&path))];
+        for name in entries_with_prefix(Path::new(Netns::DIR), &id.netns_prefix()) {
+            results.push(Netns::remove(&name));
+        }
+        let pins = Path::new(bpffs::MOUNT_POINT);
+        for name in entries_with_prefix(pins, &id.pin_prefix()) {
+            results.push(remove_dir(&pins.join(name)));
+        }
+        // The directory last: while it exists, the lab is known and can be removed again.
+        results
+            .into_iter()
+            .collect::<Result<()>>()
+            .and_then(|()| remove_dir(&id.dir()))
+            .with_context(|| format!("lab {id} is not wholly removed"))
+    }
+
     /// Removes labs whose owner died without doing so; returns their names.
     pub fn remove_orphans(&self) -> Result<Vec<LabId>> {
         let mut removed = Vec::new();
@@ -192,7 +192,7 @@ impl Registry {
             // No readable record: its owner died while it was being registered.
             let orphan = load(&id).map_or(true, |r| r.owner.is_some_and(|o| !o.is_alive()));
             if orphan {
-                id.tear_down()?;
+                self.remove(&id)?;
                 removed.push(id);
             }
         }

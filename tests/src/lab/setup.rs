@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
@@ -17,6 +18,7 @@ use super::address::{
 };
 use super::cgroup::Cgroup;
 use super::host::{Host, Node, Pod, TrafficRunsIn, output_of};
+use super::links::ip_batch;
 use super::netns::Netns;
 use super::registry::LabId;
 use super::topology::{PodNetwork, Topology};
@@ -198,7 +200,7 @@ impl Site {
         traffic: TrafficRunsIn,
     ) -> Result<Host> {
         let netns = self.id.netns(name);
-        let mut add = std::process::Command::new("ip");
+        let mut add = Command::new("ip");
         add.args(["netns", "add", &netns]);
         output_of(add, "").with_context(|| format!("cannot create the namespace {netns}"))?;
         let cgroup = Cgroup::create(self.id.cgroup()?.join(cgroup))?;
@@ -254,17 +256,6 @@ pub fn route_services(router: &Host, node: &Node) -> Result<()> {
 /// The addresses of node number `index`.
 pub fn node_addresses(index: u8) -> Addresses {
     host_in(NODES, 10 + index)
-}
-
-/// Runs lines of `ip -batch` in a host's namespace.
-fn ip_batch(host: &Host, lines: &str) -> Result<()> {
-    let batch: String = lines
-        .lines()
-        .map(|line| format!("{}\n", line.trim()))
-        .collect();
-    host.feed("ip -batch -", &batch)
-        .map(drop)
-        .with_context(|| format!("the lines were\n{batch}"))
 }
 
 /// Makes a host forward packets, with the given `rp_filter`.

@@ -3,19 +3,19 @@
 use std::env;
 use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{PathBuf, absolute};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use nix::unistd::setsid;
 
-use super::registry::LabId;
+use super::registry::{LabId, Registry};
 
 /// Where `lab-tool` is: `$LAB_TOOL`, else beside the running program (cargo puts tests one
 /// directory below).
 pub fn lab_tool() -> Result<PathBuf> {
     if let Some(path) = env::var_os("LAB_TOOL") {
-        return Ok(path.into());
+        return absolute(path).context("LAB_TOOL is not a path");
     }
     let program = env::current_exe().context("cannot tell which program this is")?;
     program
@@ -94,7 +94,7 @@ pub fn guard(id: &LabId) -> Result<()> {
     if line == DISMISSAL {
         return Ok(());
     }
-    id.tear_down()
+    Registry::lock()?.remove(id)
 }
 
 const DISMISSAL: &str = "dismissed\n";

@@ -15,13 +15,18 @@ pub struct Failure {
 }
 
 /// The kinds of failure.
+///
+/// In a lab, an ICMP error may come back while `connect` still holds its socket, and then Linux
+/// takes note of it only when the next SYN, a second later, gets one too. Give TCP requests that
+/// shall fail by ICMP a deadline of 1.5 seconds or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureKind {
     /// TCP reset during the handshake, or ICMP port unreachable.
     Refused,
     /// Nothing came until the deadline.
     Timeout,
-    /// ICMP host, network or protocol unreachable, or no route.
+    /// ICMP host or network unreachable or prohibited, or no route. Of these, Linux tells UDP
+    /// sockets only of prohibitions.
     Unreachable,
     /// TCP reset of an established connection.
     Reset,

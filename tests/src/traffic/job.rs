@@ -182,7 +182,8 @@ pub fn run_as_child<J: Job>(json: &str) -> Result<()> {
     let report = block_on(job.run(ready, stopped))?;
     // The job has used or dropped `ready`; a report comes after the announcement.
     let _ = announce.join();
-    println!("{}", serde_json::to_string(&report)?);
+    // Whoever started this may be gone, and then nobody wants to know.
+    let _ = writeln!(io::stdout(), "{}", serde_json::to_string(&report)?);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Small real servers and clients that run on the hosts of a lab.
 
 mod connection;
+mod datagrams;
 mod failure;
 mod job;
 mod load;

@@ -1,5 +1,6 @@
 //! One request, its options and its result.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ pub struct Reply {
     pub server: String,
     /// The client's address as that server saw it.
     pub peer: SocketAddr,
-    /// The address the server was reached at; over UDP the one it is bound to.
+    /// The address the server was reached at.
     pub server_address: SocketAddr,
     /// Where the answer came from as the client sees it: `getpeername` of a connected socket,
     /// else the datagram's source.
@@ -174,6 +175,21 @@ impl Request {
             source: connection.local(),
             latency: start.elapsed(),
         }
+    }
+}
+
+impl fmt::Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            server,
+            peer,
+            server_address,
+            from,
+            source,
+            latency,
+        } = self;
+        write!(f, "{server} ({server_address}) answered in {latency:.1?}: ")?;
+        write!(f, "it saw {peer}, the client is {source} and saw {from}")
     }
 }
 

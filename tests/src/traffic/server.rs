@@ -16,11 +16,12 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::datagrams::Datagrams;
 use super::job::{Job, Running};
 use super::wire::{Answer, Ask, filling};
 use crate::lab::Host;
@@ -106,10 +107,10 @@ pub struct Grace {
 }
 
 impl Grace {
-    /// No delay, and a second for what is under way.
+    /// No delay, and five seconds for what is under way.
     pub const SHORT: Self = Self {
         accept_for: Duration::ZERO,
-        drain_for: Duration::from_secs(1),
+        drain_for: Duration::from_secs(5),
     };
 }
 
@@ -157,10 +158,7 @@ impl Job for Serve {
             ));
         }
         for port in self.udp {
-            let address = SocketAddr::new(self.address, port);
-            let socket = UdpSocket::bind(address)
-                .await
-                .with_context(|| format!("cannot bind UDP {address}"))?;
+            let socket = Datagrams::bind(SocketAddr::new(self.address, port)).await?;
             ports.spawn(serve_datagrams(
                 Arc::new(socket),
                 Arc::clone(&me),
@@ -299,26 +297,23 @@ async fn serve_lines(stream: TcpStream, me: Arc<Me>, mut closing: Closing) -> Re
     }
 }
 
-async fn serve_datagrams(socket: Arc<UdpSocket>, me: Arc<Me>, mut closing: Closing) {
+async fn serve_datagrams(socket: Arc<Datagrams>, me: Arc<Me>, mut closing: Closing) {
     let mut answers = JoinSet::new();
     let mut buffer = vec![0; 1 << 16];
     loop {
         let received = tokio::select! {
             biased;
-            received = socket.recv_from(&mut buffer) => received,
+            received = socket.receive(&mut buffer) => received,
             _ = closing.wait_for(|closing| *closing) => break,
         };
         // An error here is an ICMP message about an earlier answer.
-        let Ok((size, peer)) = received else { continue };
+        let Ok((size, way)) = received else { continue };
         let ask = Ask::parse(String::from_utf8_lossy(&buffer[..size]).trim_end());
         let (socket, me) = (Arc::clone(&socket), Arc::clone(&me));
         answers.spawn(async move {
-            let Ok(local) = socket.local_addr() else {
-                return;
-            };
-            let answer = me.answer(ask, peer, local).await;
+            let answer = me.answer(ask, way.peer, way.local).await;
             // The client will notice that its answer did not come.
-            let _ = socket.send_to(answer.line().as_bytes(), peer).await;
+            let _ = socket.answer(answer.line().as_bytes(), way).await;
         });
         while answers.try_join_next().is_some() {}
     }

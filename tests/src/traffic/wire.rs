@@ -51,7 +51,7 @@ pub struct Answer {
     pub server: String,
     /// The client's address as the server sees it.
     pub peer: SocketAddr,
-    /// The address the server was reached at; over UDP the one it is bound to.
+    /// The address the server was reached at.
     pub local: SocketAddr,
     /// As many bytes as were asked for.
     pub padding: String,
