@@ -18,6 +18,9 @@ pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
 /// How long agents may take over a change.
 const CHANGE_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How long after they are ready agents may take to serve metrics.
+const METRICS_DEADLINE: Duration = Duration::from_secs(2);
+
 /// A lab with an agent on each node.
 #[derive(Debug)]
 pub struct Balanced {
@@ -105,7 +108,8 @@ impl Balanced {
         Ok(())
     }
 
-    /// The value of a metric of the agent on node number `index`, summed up over its labels.
+    /// The value of a metric of the agent on node number `index`: of one `name{labels}`, or summed
+    /// up over all labels of `name`.
     pub fn metric(&self, index: usize, name: &str) -> Result<f64> {
         metric(self.lab.node(index), name)
     }
@@ -130,10 +134,18 @@ impl Balanced {
 
     /// How often each running agent has written changes.
     fn syncs(&self) -> Result<Vec<f64>> {
-        let nodes = self.agents.iter().map(Agent::node);
-        nodes
-            .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
-            .collect()
+        let start = Instant::now();
+        loop {
+            let nodes = self.agents.iter().map(Agent::node);
+            let syncs = nodes
+                .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
+                .collect();
+            // An agent that has just got ready opens the port for metrics last.
+            if syncs.is_ok() || start.elapsed() > METRICS_DEADLINE {
+                return syncs;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

@@ -129,10 +129,15 @@ impl Deployment {
         count: usize,
         condition: Condition,
     ) -> Result<()> {
+        self.set_oldest(count, condition);
+        self.publish(ground)
+    }
+
+    /// Like [`Deployment::mark_oldest`], but nobody is told until [`Deployment::write`].
+    pub fn set_oldest(&mut self, count: usize, condition: Condition) {
         for replica in &mut self.replicas[..count] {
             replica.condition = condition;
         }
-        self.publish(ground)
     }
 
     /// Writes the endpoints, and waits until every agent has them in the maps.

@@ -89,6 +89,11 @@ impl Kernel {
         })
     }
 
+    /// Whether an agent has written the node's settings, now or before a restart.
+    pub fn is_configured(&self) -> bool {
+        self.config.read(0).secret != [0, 0]
+    }
+
     /// Writes the node's settings; programs that find none let every packet pass.
     ///
     /// # Errors

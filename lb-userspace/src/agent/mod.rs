@@ -125,7 +125,12 @@ impl Agent {
     }
 
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
-        self.configure()?;
+        if self.kernel.is_configured() {
+            // By an agent that knew the Node, which this one does not yet: what depends on it stays.
+            self.follow_local_state()?;
+        } else {
+            self.configure()?;
+        }
         self.sweeper = Some(self.kernel.sweep_flows(&self.config.timeouts)?);
         self.attachments
             .follow(&self.kernel, self.watcher.devices())?;
@@ -235,7 +240,9 @@ impl Agent {
                 DeviceEvent::AddressAdded { .. } | DeviceEvent::AddressRemoved { .. }
             )
         });
-        if addresses && self.node_changed()? && self.store.is_synced() {
+        if addresses && !self.store.is_synced() {
+            self.follow_local_state()?;
+        } else if addresses && self.node_changed()? {
             let services: Vec<_> = self
                 .store
                 .services()
@@ -244,6 +251,13 @@ impl Agent {
             self.sync(services, since).await;
         }
         Ok(())
+    }
+
+    /// Takes over what needs no Node object.
+    fn follow_local_state(&self) -> anyhow::Result<()> {
+        self.kernel.next_hops_changed();
+        self.kernel
+            .set_local_addresses(&self.watcher.devices().local_addresses())
     }
 
     /// Takes over what the Node object and the devices say; whether plans have to be made again.
