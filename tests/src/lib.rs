@@ -21,6 +21,7 @@ pub mod agent;
 pub mod balanced;
 pub mod lab;
 pub mod manifests;
+pub mod packet;
 pub mod traffic;
 
 pub use agent::{Agent, AgentSpec, Readiness};
