@@ -273,6 +273,17 @@ fn an_unknown_neighbour_is_left_to_the_kernel() {
                 &request,
                 Expected::redirects(&there, Reason::ToEndpoint),
             );
+            let late = request.ttl(1);
+            world.check(
+                "but not for a packet at the end of its life",
+                At::TcIngress,
+                EXTERNAL,
+                &late,
+                Expected::transmits(
+                    &answer(&late, scene.node, TIME_EXCEEDED, 0),
+                    Reason::TimeExceeded,
+                ),
+            );
         }
     });
 }
