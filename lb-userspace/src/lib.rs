@@ -4,6 +4,7 @@ pub mod model;
 pub mod source;
 pub mod store;
 
+pub mod memory;
 pub mod plan;
 
 pub mod datapath;
@@ -16,7 +17,6 @@ pub mod http;
 pub mod metrics;
 
 pub mod agent;
-pub mod memory;
 
 pub mod cli;
 pub mod config;

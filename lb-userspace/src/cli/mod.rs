@@ -14,8 +14,8 @@ use crate::config::file;
 
 mod agent;
 mod cleanup;
-mod flows;
 mod explain;
+mod flows;
 mod plan;
 mod snapshot;
 

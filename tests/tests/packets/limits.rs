@@ -81,7 +81,10 @@ fn a_packet_too_big_for_the_next_link_is_answered_with_its_size() {
                 let headers = empty.ip_bytes().len();
                 let sized = |size: u16| {
                     let payload = vec![0xab; usize::from(size) - headers];
-                    empty.clone().payload(&payload).macs(EXTERNAL_MAC, ROUTER_MAC)
+                    empty
+                        .clone()
+                        .payload(&payload)
+                        .macs(EXTERNAL_MAC, ROUTER_MAC)
                 };
                 for at in At::INGRESS {
                     world.forget();

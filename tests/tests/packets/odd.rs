@@ -58,7 +58,11 @@ fn nothing_but_addresses_ports_checksums_and_life_changes() {
                 for at in At::INGRESS {
                     let forwarded = Forwarded::new(world, scene, protocol);
                     let odd = forwarded.request(protocol).traffic_class(0xb9).id(0xbeef);
-                    let odd = odd.may_be_fragmented().payload(&[0x5a; 777]).ttl(2).padding(9);
+                    let odd = odd
+                        .may_be_fragmented()
+                        .payload(&[0x5a; 777])
+                        .ttl(2)
+                        .padding(9);
                     world.check(
                         "DSCP, ECN, flow label, identification, payload and padding stay",
                         at,
@@ -145,9 +149,9 @@ fn ipv6_extension_headers_are_walked() {
 }
 
 fn extend(packet: Packet, extensions: &[(u8, usize)]) -> Packet {
-    extensions
-        .iter()
-        .fold(packet, |packet, (number, length)| packet.extension(*number, *length))
+    extensions.iter().fold(packet, |packet, (number, length)| {
+        packet.extension(*number, *length)
+    })
 }
 
 #[test]

@@ -12,13 +12,13 @@ use std::{
 
 use aya::{
     TestRun as _, TestRunOptions,
-    maps::{Map, PerCpuArray, PerCpuValues, lpm_trie::Key, MapData},
+    maps::{Map, MapData, PerCpuArray, PerCpuValues, lpm_trie::Key},
     programs::Program,
     util::nr_cpus,
 };
 use lb_common::{
     abi::{
-        self, Config, Device, Endpoint, EndpointState, Frontend, FrontendKey, FragmentKey,
+        self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
         LocalAddress, Plan, RejectBudget, Service, ServiceStats, SourceRangeKey, config_flag,
         device_flag,
     },
@@ -254,7 +254,10 @@ impl World {
             panic!("{name}: the frame is another\n{difference}");
         }
         let counted = expected.stats(at);
-        assert_eq!(found.stats, counted, "{name}: connections, rejected, dropped");
+        assert_eq!(
+            found.stats, counted,
+            "{name}: connections, rejected, dropped"
+        );
     }
 
     /// Sends a frame through a program.
@@ -288,9 +291,8 @@ impl World {
             Program::SchedClassifier(program) => program.test_run(options),
             _ => unreachable!("packets are for XDP and TC"),
         };
-        let result = result.unwrap_or_else(|error| {
-            panic!("{} on {} bytes: {error:?}", at.program(), frame.len())
-        });
+        let result = result
+            .unwrap_or_else(|error| panic!("{} on {} bytes: {error:?}", at.program(), frame.len()));
         output.truncate(result.data_size_out as usize);
         Outcome {
             action: Action::of(at, result.return_value),
@@ -327,7 +329,10 @@ impl World {
         });
         let states = self.states.iter(0..self.next.1);
         let connections: u64 = states.map(|(_, state)| state.connections).sum();
-        assert_eq!(connections, now[0], "connections of endpoints and of services");
+        assert_eq!(
+            connections, now[0],
+            "connections of endpoints and of services"
+        );
         let before = std::mem::replace(&mut self.summed, now);
         [0, 1, 2].map(|i| now[i] - before[i])
     }
@@ -375,7 +380,7 @@ impl World {
             self.source_ranges.update(&[key], &[1]).unwrap();
         }
         self.plans.write(id, &plan);
-        self.services.write(id, &Service { plan: id, pad: 0 });
+        self.services.write(id, &Service { plan: id, name_hash: 0 });
         for (kind, address, port) in &spec.frontends {
             self.add_frontend(*kind, *address, *port, spec.protocol, id);
         }
@@ -397,8 +402,12 @@ impl World {
             pad: [0; 3],
         };
         match address {
-            IpAddr::V4(address) => self.frontends4.update(&[key(address.into(), port, protocol)], &[value]),
-            IpAddr::V6(address) => self.frontends6.update(&[key(address.into(), port, protocol)], &[value]),
+            IpAddr::V4(address) => self
+                .frontends4
+                .update(&[key(address.into(), port, protocol)], &[value]),
+            IpAddr::V6(address) => self
+                .frontends6
+                .update(&[key(address.into(), port, protocol)], &[value]),
         }
         .unwrap();
     }
@@ -418,7 +427,9 @@ impl World {
     /// Says that routes or neighbours changed.
     pub fn next_hops_changed(&self) {
         let offset = offset_of!(Config, hop_generation);
-        self.config.u32_at(0, offset).fetch_add(1, Ordering::Relaxed);
+        self.config
+            .u32_at(0, offset)
+            .fetch_add(1, Ordering::Relaxed);
     }
 
     /// Forgets flows.
@@ -436,13 +447,17 @@ impl World {
         let keys: Vec<_> = entries.into_iter().map(|(key, _)| key).collect();
         self.fragments.delete(&keys).unwrap();
         let fresh = vec![RejectBudget::default(); nr_cpus().unwrap()];
-        self.budget.set(0, PerCpuValues::try_from(fresh).unwrap(), 0).unwrap();
+        self.budget
+            .set(0, PerCpuValues::try_from(fresh).unwrap(), 0)
+            .unwrap();
     }
 
     fn new() -> Self {
         let root = Root::new();
         let pins = Pins::open(&root.0, abi::VERSION).unwrap();
-        let mut settings = Settings::default().max_entries("FLOWS4", FLOWS).max_entries("FLOWS6", FLOWS);
+        let mut settings = Settings::default()
+            .max_entries("FLOWS4", FLOWS)
+            .max_entries("FLOWS6", FLOWS);
         for (map, entries) in [
             ("FRONTENDS4", 4096),
             ("FRONTENDS6", 4096),
@@ -524,13 +539,19 @@ impl World {
         let local = BatchMap::new(&self.loaded.map("LOCAL_ADDRESSES").unwrap()).unwrap();
         for scene in [v4, v6] {
             let node: Ip6 = scene.node.into();
-            local.update(&[node], &[LocalAddress { primary: 1 }]).unwrap();
+            local
+                .update(&[node], &[LocalAddress::default()])
+                .unwrap();
         }
     }
 
     /// The kernel's description of a program.
     pub fn program_info(&mut self, at: At) -> aya::programs::ProgramInfo {
-        self.loaded.program_mut(at.program()).unwrap().info().unwrap()
+        self.loaded
+            .program_mut(at.program())
+            .unwrap()
+            .info()
+            .unwrap()
     }
 }
 
