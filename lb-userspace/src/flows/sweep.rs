@@ -27,13 +27,13 @@ use lb_common::{
         Flow, flow_flag,
         table::{self, GROUP, GROUPS},
         tag,
-        tcp::Stage,
     },
 };
 
 use super::{
     Timeouts, clock,
-    records::{Connection, Records, other_direction, protocol},
+    pass::{Bitmap, Findings, Pass, Sighting},
+    records::{Connection, Records, other_direction},
     stale::StaleUdp,
     stats::{Removed, ServiceCounts, TableStats},
 };
@@ -97,21 +97,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             true => timeouts.crowded(),
             false => *timeouts,
         };
-        let mut pass = Pass {
-            found: Findings::default(),
-            passed: self.cleans(self.passes).then(|| Bitmap::new(self.mask)),
-            seen: vec![0; self.mask as usize + 1],
-            halves: 0,
-            pairs: 0,
-            stats: TableStats {
-                records: self.mask + 1,
-                ..TableStats::default()
-            },
-            now,
-            timeouts,
-            services,
-            removed,
-        };
+        let passed = self.cleans(self.passes).then(|| Bitmap::new(self.mask));
+        let mut pass = Pass::new(self.mask, now, timeouts, services, removed, passed);
         for index in 0..=self.mask {
             let sighting = self.look(index);
             match tag::state(sighting.tag) {
@@ -128,10 +115,10 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             }
         }
         let all_known = self.settle_claims(&mut pass);
+        self.has_orphan = pass.has_orphan();
         if let Some(passed) = pass.passed.filter(|_| all_known) {
             self.clean(&passed);
         }
-        self.has_orphan = pass.halves != 2 * pass.pairs;
         self.latest = pass.found;
         let mut stats = pass.stats;
         stats.tombs = u32::try_from(self.latest.tombs.len()).unwrap_or(u32::MAX);
@@ -183,6 +170,10 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     /// Looks at a live record.
     fn visit(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
         let flow = self.records.read(sighting.index);
+        if flow.tag != sighting.tag {
+            // A program has just ended it, and ends the other direction.
+            return;
+        }
         if let Some(passed) = &mut pass.passed {
             self.mark(passed, sighting.index, &flow);
         }
@@ -209,16 +200,14 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
         let Connection { forward, reply } = &connection;
         let Some(dead) = self.advance(Sighting::of(reply.peer, forward), tag::DEAD) else {
-            // A program has just ended it, and ends the other direction.
+            // So has a program, just now.
             return true;
         };
         let answers = self.advance(Sighting::of(forward.peer, reply), tag::DEAD);
         let both = [Some(dead), answers].into_iter().flatten();
         // What lies ahead is found dead when this pass comes by.
         self.dead.extend(both.filter(|dead| dead.index <= index));
-        if flow.peer < index {
-            pass.halves -= 1;
-        }
+        pass.uncount(index, flow);
         pass.removed.expired.add(protocol, stage);
         true
     }
@@ -297,89 +286,5 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         tag.compare_exchange(seen.tag, next, Ordering::SeqCst, Ordering::SeqCst)
             .ok()?;
         Some(Sighting { tag: next, ..seen })
-    }
-}
-
-/// A record at a moment: enough to tell later whether it is still the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Sighting {
-    index: u32,
-    tag: u32,
-}
-
-impl Sighting {
-    fn of<A>(index: u32, flow: &Flow<A>) -> Self {
-        Self {
-            index,
-            tag: flow.tag,
-        }
-    }
-}
-
-/// Records that the next pass compares with, each list in the order of the table.
-#[derive(Debug, Default)]
-struct Findings {
-    tombs: Vec<Sighting>,
-    busy: Vec<Sighting>,
-    unpaired: Vec<Sighting>,
-}
-
-/// A pass under way.
-struct Pass<'a> {
-    found: Findings,
-    /// Records that a search for a live flow passes over, if tombs are cleaned.
-    passed: Option<Bitmap>,
-    /// What live records say they have seen, with [`Self::LIVE`]. Reading the other half of a pair
-    /// from here instead of the table, where it is a cold line, makes a pass several times faster.
-    seen: Vec<u8>,
-    /// Live records.
-    halves: u64,
-    /// Live records whose other half was live, too.
-    pairs: u64,
-    stats: TableStats,
-    now: u32,
-    timeouts: Timeouts,
-    services: &'a mut ServiceCounts,
-    removed: &'a mut Removed,
-}
-
-impl Pass<'_> {
-    const LIVE: u8 = 1 << 7;
-
-    /// Counts a live record, and its flow if the other half has been counted.
-    fn count<A: Address>(&mut self, index: u32, flow: &Flow<A>) {
-        self.halves += 1;
-        self.seen[index as usize] = Self::LIVE | flow.seen;
-        let other = match flow.peer < index {
-            true => self.seen[flow.peer as usize],
-            false => 0,
-        };
-        if other & Self::LIVE == 0 {
-            return;
-        }
-        self.pairs += 1;
-        let stage = match flow.has(flow_flag::REPLY) {
-            true => Stage::of(other, flow.seen),
-            false => Stage::of(flow.seen, other),
-        };
-        self.stats.flows.add(protocol(flow), stage);
-        self.services.add(flow.service);
-    }
-}
-
-/// A set of records.
-struct Bitmap(Vec<u64>);
-
-impl Bitmap {
-    fn new(mask: u32) -> Self {
-        Self(vec![0; mask as usize / 64 + 1])
-    }
-
-    fn insert(&mut self, index: u32) {
-        self.0[index as usize / 64] |= 1 << (index % 64);
-    }
-
-    fn contains(&self, index: u32) -> bool {
-        self.0[index as usize / 64] & 1 << (index % 64) != 0
     }
 }
