@@ -244,7 +244,13 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
                 ..Plan::default()
             };
             plans.write(id, &plan);
-            services.write(id, &Service { plan: id, name_hash: 0 });
+            services.write(
+                id,
+                &Service {
+                    plan: id,
+                    name_hash: 0,
+                },
+            );
             for protocol in [TCP, UDP] {
                 match family {
                     0 => add_frontend::<Ip4>(&mut frontends4, destination, protocol, id)?,
