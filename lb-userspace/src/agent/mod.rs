@@ -7,7 +7,8 @@ mod sync;
 
 use std::{
     collections::BTreeSet,
-    net::IpAddr,
+    future,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -17,6 +18,7 @@ use anyhow::Context as _;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
+    task::JoinSet,
 };
 
 use self::{attachments::Attachments, kernel::Kernel, sync::Syncer};
@@ -33,7 +35,7 @@ use crate::{
         proxy::{HealthEndpoints, ProxyHealth},
         service::{Options, ServiceHealthServers},
     },
-    http::{self, Limits, Server},
+    http::{self, Handler, Limits, Server},
     metrics::{Metrics, MetricsEndpoints},
     model::IpFamily,
     plan::{LocalDetector, LocalNode, NodePortAddresses},
@@ -88,7 +90,7 @@ struct Agent {
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
     /// Servers that run once the first state is in the maps.
-    servers: Vec<Server>,
+    servers: JoinSet<()>,
 }
 
 impl Agent {
@@ -112,7 +114,7 @@ impl Agent {
             )?,
             syncer: Syncer::new(programmer),
             sweeper: None,
-            servers: Vec::new(),
+            servers: JoinSet::new(),
             config,
             kernel,
             watcher,
@@ -201,7 +203,7 @@ impl Agent {
         self.sync(services, since).await;
         if first {
             self.syncer.programmer().finish_adoption();
-            self.serve().await?;
+            self.serve();
             tracing::info!(
                 service_ports = self.syncer.programmer().len(),
                 seconds = since.elapsed().as_secs_f64(),
@@ -303,27 +305,27 @@ impl Agent {
     }
 
     /// Starts the servers that speak for the whole agent.
-    async fn serve(&mut self) -> anyhow::Result<()> {
+    fn serve(&mut self) {
         let health = HealthEndpoints::new(self.proxy_health.clone(), &self.metrics);
         let metrics = MetricsEndpoints::new(self.metrics.clone());
-        let listener =
-            http::bind_until_free(self.config.healthz_bind_address, "process health checks").await;
-        self.servers.push(Server::start(
-            listener,
-            Arc::new(health),
-            Limits::default(),
-        )?);
-        let listener = http::bind_until_free(self.config.metrics_bind_address, "metrics").await;
-        self.servers.push(Server::start(
-            listener,
-            Arc::new(metrics),
-            Limits::default(),
-        )?);
-        Ok(())
+        let config = &self.config;
+        let servers = &mut self.servers;
+        let purpose = "process health checks";
+        servers.spawn(serve(config.healthz_bind_address, purpose, health));
+        servers.spawn(serve(config.metrics_bind_address, "metrics", metrics));
     }
 
     fn this_node(&self) -> Option<&crate::model::Node> {
         self.store.node().map(Arc::as_ref)
+    }
+}
+
+/// Serves until dropped; waits for a port that is taken, which holds nothing else up.
+async fn serve(address: SocketAddr, purpose: &str, handler: impl Handler) {
+    let listener = http::bind_until_free(address, purpose).await;
+    match Server::start(listener, Arc::new(handler), Limits::default()) {
+        Ok(_server) => future::pending().await,
+        Err(error) => tracing::error!("cannot serve {purpose} on {address}: {error}"),
     }
 }
 
