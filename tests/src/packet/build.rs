@@ -326,7 +326,11 @@ impl Packet {
             frame.extend([0x81, 0x00]);
             frame.extend(vlan.to_be_bytes());
         }
-        let ethertype: u16 = if self.source.is_ipv4() { 0x0800 } else { 0x86dd };
+        let ethertype: u16 = if self.source.is_ipv4() {
+            0x0800
+        } else {
+            0x86dd
+        };
         frame.extend(ethertype.to_be_bytes());
         frame.extend(self.ip_bytes());
         frame.resize(frame.len() + self.padding, 0);

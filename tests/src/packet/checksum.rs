@@ -12,17 +12,17 @@ pub fn internet_checksum(sum: u32, bytes: &[u8]) -> u16 {
 }
 
 /// What a sender leaves where a device has yet to put the checksum: the pseudo header's sum.
-pub fn pseudo_header_sum(
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: u8,
-    length: usize,
-) -> u16 {
+pub fn pseudo_header_sum(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> u16 {
     !internet_checksum(pseudo_header(source, destination, protocol, length), &[])
 }
 
 /// The sum of the pseudo header of TCP, UDP and ICMPv6 (RFC 9293 section 3.1, RFC 8200 section 8.1).
-pub(super) fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> u32 {
+pub(super) fn pseudo_header(
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    length: usize,
+) -> u32 {
     let addresses = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             partial(&source.octets()) + partial(&destination.octets())

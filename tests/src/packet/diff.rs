@@ -90,7 +90,12 @@ pub fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
         };
         let (wanted, got) = (part(expected), part(found));
         if wanted != got {
-            let _ = writeln!(report, "  {name:24} expected {} found {}", hex(&wanted), hex(&got));
+            let _ = writeln!(
+                report,
+                "  {name:24} expected {} found {}",
+                hex(&wanted),
+                hex(&got)
+            );
         }
     }
     Some(report)
@@ -113,7 +118,10 @@ mod tests {
         let packet = Packet::udp(from, to);
         assert_eq!(difference(&packet.bytes(), &packet.bytes()), None);
         let report = difference(&packet.bytes(), &packet.clone().ttl(7).bytes()).unwrap();
-        let names: Vec<_> = report.lines().map(|line| line.split_whitespace().next()).collect();
+        let names: Vec<_> = report
+            .lines()
+            .map(|line| line.split_whitespace().next())
+            .collect();
         assert_eq!(names, [Some("ip.ttl"), Some("ip.checksum")]);
         let report = difference(&packet.bytes(), &packet.padding(3).bytes()).unwrap();
         assert!(report.contains("50 bytes expected, 53 found"), "{report}");

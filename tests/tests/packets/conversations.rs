@@ -9,9 +9,7 @@ use lb_common::{
 use lb_tests::packet::{Packet, tcp};
 
 use super::{
-    scene::{
-        EXTERNAL, EXTERNAL_MAC, PEER_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene,
-    },
+    scene::{EXTERNAL, EXTERNAL_MAC, PEER_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene},
     service::{ServiceSpec, TCP, UDP},
     world::{At, Expected, SNAT_PORT, World, world},
 };
@@ -397,7 +395,12 @@ fn a_syn_reopens_a_closing_connection_only() {
                 );
                 let stray = "so is one in an established connection";
                 send(world, stray, tcp::SYN, Reason::ToEndpoint);
-                send(world, "a FIN or RST goes its way", close, Reason::ToEndpoint);
+                send(
+                    world,
+                    "a FIN or RST goes its way",
+                    close,
+                    Reason::ToEndpoint,
+                );
                 send(world, "now a SYN opens", tcp::SYN, Reason::Opened);
             }
         }

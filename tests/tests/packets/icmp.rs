@@ -7,9 +7,7 @@ use lb_tests::packet::Packet;
 
 use super::{
     conversations::{first, packet},
-    scene::{
-        EXTERNAL, EXTERNAL_MAC, PEER_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene,
-    },
+    scene::{EXTERNAL, EXTERNAL_MAC, PEER_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene},
     service::{ServiceSpec, TCP, UDP},
     world::{At, Expected, SNAT_PORT, World, world},
 };
@@ -17,7 +15,12 @@ use super::{
 /// Kinds of errors with the word behind the checksum, IPv4's and IPv6's.
 const ERRORS: [[((u8, u8), u32); 4]; 2] = [
     // Port unreachable, fragmentation needed, time exceeded, parameter problem.
-    [((3, 3), 0), ((3, 4), 1280), ((11, 0), 0), ((12, 0), 0x1400_0000)],
+    [
+        ((3, 3), 0),
+        ((3, 4), 1280),
+        ((11, 0), 0),
+        ((12, 0), 0x1400_0000),
+    ],
     // Port unreachable, packet too big, time exceeded, parameter problem.
     [((1, 4), 0), ((2, 0), 1280), ((3, 0), 0), ((4, 1), 6)],
 ];
@@ -105,7 +108,10 @@ fn about(
     for (error, length) in errors {
         let error = error.macs(EXTERNAL_MAC, macs.0);
         let quote = quoted.1.quote_of(quoted.0, length);
-        let translated = error.clone().payload(&quote).addresses(addresses.0, addresses.1);
+        let translated = error
+            .clone()
+            .payload(&quote)
+            .addresses(addresses.0, addresses.1);
         let translated = translated.hop().macs(macs.1, EXTERNAL_MAC);
         world.check(
             &format!("{sentence}; quoting {length} bytes"),
@@ -245,7 +251,9 @@ fn an_error_at_the_end_of_its_life_is_dropped() {
             world.add(&spec.remote(endpoint.0, endpoint.1));
             let request = first(UDP, (scene.client, 40_000), frontend);
             world.run(At::Xdp, EXTERNAL, &request.bytes());
-            let forwarded = request.source((scene.node, SNAT_PORT)).destination(endpoint);
+            let forwarded = request
+                .source((scene.node, SNAT_PORT))
+                .destination(endpoint);
             for (error, _) in errors(endpoint.0, &forwarded) {
                 for at in At::INGRESS {
                     world.check(

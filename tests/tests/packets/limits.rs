@@ -14,8 +14,10 @@ use super::{
     world::{Action, At, Expected, SNAT_PORT, world},
 };
 
-const TIME_EXCEEDED: [(u8, u8); 2] = [(11, 0), (3, 0)];
-const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
+/// ICMP's and ICMPv6's type and code.
+pub const TIME_EXCEEDED: [(u8, u8); 2] = [(11, 0), (3, 0)];
+/// As above.
+pub const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
 
 #[test]
 fn a_packet_at_the_end_of_its_life_is_answered() {
@@ -81,7 +83,10 @@ fn a_packet_too_big_for_the_next_link_is_answered_with_its_size() {
                 let headers = empty.ip_bytes().len();
                 let sized = |size: u16| {
                     let payload = vec![0xab; usize::from(size) - headers];
-                    empty.clone().payload(&payload).macs(EXTERNAL_MAC, ROUTER_MAC)
+                    empty
+                        .clone()
+                        .payload(&payload)
+                        .macs(EXTERNAL_MAC, ROUTER_MAC)
                 };
                 for at in At::INGRESS {
                     world.forget();

@@ -58,7 +58,11 @@ fn nothing_but_addresses_ports_checksums_and_life_changes() {
                 for at in At::INGRESS {
                     let forwarded = Forwarded::new(world, scene, protocol);
                     let odd = forwarded.request(protocol).traffic_class(0xb9).id(0xbeef);
-                    let odd = odd.may_be_fragmented().payload(&[0x5a; 777]).ttl(2).padding(9);
+                    let odd = odd
+                        .may_be_fragmented()
+                        .payload(&[0x5a; 777])
+                        .ttl(2)
+                        .padding(9);
                     world.check(
                         "DSCP, ECN, flow label, identification, payload and padding stay",
                         at,
@@ -145,9 +149,9 @@ fn ipv6_extension_headers_are_walked() {
 }
 
 fn extend(packet: Packet, extensions: &[(u8, usize)]) -> Packet {
-    extensions
-        .iter()
-        .fold(packet, |packet, (number, length)| packet.extension(*number, *length))
+    extensions.iter().fold(packet, |packet, (number, length)| {
+        packet.extension(*number, *length)
+    })
 }
 
 #[test]
@@ -252,7 +256,7 @@ fn what_node_lb_does_not_translate_passes_untouched() {
         for scene in Scene::both() {
             let forwarded = Forwarded::new(world, scene, TCP);
             let request = forwarded.request(TCP);
-            let sctp = [30_080_u16.to_be_bytes(); 2].concat();
+            let sctp = [30_080_u16.to_be_bytes(); 6].concat();
             let sctp = Packet::raw(forwarded.scene.client, scene.node, 132, sctp);
             let esp = Packet::raw(scene.client, scene.node, 50, vec![0; 40]);
             for (sentence, frame, reason) in [

@@ -113,7 +113,8 @@ impl Scene {
 
 /// Moves the calling thread to a new network namespace and makes it the node.
 pub fn enter() {
-    unshare(CloneFlags::CLONE_NEWNET).expect("these tests make network namespaces: run them as root");
+    unshare(CloneFlags::CLONE_NEWNET)
+        .expect("these tests make network namespaces: run them as root");
     for setting in [
         "ipv4/ip_forward",
         "ipv6/conf/all/forwarding",
@@ -131,7 +132,12 @@ pub fn ip(commands: &str) {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(commands.as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(commands.as_bytes())
+        .unwrap();
     assert!(child.wait().unwrap().success(), "{commands}");
 }
 

@@ -1,7 +1,7 @@
 //! The programs in the kernel, with maps to fill and counters to compare.
 
 use std::{
-    mem::offset_of,
+    mem::{offset_of, transmute},
     net::IpAddr,
     panic::resume_unwind,
     path::PathBuf,
@@ -12,17 +12,18 @@ use std::{
 
 use aya::{
     TestRun as _, TestRunOptions,
-    maps::{Map, PerCpuArray, PerCpuValues, lpm_trie::Key, MapData},
+    maps::{Map, MapData, PerCpuArray, PerCpuValues, lpm_trie::Key},
     programs::Program,
     util::nr_cpus,
 };
 use lb_common::{
     abi::{
-        self, Config, Device, Endpoint, EndpointState, Frontend, FrontendKey, FragmentKey,
+        self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
         LocalAddress, Plan, RejectBudget, Service, ServiceStats, SourceRangeKey, config_flag,
         device_flag,
     },
-    addr::{Address as _, Ip4, Ip6},
+    addr::{Address, Ip4, Ip6},
+    flow::{Flow, tag},
     verdict::{COUNTERS, Hook, REASONS, Reason},
 };
 use lb_tests::packet::difference;
@@ -227,6 +228,27 @@ pub fn world(test: impl FnOnce(&mut World) + Send) {
     });
 }
 
+/// Compares everything that came of a run.
+#[track_caller]
+pub fn assert_expected(name: &str, at: At, found: &Outcome, expected: &Expected) {
+    let wanted = vec![(at.hook(), expected.reason, 1)];
+    assert_eq!(
+        (found.action, &found.counted),
+        (expected.action.at(at), &wanted),
+        "{name}"
+    );
+    if let Some(wanted) = &expected.frame
+        && let Some(difference) = difference(wanted, &found.frame)
+    {
+        panic!("{name}: the frame is another\n{difference}");
+    }
+    let counted = expected.stats(at);
+    assert_eq!(
+        found.stats, counted,
+        "{name}: connections, rejected, dropped"
+    );
+}
+
 /// Running packets.
 impl World {
     /// Sends a frame through a program and compares everything: the action, the frame, each counter.
@@ -242,19 +264,7 @@ impl World {
         let frame = frame.into();
         let found = self.run(at, device, &frame);
         let name = format!("{sentence} ({} on {device})", at.program());
-        let wanted = vec![(at.hook(), expected.reason, 1)];
-        assert_eq!(
-            (found.action, &found.counted),
-            (expected.action.at(at), &wanted),
-            "{name}"
-        );
-        if let Some(wanted) = &expected.frame
-            && let Some(difference) = difference(wanted, &found.frame)
-        {
-            panic!("{name}: the frame is another\n{difference}");
-        }
-        let counted = expected.stats(at);
-        assert_eq!(found.stats, counted, "{name}: connections, rejected, dropped");
+        assert_expected(&name, at, &found, &expected);
     }
 
     /// Sends a frame through a program.
@@ -288,9 +298,8 @@ impl World {
             Program::SchedClassifier(program) => program.test_run(options),
             _ => unreachable!("packets are for XDP and TC"),
         };
-        let result = result.unwrap_or_else(|error| {
-            panic!("{} on {} bytes: {error:?}", at.program(), frame.len())
-        });
+        let result = result
+            .unwrap_or_else(|error| panic!("{} on {} bytes: {error:?}", at.program(), frame.len()));
         output.truncate(result.data_size_out as usize);
         Outcome {
             action: Action::of(at, result.return_value),
@@ -327,7 +336,10 @@ impl World {
         });
         let states = self.states.iter(0..self.next.1);
         let connections: u64 = states.map(|(_, state)| state.connections).sum();
-        assert_eq!(connections, now[0], "connections of endpoints and of services");
+        assert_eq!(
+            connections, now[0],
+            "connections of endpoints and of services"
+        );
         let before = std::mem::replace(&mut self.summed, now);
         [0, 1, 2].map(|i| now[i] - before[i])
     }
@@ -397,8 +409,12 @@ impl World {
             pad: [0; 3],
         };
         match address {
-            IpAddr::V4(address) => self.frontends4.update(&[key(address.into(), port, protocol)], &[value]),
-            IpAddr::V6(address) => self.frontends6.update(&[key(address.into(), port, protocol)], &[value]),
+            IpAddr::V4(address) => self
+                .frontends4
+                .update(&[key(address.into(), port, protocol)], &[value]),
+            IpAddr::V6(address) => self
+                .frontends6
+                .update(&[key(address.into(), port, protocol)], &[value]),
         }
         .unwrap();
     }
@@ -418,7 +434,26 @@ impl World {
     /// Says that routes or neighbours changed.
     pub fn next_hops_changed(&self) {
         let offset = offset_of!(Config, hop_generation);
-        self.config.u32_at(0, offset).fetch_add(1, Ordering::Relaxed);
+        self.config
+            .u32_at(0, offset)
+            .fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The source and destination that a live flow's packets get.
+    pub fn translation(
+        &self,
+        protocol: u8,
+        from: (IpAddr, u16),
+        to: (IpAddr, u16),
+    ) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+        // SAFETY: records are plain words in the map as well.
+        let v4 = |(_, words)| unsafe { transmute::<[u64; 8], Flow<Ip4>>(words) };
+        // SAFETY: as above.
+        let v6 = |(_, words)| unsafe { transmute::<[u64; 16], Flow<Ip6>>(words) };
+        match from.0 {
+            IpAddr::V4(_) => translation(self.flows4.iter(0..FLOWS).map(v4), protocol, from, to),
+            IpAddr::V6(_) => translation(self.flows6.iter(0..FLOWS).map(v6), protocol, from, to),
+        }
     }
 
     /// Forgets flows.
@@ -436,13 +471,17 @@ impl World {
         let keys: Vec<_> = entries.into_iter().map(|(key, _)| key).collect();
         self.fragments.delete(&keys).unwrap();
         let fresh = vec![RejectBudget::default(); nr_cpus().unwrap()];
-        self.budget.set(0, PerCpuValues::try_from(fresh).unwrap(), 0).unwrap();
+        self.budget
+            .set(0, PerCpuValues::try_from(fresh).unwrap(), 0)
+            .unwrap();
     }
 
     fn new() -> Self {
         let root = Root::new();
         let pins = Pins::open(&root.0, abi::VERSION).unwrap();
-        let mut settings = Settings::default().max_entries("FLOWS4", FLOWS).max_entries("FLOWS6", FLOWS);
+        let mut settings = Settings::default()
+            .max_entries("FLOWS4", FLOWS)
+            .max_entries("FLOWS6", FLOWS);
         for (map, entries) in [
             ("FRONTENDS4", 4096),
             ("FRONTENDS6", 4096),
@@ -524,14 +563,40 @@ impl World {
         let local = BatchMap::new(&self.loaded.map("LOCAL_ADDRESSES").unwrap()).unwrap();
         for scene in [v4, v6] {
             let node: Ip6 = scene.node.into();
-            local.update(&[node], &[LocalAddress { primary: 1 }]).unwrap();
+            local
+                .update(&[node], &[LocalAddress { primary: 1 }])
+                .unwrap();
         }
     }
 
     /// The kernel's description of a program.
     pub fn program_info(&mut self, at: At) -> aya::programs::ProgramInfo {
-        self.loaded.program_mut(at.program()).unwrap().info().unwrap()
+        self.loaded
+            .program_mut(at.program())
+            .unwrap()
+            .info()
+            .unwrap()
     }
+}
+
+fn translation<A: Address>(
+    mut records: impl Iterator<Item = Flow<A>>,
+    protocol: u8,
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
+) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+    let ip = |address: A| IpAddr::from(address.to_mapped());
+    let flow = records.find(|flow| {
+        tag::state(flow.tag) == tag::LIVE
+            && flow.protocol() == protocol
+            && (ip(flow.source), flow.source_port) == from
+            && (ip(flow.destination), flow.destination_port) == to
+    })?;
+    let rewrite = flow.rewrite;
+    Some((
+        (ip(rewrite.source), rewrite.source_port),
+        (ip(rewrite.destination), rewrite.destination_port),
+    ))
 }
 
 fn key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
