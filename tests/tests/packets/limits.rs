@@ -14,8 +14,10 @@ use super::{
     world::{Action, At, Expected, SNAT_PORT, world},
 };
 
-const TIME_EXCEEDED: [(u8, u8); 2] = [(11, 0), (3, 0)];
-const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
+/// ICMP's and ICMPv6's type and code.
+pub const TIME_EXCEEDED: [(u8, u8); 2] = [(11, 0), (3, 0)];
+/// As above.
+pub const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
 
 #[test]
 fn a_packet_at_the_end_of_its_life_is_answered() {

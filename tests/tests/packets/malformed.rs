@@ -47,8 +47,13 @@ fn packets_of_every_length_are_survived() {
                 for packet in packets(world, scene, protocol) {
                     let whole = packet.bytes();
                     for at in At::ALL {
-                        for length in ETHERNET..whole.len() {
-                            world.forget_flows();
+                        // For TC the kernel itself takes no test without an IP header.
+                        let shortest = match (at.is_xdp(), scene.node.is_ipv4()) {
+                            (true, _) => ETHERNET,
+                            (false, true) => ETHERNET + 20,
+                            (false, false) => ETHERNET + 40,
+                        };
+                        for length in shortest..whole.len() {
                             survives(world, at, &whole[..length]);
                         }
                     }
@@ -67,8 +72,7 @@ fn every_byte_of_the_headers_may_lie() {
                     let whole = packet.bytes();
                     for at in At::ALL {
                         for byte in ETHERNET..whole.len().min(100) {
-                            for value in [0x00, 0x01, 0x7f, 0x80, 0xff, !whole[byte]] {
-                                world.forget_flows();
+                            for value in [0x00, 0xff, !whole[byte]] {
                                 let mut frame = whole.clone();
                                 frame[byte] = value;
                                 survives(world, at, &frame);
@@ -87,6 +91,9 @@ fn survives(world: &mut World, at: At, frame: &[u8]) {
     assert_eq!(found.counted.len(), 1, "{at:?} {frame:02x?}: {found:?}");
     let (_, reason, times) = found.counted[0];
     assert_eq!(times, 1, "{at:?} {frame:02x?}");
+    if found.stats[0] > 0 {
+        world.forget_flows();
+    }
     let passed_by = matches!(
         reason,
         Reason::NotIp

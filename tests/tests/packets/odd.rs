@@ -256,7 +256,7 @@ fn what_node_lb_does_not_translate_passes_untouched() {
         for scene in Scene::both() {
             let forwarded = Forwarded::new(world, scene, TCP);
             let request = forwarded.request(TCP);
-            let sctp = [30_080_u16.to_be_bytes(); 2].concat();
+            let sctp = [30_080_u16.to_be_bytes(); 6].concat();
             let sctp = Packet::raw(forwarded.scene.client, scene.node, 132, sctp);
             let esp = Packet::raw(scene.client, scene.node, 50, vec![0; 40]);
             for (sentence, frame, reason) in [

@@ -25,7 +25,7 @@ pub fn answer(packet: &Packet, from: IpAddr, kinds: [(u8, u8); 2], word: u32) ->
 }
 
 /// Port unreachable, as RFC 792 and RFC 4443 number it.
-const PORT_UNREACHABLE: [(u8, u8); 2] = [(3, 3), (1, 4)];
+pub const PORT_UNREACHABLE: [(u8, u8); 2] = [(3, 3), (1, 4)];
 
 #[test]
 fn a_service_without_endpoints_answers_port_unreachable() {

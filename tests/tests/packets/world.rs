@@ -1,7 +1,7 @@
 //! The programs in the kernel, with maps to fill and counters to compare.
 
 use std::{
-    mem::offset_of,
+    mem::{offset_of, transmute},
     net::IpAddr,
     panic::resume_unwind,
     path::PathBuf,
@@ -22,7 +22,8 @@ use lb_common::{
         LocalAddress, Plan, RejectBudget, Service, ServiceStats, SourceRangeKey, config_flag,
         device_flag,
     },
-    addr::{Address as _, Ip4, Ip6},
+    addr::{Address, Ip4, Ip6},
+    flow::{Flow, tag},
     verdict::{COUNTERS, Hook, REASONS, Reason},
 };
 use lb_tests::packet::difference;
@@ -227,6 +228,27 @@ pub fn world(test: impl FnOnce(&mut World) + Send) {
     });
 }
 
+/// Compares everything that came of a run.
+#[track_caller]
+pub fn assert_expected(name: &str, at: At, found: &Outcome, expected: &Expected) {
+    let wanted = vec![(at.hook(), expected.reason, 1)];
+    assert_eq!(
+        (found.action, &found.counted),
+        (expected.action.at(at), &wanted),
+        "{name}"
+    );
+    if let Some(wanted) = &expected.frame
+        && let Some(difference) = difference(wanted, &found.frame)
+    {
+        panic!("{name}: the frame is another\n{difference}");
+    }
+    let counted = expected.stats(at);
+    assert_eq!(
+        found.stats, counted,
+        "{name}: connections, rejected, dropped"
+    );
+}
+
 /// Running packets.
 impl World {
     /// Sends a frame through a program and compares everything: the action, the frame, each counter.
@@ -242,22 +264,7 @@ impl World {
         let frame = frame.into();
         let found = self.run(at, device, &frame);
         let name = format!("{sentence} ({} on {device})", at.program());
-        let wanted = vec![(at.hook(), expected.reason, 1)];
-        assert_eq!(
-            (found.action, &found.counted),
-            (expected.action.at(at), &wanted),
-            "{name}"
-        );
-        if let Some(wanted) = &expected.frame
-            && let Some(difference) = difference(wanted, &found.frame)
-        {
-            panic!("{name}: the frame is another\n{difference}");
-        }
-        let counted = expected.stats(at);
-        assert_eq!(
-            found.stats, counted,
-            "{name}: connections, rejected, dropped"
-        );
+        assert_expected(&name, at, &found, &expected);
     }
 
     /// Sends a frame through a program.
@@ -380,7 +387,13 @@ impl World {
             self.source_ranges.update(&[key], &[1]).unwrap();
         }
         self.plans.write(id, &plan);
-        self.services.write(id, &Service { plan: id, name_hash: 0 });
+        self.services.write(
+            id,
+            &Service {
+                plan: id,
+                name_hash: 0,
+            },
+        );
         for (kind, address, port) in &spec.frontends {
             self.add_frontend(*kind, *address, *port, spec.protocol, id);
         }
@@ -430,6 +443,23 @@ impl World {
         self.config
             .u32_at(0, offset)
             .fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The source and destination that a live flow's packets get.
+    pub fn translation(
+        &self,
+        protocol: u8,
+        from: (IpAddr, u16),
+        to: (IpAddr, u16),
+    ) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+        // SAFETY: records are plain words in the map as well.
+        let v4 = |(_, words)| unsafe { transmute::<[u64; 8], Flow<Ip4>>(words) };
+        // SAFETY: as above.
+        let v6 = |(_, words)| unsafe { transmute::<[u64; 16], Flow<Ip6>>(words) };
+        match from.0 {
+            IpAddr::V4(_) => translation(self.flows4.iter(0..FLOWS).map(v4), protocol, from, to),
+            IpAddr::V6(_) => translation(self.flows6.iter(0..FLOWS).map(v6), protocol, from, to),
+        }
     }
 
     /// Forgets flows.
@@ -539,9 +569,7 @@ impl World {
         let local = BatchMap::new(&self.loaded.map("LOCAL_ADDRESSES").unwrap()).unwrap();
         for scene in [v4, v6] {
             let node: Ip6 = scene.node.into();
-            local
-                .update(&[node], &[LocalAddress::default()])
-                .unwrap();
+            local.update(&[node], &[LocalAddress::default()]).unwrap();
         }
     }
 
@@ -553,6 +581,26 @@ impl World {
             .info()
             .unwrap()
     }
+}
+
+fn translation<A: Address>(
+    mut records: impl Iterator<Item = Flow<A>>,
+    protocol: u8,
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
+) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+    let ip = |address: A| IpAddr::from(address.to_mapped());
+    let flow = records.find(|flow| {
+        tag::state(flow.tag) == tag::LIVE
+            && flow.protocol() == protocol
+            && (ip(flow.source), flow.source_port) == from
+            && (ip(flow.destination), flow.destination_port) == to
+    })?;
+    let rewrite = flow.rewrite;
+    Some((
+        (ip(rewrite.source), rewrite.source_port),
+        (ip(rewrite.destination), rewrite.destination_port),
+    ))
 }
 
 fn key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
