@@ -148,7 +148,7 @@ impl Cpu {
         let pick = (self.random() % FLOWS) as usize;
         let dice = self.random() % 512;
         let (client, state) = self.flows[pick];
-        let pauses = self.random() % 4 == 0;
+        let pauses = self.random().is_multiple_of(4);
         let pause = || {
             if pauses {
                 thread::yield_now();
