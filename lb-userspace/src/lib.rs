@@ -4,6 +4,7 @@ pub mod model;
 pub mod source;
 pub mod store;
 
+pub mod memory;
 pub mod plan;
 
 pub mod datapath;
@@ -14,6 +15,8 @@ pub mod flows;
 pub mod health;
 pub mod http;
 pub mod metrics;
+
+pub mod agent;
 
 pub mod cli;
 pub mod config;

@@ -12,6 +12,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, parser::ValueSour
 
 use crate::config::file;
 
+mod agent;
+mod cleanup;
+mod explain;
 mod flows;
 mod plan;
 mod snapshot;
@@ -36,8 +39,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Agent(agent::Command),
+    Cleanup(cleanup::Command),
     Plan(plan::Command),
     Flows(flows::Command),
+    Explain(explain::Command),
 }
 
 impl Cli {
@@ -57,8 +63,11 @@ impl Cli {
 
     fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Agent(command) => command.run(),
+            Command::Cleanup(command) => command.run(),
             Command::Plan(command) => command.run(),
             Command::Flows(command) => command.run(),
+            Command::Explain(command) => command.run(),
         }
     }
 }

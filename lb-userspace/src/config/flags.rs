@@ -141,9 +141,10 @@ pub struct Flags {
     #[arg(long, value_name = "WHO", value_enum, default_value = "host")]
     pub socket_lb: SocketLb,
 
-    /// Root of the cgroup v2 hierarchy
-    #[arg(long, value_name = "PATH", default_value = "/sys/fs/cgroup")]
-    pub cgroup_path: PathBuf,
+    /// The cgroup whose processes' sockets are translated; by default the root of the cgroup v2
+    /// hierarchy, wherever it is mounted
+    #[arg(long, value_name = "PATH")]
+    pub cgroup_path: Option<PathBuf>,
 
     /// Where maps and links are pinned
     #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/node-lb")]
@@ -162,7 +163,7 @@ pub struct Flags {
         long,
         value_name = "FLOWS",
         value_parser = clap::value_parser!(u32).range(1024..=1 << 26),
-        default_value = "1048576"
+        default_value = "262144"
     )]
     pub flow_table_size: u32,
 

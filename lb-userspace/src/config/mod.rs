@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use ipnet::IpNet;
 
 pub use self::{
     flags::Flags,
@@ -38,6 +39,8 @@ pub struct Config {
     pub node_addresses: Vec<IpAddr>,
     pub plan: PlanOptions,
     pub detect_local: DetectLocal,
+    /// The cluster's pod networks, as far as they are configured.
+    pub cluster_networks: Vec<IpNet>,
     pub masquerade_all: bool,
     pub healthz_bind_address: SocketAddr,
     pub metrics_bind_address: SocketAddr,
@@ -92,8 +95,8 @@ pub struct DatapathConfig {
     pub pod_device_patterns: Vec<String>,
     pub xdp_mode: XdpMode,
     pub socket_lb: SocketLb,
-    /// Root of the cgroup v2 hierarchy.
-    pub cgroup_path: PathBuf,
+    /// The cgroup whose processes' sockets are translated; the root of the hierarchy if none.
+    pub cgroup_path: Option<PathBuf>,
     /// Where maps and links are pinned.
     pub bpf_root: PathBuf,
     /// Source ports for source NAT.
@@ -116,6 +119,7 @@ impl TryFrom<Flags> for Config {
             node_name: node_name(flags.node.as_deref())?,
             plan: plan_options(&flags)?,
             detect_local: detect_local(&flags)?,
+            cluster_networks: flags.cluster_cidr.clone(),
             source: flags
                 .source
                 .context("where are the Services? Pass --source dir:PATH")?,

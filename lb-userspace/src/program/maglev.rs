@@ -17,8 +17,10 @@ pub fn table(endpoints: &[SocketAddr], offset: u16, rows: u32) -> Vec<u16> {
     // The filling order decides who gets a contested row: by address, not by class.
     let mut order: Vec<usize> = (0..endpoints.len()).collect();
     order.sort_unstable_by_key(|position| endpoints[*position]);
-    let mut preferences: Vec<Preference> =
-        order.iter().map(|position| Preference::new(&endpoints[*position], rows)).collect();
+    let mut preferences: Vec<Preference> = order
+        .iter()
+        .map(|position| Preference::new(&endpoints[*position], rows))
+        .collect();
 
     let mut table = vec![u16::MAX; rows as usize];
     let mut filled = 0;
@@ -81,7 +83,9 @@ mod tests {
     const ROWS: u32 = 16_381;
 
     fn endpoints(count: u16) -> Vec<SocketAddr> {
-        (0..count).map(|n| SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80))).collect()
+        (0..count)
+            .map(|n| SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80)))
+            .collect()
     }
 
     #[test]
@@ -98,7 +102,11 @@ mod tests {
     #[test]
     fn one_endpoint_less_moves_few_rows() {
         let before = endpoints(50);
-        let after: Vec<_> = before.iter().copied().filter(|e| *e != before[20]).collect();
+        let after: Vec<_> = before
+            .iter()
+            .copied()
+            .filter(|e| *e != before[20])
+            .collect();
         let (old, new) = (table(&before, 0, ROWS), table(&after, 0, ROWS));
         let moved = (0..ROWS as usize)
             .filter(|row| {
@@ -106,7 +114,10 @@ mod tests {
                 was != before[20] && was != after[usize::from(new[*row])]
             })
             .count();
-        assert!(moved < ROWS as usize / 20, "{moved} rows of other endpoints moved");
+        assert!(
+            moved < ROWS as usize / 20,
+            "{moved} rows of other endpoints moved"
+        );
     }
 
     #[test]

@@ -15,6 +15,10 @@ use thiserror::Error;
 use crate::datapath::bpf::{BatchError, BatchMap, MappedArray};
 
 /// An array whose elements the kernel reads while they change.
+#[expect(
+    clippy::len_without_is_empty,
+    reason = "the kernel makes no empty arrays"
+)]
 pub trait Elements<T>: Send {
     fn len(&self) -> u32;
     fn read(&self, index: u32) -> T;
@@ -28,12 +32,12 @@ pub trait Elements<T>: Send {
 
 /// A map of keys to values.
 pub trait Entries<K, V>: Send {
-    /// Inserts entries or replaces their values.
+    /// Inserts entries or replaces their values, in this order.
     ///
     /// # Errors
     ///
-    /// If there is no room for all of them; some may be there then.
-    fn insert(&self, keys: &[K], values: &[V]) -> Result<(), WriteError>;
+    /// If there is no room for all of them; says how many there was room for.
+    fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete>;
     /// Removes entries; those that are not there do not matter.
     ///
     /// # Errors
@@ -52,6 +56,13 @@ pub trait Entries<K, V>: Send {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct WriteError(pub String);
+
+/// Not all entries could be inserted: the first `done` were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incomplete {
+    pub done: usize,
+    pub error: WriteError,
+}
 
 /// A source range as `SOURCE_RANGES` is keyed with it: prefix length first, then set and address.
 pub type SourceKey = aya::maps::lpm_trie::Key<SourceRangeKey>;
@@ -94,8 +105,14 @@ impl<T: Pod + Send> Elements<T> for MappedArray<T> {
 }
 
 impl<K: Pod + Send, V: Pod + Send> Entries<K, V> for BatchMap<K, V> {
-    fn insert(&self, keys: &[K], values: &[V]) -> Result<(), WriteError> {
-        Ok(self.update(keys, values)?)
+    fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
+        self.update(keys, values).map_err(|error| Incomplete {
+            done: match error {
+                BatchError::Full { done, .. } | BatchError::Stopped { done, .. } => done,
+                _ => 0,
+            },
+            error: error.into(),
+        })
     }
 
     fn remove(&self, keys: &[K]) -> Result<(), WriteError> {

@@ -2,31 +2,40 @@
 //!
 //! A change is written where nobody reads yet and published by one store of four bytes, the service's
 //! plan index. What it replaces is reused only after a grace period, when no packet can still be
-//! looking at it. After a restart the maps themselves say which numbers are in use.
+//! looking at it; since that takes a while, it has to wait until there is time or need. After a
+//! restart the maps themselves say which numbers are in use.
 
 mod adopt;
+mod frontends;
 pub mod maglev;
 pub mod maps;
+mod parts;
 mod ranges;
 mod service;
 mod sources;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    mem::offset_of,
+    hash::Hasher as _,
+    mem::{offset_of, take},
     net::{IpAddr, SocketAddr},
 };
 
 use ipnet::IpNet;
 use lb_common::abi;
+use siphasher::sip::SipHasher13;
 use thiserror::Error;
 
 use self::{
     adopt::Inherited,
+    frontends::Frontends,
     maps::{Maps, WriteError},
+    parts::Parts,
     ranges::{Numbers, Ranges},
-    service::{Frontends, Programmed},
+    service::Programmed,
     sources::SourceSets,
     tables::LookupTables,
 };
@@ -53,6 +62,23 @@ pub struct Key {
     pub family: IpFamily,
 }
 
+impl Key {
+    /// The key of a plan's entry.
+    pub fn of(plan: &Plan) -> Self {
+        Self {
+            name: plan.name.clone(),
+            family: plan.family,
+        }
+    }
+
+    /// The same in every agent; never 0.
+    fn hash(&self) -> u32 {
+        let mut hasher = SipHasher13::new();
+        hasher.write(format!("{}/{}/{}", self.name, self.name.protocol, self.family).as_bytes());
+        (hasher.finish() as u32).max(1)
+    }
+}
+
 /// Why a service port is not, or not completely, in the maps. What was there before stays in force.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NotProgrammed {
@@ -68,9 +94,13 @@ pub enum NotProgrammed {
     Maglev { rows: u32 },
     #[error("{0} endpoints are too many for Maglev, which takes {max}", max = u16::MAX)]
     TooManyForMaglev(usize),
+    /// Some of its addresses, or its source ranges, found no room.
     #[error(transparent)]
     Map(#[from] WriteError),
 }
+
+/// Elements of `ENDPOINTS` and `PLANS` that may wait for reuse while the agent is busy.
+const GARBAGE_LIMIT: usize = 1 << 16;
 
 /// Keeps the maps equal to the plans.
 pub struct Programmer {
@@ -86,30 +116,13 @@ pub struct Programmer {
     programmed: HashMap<Key, Programmed>,
     /// Service ports that could not be written, with what they want to be.
     waiting: BTreeMap<Key, (Plan, NotProgrammed)>,
+    /// Withdrawn service ports that addresses may still lead to.
+    departing: Vec<Programmed>,
     inherited: Option<Inherited>,
-    garbage: Garbage,
-}
-
-/// What may be reused after a grace period.
-#[derive(Debug, Default)]
-struct Garbage {
-    ids: Vec<u32>,
-    plans: Vec<u32>,
-    slots: Vec<std::ops::Range<u32>>,
-    endpoint_ids: Vec<u32>,
-    lookup_tables: Vec<u32>,
-    source_sets: Vec<u32>,
-}
-
-impl Garbage {
-    fn is_empty(&self) -> bool {
-        self.ids.is_empty()
-            && self.plans.is_empty()
-            && self.slots.is_empty()
-            && self.endpoint_ids.is_empty()
-            && self.lookup_tables.is_empty()
-            && self.source_sets.is_empty()
-    }
+    /// What may be reused after a grace period.
+    garbage: Parts,
+    /// Whether anything came free since the waiting were tried last.
+    freed: bool,
 }
 
 impl Programmer {
@@ -125,12 +138,14 @@ impl Programmer {
             slots: Ranges::new(0..maps.endpoints.len()),
             endpoint_ids: Numbers::new(1..maps.endpoint_states.len()),
             lookup_tables: LookupTables::new(maps.maglev.len()),
-            source_sets: SourceSets::default(),
+            source_sets: SourceSets::read(&maps)?,
             frontends: Frontends::default(),
             programmed: HashMap::new(),
             waiting: BTreeMap::new(),
+            departing: Vec::new(),
             inherited: None,
-            garbage: Garbage::default(),
+            garbage: Parts::default(),
+            freed: false,
             maps,
             facts,
         };
@@ -138,11 +153,13 @@ impl Programmer {
         Ok(programmer)
     }
 
-    /// Makes the entry of a service port equal to its plan, or removes it.
+    /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains or
+    /// loses are in the maps after [`Programmer::settle`], for many service ports at once.
     ///
     /// # Errors
     ///
-    /// Says what there is no room for. The entry is tried again by [`Programmer::settle`].
+    /// Says what there is no room for; what was there before stays in force. The plan is tried again
+    /// when there is room.
     pub fn apply(&mut self, key: Key, plan: Option<&Plan>) -> Result<(), NotProgrammed> {
         self.waiting.remove(&key);
         // SCTP passes untouched: there is nothing to look up for it.
@@ -157,16 +174,32 @@ impl Programmer {
         outcome
     }
 
-    /// Ends a round of changes: lets what was replaced be reused, and gives those that had no room
-    /// another try.
+    /// Ends a round of changes: writes addresses, and gives service ports that had no room another
+    /// try if some came free. [`Programmer::waiting`] tells how it went.
     pub fn settle(&mut self) {
-        if !self.garbage.is_empty() {
-            (self.maps.grace)();
-            self.collect();
+        self.flush();
+        let waiting = !self.waiting.is_empty() || self.frontends.refused().next().is_some();
+        let pending: u32 = self
+            .garbage
+            .slots
+            .iter()
+            .map(|slots| slots.len() as u32)
+            .sum();
+        if waiting || pending as usize + self.garbage.plans.len() > GARBAGE_LIMIT {
+            self.make_room();
         }
-        for (key, (plan, _)) in std::mem::take(&mut self.waiting) {
-            // Whatever is wrong is kept in `waiting` again.
-            let _ = self.apply(key, Some(&plan));
+        if waiting && self.freed {
+            self.retry();
+        }
+    }
+
+    /// To be called when there is nothing else to do: makes what was replaced ready for reuse, which
+    /// takes some milliseconds, and gives service ports that had no room another try.
+    pub fn tidy(&mut self) {
+        self.make_room();
+        match self.freed {
+            true => self.retry(),
+            false => self.flush(),
         }
     }
 
@@ -178,24 +211,35 @@ impl Programmer {
         }
     }
 
-    /// Takes over changed facts about the node; every plan has to be applied again.
-    pub fn set_facts(&mut self, facts: NodeFacts) {
+    /// Takes over facts about the node; if this says that they changed, every plan has to be applied
+    /// again.
+    #[must_use]
+    pub fn set_facts(&mut self, facts: NodeFacts) -> bool {
+        let changed = self.facts != facts;
         self.facts = facts;
+        changed
     }
 
-    /// Service ports that are not in the maps as they should be.
-    pub fn waiting(&self) -> impl Iterator<Item = (&Key, &NotProgrammed)> {
-        self.waiting.iter().map(|(key, (_, error))| (key, error))
+    /// Service ports that are not in the maps as they should be. One with several troubles may be
+    /// named more than once.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
+        let refused = self.frontends.refused();
+        let refused = refused.map(|(key, error)| (key, error.clone().into()));
+        let waiting = self.waiting.iter();
+        waiting
+            .map(|(key, (_, error))| (key, error.clone()))
+            .chain(refused)
     }
 
     /// Number of service ports in the maps.
     pub fn len(&self) -> usize {
-        self.programmed.len()
+        let programmed = self.programmed.values();
+        programmed.filter(|programmed| programmed.plan != 0).count()
     }
 
     /// Whether no service port is in the maps.
     pub fn is_empty(&self) -> bool {
-        self.programmed.is_empty()
+        self.len() == 0
     }
 
     /// Number of a service port, as flows and counters name it.
@@ -205,7 +249,9 @@ impl Programmer {
 
     /// Every service port in the maps with its number.
     pub fn ids(&self) -> impl Iterator<Item = (&Key, u32)> {
-        self.programmed.iter().map(|(key, programmed)| (key, programmed.id))
+        self.programmed
+            .iter()
+            .map(|(key, programmed)| (key, programmed.id))
     }
 
     /// What a service port's connections have come to.
@@ -215,50 +261,86 @@ impl Programmer {
 
     /// Connections sent to each endpoint of a service port.
     pub fn endpoint_connections(&self, key: &Key) -> Vec<(SocketAddr, u64)> {
-        let endpoints = self.programmed.get(key).into_iter().flat_map(|p| &p.endpoint_ids);
-        endpoints
-            .map(|(address, id)| (*address, self.maps.endpoint_states.read(*id).connections))
+        let programmed = self.programmed.get(key).into_iter();
+        programmed
+            .flat_map(|programmed| &programmed.endpoints)
+            .map(|endpoint| {
+                let state = self.maps.endpoint_states.read(endpoint.id);
+                let address = SocketAddr::new(endpoint.address.into(), endpoint.port);
+                (address, state.connections)
+            })
             .collect()
     }
 
-    /// Reuses what no packet can be looking at any more.
-    fn collect(&mut self) {
-        let garbage = std::mem::take(&mut self.garbage);
-        for id in garbage.ids {
-            self.ids.release(id);
+    /// Writes addresses, then takes plans that no address leads to any more out of the maps.
+    fn flush(&mut self) {
+        if !self.frontends.flush(&self.maps) {
+            return;
         }
-        for plan in garbage.plans {
-            self.plans.release(plan);
+        for programmed in take(&mut self.departing) {
+            self.let_go(programmed);
         }
-        for range in garbage.slots {
-            self.slots.release(range);
+    }
+
+    /// Gives the waiting another try.
+    fn retry(&mut self) {
+        self.freed = false;
+        for (key, (plan, _)) in take(&mut self.waiting) {
+            // Whatever is wrong is kept in `waiting` again.
+            let _ = self.apply(key, Some(&plan));
         }
-        for id in garbage.endpoint_ids {
-            self.endpoint_ids.release(id);
-        }
-        for table in garbage.lookup_tables {
-            self.lookup_tables.release(table);
-        }
-        for set in garbage.source_sets {
-            self.source_sets.release(set, &self.maps);
-        }
+        self.flush();
     }
 
     /// Runs `take`; if there is nothing left, once more after a grace period.
     fn take<T>(&mut self, take: impl Fn(&mut Self) -> Option<T>) -> Option<T> {
-        if let Some(taken) = take(self) {
-            return Some(taken);
+        match take(self) {
+            None if self.make_room() => take(self),
+            taken => taken,
+        }
+    }
+
+    /// Makes everything that is to go ready for reuse, if there is anything.
+    fn make_room(&mut self) -> bool {
+        if !self.departing.is_empty() {
+            self.flush();
         }
         if self.garbage.is_empty() {
-            return None;
+            return false;
         }
         (self.maps.grace)();
-        self.collect();
-        take(self)
+        let garbage = take(&mut self.garbage);
+        self.release(garbage);
+        self.freed = true;
+        true
+    }
+
+    /// Lets parts be taken again that no program can be looking at.
+    fn release(&mut self, parts: Parts) {
+        for id in parts.ids {
+            self.ids.release(id);
+        }
+        for plan in parts.plans {
+            self.plans.release(plan);
+        }
+        for range in parts.slots {
+            self.slots.release(range);
+        }
+        for id in parts.endpoint_ids {
+            self.endpoint_ids.release(id);
+        }
+        for table in parts.lookup_tables {
+            self.lookup_tables.release(table);
+        }
+        for set in parts.source_sets {
+            self.source_sets.release(set, &self.maps);
+        }
     }
 
     /// Publishes a plan as a service's.
     fn publish(&self, id: u32, plan: u32) {
-        self.maps.services.publish(id, offset_of!(abi::Service, plan), plan);
+        self.maps
+            .services
+            .publish(id, offset_of!(abi::Service, plan), plan);
     }
 }

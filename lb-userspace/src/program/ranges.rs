@@ -12,7 +12,9 @@ pub struct Ranges {
 impl Ranges {
     /// All of `range` is free.
     pub fn new(range: Range<u32>) -> Self {
-        let mut ranges = Self { free: BTreeMap::new() };
+        let mut ranges = Self {
+            free: BTreeMap::new(),
+        };
         ranges.release(range);
         ranges
     }
@@ -40,7 +42,11 @@ impl Ranges {
         if range.is_empty() {
             return true;
         }
-        let around = self.free.range(..=range.start).next_back().map(|(s, e)| (*s, *e));
+        let around = self
+            .free
+            .range(..=range.start)
+            .next_back()
+            .map(|(s, e)| (*s, *e));
         let Some((start, end)) = around.filter(|(_, end)| range.end <= *end) else {
             return false;
         };
@@ -90,7 +96,11 @@ pub struct Numbers {
 impl Numbers {
     /// All of `range` is free.
     pub fn new(range: Range<u32>) -> Self {
-        Self { ranges: Ranges::new(range.clone()), next: range.start, range }
+        Self {
+            ranges: Ranges::new(range.clone()),
+            next: range.start,
+            range,
+        }
     }
 
     /// Takes a number; `None` if all are in use.
@@ -105,17 +115,27 @@ impl Numbers {
             }
         };
         self.ranges.reserve(number..number + 1);
-        self.next = if number + 1 < self.range.end { number + 1 } else { self.range.start };
+        self.next = if number + 1 < self.range.end {
+            number + 1
+        } else {
+            self.range.start
+        };
         Some(number)
     }
 
     /// Takes a number known to be in use already; whether it was free.
     pub fn reserve(&mut self, number: u32) -> bool {
-        let taken = self.ranges.reserve(number..number + 1);
+        let taken = self.range.contains(&number) && self.ranges.reserve(number..number + 1);
         if taken && number >= self.next && number + 1 < self.range.end {
             self.next = number + 1;
         }
         taken
+    }
+
+    /// Numbers that are free.
+    #[cfg(test)]
+    pub fn free(&self) -> u32 {
+        self.ranges.free()
     }
 
     /// Gives a number back.

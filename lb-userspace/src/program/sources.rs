@@ -1,42 +1,65 @@
 //! Sets of source ranges, shared by the service ports that have the same one.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+};
 
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use lb_common::abi::SourceRangeKey;
 
-use super::maps::{Maps, SourceKey, WriteError};
+use super::{
+    maps::{Maps, SourceKey, WriteError},
+    ranges::Numbers,
+};
 
 /// Which sets are in the trie, and how many plans refer to each.
-#[derive(Debug, Default)]
 pub struct SourceSets {
+    numbers: Numbers,
+    by_content: HashMap<Vec<IpNet>, u32>,
+    /// Ranges and references.
     sets: BTreeMap<u32, (Vec<IpNet>, usize)>,
-    last: u32,
+    /// Entries in the trie that belong to no set.
+    strays: Vec<SourceKey>,
 }
 
 impl SourceSets {
     /// Takes over the sets in the trie, without references.
     pub fn read(maps: &Maps) -> Result<Self, WriteError> {
-        let mut found = Self::default();
+        let mut found = Self {
+            numbers: Numbers::new(1..u32::MAX),
+            by_content: HashMap::new(),
+            sets: BTreeMap::new(),
+            strays: Vec::new(),
+        };
         for (key, _) in maps.source_ranges.all()? {
-            let data = key.data();
-            let set = u32::from_be(data.set);
-            let Some(range) = range(key.prefix_len(), data.address.into()) else { continue };
-            found.last = found.last.max(set);
-            found.sets.entry(set).or_default().0.push(range);
+            let set = u32::from_be(key.data().set);
+            match range(&key) {
+                Some(range) if (1..u32::MAX).contains(&set) => {
+                    found.sets.entry(set).or_default().0.push(range);
+                }
+                _ => found.strays.push(key),
+            }
         }
-        for (ranges, _) in found.sets.values_mut() {
+        for (set, (ranges, _)) in &mut found.sets {
             ranges.sort_unstable();
+            found.numbers.reserve(*set);
+            found.by_content.entry(ranges.clone()).or_insert(*set);
         }
         Ok(found)
     }
 
+    /// The number of the set with these ranges: 0 for no ranges, `None` if there is no such set.
+    pub fn number(&self, ranges: &[IpNet]) -> Option<u32> {
+        if ranges.is_empty() {
+            return Some(0);
+        }
+        self.by_content.get(&normal(ranges)).copied()
+    }
+
     /// Adds a reference to a set in the trie; whether there is such a set.
     pub fn adopt(&mut self, set: u32) -> bool {
-        if set == 0 {
-            return true;
-        }
         match self.sets.get_mut(&set) {
             Some((_, references)) => *references += 1,
             None => return false,
@@ -44,11 +67,21 @@ impl SourceSets {
         true
     }
 
-    /// Removes the sets without references.
+    /// Removes what was read and nobody refers to.
     pub fn remove_unused(&mut self, maps: &Maps) {
-        for (set, (ranges, _)) in self.sets.extract_if(.., |_, (_, references)| *references == 0) {
-            // Should the kernel refuse, nothing refers to the set any more.
-            let _ = maps.source_ranges.remove(&keys(set, &ranges));
+        let strays = std::mem::take(&mut self.strays);
+        if !strays.is_empty() {
+            // Should the kernel refuse, no plan refers to them all the same.
+            let _ = maps.source_ranges.remove(&strays);
+        }
+        let unused: Vec<_> = self
+            .sets
+            .iter()
+            .filter(|(_, (_, references))| *references == 0)
+            .map(|(set, _)| *set)
+            .collect();
+        for set in unused {
+            self.remove(set, maps);
         }
     }
 
@@ -57,48 +90,69 @@ impl SourceSets {
         if ranges.is_empty() {
             return Ok(0);
         }
-        let mut ranges = ranges.to_vec();
-        ranges.sort_unstable();
-        ranges.dedup();
-        if let Some((set, (_, references))) =
-            self.sets.iter_mut().find(|(_, (known, _))| *known == ranges)
-        {
-            *references += 1;
+        let ranges = normal(ranges);
+        if let Some(set) = self.by_content.get(&ranges) {
+            if let Some((_, references)) = self.sets.get_mut(set) {
+                *references += 1;
+            }
             return Ok(*set);
         }
-        let set = (self.last.wrapping_add(1)..)
-            .find(|set| *set != 0 && !self.sets.contains_key(set))
-            .unwrap_or(1);
+        let Some(set) = self.numbers.take() else {
+            return Err(WriteError("no number for source ranges is free".into()));
+        };
         let keys = keys(set, &ranges);
-        let written = maps.source_ranges.insert(&keys, &vec![1; keys.len()]);
-        if let Err(error) = written {
-            maps.source_ranges.remove(&keys)?;
-            return Err(error);
+        if let Err(incomplete) = maps.source_ranges.insert(&keys, &vec![1; keys.len()]) {
+            // Should the kernel refuse, no plan refers to them all the same.
+            let _ = maps.source_ranges.remove(&keys[..incomplete.done]);
+            self.numbers.release(set);
+            return Err(incomplete.error);
         }
-        self.last = set;
+        self.by_content.insert(ranges.clone(), set);
         self.sets.insert(set, (ranges, 1));
         Ok(set)
     }
 
     /// Gives a reference back; without any the set goes.
     pub fn release(&mut self, set: u32, maps: &Maps) {
-        let Some((ranges, references)) = self.sets.get_mut(&set) else { return };
+        let Some((_, references)) = self.sets.get_mut(&set) else {
+            return;
+        };
         *references -= 1;
         if *references == 0 {
-            // Should the kernel refuse, nothing refers to the set any more.
-            let _ = maps.source_ranges.remove(&keys(set, ranges));
-            self.sets.remove(&set);
+            self.remove(set, maps);
+        }
+    }
+
+    fn remove(&mut self, set: u32, maps: &Maps) {
+        let Some((ranges, _)) = self.sets.remove(&set) else {
+            return;
+        };
+        // Should the kernel refuse, no plan refers to them all the same; but the number is burnt.
+        if maps.source_ranges.remove(&keys(set, &ranges)).is_ok() {
+            self.numbers.release(set);
+        }
+        if self.by_content.get(&ranges) == Some(&set) {
+            self.by_content.remove(&ranges);
         }
     }
 }
 
+/// The same for the same set of ranges.
+fn normal(ranges: &[IpNet]) -> Vec<IpNet> {
+    let mut ranges: Vec<_> = ranges.iter().map(IpNet::trunc).collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
+}
+
 /// The range of an entry.
-fn range(prefix: u32, network: IpAddr) -> Option<IpNet> {
+fn range(key: &SourceKey) -> Option<IpNet> {
+    let network = IpAddr::from(key.data().address);
     let mapped = match network {
         IpAddr::V4(_) => 96,
         IpAddr::V6(_) => 0,
     };
-    let prefix = prefix.checked_sub(32 + mapped)?;
+    let prefix = key.prefix_len().checked_sub(32 + mapped)?;
     IpNet::new(network, u8::try_from(prefix).ok()?).ok()
 }
 
@@ -112,7 +166,10 @@ fn keys(set: u32, ranges: &[IpNet]) -> Vec<SourceKey> {
             };
             Key::new(
                 32 + mapped_prefix,
-                SourceRangeKey { set: set.to_be(), address: range.network().into() },
+                SourceRangeKey {
+                    set: set.to_be(),
+                    address: range.network().into(),
+                },
             )
         })
         .collect()

@@ -46,7 +46,11 @@ fn cgroup_programs_are_replaced_in_their_links() {
             let program = loaded.program(hook.name()).unwrap();
             let replaced = attacher.socket(&cgroup, hook, program).unwrap();
             let program = id(&mut loaded, hook.name());
-            assert_eq!(attached(&root, LinkPin::Socket(hook)), program, "{hook}");
+            assert_eq!(
+                attached(root.path(), LinkPin::Socket(hook)),
+                program,
+                "{hook}"
+            );
             replaced
         })
     };

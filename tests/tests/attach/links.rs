@@ -1,9 +1,9 @@
 //! Attaching, replacing and detaching.
 
-use std::{fs, sync::Arc};
+use std::{fs, thread, time::Duration};
 
 use node_lb::datapath::{
-    Attacher, Direction, TcFlavor, XdpAttachment, XdpMode,
+    Attacher, Direction, Loaded, TcFlavor, XdpAttachment, XdpMode,
     attach::AttachError,
     bpf::{AttachPoint, Link},
     hooks::XDP_PROGRAM,
@@ -16,46 +16,48 @@ use crate::{
     traffic::{cable, lossless},
 };
 
+const REPLACEMENTS: usize = 100;
+
 const BOTH: [TcFlavor; 2] = [TcFlavor::Tcx, TcFlavor::Clsact];
 
 #[test]
 fn native_xdp_is_replaced_under_load_without_loss() {
     let (near, far) = cable();
-    let root = Arc::new(Root::new());
     let index = near.index("near0");
-    let pin = LinkPin::Xdp {
-        mode: XdpMode::Native,
-        ifindex: index,
-    };
+    let root = Root::new();
+    let pins = root.pins();
+    let (pins, mut generations) = near.run(move || {
+        let generations = [start(&pins), start(&pins)];
+        let program = generations[0].program(XDP_PROGRAM).unwrap();
+        let first = Attacher::new(&pins, TcFlavor::Tcx).xdp(index, program, XdpMode::Native);
+        assert_eq!(
+            first.unwrap(),
+            XdpAttachment {
+                mode: XdpMode::Native,
+                replaced: false,
+                reason: None
+            }
+        );
+        (pins, generations)
+    });
 
-    let attach = {
-        let root = Arc::clone(&root);
-        move || {
-            let pins = root.pins();
-            let mut loaded = start(&pins);
-            let attachment = Attacher::new(&pins, TcFlavor::Tcx)
-                .xdp(index, loaded.program(XDP_PROGRAM).unwrap(), XdpMode::Native)
-                .unwrap();
-            (attachment, id(&mut loaded, XDP_PROGRAM))
-        }
-    };
-    let (first, program) = near.run(attach.clone());
-    assert_eq!(
-        first,
-        XdpAttachment {
-            mode: XdpMode::Native,
-            replaced: false,
-            reason: None
-        }
-    );
-    assert_eq!(attached(&root, pin), program);
-
+    let path = root.path().to_owned();
     let packets = lossless(&near, &far, || {
-        for _ in 0..10 {
-            let (attachment, program) = near.run(attach.clone());
-            assert!(attachment.replaced, "{attachment:?}");
-            assert_eq!(attached(&root, pin), program);
-        }
+        near.run(move || {
+            let attacher = Attacher::new(&pins, TcFlavor::Tcx);
+            for round in 0..REPLACEMENTS {
+                let loaded = &mut generations[(round + 1) % 2];
+                let program = loaded.program(XDP_PROGRAM).unwrap();
+                let attachment = attacher.xdp(index, program, XdpMode::Native).unwrap();
+                assert!(attachment.replaced, "{attachment:?}");
+                let pin = LinkPin::Xdp {
+                    mode: XdpMode::Native,
+                    ifindex: index,
+                };
+                assert_eq!(attached(&path, pin), id(loaded, XDP_PROGRAM));
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
     });
     assert!(packets > 100, "{packets}");
 }
@@ -64,25 +66,31 @@ fn native_xdp_is_replaced_under_load_without_loss() {
 fn tc_is_replaced_under_load_without_loss() {
     for flavor in BOTH {
         let (near, far) = cable();
-        let root = Arc::new(Root::new());
         let index = near.index("near0");
-        let attach = {
-            let root = Arc::clone(&root);
-            move || {
-                let pins = root.pins();
-                let loaded = start(&pins);
-                let attacher = Attacher::new(&pins, flavor);
-                [Direction::Ingress, Direction::Egress].map(|direction| {
-                    let program = loaded.program(direction.program()).unwrap();
-                    attacher.tc(index, direction, program).unwrap()
-                })
-            }
+        let root = Root::new();
+        let pins = root.pins();
+        let attach = move |attacher: &Attacher<'_>, loaded: &Loaded| {
+            [Direction::Ingress, Direction::Egress].map(|direction| {
+                let program = loaded.program(direction.program()).unwrap();
+                attacher.tc(index, direction, program).unwrap()
+            })
         };
-        assert_eq!(near.run(attach.clone()), [false, false], "{flavor:?}");
+        let (pins, generations) = near.run(move || {
+            let generations = [start(&pins), start(&pins)];
+            let first = attach(&Attacher::new(&pins, flavor), &generations[0]);
+            assert_eq!(first, [false, false], "{flavor:?}");
+            (pins, generations)
+        });
+
         let packets = lossless(&near, &far, || {
-            for _ in 0..10 {
-                assert_eq!(near.run(attach.clone()), [true, true], "{flavor:?}");
-            }
+            near.run(move || {
+                let attacher = Attacher::new(&pins, flavor);
+                for round in 0..REPLACEMENTS {
+                    let replaced = attach(&attacher, &generations[(round + 1) % 2]);
+                    assert_eq!(replaced, [true, true], "{flavor:?}");
+                    thread::sleep(Duration::from_millis(2));
+                }
+            });
         });
         assert!(packets > 100, "{flavor:?}: {packets}");
 

@@ -68,8 +68,8 @@ pub fn id(loaded: &mut Loaded, name: &str) -> u32 {
     program.info().unwrap().id()
 }
 
-/// Id of the program in a pinned link.
-pub fn attached(root: &Root, pin: LinkPin) -> u32 {
-    let link = Link::open(&root.path().join(format!("v{VERSION}/links/{pin}"))).unwrap();
+/// Id of the program in a link pinned under a `--bpf-root`.
+pub fn attached(root: &Path, pin: LinkPin) -> u32 {
+    let link = Link::open(&root.join(format!("v{VERSION}/links/{pin}"))).unwrap();
     link.info().unwrap().program_id
 }
