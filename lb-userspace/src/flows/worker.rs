@@ -73,8 +73,12 @@ impl FlowSweeper {
         timeouts: &FlowTimeouts,
         sockets: Option<UdpSockets>,
     ) -> io::Result<Self> {
-        let rate = TickRate::of(config).ok_or_else(|| misfit("no clock rate is set"))?;
-        let jiffies = Jiffies::open()?;
+        let rate = TickRate::of(config)
+            .ok_or_else(|| misfit("CONFIG has no clock rate: hz is 0 or tick_shift above 31"))?;
+        let jiffies = Jiffies::open().map_err(|error| {
+            let message = format!("cannot load the program that reads the kernel's clock: {error}");
+            io::Error::new(error.kind(), message)
+        })?;
         let kernel = Kernel {
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             grace: Box::new(synchronize_rcu),
@@ -101,9 +105,9 @@ impl FlowSweeper {
         let shared = Arc::<Shared>::default();
         let worker = Worker {
             v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret)
-                .ok_or_else(|| misfit("FLOWS4 is smaller than its mask says"))?,
+                .ok_or_else(|| misfit("FLOWS4 does not have as many records as CONFIG says"))?,
             v6: TableSweeper::new(tables.v6, config.flow_mask6, config.secret)
-                .ok_or_else(|| misfit("FLOWS6 is smaller than its mask says"))?,
+                .ok_or_else(|| misfit("FLOWS6 does not have as many records as CONFIG says"))?,
             timeouts,
             kernel,
             removed: Removed::default(),

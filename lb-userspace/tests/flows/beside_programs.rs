@@ -148,10 +148,16 @@ impl Cpu {
         let pick = (self.random() % FLOWS) as usize;
         let dice = self.random() % 512;
         let (client, state) = self.flows[pick];
+        let pauses = self.random().is_multiple_of(4);
+        let pause = || {
+            if pauses {
+                thread::yield_now();
+            }
+        };
         let now = self.clock.load(Ordering::SeqCst);
         let flow = NewFlow::tcp(client).seen(SEEN, SEEN).at(now);
         self.flows[pick].1 = match state {
-            State::Absent => match self.table.open(&flow) {
+            State::Absent => match self.table.open_slowly(&flow, pause) {
                 Some(_) => {
                     self.opened += 1;
                     State::Open
@@ -167,7 +173,7 @@ impl Cpu {
                 );
                 match dice {
                     0 => {
-                        self.table.end(forward);
+                        self.table.end_slowly(forward, pause);
                         assert!(!self.table.has(&flow));
                         State::Absent
                     }

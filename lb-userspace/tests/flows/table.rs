@@ -48,9 +48,15 @@ impl Table {
 
     /// Opens a flow as the packet path does: both directions or none.
     pub fn open(&self, flow: &NewFlow) -> Option<Record<Ip4>> {
+        self.open_slowly(flow, || {})
+    }
+
+    /// The same, with a pause wherever others can see it half done.
+    pub fn open_slowly(&self, flow: &NewFlow, pause: impl Fn()) -> Option<Record<Ip4>> {
         let (tuple, answers) = (flow.tuple(), flow.answers());
         let mut refused = Refused::default();
         let forward = table::claim(self, &tuple, &mut refused)?;
+        pause();
         let Some(reply) = table::claim(self, &answers, &mut refused) else {
             forward.release();
             return None;
@@ -65,7 +71,9 @@ impl Table {
             fill(back, &answers, &tuple, flow, protocol | flow_flag::REPLY);
             (back.peer, there.peer) = indices;
         }
+        pause();
         reply.publish();
+        pause();
         forward.publish();
         Some(there)
     }
@@ -79,8 +87,14 @@ impl Table {
 
     /// Ends a flow as the packet path does.
     pub fn end(&self, record: Record<Ip4>) {
+        self.end_slowly(record, || {});
+    }
+
+    /// The same, with a pause when it is half done.
+    pub fn end_slowly(&self, record: Record<Ip4>, pause: impl Fn()) {
         let peer = self.slot(self.peer(record)).unwrap();
         if table::kill(record) {
+            pause();
             table::kill(peer);
         }
     }
