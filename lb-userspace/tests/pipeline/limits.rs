@@ -46,7 +46,7 @@ fn a_connection_without_a_free_port_is_dropped() {
             last: 40_003,
         };
         let scene = Scene { ports, ..scene };
-        let tables = scene.tables();
+        let mut tables = scene.tables();
         let reasons: Vec<_> = (1..=40)
             .map(|port| ingress(&tables, &scene.opening(port)).reason)
             .collect();
@@ -62,6 +62,20 @@ fn a_connection_without_a_free_port_is_dropped() {
         assert_flows(&scene, &tables, 4);
         assert_eq!(tables.stats(1).connections, 4);
         assert_eq!(tables.stats(1).dropped, 36);
+
+        // Those who were refused have left nothing behind.
+        kill_all(&tables, &scene);
+        tables.bury_dead_flows();
+        let refused = reasons
+            .iter()
+            .zip(1..)
+            .filter(|(r, _)| **r == Reason::SnatPortsExhausted);
+        for (_, port) in refused.take(4) {
+            assert_eq!(
+                ingress(&tables, &scene.opening(port)).reason,
+                Reason::Opened
+            );
+        }
 
         // Other ports are not asked for where the client keeps its address.
         let scene = Scene {

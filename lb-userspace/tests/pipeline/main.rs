@@ -9,6 +9,7 @@ mod read;
 mod scene;
 
 mod answers;
+mod flow_table;
 mod fragments;
 mod garbage;
 mod icmp;

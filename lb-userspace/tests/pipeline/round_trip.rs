@@ -69,6 +69,20 @@ proptest! {
     }
 }
 
+#[test]
+fn a_udp_checksum_that_comes_to_zero_is_sent_as_all_ones() {
+    for scene in Scene::each().filter(|scene| scene.protocol == UDP) {
+        let tables = scene.tables();
+        let (client, target) = (scene.client(4000), scene.target());
+        let out = through(&tables, &scene.frame(client, target, 0, &[0, 0])).read();
+        // What is missing to a sum of all ones, whose complement is zero.
+        let data = [out.payload()[6], out.payload()[7]];
+        let out = through(&tables, &scene.frame(client, target, 0, &data)).read();
+        assert_eq!(out.payload()[6..8], [0xff, 0xff]);
+        out.assert_checksums();
+    }
+}
+
 /// The outgoing packet differs from the incoming one in addresses, ports, checksums and time to live
 /// only; all checksums are right.
 fn check_translated(sent: &[u8], out: &Outcome) {

@@ -84,6 +84,27 @@ fn every_way_to_a_service_port_shares_its_affinity() {
 }
 
 #[test]
+fn ways_with_different_sets_share_the_endpoints_that_both_have() {
+    let cluster = Scene {
+        endpoints: vec![Place::Local; 4],
+        external: TrafficPolicy::Local,
+        ..sticky()
+    };
+    let local = Scene {
+        frontend: FrontendKind::NodePort,
+        ..cluster.clone()
+    };
+    for (one, other) in [(&cluster, &local), (&local, &cluster)] {
+        for seed in 0..20 {
+            let tables = cluster.tables();
+            tables.seed(seed);
+            let first = pick(one, &tables, 1);
+            assert_eq!(picks(other, &tables, 2..10), BTreeSet::from([first]));
+        }
+    }
+}
+
+#[test]
 fn each_new_connection_restarts_the_timeout() {
     let scene = sticky();
     let tables = scene.tables();

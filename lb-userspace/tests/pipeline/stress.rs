@@ -1,77 +1,34 @@
 //! The flow table under many threads: no tuple live twice, none lost, nothing half written.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{
         Barrier,
-        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread,
 };
 
 use lb_common::{
-    addr::{Address, Ip4, Ip6},
+    addr::{Ip4, Ip6},
     flow::{
         Flow,
-        table::{self, Refused, Slots},
-        tag,
+        table::{self, Refused},
     },
-    parse::{TCP, Tuple},
     verdict::Reason,
 };
 use node_lb::{
     memory::{Family, FlowTable},
     model::IpFamily,
 };
-use proptest::{collection::vec, prelude::*};
 
-use crate::{hooks::ingress, scene::Scene};
+use crate::{
+    flow_table::{open, tuple},
+    hooks::ingress,
+    scene::Scene,
+};
 
 const THREADS: usize = 8;
-
-proptest! {
-    /// Against a set: whatever is claimed, found and killed, in whatever order.
-    #[test]
-    fn one_thread_sees_a_set(steps in vec((0..40u16, 0..4u8), 1..400)) {
-        let mut flows = FlowTable::<Ip4>::new(16);
-        let mut live = HashMap::new();
-        for (number, step) in steps {
-            let tuple = tuple::<Ip4>(number.into());
-            let found = table::find(&flows, &tuple);
-            prop_assert_eq!(found.is_some(), live.contains_key(&number));
-            match (step, found) {
-                (0, Some(record)) => {
-                    prop_assert!(table::kill(record));
-                    prop_assert!(!table::kill(record), "only once");
-                    live.remove(&number);
-                }
-                (1, _) => flows.bury_dead(),
-                _ => match open(&flows, &tuple, 7) {
-                    Ok(()) => prop_assert!(live.insert(number, ()).is_none()),
-                    Err(Refused::Exists) => prop_assert!(live.contains_key(&number)),
-                    Err(Refused::Full) => prop_assert!(live.len() + 1 > table::GROUP as usize / 2),
-                    Err(Refused::Race) => prop_assert!(false, "nobody to race with"),
-                },
-            }
-            prop_assert_eq!(flows.live().count(), live.len());
-        }
-    }
-
-    #[test]
-    fn a_search_visits_two_whole_groups(hash: u64, bits in 4..20u32) {
-        let mask = (1 << bits) - 1;
-        let steps = 2 * table::GROUP;
-        let mut seen: Vec<_> = (0..steps).map(|step| table::position(hash, mask, step)).collect();
-        prop_assert!(seen.iter().all(|index| *index <= mask));
-        prop_assert_eq!(seen[0], hash as u32 & mask, "home first");
-        seen.sort_unstable();
-        seen.dedup();
-        prop_assert_eq!(seen.len(), steps as usize);
-        let groups: BTreeSet<_> =
-            seen.iter().map(|index| index / table::GROUP).collect();
-        prop_assert_eq!(groups.len(), 2);
-    }
-}
 
 #[test]
 fn threads_claim_each_tuple_once() {
@@ -121,12 +78,11 @@ fn threads_claim_and_kill_without_duplicates_or_losses() {
     const TUPLES: u32 = 24;
     let mut flows = FlowTable::<Ip4>::new(64);
     for round in 0..ROUNDS {
-        let counts: Vec<_> = (0..TUPLES).map(|_| AtomicU32::new(0)).collect();
         let (opened, killed) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let before = flows.live().count();
         thread::scope(|scope| {
             for thread in 0..THREADS as u32 {
-                let (flows, counts, opened, killed) = (&flows, &counts, &opened, &killed);
+                let (flows, opened, killed) = (&flows, &opened, &killed);
                 scope.spawn(move || {
                     let mut random = round * 31 + thread + 1;
                     for _ in 0..200 {
@@ -145,7 +101,6 @@ fn threads_claim_and_kill_without_duplicates_or_losses() {
                                 }
                             }
                         }
-                        counts[number as usize].fetch_add(1, Relaxed);
                     }
                 });
             }
@@ -169,69 +124,6 @@ fn threads_claim_and_kill_without_duplicates_or_losses() {
         }
         flows.bury_dead();
     }
-}
-
-#[test]
-fn a_record_being_claimed_is_a_rival() {
-    let flows = FlowTable::<Ip4>::new(16);
-    let tuple = tuple::<Ip4>(1);
-    let mut refused = Refused::Exists;
-    let claim = table::claim(&flows, &tuple, &mut refused).expect("an empty table");
-    assert!(table::find(&flows, &tuple).is_none(), "not visible yet");
-    assert_eq!(open(&flows, &tuple, 0), Err(Refused::Race));
-
-    // Given back, it is nobody's rival, and its place is used again.
-    let index = index_of(&flows, claim.record().as_ptr());
-    claim.release();
-    assert_eq!(open(&flows, &tuple, 0), Ok(()));
-    let found = table::find(&flows, &tuple).unwrap();
-    assert_eq!(index_of(&flows, found.as_ptr()), index);
-    assert_eq!(open(&flows, &tuple, 0), Err(Refused::Exists));
-}
-
-#[test]
-fn two_claims_that_do_not_see_each_other_at_first_do_in_the_end() {
-    let flows = FlowTable::<Ip4>::new(16);
-    let tuple = tuple::<Ip4>(1);
-    let hash = table::hash(&tuple, flows.secret());
-    // A rival that began its search before: it holds a record further on, still being written.
-    let rival = flows.slot(table::position(hash, flows.mask(), 3)).unwrap();
-    // SAFETY: one thread.
-    let rival = unsafe { &mut *rival.as_ptr() };
-    for step in 0..3 {
-        let record = flows
-            .slot(table::position(hash, flows.mask(), step))
-            .unwrap();
-        // SAFETY: as above.
-        unsafe { (*record.as_ptr()).tag = tag::TOMB };
-    }
-    rival.tag = tag::claimed(tag::CLEAN, hash);
-    assert_eq!(open(&flows, &tuple, 0), Err(Refused::Race));
-
-    // Live, it is the tuple's record.
-    write(rival, &tuple, 0);
-    rival.tag = tag::with_state(rival.tag, tag::LIVE);
-    assert_eq!(open(&flows, &tuple, 0), Err(Refused::Exists));
-
-    // Dead, it only lies in the way.
-    rival.tag = tag::with_state(rival.tag, tag::DEAD);
-    assert_eq!(open(&flows, &tuple, 0), Ok(()));
-}
-
-#[test]
-fn every_claim_raises_the_generation() {
-    let mut flows = FlowTable::<Ip4>::new(16);
-    let tuple = tuple::<Ip4>(1);
-    let mut tags = Vec::new();
-    for _ in 0..4 {
-        open(&flows, &tuple, 0).unwrap();
-        let record = table::find(&flows, &tuple).unwrap();
-        tags.push(table::read_tag(record));
-        table::kill(record);
-        flows.bury_dead();
-    }
-    tags.dedup();
-    assert_eq!(tags.len(), 4);
 }
 
 #[test]
@@ -282,38 +174,6 @@ fn packets_of_one_connection_on_many_cpus_open_one_flow() {
     }
 }
 
-/// Claims, writes and publishes a record, marked as a thread's.
-fn open<A: Family>(flows: &FlowTable<A>, tuple: &Tuple<A>, mark: u32) -> Result<(), Refused> {
-    let mut refused = Refused::Exists;
-    let claim = table::claim(flows, tuple, &mut refused).ok_or(refused)?;
-    // SAFETY: a claimed record is its claimer's alone.
-    write(unsafe { claim.record().as_mut() }, tuple, mark);
-    claim.publish();
-    Ok(())
-}
-
-fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, mark: u32) {
-    flow.source = tuple.source;
-    flow.destination = tuple.destination;
-    flow.source_port = tuple.source_port;
-    flow.destination_port = tuple.destination_port;
-    flow.last_seen = mark;
-    flow.service = mark;
-}
-
-fn tuple<A: Family>(number: u32) -> Tuple<A> {
-    Tuple {
-        source_port: number as u16,
-        destination_port: 80,
-        protocol: TCP,
-        ..Tuple::default()
-    }
-}
-
 fn number_of(flow: &Flow<Ip4>) -> u32 {
     flow.source_port.into()
-}
-
-fn index_of(flows: &FlowTable<Ip4>, record: *mut Flow<Ip4>) -> Option<u32> {
-    (0..=flows.mask()).find(|index| flows.slot(*index).map(|r| r.as_ptr()) == Some(record))
 }
