@@ -27,11 +27,6 @@ fn generic_xdp() -> Result<()> {
 }
 
 #[test]
-fn no_xdp() -> Result<()> {
-    holds(Topology::default(), "off", &cases(&CORE_STATES))
-}
-
-#[test]
 fn bridged_pods() -> Result<()> {
     let topology = Topology {
         pod_network: PodNetwork::Bridge,
