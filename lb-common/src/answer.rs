@@ -71,6 +71,10 @@ pub fn build<A: Address, F: Frame>(
     if quote > QUOTE_LIMIT || (quote as u32) > network.length {
         return None;
     }
+    // A node that has no address of the family.
+    if source.sum() == 0 {
+        return None;
+    }
     let packet = frame.packet();
     let Ethernet { to, from } = packet.load(0)?;
     let front = A::HEADER + ICMP;

@@ -29,6 +29,10 @@ const PAYLOAD_LIMIT: usize = 0x1ff;
 /// two).
 const EXTENSION_HEADERS: usize = 4;
 
+/// Length of the shortest transport header, in bytes: UDP's. Ports in a shorter IPv4 packet would be
+/// the frame's padding.
+const SHORTEST: u32 = 8;
+
 /// What identifies a connection; ports in host order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -196,6 +200,9 @@ fn network4(packet: Packet, offset: usize) -> Option<Network> {
         0x2000 => Fragment::First,
         _ => Fragment::Later,
     };
+    if fragment != Fragment::Later && length < header as u32 + SHORTEST {
+        return None;
+    }
     let ttl = (third >> 24) as u8;
     let protocol = (third >> 16) as u8;
     Some(Network {

@@ -500,6 +500,9 @@ fn route<A: Address, T: Tables<A>, F: Frame>(
             false => Way::Stack,
         };
     }
+    if network.ttl <= 1 {
+        return Way::TimeExceeded;
+    }
     let generation = tables.config().hop_generation as u8;
     let mut flags = flow.flags;
     if !flow.has(flow_flag::HOP) || flow.hop_generation != generation {
@@ -516,9 +519,6 @@ fn route<A: Address, T: Tables<A>, F: Frame>(
     }
     if !T::ANY_DEVICE && flags & flow_flag::XDP == 0 {
         return Way::LaterHook;
-    }
-    if network.ttl <= 1 {
-        return Way::TimeExceeded;
     }
     let headers = (network.payload - network.offset) as u32;
     if frame.wire_length(network.length, headers) > u32::from(flow.hop.mtu) {

@@ -126,7 +126,7 @@ impl Route<'_> {
 /// The policy for a frontend: Local for what comes from outside under externalTrafficPolicy Local,
 /// while pods and the node itself are short-circuited to the whole cluster.
 #[inline(always)]
-fn policy(plan: &Plan, kind: FrontendKind, origin: Origin) -> Policy {
+pub fn policy(plan: &Plan, kind: FrontendKind, origin: Origin) -> Policy {
     let local = match kind {
         FrontendKind::ClusterIp => plan.has(plan_flag::INTERNAL_LOCAL),
         _ => plan.has(plan_flag::EXTERNAL_LOCAL) && origin == Origin::Outside,

@@ -4,6 +4,7 @@ pub mod model;
 pub mod source;
 pub mod store;
 
+pub mod memory;
 pub mod plan;
 
 pub mod datapath;

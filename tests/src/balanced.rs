@@ -137,7 +137,7 @@ impl Balanced {
         let start = Instant::now();
         loop {
             let nodes = self.agents.iter().map(Agent::node);
-            let syncs = nodes
+            let syncs: Result<Vec<_>> = nodes
                 .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
                 .collect();
             // An agent that has just got ready opens the port for metrics last.

@@ -23,6 +23,7 @@ pub mod deployment;
 pub mod http_get;
 pub mod lab;
 pub mod manifests;
+pub mod packet;
 pub mod traffic;
 
 pub use agent::{Agent, AgentSpec, Readiness};

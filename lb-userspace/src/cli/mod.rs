@@ -14,6 +14,7 @@ use crate::config::file;
 
 mod agent;
 mod cleanup;
+mod explain;
 mod flows;
 mod plan;
 mod snapshot;
@@ -42,6 +43,7 @@ enum Command {
     Cleanup(cleanup::Command),
     Plan(plan::Command),
     Flows(flows::Command),
+    Explain(explain::Command),
 }
 
 impl Cli {
@@ -65,6 +67,7 @@ impl Cli {
             Command::Cleanup(command) => command.run(),
             Command::Plan(command) => command.run(),
             Command::Flows(command) => command.run(),
+            Command::Explain(command) => command.run(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     config::Config,
+    model::Node,
     plan::{LocalNode, ServicePlan, plan},
     source::{Event, SourceSpec, dir},
     store::Store,
@@ -10,6 +11,7 @@ use crate::{
 /// What a source has at the moment, and this node as configured.
 pub struct Snapshot {
     store: Store,
+    node: Node,
     local_node: LocalNode,
 }
 
@@ -39,8 +41,19 @@ impl Snapshot {
         }
         Ok(Self {
             local_node: LocalNode::new(&node, &node.addresses, &config.plan),
+            node,
             store,
         })
+    }
+
+    /// This node, with all its addresses.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// This node as the plans see it.
+    pub fn local_node(&self) -> &LocalNode {
+        &self.local_node
     }
 
     /// The plan of every Service, in the order of their names.

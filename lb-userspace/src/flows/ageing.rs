@@ -2,9 +2,15 @@
 
 use std::time::Duration;
 
-use lb_common::flow::tcp::Stage;
+use lb_common::{
+    addr::Address,
+    flow::{
+        Flow, flow_flag,
+        tcp::{self, Stage},
+    },
+};
 
-use super::clock::TickRate;
+use super::{clock::TickRate, records::protocol};
 use crate::{config::FlowTimeouts, model::Protocol};
 
 /// A SYN that was not answered is sent again for about this long by every common stack
@@ -54,6 +60,22 @@ impl Timeouts {
     /// Whether a flow of this stage, last seen at tick `last_seen`, is over at tick `now`.
     pub fn expired(&self, protocol: Protocol, stage: Stage, last_seen: u32, now: u32) -> bool {
         idle(last_seen, now) > self.of(protocol, stage)
+    }
+
+    /// Whether the flow that `flow` is one direction of may be over, as far as that direction alone can
+    /// tell. If the flow is over, this holds for one of its directions at least: it has been silent
+    /// for as long, and shows by itself what the shortest timeout can be.
+    pub fn may_have_expired<A: Address>(&self, flow: &Flow<A>, now: u32) -> bool {
+        let protocol = protocol(flow);
+        let shortest = if flow.seen & (tcp::FIN | tcp::RST) != 0 {
+            self.of(protocol, Stage::Closed)
+                .min(self.of(protocol, Stage::HalfClosed))
+        } else if flow.has(flow_flag::REPLY) && flow.seen & tcp::SEEN == 0 {
+            self.of(protocol, Stage::Unreplied)
+        } else {
+            self.of(protocol, Stage::Established)
+        };
+        idle(flow.last_seen, now) > shortest
     }
 
     fn of(&self, protocol: Protocol, stage: Stage) -> u32 {

@@ -67,8 +67,9 @@ impl SocketDiag {
         Ok(sockets)
     }
 
-    /// Ends a socket: its process gets `ECONNABORTED` at its next, or from its present, call. Sockets
-    /// are compared by cookie, so that a later one on the same port is safe.
+    /// Ends a socket: a process that waits for an answer, now or later, gets `ECONNABORTED`, one that
+    /// sends `EDESTADDRREQ`. Sockets are compared by cookie, so that a later one on the same port is
+    /// safe.
     ///
     /// # Errors
     ///

@@ -8,6 +8,7 @@
 mod ageing;
 pub mod clock;
 mod diag;
+mod pass;
 pub mod records;
 pub mod sockets;
 pub mod stale;

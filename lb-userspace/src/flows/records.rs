@@ -54,20 +54,18 @@ pub struct Connection<A> {
 }
 
 impl<A: Address> Connection<A> {
-    /// The flow whose `forward` direction is the record at `index`; `None` if the other direction is not
-    /// live.
-    pub fn new(records: &impl Records<A>, index: u32, forward: Flow<A>) -> Option<Self> {
-        let reply = other_direction(records, index, &forward)?;
-        reply
-            .has(flow_flag::REPLY)
-            .then_some(Self { forward, reply })
+    /// The flow that the record at `index` is one direction of; `None` if the other one is not live.
+    pub fn new(records: &impl Records<A>, index: u32, flow: &Flow<A>) -> Option<Self> {
+        let other = other_direction(records, index, flow)?;
+        let (forward, reply) = match flow.has(flow_flag::REPLY) {
+            true => (other, *flow),
+            false => (*flow, other),
+        };
+        Some(Self { forward, reply })
     }
 
     pub fn protocol(&self) -> Protocol {
-        match self.forward.has(flow_flag::UDP) {
-            true => Protocol::Udp,
-            false => Protocol::Tcp,
-        }
+        protocol(&self.forward)
     }
 
     pub fn stage(&self) -> Stage {
@@ -103,6 +101,14 @@ pub fn other_direction<A: Address>(
     let other = records.read(flow.peer);
     let paired = other.tag == seen && other.peer == index;
     (paired && (other.flags ^ flow.flags) & flow_flag::REPLY != 0).then_some(other)
+}
+
+/// Protocol of a flow.
+pub fn protocol<A: Address>(flow: &Flow<A>) -> Protocol {
+    match flow.has(flow_flag::UDP) {
+        true => Protocol::Udp,
+        false => Protocol::Tcp,
+    }
 }
 
 /// An address and port of a record.

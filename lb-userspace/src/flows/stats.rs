@@ -38,7 +38,7 @@ pub struct TableStats {
     pub occupied: u32,
     /// Free records that searches have to pass over.
     pub tombs: u32,
-    /// How long looking at all records took.
+    /// CPU time that looking at all records took.
     pub scan: Duration,
 }
 

@@ -19,7 +19,7 @@
 //!   if it is still being written nobody knows what it passed over, and nothing is cleaned this time.
 //!   Dead records are not searched for, so they do not count.
 
-use std::{marker::PhantomData, sync::atomic::Ordering, time::Instant};
+use std::{marker::PhantomData, sync::atomic::Ordering};
 
 use lb_common::{
     addr::Address,
@@ -31,7 +31,8 @@ use lb_common::{
 };
 
 use super::{
-    Timeouts,
+    Timeouts, clock,
+    pass::{Bitmap, Findings, Pass, Sighting},
     records::{Connection, Records, other_direction},
     stale::StaleUdp,
     stats::{Removed, ServiceCounts, TableStats},
@@ -57,7 +58,7 @@ pub struct TableSweeper<A, R> {
     passes: u64,
     latest: Findings,
     dead: Vec<Sighting>,
-    /// Some answers' direction has no other one: the next pass looks for it.
+    /// Some live record has no other half: the next pass looks for it.
     has_orphan: bool,
     crowded: bool,
     address: PhantomData<fn() -> A>,
@@ -89,27 +90,15 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         services: &mut ServiceCounts,
         removed: &mut Removed,
     ) -> TableStats {
-        let start = Instant::now();
+        let start = clock::cpu_time();
         self.passes += 1;
         self.dead.clear();
         let timeouts = match self.crowded {
             true => timeouts.crowded(),
             false => *timeouts,
         };
-        let mut pass = Pass {
-            found: Findings::default(),
-            passed: self.cleans(self.passes).then(|| Bitmap::new(self.mask)),
-            pairs: 0,
-            replies: 0,
-            stats: TableStats {
-                records: self.mask + 1,
-                ..TableStats::default()
-            },
-            now,
-            timeouts,
-            services,
-            removed,
-        };
+        let passed = self.cleans(self.passes).then(|| Bitmap::new(self.mask));
+        let mut pass = Pass::new(self.mask, now, timeouts, services, removed, passed);
         for index in 0..=self.mask {
             let sighting = self.look(index);
             match tag::state(sighting.tag) {
@@ -126,14 +115,14 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             }
         }
         let all_known = self.settle_claims(&mut pass);
+        self.has_orphan = pass.has_orphan();
         if let Some(passed) = pass.passed.filter(|_| all_known) {
             self.clean(&passed);
         }
-        self.has_orphan = pass.replies != pass.pairs;
         self.latest = pass.found;
         let mut stats = pass.stats;
         stats.tombs = u32::try_from(self.latest.tombs.len()).unwrap_or(u32::MAX);
-        stats.scan = start.elapsed();
+        stats.scan = clock::cpu_time().saturating_sub(start);
         self.crowded = stats.fill() > CROWDED;
         stats
     }
@@ -166,7 +155,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             if !udp || !stale.concerns(flow.service) {
                 continue;
             }
-            let Some(connection) = Connection::new(&self.records, index, flow) else {
+            let Some(connection) = Connection::new(&self.records, index, &flow) else {
                 continue;
             };
             let over = stale.contains(flow.service, connection.endpoint());
@@ -180,44 +169,47 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
 
     /// Looks at a live record.
     fn visit(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
-        let index = sighting.index;
-        let flow = self.records.read(index);
+        let flow = self.records.read(sighting.index);
+        if flow.tag != sighting.tag {
+            // A program has just ended it, and ends the other direction.
+            return;
+        }
         if let Some(passed) = &mut pass.passed {
-            self.mark(passed, index, &flow);
+            self.mark(passed, sighting.index, &flow);
         }
-        if flow.has(flow_flag::REPLY) {
-            pass.replies += 1;
-            if self.has_orphan && other_direction(&self.records, index, &flow).is_none() {
-                self.unpaired(sighting, pass);
-            }
+        if pass.timeouts.may_have_expired(&flow, pass.now)
+            && self.expire(sighting.index, &flow, pass)
+        {
             return;
         }
-        let Some(connection) = Connection::new(&self.records, index, flow) else {
+        pass.count(sighting.index, &flow);
+        if self.has_orphan && other_direction(&self.records, sighting.index, &flow).is_none() {
             self.unpaired(sighting, pass);
-            return;
+        }
+    }
+
+    /// Ends the flow that a record is one direction of, if it is over. Whether it is gone.
+    fn expire(&mut self, index: u32, flow: &Flow<A>, pass: &mut Pass<'_>) -> bool {
+        let Some(connection) = Connection::new(&self.records, index, flow) else {
+            return false;
         };
-        pass.pairs += 1;
         let (protocol, stage) = (connection.protocol(), connection.stage());
         let last_seen = connection.last_seen();
         if !pass.timeouts.expired(protocol, stage, last_seen, pass.now) {
-            pass.stats.flows.add(protocol, stage);
-            pass.services.add(flow.service);
-            return;
+            return false;
         }
-        let Some(forward) = self.advance(sighting, tag::DEAD) else {
-            // A program has just ended it, and ends the other direction.
-            return;
+        let Connection { forward, reply } = &connection;
+        let Some(dead) = self.advance(Sighting::of(reply.peer, forward), tag::DEAD) else {
+            // So has a program, just now.
+            return true;
         };
-        let answers = Sighting::of(flow.peer, &connection.reply);
-        let answers = self.advance(answers, tag::DEAD);
-        self.dead.push(forward);
-        if flow.peer < index {
-            self.dead.extend(answers);
-        } else {
-            // This pass will come by, and find it dead.
-            pass.replies += 1;
-        }
+        let answers = self.advance(Sighting::of(forward.peer, reply), tag::DEAD);
+        let both = [Some(dead), answers].into_iter().flatten();
+        // What lies ahead is found dead when this pass comes by.
+        self.dead.extend(both.filter(|dead| dead.index <= index));
+        pass.uncount(index, flow);
         pass.removed.expired.add(protocol, stage);
+        true
     }
 
     /// A live record without its other direction: ended if it was so in the pass before.
@@ -294,62 +286,5 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         tag.compare_exchange(seen.tag, next, Ordering::SeqCst, Ordering::SeqCst)
             .ok()?;
         Some(Sighting { tag: next, ..seen })
-    }
-}
-
-/// A record at a moment: enough to tell later whether it is still the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Sighting {
-    index: u32,
-    tag: u32,
-}
-
-impl Sighting {
-    fn of<A>(index: u32, flow: &Flow<A>) -> Self {
-        Self {
-            index,
-            tag: flow.tag,
-        }
-    }
-}
-
-/// Records that the next pass compares with, each list in the order of the table.
-#[derive(Debug, Default)]
-struct Findings {
-    tombs: Vec<Sighting>,
-    busy: Vec<Sighting>,
-    unpaired: Vec<Sighting>,
-}
-
-/// A pass under way.
-struct Pass<'a> {
-    found: Findings,
-    /// Records that a search for a live flow passes over, if tombs are cleaned.
-    passed: Option<Bitmap>,
-    /// Live forward directions with their other one.
-    pairs: u64,
-    /// Live answers' directions.
-    replies: u64,
-    stats: TableStats,
-    now: u32,
-    timeouts: Timeouts,
-    services: &'a mut ServiceCounts,
-    removed: &'a mut Removed,
-}
-
-/// A set of records.
-struct Bitmap(Vec<u64>);
-
-impl Bitmap {
-    fn new(mask: u32) -> Self {
-        Self(vec![0; mask as usize / 64 + 1])
-    }
-
-    fn insert(&mut self, index: u32) {
-        self.0[index as usize / 64] |= 1 << (index % 64);
-    }
-
-    fn contains(&self, index: u32) -> bool {
-        self.0[index as usize / 64] & 1 << (index % 64) != 0
     }
 }

@@ -16,6 +16,8 @@ table inet firewall {
         type filter hook forward priority filter; policy drop;
         ct state invalid counter name invalid drop
         ct state established,related accept
+        # Neighbour discovery is untracked; with br_netfilter, that of bridged pods passes here.
+        icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept
         counter name unsolicited
     }
 }

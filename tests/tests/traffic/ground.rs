@@ -12,7 +12,7 @@ use anyhow::Result;
 use lb_tests::{
     Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PodNetwork, Request, Serve,
     Service, Topology,
-    lab::{Addresses, Host},
+    lab::{Addresses, Host, address::PODS},
     traffic::RunningServer,
 };
 use serde_json::json;
@@ -51,7 +51,7 @@ impl Ground {
     ) -> Result<Self> {
         let lab = Lab::up(topology)?;
         if topology.firewall {
-            let_peers_in(&lab)?;
+            open_firewalls(&lab)?;
         }
         let servers = lab
             .pods()
@@ -255,12 +255,18 @@ pub fn harsh(pod_network: PodNetwork) -> Topology {
     }
 }
 
-/// Has the nodes' firewalls let other nodes and their pods reach the pods, as a CNI does.
-fn let_peers_in(lab: &Lab) -> Result<()> {
+/// Has the nodes' firewalls let other nodes and their pods reach the pods, and pods leave the
+/// cluster, as a CNI does.
+fn open_firewalls(lab: &Lab) -> Result<()> {
     for node in lab.nodes() {
-        let mut rules = String::new();
+        let (own, all) = (node.pod_networks, PODS);
+        let mut rules = format!(
+            "add rule inet firewall forward index 1 ip saddr {} ip daddr != {} accept
+            add rule inet firewall forward index 1 ip6 saddr {} ip6 daddr != {} accept\n",
+            own.v4, all.v4, own.v6, all.v6,
+        );
         for peer in lab.nodes().iter().filter(|peer| peer.index != node.index) {
-            let (own, pods) = (node.pod_networks, peer.pod_networks);
+            let pods = peer.pod_networks;
             let Addresses { v4, v6 } = peer.addresses();
             rules += &format!(
                 "add rule inet firewall forward index 1 ip saddr {{ {v4}, {} }} ip daddr {} accept

@@ -21,6 +21,8 @@ use crate::{
 
 mod report;
 mod table;
+#[cfg(test)]
+mod tests;
 
 /// Show the connections in the kernel's flow tables
 ///

@@ -51,7 +51,7 @@ impl FlowReport {
                 if tag::state(forward.tag) != tag::LIVE || forward.has(flow_flag::REPLY) {
                     return None;
                 }
-                let connection = Connection::new(records, index, forward)?;
+                let connection = Connection::new(records, index, &forward)?;
                 let mut flow = Self::new(&connection, rate, now);
                 flow.service = service(flow.key());
                 Some(flow)

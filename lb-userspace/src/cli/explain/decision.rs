@@ -1,0 +1,206 @@
+//! Asks the packet pipeline about a first packet, and keeps what its decision rests on.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use lb_common::{
+    abi::{self, FrontendKey, FrontendKind, plan_flag},
+    addr::{Address, Ip4, Ip6},
+    parse::{self, Tuple},
+    select::{Policy, Range},
+    service::{self, Origin},
+    tables::Services,
+    verdict::Reason,
+};
+
+use crate::{
+    memory::{Family, Hook, MemoryTables},
+    model::{Algorithm, Protocol},
+    plan::ServicePortName,
+};
+
+/// The first packet of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstPacket {
+    /// Of the destination's family.
+    pub source: IpAddr,
+    pub destination: SocketAddr,
+    pub protocol: Protocol,
+    /// Device it arrives on; 0 for none in particular.
+    pub ifindex: u32,
+}
+
+/// What becomes of a packet, and why.
+pub struct Decision<'a> {
+    pub packet: FirstPacket,
+    pub origin: Origin,
+    pub verdict: Verdict,
+    pub reason: Reason,
+    /// What the packet is addressed to, if to a Service.
+    pub frontend: Option<Frontend<'a>>,
+    /// The endpoints that one is picked from, ordered by text; empty unless forwarded.
+    pub candidates: Vec<Candidate>,
+    /// This node's address of the packet's family, if known.
+    pub node: Option<IpAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// To one of the candidates.
+    Forward,
+    /// The client is told.
+    Reject,
+    Drop,
+    /// Left to the kernel, untouched.
+    Pass,
+}
+
+/// One address of a Service, with what its plan says.
+#[derive(Clone, Copy)]
+pub struct Frontend<'a> {
+    pub service: &'a ServicePortName,
+    pub kind: FrontendKind,
+    /// The policy in force for this packet.
+    pub policy: Policy,
+    pub plan: &'a abi::Plan,
+    pub algorithm: Algorithm,
+    /// The sources that its load balancer IPs accept; empty means all.
+    pub source_ranges: &'a [IpNet],
+}
+
+/// An endpoint that may serve the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub address: SocketAddr,
+    /// Whether the client's address would be replaced on the way there.
+    pub source_nat: bool,
+}
+
+impl<'a> Decision<'a> {
+    pub fn new(tables: &'a MemoryTables, packet: FirstPacket) -> Self {
+        match packet.source {
+            IpAddr::V4(_) => Self::in_family::<Ip4>(tables, packet),
+            IpAddr::V6(_) => Self::in_family::<Ip6>(tables, packet),
+        }
+    }
+
+    fn in_family<A: Family>(tables: &'a MemoryTables, packet: FirstPacket) -> Self {
+        let hook = tables.tc();
+        let tuple = tuple::<A>(&packet);
+        let mut decision = Self {
+            packet,
+            origin: service::origin(&hook, &tuple, packet.ifindex),
+            verdict: Verdict::Pass,
+            reason: Reason::OtherProtocol,
+            frontend: None,
+            candidates: Vec::new(),
+            node: Some(IpAddr::from(tables.config.node::<A>().to_mapped()))
+                .filter(|node| !node.is_unspecified()),
+        };
+        // The pipeline passes on what is neither TCP nor UDP before it looks for a Service.
+        if packet.protocol == Protocol::Sctp {
+            return decision;
+        }
+
+        decision.frontend = frontend(&hook, &tuple, decision.origin);
+        (decision.verdict, decision.reason) = match service::decide(&hook, &tuple, packet.ifindex) {
+            service::Decision::Pass => (Verdict::Pass, Reason::NotService),
+            service::Decision::Reject(_, reason) => (Verdict::Reject, reason),
+            service::Decision::Drop(_, reason) => (Verdict::Drop, reason),
+            service::Decision::Forward(route) => {
+                decision.candidates = candidates(&hook, &route, &tuple);
+                (Verdict::Forward, Reason::Opened)
+            }
+        };
+        decision
+    }
+
+    /// Whether the client's address is replaced; a hairpin counts only if there is no other way.
+    pub fn source_nat(&self) -> bool {
+        let translated = self.candidates.iter().filter(|c| c.source_nat).count();
+        translated > 0 && (translated == self.candidates.len() || self.hairpin().is_none())
+    }
+
+    /// The candidate that is the client itself, if there are others.
+    pub fn hairpin(&self) -> Option<&Candidate> {
+        let mut candidates = self.candidates.iter();
+        candidates
+            .find(|candidate| candidate.address.ip() == self.packet.source)
+            .filter(|_| self.candidates.len() > 1)
+    }
+}
+
+impl Frontend<'_> {
+    /// The endpoints that one is picked from.
+    pub fn set(&self) -> Range {
+        self.plan.set(self.policy)
+    }
+
+    /// Whether they are terminating, since none is ready.
+    pub fn terminating(&self) -> bool {
+        let ready: u32 = self.plan.counts[..4].iter().sum();
+        self.set().first >= self.plan.first + ready
+    }
+
+    /// Whether they are those that topology hints leave.
+    pub fn hinted(&self) -> bool {
+        self.policy == Policy::Cluster && self.plan.has(plan_flag::HINTED) && !self.terminating()
+    }
+}
+
+fn tuple<A: Address>(packet: &FirstPacket) -> Tuple<A> {
+    Tuple {
+        source: A::from_mapped(packet.source.into()),
+        destination: A::from_mapped(packet.destination.ip().into()),
+        // Any will do: it decides which endpoint is picked, not from which set.
+        source_port: 0,
+        destination_port: packet.destination.port(),
+        protocol: match packet.protocol {
+            Protocol::Tcp => parse::TCP,
+            Protocol::Udp => parse::UDP,
+            Protocol::Sctp => parse::SCTP,
+        },
+        pad: [0; 3],
+    }
+}
+
+fn frontend<'a, A: Family>(
+    hook: &Hook<'a, true>,
+    tuple: &Tuple<A>,
+    origin: Origin,
+) -> Option<Frontend<'a>> {
+    let found = hook.frontend(&FrontendKey {
+        address: tuple.destination,
+        port: tuple.destination_port,
+        protocol: tuple.protocol,
+        pad: 0,
+    })?;
+    let tables = hook.tables();
+    let plan = tables.plan(found.service)?;
+    let kind = FrontendKind::from_u8(found.kind);
+    Some(Frontend {
+        service: tables.service_name(found.service)?,
+        kind,
+        policy: service::policy(plan, kind, origin),
+        plan,
+        algorithm: tables.algorithm(found.service)?,
+        source_ranges: tables.source_ranges(plan.source_set),
+    })
+}
+
+fn candidates<A: Family>(
+    hook: &Hook<'_, true>,
+    route: &service::Route<'_>,
+    tuple: &Tuple<A>,
+) -> Vec<Candidate> {
+    let Range { first, count } = route.plan.set(route.policy);
+    let endpoints = (first..first + count).filter_map(|index| hook.tables().endpoint(index));
+    let mut candidates: Vec<_> = endpoints
+        .map(|endpoint| Candidate {
+            address: SocketAddr::new(endpoint.address.into(), endpoint.port),
+            source_nat: route.source_nat(tuple, endpoint),
+        })
+        .collect();
+    candidates.sort_by_cached_key(|candidate| candidate.address.to_string());
+    candidates
+}

@@ -1,0 +1,67 @@
+//! A decision as JSON.
+
+use lb_common::{abi::FrontendKind, select::Policy};
+use serde::Serialize;
+
+use super::decision::{Decision, Verdict};
+use crate::model::TrafficPolicy;
+
+/// What becomes of a packet. What it is addressed to is null unless that is a Service.
+#[derive(Serialize)]
+pub struct Report {
+    /// `forward`, `reject`, `drop` or `pass`.
+    verdict: &'static str,
+    /// As in metrics.
+    reason: &'static str,
+    /// `namespace/name:port`.
+    service: Option<String>,
+    /// What kind of address the destination is.
+    frontend: Option<&'static str>,
+    /// The policy in force for this packet.
+    policy: Option<String>,
+    /// All endpoints that one is picked from, sorted by text.
+    endpoints: Vec<String>,
+    #[serde(rename = "sourceNAT")]
+    source_nat: bool,
+}
+
+impl From<&Decision<'_>> for Report {
+    fn from(decision: &Decision<'_>) -> Self {
+        let frontend = decision.frontend.as_ref();
+        let candidates = decision.candidates.iter();
+        Self {
+            verdict: verdict(decision.verdict),
+            reason: decision.reason.name(),
+            service: frontend.map(|frontend| frontend.service.to_string()),
+            frontend: frontend.map(|frontend| kind(frontend.kind)),
+            policy: frontend.map(|frontend| policy(frontend.policy).to_string()),
+            endpoints: candidates.map(|c| c.address.to_string()).collect(),
+            source_nat: decision.source_nat(),
+        }
+    }
+}
+
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Forward => "forward",
+        Verdict::Reject => "reject",
+        Verdict::Drop => "drop",
+        Verdict::Pass => "pass",
+    }
+}
+
+fn kind(kind: FrontendKind) -> &'static str {
+    match kind {
+        FrontendKind::ClusterIp => "ClusterIP",
+        FrontendKind::NodePort => "NodePort",
+        FrontendKind::LoadBalancerIp => "LoadBalancerIP",
+        FrontendKind::ExternalIp => "ExternalIP",
+    }
+}
+
+fn policy(policy: Policy) -> TrafficPolicy {
+    match policy {
+        Policy::Cluster => TrafficPolicy::Cluster,
+        Policy::Local => TrafficPolicy::Local,
+    }
+}

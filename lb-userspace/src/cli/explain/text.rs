@@ -1,0 +1,174 @@
+//! A decision in sentences, one a line.
+
+use std::time::Duration;
+
+use lb_common::{
+    abi::{FrontendKind, plan_flag},
+    select::Policy,
+    service::Origin,
+    verdict::Reason,
+};
+
+use super::decision::{Decision, Frontend, Verdict};
+use crate::model::Algorithm;
+
+/// Longer sets are cut; `-o json` has all of them.
+const SHOWN_ENDPOINTS: usize = 16;
+
+pub fn render(decision: &Decision<'_>) -> String {
+    let mut sentences = vec![headline(decision)];
+    match &decision.frontend {
+        None => sentences.push(without_service(decision)),
+        Some(frontend) => {
+            sentences.push(addressed(decision, frontend));
+            match decision.verdict {
+                Verdict::Forward => sentences.extend(forwarded(decision, frontend)),
+                _ => sentences.push(refused(decision, frontend)),
+            }
+        }
+    }
+    sentences.join("\n") + "\n"
+}
+
+fn headline(decision: &Decision<'_>) -> String {
+    let packet = decision.packet;
+    let (protocol, source, destination) = (packet.protocol, packet.source, packet.destination);
+    let origin = match decision.origin {
+        Origin::Pod => "a local pod",
+        Origin::Node => "this node",
+        Origin::Outside => "outside",
+    };
+    let verdict = match decision.verdict {
+        Verdict::Forward => "is forwarded",
+        Verdict::Reject => "is rejected",
+        Verdict::Drop => "is dropped",
+        Verdict::Pass => "passes untouched",
+    };
+    let reason = decision.reason.name();
+    format!("{protocol} from {source} ({origin}) to {destination} {verdict} ({reason}).")
+}
+
+fn without_service(decision: &Decision<'_>) -> String {
+    match decision.reason {
+        Reason::OtherProtocol => {
+            let protocol = decision.packet.protocol;
+            format!("{protocol} is not translated; whatever its Services say, it is the kernel's.")
+        }
+        _ => "No Service has this address, port and protocol here; it is the kernel's.".to_owned(),
+    }
+}
+
+fn addressed(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
+    let kind = match frontend.kind {
+        FrontendKind::ClusterIp => "the cluster IP",
+        FrontendKind::NodePort => "a node port",
+        FrontendKind::LoadBalancerIp => "a load balancer IP",
+        FrontendKind::ExternalIp => "an external IP",
+    };
+    let (destination, service) = (decision.packet.destination, frontend.service);
+    format!("{destination} is {kind} of Service {service}.")
+}
+
+fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
+    match decision.reason {
+        Reason::SourceRange => {
+            let ranges: Vec<_> = frontend
+                .source_ranges
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            let (source, ranges) = (decision.packet.source, ranges.join(", "));
+            format!("Its loadBalancerSourceRanges, {ranges}, do not contain {source}.")
+        }
+        Reason::NoEndpoints => "No endpoint on any node is ready, or still serves while it \
+            terminates; the client is told by ICMP port unreachable."
+            .to_owned(),
+        _ => format!(
+            "{} is Local and no endpoint on this node is usable, though others are; silence lets \
+             a load balancer move on.",
+            policy_field(frontend)
+        ),
+    }
+}
+
+fn forwarded(decision: &Decision<'_>, frontend: &Frontend<'_>) -> Vec<String> {
+    let mut sentences = vec![policy(frontend), picked(decision, frontend)];
+    if frontend.terminating() {
+        sentences.push("None is ready; these still serve while they terminate.".to_owned());
+    }
+    if frontend.hinted() {
+        sentences.push("Topology hints leave these, the nearest ones.".to_owned());
+    }
+    if frontend.plan.affinity_seconds != 0 {
+        let timeout = Duration::from_secs(frontend.plan.affinity_seconds.into());
+        let timeout = humantime::format_duration(timeout);
+        sentences.push(format!(
+            "A client that connected within the last {timeout} returns to its endpoint \
+             (session affinity)."
+        ));
+    }
+    sentences.push(source_address(decision));
+    sentences
+}
+
+fn policy(frontend: &Frontend<'_>) -> String {
+    let field = policy_field(frontend);
+    let short_circuit =
+        frontend.kind != FrontendKind::ClusterIp && frontend.plan.has(plan_flag::EXTERNAL_LOCAL);
+    match frontend.policy {
+        Policy::Local => format!("{field} is Local: only endpoints on this node serve it."),
+        Policy::Cluster if short_circuit => format!(
+            "{field} is Local, but what local pods and the node itself send may go to any node."
+        ),
+        Policy::Cluster => format!("{field} is Cluster: endpoints on any node serve it."),
+    }
+}
+
+fn policy_field(frontend: &Frontend<'_>) -> &'static str {
+    match frontend.kind {
+        FrontendKind::ClusterIp => "internalTrafficPolicy",
+        _ => "externalTrafficPolicy",
+    }
+}
+
+fn picked(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
+    let candidates = &decision.candidates;
+    let shown = candidates.iter().take(SHOWN_ENDPOINTS);
+    let shown: Vec<_> = shown
+        .map(|candidate| candidate.address.to_string())
+        .collect();
+    let shown = shown.join(", ");
+    let how = match frontend.algorithm {
+        Algorithm::Random => "at random",
+        Algorithm::Maglev => "by Maglev",
+    };
+    match candidates.len() {
+        1 => format!("The only such endpoint is {shown}."),
+        n if n > SHOWN_ENDPOINTS => {
+            let more = n - SHOWN_ENDPOINTS;
+            format!("One of {n} is picked {how}: {shown} and {more} more.")
+        }
+        n => format!("One of {n} is picked {how}: {shown}."),
+    }
+}
+
+fn source_address(decision: &Decision<'_>) -> String {
+    let source = decision.packet.source;
+    if !decision.source_nat() {
+        return match decision.hairpin() {
+            Some(client) if client.source_nat => format!(
+                "The source address is kept, unless {} is picked, which is the client itself: \
+                 then it becomes this node's.",
+                client.address
+            ),
+            _ => "The source address is kept.".to_owned(),
+        };
+    }
+    match decision.node {
+        Some(node) if node == source => "The source address is this node's already.".to_owned(),
+        Some(node) => format!("The source address becomes this node's, {node}."),
+        None => "The source address has to become this node's, but none is known: as it is, the \
+            packet would be dropped (no-node-address)."
+            .to_owned(),
+    }
+}

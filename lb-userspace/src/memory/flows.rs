@@ -1,0 +1,102 @@
+//! The memory of a flow table.
+
+use std::{cell::UnsafeCell, ptr::NonNull};
+
+use lb_common::{
+    flow::{
+        Flow, Hop, Rewrite,
+        table::{self, GROUP, Record, Slots},
+        tag,
+    },
+    parse::Tuple,
+};
+
+use super::Family;
+
+/// Flow records, searched and claimed by as many threads as like to.
+pub struct FlowTable<A> {
+    records: Box<[UnsafeCell<Flow<A>>]>,
+    /// Of the hash; changing it makes all records unfindable.
+    pub secret: [u64; 2],
+}
+
+// SAFETY: threads reach records as packets on several CPUs do: the tag, accessed atomically, says
+// whose a record is (see `lb_common::flow::tag`).
+unsafe impl<A: Send + Sync> Sync for FlowTable<A> {}
+
+impl<A: Family> FlowTable<A> {
+    /// A table of free records. Their number is rounded up to a power of two that the pipeline can
+    /// work with.
+    pub fn new(records: u32) -> Self {
+        let records = records.next_power_of_two().max(2 * GROUP);
+        Self {
+            records: (0..records).map(|_| UnsafeCell::new(free())).collect(),
+            secret: [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344],
+        }
+    }
+
+    /// The live records; changes that others make meanwhile may or may not show.
+    pub fn live(&self) -> impl Iterator<Item = Flow<A>> {
+        let records = self
+            .records
+            .iter()
+            .filter_map(|record| NonNull::new(record.get()));
+        records
+            .filter(|record| tag::state(table::read_tag(*record)) == tag::LIVE)
+            // SAFETY: live records keep what identifies them; the rest may be of any moment.
+            .map(|record| unsafe { record.read_volatile() })
+    }
+
+    /// Makes dead records free again.
+    pub fn bury_dead(&mut self) {
+        for record in &mut self.records {
+            let tag = &mut record.get_mut().tag;
+            if tag::state(*tag) == tag::DEAD {
+                *tag = tag::with_state(*tag, tag::TOMB);
+            }
+        }
+    }
+}
+
+// SAFETY: the records live, unmoved and aligned, as long as the table.
+unsafe impl<A: Family> Slots<A> for FlowTable<A> {
+    fn mask(&self) -> u32 {
+        self.records.len() as u32 - 1
+    }
+
+    fn slot(&self, index: u32) -> Option<Record<A>> {
+        let record = self.records.get(index as usize)?;
+        NonNull::new(record.get())
+    }
+
+    fn secret(&self) -> [u64; 2] {
+        self.secret
+    }
+
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::claim_index(self, tuple)
+    }
+}
+
+fn free<A: Family>() -> Flow<A> {
+    Flow {
+        tag: tag::CLEAN,
+        last_seen: 0,
+        source: A::default(),
+        destination: A::default(),
+        source_port: 0,
+        destination_port: 0,
+        seen: 0,
+        hop_generation: 0,
+        flags: 0,
+        rewrite: Rewrite {
+            source: A::default(),
+            destination: A::default(),
+            source_port: 0,
+            destination_port: 0,
+        },
+        hop: Hop::default(),
+        peer: 0,
+        service: 0,
+    }
+}

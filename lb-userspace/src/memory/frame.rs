@@ -1,0 +1,69 @@
+//! An Ethernet frame in a buffer of its own.
+
+use std::cell::UnsafeCell;
+
+use lb_common::{
+    checksum::Difference,
+    frame::{Frame, change_checksum_in_place},
+    packet::Packet,
+};
+
+/// A frame for the pipeline to look at and rewrite; all its bytes can be accessed directly.
+///
+/// `MAY_BE_PARTIAL` says that checksums may be left for a device to complete, as on virtual devices.
+pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false> {
+    bytes: UnsafeCell<Vec<u8>>,
+    ifindex: u32,
+}
+
+impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
+    /// A frame that came by this device.
+    pub fn new(bytes: Vec<u8>, ifindex: u32) -> Self {
+        Self {
+            bytes: bytes.into(),
+            ifindex,
+        }
+    }
+
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes.into_inner()
+    }
+}
+
+impl<const MAY_BE_PARTIAL: bool> Frame for MemoryFrame<MAY_BE_PARTIAL> {
+    const MAY_BE_PARTIAL: bool = MAY_BE_PARTIAL;
+
+    fn packet(&self) -> Packet {
+        // SAFETY: the cell makes the bytes writable, the frame is no thread's but this one's, and
+        // whoever holds a view asks for a new one after `reshape`, the only other access.
+        unsafe {
+            let bytes = (*self.bytes.get()).as_mut_ptr_range();
+            Packet::new(bytes.start as usize, bytes.end as usize)
+        }
+    }
+
+    fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    fn wire_length(&self, length: u32, _headers: u32) -> u32 {
+        length
+    }
+
+    fn change_checksum(
+        &mut self,
+        offset: usize,
+        pseudo: Difference,
+        covered: Difference,
+        udp: bool,
+    ) -> Option<()> {
+        change_checksum_in_place(self.packet(), offset, pseudo.and(covered), udp)
+    }
+
+    fn reshape(&mut self, front: usize, length: usize) -> Option<()> {
+        let bytes = self.bytes.get_mut();
+        bytes.splice(..0, std::iter::repeat_n(0, front));
+        bytes.resize(length, 0);
+        Some(())
+    }
+}

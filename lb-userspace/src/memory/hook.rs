@@ -1,0 +1,186 @@
+//! The tables as a program at a hook sees them, and what such a program does with a frame.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lb_common::{
+    abi::{Affinity, AffinityKey, Config, Endpoint, FragmentKey, Frontend, FrontendKey, Plan},
+    addr::{Address, Ip4, Ip6},
+    flow::table::{Record, Slots},
+    frame::Frame,
+    parse::{self, Tuple},
+    pipeline::{self, Work},
+    tables::{NextHop, Services, Tables},
+    verdict::{Reason, Verdict},
+};
+
+use super::{Family, MemoryTables, ip};
+
+/// [`MemoryTables`] at a hook; `ANY_DEVICE` as in [`Tables::ANY_DEVICE`].
+#[derive(Clone, Copy)]
+pub struct Hook<'a, const ANY_DEVICE: bool> {
+    pub(super) tables: &'a MemoryTables,
+}
+
+impl<'a, const ANY_DEVICE: bool> Hook<'a, ANY_DEVICE> {
+    /// The tables themselves.
+    pub fn tables(&self) -> &'a MemoryTables {
+        self.tables
+    }
+
+    /// Handles a frame that came in by a device.
+    pub fn ingress<F: Frame>(&self, frame: &mut F) -> Verdict {
+        match parse::ethertype(frame.packet()) {
+            Some(Ip4::ETHERTYPE) => pipeline::ingress::<Ip4, _, _>(self, frame, &mut work()),
+            Some(Ip6::ETHERTYPE) => pipeline::ingress::<Ip6, _, _>(self, frame, &mut work()),
+            _ => Verdict::pass(Reason::NotIp),
+        }
+    }
+
+    /// Handles a frame that leaves by a device.
+    pub fn egress<F: Frame>(&self, frame: &mut F) -> Verdict {
+        match parse::ethertype(frame.packet()) {
+            Some(Ip4::ETHERTYPE) => pipeline::egress::<Ip4, _, _>(self, frame, &mut work()),
+            Some(Ip6::ETHERTYPE) => pipeline::egress::<Ip6, _, _>(self, frame, &mut work()),
+            _ => Verdict::pass(Reason::NotIp),
+        }
+    }
+}
+
+fn work<A: Family>() -> Work<A> {
+    Work::default()
+}
+
+impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
+    fn config(&self) -> &Config {
+        &self.tables.config
+    }
+
+    fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend> {
+        let address = SocketAddr::new(ip(key.address), key.port);
+        let frontends = &A::tables(self.tables).frontends;
+        frontends.get(&(address, key.protocol)).copied()
+    }
+
+    fn plan(&self, service: u32) -> Option<&Plan> {
+        self.tables.plan(service)
+    }
+
+    fn endpoint(&self, index: u32) -> Option<&Endpoint> {
+        self.tables.endpoint(index)
+    }
+
+    fn maglev(&self, row: u32) -> Option<u16> {
+        self.tables.maglev.get(row as usize).copied()
+    }
+
+    fn source_allowed(&self, set: u32, address: Ip6) -> bool {
+        self.tables.source_allowed(set, address.into())
+    }
+
+    fn is_local(&self, address: Ip6) -> bool {
+        self.tables.local_addresses.contains(&address.into())
+    }
+
+    fn device_flags(&self, ifindex: u32) -> u32 {
+        let index = (ifindex as usize).checked_sub(1);
+        let flags = index.and_then(|index| self.tables.devices.get(index));
+        flags.copied().unwrap_or_default()
+    }
+
+    fn affinity(&self, key: &AffinityKey) -> Option<Affinity> {
+        self.tables
+            .learnt()
+            .affinity
+            .get(&affinity_key(key))
+            .copied()
+    }
+
+    fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
+        let mut learnt = self.tables.learnt();
+        learnt.affinity.insert(affinity_key(key), *value);
+    }
+
+    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
+        let slot = self.tables.slots.get(&endpoint);
+        [slot.copied().unwrap_or(u32::MAX), u32::MAX]
+    }
+
+    fn random(&self) -> u32 {
+        self.tables.random()
+    }
+
+    fn seconds(&self) -> u32 {
+        self.tables
+            .seconds
+            .load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn count_connection(&self, service: u32, endpoint: u32) {
+        self.tables.count_connection(service, endpoint);
+    }
+
+    fn count_refusal(&self, service: u32, reason: Reason) {
+        self.tables.count_refusal(service, reason);
+    }
+}
+
+// SAFETY: the flow table's own promise.
+unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE> {
+    fn mask(&self) -> u32 {
+        self.tables.flows::<A>().mask()
+    }
+
+    fn slot(&self, index: u32) -> Option<Record<A>> {
+        self.tables.flows().slot(index)
+    }
+
+    fn secret(&self) -> [u64; 2] {
+        self.tables.flows::<A>().secret()
+    }
+
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
+        self.tables.flows().claim_index(tuple)
+    }
+}
+
+impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
+    const ANY_DEVICE: bool = ANY_DEVICE;
+
+    fn ticks(&self) -> u32 {
+        Services::<A>::seconds(self)
+    }
+
+    fn next_hop(&self, _protocol: u8, _source: &A, destination: &A) -> NextHop {
+        self.tables.next_hop(ip(*destination))
+    }
+
+    fn fragment(&self, key: &FragmentKey) -> Option<u32> {
+        self.tables
+            .learnt()
+            .fragments
+            .get(&fragment_key(key))
+            .copied()
+    }
+
+    fn remember_fragment(&self, key: &FragmentKey, flow: u32) {
+        let mut learnt = self.tables.learnt();
+        learnt.fragments.insert(fragment_key(key), flow);
+    }
+
+    fn may_answer(&self) -> bool {
+        self.tables.may_answer()
+    }
+}
+
+fn affinity_key(key: &AffinityKey) -> (u32, u32, IpAddr) {
+    (key.service, key.set, key.client.into())
+}
+
+fn fragment_key(key: &FragmentKey) -> (IpAddr, IpAddr, u32, u32) {
+    (
+        key.source.into(),
+        key.destination.into(),
+        key.id,
+        key.protocol,
+    )
+}

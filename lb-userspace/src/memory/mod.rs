@@ -1,0 +1,263 @@
+//! The packet pipeline's tables over plain collections: the same decisions as the kernel's, without
+//! a kernel. `explain` asks them, and tests send packets through them.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use ipnet::IpNet;
+use lb_common::{
+    abi::{self, Config, Endpoint, ServiceStats},
+    addr::{Address, Ip4, Ip6},
+    tables::NextHop,
+    verdict::Reason,
+};
+
+pub use self::{
+    family::{Family, FamilyTables},
+    flows::FlowTable,
+    frame::MemoryFrame,
+    hook::Hook,
+    program::Settings,
+};
+use crate::{
+    model::{Algorithm, IpFamily},
+    plan::{LocalDetector, ServicePortName},
+};
+
+mod family;
+mod flows;
+mod frame;
+mod hook;
+mod program;
+
+/// Everything that packets ask, filled by [`MemoryTables::program`].
+///
+/// What the kernel would supply is made here: the time stands still until
+/// [`MemoryTables::set_seconds`], random numbers follow from [`MemoryTables::seed`], routes are
+/// those of [`MemoryTables::add_route`]. Packets of several threads may ask at once.
+pub struct MemoryTables {
+    /// Tests may change what the pipeline reads here; all else has methods.
+    pub config: Config,
+    v4: FamilyTables<Ip4>,
+    v6: FamilyTables<Ip6>,
+    /// By service id.
+    services: BTreeMap<u32, Service>,
+    endpoints: Vec<Endpoint>,
+    /// Where each endpoint is, by endpoint id.
+    slots: HashMap<u32, u32>,
+    maglev: Vec<u16>,
+    /// By number less one.
+    source_sets: Vec<Vec<IpNet>>,
+    local_addresses: HashSet<IpAddr>,
+    detector: LocalDetector,
+    /// [`abi::device_flag`]s by interface index less one.
+    devices: Vec<u32>,
+    routes: Vec<(IpNet, NextHop)>,
+    service_ids: HashMap<(ServicePortName, IpFamily), u32>,
+    endpoint_ids: HashMap<(u32, SocketAddr), u32>,
+    seconds: AtomicU32,
+    random: AtomicU64,
+    answers_left: AtomicU32,
+    learnt: Mutex<Learnt>,
+}
+
+/// A programmed service port of one family.
+struct Service {
+    name: ServicePortName,
+    plan: abi::Plan,
+    algorithm: Algorithm,
+}
+
+/// What packets leave behind, but for flows.
+#[derive(Default)]
+struct Learnt {
+    /// By service id, set and client.
+    affinity: HashMap<(u32, u32, IpAddr), abi::Affinity>,
+    /// By source, destination, identification and protocol.
+    fragments: HashMap<(IpAddr, IpAddr, u32, u32), u32>,
+    services: HashMap<u32, ServiceStats>,
+    /// Connections by endpoint id.
+    endpoints: HashMap<u32, u64>,
+}
+
+impl MemoryTables {
+    /// The tables as TC programs see them: any device can be sent to.
+    pub fn tc(&self) -> Hook<'_, true> {
+        Hook { tables: self }
+    }
+
+    /// The tables as XDP programs see them: frames can be sent to
+    /// [`abi::device_flag::XDP_TARGET`] devices with known neighbours only.
+    pub fn xdp(&self) -> Hook<'_, false> {
+        Hook { tables: self }
+    }
+
+    /// Adds a device of this name and with these [`abi::device_flag`]s besides
+    /// [`abi::device_flag::PODS`], which the detector decides about; returns its interface index.
+    pub fn add_device(&mut self, name: &str, flags: u32) -> u32 {
+        let nobody = IpAddr::from([0; 4]);
+        let by_device = !matches!(self.detector, LocalDetector::Networks(_));
+        let pods = by_device && self.detector.is_local_pod(nobody, Some(name));
+        self.devices.push(match pods {
+            true => flags | abi::device_flag::PODS,
+            false => flags,
+        });
+        self.devices.len() as u32
+    }
+
+    /// Sends packets to a network by a next hop; the longest prefix wins.
+    pub fn add_route(&mut self, network: IpNet, hop: NextHop) {
+        self.routes.push((network, hop));
+        // What flows keep is out of date now.
+        self.config.hop_generation = self.config.hop_generation.wrapping_add(1);
+    }
+
+    /// Sets the time, in seconds since boot; a tick of the coarse clock is a second.
+    pub fn set_seconds(&self, seconds: u32) {
+        self.seconds.store(seconds, Relaxed);
+    }
+
+    /// Starts another sequence of random numbers.
+    pub fn seed(&self, seed: u64) {
+        self.random.store(seed, Relaxed);
+    }
+
+    /// Lets this many more ICMP answers be sent.
+    pub fn set_answers_left(&self, answers: u32) {
+        self.answers_left.store(answers, Relaxed);
+    }
+
+    /// Gives a service's sets their Maglev lookup tables of equal length: in each row the position
+    /// of an endpoint among all of the service's. No rows mean random picks.
+    ///
+    /// # Panics
+    /// If there is no such service, or the tables differ in length.
+    pub fn set_maglev(&mut self, service: u32, cluster: &[u16], local: &[u16]) {
+        assert_eq!(cluster.len(), local.len(), "lookup tables of one length");
+        let plan = &mut self.services.get_mut(&service).expect("a service").plan;
+        plan.maglev_rows = cluster.len() as u32;
+        plan.maglev_cluster = self.maglev.len() as u32;
+        plan.maglev_local = plan.maglev_cluster + plan.maglev_rows;
+        self.maglev.extend(cluster);
+        self.maglev.extend(local);
+    }
+
+    /// The number of a service port, as flows and counters name it.
+    pub fn service_id(&self, name: &ServicePortName, family: IpFamily) -> Option<u32> {
+        let id = self.service_ids.get(&(name.clone(), family)).copied();
+        id.filter(|id| self.services.contains_key(id))
+    }
+
+    pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
+        self.services.get(&service).map(|service| &service.name)
+    }
+
+    /// How a service picks endpoints, whether it has its lookup tables or not.
+    pub fn algorithm(&self, service: u32) -> Option<Algorithm> {
+        self.services.get(&service).map(|service| service.algorithm)
+    }
+
+    /// The programmed plan of a service.
+    pub fn plan(&self, service: u32) -> Option<&abi::Plan> {
+        self.services.get(&service).map(|service| &service.plan)
+    }
+
+    /// The endpoint at an index.
+    pub fn endpoint(&self, index: u32) -> Option<&Endpoint> {
+        self.endpoints.get(index as usize)
+    }
+
+    /// The sources in a set; none means that there is no such set.
+    pub fn source_ranges(&self, set: u32) -> &[IpNet] {
+        let index = (set as usize).checked_sub(1);
+        index
+            .and_then(|index| self.source_sets.get(index))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// What a service's first packets have come to.
+    pub fn stats(&self, service: u32) -> ServiceStats {
+        let learnt = self.learnt();
+        learnt.services.get(&service).copied().unwrap_or_default()
+    }
+
+    /// Connections sent to an endpoint, by its id.
+    pub fn connections(&self, endpoint: u32) -> u64 {
+        let learnt = self.learnt();
+        learnt.endpoints.get(&endpoint).copied().unwrap_or_default()
+    }
+
+    /// The family's flows.
+    pub fn flows<A: Family>(&self) -> &FlowTable<A> {
+        &A::tables(self).flows
+    }
+
+    /// Frees the records of dead flows, as the agent does after a grace period: nobody can be
+    /// looking at them while the tables are borrowed here.
+    pub fn bury_dead_flows(&mut self) {
+        self.v4.flows.bury_dead();
+        self.v6.flows.bury_dead();
+    }
+
+    fn source_allowed(&self, set: u32, source: IpAddr) -> bool {
+        let ranges = self.source_ranges(set);
+        ranges.iter().any(|range| range.contains(&source))
+    }
+
+    fn next_hop(&self, destination: IpAddr) -> NextHop {
+        let matching = self
+            .routes
+            .iter()
+            .filter(|(net, _)| net.contains(&destination));
+        matching
+            .max_by_key(|(net, _)| net.prefix_len())
+            .map_or(NextHop::None, |(_, hop)| *hop)
+    }
+
+    /// SplitMix64 (Steele et al., OOPSLA 2014), of which the upper half is used.
+    fn random(&self) -> u32 {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut z = self.random.fetch_add(STEP, Relaxed).wrapping_add(STEP);
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) >> 32) as u32
+    }
+
+    fn may_answer(&self) -> bool {
+        let taken = self
+            .answers_left
+            .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        taken.is_ok()
+    }
+
+    fn count_refusal(&self, service: u32, reason: Reason) {
+        let mut learnt = self.learnt();
+        let stats = learnt.services.entry(service).or_default();
+        match reason {
+            Reason::NoEndpoints => stats.rejected += 1,
+            _ => stats.dropped += 1,
+        }
+    }
+
+    fn count_connection(&self, service: u32, endpoint: u32) {
+        let mut learnt = self.learnt();
+        learnt.services.entry(service).or_default().connections += 1;
+        *learnt.endpoints.entry(endpoint).or_default() += 1;
+    }
+
+    /// Whole after each change, so a thread that panicked leaves nothing half done.
+    fn learnt(&self) -> MutexGuard<'_, Learnt> {
+        self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An address in either of the pipeline's forms as the rest of the program has it.
+fn ip<A: Address>(address: A) -> IpAddr {
+    address.to_mapped().into()
+}

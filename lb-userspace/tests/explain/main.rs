@@ -1,0 +1,336 @@
+//! `node-lb explain` as an operator runs it: manifests in, JSON or sentences out.
+
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+mod text;
+
+const NODE: &str = "
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+spec: {podCIDRs: [10.0.0.0/24, 'fd00:10::/64']}
+status:
+  addresses:
+  - {type: InternalIP, address: 192.168.0.2}
+  - {type: InternalIP, address: '2001:db8::2'}
+";
+
+const WEB: &str = "
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: web}
+spec:
+  type: LoadBalancer
+  clusterIP: 172.30.0.1
+  clusterIPs: [172.30.0.1, 'fd00::1']
+  ipFamilies: [IPv4, IPv6]
+  externalTrafficPolicy: Local
+  externalIPs: [198.51.100.7]
+  loadBalancerSourceRanges: [203.0.113.0/25]
+  ports:
+  - {name: http, port: 80, protocol: TCP, nodePort: 30080}
+  - {name: quic, port: 80, protocol: UDP, nodePort: 30080}
+  - {name: sig, port: 80, protocol: SCTP, nodePort: 30080}
+status:
+  loadBalancer:
+    ingress: [{ip: 192.0.2.10}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  namespace: shop
+  name: web-4
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv4
+ports:
+- {name: http, port: 8080, protocol: TCP}
+- {name: sig, port: 8080, protocol: SCTP}
+endpoints:
+- {addresses: [10.0.1.1], nodeName: node-2}
+- {addresses: [10.0.0.1], nodeName: node-1}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  namespace: shop
+  name: web-6
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv6
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints:
+- {addresses: ['fd00:20::1'], nodeName: node-2}
+";
+
+const DB: &str = "
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: db}
+spec:
+  clusterIP: 172.30.0.2
+  sessionAffinity: ClientIP
+  ports: [{port: 5432}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  namespace: shop
+  name: db-1
+  labels: {kubernetes.io/service-name: db}
+addressType: IPv4
+ports: [{name: '', port: 5432, protocol: TCP}]
+endpoints:
+- addresses: [10.0.1.9]
+  conditions: {ready: false, serving: true, terminating: true}
+";
+
+/// Pods by the Node object's podCIDRs.
+const NODE_CIDR: [&str; 2] = ["--detect-local-mode", "NodeCIDR"];
+const BOTH: [&str; 2] = ["10.0.0.1:8080", "10.0.1.1:8080"];
+
+#[test]
+fn json_follows_source_destination_and_detector() {
+    let manifests = manifests(&[NODE, WEB, DB]);
+    for (from, to, expected) in [
+        (
+            "203.0.113.9",
+            "172.30.0.1:80",
+            web("ClusterIP", "Cluster", &BOTH, true),
+        ),
+        (
+            "10.0.0.7",
+            "172.30.0.1:80/tcp",
+            web("ClusterIP", "Cluster", &BOTH, false),
+        ),
+        (
+            "192.168.0.2",
+            "172.30.0.1:80",
+            web("ClusterIP", "Cluster", &BOTH, true),
+        ),
+        // externalTrafficPolicy Local: this node's endpoint, but for pods and the node itself.
+        (
+            "203.0.113.9",
+            "192.168.0.2:30080",
+            web("NodePort", "Local", &BOTH[..1], false),
+        ),
+        (
+            "203.0.113.9",
+            "192.0.2.10:80",
+            web("LoadBalancerIP", "Local", &BOTH[..1], false),
+        ),
+        (
+            "203.0.113.9",
+            "198.51.100.7:80",
+            web("ExternalIP", "Local", &BOTH[..1], false),
+        ),
+        (
+            "10.0.0.7",
+            "192.168.0.2:30080",
+            web("NodePort", "Cluster", &BOTH, false),
+        ),
+        (
+            "192.168.0.2",
+            "192.168.0.2:30080",
+            web("NodePort", "Cluster", &BOTH, true),
+        ),
+        // One of them is the client itself, whose address changes only if it is picked.
+        (
+            "10.0.0.1",
+            "198.51.100.7:80",
+            web("ExternalIP", "Cluster", &BOTH, false),
+        ),
+        (
+            "fd00:10::7",
+            "[fd00::1]:80",
+            web("ClusterIP", "Cluster", &["[fd00:20::1]:8080"], false),
+        ),
+        (
+            "203.0.113.200",
+            "192.0.2.10:80",
+            refused(
+                "drop",
+                "source-range",
+                "shop/web:http",
+                "LoadBalancerIP",
+                "Local",
+            ),
+        ),
+        (
+            "2001:db8:c::9",
+            "[2001:db8::2]:30080",
+            refused(
+                "drop",
+                "no-local-endpoints",
+                "shop/web:http",
+                "NodePort",
+                "Local",
+            ),
+        ),
+        (
+            "203.0.113.9",
+            "172.30.0.1:80/udp",
+            refused(
+                "reject",
+                "no-endpoints",
+                "shop/web:quic",
+                "ClusterIP",
+                "Cluster",
+            ),
+        ),
+        (
+            "203.0.113.9",
+            "172.30.0.1:80/sctp",
+            passed("other-protocol"),
+        ),
+        ("203.0.113.9", "172.30.0.1:81", passed("not-service")),
+        (
+            "203.0.113.9",
+            "172.30.0.2:5432",
+            forwarded("shop/db", "ClusterIP", "Cluster", &["10.0.1.9:5432"], true),
+        ),
+    ] {
+        let explained = explain_json(
+            &manifests,
+            &[&["--from", from, "--to", to], &NODE_CIDR[..]].concat(),
+        );
+        assert_eq!(explained, expected, "{from} to {to}");
+    }
+}
+
+#[test]
+fn the_only_endpoint_reaches_itself_through_the_node() {
+    let one = WEB.replace("- {addresses: [10.0.1.1], nodeName: node-2}\n", "");
+    let manifests = manifests(&[NODE, &one]);
+    let to_itself = ["--from", "10.0.0.1", "--to", "172.30.0.1:80"];
+    let explained = explain_json(&manifests, &to_itself);
+    assert_eq!(explained["sourceNAT"], true, "without a detector, too");
+}
+
+#[test]
+fn settings_decide_as_for_the_agent() {
+    let manifests = manifests(&[NODE, WEB]);
+    let source_nat = |arguments: &[&str]| {
+        let pod = ["--from", "10.0.0.7", "--to", "172.30.0.1:80"];
+        explain_json(&manifests, &[&pod, arguments].concat())["sourceNAT"].clone()
+    };
+    assert_eq!(source_nat(&[]), false, "no cluster network, so no detector");
+    assert_eq!(source_nat(&["--cluster-cidr", "10.0.0.0/8"]), false);
+    assert_eq!(source_nat(&["--cluster-cidr", "10.9.0.0/16"]), true);
+    assert_eq!(source_nat(&["--masquerade-all"]), true);
+    let prefix = [
+        "--detect-local-mode",
+        "InterfaceNamePrefix",
+        "--pod-interface-name-prefix",
+        "veth",
+    ];
+    assert_eq!(source_nat(&prefix), true, "by no interface");
+    assert_eq!(
+        source_nat(&[&prefix[..], &["--interface", "eth0"]].concat()),
+        true
+    );
+    assert_eq!(
+        source_nat(&[&prefix[..], &["--interface", "veth7"]].concat()),
+        false
+    );
+}
+
+#[test]
+fn what_cannot_work_fails_with_a_reason() {
+    let manifests = manifests(&[NODE]);
+    for (arguments, code, reason) in [
+        (&["--to", "192.0.2.1:80"][..], 2, "--from"),
+        (&["--from", "192.0.2.1"], 2, "--to"),
+        (&["--from", "here", "--to", "192.0.2.1:80"], 2, "--from"),
+        (&["--from", "192.0.2.1", "--to", "192.0.2.1"], 2, "IP:PORT"),
+        (
+            &["--from", "192.0.2.1", "--to", "192.0.2.1:80/icmp"],
+            2,
+            "unknown protocol",
+        ),
+        (
+            &["--from", "192.0.2.1", "--to", "[2001:db8::1]:80"],
+            1,
+            "IP family",
+        ),
+    ] {
+        let output = explain(&manifests, arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(reason), "{arguments:?}: {stderr}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+fn web(frontend: &str, policy: &str, endpoints: &[&str], source_nat: bool) -> Value {
+    forwarded("shop/web:http", frontend, policy, endpoints, source_nat)
+}
+
+fn forwarded(
+    service: &str,
+    frontend: &str,
+    policy: &str,
+    endpoints: &[&str],
+    source_nat: bool,
+) -> Value {
+    json!({
+        "verdict": "forward",
+        "reason": "opened",
+        "service": service,
+        "frontend": frontend,
+        "policy": policy,
+        "endpoints": endpoints,
+        "sourceNAT": source_nat,
+    })
+}
+
+fn refused(verdict: &str, reason: &str, service: &str, frontend: &str, policy: &str) -> Value {
+    json!({
+        "verdict": verdict,
+        "reason": reason,
+        "service": service,
+        "frontend": frontend,
+        "policy": policy,
+        "endpoints": [],
+        "sourceNAT": false,
+    })
+}
+
+fn passed(reason: &str) -> Value {
+    json!({
+        "verdict": "pass",
+        "reason": reason,
+        "service": null,
+        "frontend": null,
+        "policy": null,
+        "endpoints": [],
+        "sourceNAT": false,
+    })
+}
+
+fn manifests(documents: &[&str]) -> TempDir {
+    let directory = TempDir::new().unwrap();
+    for (index, document) in documents.iter().enumerate() {
+        fs::write(directory.path().join(format!("{index}.yaml")), document).unwrap();
+    }
+    directory
+}
+
+fn explain_json(manifests: &TempDir, arguments: &[&str]) -> Value {
+    let output = explain(manifests, &[&["-o", "json"], arguments].concat());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn explain(manifests: &TempDir, arguments: &[&str]) -> Output {
+    let source = format!("dir:{}", manifests.path().display());
+    Command::new(env!("CARGO_BIN_EXE_node-lb"))
+        .args(["explain", "--source", &source, "--node", "node-1"])
+        .args(arguments)
+        .output()
+        .unwrap()
+}

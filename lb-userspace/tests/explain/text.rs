@@ -1,0 +1,92 @@
+//! The sentences.
+
+use crate::{DB, NODE, NODE_CIDR, WEB, explain, manifests};
+
+#[test]
+fn text_reads_as_an_explanation() {
+    let manifests = manifests(&[NODE, WEB, DB]);
+    for (from, to, expected) in [
+        (
+            "203.0.113.9",
+            "192.168.0.2:30080",
+            "\
+TCP from 203.0.113.9 (outside) to 192.168.0.2:30080 is forwarded (opened).
+192.168.0.2:30080 is a node port of Service shop/web:http.
+externalTrafficPolicy is Local: only endpoints on this node serve it.
+The only such endpoint is 10.0.0.1:8080.
+The source address is kept.
+",
+        ),
+        (
+            "10.0.0.1",
+            "198.51.100.7:80",
+            "\
+TCP from 10.0.0.1 (a local pod) to 198.51.100.7:80 is forwarded (opened).
+198.51.100.7:80 is an external IP of Service shop/web:http.
+externalTrafficPolicy is Local, but what local pods and the node itself send may go to any node.
+One of 2 is picked at random: 10.0.0.1:8080, 10.0.1.1:8080.
+The source address is kept, unless 10.0.0.1:8080 is picked, which is the client itself: then it becomes this node's.
+",
+        ),
+        (
+            "203.0.113.9",
+            "172.30.0.2:5432",
+            "\
+TCP from 203.0.113.9 (outside) to 172.30.0.2:5432 is forwarded (opened).
+172.30.0.2:5432 is the cluster IP of Service shop/db.
+internalTrafficPolicy is Cluster: endpoints on any node serve it.
+The only such endpoint is 10.0.1.9:5432.
+None is ready; these still serve while they terminate.
+A client that connected within the last 3h returns to its endpoint (session affinity).
+The source address becomes this node's, 192.168.0.2.
+",
+        ),
+        (
+            "203.0.113.200",
+            "192.0.2.10:80",
+            "\
+TCP from 203.0.113.200 (outside) to 192.0.2.10:80 is dropped (source-range).
+192.0.2.10:80 is a load balancer IP of Service shop/web:http.
+Its loadBalancerSourceRanges, 203.0.113.0/25, do not contain 203.0.113.200.
+",
+        ),
+        (
+            "203.0.113.9",
+            "172.30.0.1:80/udp",
+            "\
+UDP from 203.0.113.9 (outside) to 172.30.0.1:80 is rejected (no-endpoints).
+172.30.0.1:80 is the cluster IP of Service shop/web:quic.
+No endpoint on any node is ready, or still serves while it terminates; the client is told by ICMP port unreachable.
+",
+        ),
+        (
+            "2001:db8:c::9",
+            "[2001:db8::2]:30080",
+            "\
+TCP from 2001:db8:c::9 (outside) to [2001:db8::2]:30080 is dropped (no-local-endpoints).
+[2001:db8::2]:30080 is a node port of Service shop/web:http.
+externalTrafficPolicy is Local and no endpoint on this node is usable, though others are; silence lets a load balancer move on.
+",
+        ),
+        (
+            "192.168.0.2",
+            "172.30.0.1:80/sctp",
+            "\
+SCTP from 192.168.0.2 (this node) to 172.30.0.1:80 passes untouched (other-protocol).
+SCTP is not translated; whatever its Services say, it is the kernel's.
+",
+        ),
+        (
+            "203.0.113.9",
+            "192.0.2.99:80",
+            "\
+TCP from 203.0.113.9 (outside) to 192.0.2.99:80 passes untouched (not-service).
+No Service has this address, port and protocol here; it is the kernel's.
+",
+        ),
+    ] {
+        let arguments = [&["--from", from, "--to", to], &NODE_CIDR[..]].concat();
+        let output = explain(&manifests, &arguments);
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+    }
+}

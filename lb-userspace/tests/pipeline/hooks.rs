@@ -1,0 +1,54 @@
+//! Frames through the hooks, as a node's devices would hand them over.
+
+use lb_common::verdict::{Action, Reason, Verdict};
+use node_lb::memory::{MemoryFrame, MemoryTables};
+
+use crate::read::Read;
+
+/// What a hook made of a frame.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub action: Action,
+    pub reason: Reason,
+    pub frame: Vec<u8>,
+}
+
+impl Outcome {
+    fn new(verdict: Verdict, frame: MemoryFrame) -> Self {
+        Self {
+            action: verdict.action,
+            reason: verdict.reason,
+            frame: frame.into_bytes(),
+        }
+    }
+
+    pub fn read(&self) -> Read {
+        Read::frame(&self.frame)
+    }
+}
+
+/// A frame that comes in by a device nobody knows.
+pub fn ingress(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+    let mut frame = MemoryFrame::new(frame.to_vec(), 0);
+    Outcome::new(tables.tc().ingress(&mut frame), frame)
+}
+
+/// A frame that leaves by such a device.
+pub fn egress(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+    let mut frame = MemoryFrame::new(frame.to_vec(), 0);
+    Outcome::new(tables.tc().egress(&mut frame), frame)
+}
+
+/// A frame on its way through the node: what crosses the host's stack meets both hooks. The reason
+/// is that of the hook which did something.
+pub fn through(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+    let arrived = ingress(tables, frame);
+    if arrived.action != Action::Pass {
+        return arrived;
+    }
+    let left = egress(tables, &arrived.frame);
+    match left.reason {
+        Reason::NotService | Reason::UnknownFragment if left.frame == arrived.frame => arrived,
+        _ => left,
+    }
+}

@@ -1,0 +1,20 @@
+//! The packet pipeline on the host: the kernel's code over tables in memory, without root.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod hooks;
+mod packet;
+mod read;
+mod scene;
+
+mod answers;
+mod fragments;
+mod garbage;
+mod icmp;
+mod limits;
+mod next_hops;
+mod round_trip;
+mod selection;
+mod stress;
+mod vectors;

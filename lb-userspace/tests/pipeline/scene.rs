@@ -1,0 +1,348 @@
+//! A node with one Service, and packets through it.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use lb_common::{
+    abi::device_flag,
+    flow::{Ethernet, Hop},
+    tables::NextHop,
+};
+use node_lb::{
+    config::PortRange,
+    memory::{MemoryTables, Settings},
+    model::{
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
+        Service, ServicePort, ServiceType, TrafficPolicy,
+    },
+    plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
+};
+use proptest::{collection::vec, prelude::*, sample::select};
+
+use crate::packet::{self, Header, SYN, TCP, UDP};
+
+/// Ports for source NAT.
+pub const SNAT: PortRange = PortRange {
+    first: 10_000,
+    last: 29_999,
+};
+/// The Ethernet addresses that forwarded frames leave with.
+pub const LEFT: Ethernet = Ethernet {
+    to: [2, 0, 0, 0, 0, 3],
+    from: [2, 0, 0, 0, 0, 4],
+};
+/// Of the link that they leave by.
+pub const MTU: u16 = 1500;
+
+const NODE_NAME: &str = "node-1";
+
+/// A Service of one port and one family on a node that a default route leads away from.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    pub family: IpFamily,
+    /// [`TCP`] or [`UDP`].
+    pub protocol: u8,
+    /// What clients address.
+    pub frontend: FrontendKind,
+    pub internal: TrafficPolicy,
+    pub external: TrafficPolicy,
+    pub endpoints: Vec<Place>,
+    pub affinity: Option<Duration>,
+    pub client: Client,
+    pub bypass: bool,
+    pub ports: PortRange,
+    pub flow_records: u32,
+}
+
+/// Where an endpoint is and what it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Local,
+    Remote,
+    LocalTerminating,
+    RemoteTerminating,
+    /// In the host's network.
+    Host,
+}
+
+/// Who connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    Outside,
+    Pod,
+    /// The pod that is the first endpoint; the node itself if that is in the host's network.
+    FirstEndpoint,
+}
+
+impl Scene {
+    /// A ClusterIP with one remote endpoint and a client outside: source NAT and a next hop.
+    pub fn new(family: IpFamily, protocol: u8) -> Self {
+        Self {
+            family,
+            protocol,
+            frontend: FrontendKind::ClusterIp,
+            internal: TrafficPolicy::Cluster,
+            external: TrafficPolicy::Cluster,
+            endpoints: vec![Place::Remote],
+            affinity: None,
+            client: Client::Outside,
+            bypass: true,
+            ports: SNAT,
+            flow_records: 1024,
+        }
+    }
+
+    /// Both families and protocols.
+    pub fn each() -> impl Iterator<Item = Self> {
+        [IpFamily::V4, IpFamily::V6]
+            .into_iter()
+            .flat_map(|family| [TCP, UDP].map(|protocol| Self::new(family, protocol)))
+    }
+
+    /// Scenes whose Service has a candidate for whoever connects.
+    pub fn any() -> impl Strategy<Value = Self> {
+        let kinds = vec![
+            FrontendKind::ClusterIp,
+            FrontendKind::LoadBalancerIp,
+            FrontendKind::ExternalIp,
+            FrontendKind::NodePort,
+        ];
+        let policy = || select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local]);
+        let place = select(vec![
+            Place::Local,
+            Place::Remote,
+            Place::LocalTerminating,
+            Place::RemoteTerminating,
+            Place::Host,
+        ]);
+        let client = select(vec![Client::Outside, Client::Pod, Client::FirstEndpoint]);
+        (
+            select(vec![IpFamily::V4, IpFamily::V6]),
+            select(vec![TCP, UDP]),
+            select(kinds),
+            (policy(), policy()),
+            vec(place, 1..6),
+            client,
+            any::<bool>(),
+        )
+            .prop_map(
+                |(family, protocol, frontend, policies, endpoints, client, bypass)| Self {
+                    frontend,
+                    internal: policies.0,
+                    external: policies.1,
+                    endpoints,
+                    client,
+                    bypass,
+                    ..Self::new(family, protocol)
+                },
+            )
+            .prop_filter("a candidate", |scene| !scene.candidates().is_empty())
+    }
+
+    pub fn tables(&self) -> MemoryTables {
+        let node = self.local_node();
+        let detector = LocalDetector::Networks(vec![
+            "10.0.0.0/8".parse().unwrap(),
+            "fd00:10::/64".parse().unwrap(),
+        ]);
+        let mut tables = MemoryTables::new(&Settings {
+            node: &node,
+            local_addresses: &node_addresses(),
+            detector: &detector,
+            masquerade_all: false,
+            bypass: self.bypass,
+            ports: self.ports,
+            flow_records: self.flow_records,
+        });
+        tables.program(&[self.plan()]);
+        let ifindex = tables.add_device("eth0", device_flag::XDP_TARGET);
+        for everywhere in ["0.0.0.0/0", "::/0"] {
+            tables.add_route(everywhere.parse().unwrap(), NextHop::Known(hop(ifindex)));
+        }
+        tables
+    }
+
+    pub fn plan(&self) -> Plan {
+        let slices = self.slices();
+        let slices: Vec<_> = slices.iter().collect();
+        plan(&self.service(), &slices, &self.local_node())
+            .ports
+            .swap_remove(0)
+    }
+
+    /// What clients connect to.
+    pub fn target(&self) -> SocketAddr {
+        let plan = self.plan();
+        let mut frontends = plan.frontends.iter();
+        frontends
+            .find(|f| f.kind == self.frontend)
+            .expect("a frontend")
+            .address
+    }
+
+    /// The endpoints that may serve the client, by kube-proxy's rules alone.
+    pub fn candidates(&self) -> Vec<SocketAddr> {
+        let plan = self.plan();
+        let policy = match self.frontend {
+            FrontendKind::ClusterIp => self.internal,
+            _ if self.client == Client::Outside => self.external,
+            _ => TrafficPolicy::Cluster,
+        };
+        match policy {
+            TrafficPolicy::Cluster => plan.endpoints.cluster().to_vec(),
+            TrafficPolicy::Local => plan.endpoints.local().to_vec(),
+        }
+    }
+
+    /// Whether the client's address is replaced on the way to `endpoint`, by kube-proxy's rules.
+    pub fn source_nat(&self, endpoint: IpAddr) -> bool {
+        let client = self.client(1).ip();
+        let masquerade = match self.frontend {
+            FrontendKind::ClusterIp => self.client == Client::Outside,
+            _ => self.external == TrafficPolicy::Cluster,
+        };
+        let needed = masquerade || client == self.node() || client == endpoint;
+        needed && endpoint != self.node()
+    }
+
+    pub fn client(&self, port: u16) -> SocketAddr {
+        let address = match self.client {
+            Client::Outside => self.ip("203.0.113.9", "2001:db8:c::9"),
+            Client::Pod => self.ip("10.0.9.9", "fd00:10::9:9"),
+            Client::FirstEndpoint => self.endpoint(0).ip(),
+        };
+        SocketAddr::new(address, port)
+    }
+
+    pub fn endpoint(&self, index: usize) -> SocketAddr {
+        let address = match (self.endpoints[index], self.family) {
+            (Place::Host, _) => self.node(),
+            (_, IpFamily::V4) => IpAddr::from([10, 0, 1, index as u8]),
+            (_, IpFamily::V6) => IpAddr::from([0xfd00, 0x10, 0, 0, 0, 0, 1, index as u16]),
+        };
+        SocketAddr::new(address, 8080 + index as u16)
+    }
+
+    pub fn node(&self) -> IpAddr {
+        self.ip("192.168.0.2", "2001:db8::2")
+    }
+
+    fn ip(&self, v4: &str, v6: &str) -> IpAddr {
+        match self.family {
+            IpFamily::V4 => v4.parse().unwrap(),
+            IpFamily::V6 => v6.parse().unwrap(),
+        }
+    }
+
+    /// A packet of the scene's protocol, as an IP payload.
+    pub fn segment(&self, from: SocketAddr, to: SocketAddr, flags: u8, data: &[u8]) -> Vec<u8> {
+        match self.protocol {
+            TCP => packet::tcp(from, to, flags, data),
+            UDP => packet::udp(from, to, data),
+            protocol => panic!("protocol {protocol}"),
+        }
+    }
+
+    pub fn frame(&self, from: SocketAddr, to: SocketAddr, flags: u8, data: &[u8]) -> Vec<u8> {
+        let segment = self.segment(from, to, flags, data);
+        Header::new(from.ip(), to.ip()).frame(self.protocol, &segment)
+    }
+
+    /// The first packet of a connection from the client's port.
+    pub fn opening(&self, port: u16) -> Vec<u8> {
+        self.frame(self.client(port), self.target(), SYN, b"hello")
+    }
+
+    fn local_node(&self) -> LocalNode {
+        let node = Node {
+            name: NODE_NAME.into(),
+            addresses: node_addresses(),
+            ..Node::default()
+        };
+        LocalNode::new(&node, &node.addresses, &PlanOptions::default())
+    }
+
+    fn service(&self) -> Service {
+        Service {
+            name: name("web"),
+            service_type: ServiceType::LoadBalancer,
+            cluster_ips: vec![self.ip("172.30.0.1", "fd00:30::1")],
+            external_ips: vec![self.ip("198.51.100.7", "2001:db8:e::7")],
+            load_balancer_ips: vec![self.ip("192.0.2.10", "2001:db8:b::10")],
+            ports: vec![ServicePort {
+                name: String::new(),
+                protocol: self.protocol(),
+                port: 80,
+                node_port: 30_080,
+            }],
+            internal_traffic_policy: self.internal,
+            external_traffic_policy: self.external,
+            load_balancer_source_ranges: Vec::new(),
+            health_check_node_port: 0,
+            session_affinity: self.affinity,
+            algorithm: Algorithm::Random,
+        }
+    }
+
+    /// One per endpoint, as each has a port of its own.
+    fn slices(&self) -> Vec<EndpointSlice> {
+        let places = self.endpoints.iter().enumerate();
+        places
+            .map(|(index, place)| {
+                let address = self.endpoint(index);
+                let terminating =
+                    matches!(place, Place::LocalTerminating | Place::RemoteTerminating);
+                let remote = matches!(place, Place::Remote | Place::RemoteTerminating);
+                EndpointSlice {
+                    name: name(&format!("web-{index}")),
+                    service: "web".into(),
+                    ports: vec![EndpointPort {
+                        name: String::new(),
+                        protocol: self.protocol(),
+                        port: address.port(),
+                    }],
+                    endpoints: vec![Endpoint {
+                        address: address.ip(),
+                        ready: !terminating,
+                        serving: true,
+                        terminating,
+                        node_name: Some(if remote { "node-2" } else { NODE_NAME }.into()),
+                        zone_hints: Vec::new(),
+                        node_hints: Vec::new(),
+                    }],
+                }
+            })
+            .collect()
+    }
+
+    fn protocol(&self) -> Protocol {
+        match self.protocol {
+            TCP => Protocol::Tcp,
+            _ => Protocol::Udp,
+        }
+    }
+}
+
+pub fn hop(ifindex: u32) -> Hop {
+    Hop {
+        ifindex,
+        ethernet: LEFT,
+        mtu: MTU,
+        pad: 0,
+    }
+}
+
+fn node_addresses() -> Vec<IpAddr> {
+    ["192.168.0.2", "2001:db8::2"]
+        .map(|ip| ip.parse().unwrap())
+        .to_vec()
+}
+
+fn name(name: &str) -> ObjectName {
+    ObjectName {
+        namespace: "shop".into(),
+        name: name.into(),
+    }
+}

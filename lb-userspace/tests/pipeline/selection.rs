@@ -1,0 +1,250 @@
+//! Which endpoint a connection gets: session affinity, Maglev lookup, an even spread.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use lb_common::{
+    addr::{Address, Ip4},
+    parse::{TCP, Tuple},
+    select::{self, Policy},
+    verdict::Reason,
+};
+use node_lb::{
+    memory::MemoryTables,
+    model::{IpFamily, TrafficPolicy},
+    plan::FrontendKind,
+};
+
+use crate::{
+    hooks::ingress,
+    scene::{Client, Place, Scene},
+};
+
+const TIMEOUT: u32 = 10_800;
+
+#[test]
+fn connections_spread_evenly() {
+    for scene in Scene::each() {
+        let scene = Scene {
+            endpoints: vec![Place::Remote; 5],
+            flow_records: 1 << 17,
+            ..scene
+        };
+        let tables = scene.tables();
+        let mut picks = BTreeMap::<SocketAddr, u32>::new();
+        for port in 1..=5_000 {
+            let outcome = ingress(&tables, &scene.opening(port));
+            assert_eq!(outcome.reason, Reason::Opened);
+            *picks.entry(outcome.read().to()).or_default() += 1;
+        }
+        assert_eq!(picks.len(), 5);
+        assert!(
+            picks.values().all(|count| (850..1150).contains(count)),
+            "{picks:?}"
+        );
+        for index in 0..5 {
+            let endpoint = *tables.endpoint(index).unwrap();
+            let address = SocketAddr::new(endpoint.address.into(), endpoint.port);
+            assert_eq!(tables.connections(endpoint.id), u64::from(picks[&address]));
+        }
+    }
+}
+
+#[test]
+fn a_client_stays_with_its_endpoint_within_the_timeout() {
+    let scene = sticky();
+    let tables = scene.tables();
+    let first = pick(&scene, &tables, 1);
+    assert_eq!(picks(&scene, &tables, 2..50), BTreeSet::from([first]));
+}
+
+#[test]
+fn every_way_to_a_service_port_shares_its_affinity() {
+    let scene = sticky();
+    let tables = scene.tables();
+    let first = pick(&scene, &tables, 1);
+    for frontend in [
+        FrontendKind::LoadBalancerIp,
+        FrontendKind::NodePort,
+        FrontendKind::ExternalIp,
+    ] {
+        let scene = Scene {
+            frontend,
+            ..scene.clone()
+        };
+        assert_eq!(
+            picks(&scene, &tables, 100..150),
+            BTreeSet::from([first]),
+            "{frontend}"
+        );
+    }
+}
+
+#[test]
+fn each_new_connection_restarts_the_timeout() {
+    let scene = sticky();
+    let tables = scene.tables();
+    let first = pick(&scene, &tables, 1);
+    for connection in 1..20 {
+        tables.set_seconds(u32::from(connection) * (TIMEOUT - 1));
+        assert_eq!(pick(&scene, &tables, 1 + connection), first);
+    }
+}
+
+#[test]
+fn affinity_ends_with_the_timeout() {
+    let scene = sticky();
+    let tables = scene.tables();
+    let mut seen = BTreeSet::new();
+    for connection in 0..50 {
+        tables.set_seconds(u32::from(connection) * TIMEOUT);
+        seen.insert(pick(&scene, &tables, 1 + connection));
+    }
+    assert_eq!(seen.len(), scene.endpoints.len());
+}
+
+#[test]
+fn affinity_to_a_remote_endpoint_does_not_leave_the_local_set() {
+    let cluster = Scene {
+        endpoints: vec![Place::Local, Place::Remote, Place::Remote, Place::Remote],
+        external: TrafficPolicy::Local,
+        ..sticky()
+    };
+    let local = Scene {
+        frontend: FrontendKind::NodePort,
+        ..cluster.clone()
+    };
+    for seed in 0..50 {
+        let tables = cluster.tables();
+        tables.seed(seed);
+        let first = pick(&cluster, &tables, 1);
+        assert_eq!(pick(&local, &tables, 2), cluster.endpoint(0));
+        assert_eq!(
+            pick(&cluster, &tables, 3),
+            first,
+            "the Cluster set's choice is kept apart"
+        );
+    }
+}
+
+#[test]
+fn affinity_breaks_when_the_endpoint_leaves() {
+    let scene = sticky();
+    let mut tables = scene.tables();
+    let first = pick(&scene, &tables, 1);
+    let left: Vec<_> = (0..scene.endpoints.len())
+        .map(|index| match scene.endpoint(index) == first {
+            true => Place::RemoteTerminating,
+            false => Place::Remote,
+        })
+        .collect();
+    let changed = Scene {
+        endpoints: left,
+        ..scene.clone()
+    };
+    tables.program(&[changed.plan()]);
+    let second = pick(&scene, &tables, 2);
+    assert_ne!(second, first);
+
+    // The endpoint that took over keeps its number, wherever it moves in the set.
+    tables.program(&[scene.plan()]);
+    assert_eq!(picks(&scene, &tables, 3..50), BTreeSet::from([second]));
+}
+
+#[test]
+fn clients_and_services_have_affinity_of_their_own() {
+    let scene = sticky();
+    let tables = scene.tables();
+    let firsts: BTreeSet<_> = (0..=u8::MAX)
+        .filter_map(|client| pick_for(&tables, [10, 9, 9, client]))
+        .collect();
+    assert_eq!(firsts.len(), scene.endpoints.len(), "clients spread");
+}
+
+#[test]
+fn maglev_lookup_follows_the_table() {
+    let scene = Scene {
+        endpoints: vec![Place::Local, Place::Remote, Place::Remote],
+        external: TrafficPolicy::Local,
+        ..Scene::new(IpFamily::V4, TCP)
+    };
+    let mut tables = scene.tables();
+    let cluster: Vec<u16> = (0..13).map(|row| row % 3).collect();
+    tables.set_maglev(1, &cluster, &[0; 13]);
+
+    let mut rows = BTreeSet::new();
+    for port in 1..200 {
+        let tuple = tuple(&scene, port);
+        let row = select::maglev_hash(&tuple) % 13;
+        rows.insert(row);
+        let plan = tables.plan(1).unwrap();
+        let picked = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple);
+        assert_eq!(picked, Some(plan.first + u32::from(cluster[row as usize])));
+        let picked = select::pick(&tables.tc(), plan, Policy::Local, &tuple);
+        assert_eq!(picked, Some(plan.first));
+    }
+    assert_eq!(rows.len(), 13, "every row is somebody's");
+}
+
+#[test]
+fn maglev_picks_are_the_same_on_every_node() {
+    let scene = Scene::new(IpFamily::V4, TCP);
+    let hashes = (1..100).map(|port| select::maglev_hash(&tuple(&scene, port)));
+    // Changing the hash moves connections during an upgrade: this must not happen unnoticed.
+    assert_eq!(
+        hashes.fold(0, |all: u32, hash| all.rotate_left(1) ^ hash),
+        MAGLEV_HASHES
+    );
+}
+
+const MAGLEV_HASHES: u32 = 2_731_172_130;
+
+/// Four remote endpoints, `sessionAffinity: ClientIP`, and a pod as client.
+fn sticky() -> Scene {
+    Scene {
+        endpoints: vec![Place::Remote; 4],
+        affinity: Some(Duration::from_secs(TIMEOUT.into())),
+        client: Client::Outside,
+        ..Scene::new(IpFamily::V4, TCP)
+    }
+}
+
+/// Where a new connection from the client's port goes.
+fn pick(scene: &Scene, tables: &MemoryTables, port: u16) -> SocketAddr {
+    ingress(tables, &scene.opening(port)).read().to()
+}
+
+fn picks(
+    scene: &Scene,
+    tables: &MemoryTables,
+    ports: std::ops::Range<u16>,
+) -> BTreeSet<SocketAddr> {
+    ports.map(|port| pick(scene, tables, port)).collect()
+}
+
+fn pick_for(tables: &MemoryTables, client: [u8; 4]) -> Option<u32> {
+    let tuple = Tuple {
+        source: Ip4 { octets: client },
+        protocol: TCP,
+        ..Tuple::default()
+    };
+    let plan = tables.plan(1)?;
+    let first = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple);
+    let again = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple);
+    assert_eq!(first, again);
+    first
+}
+
+fn tuple(scene: &Scene, port: u16) -> Tuple<Ip4> {
+    Tuple {
+        source: Ip4::from_mapped(scene.client(port).ip().into()),
+        destination: Ip4::from_mapped(scene.target().ip().into()),
+        source_port: port,
+        destination_port: scene.target().port(),
+        protocol: TCP,
+        pad: [0; 3],
+    }
+}
