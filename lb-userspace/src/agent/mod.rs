@@ -194,6 +194,9 @@ impl Agent {
             self.proxy_health
                 .set_node(Some(&self.config.this_node(self.this_node())));
             self.node_changed()?;
+            if first {
+                self.service_health = self.health_servers();
+            }
             services = self
                 .store
                 .services()
@@ -302,6 +305,17 @@ impl Agent {
             self.proxy_health.updated(family);
         }
         self.syncer.measure(&self.metrics, since);
+    }
+
+    /// No server yet, for the addresses that this node has by now.
+    fn health_servers(&self) -> ServiceHealthServers {
+        let addresses = self.watcher.devices().local_addresses();
+        let listen = listen_addresses(&self.config, &self.node, &addresses);
+        ServiceHealthServers::new(
+            Options::new(listen),
+            self.proxy_health.clone(),
+            &self.metrics,
+        )
     }
 
     /// Starts the servers that speak for the whole agent.

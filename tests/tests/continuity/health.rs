@@ -8,7 +8,7 @@ use lb_tests::{Balanced, Condition, FailureKind, Family, HttpAnswer, Request, Se
 use serde_json::Value;
 
 use super::support::{
-    HEALTH_CHECK_NODE_PORT, Policy, eventually, ground, load_balancer_ip, service,
+    HEALTH_CHECK_NODE_PORT, Policy, eventually, ground, ground_with, load_balancer_ip, service,
 };
 
 const WEIGHT: &str = "x-load-balancing-endpoint-weight";
@@ -69,6 +69,17 @@ fn a_port_in_use_is_reported_and_opened_once_free() {
             .ok_or(found.body)
     });
     expect(&ground, 1, 200, 2);
+}
+
+/// Which addresses are the primary ones, only the Node object tells.
+#[test]
+fn servers_listen_on_the_addresses_for_node_ports() {
+    let arguments = ["--xdp-mode=native", "--nodeport-addresses=primary"];
+    let (ground, _web) = ground_with(Policy::Local, &arguments);
+    expect(&ground, 1, 200, 2);
+    let loopback = SocketAddr::from(([127, 0, 0, 1], HEALTH_CHECK_NODE_PORT));
+    let error = http_get::get(ground.lab.node(1), loopback, "/").unwrap_err();
+    assert!(format!("{error:#}").contains("refused"), "{error:#}");
 }
 
 #[test]

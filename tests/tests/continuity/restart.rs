@@ -5,10 +5,12 @@ use std::time::Duration;
 use std::{fs, mem, thread};
 
 use lb_tests::traffic::Protocol;
-use lb_tests::{Agent, Family, Request, balanced};
+use lb_tests::{Agent, Condition, Family, Load, Request, Serve, balanced};
 
 use super::maps::{self, Programmed};
-use super::support::{Everywhere, Policy, cluster_ip, ground};
+use super::support::{
+    Everywhere, Policy, assert_flawless, cluster_ip, eventually, ground, ground_with,
+};
 
 #[test]
 fn agents_killed_and_started_again_are_not_noticed() {
@@ -105,4 +107,39 @@ fn what_changed_while_no_agent_ran_is_in_force_once_one_does() {
         after.service_ids(),
         "services keep their numbers"
     );
+}
+
+/// The pods' networks are in the Node object: until it is read, nobody may act as if it had none.
+#[test]
+fn a_restart_knows_who_is_a_pod_from_the_start() {
+    let arguments = ["--xdp-mode=native", "--detect-local-mode=NodeCIDR"];
+    let (mut ground, _web) = ground_with(Policy::Cluster, &arguments);
+    // Without source NAT, a pod of node 2 would answer the client past node 1.
+    let outside = Request::http(cluster_ip(Family::V4, Protocol::Http));
+    let load = Load::new(outside).start(ground.lab.client()).unwrap();
+    for _ in 0..5 {
+        ground.kill_agents().unwrap();
+        ground.start_agents().unwrap();
+    }
+    assert_flawless(&load.stop().unwrap());
+}
+
+#[test]
+fn an_agent_works_while_its_own_ports_are_taken() {
+    let (mut ground, mut web) = ground(Policy::Cluster);
+    ground.kill_agents().unwrap();
+    let node = ground.lab.node(1);
+    let _squatter = Serve::new("squatter").http(10249).start(node).unwrap();
+    ground.start_agents().unwrap();
+
+    let old: BTreeSet<_> = web.pods().map(|pod| pod.name().to_owned()).collect();
+    web.set_oldest(3, Condition::Gone);
+    web.write(&ground).unwrap();
+    let request = Request::http(cluster_ip(Family::V4, Protocol::Http));
+    eventually(Duration::from_secs(5), || {
+        match request.send(ground.lab.pod("pod-1-1")) {
+            Ok(reply) => Err(format!("{} of {old:?} still answers", reply.server)),
+            Err(_) => Ok(()),
+        }
+    });
 }
