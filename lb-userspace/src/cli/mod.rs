@@ -17,6 +17,7 @@ mod cleanup;
 mod flows;
 mod plan;
 mod snapshot;
+mod status;
 
 /// Runs the command in `arguments`, which start with the program's name.
 ///
@@ -42,6 +43,7 @@ enum Command {
     Cleanup(cleanup::Command),
     Plan(plan::Command),
     Flows(flows::Command),
+    Status(status::Command),
 }
 
 impl Cli {
@@ -65,6 +67,7 @@ impl Cli {
             Command::Cleanup(command) => command.run(),
             Command::Plan(command) => command.run(),
             Command::Flows(command) => command.run(),
+            Command::Status(command) => command.run(),
         }
     }
 }
