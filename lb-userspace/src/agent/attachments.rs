@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use lb_common::abi::{self, device_flag};
 
-use super::kernel::Kernel;
+use super::{kernel::Kernel, status};
 use crate::{
     config::{self, DatapathConfig, SocketLb},
     datapath::{
@@ -17,6 +17,7 @@ use crate::{
         devices::{Device, DeviceKind, Devices, Role, RoleRules},
         hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
     },
+    metrics::{self, DeviceMode},
     plan::LocalDetector,
 };
 
@@ -37,6 +38,31 @@ pub struct Attached {
     pub xdp: XdpMode,
     /// Why XDP is not in the mode asked for, or nothing is attached.
     pub reason: Option<String>,
+}
+
+impl Attached {
+    /// For metrics: how an external device's packets come in.
+    pub fn mode(&self) -> Option<DeviceMode> {
+        (self.role == Role::External).then(|| DeviceMode {
+            device: self.name.clone(),
+            mode: match self.xdp {
+                XdpMode::Native => metrics::XdpMode::Native,
+                XdpMode::Generic => metrics::XdpMode::Generic,
+                XdpMode::Off => metrics::XdpMode::Tc,
+            },
+        })
+    }
+}
+
+impl From<&Attached> for status::Device {
+    fn from(attached: &Attached) -> Self {
+        Self {
+            name: attached.name.clone(),
+            role: status::role_name(attached.role).to_owned(),
+            mode: status::mode_name(attached.xdp).to_owned(),
+            reason: attached.reason.clone(),
+        }
+    }
 }
 
 impl Attachments {

@@ -3,6 +3,8 @@
 
 mod attachments;
 mod kernel;
+mod observe;
+pub mod status;
 mod sync;
 
 use std::{
@@ -11,32 +13,34 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     task::JoinSet,
 };
 
-use self::{attachments::Attachments, kernel::Kernel, sync::Syncer};
+use self::{
+    attachments::Attachments, kernel::Kernel, observe::Observer, status::Status, sync::Syncer,
+};
 use crate::{
     config::{Config, SocketLb},
     datapath::{
         devices::{Event as DeviceEvent, Watcher},
         preflight,
     },
-    flows::FlowSweeper,
+    flows::{FlowSweeper, Stats},
     health::{
         addresses::ListenAddresses,
         clock::SystemClock,
         proxy::{HealthEndpoints, ProxyHealth},
         service::{Options, ServiceHealthServers},
     },
-    http::{self, Handler, Limits, Server},
-    metrics::{Metrics, MetricsEndpoints},
+    http::{self, Handler, Limits, LocalServer, Server},
+    metrics::{Metrics, MetricsEndpoints, Sample},
     model::IpFamily,
     plan::{LocalDetector, LocalNode, NodePortAddresses},
     program::{NodeFacts, Programmer},
@@ -50,6 +54,8 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 /// Batches of events from the source that may wait.
 const EVENT_QUEUE: usize = 64;
+/// Questions about the agent's state that may wait.
+const QUESTION_QUEUE: usize = 16;
 
 /// Runs the agent until it is told to stop. Programs and maps stay in the kernel, and traffic goes on.
 ///
@@ -91,6 +97,7 @@ struct Agent {
     service_health: ServiceHealthServers,
     /// Servers that run once the first state is in the maps.
     servers: JoinSet<()>,
+    in_sync_since: Option<SystemTime>,
 }
 
 impl Agent {
@@ -115,6 +122,7 @@ impl Agent {
             syncer: Syncer::new(programmer),
             sweeper: None,
             servers: JoinSet::new(),
+            in_sync_since: None,
             config,
             kernel,
             watcher,
@@ -141,6 +149,12 @@ impl Agent {
         self.attachments
             .sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
 
+        let (ask, mut status_asked) = mpsc::channel::<oneshot::Sender<Status>>(QUESTION_QUEUE);
+        let _local = self.serve_locally(ask)?;
+        let (ask, mut sample_asked) = mpsc::channel::<oneshot::Sender<Sample>>(QUESTION_QUEUE);
+        let observer = Observer::new(self.kernel.loaded.map("COUNTERS")?, ask)?;
+        self.metrics.set_kernel_source(Arc::new(observer));
+
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
         let mut source = tokio::spawn(source(&self.config.source)?.run(sender));
         let mut terminate = signal(SignalKind::terminate())?;
@@ -162,6 +176,9 @@ impl Agent {
                         tokio::time::sleep(Duration::from_secs(1)).await;
                     }
                 },
+                // Who asked and does not wait any more needs no answer.
+                Some(reply) = status_asked.recv() => drop(reply.send(self.status().await)),
+                Some(reply) = sample_asked.recv() => drop(reply.send(self.sample())),
                 _ = quiet.tick() => self.syncer.idle(QUIET),
                 ended = &mut source => {
                     return ended.context("the source panicked")?.context("the source gave up");
@@ -206,6 +223,7 @@ impl Agent {
         self.sync(services, since).await;
         if first {
             self.syncer.programmer().finish_adoption();
+            self.in_sync_since = Some(SystemTime::now());
             self.serve();
             tracing::info!(
                 service_ports = self.syncer.programmer().len(),
@@ -327,6 +345,70 @@ impl Agent {
         let purpose = "process health checks";
         servers.spawn(serve(config.healthz_bind_address, purpose, health));
         servers.spawn(serve(config.metrics_bind_address, "metrics", metrics));
+    }
+
+    /// Answers local commands.
+    fn serve_locally(
+        &self,
+        ask: mpsc::Sender<oneshot::Sender<Status>>,
+    ) -> anyhow::Result<LocalServer> {
+        let path = &self.config.socket;
+        let started = http::bind_unix(path).and_then(|listener| {
+            LocalServer::start(listener, Arc::new(status::endpoint(ask)), Limits::default())
+        });
+        started.with_context(|| format!("cannot listen on {}; try --socket", path.display()))
+    }
+
+    async fn status(&mut self) -> Status {
+        let devices = self.attachments.devices().values();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node: self.config.node_name.clone(),
+            source: self.config.source.to_string(),
+            in_sync_since: self.in_sync_since.map(status::timestamp),
+            last_sync: self.syncer.last_sync().map(status::timestamp),
+            services: self.syncer.services(),
+            service_ports: self.syncer.programmer().len(),
+            not_programmed: self.syncer.not_programmed().collect(),
+            devices: devices.map(Into::into).collect(),
+            source_problems: self.store.problems().map(ToString::to_string).collect(),
+            health_checks: status::HealthChecks {
+                listening: self.service_health.listening().await.len(),
+                problems: self
+                    .service_health
+                    .problems()
+                    .await
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect(),
+            },
+            flows: self
+                .flow_stats()
+                .map(|stats| status::FlowTable::both(&stats)),
+        }
+    }
+
+    /// What metrics say of the data plane, but for packets.
+    fn sample(&mut self) -> Sample {
+        let flows = self.flow_stats();
+        let devices = self.attachments.devices().values();
+        Sample {
+            packets: Vec::new(),
+            services: self.syncer.connections(),
+            devices: devices.filter_map(attachments::Attached::mode).collect(),
+            flows: flows
+                .as_ref()
+                .map(|stats| stats.v4.flows.total() + stats.v6.flows.total()),
+            flow_table_size: flows
+                .as_ref()
+                .map(|stats| u64::from(stats.v4.records / 2 + stats.v6.records / 2)),
+        }
+    }
+
+    /// What the latest pass over the flow tables saw, if there has been one.
+    fn flow_stats(&self) -> Option<Arc<Stats>> {
+        let stats = self.sweeper.as_ref()?.stats();
+        (stats.passes > 0).then_some(stats)
     }
 
     fn this_node(&self) -> Option<&crate::model::Node> {

@@ -2,15 +2,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+use super::status;
 use crate::{
     flows::{StaleUdp, stale},
     health::service::ServiceHealth,
-    metrics::{Metrics, set_to_now},
+    metrics::{Metrics, ServiceConnections, set_to_now},
     model::{IpFamily, ObjectName, TrafficPolicy},
-    plan::{self, LocalNode, ServicePlan},
+    plan::{self, LocalNode, ServicePlan, ServicePortName},
     program::{Key, NotProgrammed, Programmer},
     store::Store,
 };
@@ -93,8 +94,37 @@ impl Syncer {
     }
 
     /// Service ports that are not, or not completely, in the maps, and why.
-    pub fn not_programmed(&self) -> &BTreeMap<Key, NotProgrammed> {
-        &self.not_programmed
+    pub fn not_programmed(&self) -> impl Iterator<Item = status::NotProgrammed> {
+        let waiting = self.not_programmed.iter();
+        waiting.map(|(key, error)| status::NotProgrammed {
+            service_port: key.name.to_string(),
+            protocol: key.name.protocol.to_string(),
+            family: key.family.to_string(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// When the last sync was done.
+    pub fn last_sync(&self) -> Option<SystemTime> {
+        Some(SystemTime::now() - self.last_sync?.elapsed())
+    }
+
+    /// Connections to every service port, both families together.
+    pub fn connections(&self) -> Vec<ServiceConnections> {
+        let mut connections: BTreeMap<&ServicePortName, u64> = BTreeMap::new();
+        for (key, id) in self.programmer.ids() {
+            let stats = self.programmer.stats(id);
+            *connections.entry(&key.name).or_default() += stats.connections;
+        }
+        connections
+            .into_iter()
+            .map(|(name, connections)| ServiceConnections {
+                service: name.service.clone(),
+                port: name.port.clone(),
+                protocol: name.protocol,
+                connections,
+            })
+            .collect()
     }
 
     /// Updates what is counted over all Services.

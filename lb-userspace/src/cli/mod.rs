@@ -18,6 +18,7 @@ mod explain;
 mod flows;
 mod plan;
 mod snapshot;
+mod status;
 
 /// Runs the command in `arguments`, which start with the program's name.
 ///
@@ -44,6 +45,7 @@ enum Command {
     Plan(plan::Command),
     Flows(flows::Command),
     Explain(explain::Command),
+    Status(status::Command),
 }
 
 impl Cli {
@@ -68,6 +70,7 @@ impl Cli {
             Command::Plan(command) => command.run(),
             Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
+            Command::Status(command) => command.run(),
         }
     }
 }

@@ -15,6 +15,9 @@ use super::values::{
 };
 use crate::source::SourceSpec;
 
+/// Where the agent listens for local commands unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/node-lb/agent.sock";
+
 /// The settings as given; [`Config`](super::Config) is what they amount to.
 ///
 /// Flags that kube-proxy also has carry its names and meanings.
@@ -103,6 +106,10 @@ pub struct Flags {
         default_value = "127.0.0.1:10249"
     )]
     pub metrics_bind_address: SocketAddr,
+
+    /// Where `node-lb status` finds the agent; only root may ask
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
 
     /// How long an established TCP flow may be idle; 0 means the default
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]

@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 use ipnet::IpNet;
 
 pub use self::{
-    flags::Flags,
+    flags::{DEFAULT_SOCKET, Flags},
     values::{
         DetectLocalMode, FeatureGate, Gate, NetfilterMode, NodePortAddress, PortRange, SocketLb,
         XdpMode,
@@ -44,6 +44,8 @@ pub struct Config {
     pub masquerade_all: bool,
     pub healthz_bind_address: SocketAddr,
     pub metrics_bind_address: SocketAddr,
+    /// Where the agent listens for local commands.
+    pub socket: PathBuf,
     pub timeouts: FlowTimeouts,
     pub datapath: DatapathConfig,
 }
@@ -127,6 +129,7 @@ impl TryFrom<Flags> for Config {
             masquerade_all: flags.masquerade_all,
             healthz_bind_address: flags.healthz_bind_address,
             metrics_bind_address: flags.metrics_bind_address,
+            socket: flags.socket,
             timeouts: FlowTimeouts {
                 tcp_established: nonzero_or(
                     timeouts.tcp_established,

@@ -1,8 +1,14 @@
 //! Listening sockets, with the semantics Go's `net.Listen` gives kube-proxy's servers.
 
 use std::{
-    io,
+    fs, io,
     net::{Ipv6Addr, SocketAddr, TcpListener},
+    os::unix::{
+        fs::PermissionsExt as _,
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    process,
     time::Duration,
 };
 
@@ -64,6 +70,38 @@ pub async fn bind_until_free(address: SocketAddr, purpose: &str) -> TcpListener 
             ),
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+}
+
+/// Listens on a Unix socket that only this user may connect to, in place of one that nobody listens
+/// on any more. Its directory is made if need be.
+///
+/// # Errors
+///
+/// If somebody listens there, or the directory cannot be written.
+pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        let message = "somebody listens there; is another agent running?";
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
+    }
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    // Under another name until its permissions are right, and then in one step.
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", process::id()));
+    let unready = PathBuf::from(name);
+    let _ = fs::remove_file(&unready);
+    let listener = UnixListener::bind(&unready)?;
+    let ready = fs::set_permissions(&unready, fs::Permissions::from_mode(0o600))
+        .and_then(|()| fs::rename(&unready, path))
+        .and_then(|()| listener.set_nonblocking(true));
+    match ready {
+        Ok(()) => Ok(listener),
+        Err(error) => {
+            let _ = fs::remove_file(&unready);
+            Err(error)
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use hyper::{
 };
 
 pub use self::{
-    listen::{Bind, SystemBind, bind, bind_all_families, bind_until_free},
-    server::{Limits, Server},
+    listen::{Bind, SystemBind, bind, bind_all_families, bind_unix, bind_until_free},
+    server::{Limits, LocalServer, Server},
     stream::WriteDeadline,
 };
 

@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     io,
     net::{SocketAddr, TcpListener},
+    os::unix::net::UnixListener,
     sync::Arc,
     time::Duration,
 };
@@ -20,7 +21,8 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
 };
 use tokio::{
-    net::TcpStream,
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
     sync::oneshot,
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep, timeout, timeout_at},
@@ -110,6 +112,34 @@ impl Server {
     }
 }
 
+/// A running server on a Unix socket. Dropping it closes the listener and cuts all connections.
+#[derive(Debug)]
+pub struct LocalServer {
+    _stop: oneshot::Sender<Duration>,
+    _abort_on_drop: AbortOnDrop,
+}
+
+impl LocalServer {
+    /// Serves `handler` on `listener`, which must be non-blocking. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// If the runtime does not take the socket.
+    pub fn start(
+        listener: UnixListener,
+        handler: Arc<impl Handler>,
+        limits: Limits,
+    ) -> io::Result<Self> {
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(run(listener, handler, limits, stopped));
+        Ok(Self {
+            _stop: stop,
+            _abort_on_drop: AbortOnDrop(task.abort_handle()),
+        })
+    }
+}
+
 #[derive(Debug)]
 struct AbortOnDrop(tokio::task::AbortHandle);
 
@@ -120,7 +150,7 @@ impl Drop for AbortOnDrop {
 }
 
 async fn run(
-    listener: tokio::net::TcpListener,
+    listener: impl Accept,
     handler: Arc<impl Handler>,
     limits: Limits,
     mut stopped: oneshot::Receiver<Duration>,
@@ -149,10 +179,37 @@ async fn run(
     connections.shutdown().await;
 }
 
-async fn accept(listener: &tokio::net::TcpListener) -> TcpStream {
+/// A listening socket of any kind.
+trait Accept: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Accept for tokio::net::TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        let (stream, _) = Self::accept(self).await?;
+        // Latency only; a socket that refuses still works.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+}
+
+impl Accept for tokio::net::UnixListener {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        let (stream, _) = Self::accept(self).await?;
+        Ok(stream)
+    }
+}
+
+async fn accept<L: Accept>(listener: &L) -> L::Stream {
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
+        match Accept::accept(listener).await {
+            Ok(stream) => return stream,
             Err(error) if is_about_the_client(&error) => {}
             Err(error) => {
                 tracing::warn!("cannot accept HTTP connections: {error}");
@@ -178,9 +235,11 @@ struct Connection<H> {
 }
 
 impl<H: Handler> Connection<H> {
-    async fn serve(self, stream: TcpStream, watcher: hyper_util::server::graceful::Watcher) {
-        // Latency only; a socket that refuses still works.
-        let _ = stream.set_nodelay(true);
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        watcher: hyper_util::server::graceful::Watcher,
+    ) {
         let limits = self.limits;
         let deadline =
             WriteDeadline::new(Instant::now() + limits.header_timeout + limits.request_timeout);

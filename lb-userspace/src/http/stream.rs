@@ -1,4 +1,4 @@
-//! A TCP stream whose writes end at a deadline, so that a client that does not read cannot hold
+//! A stream whose writes end at a deadline, so that a client that does not read cannot hold
 //! its connection.
 
 use std::{
@@ -10,7 +10,6 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::{Instant, Sleep, sleep_until},
 };
 
@@ -38,15 +37,15 @@ impl WriteDeadline {
 
 /// Fails a write with `TimedOut` if it still has to wait for the client at the deadline. What
 /// fits into the socket's buffer is accepted even later.
-pub(super) struct DeadlineStream {
-    stream: TcpStream,
+pub(super) struct DeadlineStream<S> {
+    stream: S,
     deadline: WriteDeadline,
     /// Made only for the rare client that lets a write wait.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl DeadlineStream {
-    pub(super) fn new(stream: TcpStream, deadline: WriteDeadline) -> Self {
+impl<S> DeadlineStream<S> {
+    pub(super) fn new(stream: S, deadline: WriteDeadline) -> Self {
         Self {
             stream,
             deadline,
@@ -70,7 +69,7 @@ impl DeadlineStream {
     }
 }
 
-impl AsyncRead for DeadlineStream {
+impl<S: AsyncRead + Unpin> AsyncRead for DeadlineStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -80,7 +79,7 @@ impl AsyncRead for DeadlineStream {
     }
 }
 
-impl AsyncWrite for DeadlineStream {
+impl<S: AsyncWrite + Unpin> AsyncWrite for DeadlineStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -131,6 +131,14 @@ pub enum SourceSpec {
     Dir(PathBuf),
 }
 
+impl fmt::Display for SourceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dir(path) => write!(f, "dir:{}", path.display()),
+        }
+    }
+}
+
 impl std::str::FromStr for SourceSpec {
     type Err = String;
 

@@ -3,6 +3,7 @@
 mod client;
 mod clock;
 mod limits;
+mod local;
 mod metrics;
 mod process_health;
 mod service_health;
