@@ -48,7 +48,7 @@ fn build(workspace: &Path, target: &Path) -> Result<PathBuf> {
             workspace.join(source).display()
         );
     }
-    ebpf::build_object(workspace, target)
+    ebpf::build_object(workspace, target, ebpf::PROGRAMS)
 }
 
 /// An object somebody else built, for machines that cannot have the toolchain.

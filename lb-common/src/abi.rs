@@ -23,6 +23,7 @@ macro_rules! layout {
 }
 
 layout! {
+    Ip6 = 16,
     FrontendKey<Ip4> = 8,
     FrontendKey<Ip6> = 20,
     Frontend = 8,
@@ -100,7 +101,8 @@ impl FrontendKind {
 pub struct Service {
     /// Index into `PLANS`; 0 means that the service is not programmed.
     pub plan: u32,
-    pub pad: u32,
+    /// Hash of the service port's name, by which a later agent knows it again.
+    pub name_hash: u32,
 }
 
 /// Number of endpoint classes in a [`Plan`].
@@ -235,12 +237,11 @@ pub struct FragmentKey {
     pub protocol: u32,
 }
 
-/// Value of `LOCAL_ADDRESSES`, keyed by address: it is one of this node's own.
+/// Value of `LOCAL_ADDRESSES`: that an address has one says that it is this node's own.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LocalAddress {
-    /// Whether it is the node address that source NAT uses.
-    pub primary: u32,
+    pub pad: u32,
 }
 
 /// Value of `DEVICES`, keyed by interface index.
@@ -258,8 +259,6 @@ pub mod device_flag {
     pub const XDP_TARGET: u32 = 1 << 0;
     /// Local pods are behind the device (detect-local-mode by interface).
     pub const PODS: u32 = 1 << 1;
-    /// A virtual device: what it delivers may have no complete checksums.
-    pub const PARTIAL_CHECKSUMS: u32 = 1 << 2;
 }
 
 /// The only element of `CONFIG`: the node's settings.

@@ -90,6 +90,8 @@ unsafe impl Plain for u16 {}
 // SAFETY: as above.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 #[cfg(test)]

@@ -29,10 +29,6 @@ const PAYLOAD_LIMIT: usize = 0x1ff;
 /// two).
 const EXTENSION_HEADERS: usize = 4;
 
-/// Length of the shortest transport header, in bytes: UDP's. Ports in a shorter IPv4 packet would be
-/// the frame's padding.
-const SHORTEST: u32 = 8;
-
 /// What identifies a connection; ports in host order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -191,7 +187,7 @@ fn network4(packet: Packet, offset: usize) -> Option<Network> {
     let third = u32::from_be(packet.load(offset + 8)?);
     let header = (first >> 24 & 0x0f) as usize * 4;
     let length = first & 0xffff;
-    if first >> 28 != 4 || header < Ip4::HEADER || length < header as u32 {
+    if first >> 28 != 4 || header < Ip4::HEADER {
         return None;
     }
     let id = second >> 16;
@@ -200,7 +196,7 @@ fn network4(packet: Packet, offset: usize) -> Option<Network> {
         0x2000 => Fragment::First,
         _ => Fragment::Later,
     };
-    if fragment != Fragment::Later && length < header as u32 + SHORTEST {
+    if length < (header + least_payload(fragment)) as u32 {
         return None;
     }
     let ttl = (third >> 24) as u8;
@@ -261,6 +257,11 @@ fn network6(packet: Packet, offset: usize) -> Option<Network> {
         };
         protocol = (word >> 8) as u8;
     }
+    // A jumbogram's header has no length (RFC 2675).
+    let least = payload - offset + least_payload(fragment);
+    if second >> 16 != 0 && length < least as u32 {
+        return None;
+    }
     Some(Network {
         protocol,
         ttl,
@@ -270,4 +271,14 @@ fn network6(packet: Packet, offset: usize) -> Option<Network> {
         fragment,
         id,
     })
+}
+
+/// Bytes that follow the headers of a packet at least: ports and checksum of UDP. Protocols with less
+/// are none of ours.
+#[inline(always)]
+fn least_payload(fragment: Fragment) -> usize {
+    match fragment {
+        Fragment::Later => 0,
+        Fragment::Whole | Fragment::First => 8,
+    }
 }

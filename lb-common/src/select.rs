@@ -144,7 +144,8 @@ fn remembered<A: Address, S: Services<A>>(
     now: u32,
 ) -> Option<u32> {
     let affinity = services.affinity(key)?;
-    if now.wrapping_sub(affinity.seconds) >= plan.affinity_seconds {
+    // Both ends are cut to whole seconds: better a fraction too long than too short.
+    if now.wrapping_sub(affinity.seconds) > plan.affinity_seconds {
         return None;
     }
     let [one, two] = services.slots_of(affinity.endpoint);

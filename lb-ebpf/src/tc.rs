@@ -1,10 +1,13 @@
 //! The TC hooks: any device, neighbours the kernel resolves, checksums that are not complete yet.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, TC_ACT_SHOT, TC_ACT_UNSPEC},
+    bindings::{
+        __sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, TC_ACT_SHOT, TC_ACT_UNSPEC,
+        bpf_hdr_start_off::BPF_HDR_START_MAC,
+    },
     helpers::generated::{
         bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
-        bpf_skb_change_tail, bpf_skb_pull_data,
+        bpf_skb_change_tail, bpf_skb_load_bytes_relative, bpf_skb_pull_data, bpf_skb_store_bytes,
     },
 };
 use lb_common::{
@@ -12,7 +15,7 @@ use lb_common::{
     checksum::Difference,
     frame::Frame,
     packet::Packet,
-    parse,
+    parse::{self, ETHERNET},
     pipeline::{self, Work},
     verdict::{Action, Hook, Reason, Verdict},
 };
@@ -84,7 +87,11 @@ fn run<D: Direction>(skb: *mut __sk_buff) -> i32 {
     let Some(kernel) = Kernel::new(skb, frame.ifindex()) else {
         return TC_ACT_UNSPEC;
     };
-    let verdict = match frame.ethertype() {
+    let ethertype = match D::HOOK {
+        Hook::TcIngress => Some(received_ethertype(skb)),
+        _ => frame.ethertype(),
+    };
+    let verdict = match ethertype {
         Some(Ip4::ETHERTYPE) => family::<Ip4, D>(&kernel, &mut frame),
         Some(Ip6::ETHERTYPE) => family::<Ip6, D>(&kernel, &mut frame),
         _ => Verdict::pass(Reason::NotIp),
@@ -141,6 +148,43 @@ impl SkbFrame {
             }
         }
         parse::ethertype(self.packet())
+    }
+}
+
+/// The EtherType of a packet that came in, or 0. A function of its own, whose stack counts only
+/// while it runs.
+///
+/// Where generic XDP copied the packet to make room, the kernel (6.18 does) forgets the length of its
+/// Ethernet header and shows TC what comes after it.
+#[inline(never)]
+fn received_ethertype(skb: *mut __sk_buff) -> u16 {
+    let frame = SkbFrame { skb };
+    let found = frame.ethertype().unwrap_or(0);
+    // SAFETY: the program's own context.
+    let protocol = u16::from_be(unsafe { (*skb).protocol } as u16);
+    let is_ip = protocol == Ip4::ETHERTYPE || protocol == Ip6::ETHERTYPE;
+    if found == protocol || !is_ip || !uncover_ethernet(skb) {
+        return found;
+    }
+    frame.ethertype().unwrap_or(0)
+}
+
+/// Makes a packet begin with its Ethernet header again, which is still there in front of it.
+#[inline(always)]
+fn uncover_ethernet(skb: *mut __sk_buff) -> bool {
+    let mut header = [0_u8; ETHERNET];
+    let length = ETHERNET as u32;
+    // SAFETY: the program's own context, and memory as long as said.
+    unsafe {
+        bpf_skb_load_bytes_relative(
+            skb.cast(),
+            0,
+            header.as_mut_ptr().cast(),
+            length,
+            BPF_HDR_START_MAC,
+        ) == 0
+            && bpf_skb_change_head(skb, length, 0) == 0
+            && bpf_skb_store_bytes(skb, 0, header.as_ptr().cast(), length, 0) == 0
     }
 }
 

@@ -4,10 +4,19 @@ pub mod model;
 pub mod source;
 pub mod store;
 
+pub mod memory;
 pub mod plan;
 
 pub mod datapath;
-pub mod memory;
+pub mod program;
+
+pub mod flows;
+
+pub mod health;
+pub mod http;
+pub mod metrics;
+
+pub mod agent;
 
 pub mod cli;
 pub mod config;

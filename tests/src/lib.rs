@@ -1,1 +1,35 @@
 //! The lab (network namespaces, servers, clients) and helpers for the tests beside it.
+//!
+//! ```no_run
+//! use lb_tests::{Endpoint, Family, Lab, Request, Serve, Topology};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let lab = Lab::up(Topology::default())?;
+//! let pod = lab.pod("pod-1-1");
+//! let server = Serve::new("web").http(8080).start(pod)?;
+//! lab.service("web").cluster_ip("10.96.0.10").tcp("http", 80, 8080).apply()?;
+//! lab.endpoints("web").tcp("http", 8080).with(Endpoint::ready(pod)).apply()?;
+//!
+//! let reply = Request::http(pod.at(Family::V4, 8080)).send(lab.client())?;
+//! assert_eq!(reply.server, "web");
+//! # drop(server);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod agent;
+pub mod balanced;
+pub mod deployment;
+pub mod http_get;
+pub mod lab;
+pub mod manifests;
+pub mod packet;
+pub mod traffic;
+
+pub use agent::{Agent, AgentSpec, Readiness};
+pub use balanced::Balanced;
+pub use deployment::{Condition, Deployment};
+pub use http_get::HttpAnswer;
+pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
+pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
+pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};

@@ -37,7 +37,7 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<()> {
     setup::run(workspace, setup::Need::Toolchain)?;
     // The agent's build script would do it too, but silently.
     if env::var_os(ebpf::OBJECT_VARIABLE).is_none() {
-        ebpf::build_object(&workspace.root, &workspace.target)?;
+        ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
     }
     let agent = match kind {
         Kind::Debug => {

@@ -14,7 +14,7 @@ use crate::{addr::Address, atomic, opaque::rolled, parse::Tuple};
 /// Records in a group; a power of two.
 pub const GROUP: u32 = 8;
 /// Groups that a tuple's record may be in.
-const GROUPS: u32 = 2;
+pub const GROUPS: u32 = 2;
 
 /// The memory of a flow table.
 ///
@@ -199,10 +199,12 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
 #[inline(always)]
 pub fn kill<A: Address>(record: Record<A>) -> bool {
     let seen = read_tag(record);
+    if tag::state(seen) != tag::LIVE {
+        return false;
+    }
     let dead = tag::with_state(seen, tag::DEAD);
     // SAFETY: records stay valid; tags are only accessed atomically.
-    tag::state(seen) == tag::LIVE
-        && unsafe { atomic::compare_and_swap(&raw mut (*record.as_ptr()).tag, seen, dead) }
+    unsafe { atomic::compare_and_swap(&raw mut (*record.as_ptr()).tag, seen, dead) }
 }
 
 /// Index of the record that a search for `hash` visits at `step`.
@@ -243,11 +245,10 @@ fn has_rival<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64, ow
             continue;
         }
         let seen = read_tag(record);
-        if tag::matches(seen, hash, tag::BUSY) {
-            return true;
-        }
+        let live = tag::matches(seen, hash, tag::LIVE);
         // SAFETY: live records keep their fields until every program that can see them ends.
-        if tag::matches(seen, hash, tag::LIVE) && unsafe { record.as_ref() }.is(tuple) {
+        let same = live && unsafe { record.as_ref() }.is(tuple);
+        if same || tag::matches(seen, hash, tag::BUSY) {
             return true;
         }
         if tag::state(seen) == tag::CLEAN {

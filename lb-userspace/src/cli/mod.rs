@@ -12,9 +12,13 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, parser::ValueSour
 
 use crate::config::file;
 
+mod agent;
+mod cleanup;
 mod explain;
+mod flows;
 mod plan;
 mod snapshot;
+mod status;
 
 /// Runs the command in `arguments`, which start with the program's name.
 ///
@@ -36,8 +40,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Agent(agent::Command),
+    Cleanup(cleanup::Command),
     Plan(plan::Command),
+    Flows(flows::Command),
     Explain(explain::Command),
+    Status(status::Command),
 }
 
 impl Cli {
@@ -57,8 +65,12 @@ impl Cli {
 
     fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Agent(command) => command.run(),
+            Command::Cleanup(command) => command.run(),
             Command::Plan(command) => command.run(),
+            Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
+            Command::Status(command) => command.run(),
         }
     }
 }

@@ -15,6 +15,9 @@ use super::values::{
 };
 use crate::source::SourceSpec;
 
+/// Where the agent listens for local commands unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/node-lb/agent.sock";
+
 /// The settings as given; [`Config`](super::Config) is what they amount to.
 ///
 /// Flags that kube-proxy also has carry its names and meanings.
@@ -104,6 +107,10 @@ pub struct Flags {
     )]
     pub metrics_bind_address: SocketAddr,
 
+    /// Where `node-lb status` finds the agent; only root may ask
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+
     /// How long an established TCP flow may be idle; 0 means the default
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
     pub conntrack_tcp_timeout_established: Duration,
@@ -141,9 +148,10 @@ pub struct Flags {
     #[arg(long, value_name = "WHO", value_enum, default_value = "host")]
     pub socket_lb: SocketLb,
 
-    /// Root of the cgroup v2 hierarchy
-    #[arg(long, value_name = "PATH", default_value = "/sys/fs/cgroup")]
-    pub cgroup_path: PathBuf,
+    /// The cgroup whose processes' sockets are translated; by default the root of the cgroup v2
+    /// hierarchy, wherever it is mounted
+    #[arg(long, value_name = "PATH")]
+    pub cgroup_path: Option<PathBuf>,
 
     /// Where maps and links are pinned
     #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/node-lb")]
@@ -162,7 +170,7 @@ pub struct Flags {
         long,
         value_name = "FLOWS",
         value_parser = clap::value_parser!(u32).range(1024..=1 << 26),
-        default_value = "1048576"
+        default_value = "262144"
     )]
     pub flow_table_size: u32,
 

@@ -8,9 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use ipnet::IpNet;
 
 pub use self::{
-    flags::Flags,
+    flags::{DEFAULT_SOCKET, Flags},
     values::{
         DetectLocalMode, FeatureGate, Gate, NetfilterMode, NodePortAddress, PortRange, SocketLb,
         XdpMode,
@@ -38,9 +39,13 @@ pub struct Config {
     pub node_addresses: Vec<IpAddr>,
     pub plan: PlanOptions,
     pub detect_local: DetectLocal,
+    /// The cluster's pod networks, as far as they are configured.
+    pub cluster_networks: Vec<IpNet>,
     pub masquerade_all: bool,
     pub healthz_bind_address: SocketAddr,
     pub metrics_bind_address: SocketAddr,
+    /// Where the agent listens for local commands.
+    pub socket: PathBuf,
     pub timeouts: FlowTimeouts,
     pub datapath: DatapathConfig,
 }
@@ -92,8 +97,8 @@ pub struct DatapathConfig {
     pub pod_device_patterns: Vec<String>,
     pub xdp_mode: XdpMode,
     pub socket_lb: SocketLb,
-    /// Root of the cgroup v2 hierarchy.
-    pub cgroup_path: PathBuf,
+    /// The cgroup whose processes' sockets are translated; the root of the hierarchy if none.
+    pub cgroup_path: Option<PathBuf>,
     /// Where maps and links are pinned.
     pub bpf_root: PathBuf,
     /// Source ports for source NAT.
@@ -116,6 +121,7 @@ impl TryFrom<Flags> for Config {
             node_name: node_name(flags.node.as_deref())?,
             plan: plan_options(&flags)?,
             detect_local: detect_local(&flags)?,
+            cluster_networks: flags.cluster_cidr.clone(),
             source: flags
                 .source
                 .context("where are the Services? Pass --source dir:PATH")?,
@@ -123,6 +129,7 @@ impl TryFrom<Flags> for Config {
             masquerade_all: flags.masquerade_all,
             healthz_bind_address: flags.healthz_bind_address,
             metrics_bind_address: flags.metrics_bind_address,
+            socket: flags.socket,
             timeouts: FlowTimeouts {
                 tcp_established: nonzero_or(
                     timeouts.tcp_established,

@@ -107,16 +107,19 @@ pub fn remove(ifindex: u32) -> io::Result<usize> {
     Ok(ours)
 }
 
-/// [`remove`] for all devices of this network namespace. Returns how many filters there were.
+/// [`remove`] for all devices of this network namespace but those to `keep`. Returns how many filters
+/// there were.
 ///
 /// # Errors
 ///
 /// The kernel's.
-pub fn remove_everywhere() -> io::Result<usize> {
+pub fn remove_except(keep: impl Fn(u32) -> bool) -> io::Result<usize> {
     let mut removed = 0;
-    // Aliases are listed again under the same index; the second removal finds nothing.
+    // A device with several names is listed as often; only once are there filters to remove.
     for device in &nix::net::if_::if_nameindex()? {
-        removed += remove(device.index())?;
+        if !keep(device.index()) {
+            removed += remove(device.index())?;
+        }
     }
     Ok(removed)
 }

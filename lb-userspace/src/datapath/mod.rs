@@ -2,7 +2,7 @@
 //! node's devices.
 //!
 //! In order of use: [`preflight`] says whether this node can run the data plane at all; [`Pins`] finds
-//! and locks what earlier agents left; [`load`] loads programs around the pinned maps;
+//! and locks what earlier agents left; [`load()`] loads programs around the pinned maps;
 //! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where.
 
 pub mod attach;

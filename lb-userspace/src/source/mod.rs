@@ -131,6 +131,14 @@ pub enum SourceSpec {
     Dir(PathBuf),
 }
 
+impl fmt::Display for SourceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dir(path) => write!(f, "dir:{}", path.display()),
+        }
+    }
+}
+
 impl std::str::FromStr for SourceSpec {
     type Err = String;
 
@@ -139,5 +147,44 @@ impl std::str::FromStr for SourceSpec {
             Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
             _ => Err(format!("{text:?} is not a source: write dir:PATH")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_named_by_scheme() {
+        let dir = SourceSpec::Dir("/etc/node:lb".into());
+        assert_eq!("dir:/etc/node:lb".parse(), Ok(dir));
+        for bad in ["", "dir:", "/etc/node-lb", "api:"] {
+            let error = bad.parse::<SourceSpec>().unwrap_err();
+            assert!(error.contains("write dir:PATH"), "{error}");
+        }
+    }
+
+    #[test]
+    fn references_fit_a_log_line() {
+        let reference = |name: String| ObjectRef {
+            kind: Kind::Service,
+            name: ObjectName {
+                namespace: "default".to_owned(),
+                name,
+            },
+        };
+        assert_eq!(
+            reference("web".to_owned()).to_string(),
+            "Service default/web"
+        );
+        assert_eq!(
+            reference(String::new()).to_string(),
+            "Service default/(no name)"
+        );
+        let long = reference("\u{e4}".repeat(300)).to_string();
+        assert!(
+            long.ends_with("... (600 bytes)") && long.len() < 120,
+            "{long}"
+        );
     }
 }

@@ -54,8 +54,8 @@ impl Refused {
     fn consequence(self) -> &'static str {
         match self {
             Self::Directory => "everything last read from it stays in force",
-            Self::File => "its last good objects stay in force",
-            Self::Object => "object refused, its last good version stays in force",
+            Self::File => "file refused, objects last read from it stay in force",
+            Self::Object => "object refused, an earlier version stays in force",
             Self::Duplicate => "duplicate left out",
             Self::Endpoint => "endpoint left out",
             Self::Value => "value left out",

@@ -1,5 +1,5 @@
 //! Loads the kube-proxy behaviour vectors and turns their rows into the model's objects.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -13,19 +13,25 @@ use node_lb::{
 };
 use serde::Deserialize;
 
-pub use self::flows::{Fixture, Flows, Packet, Scenario};
+pub use self::{
+    conntrack::{Conntrack, ConntrackFlow, ConntrackTrigger, Delete},
+    flows::{Fixture, Flows, Packet, Scenario},
+};
 
+mod conntrack;
 mod flows;
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
-/// The parts of the vector file that speak of plans and first packets.
+/// The parts of the vector file that speak of plans, first packets and stale flows.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Vectors {
     pub categorize: Vec<Categorize>,
     pub local_ready_counts: Vec<LocalReadyCount>,
     pub flows: Flows,
+    pub conntrack: Conntrack,
+    pub conntrack_trigger: Vec<ConntrackTrigger>,
 }
 
 impl Vectors {

@@ -13,7 +13,7 @@ use std::fmt;
 pub use self::{
     compiler::{Compiler, Unfit},
     linker::Linker,
-    object::{TARGET, build_object, lint, strip_debug_info},
+    object::{HARNESS, PROGRAMS, TARGET, build_object, lint, strip_debug_info},
     places::{Places, target_directory},
     release::Release,
 };

@@ -27,25 +27,31 @@ const KEPT: [&str; 8] = [
     "CARGO_MAKEFLAGS",
 ];
 
-/// Builds `lb-ebpf` of `workspace` in release mode and returns the object's path.
+/// Name of the object with node-lb's programs.
+pub const PROGRAMS: &str = "lb";
+/// Name of the object with the benchmark's own programs.
+pub const HARNESS: &str = "harness";
+
+/// Builds an object of `lb-ebpf` in `workspace` in release mode and returns its path.
 ///
 /// `target` is the outer build's target directory. The object gets one of its own inside, because
 /// the outer cargo holds the lock on its directory while build scripts run.
 ///
 /// # Errors
 /// Fails if no toolchain is set up or the programs do not compile.
-pub fn build_object(workspace: &Path, target: &Path) -> Result<PathBuf> {
+pub fn build_object(workspace: &Path, target: &Path, name: &str) -> Result<PathBuf> {
     let tools = Tools::find(&Places::from_env())?;
     let directory = target.join("bpf");
     let cargo = tools.compiler.cargo();
     let status = command(&tools, &cargo, "build", workspace, &directory)?
+        .args(["--bin", name])
         .status()
         .with_context(|| format!("cannot run {}", cargo.display()))?;
     ensure!(
         status.success(),
         "the eBPF programs do not build with {tools} ({status})"
     );
-    Ok(directory.join(TARGET).join("release/lb"))
+    Ok(directory.join(TARGET).join("release").join(name))
 }
 
 /// Runs clippy over `lb-ebpf` as compiled for the BPF target, warnings being errors.
@@ -56,7 +62,7 @@ pub fn lint(workspace: &Path, target: &Path) -> Result<()> {
     let tools = Tools::find(&Places::from_env())?;
     let clippy = tools.compiler.clippy();
     let status = command(&tools, &clippy, "clippy", workspace, &target.join("bpf"))?
-        .args(["--", "--deny=warnings"])
+        .args(["--bins", "--", "--deny=warnings"])
         .status()
         .with_context(|| format!("cannot run {}; run `cargo xtask setup`", clippy.display()))?;
     ensure!(
@@ -105,14 +111,7 @@ fn command(
         .env("RUSTC", tools.compiler.rustc())
         // A stable compiler refuses -Zbuild-std and inline BPF assembly without this.
         .env("RUSTC_BOOTSTRAP", "1")
-        .args([
-            subcommand,
-            "--release",
-            "--package",
-            "lb-ebpf",
-            "--bin",
-            "lb",
-        ])
+        .args([subcommand, "--release", "--package", "lb-ebpf"])
         .args(["--target", TARGET, "-Zbuild-std=core", "--target-dir"])
         .arg(directory);
     Ok(command)

@@ -56,8 +56,10 @@ impl Stage {
         match self {
             Self::Fmt => workspace.run_cargo(["fmt", "--all", "--check"])?,
             Self::Clippy => {
-                workspace.run_cargo(["clippy", "--all-targets", "--", "--deny=warnings"])?;
+                let host =
+                    workspace.run_cargo(["clippy", "--all-targets", "--", "--deny=warnings"]);
                 ebpf::lint(&workspace.root, &workspace.target)?;
+                host?;
             }
             Self::Unit => {
                 let suites = suites

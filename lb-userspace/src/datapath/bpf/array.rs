@@ -60,7 +60,6 @@ impl<T: Pod> MappedArray<T> {
     /// Eight-byte words per element.
     const WORDS: usize = {
         assert!(size_of::<T>() > 0 && size_of::<T>().is_multiple_of(8));
-        assert!(align_of::<T>() <= 8);
         size_of::<T>() / 8
     };
 

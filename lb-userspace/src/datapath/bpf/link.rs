@@ -34,8 +34,7 @@ pub enum AttachPoint<'fd> {
     },
 }
 
-/// A program attached to something. Detached when the last descriptor is closed and the last pin
-/// removed.
+/// A program attached to something, until the last descriptor is closed and the last pin removed.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
@@ -121,6 +120,19 @@ impl Link {
         attr.link_update.link_fd = raw(self.0.as_fd());
         attr.link_update.__bindgen_anon_1.new_prog_fd = raw(program);
         bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr)?;
+        Ok(())
+    }
+
+    /// Detaches the program for good. Closing the last descriptor or removing the last pin does so too,
+    /// but at some later time.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's; that the device or cgroup is gone is none.
+    pub fn detach(&self) -> io::Result<()> {
+        let mut attr = empty_attr();
+        attr.link_detach.link_fd = raw(self.0.as_fd());
+        bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr)?;
         Ok(())
     }
 

@@ -1,7 +1,13 @@
 //! The parts of the bpf(2) system call that aya does not offer: batches, memory-mapped arrays and
 //! links as the kernel sees them.
 
-use std::{io, mem, os::fd::OwnedFd, path::Path, thread, time::Duration};
+use std::{
+    io, mem,
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use aya::Pod;
 use aya_obj::generated::{bpf_attr, bpf_cmd};
@@ -67,14 +73,14 @@ fn c_path(path: &Path) -> io::Result<std::ffi::CString> {
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "path with a zero byte"))
 }
 
-fn empty_attr() -> bpf_attr {
+pub(crate) fn empty_attr() -> bpf_attr {
     // SAFETY: `bpf_attr` is a union of plain integers; the kernel demands unused bytes to be zero.
     unsafe { mem::zeroed() }
 }
 
 /// The system call. Addresses in `attr` must stay valid, and writable where the command writes, until
 /// it returns.
-fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
+pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     // SAFETY: `attr` is a whole, initialised `bpf_attr`; the callers keep what it points to alive.
     let result = unsafe {
         libc::syscall(
@@ -89,3 +95,30 @@ fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// The number that BPF programs know a socket's network namespace by.
+///
+/// # Errors
+///
+/// If the kernel is older than 5.14.
+pub fn netns_cookie(socket: &impl AsRawFd) -> io::Result<u64> {
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 => Ok(cookie),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// `SO_NETNS_COOKIE` of Linux, which the libc crate has not.
+const SO_NETNS_COOKIE: libc::c_int = 71;

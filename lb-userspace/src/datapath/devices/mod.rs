@@ -7,12 +7,13 @@ use std::{
 
 mod message;
 mod neighbours;
+mod netlink;
 mod roles;
 mod watch;
 
-pub use message::Update;
+pub use netlink::WatchError;
 pub use roles::{PatternError, Role, RoleRules};
-pub use watch::{WatchError, Watcher};
+pub use watch::Watcher;
 
 /// A network device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,35 +1,19 @@
 //! Following the devices over netlink.
 
-use std::{collections::BTreeSet, io, time::Duration};
+use std::{io, time::Duration};
 
 use futures_util::{FutureExt as _, TryStreamExt as _};
 use netlink_packet_core::{NetlinkBuffer, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::{RouteNetlinkMessage, route::RouteMessage};
-use netlink_sys::{
-    AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE,
-};
-use nix::sys::socket::{setsockopt, sockopt};
-use rtnetlink::{Handle, IpVersion, MulticastGroup, RouteMessageBuilder};
-use thiserror::Error;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, TokioSocket};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
     Devices, Event,
-    message::{Update, default_devices},
+    message::Update,
     neighbours::Neighbours,
+    netlink::{WatchError, connect, default_routes, subscribe, updates},
 };
-
-/// What is followed.
-const GROUPS: [MulticastGroup; 8] = [
-    MulticastGroup::Link,
-    MulticastGroup::Neigh,
-    MulticastGroup::Ipv4Ifaddr,
-    MulticastGroup::Ipv6Ifaddr,
-    MulticastGroup::Ipv4Route,
-    MulticastGroup::Ipv6Route,
-    MulticastGroup::Ipv4Rule,
-    MulticastGroup::Ipv6Rule,
-];
 
 /// Room for messages that come faster than they are read: some ten thousand.
 const SOCKET_BUFFER: usize = 8 << 20;
@@ -50,20 +34,9 @@ pub struct Watcher {
     events: Vec<Event>,
     /// Messages were lost: everything has to be read anew.
     stale: bool,
+    overflows: u64,
     next_hops: Throttle,
     default_routes: Throttle,
-}
-
-/// Why the devices cannot be followed.
-#[derive(Debug, Error)]
-pub enum WatchError {
-    #[error("cannot follow network devices: {0}")]
-    Socket(#[from] io::Error),
-    #[error("cannot list {what}: {source}")]
-    List {
-        what: &'static str,
-        source: rtnetlink::Error,
-    },
 }
 
 impl Watcher {
@@ -74,13 +47,23 @@ impl Watcher {
     ///
     /// If netlink is not to be had.
     pub async fn start() -> Result<Self, WatchError> {
+        Self::with_buffer(SOCKET_BUFFER).await
+    }
+
+    /// [`Self::start`] with room for `bytes` of messages that are not read yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub async fn with_buffer(bytes: usize) -> Result<Self, WatchError> {
         let mut watcher = Self {
-            socket: subscribe()?,
+            socket: subscribe(bytes)?,
             buffer: Vec::with_capacity(MESSAGE_BUFFER),
             devices: Devices::default(),
             neighbours: Neighbours::default(),
             events: Vec::new(),
             stale: false,
+            overflows: 0,
             next_hops: Throttle::default(),
             default_routes: Throttle::default(),
         };
@@ -93,6 +76,11 @@ impl Watcher {
     /// The devices after the events handed out so far.
     pub fn devices(&self) -> &Devices {
         &self.devices
+    }
+
+    /// How often messages were lost because they came too fast.
+    pub fn overflows(&self) -> u64 {
+        self.overflows
     }
 
     /// Waits for changes, at least one. May be cancelled at any time without losing any.
@@ -140,6 +128,7 @@ impl Watcher {
                 Ok(()) => self.take_messages(),
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     self.stale = true;
+                    self.overflows += 1;
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -229,40 +218,31 @@ impl Watcher {
 
     /// Reads everything; what changed meanwhile is told by messages to come.
     async fn resync(&mut self) -> Result<(), WatchError> {
+        self.discard_messages()?;
         let netlink = connect()?;
         let mut now = Devices::default();
         let mut unused = Vec::new();
         let mut neighbours = Neighbours::default();
-        let links = netlink
-            .link()
-            .get()
-            .execute()
-            .map_ok(RouteNetlinkMessage::NewLink);
-        let addresses = netlink
-            .address()
-            .get()
-            .execute()
-            .map_ok(RouteNetlinkMessage::NewAddress);
-        let neighbour_list = netlink
-            .neighbours()
-            .get()
-            .execute()
-            .map_ok(RouteNetlinkMessage::NewNeighbour);
-        let mut links = std::pin::pin!(updates("devices", links));
-        let mut addresses = std::pin::pin!(updates("addresses", addresses));
-        let mut neighbour_list = std::pin::pin!(updates("neighbours", neighbour_list));
-
-        while let Some(update) = links.try_next().await? {
+        // One after the other: the kernel carries out one listing per socket at a time.
+        let links = netlink.link().get().execute();
+        for update in updates("devices", links.map_ok(RouteNetlinkMessage::NewLink)).await? {
             if let Update::Link(device) = update {
                 now.put(device, &mut unused);
             }
         }
-        while let Some(update) = addresses.try_next().await? {
+        let addresses = netlink.address().get().execute();
+        for update in updates(
+            "addresses",
+            addresses.map_ok(RouteNetlinkMessage::NewAddress),
+        )
+        .await?
+        {
             if let Update::Address(index, address) = update {
                 now.put_address(index, address, &mut unused);
             }
         }
-        while let Some(update) = neighbour_list.try_next().await? {
+        let list = netlink.neighbours().get().execute();
+        for update in updates("neighbours", list.map_ok(RouteNetlinkMessage::NewNeighbour)).await? {
             if let Update::Neighbour(index, ip, link_layer) = update {
                 neighbours.note(index, ip, link_layer);
             }
@@ -276,6 +256,20 @@ impl Watcher {
         self.next_hops.touch();
         self.stale = false;
         Ok(())
+    }
+
+    /// Drops what was received so far: told after what is read from now on, it would bring back
+    /// devices whose removal was among the messages lost.
+    fn discard_messages(&mut self) -> io::Result<()> {
+        loop {
+            self.buffer.clear();
+            match self.socket.socket_ref().recv(&mut self.buffer, 0) {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     async fn read_default_routes(&mut self) -> Result<(), WatchError> {
@@ -312,59 +306,4 @@ impl Throttle {
     fn is_due(&self) -> bool {
         self.due().is_some_and(|due| due <= Instant::now())
     }
-}
-
-fn subscribe() -> io::Result<TokioSocket> {
-    let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-    let netlink = socket.socket_mut();
-    netlink.bind(&SocketAddr::new(0, 0))?;
-    // More than the limit for ordinary processes; without the privilege the limit has to do.
-    if setsockopt(netlink, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
-        netlink.set_rx_buf_sz(SOCKET_BUFFER as libc::c_int)?;
-    }
-    for group in GROUPS {
-        netlink.add_membership(group as u32)?;
-    }
-    Ok(socket)
-}
-
-/// A connection for requests, which ends with its handle.
-fn connect() -> io::Result<Handle> {
-    let (connection, handle, _) = rtnetlink::new_connection()?;
-    tokio::spawn(connection);
-    Ok(handle)
-}
-
-fn updates(
-    what: &'static str,
-    messages: impl futures_util::Stream<Item = Result<RouteNetlinkMessage, rtnetlink::Error>>,
-) -> impl futures_util::Stream<Item = Result<Update, WatchError>> {
-    messages
-        .map_err(move |source| WatchError::List { what, source })
-        .try_filter_map(async |message| Ok(Update::parse(message)))
-}
-
-/// Indices of the devices that default routes go through.
-async fn default_routes(netlink: &Handle) -> Result<BTreeSet<u32>, WatchError> {
-    let mut through = BTreeSet::new();
-    for version in [IpVersion::V4, IpVersion::V6] {
-        let request = match version {
-            IpVersion::V4 => RouteMessageBuilder::<std::net::Ipv4Addr>::new().build(),
-            IpVersion::V6 => RouteMessageBuilder::<std::net::Ipv6Addr>::new().build(),
-        };
-        let mut routes = std::pin::pin!(netlink.route().get(request).execute());
-        while let Some(route) = next_route(&mut routes).await? {
-            through.extend(default_devices(&route));
-        }
-    }
-    Ok(through)
-}
-
-async fn next_route(
-    routes: &mut (impl futures_util::Stream<Item = Result<RouteMessage, rtnetlink::Error>> + Unpin),
-) -> Result<Option<RouteMessage>, WatchError> {
-    routes.try_next().await.map_err(|source| WatchError::List {
-        what: "routes",
-        source,
-    })
 }

@@ -1,10 +1,11 @@
 //! Finds out which files of a directory changed, and reads those.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     ffi::OsStr,
     fs::{self, Metadata},
     io::{self, Read},
+    mem,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -15,7 +16,7 @@ use anyhow::Context;
 use super::{
     super::{Event, Object, Problem, Refused},
     ledger::{Ledger, Update},
-    manifest::{self, Broken},
+    manifest::{Broken, Documents},
 };
 
 /// Largest file read, in bytes.
@@ -33,11 +34,24 @@ const UNSETTLED: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    files: BTreeMap<PathBuf, Known>,
+    files: HashMap<PathBuf, Known>,
+    /// Files that are not there any more, and since when, but may be about to come back.
+    missing: HashMap<PathBuf, Instant>,
     ledger: Ledger,
+    /// How many times it was looked at.
+    scans: u64,
     /// Why it cannot be listed at the moment.
     problem: Option<Problem>,
     link_targets: BTreeSet<PathBuf>,
+}
+
+/// What to look at.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// `None` for everything.
+    pub named: Option<HashSet<PathBuf>>,
+    /// Files that somebody is writing, which are left for when that is done.
+    pub writing: HashSet<PathBuf>,
 }
 
 /// What one look at the directory brought.
@@ -53,7 +67,9 @@ struct Known {
     stamp: Stamp,
     /// Whether an equal stamp will mean equal contents.
     settled: bool,
-    missing_since: Option<Instant>,
+    /// When it was last there.
+    scan: u64,
+    documents: Documents,
 }
 
 /// Differs when a file's contents do.
@@ -77,8 +93,10 @@ impl Directory {
             .with_context(|| format!("cannot read manifest directory {}", path.display()))?;
         Ok(Self {
             path,
-            files: BTreeMap::new(),
+            files: HashMap::new(),
+            missing: HashMap::new(),
             ledger: Ledger::default(),
+            scans: 0,
             problem: None,
             link_targets: BTreeSet::new(),
         })
@@ -108,20 +126,17 @@ impl Directory {
     /// The first reading, which must succeed.
     pub fn read_all(&mut self) -> anyhow::Result<Vec<Event>> {
         let scan = self
-            .try_scan(&HashSet::new())
+            .try_scan(&Look::default())
             .with_context(|| format!("cannot read manifest directory {}", self.path.display()))?;
         Ok(scan.events)
     }
 
-    /// Reads what changed, except for files that somebody is `writing`. A directory that cannot be
-    /// listed keeps everything.
-    pub fn scan(&mut self, writing: &HashSet<PathBuf>) -> Scan {
-        let (mut scan, problem) = match self.try_scan(writing) {
+    /// Reads what changed. A directory that cannot be listed keeps everything.
+    pub fn scan(&mut self, look: &Look) -> Scan {
+        let (mut scan, problem) = match self.try_scan(look) {
             Ok(scan) => (scan, None),
             Err(error) => {
-                for known in self.files.values_mut() {
-                    known.missing_since = None;
-                }
+                self.missing.clear();
                 let problem = Problem {
                     refused: Refused::Directory,
                     object: None,
@@ -146,69 +161,80 @@ impl Directory {
         scan
     }
 
-    fn try_scan(&mut self, writing: &HashSet<PathBuf>) -> io::Result<Scan> {
-        let mut updates = Vec::new();
-        let mut present = HashSet::new();
-        for path in self.list()? {
-            if !writing.contains(&path) {
-                let Some(stamp) = stamp(&path) else {
-                    continue;
-                };
-                if stamp.is_empty() && self.ledger.has_content(&path) {
-                    continue;
-                }
-                updates.extend(self.look(&path, stamp));
+    fn try_scan(&mut self, look: &Look) -> io::Result<Scan> {
+        let paths = match &look.named {
+            None => self.list()?,
+            Some(named) => {
+                // Files of a directory that is gone are not gone.
+                fs::read_dir(&self.path)?;
+                named.iter().chain(self.missing.keys()).cloned().collect()
             }
-            present.insert(path);
+        };
+        self.scans += 1;
+        let mut updates = Vec::new();
+        for path in &paths {
+            if look.writing.contains(path) {
+                self.see(path);
+            } else if let Some(stamp) = stamp(path)
+                && !(stamp.is_empty() && self.ledger.has_content(path))
+            {
+                updates.extend(self.look(path, stamp));
+            }
         }
 
-        let (gone, again) = self.missing(&present);
-        updates.extend(gone.into_iter().map(|path| (path, Update::Gone)));
+        let is_unseen = |known: &Known| known.scan != self.scans;
+        let unseen: Vec<_> = match &look.named {
+            None => {
+                let unseen = self.files.iter().filter(|(_, known)| is_unseen(known));
+                unseen.map(|(path, _)| path.clone()).collect()
+            }
+            Some(_) => {
+                let unseen = |path: &PathBuf| self.files.get(path).is_some_and(is_unseen);
+                paths.into_iter().filter(unseen).collect()
+            }
+        };
+        let now = Instant::now();
+        for path in unseen {
+            let since = *self.missing.entry(path.clone()).or_insert(now);
+            if now - since >= GRACE {
+                self.missing.remove(&path);
+                self.files.remove(&path);
+                updates.push((path, Update::Gone));
+            }
+        }
+        let oldest = self.missing.values().min();
         Ok(Scan {
             events: self.ledger.update(updates),
-            again,
+            again: oldest.map(|since| GRACE.saturating_sub(now - *since)),
         })
     }
 
     /// Reads a file if it is not the one read before.
     fn look(&mut self, path: &Path, stamp: Stamp) -> Option<(PathBuf, Update)> {
-        let known = self.files.get_mut(path);
-        if let Some(known) = known.filter(|known| known.stamp == stamp && known.settled) {
-            known.missing_since = None;
-            return None;
+        let mut documents = Documents::default();
+        if let Some(known) = self.see(path) {
+            if known.settled && known.stamp == stamp {
+                return None;
+            }
+            documents = mem::take(&mut known.documents);
         }
-        let known = Known {
+        let mut known = Known {
             settled: stamp.is_settled(SystemTime::now()),
-            missing_since: None,
             stamp,
+            scan: self.scans,
+            documents,
         };
-        let update = read(path, &known.stamp);
+        let update = known.read(path);
         self.files.insert(path.to_owned(), known);
         Some((path.to_owned(), update))
     }
 
-    /// Files that have been missing for long enough, and when to look for the others.
-    fn missing(&mut self, present: &HashSet<PathBuf>) -> (Vec<PathBuf>, Option<Duration>) {
-        let now = Instant::now();
-        let mut gone = Vec::new();
-        let mut again: Option<Duration> = None;
-        for (path, known) in &mut self.files {
-            if present.contains(path) {
-                continue;
-            }
-            let missing_for = now - *known.missing_since.get_or_insert(now);
-            match GRACE
-                .checked_sub(missing_for)
-                .filter(|left| !left.is_zero())
-            {
-                Some(left) => again = Some(again.map_or(left, |again| again.min(left))),
-                None => gone.push(path.clone()),
-            }
-        }
-        for path in &gone {
-            self.files.remove(path);
-        }
-        (gone, again)
+    /// Notes that a file is there.
+    fn see(&mut self, path: &Path) -> Option<&mut Known> {
+        self.missing.remove(path);
+        let known = self.files.get_mut(path)?;
+        known.scan = self.scans;
+        Some(known)
     }
 
     /// The paths of the directory's manifests.
@@ -240,6 +266,37 @@ pub fn is_manifest(path: &Path) -> bool {
         .is_none_or(|name| matches!(name.as_encoded_bytes().first(), Some(b'.' | b'#')));
     let extension = path.extension().and_then(OsStr::to_str);
     !is_hidden && matches!(extension, Some("yaml" | "yml" | "json"))
+}
+
+impl Known {
+    fn read(&mut self, path: &Path) -> Update {
+        let broken = |message: String| {
+            Update::Broken(Broken {
+                line: None,
+                message,
+            })
+        };
+        let size = match &self.stamp {
+            Stamp::File { size, .. } => *size,
+            Stamp::Unreadable(error) => return broken(format!("cannot be read: {error}")),
+        };
+        let mut text = Vec::new();
+        if size <= MAX_FILE {
+            // The file may have grown since.
+            let file = fs::File::open(path);
+            let result = file.and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text));
+            if let Err(error) = result {
+                return broken(format!("cannot be read: {error}"));
+            }
+        }
+        if size.max(text.len() as u64) > MAX_FILE {
+            return broken("is larger than 64 MiB".to_owned());
+        }
+        match self.documents.parse(path, &text) {
+            Ok(manifest) => Update::Parsed(manifest),
+            Err(broken) => Update::Broken(broken),
+        }
+    }
 }
 
 impl Stamp {
@@ -274,34 +331,5 @@ fn stamp(path: &Path) -> Option<Stamp> {
         // Gone since it was listed; a link without a target is still there.
         Err(_) if path.symlink_metadata().is_err() => None,
         Err(error) => Some(Stamp::Unreadable(error.to_string())),
-    }
-}
-
-fn read(path: &Path, stamp: &Stamp) -> Update {
-    let broken = |message: String| {
-        Update::Broken(Broken {
-            line: None,
-            message,
-        })
-    };
-    let size = match stamp {
-        Stamp::File { size, .. } => *size,
-        Stamp::Unreadable(error) => return broken(format!("cannot be read: {error}")),
-    };
-    let mut text = Vec::new();
-    if size <= MAX_FILE {
-        // The file may have grown since.
-        let file = fs::File::open(path);
-        let result = file.and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text));
-        if let Err(error) = result {
-            return broken(format!("cannot be read: {error}"));
-        }
-    }
-    if size.max(text.len() as u64) > MAX_FILE {
-        return broken("is larger than 64 MiB".to_owned());
-    }
-    match manifest::parse(path, &text) {
-        Ok(manifest) => Update::Parsed(manifest),
-        Err(broken) => Update::Broken(broken),
     }
 }

@@ -9,7 +9,8 @@ use std::{
 
 use super::{
     super::{Event, Object, ObjectRef, Problem, Refused},
-    manifest::{Broken, Manifest},
+    document::Manifest,
+    manifest::Broken,
 };
 
 /// Every file's last good objects, and who provides what.

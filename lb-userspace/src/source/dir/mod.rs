@@ -11,6 +11,7 @@
 //! - A directory that goes away keeps everything, and is read again when it is back.
 
 mod directory;
+mod document;
 mod ledger;
 mod manifest;
 mod watch;

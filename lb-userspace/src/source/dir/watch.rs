@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, HashSet},
     fs::Metadata,
+    mem,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -22,7 +23,7 @@ use tokio::{
 
 use super::{
     super::{Event, Source, SourceFuture},
-    directory::{Directory, Scan, is_manifest},
+    directory::{Directory, Look, is_manifest},
 };
 
 /// Changes this close together are read together.
@@ -58,15 +59,13 @@ impl Source for DirSource {
     }
 }
 
-async fn follow(mut directory: Directory, events: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
-    let activity = Arc::new(Activity::default());
+async fn follow(directory: Directory, events: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
+    let activity = Arc::new(Activity::new(directory.path()));
     // Watching starts before reading, so that no change falls between the two.
     let mut watches = Watches::new(&activity, directory.path());
     watches.update(&directory).await;
-    let mut first;
-    (directory, first) = blocking(directory, Directory::read_all).await?;
-    let mut batch = first.as_mut().map(std::mem::take).unwrap_or_default();
-    first?;
+    let (mut directory, batch) = blocking(directory, Directory::read_all).await?;
+    let mut batch = batch?;
     batch.push(Event::Synced);
     if events.send(batch).await.is_err() {
         return Ok(());
@@ -75,8 +74,9 @@ async fn follow(mut directory: Directory, events: mpsc::Sender<Vec<Event>>) -> a
     let mut last_full = Instant::now();
     let mut again = None;
     loop {
+        activity.follow_links(!directory.link_targets().is_empty());
         if watches.update(&directory).await {
-            activity.changed.notify_one();
+            activity.look_everywhere();
         }
         let full_due = last_full + watches.rescan_interval();
         let due = again.map_or(full_due, |again: Instant| again.min(full_due));
@@ -84,26 +84,23 @@ async fn follow(mut directory: Directory, events: mpsc::Sender<Vec<Event>>) -> a
             () = events.closed() => return Ok(()),
             () = activity.changed.notified() => activity.quiet().await,
             () = time::sleep_until(due.min(Instant::now() + MOVED_CHECK)) => {
-                if Instant::now() < due && !watches.moved().await {
+                if watches.moved().await {
+                    activity.look_everywhere();
+                } else if Instant::now() < due {
                     continue;
                 }
             }
         }
 
-        let full = Instant::now() >= full_due;
-        if full {
+        let mut look = activity.take();
+        if Instant::now() >= full_due {
             last_full = Instant::now();
-            activity.writing().clear();
+            look = Look::default();
         }
-        let writing = activity.writing().clone();
         let scan;
-        (directory, scan) = blocking(directory, move |directory| directory.scan(&writing)).await?;
-        let Scan {
-            events: batch,
-            again: after,
-        } = scan;
-        again = after.map(|after| Instant::now() + after);
-        if !batch.is_empty() && events.send(batch).await.is_err() {
+        (directory, scan) = blocking(directory, move |directory| directory.scan(&look)).await?;
+        again = scan.again.map(|after| Instant::now() + after);
+        if !scan.events.is_empty() && events.send(scan.events).await.is_err() {
             return Ok(());
         }
     }
@@ -123,41 +120,93 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// What inotify reported and nobody has looked at yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Activity {
+    path: PathBuf,
     changed: Notify,
+    pending: Mutex<Pending>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    /// The manifests that may have changed.
+    named: HashSet<PathBuf>,
+    /// Whether any may have changed.
+    everywhere: bool,
     /// Files written to and not closed yet: what is in them now is not what their writer means.
-    writing: Mutex<HashSet<PathBuf>>,
+    writing: HashSet<PathBuf>,
+    /// Whether manifests are links, which anything beside them may be part of.
+    has_links: bool,
 }
 
 impl Activity {
+    fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            changed: Notify::new(),
+            pending: Mutex::default(),
+        }
+    }
+
     fn note(&self, event: notify::Result<notify::Event>) {
         let Ok(event) = event else {
-            return self.changed.notify_one();
+            return self.look_everywhere();
         };
+        let mut pending = self.pending();
         if event.need_rescan() {
-            self.writing().clear();
+            pending.writing.clear();
+            pending.everywhere = true;
         }
         match event.kind {
             EventKind::Modify(ModifyKind::Data(_)) => {
                 let manifests = event.paths.into_iter().filter(|path| is_manifest(path));
-                return self.writing().extend(manifests);
+                return pending.writing.extend(manifests);
             }
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
             // Our own reading.
             EventKind::Access(_) => return,
             _ => {}
         }
-        let mut writing = self.writing();
-        for path in &event.paths {
-            writing.remove(path);
+        let is_metadata = matches!(event.kind, EventKind::Modify(ModifyKind::Metadata(_)));
+        for path in event.paths {
+            if !is_metadata {
+                pending.writing.remove(&path);
+            }
+            if path.parent() != Some(&self.path) {
+                pending.everywhere = true;
+            } else if is_manifest(&path) {
+                pending.named.insert(path);
+            } else {
+                pending.everywhere |= pending.has_links;
+            }
         }
-        drop(writing);
+        if pending.everywhere || !pending.named.is_empty() {
+            self.changed.notify_one();
+        }
+    }
+
+    fn look_everywhere(&self) {
+        self.pending().everywhere = true;
         self.changed.notify_one();
     }
 
-    fn writing(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn follow_links(&self, has_links: bool) {
+        self.pending().has_links = has_links;
+    }
+
+    /// What is to be looked at now.
+    fn take(&self) -> Look {
+        let mut pending = self.pending();
+        let named = mem::take(&mut pending.named);
+        let everywhere = mem::take(&mut pending.everywhere);
+        Look {
+            named: (!everywhere).then_some(named),
+            writing: pending.writing.clone(),
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a pause.

@@ -4,19 +4,20 @@
 
 use std::{
     collections::BTreeSet,
-    fmt,
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
-    str::FromStr,
+    thread,
+    time::{Duration, Instant},
 };
 
 use thiserror::Error;
 
-use super::{
-    clsact,
-    hooks::{Direction, SocketHook, XdpMode},
-};
+use super::{bpf::Link, clsact};
+
+mod name;
+
+pub use name::{LinkPin, UnknownPin};
 
 /// Default of `--bpf-root`.
 pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/node-lb";
@@ -24,23 +25,15 @@ pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/node-lb";
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
 
+/// How long an agent may take to end after the next has started.
+const HANDOVER: Duration = Duration::from_secs(1);
+
 /// The pins of one agent, locked against others for as long as this lives.
 #[derive(Debug)]
 pub struct Pins {
     root: PathBuf,
     directory: PathBuf,
     _lock: File,
-}
-
-/// What is attached by a pinned link; its text form is the pin's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LinkPin {
-    /// `xdp-native-2`
-    Xdp { mode: XdpMode, ifindex: u32 },
-    /// `tcx-ingress-2`
-    Tcx { direction: Direction, ifindex: u32 },
-    /// `cgroup-connect4`
-    Socket(SocketHook),
 }
 
 /// Why pins cannot be used or removed.
@@ -64,6 +57,8 @@ pub enum PinError {
         directory.display()
     )]
     OtherVersion { directory: PathBuf, version: u32 },
+    #[error("cannot remove TC filters: {0}")]
+    Filters(io::Error),
     #[error(
         "{} was not made by node-lb: remove it, or give another --bpf-root",
         path.display()
@@ -156,13 +151,13 @@ impl Pins {
             .collect()
     }
 
-    /// Removes a link's pin, which detaches its program. Returns whether there was one.
+    /// Detaches a pinned link's program and removes the pin. Returns whether there was one.
     ///
     /// # Errors
     ///
     /// If it is there but cannot be removed.
     pub fn remove_link(&self, pin: LinkPin) -> Result<bool, PinError> {
-        remove(&self.link(pin))
+        remove_link(&self.link(pin))
     }
 }
 
@@ -173,19 +168,18 @@ impl Pins {
 ///
 /// If an agent is running, or something is left: what was not made by node-lb, or cannot be removed.
 pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
+    let lock = match root.try_exists().map_err(failed("look at", root))? {
+        true => Some(lock(root)?),
+        false => None,
+    };
     let mut removed = Removed {
-        filters: clsact::remove_everywhere().map_err(|source| PinError::Io {
-            action: "remove TC filters listed in",
-            path: PathBuf::from("this network namespace"),
-            source,
-        })?,
+        filters: clsact::remove_except(|_| false).map_err(PinError::Filters)?,
         ..Removed::default()
     };
-    if !root.try_exists().map_err(failed("look at", root))? {
+    if lock.is_none() {
         return Ok(removed);
     }
 
-    let _lock = lock(root)?;
     let mut foreign = None;
     for name in names(root)? {
         let directory = root.join(&name);
@@ -194,8 +188,8 @@ pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
             continue;
         }
         // Programs first: none may run on without its maps' names.
-        removed.links += remove_all(&directory.join(LINKS))?;
-        removed.maps += remove_all(&directory.join(MAPS))?;
+        removed.links += remove_all(&directory.join(LINKS), remove_link)?;
+        removed.maps += remove_all(&directory.join(MAPS), remove)?;
         remove_directory(&directory)?;
     }
     match foreign {
@@ -204,70 +198,28 @@ pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
     }
 }
 
-impl fmt::Display for LinkPin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Xdp { mode, ifindex } => write!(f, "xdp-{mode}-{ifindex}"),
-            Self::Tcx { direction, ifindex } => write!(f, "tcx-{direction}-{ifindex}"),
-            Self::Socket(hook) => write!(f, "cgroup-{hook}"),
-        }
-    }
-}
-
-/// Not the name of a pin of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownPin;
-
-impl FromStr for LinkPin {
-    type Err = UnknownPin;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPin> {
-        let (kind, rest) = name.split_once('-').ok_or(UnknownPin)?;
-        if kind == "cgroup" {
-            return SocketHook::ALL
-                .into_iter()
-                .find(|hook| hook.name() == rest)
-                .map(Self::Socket)
-                .ok_or(UnknownPin);
-        }
-
-        let (variant, ifindex) = rest.split_once('-').ok_or(UnknownPin)?;
-        let ifindex = ifindex.parse().map_err(|_| UnknownPin)?;
-        match (kind, variant) {
-            ("xdp", "native") => Ok(Self::Xdp {
-                mode: XdpMode::Native,
-                ifindex,
-            }),
-            ("xdp", "generic") => Ok(Self::Xdp {
-                mode: XdpMode::Generic,
-                ifindex,
-            }),
-            ("tcx", "ingress") => Ok(Self::Tcx {
-                direction: Direction::Ingress,
-                ifindex,
-            }),
-            ("tcx", "egress") => Ok(Self::Tcx {
-                direction: Direction::Egress,
-                ifindex,
-            }),
-            _ => Err(UnknownPin),
-        }
-    }
-}
-
 /// The version in a directory's name, if it is one of ours.
 fn version_of(name: &str) -> Option<u32> {
     name.strip_prefix('v')?.parse().ok()
 }
 
+/// Locks `root`, waiting a little for an agent that is just ending.
 fn lock(root: &Path) -> Result<File, PinError> {
     let directory = File::open(root).map_err(failed("open", root))?;
-    match directory.try_lock() {
-        Ok(()) => Ok(directory),
-        Err(TryLockError::WouldBlock) => Err(PinError::InUse {
-            root: root.to_owned(),
-        }),
-        Err(TryLockError::Error(source)) => Err(failed("lock", root)(source)),
+    let deadline = Instant::now() + HANDOVER;
+    loop {
+        match directory.try_lock() {
+            Ok(()) => return Ok(directory),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                thread::sleep(HANDOVER / 50);
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(PinError::InUse {
+                    root: root.to_owned(),
+                });
+            }
+            Err(TryLockError::Error(source)) => return Err(failed("lock", root)(source)),
+        }
     }
 }
 
@@ -287,7 +239,10 @@ fn names(directory: &Path) -> Result<BTreeSet<String>, PinError> {
 }
 
 /// Removes the files of a directory and the directory; returns how many files there were.
-fn remove_all(directory: &Path) -> Result<usize, PinError> {
+fn remove_all(
+    directory: &Path,
+    remove: impl Fn(&Path) -> Result<bool, PinError>,
+) -> Result<usize, PinError> {
     if !directory
         .try_exists()
         .map_err(failed("look at", directory))?
@@ -300,6 +255,15 @@ fn remove_all(directory: &Path) -> Result<usize, PinError> {
     }
     remove_directory(directory)?;
     Ok(names.len())
+}
+
+/// Detaches at once, where removing the pin alone would leave the time to the kernel.
+fn remove_link(path: &Path) -> Result<bool, PinError> {
+    match Link::open(path).and_then(|link| link.detach()) {
+        Ok(()) => remove(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(failed("detach", path)(source)),
+    }
 }
 
 fn remove(path: &Path) -> Result<bool, PinError> {
@@ -326,48 +290,6 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PinErr
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pin_names_are_read_back() {
-        let pins = [
-            LinkPin::Xdp {
-                mode: XdpMode::Native,
-                ifindex: 2,
-            },
-            LinkPin::Xdp {
-                mode: XdpMode::Generic,
-                ifindex: u32::MAX,
-            },
-            LinkPin::Tcx {
-                direction: Direction::Ingress,
-                ifindex: 7,
-            },
-            LinkPin::Tcx {
-                direction: Direction::Egress,
-                ifindex: 7,
-            },
-            LinkPin::Socket(SocketHook::GetPeerName6),
-        ];
-        for pin in pins {
-            assert_eq!(pin.to_string().parse(), Ok(pin));
-        }
-    }
-
-    #[test]
-    fn other_names_are_no_pins() {
-        for name in [
-            "",
-            "xdp",
-            "xdp-native",
-            "xdp-off-2",
-            "xdp-native-eth0",
-            "tcx-ingress--1",
-            "cgroup-connect5",
-            "tcx-ingress-4294967296",
-        ] {
-            assert_eq!(name.parse::<LinkPin>(), Err(UnknownPin), "{name}");
-        }
-    }
 
     #[test]
     fn version_directories_are_told_from_others() {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    io,
     os::fd::{AsFd as _, BorrowedFd},
     path::PathBuf,
 };
@@ -12,13 +12,16 @@ use aya::{
     maps::{MapData, MapError},
     programs::{Program, ProgramError},
 };
-use aya_obj::generated::{BPF_F_RDONLY_PROG, bpf_map_type};
 use thiserror::Error;
 
 use super::{
-    bpf::{bytes_of, page_size},
+    bpf::bytes_of,
     pins::{PinError, Pins},
 };
+
+mod shape;
+
+pub use shape::MapShape;
 
 /// The eBPF object that this binary was built with.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
@@ -81,16 +84,6 @@ pub enum LoadError {
     Program { name: String, source: ProgramError },
     #[error(transparent)]
     Pins(#[from] PinError),
-}
-
-/// What has to agree between a pinned map and the object's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapShape {
-    map_type: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
 }
 
 impl<'a> Settings<'a> {
@@ -198,23 +191,6 @@ impl Loaded {
     }
 }
 
-impl fmt::Display for MapShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match bpf_map_type::try_from(self.map_type) {
-            Ok(kind) => {
-                let name = format!("{kind:?}").to_lowercase();
-                f.write_str(name.strip_prefix("bpf_map_type_").unwrap_or(&name))?;
-            }
-            Err(_) => write!(f, "type {}", self.map_type)?,
-        }
-        write!(
-            f,
-            " of {} entries, key {} B, value {} B, flags {:#x}",
-            self.max_entries, self.key_size, self.value_size, self.flags
-        )
-    }
-}
-
 /// The maps of the object that are pinned, all but sections of global data, as they will be created.
 fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
     let object = aya_obj::Object::parse(object).map_err(EbpfError::from)?;
@@ -240,53 +216,13 @@ fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, Map
         .collect())
 }
 
-impl MapShape {
-    fn of(map: &aya_obj::Map, max_entries: u32) -> Self {
-        Self {
-            map_type: map.map_type(),
-            key_size: map.key_size(),
-            value_size: map.value_size(),
-            max_entries,
-            flags: map.map_flags(),
-        }
-        .as_created()
-    }
-
-    /// As the kernel reports it once created.
-    fn as_created(mut self) -> Self {
-        const DEVMAP: u32 = bpf_map_type::BPF_MAP_TYPE_DEVMAP as u32;
-        const DEVMAP_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH as u32;
-        const RINGBUF: u32 = bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
-        match self.map_type {
-            // Programs never write to them, and values may carry a program besides the index.
-            DEVMAP | DEVMAP_HASH => {
-                self.flags |= BPF_F_RDONLY_PROG;
-                self.value_size = 8;
-            }
-            // A power of two and of whole pages.
-            RINGBUF => {
-                let page = page_size() as u32;
-                self.max_entries = self.max_entries.next_power_of_two().max(page);
-            }
-            _ => {}
-        }
-        self
-    }
-}
-
 fn check_pinned(name: &str, pins: &Pins, expected: MapShape) -> Result<(), LoadError> {
     let path = pins.map(name);
     let info = match MapData::from_pin(&path).and_then(|map| map.info()) {
         Ok(info) => info,
         Err(source) => return Err(LoadError::Pinned { path, source }),
     };
-    let found = MapShape {
-        map_type: info.map_type().map_or(u32::MAX, |kind| kind as u32),
-        key_size: info.key_size(),
-        value_size: info.value_size(),
-        max_entries: info.max_entries(),
-        flags: info.map_flags(),
-    };
+    let found = MapShape::of_created(&info);
     if found == expected {
         return Ok(());
     }
@@ -372,43 +308,5 @@ mod tests {
         assert!(end.starts_with("[75 lines left out]\nline 75\n"), "{end}");
         assert!(end.ends_with("line 99"), "{end}");
         assert_eq!(log_end("R0 invalid\n"), "R0 invalid");
-    }
-
-    #[test]
-    fn maps_are_described_for_people() {
-        let shape = MapShape {
-            map_type: bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32,
-            key_size: 24,
-            value_size: 4,
-            max_entries: 1000,
-            flags: 1,
-        };
-        assert_eq!(
-            shape.to_string(),
-            "lpm_trie of 1000 entries, key 24 B, value 4 B, flags 0x1"
-        );
-        let unknown = MapShape {
-            map_type: 4000,
-            ..shape
-        };
-        assert!(unknown.to_string().starts_with("type 4000 of"), "{unknown}");
-    }
-
-    #[test]
-    fn ring_buffers_are_whole_pages() {
-        let ring = |max_entries| {
-            MapShape {
-                map_type: bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32,
-                key_size: 0,
-                value_size: 0,
-                max_entries,
-                flags: 0,
-            }
-            .as_created()
-            .max_entries
-        };
-        let page = page_size() as u32;
-        assert_eq!(ring(1), page);
-        assert_eq!(ring(page * 3), page * 4);
     }
 }

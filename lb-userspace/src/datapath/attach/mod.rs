@@ -8,20 +8,23 @@ use std::{
     fs::File,
     io,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd as _, BorrowedFd},
         unix::fs::MetadataExt as _,
     },
-    path::{Path, PathBuf},
+    path::Path,
 };
-
-use thiserror::Error;
 
 use super::{
     bpf::{AttachPoint, Link, LinkTarget},
     clsact,
     hooks::{Direction, SocketHook, TcFlavor, XdpMode},
-    pins::{LinkPin, PinError, Pins},
+    pins::{LinkPin, Pins},
 };
+
+mod refusal;
+
+pub use refusal::AttachError;
+use refusal::{joined, refused, xdp_refusal};
 
 /// The state of XDP on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,25 +34,6 @@ pub struct XdpAttachment {
     pub replaced: bool,
     /// Why it is not the mode that was asked for. To be said loudly.
     pub reason: Option<String>,
-}
-
-/// A program that could not be attached.
-#[derive(Debug, Error)]
-pub enum AttachError {
-    #[error("device {ifindex} is gone")]
-    DeviceGone { ifindex: u32 },
-    #[error("cannot attach {hook} to {target}: {source}")]
-    Refused {
-        hook: String,
-        target: String,
-        source: io::Error,
-    },
-    #[error("cannot pin {}: {source}", path.display())]
-    Pin { path: PathBuf, source: io::Error },
-    #[error("cannot open cgroup {}: {source}", path.display())]
-    Cgroup { path: PathBuf, source: io::Error },
-    #[error(transparent)]
-    Pins(#[from] PinError),
 }
 
 /// Attaches programs and keeps them attached under an agent's pins.
@@ -177,15 +161,12 @@ impl<'a> Attacher<'a> {
     ///
     /// If pins or filters cannot be removed.
     pub fn detach_device(&self, ifindex: u32) -> Result<(), AttachError> {
-        for pin in device_pins(ifindex) {
-            self.pins.remove_link(pin)?;
+        self.detach_xdp(ifindex)?;
+        for direction in [Direction::Ingress, Direction::Egress] {
+            self.pins.remove_link(LinkPin::Tcx { direction, ifindex })?;
         }
         if self.tc == TcFlavor::Clsact {
-            clsact::remove(ifindex).map_err(|source| AttachError::Refused {
-                hook: "nothing".to_owned(),
-                target: device(ifindex),
-                source,
-            })?;
+            clsact::remove(ifindex).map_err(AttachError::Filters)?;
         }
         Ok(())
     }
@@ -231,6 +212,9 @@ impl<'a> Attacher<'a> {
                 self.pins.remove_link(pin)?;
                 removed.push(pin);
             }
+        }
+        if self.tc == TcFlavor::Clsact {
+            clsact::remove_except(wanted).map_err(AttachError::Filters)?;
         }
         Ok(removed)
     }
@@ -304,70 +288,4 @@ impl Cgroup {
         let id = directory.metadata().map_err(failed)?.ino();
         Ok(Self { directory, id })
     }
-}
-
-fn device_pins(ifindex: u32) -> [LinkPin; 4] {
-    [
-        LinkPin::Xdp {
-            mode: XdpMode::Native,
-            ifindex,
-        },
-        LinkPin::Xdp {
-            mode: XdpMode::Generic,
-            ifindex,
-        },
-        LinkPin::Tcx {
-            direction: Direction::Ingress,
-            ifindex,
-        },
-        LinkPin::Tcx {
-            direction: Direction::Egress,
-            ifindex,
-        },
-    ]
-}
-
-fn refused(pin: LinkPin, source: io::Error) -> AttachError {
-    let (hook, target) = match pin {
-        LinkPin::Xdp { ifindex, .. } | LinkPin::Tcx { ifindex, .. }
-            if source.raw_os_error() == Some(libc::ENODEV) =>
-        {
-            return AttachError::DeviceGone { ifindex };
-        }
-        LinkPin::Xdp { mode, ifindex } => (format!("{mode} XDP"), device(ifindex)),
-        LinkPin::Tcx { direction, ifindex } => (format!("TC {direction}"), device(ifindex)),
-        LinkPin::Socket(hook) => (hook.to_string(), "the cgroup".to_owned()),
-    };
-    AttachError::Refused {
-        hook,
-        target,
-        source,
-    }
-}
-
-/// A device for people: its name, if it still has one, and its index.
-fn device(ifindex: u32) -> String {
-    match nix::net::if_::if_indextoname(ifindex) {
-        Ok(name) => format!("device {} ({ifindex})", name.to_string_lossy()),
-        Err(_) => format!("device {ifindex}"),
-    }
-}
-
-/// What the kernel's refusal of an XDP program means.
-fn xdp_refusal(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => "the driver does not support it".to_owned(),
-        Some(libc::EBUSY | libc::EEXIST) => "another XDP program is attached".to_owned(),
-        Some(libc::ERANGE) => "the MTU is too large for it".to_owned(),
-        Some(libc::EINVAL) => {
-            "the device does not allow it in its present state (a port of a bond or bridge, too few \
-             queues, or large receive offload)"
-                .to_owned()
-        }
-        _ => error.to_string(),
-    }
-}
-
-fn joined(refusals: Vec<String>) -> Option<String> {
-    (!refusals.is_empty()).then(|| refusals.join("; "))
 }

@@ -1,0 +1,271 @@
+//! Programs on the node's devices and sockets, following the devices as they come and go.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+};
+
+use anyhow::Context as _;
+use lb_common::abi::{self, device_flag};
+
+use super::{kernel::Kernel, status};
+use crate::{
+    config::{self, DatapathConfig, SocketLb},
+    datapath::{
+        Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
+        devices::{Device, DeviceKind, Devices, Role, RoleRules},
+        hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
+    },
+    metrics::{self, DeviceMode},
+    plan::LocalDetector,
+};
+
+/// What is attached where.
+pub struct Attachments {
+    rules: RoleRules,
+    best: config::XdpMode,
+    detector: LocalDetector,
+    tc: TcFlavor,
+    attached: BTreeMap<u32, Attached>,
+}
+
+/// The state of a device that programs are attached to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    pub name: String,
+    pub role: Role,
+    pub xdp: XdpMode,
+    /// Why XDP is not in the mode asked for, or nothing is attached.
+    pub reason: Option<String>,
+}
+
+impl Attached {
+    /// For metrics: how an external device's packets come in.
+    pub fn mode(&self) -> Option<DeviceMode> {
+        (self.role == Role::External).then(|| DeviceMode {
+            device: self.name.clone(),
+            mode: match self.xdp {
+                XdpMode::Native => metrics::XdpMode::Native,
+                XdpMode::Generic => metrics::XdpMode::Generic,
+                XdpMode::Off => metrics::XdpMode::Tc,
+            },
+        })
+    }
+}
+
+impl From<&Attached> for status::Device {
+    fn from(attached: &Attached) -> Self {
+        Self {
+            name: attached.name.clone(),
+            role: status::role_name(attached.role).to_owned(),
+            mode: status::mode_name(attached.xdp).to_owned(),
+            reason: attached.reason.clone(),
+        }
+    }
+}
+
+impl Attachments {
+    /// Nothing is attached yet. `node_addresses` help to tell external devices.
+    ///
+    /// # Errors
+    ///
+    /// If a pattern of device names cannot be read.
+    pub fn new(
+        config: &DatapathConfig,
+        node_addresses: Vec<IpAddr>,
+        detector: LocalDetector,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            rules: RoleRules::new(&config.devices, &config.pod_device_patterns, node_addresses)?,
+            best: config.xdp_mode,
+            detector,
+            tc: TcFlavor::detect(),
+            attached: BTreeMap::new(),
+        })
+    }
+
+    /// The devices with programs, by interface index.
+    pub fn devices(&self) -> &BTreeMap<u32, Attached> {
+        &self.attached
+    }
+
+    /// Attaches programs to the devices that should have them and detaches them from the others.
+    ///
+    /// # Errors
+    ///
+    /// If the devices' flags cannot be written; a device that refuses is only reported.
+    pub fn follow(&mut self, kernel: &Kernel, devices: &Devices) -> anyhow::Result<()> {
+        let attacher = Attacher::new(&kernel.pins, self.tc);
+        let mut wanted = BTreeSet::new();
+        for device in devices.iter().filter(|device| device.mac.is_some()) {
+            let role = self.rules.role(device);
+            if role == Role::Other {
+                continue;
+            }
+            wanted.insert(device.index);
+            let known = self.attached.get(&device.index);
+            if known.is_some_and(|known| known.role == role && known.name == device.name) {
+                continue;
+            }
+            let attached = match self.attach(kernel, &attacher, device, role) {
+                Ok(attached) => attached,
+                Err(error) => Attached {
+                    name: device.name.clone(),
+                    role,
+                    xdp: XdpMode::Off,
+                    reason: Some(format!("{error:#}")),
+                },
+            };
+            report(&attached);
+            self.attached.insert(device.index, attached);
+        }
+        let gone: Vec<_> = self
+            .attached
+            .keys()
+            .filter(|index| !wanted.contains(index))
+            .copied()
+            .collect();
+        for index in gone {
+            self.attached.remove(&index);
+            attacher.detach_device(index)?;
+        }
+        kernel.set_devices(&self.flags(devices))
+    }
+
+    /// Takes note that a device is gone: one that has its index later is another.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.attached.remove(&ifindex);
+    }
+
+    /// Removes what earlier agents left on devices that are gone or of no interest any more.
+    ///
+    /// # Errors
+    ///
+    /// If pins cannot be read or removed.
+    pub fn sweep(&self, kernel: &Kernel) -> anyhow::Result<()> {
+        let attacher = Attacher::new(&kernel.pins, self.tc);
+        attacher.sweep(|index| self.attached.contains_key(&index))?;
+        Ok(())
+    }
+
+    /// Attaches the programs for sockets to a cgroup, or detaches them.
+    ///
+    /// # Errors
+    ///
+    /// If the cgroup cannot be opened or the kernel refuses.
+    pub fn sockets(
+        &self,
+        kernel: &Kernel,
+        config: &DatapathConfig,
+        cgroup_root: Option<&Path>,
+    ) -> anyhow::Result<()> {
+        let attacher = Attacher::new(&kernel.pins, self.tc);
+        if config.socket_lb == SocketLb::Off {
+            return Ok(attacher.detach_sockets()?);
+        }
+        let path = config.cgroup_path.as_deref().or(cgroup_root);
+        let cgroup = Cgroup::open(path.context("no cgroup v2 hierarchy is mounted")?)?;
+        for hook in SocketHook::ALL {
+            attacher
+                .socket(&cgroup, hook, kernel.loaded.program(hook.name())?)
+                .with_context(|| format!("cannot translate sockets at {hook}"))?;
+        }
+        Ok(())
+    }
+
+    fn attach(
+        &self,
+        kernel: &Kernel,
+        attacher: &Attacher<'_>,
+        device: &Device,
+        role: Role,
+    ) -> anyhow::Result<Attached> {
+        let (mut xdp, mut reason) = (XdpMode::Off, None);
+        if role == Role::External {
+            let (best, why) = self.best_mode(device);
+            let program = match device.kind {
+                DeviceKind::Physical | DeviceKind::Bond => XDP_PROGRAM,
+                _ => XDP_VIRTUAL_PROGRAM,
+            };
+            let outcome = attacher.xdp(device.index, kernel.loaded.program(program)?, best)?;
+            xdp = outcome.mode;
+            reason = outcome.reason.or(why);
+        }
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let program = kernel.loaded.program(direction.program())?;
+            attacher.tc(device.index, direction, program)?;
+        }
+        Ok(Attached {
+            name: device.name.clone(),
+            role,
+            xdp,
+            reason,
+        })
+    }
+
+    /// The best XDP mode to try on a device, and why it is not the one asked for.
+    fn best_mode(&self, device: &Device) -> (XdpMode, Option<String>) {
+        match self.best {
+            config::XdpMode::Off => (XdpMode::Off, None),
+            config::XdpMode::Generic => (XdpMode::Generic, None),
+            config::XdpMode::Native => (XdpMode::Native, None),
+            config::XdpMode::Auto => match device.kind {
+                DeviceKind::Physical | DeviceKind::Bond => (XdpMode::Native, None),
+                DeviceKind::Veth => {
+                    let reason = "veth: sends from XDP get lost unless the far end has a program \
+                                  too; --xdp-mode=native if it has";
+                    (XdpMode::Off, Some(reason.to_owned()))
+                }
+                kind => (
+                    XdpMode::Off,
+                    Some(format!("{kind:?}: no driver of its own")),
+                ),
+            },
+        }
+    }
+
+    /// What programs have to know of devices.
+    fn flags(&self, devices: &Devices) -> Vec<(u32, abi::Device)> {
+        // Frames cannot be redirected from a driver's XDP to a device without.
+        let modes = || self.attached.values().map(|attached| attached.xdp);
+        let target = modes().max().unwrap_or(XdpMode::Off);
+        devices
+            .iter()
+            .filter_map(|device| {
+                let mut flags = 0;
+                let attached = self.attached.get(&device.index);
+                if target != XdpMode::Off && attached.is_some_and(|a| a.xdp == target) {
+                    flags |= device_flag::XDP_TARGET;
+                }
+                // A bridge's packets are seen at its ports already.
+                let bridge = device.master.and_then(|index| devices.get(index));
+                if self.has_pods(device) || bridge.is_some_and(|bridge| self.has_pods(bridge)) {
+                    flags |= device_flag::PODS;
+                }
+                (flags != 0).then_some((device.index, abi::Device { flags, pad: 0 }))
+            })
+            .collect()
+    }
+
+    /// Whether the detector tells local pods by this device.
+    fn has_pods(&self, device: &Device) -> bool {
+        let any = Ipv4Addr::UNSPECIFIED.into();
+        !matches!(self.detector, LocalDetector::Networks(_))
+            && self.detector.is_local_pod(any, Some(&device.name))
+    }
+}
+
+/// Says loudly what is not as it was asked for.
+fn report(attached: &Attached) {
+    let Attached {
+        name,
+        role,
+        xdp,
+        reason,
+    } = attached;
+    match reason {
+        Some(reason) => tracing::warn!(device = name, ?role, %xdp, "{reason}"),
+        None => tracing::info!(device = name, ?role, %xdp, "programs attached"),
+    }
+}

@@ -1,0 +1,269 @@
+//! The agent's half of the data plane: programs and maps in the kernel, and the node's settings in
+//! them.
+
+use std::{collections::BTreeSet, io, net::IpAddr};
+
+use anyhow::Context as _;
+use lb_common::{
+    abi::{self, config_flag},
+    addr::{Ip4, Ip6},
+};
+
+use crate::{
+    config::{Config, FlowTimeouts, NetfilterMode, SocketLb},
+    datapath::{
+        Loaded, OBJECT, Pins, Settings, SocketHook,
+        bpf::{BatchMap, MappedArray, synchronize_rcu},
+        hooks::{Direction, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
+        load,
+    },
+    flows::{
+        FlowSweeper, FlowTables, UdpSockets,
+        clock::{self, TickRate},
+    },
+    model::IpFamily,
+    plan::{LocalDetector, LocalNode},
+    program::maps::Maps,
+};
+
+/// ICMP answers per second and CPU.
+const REJECT_RATE: u32 = 1000;
+/// A prefix length that no network has: there is none.
+const NO_NETWORK: u32 = 255;
+
+/// Programs and maps in the kernel.
+pub struct Kernel {
+    pub pins: Pins,
+    pub loaded: Loaded,
+    config: MappedArray<abi::Config>,
+    local_addresses: BatchMap<Ip6, abi::LocalAddress>,
+    devices: BatchMap<u32, abi::Device>,
+}
+
+impl Kernel {
+    /// Loads programs around the maps that an earlier agent pinned, or new ones.
+    ///
+    /// # Errors
+    ///
+    /// If the pins are of another version or in use, or the kernel refuses.
+    pub fn start(config: &Config) -> anyhow::Result<Self> {
+        let datapath = &config.datapath;
+        let pins = Pins::open(&datapath.bpf_root, abi::VERSION)?;
+        let slots = slots(datapath.flow_table_size);
+        let settings = Settings::default()
+            .max_entries("FLOWS4", slots)
+            .max_entries("FLOWS6", slots / 2);
+        let programs: Vec<_> = [XDP_PROGRAM, XDP_VIRTUAL_PROGRAM]
+            .into_iter()
+            .chain([Direction::Ingress, Direction::Egress].map(Direction::program))
+            .chain(SocketHook::ALL.map(SocketHook::name))
+            .collect();
+        let loaded = load(OBJECT, &pins, &programs, &settings)?;
+        Ok(Self {
+            config: MappedArray::new(&loaded.map("CONFIG")?)?,
+            local_addresses: BatchMap::new(&loaded.map("LOCAL_ADDRESSES")?)?,
+            devices: BatchMap::new(&loaded.map("DEVICES")?)?,
+            pins,
+            loaded,
+        })
+    }
+
+    /// The maps that plans are written to.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be mapped into memory.
+    pub fn maps(&self) -> anyhow::Result<Maps> {
+        let map = |name| self.loaded.map(name);
+        Ok(Maps {
+            frontends4: Box::new(BatchMap::new(&map("FRONTENDS4")?)?),
+            frontends6: Box::new(BatchMap::new(&map("FRONTENDS6")?)?),
+            services: Box::new(MappedArray::new(&map("SERVICES")?)?),
+            plans: Box::new(MappedArray::new(&map("PLANS")?)?),
+            endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
+            endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
+            service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
+            maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
+            source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
+            grace: Box::new(synchronize_rcu),
+        })
+    }
+
+    /// Whether an agent has written the node's settings, now or before a restart.
+    pub fn is_configured(&self) -> bool {
+        self.config.read(0).secret != [0, 0]
+    }
+
+    /// Writes the node's settings; programs that find none let every packet pass.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not say what clock or network namespace this is.
+    pub fn configure(
+        &self,
+        config: &Config,
+        node: &LocalNode,
+        detector: &LocalDetector,
+    ) -> anyhow::Result<()> {
+        let before = self.config.read(0);
+        let mut flags = match detector {
+            LocalDetector::Networks(_) => config_flag::DETECT_BY_CIDR,
+            LocalDetector::Interface(_) | LocalDetector::InterfacePrefix(_) => {
+                config_flag::DETECT_BY_DEVICE
+            }
+            LocalDetector::None => 0,
+        };
+        for (flag, set) in [
+            (config_flag::MASQUERADE_ALL, config.masquerade_all),
+            (
+                config_flag::BYPASS,
+                config.datapath.netfilter == NetfilterMode::Bypass,
+            ),
+            (
+                config_flag::SOCKETS_OF_PODS,
+                config.datapath.socket_lb == SocketLb::All,
+            ),
+        ] {
+            if set {
+                flags |= flag;
+            }
+        }
+        let (pods4, pods6) = pod_networks(detector);
+        let hz = clock::hz();
+        let slots = slots(config.datapath.flow_table_size);
+        let ports = config.datapath.snat_ports;
+        let settings = abi::Config {
+            // Flows can only be found with the secret they were recorded with.
+            secret: match before.secret {
+                [0, 0] => secret()?,
+                secret => secret,
+            },
+            netns_cookie: netns_cookie().context("cannot tell the network namespace")?,
+            flags,
+            hop_generation: before.hop_generation.wrapping_add(1),
+            node4: match node.ip(IpFamily::V4) {
+                Some(IpAddr::V4(ip)) => ip.into(),
+                _ => Ip4::default(),
+            },
+            node6: match node.ip(IpFamily::V6) {
+                Some(IpAddr::V6(ip)) => ip.into(),
+                _ => Ip6::default(),
+            },
+            pods4: pods4.0,
+            pods6: pods6.0,
+            pods4_prefix: pods4.1,
+            pods6_prefix: pods6.1,
+            snat_first: u32::from(ports.first),
+            snat_count: u32::from(ports.last - ports.first) + 1,
+            tick_shift: TickRate::of_kernel().shift,
+            hz,
+            reject_rate: REJECT_RATE,
+            flow_mask4: slots - 1,
+            flow_mask6: slots / 2 - 1,
+            pad: Default::default(),
+        };
+        self.config.write(0, &settings);
+        Ok(())
+    }
+
+    /// Starts ageing flows, by the settings in force.
+    ///
+    /// # Errors
+    ///
+    /// If the flow tables cannot be mapped into memory.
+    pub fn sweep_flows(&self, timeouts: &FlowTimeouts) -> anyhow::Result<FlowSweeper> {
+        let tables = FlowTables {
+            v4: MappedArray::new(&self.loaded.map("FLOWS4")?)?,
+            v6: MappedArray::new(&self.loaded.map("FLOWS6")?)?,
+        };
+        let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
+        FlowSweeper::start(tables, &self.config.read(0), timeouts, Some(sockets))
+            .context("cannot start ageing flows")
+    }
+
+    /// Makes flows look up their next hops again.
+    pub fn next_hops_changed(&self) {
+        let offset = std::mem::offset_of!(abi::Config, hop_generation);
+        self.config
+            .u32_at(0, offset)
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Says which addresses are the node's own.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than the map holds.
+    pub fn set_local_addresses(&self, addresses: &BTreeSet<IpAddr>) -> anyhow::Result<()> {
+        let wanted: Vec<Ip6> = addresses.iter().map(|address| (*address).into()).collect();
+        let entries = self.local_addresses.entries()?;
+        let stale: Vec<_> = entries
+            .into_iter()
+            .map(|(key, _)| key)
+            .filter(|key| !wanted.contains(key))
+            .collect();
+        let values = vec![abi::LocalAddress::default(); wanted.len()];
+        self.local_addresses.update(&wanted, &values)?;
+        self.local_addresses.delete(&stale)?;
+        Ok(())
+    }
+
+    /// Says what is special about devices, by interface index; all others are like any.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than the map holds.
+    pub fn set_devices(&self, devices: &[(u32, abi::Device)]) -> anyhow::Result<()> {
+        let (keys, values): (Vec<_>, Vec<_>) = devices.iter().copied().unzip();
+        let entries = self.devices.entries()?;
+        let stale: Vec<_> = entries
+            .into_iter()
+            .map(|(key, _)| key)
+            .filter(|key| !keys.contains(key))
+            .collect();
+        self.devices.update(&keys, &values)?;
+        self.devices.delete(&stale)?;
+        Ok(())
+    }
+}
+
+/// Records in the IPv4 flow table: two for each flow, half of them free so that searches stay short.
+fn slots(flows: u32) -> u32 {
+    flows
+        .saturating_mul(4)
+        .clamp(1 << 10, 1 << 27)
+        .next_power_of_two()
+}
+
+fn pod_networks(detector: &LocalDetector) -> ((Ip4, u32), (Ip6, u32)) {
+    let mut v4 = (Ip4::default(), NO_NETWORK);
+    let mut v6 = (Ip6::default(), NO_NETWORK);
+    if let LocalDetector::Networks(networks) = detector {
+        for network in networks {
+            match network.network() {
+                IpAddr::V4(address) => v4 = (address.into(), network.prefix_len().into()),
+                IpAddr::V6(address) => v6 = (address.into(), network.prefix_len().into()),
+            }
+        }
+    }
+    (v4, v6)
+}
+
+fn secret() -> io::Result<[u64; 2]> {
+    let mut bytes = [0; 16];
+    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    let [low, high] = [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&bytes[at..at + 8]);
+        // Never zero, which stands for no secret.
+        u64::from_ne_bytes(half) | 1
+    });
+    Ok([low, high])
+}
+
+/// The number that BPF programs know this network namespace by.
+fn netns_cookie() -> io::Result<u64> {
+    let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))
+        .or_else(|_| std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)))?;
+    crate::datapath::bpf::netns_cookie(&socket)
+}

@@ -1,0 +1,140 @@
+//! The agent's state for people: what `node-lb status` shows.
+
+use std::{pin::Pin, time::SystemTime};
+
+use hyper::StatusCode;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    datapath::{XdpMode, devices::Role},
+    flows::Stats,
+    http::{Request, Response, json, not_found, text},
+};
+
+/// What the agent is doing, and what it cannot do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    pub version: String,
+    pub node: String,
+    pub source: String,
+    /// Since when the maps have followed the source (RFC 3339); none: the source has not delivered
+    /// everything yet.
+    pub in_sync_since: Option<String>,
+    /// When the maps were last brought into line.
+    pub last_sync: Option<String>,
+    /// Services, programmed or not.
+    pub services: usize,
+    pub service_ports: usize,
+    pub not_programmed: Vec<NotProgrammed>,
+    pub devices: Vec<Device>,
+    /// What the source has that cannot be used.
+    pub source_problems: Vec<String>,
+    pub health_checks: HealthChecks,
+    /// None until the flow tables have been looked at.
+    pub flows: Option<[FlowTable; 2]>,
+}
+
+/// A service port that is not, or not completely, in the maps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotProgrammed {
+    pub service_port: String,
+    pub protocol: String,
+    pub family: String,
+    pub reason: String,
+}
+
+/// A device that programs are attached to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    pub name: String,
+    pub role: String,
+    /// `native`, `generic`, or `tc` where XDP does nothing.
+    pub mode: String,
+    /// Why the mode is not the one asked for.
+    pub reason: Option<String>,
+}
+
+/// The healthCheckNodePort servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthChecks {
+    /// Sockets they listen on.
+    pub listening: usize,
+    pub problems: Vec<String>,
+}
+
+/// A family's flow table, as the last pass over it saw it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowTable {
+    pub family: String,
+    pub flows: u64,
+    /// Two for each flow.
+    pub records: u32,
+    /// Records that are not free.
+    pub occupied: u32,
+}
+
+impl FlowTable {
+    /// Both families' tables.
+    pub fn both(stats: &Stats) -> [Self; 2] {
+        [("IPv4", &stats.v4), ("IPv6", &stats.v6)].map(|(family, table)| Self {
+            family: family.to_owned(),
+            flows: table.flows.total(),
+            records: table.records,
+            occupied: table.occupied,
+        })
+    }
+}
+
+/// How people call an XDP mode.
+pub fn mode_name(mode: XdpMode) -> &'static str {
+    match mode {
+        XdpMode::Native => "native",
+        XdpMode::Generic => "generic",
+        XdpMode::Off => "tc",
+    }
+}
+
+/// How people call a role.
+pub fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::External => "external",
+        Role::Pod => "pod",
+        Role::PodBridge => "pod bridge",
+        Role::Overlay => "overlay",
+        Role::Other => "other",
+    }
+}
+
+/// A moment in time for people.
+pub fn timestamp(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+/// Answers `/status` by asking the agent.
+pub fn endpoint(
+    ask: mpsc::Sender<oneshot::Sender<Status>>,
+) -> impl Fn(Request) -> Pin<Box<dyn Future<Output = Response> + Send>> + Send + Sync + 'static {
+    move |request| {
+        let ask = ask.clone();
+        Box::pin(async move {
+            if request.uri().path() != "/status" {
+                return not_found();
+            }
+            let (reply, answer) = oneshot::channel();
+            let asked = ask.send(reply).await.is_ok();
+            match answer.await {
+                Ok(status) if asked => match serde_json::to_vec(&status) {
+                    Ok(body) => json(StatusCode::OK, body),
+                    Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),
+                },
+                _ => text(StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping"),
+            }
+        })
+    }
+}

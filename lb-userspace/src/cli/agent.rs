@@ -1,0 +1,38 @@
+//! `node-lb agent`: balances this node's traffic until stopped.
+
+use std::io::IsTerminal as _;
+
+use anyhow::Context as _;
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    agent,
+    config::{Config, Flags},
+};
+
+/// Balance this node's traffic to Services until stopped; what is in the kernel goes on after that
+#[derive(Debug, clap::Args)]
+pub struct Command {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+impl Command {
+    /// # Errors
+    /// If the configuration is wrong or the agent cannot run.
+    pub fn run(self) -> anyhow::Result<()> {
+        let filter = EnvFilter::try_from_env("NODE_LB_LOG").unwrap_or_else(|_| "info".into());
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .init();
+        let config = Config::try_from(self.flags)?;
+        // One thread: the work is small, and the network namespace is that of the thread.
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?
+            .block_on(agent::run(config))
+    }
+}

@@ -1,0 +1,28 @@
+//! `node-lb cleanup`: takes everything of node-lb's out of the kernel.
+
+use std::path::PathBuf;
+
+use crate::datapath;
+
+/// Remove all programs and maps of node-lb from the kernel, which ends the connections through it
+#[derive(Debug, clap::Args)]
+pub struct Command {
+    /// Where maps and links are pinned
+    #[arg(long, value_name = "DIR", default_value = "/sys/fs/bpf/node-lb")]
+    bpf_root: PathBuf,
+    /// The configuration file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Command {
+    /// # Errors
+    /// If something cannot be removed, or an agent is running.
+    pub fn run(self) -> anyhow::Result<()> {
+        let removed = datapath::cleanup(&self.bpf_root)?;
+        super::print(&format!(
+            "removed {} maps, {} links and {} filters\n",
+            removed.maps, removed.links, removed.filters
+        ))
+    }
+}

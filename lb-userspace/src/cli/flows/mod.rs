@@ -1,0 +1,160 @@
+//! `node-lb flows`: the connections in the kernel's flow tables.
+
+use std::{collections::HashMap, io, net::SocketAddr, path::Path};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use lb_common::{
+    abi,
+    addr::{Address, Ip4, Ip6},
+    flow::Flow,
+};
+
+use self::report::FlowReport;
+use super::snapshot::Snapshot;
+use crate::{
+    config::{Config, Flags},
+    datapath::bpf::{ArrayError, MappedArray},
+    flows::{Jiffies, TickRate},
+    model::{ObjectName, Protocol},
+};
+
+mod report;
+mod table;
+#[cfg(test)]
+mod tests;
+
+/// Show the connections in the kernel's flow tables
+///
+/// Reads the tables that the data plane uses, whether or not the agent is running. With --source,
+/// frontends are shown with the Service they belong to.
+#[derive(Args, Debug)]
+pub struct Command {
+    #[command(flatten)]
+    flags: Flags,
+
+    /// Only flows of this Service; needs --source
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = object_name)]
+    service: Option<ObjectName>,
+
+    /// At most so many flows
+    #[arg(long, value_name = "FLOWS")]
+    limit: Option<usize>,
+
+    /// Form of the output
+    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Output {
+    /// To read
+    Table,
+    /// An array with one object per flow
+    Json,
+}
+
+/// The service port, as `namespace/name:port`, that an address and protocol belong to.
+type Names = HashMap<(SocketAddr, Protocol), (ObjectName, String)>;
+
+impl Command {
+    pub fn run(self) -> anyhow::Result<()> {
+        if self.service.is_some() && self.flags.source.is_none() {
+            bail!("--service needs to know which addresses a Service has: pass --source dir:PATH");
+        }
+        let root = self.flags.bpf_root.clone();
+        let names = match self.flags.source {
+            Some(_) => names(&Config::try_from(self.flags)?)?,
+            None => Names::new(),
+        };
+
+        let settings = pinned::<abi::Config>(&root, "CONFIG")?.read(0);
+        let rate = TickRate::of(&settings).context("the data plane has no settings yet")?;
+        let jiffies = Jiffies::open().and_then(|jiffies| jiffies.now());
+        let now = rate.tick(jiffies.context("cannot read the kernel's clock")?);
+        let mut flows = read::<Ip4>(&root, "FLOWS4", rate, now, &names)?;
+        flows.extend(read::<Ip6>(&root, "FLOWS6", rate, now, &names)?);
+        if let Some(service) = &self.service {
+            flows.retain(|flow| {
+                names
+                    .get(&flow.key())
+                    .is_some_and(|(name, _)| name == service)
+            });
+        }
+        flows.sort_by(|a, b| a.order().cmp(&b.order()));
+
+        let total = flows.len();
+        flows.truncate(self.limit.unwrap_or(total));
+        let text = match self.output {
+            Output::Table => table::render(&flows, total),
+            Output::Json => {
+                serde_json::to_string_pretty(&flows).context("cannot write JSON")? + "\n"
+            }
+        };
+        super::print(&text)
+    }
+}
+
+/// The flows in a table, at tick `now`.
+fn read<A: Address>(
+    root: &Path,
+    map: &str,
+    rate: TickRate,
+    now: u32,
+    names: &Names,
+) -> anyhow::Result<Vec<FlowReport>>
+where
+    Flow<A>: aya::Pod,
+{
+    let records = pinned::<Flow<A>>(root, map)?;
+    Ok(FlowReport::all(&records, rate, now, |frontend| {
+        names.get(&frontend).map(|(_, port)| port.clone())
+    }))
+}
+
+/// An array of the data plane's.
+fn pinned<T: aya::Pod>(root: &Path, map: &str) -> anyhow::Result<MappedArray<T>> {
+    let path = root
+        .join(format!("v{}", abi::VERSION))
+        .join("maps")
+        .join(map);
+    match MappedArray::from_pin(&path) {
+        Ok(array) => Ok(array),
+        Err(ArrayError::Map(error)) if !path.exists() => Err(error).with_context(|| {
+            format!(
+                "there is no {}: has an agent of this version been started on this node, with this \
+                 --bpf-root, and are you root?",
+                path.display()
+            )
+        }),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// Every frontend in the source.
+fn names(config: &Config) -> anyhow::Result<Names> {
+    let mut names = Names::new();
+    for service in Snapshot::load(config)?.plans() {
+        for port in service.ports {
+            let protocol = port.name.protocol;
+            for frontend in &port.frontends {
+                let name = (service.service.clone(), port.name.to_string());
+                names.insert((frontend.address, protocol), name);
+            }
+        }
+    }
+    Ok(names)
+}
+
+fn object_name(text: &str) -> Result<ObjectName, io::Error> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(ObjectName {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a Service is named NAMESPACE/NAME",
+        )),
+    }
+}

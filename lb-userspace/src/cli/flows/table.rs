@@ -1,0 +1,61 @@
+//! The readable form of `node-lb flows`: one aligned line per flow.
+
+use std::{fmt::Write, time::Duration};
+
+use super::report::FlowReport;
+
+/// The flows; `total` is how many there would be without a limit.
+pub fn render(flows: &[FlowReport], total: usize) -> String {
+    if total == 0 {
+        return "No flows.\n".to_owned();
+    }
+    let mut rows = vec![
+        [
+            "PROTOCOL",
+            "CLIENT",
+            "FRONTEND",
+            "ENDPOINT",
+            "SOURCE NAT",
+            "STAGE",
+            "IDLE",
+            "MODE",
+            "SERVICE",
+        ]
+        .map(str::to_owned),
+    ];
+    rows.extend(flows.iter().map(row));
+    let mut widths = [0; 9];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.len());
+        }
+    }
+
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(widths);
+        let line: Vec<_> = cells
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        writeln!(text, "{}", line.join("  ").trim_end()).expect("a String takes any text");
+    }
+    if flows.len() < total {
+        writeln!(text, "and {} more", total - flows.len()).expect("a String takes any text");
+    }
+    text
+}
+
+fn row(flow: &FlowReport) -> [String; 9] {
+    [
+        flow.protocol.clone(),
+        flow.client.to_string(),
+        flow.frontend.to_string(),
+        flow.endpoint.to_string(),
+        flow.source_nat
+            .map_or_else(|| "-".to_owned(), |address| address.to_string()),
+        flow.stage.to_owned(),
+        humantime::format_duration(Duration::from_secs(flow.idle_seconds)).to_string(),
+        flow.mode.to_owned(),
+        flow.service.clone().unwrap_or_else(|| "-".to_owned()),
+    ]
+}

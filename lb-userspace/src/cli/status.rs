@@ -1,0 +1,148 @@
+//! `node-lb status`: what the agent on this node is doing, and what it cannot do.
+
+use std::{
+    fmt::Write as _,
+    io::{Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+
+use crate::{agent::status::Status, config::DEFAULT_SOCKET};
+
+/// How long the agent may take to answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Problems shown of a kind; `-o json` has all of them.
+const SHOWN: usize = 20;
+
+/// Show what the agent on this node is doing, and what it cannot do
+#[derive(Args, Debug)]
+pub struct Command {
+    /// Where the agent listens
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+
+    /// Form of the output
+    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Output {
+    /// To read
+    Table,
+    /// An object, as the agent gives it
+    Json,
+}
+
+impl Command {
+    /// # Errors
+    /// If no agent answers.
+    pub fn run(self) -> anyhow::Result<()> {
+        let body = ask(&self.socket).with_context(|| {
+            format!(
+                "cannot ask the agent at {}: is it running, and with this --socket?",
+                self.socket.display()
+            )
+        })?;
+        let status: Status = serde_json::from_str(&body)
+            .context("the agent's answer is not a status; is it of another version?")?;
+        let text = match self.output {
+            Output::Table => render(&status),
+            Output::Json => serde_json::to_string_pretty(&status)? + "\n",
+        };
+        super::print(&text)
+    }
+}
+
+/// The body of the agent's answer.
+fn ask(socket: &Path) -> anyhow::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(DEADLINE))?;
+    stream.write_all(b"GET /status HTTP/1.0\r\nHost: node-lb\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .context("it did not answer in HTTP")?;
+    let first = head.lines().next().unwrap_or_default();
+    match first.split(' ').nth(1) {
+        Some("200") => Ok(body.to_owned()),
+        _ => bail!("it answered {first:?}: {}", body.trim_end()),
+    }
+}
+
+fn render(status: &Status) -> String {
+    let mut lines = vec![
+        ("Node", status.node.clone()),
+        ("Version", status.version.clone()),
+        ("Source", status.source.clone()),
+    ];
+    let in_sync = match (&status.in_sync_since, &status.last_sync) {
+        (Some(since), Some(last)) => format!("since {since}, last change written {last}"),
+        _ => "not yet: waiting for the source".to_owned(),
+    };
+    lines.push(("In sync", in_sync));
+    lines.push((
+        "Services",
+        format!(
+            "{} with {} service ports programmed, {} not",
+            status.services,
+            status.service_ports,
+            status.not_programmed.len()
+        ),
+    ));
+    let not_programmed = status.not_programmed.iter().map(|port| {
+        let family = &port.family;
+        format!(
+            "{} {} {family}: {}",
+            port.service_port, port.protocol, port.reason
+        )
+    });
+    lines.extend(list("Not programmed", not_programmed));
+    lines.extend(status.devices.iter().map(|device| {
+        let reason = device.reason.iter();
+        let reason: String = reason.map(|reason| format!(" ({reason})")).collect();
+        let text = format!("{}: {}, {}{reason}", device.name, device.role, device.mode);
+        ("Device", text)
+    }));
+    lines.push((
+        "Health checks",
+        format!(
+            "{} listening, {} failed",
+            status.health_checks.listening,
+            status.health_checks.problems.len()
+        ),
+    ));
+    let problems = status.health_checks.problems.iter().cloned();
+    lines.extend(list("Not listening", problems));
+    lines.extend(status.flows.iter().flatten().map(|table| {
+        let fill = 100.0 * f64::from(table.occupied) / f64::from(table.records.max(1));
+        let (family, flows) = (&table.family, table.flows);
+        (
+            "Flows",
+            format!("{family}: {flows}, table {fill:.1} % full"),
+        )
+    }));
+    let problems = status.source_problems.iter().cloned();
+    lines.extend(list("Source problem", problems));
+
+    let mut text = String::new();
+    for (label, line) in lines {
+        writeln!(text, "{label:14}  {line}").expect("a String takes any text");
+    }
+    text
+}
+
+/// Lines of the same label, cut if they are many.
+fn list(
+    label: &'static str,
+    items: impl ExactSizeIterator<Item = String>,
+) -> impl Iterator<Item = (&'static str, String)> {
+    let more = items.len().saturating_sub(SHOWN);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    items.take(SHOWN).chain(more).map(move |item| (label, item))
+}

@@ -1,0 +1,94 @@
+//! Asking netlink and listening to it.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{Ipv4Addr, Ipv6Addr},
+    pin::pin,
+};
+
+use futures_util::{Stream, TryStreamExt as _};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{AsyncSocket as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
+use nix::sys::socket::{setsockopt, sockopt};
+use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder};
+use thiserror::Error;
+
+use super::message::{Update, default_devices};
+
+/// What is followed.
+const GROUPS: [MulticastGroup; 8] = [
+    MulticastGroup::Link,
+    MulticastGroup::Neigh,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+    MulticastGroup::Ipv4Rule,
+    MulticastGroup::Ipv6Rule,
+];
+
+/// Why the devices cannot be followed.
+#[derive(Debug, Error)]
+pub enum WatchError {
+    #[error("cannot follow network devices: {0}")]
+    Socket(#[from] io::Error),
+    #[error("cannot list {what}: {source}")]
+    List {
+        what: &'static str,
+        source: rtnetlink::Error,
+    },
+}
+
+/// A socket on which everything that is followed is told of, with room for so many bytes.
+pub(super) fn subscribe(buffer: usize) -> io::Result<TokioSocket> {
+    let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+    let netlink = socket.socket_mut();
+    netlink.bind(&SocketAddr::new(0, 0))?;
+    // More than the limit for ordinary processes; without the privilege the limit has to do.
+    if setsockopt(netlink, sockopt::RcvBufForce, &buffer).is_err() {
+        netlink.set_rx_buf_sz(libc::c_int::try_from(buffer).unwrap_or(libc::c_int::MAX))?;
+    }
+    for group in GROUPS {
+        netlink.add_membership(group as u32)?;
+    }
+    Ok(socket)
+}
+
+/// A connection for requests, which ends with its handle.
+pub(super) fn connect() -> io::Result<Handle> {
+    let (connection, handle, _) = rtnetlink::new_connection()?;
+    tokio::spawn(connection);
+    Ok(handle)
+}
+
+/// What a listing tells of.
+pub(super) async fn updates(
+    what: &'static str,
+    messages: impl Stream<Item = Result<RouteNetlinkMessage, rtnetlink::Error>>,
+) -> Result<Vec<Update>, WatchError> {
+    messages
+        .try_filter_map(async |message| Ok(Update::parse(message)))
+        .try_collect()
+        .await
+        .map_err(|source| WatchError::List { what, source })
+}
+
+/// Indices of the devices that default routes go through.
+pub(super) async fn default_routes(netlink: &Handle) -> Result<BTreeSet<u32>, WatchError> {
+    let mut through = BTreeSet::new();
+    let requests = [
+        RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    ];
+    for request in requests {
+        let mut routes = pin!(netlink.route().get(request).execute());
+        while let Some(route) = routes.try_next().await.map_err(|source| WatchError::List {
+            what: "routes",
+            source,
+        })? {
+            through.extend(default_devices(&route));
+        }
+    }
+    Ok(through)
+}

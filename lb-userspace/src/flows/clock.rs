@@ -1,0 +1,191 @@
+//! The kernel's coarse clock, jiffies, which flow records carry the time in.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::Duration,
+};
+
+use aya_obj::generated::{
+    BPF_ALU64, BPF_CALL, BPF_DW, BPF_EXIT, BPF_F_SLEEPABLE, BPF_JMP, BPF_K, BPF_MEM, BPF_MOV,
+    BPF_STX, BPF_X, bpf_cmd, bpf_insn, bpf_prog_type,
+};
+use lb_common::abi;
+use nix::time::{ClockId, clock_getres, clock_gettime};
+
+use crate::datapath::bpf::{bpf, empty_attr};
+
+/// Jiffies per second, `CONFIG_HZ`.
+///
+/// The resolution of the coarse clocks is one jiffy.
+pub fn hz() -> u32 {
+    let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |resolution| {
+        resolution.tv_sec() * 1_000_000_000 + resolution.tv_nsec()
+    });
+    // Every kernel since 2.6.32 has the clock, and between one and 1,000 ms are possible.
+    u32::try_from((1_000_000_000 + jiffy / 2).checked_div(jiffy).unwrap_or(0)).unwrap_or(0)
+}
+
+/// How fast the records' clock goes: one tick is 2^`shift` jiffies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TickRate {
+    /// Jiffies per second.
+    pub hz: u32,
+    pub shift: u32,
+}
+
+impl TickRate {
+    /// A tick of about a quarter of a second, at most: fine enough for every timeout, coarse enough
+    /// that a busy flow's record is written four times a second and not for every packet.
+    pub fn of_kernel() -> Self {
+        let hz = hz();
+        Self {
+            hz,
+            shift: (hz / 4).max(1).ilog2(),
+        }
+    }
+
+    /// As the programs have it; `None` while they have no settings.
+    pub fn of(config: &abi::Config) -> Option<Self> {
+        let sensible = config.hz != 0 && config.tick_shift < u32::BITS;
+        sensible.then_some(Self {
+            hz: config.hz,
+            shift: config.tick_shift,
+        })
+    }
+
+    /// Ticks in `duration`, rounded up; half of the clock's range at most.
+    pub fn ticks(self, duration: Duration) -> u32 {
+        let jiffies = (duration.as_nanos() * u128::from(self.hz)).div_ceil(1_000_000_000);
+        let ticks = jiffies.div_ceil(1 << self.shift);
+        u32::try_from(ticks).unwrap_or(u32::MAX).min(u32::MAX / 2)
+    }
+
+    /// How long `ticks` take.
+    pub fn duration(self, ticks: u32) -> Duration {
+        let jiffies = u128::from(ticks) << self.shift;
+        let nanos = jiffies * 1_000_000_000 / u128::from(self.hz.max(1));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// The tick that `jiffies` are in, as programs write it.
+    pub fn tick(self, jiffies: u64) -> u32 {
+        (jiffies >> self.shift) as u32
+    }
+}
+
+/// Reads the kernel's `jiffies_64`: what `bpf_jiffies64()` returns.
+///
+/// No file and no system call has this number, so the kernel is asked by a program of five
+/// instructions that user space runs.
+#[derive(Debug)]
+pub struct Jiffies {
+    program: OwnedFd,
+}
+
+impl Jiffies {
+    /// Loads the program. Needs what loading the data plane needs.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn open() -> io::Result<Self> {
+        const JIFFIES64: i32 = 118;
+        let instructions = [
+            instruction(BPF_ALU64 | BPF_MOV | BPF_X, 6, 1, 0),
+            instruction(BPF_JMP | BPF_CALL, 0, 0, JIFFIES64),
+            instruction(BPF_STX | BPF_MEM | BPF_DW, 6, 0, 0),
+            instruction(BPF_ALU64 | BPF_MOV | BPF_K, 0, 0, 0),
+            instruction(BPF_JMP | BPF_EXIT, 0, 0, 0),
+        ];
+        let mut attr = empty_attr();
+        // SAFETY: the union is zeroed, so that every view of it is valid.
+        let load = unsafe { &mut attr.__bindgen_anon_3 };
+        load.prog_type = bpf_prog_type::BPF_PROG_TYPE_SYSCALL as u32;
+        load.prog_flags = BPF_F_SLEEPABLE;
+        load.insns = instructions.as_ptr() as u64;
+        load.insn_cnt = instructions.len() as u32;
+        load.license = c"Apache-2.0".as_ptr() as u64;
+        for (to, from) in load.prog_name.iter_mut().zip(c"node_lb_jiffies".to_bytes()) {
+            *to = *from as libc::c_char;
+        }
+        let fd = bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr)?;
+        Ok(Self {
+            // SAFETY: the kernel just gave us this descriptor, nobody else has it.
+            program: unsafe { OwnedFd::from_raw_fd(fd) },
+        })
+    }
+
+    /// Jiffies now.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, which has no reason for any.
+    pub fn now(&self) -> io::Result<u64> {
+        let mut jiffies: u64 = 0;
+        let mut attr = empty_attr();
+        // SAFETY: as above.
+        let test = unsafe { &mut attr.test };
+        test.prog_fd = self.program.as_raw_fd() as u32;
+        test.ctx_in = &raw mut jiffies as u64;
+        test.ctx_size_in = size_of::<u64>() as u32;
+        bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
+        // The kernel has copied the program's context back.
+        Ok(jiffies)
+    }
+}
+
+/// CPU time of the calling thread.
+pub(super) fn cpu_time() -> Duration {
+    // Every kernel has the clock.
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+fn instruction(code: u32, to: u8, from: u8, immediate: i32) -> bpf_insn {
+    bpf_insn {
+        code: code as u8,
+        _bitfield_align_1: [],
+        _bitfield_1: bpf_insn::new_bitfield_1(to, from),
+        off: 0,
+        imm: immediate,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_has_one_of_the_usual_rates() {
+        assert!([100, 250, 300, 1000, 1024].contains(&hz()), "{}", hz());
+    }
+
+    #[test]
+    fn ticks_and_back() {
+        for hz in [100, 250, 300, 1000] {
+            for shift in 0..8 {
+                let rate = TickRate { hz, shift };
+                for seconds in [0, 1, 5, 30, 86_400] {
+                    let duration = Duration::from_secs(seconds);
+                    let back = rate.duration(rate.ticks(duration));
+                    assert!(back >= duration, "{rate:?} {seconds} s");
+                    assert!(back - duration <= rate.duration(1), "{rate:?} {seconds} s");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_timeout_fits_the_clock() {
+        let rate = TickRate { hz: 1000, shift: 0 };
+        assert_eq!(rate.ticks(Duration::MAX), u32::MAX / 2);
+    }
+
+    #[test]
+    fn a_tick_is_a_quarter_of_a_second_at_most() {
+        let rate = TickRate::of_kernel();
+        let tick = rate.duration(1);
+        let expected = Duration::from_millis(120)..=Duration::from_millis(250);
+        assert!(expected.contains(&tick), "{rate:?}: {tick:?}");
+    }
+}

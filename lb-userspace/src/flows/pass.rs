@@ -1,0 +1,134 @@
+//! What one pass over a flow table collects.
+
+use lb_common::{
+    addr::Address,
+    flow::{Flow, flow_flag, tcp::Stage},
+};
+
+use super::{
+    Timeouts,
+    records::protocol,
+    stats::{Removed, ServiceCounts, TableStats},
+};
+
+/// A record at a moment: enough to tell later whether it is still the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sighting {
+    pub index: u32,
+    pub tag: u32,
+}
+
+impl Sighting {
+    pub fn of<A>(index: u32, flow: &Flow<A>) -> Self {
+        Self {
+            index,
+            tag: flow.tag,
+        }
+    }
+}
+
+/// Records that the next pass compares with, each list in the order of the table.
+#[derive(Debug, Default)]
+pub struct Findings {
+    pub tombs: Vec<Sighting>,
+    pub busy: Vec<Sighting>,
+    pub unpaired: Vec<Sighting>,
+}
+
+/// A pass under way.
+pub struct Pass<'a> {
+    pub found: Findings,
+    /// Records that a search for a live flow passes over, if tombs are cleaned.
+    pub passed: Option<Bitmap>,
+    /// What live records say they have seen, with [`Self::LIVE`]. Reading the other half of a pair
+    /// from here instead of the table, where it is a cold line, makes a pass several times faster.
+    seen: Vec<u8>,
+    /// Live records.
+    halves: u64,
+    /// Live records whose other half was live, too.
+    pairs: u64,
+    pub stats: TableStats,
+    pub now: u32,
+    pub timeouts: Timeouts,
+    services: &'a mut ServiceCounts,
+    pub removed: &'a mut Removed,
+}
+
+impl<'a> Pass<'a> {
+    const LIVE: u8 = 1 << 7;
+
+    /// `mask` is the number of records less one.
+    pub fn new(
+        mask: u32,
+        now: u32,
+        timeouts: Timeouts,
+        services: &'a mut ServiceCounts,
+        removed: &'a mut Removed,
+        passed: Option<Bitmap>,
+    ) -> Self {
+        Self {
+            found: Findings::default(),
+            passed,
+            seen: vec![0; mask as usize + 1],
+            halves: 0,
+            pairs: 0,
+            stats: TableStats {
+                records: mask + 1,
+                ..TableStats::default()
+            },
+            now,
+            timeouts,
+            services,
+            removed,
+        }
+    }
+
+    /// Counts a live record, and its flow if the other half has been counted.
+    pub fn count<A: Address>(&mut self, index: u32, flow: &Flow<A>) {
+        self.halves += 1;
+        self.seen[index as usize] = Self::LIVE | flow.seen;
+        let other = match flow.peer < index {
+            true => self.seen[flow.peer as usize],
+            false => 0,
+        };
+        if other & Self::LIVE == 0 {
+            return;
+        }
+        self.pairs += 1;
+        let stage = match flow.has(flow_flag::REPLY) {
+            true => Stage::of(other, flow.seen),
+            false => Stage::of(flow.seen, other),
+        };
+        self.stats.flows.add(protocol(flow), stage);
+        self.services.add(flow.service);
+    }
+
+    /// Takes back that the other half of a record was counted: both have been ended.
+    pub fn uncount<A>(&mut self, index: u32, flow: &Flow<A>) {
+        if flow.peer < index && self.seen[flow.peer as usize] & Self::LIVE != 0 {
+            self.halves -= 1;
+        }
+    }
+
+    /// Whether some live record has no other half; or one that came or went meanwhile.
+    pub fn has_orphan(&self) -> bool {
+        self.halves != 2 * self.pairs
+    }
+}
+
+/// A set of records.
+pub struct Bitmap(Vec<u64>);
+
+impl Bitmap {
+    pub fn new(mask: u32) -> Self {
+        Self(vec![0; mask as usize / 64 + 1])
+    }
+
+    pub fn insert(&mut self, index: u32) {
+        self.0[index as usize / 64] |= 1 << (index % 64);
+    }
+
+    pub fn contains(&self, index: u32) -> bool {
+        self.0[index as usize / 64] & 1 << (index % 64) != 0
+    }
+}

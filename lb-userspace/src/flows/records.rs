@@ -1,0 +1,117 @@
+//! The memory that flow records are in.
+
+use std::{
+    mem::offset_of,
+    net::SocketAddr,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use aya::Pod;
+use lb_common::{
+    addr::Address,
+    flow::{Flow, flow_flag, tag, tcp::Stage},
+};
+
+use super::ageing::later;
+use crate::{datapath::bpf::MappedArray, model::Protocol};
+
+/// The records of a flow table, which programs change while they are read.
+pub trait Records<A: Address>: Send {
+    /// Number of records.
+    fn len(&self) -> u32;
+    /// The word that says who a record belongs to (see [`tag`]).
+    fn tag(&self, index: u32) -> &AtomicU32;
+    /// A copy of a record. What a live or dead record is about does not change; its times and hop may.
+    fn read(&self, index: u32) -> Flow<A>;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<A: Address> Records<A> for MappedArray<Flow<A>>
+where
+    Flow<A>: Pod,
+{
+    fn len(&self) -> u32 {
+        self.len()
+    }
+
+    fn tag(&self, index: u32) -> &AtomicU32 {
+        self.u32_at(index, offset_of!(Flow<A>, tag))
+    }
+
+    fn read(&self, index: u32) -> Flow<A> {
+        self.read(index)
+    }
+}
+
+/// Both directions of a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection<A> {
+    pub forward: Flow<A>,
+    pub reply: Flow<A>,
+}
+
+impl<A: Address> Connection<A> {
+    /// The flow that the record at `index` is one direction of; `None` if the other one is not live.
+    pub fn new(records: &impl Records<A>, index: u32, flow: &Flow<A>) -> Option<Self> {
+        let other = other_direction(records, index, flow)?;
+        let (forward, reply) = match flow.has(flow_flag::REPLY) {
+            true => (other, *flow),
+            false => (*flow, other),
+        };
+        Some(Self { forward, reply })
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        protocol(&self.forward)
+    }
+
+    pub fn stage(&self) -> Stage {
+        Stage::of(self.forward.seen, self.reply.seen)
+    }
+
+    /// The tick of the latest packet of either direction.
+    pub fn last_seen(&self) -> u32 {
+        later(self.forward.last_seen, self.reply.last_seen)
+    }
+
+    /// Where the client's packets are sent.
+    pub fn endpoint(&self) -> SocketAddr {
+        let to = &self.forward.rewrite;
+        socket_addr(to.destination, to.destination_port)
+    }
+}
+
+/// The live record that `flow`, at `index`, names as its other direction and that says the same.
+pub fn other_direction<A: Address>(
+    records: &impl Records<A>,
+    index: u32,
+    flow: &Flow<A>,
+) -> Option<Flow<A>> {
+    if flow.peer >= records.len() {
+        return None;
+    }
+    // Whoever sees the record live sees what was written before.
+    let seen = records.tag(flow.peer).load(Ordering::Acquire);
+    if tag::state(seen) != tag::LIVE {
+        return None;
+    }
+    let other = records.read(flow.peer);
+    let paired = other.tag == seen && other.peer == index;
+    (paired && (other.flags ^ flow.flags) & flow_flag::REPLY != 0).then_some(other)
+}
+
+/// Protocol of a flow.
+pub fn protocol<A: Address>(flow: &Flow<A>) -> Protocol {
+    match flow.has(flow_flag::UDP) {
+        true => Protocol::Udp,
+        false => Protocol::Tcp,
+    }
+}
+
+/// An address and port of a record.
+pub fn socket_addr<A: Address>(address: A, port: u16) -> SocketAddr {
+    SocketAddr::new(address.to_mapped().into(), port)
+}

@@ -1,0 +1,99 @@
+//! Connected UDP sockets of the node's own processes whose endpoint does not serve any more.
+//!
+//! Such a socket was translated when it connected, so it would send to the endpoint for ever. It is
+//! ended: its process is told, connects again, and gets an endpoint that serves.
+
+use std::{collections::HashSet, io, net::SocketAddr};
+
+use lb_common::{
+    abi::{Socket, SocketKey},
+    parse::UDP,
+};
+use thiserror::Error;
+
+use super::{diag::SocketDiag, stale::StaleUdp};
+use crate::datapath::bpf::{BatchError, BatchMap};
+
+/// A socket and the endpoint it was translated to. The same socket may have gone on to another one.
+pub type Translated = (u64, SocketAddr);
+
+/// The sockets in the `SOCKETS` map.
+#[derive(Debug)]
+pub struct UdpSockets {
+    translated: BatchMap<SocketKey, Socket>,
+}
+
+/// Why sockets with stale endpoints are still there.
+#[derive(Debug, Error)]
+pub enum SocketError {
+    #[error(
+        "this kernel cannot end sockets (CONFIG_INET_DIAG_DESTROY is off): connected UDP sockets of \
+         the node's own processes stay with endpoints that are gone"
+    )]
+    Unsupported,
+    #[error("cannot {action} the node's UDP sockets: {source}")]
+    Kernel {
+        action: &'static str,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Map(#[from] BatchError),
+}
+
+impl UdpSockets {
+    /// `translated` is the `SOCKETS` map.
+    pub fn new(translated: BatchMap<SocketKey, Socket>) -> Self {
+        Self { translated }
+    }
+
+    /// Ends the sockets of this network namespace whose endpoint is stale; returns how many.
+    ///
+    /// # Errors
+    ///
+    /// If the sockets cannot be listed or ended.
+    pub fn end_stale(&self, stale: &StaleUdp) -> Result<u64, SocketError> {
+        let mut targets = HashSet::new();
+        for (key, socket) in self.translated.entries()? {
+            let endpoint = SocketAddr::new(key.address.into(), key.port);
+            let udp = key.protocol == u16::from(UDP);
+            if udp && stale.contains(socket.service, endpoint) {
+                targets.insert((key.cookie, endpoint));
+            }
+        }
+        end(&targets)
+    }
+}
+
+/// Ends those UDP sockets of this network namespace that are still connected as said; returns how many.
+///
+/// # Errors
+///
+/// If the sockets cannot be listed, or one cannot be ended.
+pub fn end(targets: &HashSet<Translated>) -> Result<u64, SocketError> {
+    if targets.is_empty() {
+        return Ok(0);
+    }
+    let diag = SocketDiag::open().map_err(|source| refused("ask for", source))?;
+    let sockets = diag
+        .connected_udp()
+        .map_err(|source| refused("list", source))?;
+    let mut ended = 0;
+    for socket in sockets {
+        if !targets.contains(&(socket.cookie, socket.peer)) {
+            continue;
+        }
+        match diag.destroy(socket) {
+            Ok(()) => ended += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                return Err(SocketError::Unsupported);
+            }
+            Err(source) => return Err(refused("end", source)),
+        }
+    }
+    Ok(ended)
+}
+
+fn refused(action: &'static str, source: io::Error) -> SocketError {
+    SocketError::Kernel { action, source }
+}

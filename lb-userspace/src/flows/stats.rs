@@ -1,0 +1,144 @@
+//! Counts of flows, for metrics and status.
+
+use std::time::{Duration, Instant};
+
+use lb_common::flow::tcp::Stage;
+
+use crate::model::Protocol;
+
+/// All stages a flow goes through.
+pub const STAGES: [Stage; 4] = [
+    Stage::Unreplied,
+    Stage::Established,
+    Stage::HalfClosed,
+    Stage::Closed,
+];
+
+/// What the latest pass over the tables saw, and what has been removed since the agent started.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    pub v4: TableStats,
+    pub v6: TableStats,
+    /// Live flows of both families.
+    pub services: ServiceCounts,
+    pub removed: Removed,
+    pub passes: u64,
+    /// When the latest pass was done.
+    pub at: Option<Instant>,
+}
+
+/// A table as a pass saw it.
+#[derive(Clone, Debug, Default)]
+pub struct TableStats {
+    /// Records in the table; a flow takes two.
+    pub records: u32,
+    /// Live flows.
+    pub flows: FlowCounts,
+    /// Records in use, or not yet free.
+    pub occupied: u32,
+    /// Free records that searches have to pass over.
+    pub tombs: u32,
+    /// CPU time that looking at all records took.
+    pub scan: Duration,
+}
+
+impl TableStats {
+    /// Occupied part of the table, between zero and one.
+    pub fn fill(&self) -> f64 {
+        f64::from(self.occupied) / f64::from(self.records.max(1))
+    }
+}
+
+/// Numbers of flows by protocol and stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowCounts([[u64; STAGES.len()]; 2]);
+
+impl FlowCounts {
+    pub fn of(&self, protocol: Protocol, stage: Stage) -> u64 {
+        self.0[row(protocol)][column(stage)]
+    }
+
+    pub fn total(&self) -> u64 {
+        self.0.iter().flatten().sum()
+    }
+
+    /// Every protocol and stage with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (Protocol, Stage, u64)> + '_ {
+        let protocols = [Protocol::Tcp, Protocol::Udp].into_iter();
+        protocols
+            .flat_map(|protocol| STAGES.map(|stage| (protocol, stage, self.of(protocol, stage))))
+    }
+
+    pub(super) fn add(&mut self, protocol: Protocol, stage: Stage) {
+        self.0[row(protocol)][column(stage)] += 1;
+    }
+}
+
+/// Numbers of live flows by service id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCounts(Vec<u32>);
+
+impl ServiceCounts {
+    /// More services than any node has; a larger id is a broken record.
+    const LIMIT: u32 = 1 << 20;
+
+    pub fn of(&self, service: u32) -> u32 {
+        self.0.get(service as usize).copied().unwrap_or(0)
+    }
+
+    /// Services with live flows, and how many.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        (0..)
+            .zip(self.0.iter().copied())
+            .filter(|(_, flows)| *flows != 0)
+    }
+
+    pub(super) fn add(&mut self, service: u32) {
+        let index = service as usize;
+        if index >= self.0.len() {
+            if service >= Self::LIMIT {
+                return;
+            }
+            self.0.resize((index + 1).next_power_of_two(), 0);
+        }
+        self.0[index] += 1;
+    }
+}
+
+/// What has been removed, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Flows silent for too long, by the stage they were in; the closed ones ended as they should.
+    pub expired: FlowCounts,
+    /// UDP flows to endpoints that did not serve any more.
+    pub stale_udp: u64,
+    /// UDP sockets of the node's own processes that were connected to such an endpoint.
+    pub stale_sockets: u64,
+    /// Records whose other direction was gone. An agent that is killed may leave one behind.
+    pub orphans: u64,
+    /// Records claimed and never published. There should be none.
+    pub leaked_claims: u64,
+}
+
+/// A stage's name in tables and metrics.
+pub fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Unreplied => "unreplied",
+        Stage::Established => "established",
+        Stage::HalfClosed => "half-closed",
+        Stage::Closed => "closed",
+    }
+}
+
+fn row(protocol: Protocol) -> usize {
+    usize::from(protocol == Protocol::Udp)
+}
+
+fn column(stage: Stage) -> usize {
+    match stage {
+        Stage::Unreplied => 0,
+        Stage::Established => 1,
+        Stage::HalfClosed => 2,
+        Stage::Closed => 3,
+    }
+}

@@ -1,0 +1,290 @@
+//! One pass over a flow table: ends flows that are over and gives records back.
+//!
+//! A record's tag changes hands by compare-and-swap on the exact word that was seen. It has a
+//! generation that every claim raises, so a record that was freed and claimed meanwhile is noticed.
+//!
+//! - `LIVE` → `DEAD`, both directions of a flow, the forward one first: whoever ends that one ends the
+//!   other too, program or sweeper.
+//! - `DEAD` → `TOMB` after a *grace period*, in which every program that was running has returned: none
+//!   of them uses the record any more.
+//! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish it.
+//! - A live record without its other direction is ended if that is so before and after a grace period:
+//!   whoever was ending, or publishing, the pair has returned.
+//! - `TOMB` → `CLEAN` if no live record's search passes over it, and it was the same tomb before the
+//!   grace period. Why that is safe: a claim takes the *first* free record on its way, so it passes
+//!   over occupied records only. A program that passed over the record when it was occupied started
+//!   before the record became a tomb, so it has returned before this pass began, and what it
+//!   claimed was seen in this pass. A program that started later either takes this tomb, which fails
+//!   the swap, or a record before it. A record seen `BUSY` is looked at again at the end of the pass;
+//!   if it is still being written nobody knows what it passed over, and nothing is cleaned this time.
+//!   Dead records are not searched for, so they do not count.
+
+use std::{marker::PhantomData, sync::atomic::Ordering};
+
+use lb_common::{
+    addr::Address,
+    flow::{
+        Flow, flow_flag,
+        table::{self, GROUP, GROUPS},
+        tag,
+    },
+};
+
+use super::{
+    Timeouts, clock,
+    pass::{Bitmap, Findings, Pass, Sighting},
+    records::{Connection, Records, other_direction},
+    stale::StaleUdp,
+    stats::{Removed, ServiceCounts, TableStats},
+};
+
+/// Tombs are many when they are more than one record in this many: they slow searches down.
+const MANY_TOMBS: usize = 32;
+/// Every how many passes few tombs are cleaned: finding out what passes over them costs a hash per
+/// flow.
+const CLEANING_PASSES: u64 = 16;
+/// A table is crowded when more than this part of it is occupied.
+const CROWDED: f64 = 0.75;
+
+/// A flow table and what the latest pass over it found remarkable.
+///
+/// A pass is [`Self::scan`], a grace period if [`Self::needs_grace`], and [`Self::release`].
+#[derive(Debug)]
+pub struct TableSweeper<A, R> {
+    records: R,
+    /// Number of records less one.
+    mask: u32,
+    secret: [u64; 2],
+    passes: u64,
+    latest: Findings,
+    dead: Vec<Sighting>,
+    /// Some live record has no other half: the next pass looks for it.
+    has_orphan: bool,
+    crowded: bool,
+    address: PhantomData<fn() -> A>,
+}
+
+impl<A: Address, R: Records<A>> TableSweeper<A, R> {
+    /// `mask` and `secret` are those that programs search the table with. `None` if the table is too
+    /// small for them.
+    pub fn new(records: R, mask: u32, secret: [u64; 2]) -> Option<Self> {
+        let fits = mask < records.len() && (mask + 1).is_power_of_two() && mask >= 2 * GROUP - 1;
+        fits.then(|| Self {
+            records,
+            mask,
+            secret,
+            passes: 0,
+            latest: Findings::default(),
+            dead: Vec::new(),
+            has_orphan: false,
+            crowded: false,
+            address: PhantomData,
+        })
+    }
+
+    /// Looks at every record, ends flows that are over at tick `now`, and cleans tombs.
+    pub fn scan(
+        &mut self,
+        now: u32,
+        timeouts: &Timeouts,
+        services: &mut ServiceCounts,
+        removed: &mut Removed,
+    ) -> TableStats {
+        let start = clock::cpu_time();
+        self.passes += 1;
+        self.dead.clear();
+        let timeouts = match self.crowded {
+            true => timeouts.crowded(),
+            false => *timeouts,
+        };
+        let passed = self.cleans(self.passes).then(|| Bitmap::new(self.mask));
+        let mut pass = Pass::new(self.mask, now, timeouts, services, removed, passed);
+        for index in 0..=self.mask {
+            let sighting = self.look(index);
+            match tag::state(sighting.tag) {
+                tag::CLEAN => {}
+                tag::TOMB => pass.found.tombs.push(sighting),
+                state => {
+                    pass.stats.occupied += 1;
+                    match state {
+                        tag::LIVE => self.visit(sighting, &mut pass),
+                        tag::BUSY => pass.found.busy.push(sighting),
+                        _ => self.dead.push(sighting),
+                    }
+                }
+            }
+        }
+        let all_known = self.settle_claims(&mut pass);
+        self.has_orphan = pass.has_orphan();
+        if let Some(passed) = pass.passed.filter(|_| all_known) {
+            self.clean(&passed);
+        }
+        self.latest = pass.found;
+        let mut stats = pass.stats;
+        stats.tombs = u32::try_from(self.latest.tombs.len()).unwrap_or(u32::MAX);
+        stats.scan = clock::cpu_time().saturating_sub(start);
+        self.crowded = stats.fill() > CROWDED;
+        stats
+    }
+
+    /// Whether [`Self::release`], or the next pass, has use for a grace period.
+    pub fn needs_grace(&self) -> bool {
+        let compares = !self.latest.busy.is_empty() || !self.latest.unpaired.is_empty();
+        !self.dead.is_empty() || compares || self.cleans(self.passes + 1)
+    }
+
+    /// Frees the records that were found or made dead by the latest [`Self::scan`]. A grace period must
+    /// have passed since.
+    pub fn release(&mut self) {
+        for dead in &self.dead {
+            self.advance(*dead, tag::TOMB);
+        }
+        self.dead.clear();
+    }
+
+    /// Ends the UDP flows that are stale; returns how many. The next pass frees them.
+    pub fn end_stale(&self, stale: &StaleUdp) -> u64 {
+        let mut ended = 0;
+        for index in 0..=self.mask {
+            let sighting = self.look(index);
+            if tag::state(sighting.tag) != tag::LIVE {
+                continue;
+            }
+            let flow = self.records.read(index);
+            let udp = flow.has(flow_flag::UDP) && !flow.has(flow_flag::REPLY);
+            if !udp || !stale.concerns(flow.service) {
+                continue;
+            }
+            let Some(connection) = Connection::new(&self.records, index, &flow) else {
+                continue;
+            };
+            let over = stale.contains(flow.service, connection.endpoint());
+            if over && self.advance(sighting, tag::DEAD).is_some() {
+                self.advance(Sighting::of(flow.peer, &connection.reply), tag::DEAD);
+                ended += 1;
+            }
+        }
+        ended
+    }
+
+    /// Looks at a live record.
+    fn visit(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
+        let flow = self.records.read(sighting.index);
+        if flow.tag != sighting.tag {
+            // A program has just ended it, and ends the other direction.
+            return;
+        }
+        if let Some(passed) = &mut pass.passed {
+            self.mark(passed, sighting.index, &flow);
+        }
+        if pass.timeouts.may_have_expired(&flow, pass.now)
+            && self.expire(sighting.index, &flow, pass)
+        {
+            return;
+        }
+        pass.count(sighting.index, &flow);
+        if self.has_orphan && other_direction(&self.records, sighting.index, &flow).is_none() {
+            self.unpaired(sighting, pass);
+        }
+    }
+
+    /// Ends the flow that a record is one direction of, if it is over. Whether it is gone.
+    fn expire(&mut self, index: u32, flow: &Flow<A>, pass: &mut Pass<'_>) -> bool {
+        let Some(connection) = Connection::new(&self.records, index, flow) else {
+            return false;
+        };
+        let (protocol, stage) = (connection.protocol(), connection.stage());
+        let last_seen = connection.last_seen();
+        if !pass.timeouts.expired(protocol, stage, last_seen, pass.now) {
+            return false;
+        }
+        let Connection { forward, reply } = &connection;
+        let Some(dead) = self.advance(Sighting::of(reply.peer, forward), tag::DEAD) else {
+            // So has a program, just now.
+            return true;
+        };
+        let answers = self.advance(Sighting::of(forward.peer, reply), tag::DEAD);
+        let both = [Some(dead), answers].into_iter().flatten();
+        // What lies ahead is found dead when this pass comes by.
+        self.dead.extend(both.filter(|dead| dead.index <= index));
+        pass.uncount(index, flow);
+        pass.removed.expired.add(protocol, stage);
+        true
+    }
+
+    /// A live record without its other direction: ended if it was so in the pass before.
+    fn unpaired(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
+        let again = self.latest.unpaired.binary_search(&sighting).is_ok();
+        if !again {
+            pass.found.unpaired.push(sighting);
+        } else if let Some(dead) = self.advance(sighting, tag::DEAD) {
+            self.dead.push(dead);
+            pass.removed.orphans += 1;
+        }
+    }
+
+    /// Looks again at records that were being written. Whether it is known now what all of them are.
+    fn settle_claims(&self, pass: &mut Pass<'_>) -> bool {
+        let mut all_known = true;
+        for busy in &pass.found.busy {
+            let now = self.look(busy.index);
+            match tag::state(now.tag) {
+                tag::LIVE => {
+                    if let Some(passed) = &mut pass.passed {
+                        self.mark(passed, now.index, &self.records.read(now.index));
+                    }
+                }
+                tag::BUSY => {
+                    let leaked = self.latest.busy.binary_search(&now).is_ok();
+                    if leaked && self.advance(now, tag::TOMB).is_some() {
+                        pass.removed.leaked_claims += 1;
+                    } else {
+                        all_known = false;
+                    }
+                }
+                _ => {}
+            }
+        }
+        all_known
+    }
+
+    /// Whether a pass cleans the tombs of the one before.
+    fn cleans(&self, pass: u64) -> bool {
+        let tombs = self.latest.tombs.len();
+        let many = tombs > self.mask as usize / MANY_TOMBS;
+        many || tombs != 0 && pass.is_multiple_of(CLEANING_PASSES)
+    }
+
+    /// Cleans the tombs of the pass before that nothing passes over.
+    fn clean(&self, passed: &Bitmap) {
+        let unneeded = |tomb: &&Sighting| !passed.contains(tomb.index);
+        for tomb in self.latest.tombs.iter().filter(unneeded) {
+            self.advance(*tomb, tag::CLEAN);
+        }
+    }
+
+    /// Marks the records that a search for a flow passes over.
+    fn mark(&self, passed: &mut Bitmap, index: u32, flow: &Flow<A>) {
+        let hash = table::hash(&flow.tuple(), self.secret);
+        let way = (0..GROUP * GROUPS).map(|step| table::position(hash, self.mask, step));
+        for before in way.take_while(|position| *position != index) {
+            passed.insert(before);
+        }
+    }
+
+    fn look(&self, index: u32) -> Sighting {
+        Sighting {
+            index,
+            tag: self.records.tag(index).load(Ordering::Acquire),
+        }
+    }
+
+    /// Moves a record on if it is still what was seen; what it is then.
+    fn advance(&self, seen: Sighting, state: u32) -> Option<Sighting> {
+        let next = tag::with_state(seen.tag, state);
+        let tag = self.records.tag(seen.index);
+        tag.compare_exchange(seen.tag, next, Ordering::SeqCst, Ordering::SeqCst)
+            .ok()?;
+        Some(Sighting { tag: next, ..seen })
+    }
+}

@@ -1,0 +1,318 @@
+//! The thread that sweeps the flow tables.
+
+use std::{
+    io,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use lb_common::{
+    abi,
+    addr::{Ip4, Ip6},
+    flow::Flow,
+};
+
+use super::{
+    Jiffies, StaleUdp, Stats, TickRate, Timeouts, UdpSockets, records::Records,
+    sockets::SocketError, stats::Removed, stats::ServiceCounts, sweep::TableSweeper,
+};
+use crate::{
+    config::FlowTimeouts,
+    datapath::bpf::{MappedArray, synchronize_rcu},
+};
+
+/// The shortest pause between passes: ends of flows are noticed within about this much.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest, so that timeouts are kept to within it however large the tables are.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Passes may take this part of a CPU between the two.
+const SHARE: u32 = 100;
+/// Requests to end stale flows are carried out together when they come faster than this.
+const LONGEST_REST: Duration = Duration::from_millis(50);
+/// From this part of a table on, passes are not put off.
+const FILLING: f64 = 0.5;
+
+/// Sweeps the flow tables in a thread of its own until it is dropped.
+///
+/// Nothing breaks if two of them sweep the same tables, as when one agent replaces another; it is only
+/// work done twice.
+#[derive(Debug)]
+pub struct FlowSweeper {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The memory of both tables: `FLOWS4` and `FLOWS6`.
+#[derive(Debug)]
+pub struct FlowTables<R4 = MappedArray<Flow<Ip4>>, R6 = MappedArray<Flow<Ip6>>> {
+    pub v4: R4,
+    pub v6: R6,
+}
+
+/// What the sweeper asks of the kernel.
+pub struct Kernel {
+    /// The tick it is, on the clock that programs write into records.
+    pub tick: Box<dyn Fn() -> io::Result<u32> + Send>,
+    /// Returns when every program has returned that was running at the call.
+    pub grace: Box<dyn Fn() + Send>,
+    /// `None` if no sockets are translated.
+    pub sockets: Option<UdpSockets>,
+}
+
+impl FlowSweeper {
+    /// Starts sweeping the tables that programs use with these settings. `sockets` is the `SOCKETS` map,
+    /// if sockets are translated.
+    ///
+    /// # Errors
+    ///
+    /// If the settings do not fit the tables, or the kernel's clock cannot be read.
+    pub fn start(
+        tables: FlowTables,
+        config: &abi::Config,
+        timeouts: &FlowTimeouts,
+        sockets: Option<UdpSockets>,
+    ) -> io::Result<Self> {
+        let rate = TickRate::of(config)
+            .ok_or_else(|| misfit("CONFIG has no clock rate: hz is 0 or tick_shift above 31"))?;
+        let jiffies = Jiffies::open().map_err(|error| {
+            let message = format!("cannot load the program that reads the kernel's clock: {error}");
+            io::Error::new(error.kind(), message)
+        })?;
+        let kernel = Kernel {
+            tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
+            grace: Box::new(synchronize_rcu),
+            sockets,
+        };
+        Self::start_with(tables, config, Timeouts::new(timeouts, rate), kernel)
+    }
+
+    /// As [`Self::start`], for any memory and clock.
+    ///
+    /// # Errors
+    ///
+    /// If the settings do not fit the tables.
+    pub fn start_with<R4, R6>(
+        tables: FlowTables<R4, R6>,
+        config: &abi::Config,
+        timeouts: Timeouts,
+        kernel: Kernel,
+    ) -> io::Result<Self>
+    where
+        R4: Records<Ip4> + 'static,
+        R6: Records<Ip6> + 'static,
+    {
+        let shared = Arc::<Shared>::default();
+        let worker = Worker {
+            v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret)
+                .ok_or_else(|| misfit("FLOWS4 does not have as many records as CONFIG says"))?,
+            v6: TableSweeper::new(tables.v6, config.flow_mask6, config.secret)
+                .ok_or_else(|| misfit("FLOWS6 does not have as many records as CONFIG says"))?,
+            timeouts,
+            kernel,
+            removed: Removed::default(),
+            passes: 0,
+            second_look: StaleUdp::default(),
+            told: false,
+            shared: shared.clone(),
+        };
+        let thread = thread::Builder::new()
+            .name("flow-sweeper".to_owned())
+            .spawn(|| worker.run())?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Ends the UDP flows, and connected UDP sockets, of service ports whose endpoint does not serve any
+    /// more. To be asked after the new endpoints are published; it is done within some
+    /// milliseconds, and once more for what programs were opening meanwhile.
+    pub fn end_stale_udp(&self, stale: StaleUdp) {
+        self.shared.inbox().stale.merge(stale);
+        self.shared.wake.notify_one();
+    }
+
+    /// As of the latest pass.
+    pub fn stats(&self) -> Arc<Stats> {
+        self.shared.stats().clone()
+    }
+}
+
+impl Drop for FlowSweeper {
+    fn drop(&mut self) {
+        self.shared.inbox().stop = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported where it was.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    inbox: Mutex<Inbox>,
+    wake: Condvar,
+    stats: Mutex<Arc<Stats>>,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    stale: StaleUdp,
+    stop: bool,
+}
+
+/// What the thread has to do.
+enum Task {
+    Pass,
+    EndStale(StaleUdp),
+    Stop,
+}
+
+impl Shared {
+    // Nothing that is done under these locks can leave what they guard half done.
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stats(&self) -> MutexGuard<'_, Arc<Stats>> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for something to do, at the latest for the pass that is due.
+    fn next_task(&self, due: Instant) -> Task {
+        let pause = due.saturating_duration_since(Instant::now());
+        if pause.is_zero() && !self.inbox().stop {
+            return Task::Pass;
+        }
+        let idle = |inbox: &mut Inbox| !inbox.stop && inbox.stale.is_empty();
+        let (mut inbox, _) = self
+            .wake
+            .wait_timeout_while(self.inbox(), pause, idle)
+            .unwrap_or_else(PoisonError::into_inner);
+        if inbox.stop {
+            Task::Stop
+        } else if inbox.stale.is_empty() {
+            Task::Pass
+        } else {
+            Task::EndStale(std::mem::take(&mut inbox.stale))
+        }
+    }
+
+    /// Waits, unless it is to stop.
+    fn rest(&self, pause: Duration) {
+        let going_on = |inbox: &mut Inbox| !inbox.stop;
+        drop(self.wake.wait_timeout_while(self.inbox(), pause, going_on));
+    }
+}
+
+struct Worker<R4, R6> {
+    v4: TableSweeper<Ip4, R4>,
+    v6: TableSweeper<Ip6, R6>,
+    timeouts: Timeouts,
+    kernel: Kernel,
+    removed: Removed,
+    passes: u64,
+    /// To be ended once more after a grace period: a program may have been opening a flow to an
+    /// endpoint of before.
+    second_look: StaleUdp,
+    /// Whether it has been reported that sockets cannot be ended.
+    told: bool,
+    shared: Arc<Shared>,
+}
+
+impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
+    fn run(mut self) {
+        let mut due = Instant::now();
+        loop {
+            match self.shared.next_task(due) {
+                Task::Stop => return,
+                Task::EndStale(stale) => {
+                    let start = Instant::now();
+                    self.end_stale(&stale);
+                    self.second_look.merge(stale);
+                    Arc::make_mut(&mut *self.shared.stats()).removed = self.removed;
+                    self.shared.rest((start.elapsed() * 4).min(LONGEST_REST));
+                }
+                Task::Pass => {
+                    due = Instant::now() + SHORTEST_PAUSE;
+                    match (self.kernel.tick)() {
+                        Ok(now) => due += self.pass(now),
+                        Err(error) => {
+                            tracing::error!("flows are not aged: cannot read the clock: {error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// One pass over both tables; returns how long the next one may be put off beyond the shortest pause.
+    fn pass(&mut self, now: u32) -> Duration {
+        let mut services = ServiceCounts::default();
+        let v4 = self
+            .v4
+            .scan(now, &self.timeouts, &mut services, &mut self.removed);
+        let v6 = self
+            .v6
+            .scan(now, &self.timeouts, &mut services, &mut self.removed);
+        let second_look = std::mem::take(&mut self.second_look);
+        if self.v4.needs_grace() || self.v6.needs_grace() || !second_look.is_empty() {
+            (self.kernel.grace)();
+            self.v4.release();
+            self.v6.release();
+        }
+        if !second_look.is_empty() {
+            self.end_stale(&second_look);
+        }
+        self.passes += 1;
+        let filling = v4.fill() > FILLING || v6.fill() > FILLING;
+        let wanted = (v4.scan + v6.scan) * SHARE;
+        *self.shared.stats() = Arc::new(Stats {
+            v4,
+            v6,
+            services,
+            removed: self.removed,
+            passes: self.passes,
+            at: Some(Instant::now()),
+        });
+        match filling {
+            true => Duration::ZERO,
+            false => wanted.clamp(SHORTEST_PAUSE, LONGEST_PAUSE) - SHORTEST_PAUSE,
+        }
+    }
+
+    fn end_stale(&mut self, stale: &StaleUdp) {
+        let flows = self.v4.end_stale(stale) + self.v6.end_stale(stale);
+        self.removed.stale_udp += flows;
+        let sockets = self.end_stale_sockets(stale);
+        self.removed.stale_sockets += sockets;
+        if flows + sockets != 0 {
+            tracing::debug!(
+                flows,
+                sockets,
+                "ended UDP flows to endpoints that no longer serve"
+            );
+        }
+    }
+
+    fn end_stale_sockets(&mut self, stale: &StaleUdp) -> u64 {
+        let Some(sockets) = &self.kernel.sockets else {
+            return 0;
+        };
+        match sockets.end_stale(stale) {
+            Ok(ended) => ended,
+            Err(SocketError::Unsupported) if self.told => 0,
+            Err(error) => {
+                self.told |= matches!(error, SocketError::Unsupported);
+                tracing::warn!("{error}");
+                0
+            }
+        }
+    }
+}
+
+fn misfit(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}

@@ -1,0 +1,214 @@
+//! healthCheckNodePort servers: per Service and family, whether this node has ready endpoints,
+//! asked by external load balancers of Services with `externalTrafficPolicy: Local`.
+
+use std::{
+    collections::BTreeMap,
+    fmt, mem,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use prometheus::IntGauge;
+use tokio::{sync::Mutex, task::AbortHandle};
+
+use self::server::ServiceServer;
+use super::{addresses::ListenAddresses, proxy::ProxyHealth};
+use crate::{
+    http::{Bind, Limits, SystemBind},
+    metrics::Metrics,
+    model::{IpFamily, ObjectName},
+};
+
+mod server;
+
+/// A server that should exist, and what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceHealth {
+    pub service: ObjectName,
+    pub family: IpFamily,
+    /// The Service's healthCheckNodePort.
+    pub port: u16,
+    /// Distinct addresses of ready endpoints on this node, in this family.
+    pub local_endpoints: usize,
+}
+
+/// A server that should exist but does not: its Service is not checked in this family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub service: ObjectName,
+    pub address: SocketAddr,
+    /// What the system said.
+    pub error: String,
+}
+
+impl Problem {
+    /// Reason and action of the Event kube-proxy puts on the Service for this.
+    pub const EVENT: (&str, &str) = ("FailedToStartServiceHealthcheck", "Listen");
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Service {}: cannot listen on {} for its healthCheckNodePort: {}; free the port on \
+             this node or give the Service another one",
+            self.service, self.address, self.error
+        )
+    }
+}
+
+/// How the servers listen and serve.
+pub struct Options {
+    pub addresses: ListenAddresses,
+    pub limits: Limits,
+    pub bind: Box<dyn Bind>,
+    /// How often servers whose port was taken are tried again between syncs: a source that
+    /// seldom changes must not leave them closed.
+    pub retry_interval: Duration,
+}
+
+impl Options {
+    /// The defaults for servers on `addresses`.
+    pub fn new(addresses: ListenAddresses) -> Self {
+        Self {
+            addresses,
+            limits: Limits::default(),
+            bind: Box::new(SystemBind),
+            retry_interval: Duration::from_secs(5),
+        }
+    }
+}
+
+/// All healthCheckNodePort servers of this node. Dropping it closes them.
+pub struct ServiceHealthServers {
+    servers: Arc<Mutex<Servers>>,
+    retry: AbortHandle,
+}
+
+impl ServiceHealthServers {
+    /// None yet; needs a Tokio runtime. Every answer is 503 while `health` is not healthy.
+    pub fn new(options: Options, health: Arc<ProxyHealth>, metrics: &Metrics) -> Self {
+        let retry_interval = options.retry_interval;
+        let servers = Arc::new(Mutex::new(Servers {
+            options,
+            health,
+            servers: BTreeMap::new(),
+            listening: metrics.health_servers_listening.clone(),
+            failed: metrics.health_servers_failed.clone(),
+        }));
+        let retry = tokio::spawn(retry(Arc::downgrade(&servers), retry_interval)).abort_handle();
+        Self { servers, retry }
+    }
+
+    /// Makes the servers equal to `desired`: opens, closes (cutting connections), reopens those
+    /// whose port changed, and sets what each one answers from now on. To be called after the
+    /// kernel's maps have been written, so that no answer is ahead of the traffic.
+    ///
+    /// Returns the servers that could not be opened, which are tried again by themselves; see
+    /// [`Self::problems`] for how that went.
+    pub async fn sync(&self, desired: impl IntoIterator<Item = ServiceHealth>) -> Vec<Problem> {
+        let desired = desired
+            .into_iter()
+            .map(|wanted| ((wanted.service.clone(), wanted.family), wanted))
+            .collect();
+        let mut servers = self.servers.lock().await;
+        servers.sync(desired).await;
+        servers.problems()
+    }
+
+    /// The servers that are not open although they should be.
+    pub async fn problems(&self) -> Vec<Problem> {
+        self.servers.lock().await.problems()
+    }
+
+    /// The addresses all servers listen on, in no particular order.
+    pub async fn listening(&self) -> Vec<SocketAddr> {
+        self.servers.lock().await.listening()
+    }
+}
+
+impl Drop for ServiceHealthServers {
+    fn drop(&mut self) {
+        self.retry.abort();
+    }
+}
+
+async fn retry(servers: Weak<Mutex<Servers>>, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let Some(servers) = servers.upgrade() else {
+            return;
+        };
+        servers.lock().await.open_missing().await;
+    }
+}
+
+/// Servers exist per Service and family, as kube-proxy has them: a probe over IPv6 hears of IPv6
+/// endpoints, and the trouble of one family is not that of the other.
+type Key = (ObjectName, IpFamily);
+
+struct Servers {
+    options: Options,
+    health: Arc<ProxyHealth>,
+    servers: BTreeMap<Key, ServiceServer>,
+    listening: IntGauge,
+    failed: IntGauge,
+}
+
+impl Servers {
+    async fn sync(&mut self, desired: BTreeMap<Key, ServiceHealth>) {
+        // Close first: a port may move from one Service to another.
+        for (_, server) in self.take_unwanted(&desired) {
+            server.close().await;
+        }
+        for (key, wanted) in desired {
+            match self.servers.get(&key) {
+                Some(server) => server.answer_with(wanted.local_endpoints),
+                None => {
+                    let server = ServiceServer::new(wanted, self.health.clone());
+                    self.servers.insert(key, server);
+                }
+            }
+        }
+        self.open_missing().await;
+    }
+
+    /// Takes out the servers that are not in `desired`, or there with another port.
+    fn take_unwanted(
+        &mut self,
+        desired: &BTreeMap<Key, ServiceHealth>,
+    ) -> BTreeMap<Key, ServiceServer> {
+        let (wanted, unwanted) =
+            mem::take(&mut self.servers)
+                .into_iter()
+                .partition(|(key, server)| {
+                    let wanted = desired.get(key);
+                    wanted.is_some_and(|wanted| wanted.port == server.port())
+                });
+        self.servers = wanted;
+        unwanted
+    }
+
+    async fn open_missing(&mut self) {
+        for server in self.servers.values_mut() {
+            server.open_if_closed(&self.options).await;
+        }
+        let failed = self.problems().len();
+        self.failed.set(failed as i64);
+        self.listening.set((self.servers.len() - failed) as i64);
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        let servers = self.servers.values();
+        servers
+            .filter_map(ServiceServer::problem)
+            .cloned()
+            .collect()
+    }
+
+    fn listening(&self) -> Vec<SocketAddr> {
+        let servers = self.servers.values();
+        servers.flat_map(ServiceServer::listening).collect()
+    }
+}

@@ -1,0 +1,302 @@
+//! Everything the agent measures about itself, under kube-proxy's names where the meaning is the
+//! same, so that existing dashboards and alerts work, and as `node_lb_*` otherwise.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::SystemTime,
+};
+
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector, exponential_buckets,
+    process_collector::ProcessCollector,
+};
+
+pub use self::{
+    endpoints::MetricsEndpoints,
+    kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceConnections, XdpMode},
+};
+use crate::model::IpFamily;
+
+mod endpoints;
+mod kernel;
+
+const IP_FAMILY: &str = "ip_family";
+
+/// The agent's metrics. Whoever does the work updates its own.
+pub struct Metrics {
+    /// Slice events seen but not yet in the kernel; zero after each sync.
+    pub endpoint_changes_pending: IntGauge,
+    /// Slice events seen, also those that changed nothing.
+    pub endpoint_changes: IntCounter,
+    /// Service events seen but not yet in the kernel; zero after each sync.
+    pub service_changes_pending: IntGauge,
+    pub service_changes: IntCounter,
+    /// Answers of `/healthz`, by `code`.
+    pub healthz: IntCounterVec,
+    /// Answers of `/livez`, by `code`.
+    pub livez: IntCounterVec,
+    /// Services that are wholly in the kernel.
+    pub services_programmed: IntGauge,
+    /// Services of which something could not be written, for lack of room most likely.
+    pub services_not_programmed: IntGauge,
+    /// Things wrong in the source right now: broken files, refused objects.
+    pub source_problems: IntGauge,
+    /// healthCheckNodePort servers that are open.
+    pub health_servers_listening: IntGauge,
+    /// healthCheckNodePort servers that cannot listen.
+    pub health_servers_failed: IntGauge,
+    registry: Registry,
+    families: FamilyVecs,
+    kernel: OnceLock<Arc<dyn KernelSource>>,
+    kernel_read_errors: IntCounter,
+}
+
+/// The metrics that kube-proxy splits by `ip_family`, for one family.
+#[derive(Clone, Debug)]
+pub struct FamilyMetrics {
+    /// Seconds each sync took, full or partial, failed ones too.
+    pub sync_duration: Histogram,
+    /// Unix time of the last successful sync; see [`set_to_now`].
+    pub last_sync: Gauge,
+    /// Unix time at which the last sync was asked for; see [`set_to_now`].
+    pub last_queued: Gauge,
+    /// Seconds from the change of an endpoint, as its slice's
+    /// `endpoints.kubernetes.io/last-change-trigger-time` has it, to the end of the sync that put
+    /// it in the kernel: one sample per slice update that changed something.
+    pub network_programming: Histogram,
+    /// Service ports whose connections are dropped under `internalTrafficPolicy: Local`, because
+    /// all endpoints are elsewhere.
+    pub no_local_endpoints_internal: IntGauge,
+    /// The same for `externalTrafficPolicy: Local`.
+    pub no_local_endpoints_external: IntGauge,
+}
+
+impl Metrics {
+    /// All of them registered, with nothing measured yet.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let register = Register(&registry);
+        register.process();
+        let services = register.gauges(
+            "node_lb_services",
+            "Services, by whether all of their state is in the kernel.",
+            &["state"],
+        );
+        let health_servers = register.gauges(
+            "node_lb_health_check_servers",
+            "healthCheckNodePort servers, by whether they could be opened.",
+            &["state"],
+        );
+        Self {
+            endpoint_changes_pending: register.gauge(
+                "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+                "Endpoint changes that are not in the kernel yet.",
+            ),
+            endpoint_changes: register.counter(
+                "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+                "Endpoint changes seen.",
+            ),
+            service_changes_pending: register.gauge(
+                "kubeproxy_sync_proxy_rules_service_changes_pending",
+                "Service changes that are not in the kernel yet.",
+            ),
+            service_changes: register.counter(
+                "kubeproxy_sync_proxy_rules_service_changes_total",
+                "Service changes seen.",
+            ),
+            healthz: register.counters(
+                "kubeproxy_proxy_healthz_total",
+                "Answers of /healthz, by HTTP status code.",
+                &["code"],
+            ),
+            livez: register.counters(
+                "kubeproxy_proxy_livez_total",
+                "Answers of /livez, by HTTP status code.",
+                &["code"],
+            ),
+            services_programmed: services.with_label_values(&["programmed"]),
+            services_not_programmed: services.with_label_values(&["not_programmed"]),
+            source_problems: register.gauge(
+                "node_lb_source_problems",
+                "Files and objects of the source that cannot be used right now.",
+            ),
+            health_servers_listening: health_servers.with_label_values(&["listening"]),
+            health_servers_failed: health_servers.with_label_values(&["failed"]),
+            kernel_read_errors: register.counter(
+                "node_lb_kernel_read_errors_total",
+                "Scrapes in which the kernel's counters could not be read.",
+            ),
+            families: FamilyVecs::new(&register),
+            kernel: OnceLock::new(),
+            registry,
+        }
+    }
+
+    /// The metrics of one family. Its series appear with the first call, so a node without IPv6
+    /// shows none for it. Worth keeping: each call looks them up.
+    pub fn family(&self, family: IpFamily) -> FamilyMetrics {
+        self.families.of(family)
+    }
+
+    /// Adds the data plane's counters to every scrape from now on. Only the first source counts:
+    /// an agent has one data plane.
+    pub fn set_kernel_source(&self, source: Arc<dyn KernelSource>) {
+        let _ = self.kernel.set(source);
+    }
+
+    /// All metrics in the Prometheus text format. Reads the kernel's maps, so it may block.
+    pub fn encode(&self) -> Vec<u8> {
+        let kernel = self.sample_kernel(); // before the gathering, which counts its errors
+        let mut families = self.registry.gather();
+        families.extend(kernel.into_families());
+        let mut text = Vec::new();
+        TextEncoder::new()
+            .encode(&families, &mut text)
+            .expect("every family gathered has a metric, and a Vec takes any write");
+        text
+    }
+
+    fn sample_kernel(&self) -> Sample {
+        let Some(source) = self.kernel.get() else {
+            return Sample::default();
+        };
+        source.sample().unwrap_or_else(|error| {
+            tracing::warn!("cannot read the kernel's counters for metrics: {error:#}");
+            self.kernel_read_errors.inc();
+            Sample::default()
+        })
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Sets a `*_timestamp_seconds` gauge to the current time.
+pub fn set_to_now(gauge: &Gauge) {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    gauge.set(since_epoch.unwrap_or_default().as_secs_f64());
+}
+
+struct FamilyVecs {
+    sync_duration: HistogramVec,
+    last_sync: GaugeVec,
+    last_queued: GaugeVec,
+    network_programming: HistogramVec,
+    no_local_endpoints: IntGaugeVec,
+}
+
+impl FamilyVecs {
+    fn new(register: &Register<'_>) -> Self {
+        Self {
+            sync_duration: register.histograms(
+                "kubeproxy_sync_proxy_rules_duration_seconds",
+                "Time a sync took.",
+                exponential_buckets(0.001, 2.0, 15).expect("a growing series of buckets"),
+            ),
+            last_sync: register.timestamps(
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+                "When the last sync succeeded.",
+            ),
+            last_queued: register.timestamps(
+                "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+                "When the last sync was asked for.",
+            ),
+            network_programming: register.histograms(
+                "kubeproxy_network_programming_duration_seconds",
+                "Time from the change of an endpoint until it is in the kernel.",
+                network_programming_buckets(),
+            ),
+            no_local_endpoints: register.gauges(
+                "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+                "Service ports that drop traffic because their policy is Local and all \
+                 endpoints are on other nodes.",
+                &[IP_FAMILY, "traffic_policy"],
+            ),
+        }
+    }
+
+    fn of(&self, family: IpFamily) -> FamilyMetrics {
+        let name = family.to_string();
+        let name = name.as_str();
+        let no_local = |policy| self.no_local_endpoints.with_label_values(&[name, policy]);
+        FamilyMetrics {
+            sync_duration: self.sync_duration.with_label_values(&[name]),
+            last_sync: self.last_sync.with_label_values(&[name]),
+            last_queued: self.last_queued.with_label_values(&[name]),
+            network_programming: self.network_programming.with_label_values(&[name]),
+            no_local_endpoints_internal: no_local("internal"),
+            no_local_endpoints_external: no_local("external"),
+        }
+    }
+}
+
+/// kube-proxy's: fine up to a minute, since the SLO is about seconds, and up to five in all.
+fn network_programming_buckets() -> Vec<f64> {
+    let seconds = (1..60)
+        .chain((60..120).step_by(5))
+        .chain((120..=300).step_by(30));
+    [0.25, 0.5]
+        .into_iter()
+        .chain(seconds.map(f64::from))
+        .collect()
+}
+
+/// Makes metrics and registers them, which cannot fail for the fixed set above.
+struct Register<'a>(&'a Registry);
+
+impl Register<'_> {
+    /// What every process should tell: its build, CPU time, memory, file descriptors.
+    fn process(&self) {
+        let info = self.gauges(
+            "node_lb_build_info",
+            "Constant 1; the labels describe this build.",
+            &["version"],
+        );
+        info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        self.register(ProcessCollector::for_self());
+    }
+
+    fn counter(&self, name: &str, help: &str) -> IntCounter {
+        self.add(IntCounter::new(name, help))
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.add(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.add(IntGauge::new(name, help))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn timestamps(&self, name: &str, help: &str) -> GaugeVec {
+        self.add(GaugeVec::new(Opts::new(name, help), &[IP_FAMILY]))
+    }
+
+    fn histograms(&self, name: &str, help: &str, buckets: Vec<f64>) -> HistogramVec {
+        let opts = HistogramOpts::new(name, help).buckets(buckets);
+        self.add(HistogramVec::new(opts, &[IP_FAMILY]))
+    }
+
+    fn add<C>(&self, metric: prometheus::Result<C>) -> C
+    where
+        C: Collector + Clone + 'static,
+    {
+        let metric = metric.expect("the names and labels in this file are well-formed");
+        self.register(metric.clone());
+        metric
+    }
+
+    fn register(&self, collector: impl Collector + 'static) {
+        self.0
+            .register(Box::new(collector))
+            .expect("the names in this file are unique");
+    }
+}

@@ -1,0 +1,289 @@
+//! The addresses that lead to service ports, written to the maps in batches.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+use lb_common::{
+    abi::{self, FrontendKey},
+    addr::{Ip4, Ip6},
+    parse,
+};
+
+use super::{
+    Key,
+    maps::{Entries, Incomplete, Maps, WriteError},
+};
+use crate::{
+    model::Protocol,
+    plan::{FrontendKind, Plan},
+};
+
+/// An address, port and protocol (by number), as `FRONTENDS4` and `FRONTENDS6` are keyed.
+pub type Address = (SocketAddr, u8);
+
+/// A service port's claim to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub address: Address,
+    pub kind: FrontendKind,
+}
+
+/// The addresses that a plan claims.
+pub fn claims(plan: &Plan) -> Vec<Claim> {
+    let protocol = match plan.name.protocol {
+        Protocol::Tcp => parse::TCP,
+        Protocol::Udp => parse::UDP,
+        Protocol::Sctp => parse::SCTP,
+    };
+    let claim = |frontend: &crate::plan::Frontend| Claim {
+        address: (frontend.address, protocol),
+        kind: frontend.kind,
+    };
+    plan.frontends.iter().map(claim).collect()
+}
+
+/// Who claims which address. Where several do, the lesser kind wins, then the lesser name: the rest
+/// take over when the winner goes.
+#[derive(Debug, Default)]
+pub struct Frontends {
+    claims: HashMap<Address, BTreeMap<(FrontendKind, Key), u32>>,
+    /// What the maps hold.
+    present: HashMap<Address, abi::Frontend>,
+    /// Where the two may differ.
+    changed: BTreeSet<Address>,
+    /// Claimed addresses that the maps refused, with whose they are.
+    refused: BTreeMap<Address, (Key, WriteError)>,
+}
+
+impl Frontends {
+    /// Takes over the entries in the maps, which nobody claims yet.
+    pub fn read(maps: &Maps) -> Result<Self, WriteError> {
+        let v4 = maps.frontends4.all()?.into_iter().map(|(key, value)| {
+            let ip = IpAddr::from(key.address);
+            (((ip, key.port).into(), key.protocol), value)
+        });
+        let v6 = maps.frontends6.all()?.into_iter().map(|(key, value)| {
+            // Not `IpAddr::from`, which takes mapped addresses for IPv4.
+            let ip = Ipv6Addr::from(key.address.octets);
+            (((ip, key.port).into(), key.protocol), value)
+        });
+        Ok(Self {
+            present: v4.chain(v6).collect(),
+            ..Self::default()
+        })
+    }
+
+    /// The service that an address leads to, as the maps have it.
+    pub fn service_at(&self, address: &Address) -> Option<u32> {
+        self.present.get(address).map(|entry| entry.service)
+    }
+
+    /// Whether the maps have just this for a claim.
+    pub fn holds(&self, claim: &Claim, id: u32) -> bool {
+        self.present.get(&claim.address) == Some(&entry(id, claim.kind))
+    }
+
+    /// The services that addresses lead to, as the maps have it.
+    pub fn services(&self) -> impl Iterator<Item = u32> {
+        self.present.values().map(|entry| entry.service)
+    }
+
+    /// Looks again at all addresses that nobody claims and whose service `is_stale`.
+    pub fn reconsider(&mut self, is_stale: impl Fn(u32) -> bool) {
+        let stale = self
+            .present
+            .iter()
+            .filter(|(address, entry)| {
+                !self.claims.contains_key(*address) && is_stale(entry.service)
+            })
+            .map(|(address, _)| *address);
+        self.changed.extend(stale);
+    }
+
+    /// Claims an address; the maps have it after [`Self::flush`].
+    pub fn stake(&mut self, claim: &Claim, key: &Key, id: u32) {
+        self.changed.insert(claim.address);
+        let claims = self.claims.entry(claim.address).or_default();
+        claims.insert((claim.kind, key.clone()), id);
+    }
+
+    /// Gives a claim up; the maps forget it at [`Self::flush`].
+    pub fn give_up(&mut self, claim: &Claim, key: &Key) {
+        self.changed.insert(claim.address);
+        if let Some(claims) = self.claims.get_mut(&claim.address) {
+            claims.remove(&(claim.kind, key.clone()));
+            if claims.is_empty() {
+                self.claims.remove(&claim.address);
+            }
+        }
+    }
+
+    /// Service ports that lack an address which the maps refused, and why.
+    pub fn refused(&self) -> impl Iterator<Item = (&Key, &WriteError)> {
+        self.refused.values().map(|(key, error)| (key, error))
+    }
+
+    /// Brings the maps into line with the claims. An address changes hands in one write; where a
+    /// service port moves to another address, the new one comes before the old one goes. Whether
+    /// nothing leads any more to where it should not; what was refused is tried again by the next
+    /// call.
+    pub fn flush(&mut self, maps: &Maps) -> bool {
+        self.changed
+            .extend(mem::take(&mut self.refused).into_keys());
+        let mut replaced = Vec::new();
+        let mut added = Vec::new();
+        let mut gone = Vec::new();
+        for address in mem::take(&mut self.changed) {
+            let present = self.present.get(&address);
+            match (self.wanted(&address), present) {
+                (Some(wanted), Some(present)) if wanted != *present => {
+                    replaced.push((address, wanted));
+                }
+                (Some(wanted), None) => added.push((address, wanted)),
+                (None, Some(_)) => gone.push(address),
+                _ => {}
+            }
+        }
+
+        let not_replaced = self.insert(replaced, maps);
+        let mut not_added = self.insert(added, maps);
+        let removed = self.remove(gone, maps);
+        if !not_added.is_empty() {
+            // Perhaps there is room now.
+            let again = not_added.into_iter().map(|(entry, _)| entry).collect();
+            not_added = self.insert(again, maps);
+        }
+        let all_left = removed && not_replaced.is_empty();
+        for ((address, _), error) in not_replaced.into_iter().chain(not_added) {
+            if let Some((_, key)) = self.holder(&address) {
+                let key = key.clone();
+                self.refused.insert(address, (key, error));
+            }
+        }
+        all_left
+    }
+
+    fn holder(&self, address: &Address) -> Option<&(FrontendKind, Key)> {
+        self.claims.get(address)?.keys().next()
+    }
+
+    fn wanted(&self, address: &Address) -> Option<abi::Frontend> {
+        let ((kind, _), id) = self.claims.get(address)?.first_key_value()?;
+        Some(entry(*id, *kind))
+    }
+
+    /// Inserts what there is room for and returns the rest.
+    fn insert(
+        &mut self,
+        entries: Vec<(Address, abi::Frontend)>,
+        maps: &Maps,
+    ) -> Vec<((Address, abi::Frontend), WriteError)> {
+        let (v4, v6) = entries
+            .into_iter()
+            .partition::<Vec<_>, _>(|((address, _), _)| address.is_ipv4());
+        let mut rest = Vec::new();
+        for (entries, result) in [
+            (&v4, insert(&*maps.frontends4, key4, &v4)),
+            (&v6, insert(&*maps.frontends6, key6, &v6)),
+        ] {
+            let done = match &result {
+                Ok(()) => entries.len(),
+                Err(incomplete) => incomplete.done,
+            };
+            self.present.extend(entries[..done].iter().copied());
+            if let Err(Incomplete { error, .. }) = result {
+                let missing = entries[done..].iter().copied();
+                rest.extend(missing.map(|entry| (entry, error.clone())));
+            }
+        }
+        rest
+    }
+
+    /// Removes entries; if the kernel refuses, they are up for the next flush.
+    fn remove(&mut self, addresses: Vec<Address>, maps: &Maps) -> bool {
+        let (v4, v6) = addresses
+            .into_iter()
+            .partition::<Vec<_>, _>(|(address, _)| address.is_ipv4());
+        let removed4 = maps.frontends4.remove(&keys(key4, &v4));
+        let removed6 = maps.frontends6.remove(&keys(key6, &v6));
+        let mut all = true;
+        for (addresses, removed) in [(v4, removed4), (v6, removed6)] {
+            match removed {
+                Ok(()) => {
+                    for address in addresses {
+                        self.present.remove(&address);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!("cannot remove addresses that lead nowhere any more: {error}");
+                    self.changed.extend(addresses);
+                    all = false;
+                }
+            }
+        }
+        all
+    }
+}
+
+/// The value of an address's entry.
+fn entry(service: u32, kind: FrontendKind) -> abi::Frontend {
+    let kind = match kind {
+        FrontendKind::ClusterIp => abi::FrontendKind::ClusterIp,
+        FrontendKind::NodePort => abi::FrontendKind::NodePort,
+        FrontendKind::LoadBalancerIp => abi::FrontendKind::LoadBalancerIp,
+        FrontendKind::ExternalIp => abi::FrontendKind::ExternalIp,
+    };
+    abi::Frontend {
+        service,
+        kind: kind as u8,
+        pad: [0; 3],
+    }
+}
+
+fn insert<A>(
+    map: &dyn Entries<FrontendKey<A>, abi::Frontend>,
+    key: fn(&Address) -> Option<FrontendKey<A>>,
+    entries: &[(Address, abi::Frontend)],
+) -> Result<(), Incomplete> {
+    let (keys, values): (Vec<_>, Vec<_>) = entries
+        .iter()
+        .filter_map(|(address, value)| Some((key(address)?, *value)))
+        .unzip();
+    match keys.is_empty() {
+        true => Ok(()),
+        false => map.insert(&keys, &values),
+    }
+}
+
+fn keys<A>(
+    key: fn(&Address) -> Option<FrontendKey<A>>,
+    addresses: &[Address],
+) -> Vec<FrontendKey<A>> {
+    addresses.iter().filter_map(key).collect()
+}
+
+fn key4((address, protocol): &Address) -> Option<FrontendKey<Ip4>> {
+    match address.ip() {
+        IpAddr::V4(ip) => Some(frontend_key(ip.into(), address.port(), *protocol)),
+        IpAddr::V6(_) => None,
+    }
+}
+
+fn key6((address, protocol): &Address) -> Option<FrontendKey<Ip6>> {
+    match address.ip() {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(ip) => Some(frontend_key(ip.into(), address.port(), *protocol)),
+    }
+}
+
+fn frontend_key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
+    FrontendKey {
+        address,
+        port,
+        protocol,
+        pad: 0,
+    }
+}

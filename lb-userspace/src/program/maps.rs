@@ -1,0 +1,132 @@
+//! The maps that plans are written to, behind traits, so that programming is tested without a kernel.
+
+use std::sync::atomic::Ordering;
+
+use aya::Pod;
+use lb_common::{
+    abi::{
+        Endpoint, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service, ServiceStats,
+        SourceRangeKey,
+    },
+    addr::{Ip4, Ip6},
+};
+use thiserror::Error;
+
+use crate::datapath::bpf::{BatchError, BatchMap, MappedArray};
+
+/// An array whose elements the kernel reads while they change.
+#[expect(
+    clippy::len_without_is_empty,
+    reason = "the kernel makes no empty arrays"
+)]
+pub trait Elements<T>: Send {
+    fn len(&self) -> u32;
+    fn read(&self, index: u32) -> T;
+    /// Overwrites an element that nobody reads yet.
+    fn write(&self, index: u32, value: &T);
+    /// Replaces four bytes at once, after everything written before.
+    fn publish(&self, index: u32, offset: usize, value: u32);
+    /// Replaces eight bytes at once.
+    fn write_word(&self, index: u32, offset: usize, value: u64);
+}
+
+/// A map of keys to values.
+pub trait Entries<K, V>: Send {
+    /// Inserts entries or replaces their values, in this order.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for all of them; says how many there was room for.
+    fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete>;
+    /// Removes entries; those that are not there do not matter.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, which it does for no known reason.
+    fn remove(&self, keys: &[K]) -> Result<(), WriteError>;
+    /// All entries.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, which it does for no known reason.
+    fn all(&self) -> Result<Vec<(K, V)>, WriteError>;
+}
+
+/// A map that could not be written or read.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct WriteError(pub String);
+
+/// Not all entries could be inserted: the first `done` were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incomplete {
+    pub done: usize,
+    pub error: WriteError,
+}
+
+/// A source range as `SOURCE_RANGES` is keyed with it: prefix length first, then set and address.
+pub type SourceKey = aya::maps::lpm_trie::Key<SourceRangeKey>;
+
+/// Everything that plans are written to.
+pub struct Maps {
+    pub frontends4: Box<dyn Entries<FrontendKey<Ip4>, Frontend>>,
+    pub frontends6: Box<dyn Entries<FrontendKey<Ip6>, Frontend>>,
+    pub services: Box<dyn Elements<Service>>,
+    pub plans: Box<dyn Elements<Plan>>,
+    pub endpoints: Box<dyn Elements<Endpoint>>,
+    pub endpoint_states: Box<dyn Elements<EndpointState>>,
+    pub service_stats: Box<dyn Elements<ServiceStats>>,
+    pub maglev: Box<dyn Elements<MaglevRows>>,
+    pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
+    /// Waits until no program can still be reading what has been unpublished.
+    pub grace: Box<dyn Fn() + Send>,
+}
+
+impl<T: Pod + Send> Elements<T> for MappedArray<T> {
+    fn len(&self) -> u32 {
+        self.len()
+    }
+
+    fn read(&self, index: u32) -> T {
+        self.read(index)
+    }
+
+    fn write(&self, index: u32, value: &T) {
+        self.write(index, value);
+    }
+
+    fn publish(&self, index: u32, offset: usize, value: u32) {
+        self.u32_at(index, offset).store(value, Ordering::SeqCst);
+    }
+
+    fn write_word(&self, index: u32, offset: usize, value: u64) {
+        self.u64_at(index, offset).store(value, Ordering::Release);
+    }
+}
+
+impl<K: Pod + Send, V: Pod + Send> Entries<K, V> for BatchMap<K, V> {
+    fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
+        self.update(keys, values).map_err(|error| Incomplete {
+            done: match error {
+                BatchError::Full { done, .. } | BatchError::Stopped { done, .. } => done,
+                _ => 0,
+            },
+            error: error.into(),
+        })
+    }
+
+    fn remove(&self, keys: &[K]) -> Result<(), WriteError> {
+        self.delete(keys)?;
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(K, V)>, WriteError> {
+        Ok(self.entries()?)
+    }
+}
+
+impl From<BatchError> for WriteError {
+    fn from(error: BatchError) -> Self {
+        Self(error.to_string())
+    }
+}

@@ -1,0 +1,346 @@
+//! From plans to maps: numbers and ranges for everything, and only the differences written.
+//!
+//! A change is written where nobody reads yet and published by one store of four bytes, the service's
+//! plan index. What it replaces is reused only after a grace period, when no packet can still be
+//! looking at it; since that takes a while, it has to wait until there is time or need. After a
+//! restart the maps themselves say which numbers are in use.
+
+mod adopt;
+mod frontends;
+pub mod maglev;
+pub mod maps;
+mod parts;
+mod ranges;
+mod service;
+mod sources;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::Hasher as _,
+    mem::{offset_of, take},
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+use lb_common::abi;
+use siphasher::sip::SipHasher13;
+use thiserror::Error;
+
+use self::{
+    adopt::Inherited,
+    frontends::Frontends,
+    maps::{Maps, WriteError},
+    parts::Parts,
+    ranges::{Numbers, Ranges},
+    service::Programmed,
+    sources::SourceSets,
+    tables::LookupTables,
+};
+use crate::{
+    model::{IpFamily, Protocol},
+    plan::{Plan, ServicePortName},
+};
+
+/// What of this node is part of every service's entry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Addresses of the node's own devices.
+    pub local_addresses: BTreeSet<IpAddr>,
+    /// The cluster's pod networks: nobody rewrites addresses between them.
+    pub cluster_networks: Vec<IpNet>,
+    /// Rows of a Maglev lookup table, a prime.
+    pub maglev_rows: u32,
+}
+
+/// A service port of one family: what an entry in the maps is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    pub name: ServicePortName,
+    pub family: IpFamily,
+}
+
+impl Key {
+    /// The key of a plan's entry.
+    pub fn of(plan: &Plan) -> Self {
+        Self {
+            name: plan.name.clone(),
+            family: plan.family,
+        }
+    }
+
+    /// The same in every agent; never 0.
+    fn hash(&self) -> u32 {
+        let mut hasher = SipHasher13::new();
+        hasher.write(format!("{}/{}/{}", self.name, self.name.protocol, self.family).as_bytes());
+        (hasher.finish() as u32).max(1)
+    }
+}
+
+/// Why a service port is not, or not completely, in the maps. What was there before stays in force.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum NotProgrammed {
+    #[error("no service number is free: SERVICES has {0} entries")]
+    Services(u32),
+    #[error("no plan number is free: PLANS has {0} entries")]
+    Plans(u32),
+    #[error("no room for {wanted} endpoints: ENDPOINTS has {free} of {size} slots free")]
+    Endpoints { wanted: u32, free: u32, size: u32 },
+    #[error("no endpoint number is free: ENDPOINT_STATES has {0} entries")]
+    EndpointStates(u32),
+    #[error("no room for a Maglev lookup table of {rows} rows: MAGLEV is full")]
+    Maglev { rows: u32 },
+    #[error("{0} endpoints are too many for Maglev, which takes {max}", max = u16::MAX)]
+    TooManyForMaglev(usize),
+    /// Some of its addresses, or its source ranges, found no room.
+    #[error(transparent)]
+    Map(#[from] WriteError),
+}
+
+/// Elements of `ENDPOINTS` and `PLANS` that may wait for reuse while the agent is busy.
+const GARBAGE_LIMIT: usize = 1 << 16;
+
+/// Keeps the maps equal to the plans.
+pub struct Programmer {
+    maps: Maps,
+    facts: NodeFacts,
+    ids: Numbers,
+    plans: Numbers,
+    slots: Ranges,
+    endpoint_ids: Numbers,
+    lookup_tables: LookupTables,
+    source_sets: SourceSets,
+    frontends: Frontends,
+    programmed: HashMap<Key, Programmed>,
+    /// Service ports that could not be written, with what they want to be.
+    waiting: BTreeMap<Key, (Plan, NotProgrammed)>,
+    /// Withdrawn service ports that addresses may still lead to.
+    departing: Vec<Programmed>,
+    inherited: Option<Inherited>,
+    /// What may be reused after a grace period.
+    garbage: Parts,
+    /// Whether anything came free since the waiting were tried last.
+    freed: bool,
+}
+
+impl Programmer {
+    /// Takes over what the maps hold.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be read.
+    pub fn new(maps: Maps, facts: NodeFacts) -> Result<Self, WriteError> {
+        let mut programmer = Self {
+            ids: Numbers::new(1..maps.services.len()),
+            plans: Numbers::new(1..maps.plans.len()),
+            slots: Ranges::new(0..maps.endpoints.len()),
+            endpoint_ids: Numbers::new(1..maps.endpoint_states.len()),
+            lookup_tables: LookupTables::new(maps.maglev.len()),
+            source_sets: SourceSets::read(&maps)?,
+            frontends: Frontends::default(),
+            programmed: HashMap::new(),
+            waiting: BTreeMap::new(),
+            departing: Vec::new(),
+            inherited: None,
+            garbage: Parts::default(),
+            freed: false,
+            maps,
+            facts,
+        };
+        programmer.inherit()?;
+        Ok(programmer)
+    }
+
+    /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains or
+    /// loses are in the maps after [`Programmer::settle`], for many service ports at once.
+    ///
+    /// # Errors
+    ///
+    /// Says what there is no room for; what was there before stays in force. The plan is tried again
+    /// when there is room.
+    pub fn apply(&mut self, key: Key, plan: Option<&Plan>) -> Result<(), NotProgrammed> {
+        self.waiting.remove(&key);
+        // SCTP passes untouched: there is nothing to look up for it.
+        let Some(plan) = plan.filter(|plan| plan.name.protocol != Protocol::Sctp) else {
+            self.withdraw(&key);
+            return Ok(());
+        };
+        let outcome = self.write(&key, plan);
+        if let Err(error) = &outcome {
+            self.waiting.insert(key, (plan.clone(), error.clone()));
+        }
+        outcome
+    }
+
+    /// Ends a round of changes: writes addresses, and gives service ports that had no room another
+    /// try if some came free. [`Programmer::waiting`] tells how it went.
+    pub fn settle(&mut self) {
+        self.flush();
+        let waiting = !self.waiting.is_empty() || self.frontends.refused().next().is_some();
+        let pending: u32 = self
+            .garbage
+            .slots
+            .iter()
+            .map(|slots| slots.len() as u32)
+            .sum();
+        if waiting || pending as usize + self.garbage.plans.len() > GARBAGE_LIMIT {
+            self.make_room();
+        }
+        if waiting && self.freed {
+            self.retry();
+        }
+    }
+
+    /// To be called when there is nothing else to do: makes what was replaced ready for reuse, which
+    /// takes some milliseconds, and gives service ports that had no room another try.
+    pub fn tidy(&mut self) {
+        self.make_room();
+        match self.freed {
+            true => self.retry(),
+            false => self.flush(),
+        }
+    }
+
+    /// Removes what the maps held at the start and no plan has claimed since: to be called when every
+    /// Service is known.
+    pub fn finish_adoption(&mut self) {
+        if let Some(inherited) = self.inherited.take() {
+            self.discard(inherited);
+        }
+    }
+
+    /// Takes over facts about the node; if this says that they changed, every plan has to be applied
+    /// again.
+    #[must_use]
+    pub fn set_facts(&mut self, facts: NodeFacts) -> bool {
+        let changed = self.facts != facts;
+        self.facts = facts;
+        changed
+    }
+
+    /// Service ports that are not in the maps as they should be. One with several troubles may be
+    /// named more than once.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
+        let refused = self.frontends.refused();
+        let refused = refused.map(|(key, error)| (key, error.clone().into()));
+        let waiting = self.waiting.iter();
+        waiting
+            .map(|(key, (_, error))| (key, error.clone()))
+            .chain(refused)
+    }
+
+    /// Number of service ports in the maps.
+    pub fn len(&self) -> usize {
+        let programmed = self.programmed.values();
+        programmed.filter(|programmed| programmed.plan != 0).count()
+    }
+
+    /// Whether no service port is in the maps.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of a service port, as flows and counters name it.
+    pub fn id(&self, key: &Key) -> Option<u32> {
+        self.programmed.get(key).map(|programmed| programmed.id)
+    }
+
+    /// Every service port in the maps with its number.
+    pub fn ids(&self) -> impl Iterator<Item = (&Key, u32)> {
+        self.programmed
+            .iter()
+            .map(|(key, programmed)| (key, programmed.id))
+    }
+
+    /// What a service port's connections have come to.
+    pub fn stats(&self, id: u32) -> abi::ServiceStats {
+        self.maps.service_stats.read(id)
+    }
+
+    /// Connections sent to each endpoint of a service port.
+    pub fn endpoint_connections(&self, key: &Key) -> Vec<(SocketAddr, u64)> {
+        let programmed = self.programmed.get(key).into_iter();
+        programmed
+            .flat_map(|programmed| &programmed.endpoints)
+            .map(|endpoint| {
+                let state = self.maps.endpoint_states.read(endpoint.id);
+                let address = SocketAddr::new(endpoint.address.into(), endpoint.port);
+                (address, state.connections)
+            })
+            .collect()
+    }
+
+    /// Writes addresses, then takes plans that no address leads to any more out of the maps.
+    fn flush(&mut self) {
+        if !self.frontends.flush(&self.maps) {
+            return;
+        }
+        for programmed in take(&mut self.departing) {
+            self.let_go(programmed);
+        }
+    }
+
+    /// Gives the waiting another try.
+    fn retry(&mut self) {
+        self.freed = false;
+        for (key, (plan, _)) in take(&mut self.waiting) {
+            // Whatever is wrong is kept in `waiting` again.
+            let _ = self.apply(key, Some(&plan));
+        }
+        self.flush();
+    }
+
+    /// Runs `take`; if there is nothing left, once more after a grace period.
+    fn take<T>(&mut self, take: impl Fn(&mut Self) -> Option<T>) -> Option<T> {
+        match take(self) {
+            None if self.make_room() => take(self),
+            taken => taken,
+        }
+    }
+
+    /// Makes everything that is to go ready for reuse, if there is anything.
+    fn make_room(&mut self) -> bool {
+        if !self.departing.is_empty() {
+            self.flush();
+        }
+        if self.garbage.is_empty() {
+            return false;
+        }
+        (self.maps.grace)();
+        let garbage = take(&mut self.garbage);
+        self.release(garbage);
+        self.freed = true;
+        true
+    }
+
+    /// Lets parts be taken again that no program can be looking at.
+    fn release(&mut self, parts: Parts) {
+        for id in parts.ids {
+            self.ids.release(id);
+        }
+        for plan in parts.plans {
+            self.plans.release(plan);
+        }
+        for range in parts.slots {
+            self.slots.release(range);
+        }
+        for id in parts.endpoint_ids {
+            self.endpoint_ids.release(id);
+        }
+        for table in parts.lookup_tables {
+            self.lookup_tables.release(table);
+        }
+        for set in parts.source_sets {
+            self.source_sets.release(set, &self.maps);
+        }
+    }
+
+    /// Publishes a plan as a service's.
+    fn publish(&self, id: u32, plan: u32) {
+        self.maps
+            .services
+            .publish(id, offset_of!(abi::Service, plan), plan);
+    }
+}

@@ -1,0 +1,176 @@
+//! Sets of source ranges, shared by the service ports that have the same one.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+};
+
+use aya::maps::lpm_trie::Key;
+use ipnet::IpNet;
+use lb_common::abi::SourceRangeKey;
+
+use super::{
+    maps::{Maps, SourceKey, WriteError},
+    ranges::Numbers,
+};
+
+/// Which sets are in the trie, and how many plans refer to each.
+pub struct SourceSets {
+    numbers: Numbers,
+    by_content: HashMap<Vec<IpNet>, u32>,
+    /// Ranges and references.
+    sets: BTreeMap<u32, (Vec<IpNet>, usize)>,
+    /// Entries in the trie that belong to no set.
+    strays: Vec<SourceKey>,
+}
+
+impl SourceSets {
+    /// Takes over the sets in the trie, without references.
+    pub fn read(maps: &Maps) -> Result<Self, WriteError> {
+        let mut found = Self {
+            numbers: Numbers::new(1..u32::MAX),
+            by_content: HashMap::new(),
+            sets: BTreeMap::new(),
+            strays: Vec::new(),
+        };
+        for (key, _) in maps.source_ranges.all()? {
+            let set = u32::from_be(key.data().set);
+            match range(&key) {
+                Some(range) if (1..u32::MAX).contains(&set) => {
+                    found.sets.entry(set).or_default().0.push(range);
+                }
+                _ => found.strays.push(key),
+            }
+        }
+        for (set, (ranges, _)) in &mut found.sets {
+            ranges.sort_unstable();
+            found.numbers.reserve(*set);
+            found.by_content.entry(ranges.clone()).or_insert(*set);
+        }
+        Ok(found)
+    }
+
+    /// The number of the set with these ranges: 0 for no ranges, `None` if there is no such set.
+    pub fn number(&self, ranges: &[IpNet]) -> Option<u32> {
+        if ranges.is_empty() {
+            return Some(0);
+        }
+        self.by_content.get(&normal(ranges)).copied()
+    }
+
+    /// Adds a reference to a set in the trie; whether there is such a set.
+    pub fn adopt(&mut self, set: u32) -> bool {
+        match self.sets.get_mut(&set) {
+            Some((_, references)) => *references += 1,
+            None => return false,
+        }
+        true
+    }
+
+    /// Removes what was read and nobody refers to.
+    pub fn remove_unused(&mut self, maps: &Maps) {
+        let strays = std::mem::take(&mut self.strays);
+        if !strays.is_empty() {
+            // Should the kernel refuse, no plan refers to them all the same.
+            let _ = maps.source_ranges.remove(&strays);
+        }
+        let unused: Vec<_> = self
+            .sets
+            .iter()
+            .filter(|(_, (_, references))| *references == 0)
+            .map(|(set, _)| *set)
+            .collect();
+        for set in unused {
+            self.remove(set, maps);
+        }
+    }
+
+    /// The number of the set with these ranges, which gets one more reference; 0 for no ranges.
+    pub fn acquire(&mut self, ranges: &[IpNet], maps: &Maps) -> Result<u32, WriteError> {
+        if ranges.is_empty() {
+            return Ok(0);
+        }
+        let ranges = normal(ranges);
+        if let Some(set) = self.by_content.get(&ranges) {
+            if let Some((_, references)) = self.sets.get_mut(set) {
+                *references += 1;
+            }
+            return Ok(*set);
+        }
+        let Some(set) = self.numbers.take() else {
+            return Err(WriteError("no number for source ranges is free".into()));
+        };
+        let keys = keys(set, &ranges);
+        if let Err(incomplete) = maps.source_ranges.insert(&keys, &vec![1; keys.len()]) {
+            // Should the kernel refuse, no plan refers to them all the same.
+            let _ = maps.source_ranges.remove(&keys[..incomplete.done]);
+            self.numbers.release(set);
+            return Err(incomplete.error);
+        }
+        self.by_content.insert(ranges.clone(), set);
+        self.sets.insert(set, (ranges, 1));
+        Ok(set)
+    }
+
+    /// Gives a reference back; without any the set goes.
+    pub fn release(&mut self, set: u32, maps: &Maps) {
+        let Some((_, references)) = self.sets.get_mut(&set) else {
+            return;
+        };
+        *references -= 1;
+        if *references == 0 {
+            self.remove(set, maps);
+        }
+    }
+
+    fn remove(&mut self, set: u32, maps: &Maps) {
+        let Some((ranges, _)) = self.sets.remove(&set) else {
+            return;
+        };
+        // Should the kernel refuse, no plan refers to them all the same; but the number is burnt.
+        if maps.source_ranges.remove(&keys(set, &ranges)).is_ok() {
+            self.numbers.release(set);
+        }
+        if self.by_content.get(&ranges) == Some(&set) {
+            self.by_content.remove(&ranges);
+        }
+    }
+}
+
+/// The same for the same set of ranges.
+fn normal(ranges: &[IpNet]) -> Vec<IpNet> {
+    let mut ranges: Vec<_> = ranges.iter().map(IpNet::trunc).collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
+}
+
+/// The range of an entry.
+fn range(key: &SourceKey) -> Option<IpNet> {
+    let network = IpAddr::from(key.data().address);
+    let mapped = match network {
+        IpAddr::V4(_) => 96,
+        IpAddr::V6(_) => 0,
+    };
+    let prefix = key.prefix_len().checked_sub(32 + mapped)?;
+    IpNet::new(network, u8::try_from(prefix).ok()?).ok()
+}
+
+fn keys(set: u32, ranges: &[IpNet]) -> Vec<SourceKey> {
+    ranges
+        .iter()
+        .map(|range| {
+            let mapped_prefix = match range {
+                IpNet::V4(v4) => 96 + u32::from(v4.prefix_len()),
+                IpNet::V6(v6) => u32::from(v6.prefix_len()),
+            };
+            Key::new(
+                32 + mapped_prefix,
+                SourceRangeKey {
+                    set: set.to_be(),
+                    address: range.network().into(),
+                },
+            )
+        })
+        .collect()
+}

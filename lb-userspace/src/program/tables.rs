@@ -1,0 +1,129 @@
+//! Maglev lookup tables in the map, shared by the plans that have the same one.
+
+use std::{collections::HashMap, net::SocketAddr, ops::Range, sync::Arc};
+
+use lb_common::abi::MaglevRows;
+
+use super::{maglev, maps::Maps, ranges::Ranges};
+
+/// Rows in one element of `MAGLEV`.
+const ROWS: u32 = 4;
+
+/// The first row of an empty set's table, which nobody looks at.
+pub const NO_TABLE: u32 = u32::MAX;
+
+/// Which tables are in the map, and how many plans refer to each.
+#[derive(Debug)]
+pub struct LookupTables {
+    elements: Ranges,
+    by_content: HashMap<Arc<[u16]>, u32>,
+    /// First row → content and references.
+    tables: HashMap<u32, (Arc<[u16]>, usize)>,
+}
+
+impl LookupTables {
+    /// Nothing is in a map of this many elements.
+    pub fn new(elements: u32) -> Self {
+        Self {
+            elements: Ranges::new(0..elements),
+            by_content: HashMap::new(),
+            tables: HashMap::new(),
+        }
+    }
+
+    /// First row of the table for a set of endpoints, which gets one more reference; `None` if there
+    /// is no room.
+    pub fn acquire(
+        &mut self,
+        set: &[SocketAddr],
+        offset: u16,
+        rows: u32,
+        maps: &Maps,
+    ) -> Option<u32> {
+        let content = maglev::table(set, offset, rows);
+        if content.is_empty() {
+            return Some(NO_TABLE);
+        }
+        if let Some(row) = self.by_content.get(content.as_slice()) {
+            self.tables.get_mut(row)?.1 += 1;
+            return Some(*row);
+        }
+        let element = self.elements.take(elements(&content))?;
+        for (index, rows) in (element..).zip(content.chunks(ROWS as usize)) {
+            let mut positions = [0; ROWS as usize];
+            positions[..rows.len()].copy_from_slice(rows);
+            maps.maglev.write(index, &MaglevRows { positions });
+        }
+        let row = element * ROWS;
+        self.insert(row, content.into());
+        Some(row)
+    }
+
+    /// Elements that are free.
+    #[cfg(test)]
+    pub fn free(&self) -> u32 {
+        self.elements.free()
+    }
+
+    /// Gives a reference back; without any the table's room is free.
+    pub fn release(&mut self, row: u32) {
+        let Some((_, references)) = self.tables.get_mut(&row) else {
+            return;
+        };
+        *references -= 1;
+        if *references > 0 {
+            return;
+        }
+        if let Some((content, _)) = self.tables.remove(&row) {
+            if self.by_content.get(&content) == Some(&row) {
+                self.by_content.remove(&content);
+            }
+            let element = row / ROWS;
+            self.elements.release(element..element + elements(&content));
+        }
+    }
+
+    /// Takes over the table that a plan from before a restart refers to; whether it can be one, with
+    /// no position outside of `positions`.
+    pub fn adopt(&mut self, row: u32, rows: u32, positions: Range<u32>, maps: &Maps) -> bool {
+        if row == NO_TABLE {
+            return true;
+        }
+        let fits = |content: &[u16]| {
+            content.len() == rows as usize
+                && content
+                    .iter()
+                    .all(|position| positions.contains(&u32::from(*position)))
+        };
+        if let Some((content, references)) = self.tables.get_mut(&row) {
+            let fits = fits(content);
+            *references += usize::from(fits);
+            return fits;
+        }
+        let element = row / ROWS;
+        let reserved = element..element.saturating_add(rows.div_ceil(ROWS));
+        if !row.is_multiple_of(ROWS) || !self.elements.reserve(reserved.clone()) {
+            return false;
+        }
+        let content: Vec<u16> = reserved
+            .clone()
+            .flat_map(|index| maps.maglev.read(index).positions)
+            .take(rows as usize)
+            .collect();
+        if !fits(&content) {
+            self.elements.release(reserved);
+            return false;
+        }
+        self.insert(row, content.into());
+        true
+    }
+
+    fn insert(&mut self, row: u32, content: Arc<[u16]>) {
+        self.by_content.entry(content.clone()).or_insert(row);
+        self.tables.insert(row, (content, 1));
+    }
+}
+
+fn elements(content: &[u16]) -> u32 {
+    (content.len() as u32).div_ceil(ROWS)
+}

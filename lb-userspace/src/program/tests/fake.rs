@@ -1,0 +1,482 @@
+//! Maps in memory that check, after every single write, what a program would find in them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem::offset_of,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use lb_common::{
+    abi::{
+        Endpoint, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service, ServiceStats,
+    },
+    addr::{Ip4, Ip6},
+};
+
+use crate::program::{
+    frontends::Address,
+    maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
+    tables::NO_TABLE,
+};
+
+/// Capacities of the maps.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub frontends: usize,
+    pub services: usize,
+    pub plans: usize,
+    pub endpoints: usize,
+    pub endpoint_states: usize,
+    pub maglev: usize,
+    pub source_ranges: usize,
+}
+
+/// More than any test needs.
+pub const ROOMY: Sizes = Sizes {
+    frontends: 1000,
+    services: 200,
+    plans: 400,
+    endpoints: 2000,
+    endpoint_states: 1000,
+    maglev: 1000,
+    source_ranges: 1000,
+};
+
+/// What a program finds behind an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    pub kind: u8,
+    /// `None`: the service is not programmed.
+    pub plan: Option<PlanView>,
+}
+
+/// What a plan amounts to, whatever its numbers are.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PlanView {
+    pub counts: [u32; 6],
+    pub flags: u32,
+    pub affinity_seconds: u32,
+    pub endpoints: Vec<(SocketAddr, u16)>,
+    pub source_ranges: BTreeSet<(u32, [u8; 16])>,
+    /// Of the Cluster and the Local set.
+    pub tables: Option<[Vec<SocketAddr>; 2]>,
+}
+
+/// An element of an array, or a set of source ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Element {
+    Service(u32),
+    Plan(u32),
+    Slot(u32),
+    Rows(u32),
+    Set(u32),
+}
+
+pub struct State {
+    pub sizes: Sizes,
+    pub frontends: BTreeMap<Address, Frontend>,
+    pub services: Vec<Service>,
+    pub plans: Vec<Plan>,
+    pub endpoints: Vec<Endpoint>,
+    pub endpoint_states: Vec<EndpointState>,
+    service_stats: Vec<ServiceStats>,
+    pub maglev: Vec<MaglevRows>,
+    /// Set, prefix length, address.
+    pub source_ranges: BTreeSet<(u32, u32, [u8; 16])>,
+    /// What programs may find at each address right now; `None` as long as nobody checks.
+    pub allowed: Option<HashMap<Address, HashSet<Option<View>>>>,
+    /// Elements that a program may be looking at.
+    seen: HashSet<Element>,
+    pub writes: usize,
+    /// Calls that would be system calls.
+    pub calls: usize,
+    pub graces: usize,
+}
+
+/// The maps, shared with the programmer under test.
+#[derive(Clone)]
+pub struct Kernel(Arc<Mutex<State>>);
+
+impl Kernel {
+    pub fn new(sizes: Sizes) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            sizes,
+            frontends: BTreeMap::new(),
+            services: vec![Service::default(); sizes.services],
+            plans: vec![Plan::default(); sizes.plans],
+            endpoints: vec![Endpoint::default(); sizes.endpoints],
+            endpoint_states: vec![EndpointState::default(); sizes.endpoint_states],
+            service_stats: vec![ServiceStats::default(); sizes.services],
+            maglev: vec![MaglevRows::default(); sizes.maglev],
+            source_ranges: BTreeSet::new(),
+            allowed: None,
+            seen: HashSet::new(),
+            writes: 0,
+            calls: 0,
+            graces: 0,
+        })))
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    pub fn maps(&self) -> Maps {
+        let grace = self.clone();
+        Maps {
+            frontends4: Box::new(self.clone()),
+            frontends6: Box::new(self.clone()),
+            services: self.array(|s| &mut s.services, Element::Service),
+            plans: self.array(|s| &mut s.plans, Element::Plan),
+            endpoints: self.array(|s| &mut s.endpoints, Element::Slot),
+            endpoint_states: self.plain(|s| &mut s.endpoint_states),
+            service_stats: self.plain(|s| &mut s.service_stats),
+            maglev: self.array(|s| &mut s.maglev, Element::Rows),
+            source_ranges: Box::new(self.clone()),
+            grace: Box::new(move || {
+                let mut state = grace.state();
+                state.graces += 1;
+                state.seen = state.reachable();
+            }),
+        }
+    }
+
+    fn array<T: Copy + Poke + Send + 'static>(
+        &self,
+        field: fn(&mut State) -> &mut Vec<T>,
+        element: fn(u32) -> Element,
+    ) -> Box<dyn Elements<T>> {
+        Box::new(Array {
+            kernel: self.clone(),
+            field,
+            element: Some(element),
+        })
+    }
+
+    fn plain<T: Copy + Poke + Send + 'static>(
+        &self,
+        field: fn(&mut State) -> &mut Vec<T>,
+    ) -> Box<dyn Elements<T>> {
+        Box::new(Array {
+            kernel: self.clone(),
+            field,
+            element: None,
+        })
+    }
+}
+
+impl State {
+    /// What a program finds at an address.
+    pub fn view(&self, address: &Address) -> Option<View> {
+        let frontend = self.frontends.get(address)?;
+        let plan = match self.services[frontend.service as usize].plan {
+            0 => None,
+            plan => Some(self.plan_view(frontend.service, plan)),
+        };
+        Some(View {
+            kind: frontend.kind,
+            plan,
+        })
+    }
+
+    /// All addresses and what a program finds there.
+    pub fn views(&self) -> BTreeMap<Address, View> {
+        let addresses = self.frontends.keys();
+        addresses
+            .map(|address| (*address, self.view(address).unwrap()))
+            .collect()
+    }
+
+    fn plan_view(&self, service: u32, plan: u32) -> PlanView {
+        let plan = &self.plans[plan as usize];
+        assert_eq!(plan.service, service, "the plan is of another service");
+        let count = plan.counts.iter().sum::<u32>();
+        let slots = plan.first..plan.first + count;
+        let endpoints = slots.map(|slot| {
+            let endpoint = &self.endpoints[slot as usize];
+            let state = &self.endpoint_states[endpoint.id as usize];
+            assert!(
+                state.slots.contains(&slot),
+                "endpoint {} is in slot {slot}, its state says {:?}",
+                endpoint.id,
+                state.slots
+            );
+            let address = SocketAddr::new(endpoint.address.into(), endpoint.port);
+            (address, endpoint.flags)
+        });
+        let endpoints: Vec<_> = endpoints.collect();
+        let table = |first: u32| match first {
+            NO_TABLE => Vec::new(),
+            _ => (first..first + plan.maglev_rows)
+                .map(|row| self.maglev[row as usize / 4].positions[row as usize % 4])
+                .map(|position| endpoints[usize::from(position)].0)
+                .collect(),
+        };
+        let tables = [plan.maglev_cluster, plan.maglev_local];
+        PlanView {
+            counts: plan.counts,
+            flags: plan.flags,
+            affinity_seconds: plan.affinity_seconds,
+            source_ranges: self
+                .source_ranges
+                .iter()
+                .filter(|(set, ..)| *set == plan.source_set && *set != 0)
+                .map(|(_, prefix, address)| (*prefix, *address))
+                .collect(),
+            tables: (plan.maglev_rows != 0).then(|| tables.map(table)),
+            endpoints,
+        }
+    }
+
+    /// Everything that a program can get to.
+    fn reachable(&self) -> HashSet<Element> {
+        let frontends = self.frontends.values();
+        let mut reachable: HashSet<_> = frontends.map(|f| Element::Service(f.service)).collect();
+        for service in &self.services {
+            let plan = self.plans.get(service.plan as usize);
+            let Some(plan) = plan.filter(|_| service.plan != 0) else {
+                continue;
+            };
+            let count = plan.counts.iter().fold(0, |sum, n| n.saturating_add(sum));
+            let elements =
+                |first: u32| first / 4..first / 4 + plan.maglev_rows.min(1000).div_ceil(4);
+            reachable.insert(Element::Plan(service.plan));
+            let end = plan.first.saturating_add(count.min(1000));
+            reachable.extend((plan.first..end).map(Element::Slot));
+            reachable.insert(Element::Set(plan.source_set));
+            for first in [plan.maglev_cluster, plan.maglev_local] {
+                reachable.extend(elements(first.min(1000)).map(Element::Rows));
+            }
+        }
+        reachable
+    }
+
+    /// To be called before an element changes other than by publication.
+    fn before(&self, element: Element) {
+        assert!(
+            !self.seen.contains(&element),
+            "{element:?} changes although a program may be looking at it"
+        );
+    }
+
+    /// To be called after each write.
+    fn after(&mut self) {
+        self.writes += 1;
+        let reachable = self.reachable();
+        self.seen.extend(reachable);
+        let Some(allowed) = &self.allowed else {
+            return;
+        };
+        for (address, allowed) in allowed {
+            let found = self.view(address);
+            assert!(
+                allowed.contains(&found),
+                "neither old nor new at {address:?}: {found:#?} is none of {allowed:#?}"
+            );
+        }
+    }
+}
+
+/// Changes of parts of an element.
+trait Poke {
+    fn poke(&mut self, offset: usize, value: u64);
+}
+
+impl Poke for Service {
+    fn poke(&mut self, offset: usize, value: u64) {
+        assert_eq!(offset, offset_of!(Service, plan));
+        self.plan = value as u32;
+    }
+}
+
+impl Poke for EndpointState {
+    fn poke(&mut self, offset: usize, value: u64) {
+        assert_eq!(offset, offset_of!(EndpointState, slots));
+        self.slots = [value as u32, (value >> 32) as u32];
+    }
+}
+
+macro_rules! never_poked {
+    ($($ty:ty),*) => {
+        $(impl Poke for $ty {
+            fn poke(&mut self, offset: usize, _: u64) {
+                panic!("only whole elements are written, not {offset}");
+            }
+        })*
+    };
+}
+
+never_poked!(Plan, Endpoint, ServiceStats, MaglevRows);
+
+struct Array<T> {
+    kernel: Kernel,
+    field: fn(&mut State) -> &mut Vec<T>,
+    /// What its elements are to readers, if they follow indices to them.
+    element: Option<fn(u32) -> Element>,
+}
+
+impl<T: Copy + Poke> Elements<T> for Array<T> {
+    fn len(&self) -> u32 {
+        (self.field)(&mut self.kernel.state()).len() as u32
+    }
+
+    fn read(&self, index: u32) -> T {
+        (self.field)(&mut self.kernel.state())[index as usize]
+    }
+
+    fn write(&self, index: u32, value: &T) {
+        let mut state = self.kernel.state();
+        if let Some(element) = self.element {
+            state.before(element(index));
+        }
+        (self.field)(&mut state)[index as usize] = *value;
+        state.after();
+    }
+
+    fn publish(&self, index: u32, offset: usize, value: u32) {
+        self.write_word(index, offset, value.into());
+    }
+
+    fn write_word(&self, index: u32, offset: usize, value: u64) {
+        let mut state = self.kernel.state();
+        (self.field)(&mut state)[index as usize].poke(offset, value);
+        state.after();
+    }
+}
+
+/// A family of frontends.
+trait Family: Copy {
+    fn ip(self) -> IpAddr;
+    fn of(ip: IpAddr) -> Option<Self>;
+}
+
+impl Family for Ip4 {
+    fn ip(self) -> IpAddr {
+        self.into()
+    }
+
+    fn of(ip: IpAddr) -> Option<Self> {
+        match ip {
+            IpAddr::V4(v4) => Some(v4.into()),
+            IpAddr::V6(_) => None,
+        }
+    }
+}
+
+impl Family for Ip6 {
+    fn ip(self) -> IpAddr {
+        IpAddr::V6(self.octets.into())
+    }
+
+    fn of(ip: IpAddr) -> Option<Self> {
+        match ip {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(v6) => Some(v6.into()),
+        }
+    }
+}
+
+fn address<A: Family>(key: &FrontendKey<A>) -> Address {
+    ((key.address.ip(), key.port).into(), key.protocol)
+}
+
+impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
+    fn insert(&self, keys: &[FrontendKey<A>], values: &[Frontend]) -> Result<(), Incomplete> {
+        let mut state = self.state();
+        state.calls += 1;
+        for (done, (key, value)) in keys.iter().zip(values).enumerate() {
+            let address = address(key);
+            let of_family = state.frontends.keys();
+            let count = of_family.filter(|(a, _)| A::of(a.ip()).is_some()).count();
+            if !state.frontends.contains_key(&address) && count == state.sizes.frontends {
+                let error = WriteError("FRONTENDS is full".into());
+                return Err(Incomplete { done, error });
+            }
+            state.frontends.insert(address, *value);
+            state.after();
+        }
+        Ok(())
+    }
+
+    fn remove(&self, keys: &[FrontendKey<A>]) -> Result<(), WriteError> {
+        let mut state = self.state();
+        state.calls += usize::from(!keys.is_empty());
+        for key in keys {
+            if state.frontends.remove(&address(key)).is_some() {
+                state.after();
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(FrontendKey<A>, Frontend)>, WriteError> {
+        let state = self.state();
+        let entries = state.frontends.iter();
+        Ok(entries
+            .filter_map(|((address, protocol), value)| {
+                let key = FrontendKey {
+                    address: A::of(address.ip())?,
+                    port: address.port(),
+                    protocol: *protocol,
+                    pad: 0,
+                };
+                Some((key, *value))
+            })
+            .collect())
+    }
+}
+
+impl Entries<SourceKey, u8> for Kernel {
+    fn insert(&self, keys: &[SourceKey], _: &[u8]) -> Result<(), Incomplete> {
+        let mut state = self.state();
+        state.calls += 1;
+        for (done, key) in keys.iter().enumerate() {
+            let entry = range(key);
+            state.before(Element::Set(entry.0));
+            if state.source_ranges.len() == state.sizes.source_ranges {
+                let error = WriteError("SOURCE_RANGES is full".into());
+                return Err(Incomplete { done, error });
+            }
+            state.source_ranges.insert(entry);
+            state.after();
+        }
+        Ok(())
+    }
+
+    fn remove(&self, keys: &[SourceKey]) -> Result<(), WriteError> {
+        let mut state = self.state();
+        state.calls += 1;
+        for key in keys {
+            let entry = range(key);
+            state.before(Element::Set(entry.0));
+            if state.source_ranges.remove(&entry) {
+                state.after();
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(SourceKey, u8)>, WriteError> {
+        let state = self.state();
+        let entries = state.source_ranges.iter();
+        Ok(entries
+            .map(|(set, prefix, octets)| {
+                let data = lb_common::abi::SourceRangeKey {
+                    set: set.to_be(),
+                    address: Ip6::from(std::net::Ipv6Addr::from(*octets)),
+                };
+                (SourceKey::new(*prefix, data), 1)
+            })
+            .collect())
+    }
+}
+
+fn range(key: &SourceKey) -> (u32, u32, [u8; 16]) {
+    let data = key.data();
+    (
+        u32::from_be(data.set),
+        key.prefix_len(),
+        data.address.octets,
+    )
+}

@@ -1,0 +1,348 @@
+//! Programming against maps in memory: what a program would find is checked after every write.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use lb_common::abi;
+
+use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
+use super::{
+    Key, NodeFacts, Programmer,
+    frontends::{Address, claims},
+    maglev,
+};
+use crate::{
+    model::{
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
+        Service, ServicePort, ServiceType, TrafficPolicy,
+    },
+    plan::{self, LocalNode, Plan, PlanOptions},
+};
+
+mod adoption;
+mod capacity;
+mod changes;
+mod fake;
+mod properties;
+
+/// Rows of Maglev tables: few, to keep the checks quick.
+const ROWS: u32 = 13;
+
+/// What tests say about a Service with one port.
+#[derive(Clone, Debug)]
+struct Spec {
+    /// Part of its name and its cluster IP.
+    number: u8,
+    family: IpFamily,
+    protocol: Protocol,
+    port: u16,
+    node_port: u16,
+    load_balancer: Option<u8>,
+    /// Last octets of source networks.
+    sources: Vec<u8>,
+    affinity: u64,
+    maglev: bool,
+    local: bool,
+    endpoints: Vec<(u8, Condition)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    Ready,
+    ReadyHere,
+    Terminating,
+    TerminatingHere,
+}
+
+fn spec(number: u8, endpoints: impl IntoIterator<Item = u8>) -> Spec {
+    Spec {
+        number,
+        family: IpFamily::V4,
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: 0,
+        load_balancer: None,
+        sources: Vec::new(),
+        affinity: 0,
+        maglev: false,
+        local: false,
+        endpoints: endpoints
+            .into_iter()
+            .map(|number| (number, Condition::Ready))
+            .collect(),
+    }
+}
+
+impl Spec {
+    fn plan(&self) -> Plan {
+        let name = ObjectName {
+            namespace: "default".into(),
+            name: format!("s{}", self.number),
+        };
+        let policy = match self.local {
+            true => TrafficPolicy::Local,
+            false => TrafficPolicy::Cluster,
+        };
+        let service = Service {
+            name: name.clone(),
+            service_type: ServiceType::LoadBalancer,
+            cluster_ips: vec![self.ip(96, self.number)],
+            external_ips: Vec::new(),
+            load_balancer_ips: self
+                .load_balancer
+                .map(|n| self.ip(50, n))
+                .into_iter()
+                .collect(),
+            ports: vec![ServicePort {
+                name: String::new(),
+                protocol: self.protocol,
+                port: self.port,
+                node_port: self.node_port,
+            }],
+            internal_traffic_policy: policy,
+            external_traffic_policy: policy,
+            load_balancer_source_ranges: self
+                .sources
+                .iter()
+                .map(|n| ipnet::IpNet::new_assert(self.ip(8, *n), 32))
+                .collect(),
+            health_check_node_port: 0,
+            session_affinity: (self.affinity != 0).then(|| Duration::from_secs(self.affinity)),
+            algorithm: match self.maglev {
+                true => Algorithm::Maglev,
+                false => Algorithm::Random,
+            },
+        };
+        let slice = EndpointSlice {
+            name: name.clone(),
+            service: name.name,
+            ports: vec![EndpointPort {
+                name: String::new(),
+                protocol: self.protocol,
+                port: 8080,
+            }],
+            endpoints: self.endpoints.iter().map(|e| self.endpoint(*e)).collect(),
+        };
+        plan::plan(&service, &[&slice], &node())
+            .ports
+            .swap_remove(0)
+    }
+
+    fn key(&self) -> Key {
+        Key::of(&self.plan())
+    }
+
+    fn endpoint(&self, (number, condition): (u8, Condition)) -> Endpoint {
+        let ready = matches!(condition, Condition::Ready | Condition::ReadyHere);
+        let here = matches!(condition, Condition::ReadyHere | Condition::TerminatingHere);
+        Endpoint {
+            address: self.ip(1, number),
+            ready,
+            serving: true,
+            terminating: !ready,
+            node_name: here.then(|| "here".into()),
+            zone_hints: Vec::new(),
+            node_hints: Vec::new(),
+        }
+    }
+
+    fn ip(&self, network: u8, number: u8) -> IpAddr {
+        ip(self.family, network, number)
+    }
+}
+
+fn ip(family: IpFamily, network: u8, number: u8) -> IpAddr {
+    match family {
+        IpFamily::V4 => Ipv4Addr::new(10, network, 0, number).into(),
+        IpFamily::V6 => Ipv6Addr::new(0xfd00, network.into(), 0, 0, 0, 0, 0, number.into()).into(),
+    }
+}
+
+fn node() -> LocalNode {
+    let addresses: Vec<_> = [IpFamily::V4, IpFamily::V6].map(|f| ip(f, 200, 1)).into();
+    let node = Node {
+        name: "here".into(),
+        addresses: addresses.clone(),
+        ..Node::default()
+    };
+    LocalNode::new(&node, &addresses, &PlanOptions::default())
+}
+
+fn facts() -> NodeFacts {
+    NodeFacts {
+        maglev_rows: ROWS,
+        ..NodeFacts::default()
+    }
+}
+
+/// A programmer and the maps that it writes.
+struct Bench {
+    kernel: Kernel,
+    programmer: Programmer,
+    /// What has been applied.
+    plans: BTreeMap<Key, Plan>,
+}
+
+impl Bench {
+    fn new(sizes: Sizes) -> Self {
+        let kernel = Kernel::new(sizes);
+        let programmer = Programmer::new(kernel.maps(), facts()).unwrap();
+        let mut bench = Self {
+            kernel,
+            programmer,
+            plans: BTreeMap::new(),
+        };
+        bench.programmer.finish_adoption();
+        bench
+    }
+
+    /// Ends the programmer and starts another one on the same maps.
+    fn restart(&mut self) {
+        self.kernel.state().allowed = None;
+        self.programmer = Programmer::new(self.kernel.maps(), facts()).unwrap();
+    }
+
+    /// Applies specs and removes others, all in one round, during which programs must find either
+    /// what was before or what is to be.
+    fn round(&mut self, apply: &[Spec], remove: &[Key]) {
+        let before = self.plans.clone();
+        self.note(apply, remove);
+        self.allow(&before);
+        self.write(apply, remove);
+        self.programmer.settle();
+        self.kernel.state().allowed = None;
+    }
+
+    /// Applies everything again, as an agent does after its start.
+    fn apply_all(&mut self) {
+        for (key, plan) in &self.plans {
+            // Some tests have no room for all of it.
+            let _ = self.programmer.apply(key.clone(), Some(plan));
+        }
+        self.programmer.settle();
+        self.programmer.finish_adoption();
+    }
+
+    fn note(&mut self, apply: &[Spec], remove: &[Key]) {
+        for key in remove {
+            self.plans.remove(key);
+        }
+        for spec in apply {
+            self.plans.insert(spec.key(), spec.plan());
+        }
+    }
+
+    fn write(&mut self, apply: &[Spec], remove: &[Key]) {
+        for key in remove {
+            self.programmer.apply(key.clone(), None).unwrap();
+        }
+        for spec in apply {
+            let _ = self.programmer.apply(spec.key(), Some(&spec.plan()));
+        }
+    }
+
+    /// Allows programs to find what `before` amounts to or what is applied now. Where an address
+    /// changes hands, both holders may be in their old and in their new state.
+    fn allow(&self, before: &BTreeMap<Key, Plan>) {
+        let (old, new) = (holders(before), holders(&self.plans));
+        let mut allowed: HashMap<Address, HashSet<Option<View>>> = HashMap::new();
+        for address in old.keys().chain(new.keys()) {
+            let views = allowed.entry(*address).or_default();
+            let present = [old.contains_key(address), new.contains_key(address)];
+            if present.contains(&false) {
+                views.insert(None);
+            }
+            for (key, kind) in [&old, &new].into_iter().filter_map(|h| h.get(address)) {
+                for plan in [before, &self.plans].into_iter().filter_map(|p| p.get(key)) {
+                    views.insert(Some(view(plan, *kind)));
+                }
+            }
+        }
+        self.kernel.state().allowed = Some(allowed);
+    }
+
+    /// Checks that programs find exactly what is applied.
+    fn assert_complete(&self) {
+        let wanted: BTreeMap<_, _> = holders(&self.plans)
+            .into_iter()
+            .map(|(address, (key, kind))| (address, view(&self.plans[&key], kind)))
+            .collect();
+        assert_eq!(self.kernel.state().views(), wanted);
+        assert_eq!(self.programmer.waiting().collect::<Vec<_>>(), []);
+    }
+
+    fn writes(&self) -> usize {
+        self.kernel.state().writes
+    }
+
+    fn waiting(&self) -> Vec<String> {
+        let waiting = self.programmer.waiting();
+        waiting.map(|(_, error)| error.to_string()).collect()
+    }
+}
+
+/// Who holds each address: the lesser kind, then the lesser key.
+fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
+    let mut holders: BTreeMap<Address, (plan::FrontendKind, Key)> = BTreeMap::new();
+    for (key, plan) in plans {
+        for claim in claims(plan) {
+            let mine = (claim.kind, key.clone());
+            let holder = holders.entry(claim.address).or_insert_with(|| mine.clone());
+            if mine < *holder {
+                *holder = mine;
+            }
+        }
+    }
+    let kind = |kind| match kind {
+        plan::FrontendKind::ClusterIp => abi::FrontendKind::ClusterIp as u8,
+        plan::FrontendKind::NodePort => abi::FrontendKind::NodePort as u8,
+        plan::FrontendKind::LoadBalancerIp => abi::FrontendKind::LoadBalancerIp as u8,
+        plan::FrontendKind::ExternalIp => abi::FrontendKind::ExternalIp as u8,
+    };
+    holders
+        .into_iter()
+        .map(|(address, (k, key))| (address, (key, kind(k))))
+        .collect()
+}
+
+/// What a program is to find for a plan, made from the plan alone.
+fn view(plan: &Plan, kind: u8) -> View {
+    let endpoints = &plan.endpoints;
+    let counts = endpoints.counts().map(|count| count as u32);
+    let local = |position: usize| {
+        let [a, b, c, d, e, _] = endpoints.counts();
+        position < a + b || (a + b + c + d..a + b + c + d + e).contains(&position)
+    };
+    let slots = endpoints.slots().iter().enumerate();
+    let external_local = plan.external_policy == TrafficPolicy::Local && plan.externally_accessible;
+    let flags =
+        u32::from(plan.internal_policy == TrafficPolicy::Local) * 2 + u32::from(external_local) * 4;
+    let table = |set: &[SocketAddr]| -> Vec<SocketAddr> {
+        let rows = maglev::table(set, 0, ROWS).into_iter();
+        rows.map(|position| set[usize::from(position)]).collect()
+    };
+    let has_tables = plan.algorithm == Algorithm::Maglev && !endpoints.is_empty();
+    View {
+        kind,
+        plan: Some(PlanView {
+            counts,
+            flags,
+            affinity_seconds: plan.session_affinity.map_or(0, |s| s.as_secs() as u32),
+            endpoints: slots
+                .map(|(position, address)| (*address, u16::from(local(position))))
+                .collect(),
+            source_ranges: plan
+                .source_ranges
+                .iter()
+                .map(|range| match range.network() {
+                    IpAddr::V4(v4) => (32 + 96 + 32, v4.to_ipv6_mapped().octets()),
+                    IpAddr::V6(v6) => (32 + 32, v6.octets()),
+                })
+                .collect(),
+            tables: has_tables.then(|| [table(endpoints.cluster()), table(endpoints.local())]),
+        }),
+    }
+}

@@ -1,0 +1,169 @@
+//! When flows end, and what is counted.
+
+use lb_common::flow::{
+    tag,
+    tcp::{FIN, RST, SEEN, Stage},
+};
+use node_lb::model::Protocol;
+
+use super::table::{NewFlow, Sweeping, Table};
+
+#[test]
+fn each_stage_ends_after_its_timeout() {
+    for (flow, stage, seconds) in [
+        (NewFlow::tcp(1).seen(SEEN, 0), Stage::Unreplied, 60),
+        (NewFlow::tcp(1).seen(SEEN, SEEN), Stage::Established, 86_400),
+        (
+            NewFlow::tcp(1).seen(SEEN | FIN, SEEN),
+            Stage::HalfClosed,
+            3_600,
+        ),
+        (
+            NewFlow::tcp(1).seen(SEEN | FIN, SEEN | FIN),
+            Stage::Closed,
+            5,
+        ),
+        (NewFlow::tcp(1).seen(SEEN, SEEN | RST), Stage::Closed, 5),
+        (NewFlow::udp(1).seen(SEEN, 0), Stage::Unreplied, 30),
+        (NewFlow::udp(1).seen(SEEN, SEEN), Stage::Established, 120),
+    ] {
+        let protocol = if flow.udp {
+            Protocol::Udp
+        } else {
+            Protocol::Tcp
+        };
+        for start in [0, 1_000, u32::MAX - 2] {
+            let table = Table::new(64);
+            let mut sweeping = Sweeping::new(&table);
+            let flow = flow.at(start);
+            table.open(&flow).unwrap();
+
+            sweeping.pass(start.wrapping_add(seconds));
+            assert!(table.has(&flow), "{flow:?}");
+            assert_eq!(sweeping.stats.flows.of(protocol, stage), 1, "{flow:?}");
+            assert_eq!(sweeping.services.of(flow.service), 1);
+
+            sweeping.pass(start.wrapping_add(seconds + 1));
+            assert!(!table.has(&flow), "{flow:?}");
+            assert_eq!(sweeping.removed.expired.of(protocol, stage), 1, "{flow:?}");
+            assert_eq!(table.count(tag::TOMB), 2, "both directions are free");
+            assert_eq!(sweeping.stats.flows.total(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_packet_of_either_direction_keeps_a_flow() {
+    for reply_is_later in [false, true] {
+        let table = Table::new(64);
+        let mut sweeping = Sweeping::new(&table);
+        let flow = NewFlow::udp(1).seen(SEEN, SEEN);
+        table.open(&flow).unwrap();
+        let (mut forward, mut reply) = table.pair(&flow).unwrap();
+        let later = if reply_is_later {
+            &mut reply
+        } else {
+            &mut forward
+        };
+        // SAFETY: nobody else uses the table.
+        unsafe { later.as_mut() }.last_seen = 100;
+
+        sweeping.pass(220);
+        assert!(table.has(&flow));
+        sweeping.pass(221);
+        assert!(!table.has(&flow));
+    }
+}
+
+#[test]
+fn a_flow_ended_by_a_program_is_freed() {
+    let table = Table::new(64);
+    let mut sweeping = Sweeping::new(&table);
+    let flow = NewFlow::tcp(1);
+    let record = table.open(&flow).unwrap();
+    table.end(record);
+
+    let dead = || table.count(tag::DEAD);
+    sweeping.pass_with(1, || assert_eq!(dead(), 2, "not before the grace period"));
+    assert_eq!((dead(), table.count(tag::TOMB)), (0, 2));
+    assert!(table.open(&flow).is_some());
+}
+
+#[test]
+fn half_a_flow_is_ended_when_the_other_half_does_not_come() {
+    for killed in [0, 1] {
+        let table = Table::new(64);
+        let mut sweeping = Sweeping::new(&table);
+        let (flow, whole) = (NewFlow::tcp(1), NewFlow::tcp(2));
+        table.open(&flow).unwrap();
+        table.open(&whole).unwrap();
+        let (forward, reply) = table.pair(&flow).unwrap();
+        lb_common::flow::table::kill([forward, reply][killed]);
+
+        let mut passes = 0;
+        while sweeping.removed.orphans == 0 {
+            passes += 1;
+            assert!(passes <= 3, "half {killed} left alone");
+            sweeping.pass(1);
+            assert!(
+                passes > 1 || sweeping.removed.orphans == 0,
+                "the other half may be on its way"
+            );
+        }
+        assert_eq!(table.count(tag::LIVE), 2);
+        assert!(table.has(&whole));
+        sweeping.pass(1);
+        assert_eq!(sweeping.removed.orphans, 1);
+    }
+}
+
+#[test]
+fn a_claim_that_is_never_published_is_freed() {
+    let table = Table::new(64);
+    let mut sweeping = Sweeping::new(&table);
+    let flow = NewFlow::tcp(1);
+    table.claim_only(&flow);
+
+    sweeping.pass(1);
+    assert_eq!(sweeping.removed.leaked_claims, 0, "it may be published yet");
+    sweeping.pass(2);
+    assert_eq!(sweeping.removed.leaked_claims, 1);
+    assert_eq!(table.count(tag::BUSY), 0);
+    assert!(table.open(&flow).is_some());
+}
+
+#[test]
+fn closed_flows_end_sooner_in_a_crowded_table() {
+    let table = Table::new(1024);
+    let mut sweeping = Sweeping::new(&table);
+    let wanted = (0..600).map(|n| NewFlow::tcp(n).seen(SEEN | RST, SEEN));
+    let flows: Vec<_> = wanted.filter(|flow| table.open(flow).is_some()).collect();
+    assert!(flows.len() * 2 > 1024 * 3 / 4, "{} flows", flows.len());
+
+    sweeping.pass(2);
+    assert!(flows.iter().all(|flow| table.has(flow)));
+    sweeping.pass(2);
+    assert_eq!(table.count(tag::LIVE), 0);
+}
+
+/// The target is 100,000 ends of flows a second; a pass comes by at least that often.
+#[test]
+fn two_hundred_thousand_closed_flows_are_gone_in_a_pass() {
+    const FLOWS: u32 = 200_000;
+    let table = Table::new(1 << 20);
+    let mut sweeping = Sweeping::new(&table);
+    let open = (0..FLOWS).map(|n| NewFlow::tcp(n).seen(SEEN | FIN, SEEN | FIN));
+    let opened = open.filter(|flow| table.open(flow).is_some()).count();
+    assert!(
+        opened > FLOWS as usize * 999 / 1000,
+        "{opened} flows found room"
+    );
+
+    sweeping.pass(6);
+    println!("a pass that ends {opened} flows: {:?}", sweeping.stats.scan);
+    assert_eq!(sweeping.removed.expired.total(), opened as u64);
+    assert_eq!((table.count(tag::LIVE), table.count(tag::DEAD)), (0, 0));
+    sweeping.pass(7);
+    sweeping.pass(8);
+    assert_eq!(table.count(tag::CLEAN), 1 << 20);
+}

@@ -1,0 +1,219 @@
+//! Sweeping beside threads that open, use and end flows as programs do: nothing live is lost, nothing
+//! ended stays, and no half or claim of a running program is taken for a forgotten one.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use lb_common::flow::{
+    tag,
+    tcp::{RST, SEEN},
+};
+
+use super::table::{NewFlow, Sweeping, Table};
+
+const CPUS: u32 = 3;
+/// Flows of one CPU: with all open the table is nearly full, so that searches are long.
+const FLOWS: u32 = 140;
+const RECORDS: usize = 1024;
+/// Seconds from pass to pass, so that what is closed is over at the next or the one after.
+const PASS: u32 = 4;
+const DURATION: Duration = Duration::from_secs(3);
+
+#[test]
+fn live_flows_are_found_and_ended_ones_are_not() {
+    let table = Table::new(RECORDS);
+    let clock = Arc::new(AtomicU32::new(0));
+    let cpus: Vec<_> = (0..CPUS)
+        .map(|number| Cpu::new(number, &table, &clock))
+        .collect();
+    let running: Vec<_> = cpus.iter().map(|cpu| cpu.running.clone()).collect();
+    let until = Instant::now() + DURATION;
+    let threads: Vec<_> = cpus
+        .into_iter()
+        .map(|cpu| thread::spawn(move || cpu.run(until)))
+        .collect();
+
+    let mut sweeping = Sweeping::new(&table);
+    let mut passes = 0;
+    while !threads.iter().all(thread::JoinHandle::is_finished) {
+        let now = clock.fetch_add(PASS, Ordering::SeqCst) + PASS;
+        sweeping.pass_with(now, || wait_for_programs(&running));
+        passes += 1;
+    }
+    let outcomes: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+
+    let opened: u64 = outcomes.iter().map(|outcome| outcome.opened).sum();
+    let open: usize = outcomes.iter().map(|outcome| outcome.open).sum();
+    println!("{opened} flows opened during {passes} passes, {open} are open");
+    assert!(opened > 1_000 && passes > 50, "too little happened");
+    assert!(
+        open > 100,
+        "the table is empty: nothing is in the way of anything"
+    );
+    assert_eq!(table.count(tag::LIVE), 2 * open);
+    assert!(sweeping.removed.expired.total() > 0);
+    assert_eq!(sweeping.removed.orphans, 0);
+    assert_eq!(sweeping.removed.leaked_claims, 0);
+
+    let later = clock.load(Ordering::SeqCst) + 100_000;
+    for pass in 0..32 {
+        sweeping.pass(later + pass);
+    }
+    assert_eq!(table.count(tag::CLEAN), RECORDS);
+}
+
+/// Returns when every program has returned that was running at the call.
+fn wait_for_programs(running: &[Arc<AtomicU64>]) {
+    for count in running {
+        let before = count.load(Ordering::SeqCst);
+        while before % 2 == 1 && count.load(Ordering::SeqCst) == before {
+            thread::yield_now();
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Absent,
+    Open,
+    /// Reset: it is up to the sweeper.
+    Closed,
+}
+
+struct Cpu {
+    table: Arc<Table>,
+    clock: Arc<AtomicU32>,
+    /// Odd while a program runs.
+    running: Arc<AtomicU64>,
+    flows: Vec<(u32, State)>,
+    random: u32,
+    opened: u64,
+}
+
+struct Outcome {
+    opened: u64,
+    open: usize,
+}
+
+impl Cpu {
+    fn new(number: u32, table: &Arc<Table>, clock: &Arc<AtomicU32>) -> Self {
+        Self {
+            table: table.clone(),
+            clock: clock.clone(),
+            running: Arc::default(),
+            flows: (0..FLOWS)
+                .map(|n| (number * FLOWS + n, State::Absent))
+                .collect(),
+            random: number + 1,
+            opened: 0,
+        }
+    }
+
+    fn run(mut self, until: Instant) -> Outcome {
+        let count = self.running.clone();
+        while Instant::now() < until {
+            for _ in 0..64 {
+                let running = Running::start(&count);
+                self.program();
+                drop(running);
+            }
+            thread::yield_now();
+        }
+        // What is closed ends now, so that the rest can be counted.
+        for (client, state) in &mut self.flows {
+            if *state == State::Closed {
+                if let Some((forward, _)) = self.table.pair(&NewFlow::tcp(*client)) {
+                    self.table.end(forward);
+                }
+                *state = State::Absent;
+            }
+        }
+        Outcome {
+            opened: self.opened,
+            open: self
+                .flows
+                .iter()
+                .filter(|(_, state)| *state == State::Open)
+                .count(),
+        }
+    }
+
+    fn program(&mut self) {
+        let pick = (self.random() % FLOWS) as usize;
+        let dice = self.random() % 512;
+        let (client, state) = self.flows[pick];
+        let pauses = self.random().is_multiple_of(4);
+        let pause = || {
+            if pauses {
+                thread::yield_now();
+            }
+        };
+        let now = self.clock.load(Ordering::SeqCst);
+        let flow = NewFlow::tcp(client).seen(SEEN, SEEN).at(now);
+        self.flows[pick].1 = match state {
+            State::Absent => match self.table.open_slowly(&flow, pause) {
+                Some(_) => {
+                    self.opened += 1;
+                    State::Open
+                }
+                None => State::Absent,
+            },
+            State::Open => {
+                let (mut forward, mut reply) =
+                    self.table.pair(&flow).expect("an open flow is not found");
+                assert!(
+                    self.table.has(&flow),
+                    "the answers of an open flow are not found"
+                );
+                match dice {
+                    0 => {
+                        self.table.end_slowly(forward, pause);
+                        assert!(!self.table.has(&flow));
+                        State::Absent
+                    }
+                    1 | 2 => {
+                        // SAFETY: one CPU writes a flow's times here.
+                        unsafe {
+                            reply.as_mut().seen = SEEN | RST;
+                            forward.as_mut().last_seen = now;
+                        }
+                        State::Closed
+                    }
+                    _ => State::Open,
+                }
+            }
+            State::Closed if self.table.pair(&flow).is_none() => State::Absent,
+            State::Closed => State::Closed,
+        };
+    }
+
+    /// Marsaglia's xorshift.
+    fn random(&mut self) -> u32 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        self.random
+    }
+}
+
+/// A program is running, also while it panics.
+struct Running<'a>(&'a AtomicU64);
+
+impl<'a> Running<'a> {
+    fn start(count: &'a Arc<AtomicU64>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}

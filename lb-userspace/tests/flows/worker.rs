@@ -1,0 +1,181 @@
+//! The sweeper's thread: passes by themselves, requests at once.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use lb_common::{
+    abi::Config,
+    addr::Ip6,
+    flow::{
+        Flow,
+        table::Slots as _,
+        tag,
+        tcp::{RST, SEEN},
+    },
+};
+use node_lb::{
+    config::FlowTimeouts,
+    flows::{FlowSweeper, FlowTables, Kernel, Records, StaleUdp, Timeouts},
+};
+
+use super::table::{NewFlow, RATE, Table, View};
+
+/// The pause between passes is a second at least.
+const AT_ONCE: Duration = Duration::from_millis(900);
+
+#[test]
+fn passes_happen_by_themselves() {
+    let table = Table::new(64);
+    let (over, live) = (NewFlow::tcp(1).seen(SEEN | RST, 0), NewFlow::udp(2).at(5));
+    table.open(&over).unwrap();
+    table.open(&live).unwrap();
+    let sweeper = start(&table, 6, || {});
+
+    wait(|| sweeper.stats().passes >= 2);
+    assert!(table.has(&live) && !table.has(&over));
+    let stats = sweeper.stats();
+    assert_eq!(stats.removed.expired.total(), 1);
+    assert_eq!(
+        stats.services.iter().collect::<Vec<_>>(),
+        [(live.service, 1)]
+    );
+    assert_eq!((stats.v4.records, stats.v4.occupied), (64, 2));
+}
+
+#[test]
+fn stale_flows_are_ended_at_once() {
+    let table = Table::new(64);
+    let flows = [1, 2, 3].map(|service| NewFlow {
+        service,
+        ..NewFlow::udp(service)
+    });
+    for flow in &flows {
+        table.open(flow).unwrap();
+    }
+    let sweeper = start(&table, 0, || {});
+    wait(|| sweeper.stats().passes == 1);
+
+    let start = Instant::now();
+    let mut stale = StaleUdp::default();
+    stale.add(1, []);
+    stale.add(2, [flows[1].endpoint()]);
+    sweeper.end_stale_udp(stale);
+    wait(|| !table.has(&flows[0]));
+    println!("a stale flow ended after {:?}", start.elapsed());
+    assert!(start.elapsed() < AT_ONCE);
+    assert!(table.has(&flows[1]) && table.has(&flows[2]));
+    wait(|| sweeper.stats().removed.stale_udp == 1);
+    wait(|| table.count(tag::TOMB) == 2);
+}
+
+#[test]
+fn a_flow_that_a_program_was_opening_is_ended_too() {
+    let table = Table::new(64);
+    let flow = NewFlow::udp(1);
+    let graces = Arc::new(AtomicU32::new(0));
+    let opened = {
+        let (table, graces) = (table.clone(), graces.clone());
+        move || {
+            if graces.fetch_add(1, Ordering::SeqCst) == 0 {
+                // The program had picked its endpoint before it was gone.
+                table.open(&flow).unwrap();
+            }
+        }
+    };
+    let sweeper = start(&table, 0, opened);
+    wait(|| sweeper.stats().passes == 1);
+    let mut stale = StaleUdp::default();
+    stale.add(flow.service, []);
+    sweeper.end_stale_udp(stale);
+
+    wait(|| sweeper.stats().removed.stale_udp == 1);
+    assert!(graces.load(Ordering::SeqCst) > 0 && !table.has(&flow));
+}
+
+#[test]
+fn it_stops_when_dropped() {
+    let sweeper = start(&Table::new(64), 0, || {});
+    wait(|| sweeper.stats().passes == 1);
+    let start = Instant::now();
+    drop(sweeper);
+    assert!(start.elapsed() < AT_ONCE);
+}
+
+#[test]
+fn a_mask_larger_than_the_table_is_refused() {
+    let config = Config {
+        flow_mask4: 127,
+        flow_mask6: 63,
+        ..Config::default()
+    };
+    let tables = FlowTables {
+        v4: View(Table::new(64)),
+        v6: NoFlows::new(),
+    };
+    let kernel = Kernel {
+        tick: Box::new(|| Ok(0)),
+        grace: Box::new(|| {}),
+        sockets: None,
+    };
+    let timeouts = Timeouts::new(&FlowTimeouts::default(), RATE);
+    let error = FlowSweeper::start_with(tables, &config, timeouts, kernel).unwrap_err();
+    assert!(error.to_string().contains("FLOWS4"), "{error}");
+}
+
+fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> FlowSweeper {
+    let config = Config {
+        flow_mask4: table.mask(),
+        flow_mask6: 63,
+        secret: table.secret(),
+        ..Config::default()
+    };
+    let tables = FlowTables {
+        v4: View(table.clone()),
+        v6: NoFlows::new(),
+    };
+    let kernel = Kernel {
+        tick: Box::new(move || Ok(now)),
+        grace: Box::new(grace),
+        sockets: None,
+    };
+    let timeouts = Timeouts::new(&FlowTimeouts::default(), RATE);
+    FlowSweeper::start_with(tables, &config, timeouts, kernel).unwrap()
+}
+
+/// Far above what anything here takes, for machines that are busy with other tests.
+fn wait(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited in vain");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// An empty table of the other family.
+struct NoFlows([AtomicU32; 64]);
+
+impl NoFlows {
+    fn new() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(tag::CLEAN)))
+    }
+}
+
+impl Records<Ip6> for NoFlows {
+    fn len(&self) -> u32 {
+        64
+    }
+
+    fn tag(&self, index: u32) -> &AtomicU32 {
+        &self.0[index as usize]
+    }
+
+    fn read(&self, index: u32) -> Flow<Ip6> {
+        panic!("record {index} is free")
+    }
+}

@@ -1,0 +1,38 @@
+//! `node-lb flows` where there is nothing to show: what is missing is said.
+
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+#[test]
+fn without_pinned_tables_it_says_where_they_would_be() {
+    let root = TempDir::new().unwrap();
+    let output = flows(&["--bpf-root", root.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.contains("maps/CONFIG") && error.contains("--bpf-root"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_service_is_found_by_its_addresses_in_a_source() {
+    let output = flows(&["--service", "shop/web"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("--source"), "{error}");
+
+    let output = flows(&["--service", "web"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("NAMESPACE/NAME"), "{error}");
+}
+
+fn flows(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_node-lb"))
+        .arg("flows")
+        .args(arguments)
+        .output()
+        .unwrap()
+}

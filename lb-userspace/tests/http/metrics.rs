@@ -1,0 +1,195 @@
+//! The metrics address.
+
+use std::{sync::Arc, time::SystemTime};
+
+use anyhow::bail;
+use node_lb::{
+    http::{Limits, Server, bind},
+    metrics::{
+        DeviceMode, KernelSource, Metrics, MetricsEndpoints, PacketCount, Sample,
+        ServiceConnections, XdpMode, set_to_now,
+    },
+    model::{IpFamily, ObjectName, Protocol},
+};
+
+use crate::client::{any_port, get};
+
+#[tokio::test]
+async fn the_paths_kube_proxy_has_are_there() {
+    let server = start(&Arc::new(Metrics::new()));
+    for (path, status, body) in [
+        ("/healthz", 200, "ok"),
+        ("/proxyMode", 200, "node-lb"),
+        ("/configz", 404, "404 page not found\n"),
+    ] {
+        let reply = get(server.address(), path).await;
+        assert_eq!(
+            (reply.status, reply.body.as_str()),
+            (status, body),
+            "{path}"
+        );
+    }
+    let reply = get(server.address(), "/metrics").await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4");
+}
+
+#[tokio::test]
+async fn kube_proxys_series_have_its_names_labels_and_buckets() {
+    let metrics = Arc::new(Metrics::new());
+    let v4 = metrics.family(IpFamily::V4);
+    v4.sync_duration.observe(0.003);
+    v4.network_programming.observe(0.3);
+    v4.no_local_endpoints_external.set(2);
+    metrics.endpoint_changes.inc_by(3);
+    metrics.endpoint_changes_pending.set(1);
+    let text = scrape(&metrics).await;
+
+    assert_has(
+        &text,
+        &[
+            "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
+            r#"kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="0.002"} 0"#,
+            r#"kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="0.004"} 1"#,
+            r#"kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family="IPv4",le="16.384"} 1"#,
+            r#"kubeproxy_network_programming_duration_seconds_sum{ip_family="IPv4"} 0.3"#,
+            r#"kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 2"#,
+            r#"kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 0"#,
+            "# TYPE kubeproxy_sync_proxy_rules_endpoint_changes_total counter",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total 3",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending 1",
+            "kubeproxy_sync_proxy_rules_service_changes_total 0",
+        ],
+    );
+    assert!(!text.contains("IPv6"), "no IPv6 has been reported");
+
+    let sync = bounds(&text, "kubeproxy_sync_proxy_rules_duration_seconds");
+    assert_eq!(sync.len(), 15 + 1);
+    let programming = bounds(&text, "kubeproxy_network_programming_duration_seconds");
+    assert_eq!(programming.len(), 2 + 59 + 12 + 7 + 1);
+    for bound in [
+        "0.25", "0.5", "1", "59", "60", "65", "115", "120", "150", "300",
+    ] {
+        assert!(programming.contains(&bound), "{bound}");
+    }
+}
+
+#[tokio::test]
+async fn timestamps_are_unix_seconds() {
+    let metrics = Metrics::new();
+    let last_sync = metrics.family(IpFamily::V6).last_sync;
+    set_to_now(&last_sync);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    assert!((now.unwrap().as_secs_f64() - last_sync.get()).abs() < 60.0);
+}
+
+#[tokio::test]
+async fn the_process_and_the_build_are_described() {
+    let text = scrape(&Arc::new(Metrics::new())).await;
+    let version = env!("CARGO_PKG_VERSION");
+    assert_has(
+        &text,
+        &[&format!("node_lb_build_info{{version=\"{version}\"}} 1")],
+    );
+    assert!(text.contains("\nprocess_resident_memory_bytes "));
+}
+
+#[tokio::test]
+async fn the_kernels_counters_are_read_at_each_scrape() {
+    struct Kernel;
+    impl KernelSource for Kernel {
+        fn sample(&self) -> anyhow::Result<Sample> {
+            Ok(sample())
+        }
+    }
+    let metrics = Arc::new(Metrics::new());
+    assert!(!scrape(&metrics).await.contains("node_lb_flows"));
+    metrics.set_kernel_source(Arc::new(Kernel));
+    let text = scrape(&metrics).await;
+    assert_has(
+        &text,
+        &[
+            "# TYPE node_lb_packets_total counter",
+            r#"node_lb_packets_total{hook="xdp",reason="no_endpoints"} 18014398509481984"#,
+            r#"node_lb_service_connections_total{namespace="shop",service="web",port="",protocol="TCP"} 5"#,
+            r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
+            "node_lb_flows 0",
+            "node_lb_flow_table_size 65536",
+            "node_lb_kernel_read_errors_total 0",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn a_kernel_that_cannot_be_read_is_counted_and_costs_only_its_own_metrics() {
+    struct Broken;
+    impl KernelSource for Broken {
+        fn sample(&self) -> anyhow::Result<Sample> {
+            bail!("the maps are gone")
+        }
+    }
+    let metrics = Arc::new(Metrics::new());
+    metrics.set_kernel_source(Arc::new(Broken));
+    for scrapes in 1..3 {
+        let text = scrape(&metrics).await;
+        assert_has(
+            &text,
+            &[&format!("node_lb_kernel_read_errors_total {scrapes}")],
+        );
+        assert!(text.contains("node_lb_build_info"));
+    }
+}
+
+fn sample() -> Sample {
+    Sample {
+        packets: vec![PacketCount {
+            hook: "xdp",
+            reason: "no_endpoints",
+            packets: 1 << 54,
+        }],
+        services: vec![ServiceConnections {
+            service: ObjectName {
+                namespace: "shop".into(),
+                name: "web".into(),
+            },
+            port: String::new(),
+            protocol: Protocol::Tcp,
+            connections: 5,
+        }],
+        devices: vec![DeviceMode {
+            device: "eth\"0".into(),
+            mode: XdpMode::Generic,
+        }],
+        flows: Some(0),
+        flow_table_size: Some(65536),
+    }
+}
+
+fn start(metrics: &Arc<Metrics>) -> Server {
+    let endpoints = MetricsEndpoints::new(metrics.clone());
+    let listener = bind(any_port()).unwrap();
+    Server::start(listener, Arc::new(endpoints), Limits::default()).unwrap()
+}
+
+async fn scrape(metrics: &Arc<Metrics>) -> String {
+    let server = start(metrics);
+    get(server.address(), "/metrics").await.body
+}
+
+fn assert_has(text: &str, lines: &[&str]) {
+    for line in lines {
+        assert!(
+            text.lines().any(|found| found == *line),
+            "{line} not in\n{text}"
+        );
+    }
+}
+
+/// The upper bounds of a histogram's buckets as printed.
+fn bounds<'a>(text: &'a str, histogram: &str) -> Vec<&'a str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix(histogram)?.strip_prefix("_bucket"))
+        .map(|line| line.split("le=\"").nth(1).unwrap())
+        .map(|line| line.split('"').next().unwrap())
+        .collect()
+}

@@ -1,0 +1,5 @@
+//! Directories of manifests as a source, on a real file system.
+
+mod load;
+mod support;
+mod watch;

@@ -1,0 +1,264 @@
+//! The program under test, run on a node as the kubelet would: in the node's namespace and
+//! cgroup, with its output in a log, ready only when it says so.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::lab::Node;
+
+/// How to start an agent on a node.
+#[derive(Clone, Debug)]
+pub struct AgentSpec {
+    program: PathBuf,
+    args: Vec<OsString>,
+    ready: Readiness,
+    deadline: Duration,
+}
+
+/// How an agent says that it is ready.
+#[derive(Clone, Debug)]
+pub enum Readiness {
+    /// An HTTP GET of the path, from within the node, is answered with 200.
+    Http { address: SocketAddr, path: String },
+    /// Its log has this text, since the start.
+    Log(String),
+}
+
+impl AgentSpec {
+    /// Will run `program` with `args`.
+    pub fn new<A: Into<OsString>>(
+        program: impl Into<PathBuf>,
+        args: impl IntoIterator<Item = A>,
+        ready: Readiness,
+    ) -> Self {
+        Self {
+            program: program.into(),
+            args: args.into_iter().map(Into::into).collect(),
+            ready,
+            deadline: Duration::from_secs(20),
+        }
+    }
+
+    /// `PROGRAM agent --source dir:MANIFESTS --node NAME`, ready when `/healthz` of its health
+    /// server says so.
+    pub fn node_lb(program: impl Into<PathBuf>, node: &Node) -> Self {
+        let source = format!("dir:{}", node.manifests().display());
+        let ready = Readiness::Http {
+            address: SocketAddr::from(([127, 0, 0, 1], 10256)),
+            path: "/healthz".to_owned(),
+        };
+        Self::new(
+            program,
+            ["agent", "--source", &source, "--node", node.name()],
+            ready,
+        )
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Replaces the program, the arguments unchanged.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = program.into();
+        self
+    }
+
+    /// Sets how long the agent may take to get ready.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+}
+
+/// A running agent; dropped, it is killed.
+#[derive(Debug)]
+pub struct Agent {
+    node: Node,
+    spec: AgentSpec,
+    process: Child,
+    log: PathBuf,
+    /// Where in the log this start begins, in bytes.
+    log_start: u64,
+    left_running: bool,
+}
+
+impl Agent {
+    /// Starts an agent and waits until it is ready.
+    pub fn start(node: &Node, spec: AgentSpec) -> Result<Self> {
+        let mut agent = Self::launch(node, spec)?;
+        agent.wait_until_ready()?;
+        Ok(agent)
+    }
+
+    /// Starts an agent without waiting.
+    pub fn launch(node: &Node, spec: AgentSpec) -> Result<Self> {
+        let log = node.dir.join("agent.log");
+        let open = || OpenOptions::new().create(true).append(true).open(&log);
+        let stdout: File = open().with_context(|| format!("cannot open {}", log.display()))?;
+        let log_start = stdout
+            .metadata()
+            .context("cannot stat the agent's log")?
+            .len();
+        let mut command = node.command(&spec.program)?;
+        command.args(&spec.args);
+        command
+            .stdin(Stdio::null())
+            .stdout(stdout.try_clone()?)
+            .stderr(stdout);
+        let process = command.spawn().with_context(|| {
+            format!(
+                "cannot start {} on {node}",
+                spec.program.display(),
+                node = node.name()
+            )
+        })?;
+        Ok(Self {
+            node: node.clone(),
+            spec,
+            process,
+            log,
+            log_start,
+            left_running: false,
+        })
+    }
+
+    /// Waits until the agent is ready; fails when it ends instead, or at the deadline.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while !self.is_ready()? {
+            let problem = match self
+                .process
+                .try_wait()
+                .context("cannot wait for the agent")?
+            {
+                Some(status) => format!("ended with {status}"),
+                None if start.elapsed() > self.spec.deadline => {
+                    format!("is not ready after {:?}", self.spec.deadline)
+                }
+                None => {
+                    thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            bail!(
+                "the agent on {} {problem}; its log:\n{}",
+                self.node.name(),
+                self.log()?
+            );
+        }
+        Ok(())
+    }
+
+    /// The node the agent runs on.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// The agent's process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What the agent has written since it was started.
+    pub fn log(&self) -> Result<String> {
+        let bytes =
+            fs::read(&self.log).with_context(|| format!("cannot read {}", self.log.display()))?;
+        let fresh = bytes.get(self.log_start as usize..).unwrap_or_default();
+        Ok(String::from_utf8_lossy(fresh).into_owned())
+    }
+
+    /// Asks the agent to end (SIGTERM) and waits; one that takes longer than `deadline` is killed
+    /// and that is an error.
+    pub fn stop(mut self, deadline: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::SIGTERM)?;
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self
+                .process
+                .try_wait()
+                .context("cannot wait for the agent")?
+            {
+                return Ok(status);
+            }
+            if start.elapsed() > deadline {
+                bail!(
+                    "the agent did not end within {deadline:?}; its log:\n{}",
+                    self.log()?
+                );
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills the agent (SIGKILL) and waits until it is gone. What it pinned stays.
+    pub fn kill(mut self) -> Result<()> {
+        self.end()
+    }
+
+    /// Lets the agent go on, for a lab that is kept; it ends with the lab.
+    pub fn leave_running(mut self) {
+        self.left_running = true;
+    }
+
+    /// Sends a signal to the agent, for example SIGSTOP.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(self.process.id() as i32), signal)
+            .with_context(|| format!("cannot send {signal} to the agent"))
+    }
+
+    fn is_ready(&self) -> Result<bool> {
+        match &self.spec.ready {
+            Readiness::Log(text) => Ok(self.log()?.contains(text)),
+            Readiness::Http { address, path } => self
+                .node
+                .netns()
+                .run(|| answers_200(*address, path).unwrap_or(false)),
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.process.kill().context("cannot kill the agent")?;
+        self.process.wait().context("cannot wait for the agent")?;
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if self.left_running {
+            return;
+        }
+        if thread::panicking() {
+            let log = self.log().unwrap_or_default();
+            eprintln!("the log of the agent on {}:\n{log}", self.node.name());
+        }
+        // It may have ended already, which is what is wanted.
+        let _ = self.end();
+    }
+}
+
+fn answers_200(address: SocketAddr, path: &str) -> Result<bool> {
+    const LIMIT: Duration = Duration::from_millis(500);
+    let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut status = [0; 12];
+    stream.read_exact(&mut status)?;
+    Ok(status == *b"HTTP/1.1 200")
+}

@@ -1,0 +1,214 @@
+//! A lab whose nodes run node-lb.
+
+use std::{
+    env, fs, mem,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId};
+
+/// The networks of all pods of a lab.
+pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
+
+/// How long agents may take over a change.
+const CHANGE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long after they are ready agents may take to serve metrics.
+const METRICS_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A lab with an agent on each node.
+#[derive(Debug)]
+pub struct Balanced {
+    // Dropped first: agents before the ground they stand on.
+    pub agents: Vec<Agent>,
+    pub lab: Lab,
+    arguments: Vec<String>,
+}
+
+impl Balanced {
+    /// Builds a lab and starts agents with XDP in the driver.
+    pub fn up(topology: Topology) -> Result<Self> {
+        Self::with(topology, &["--xdp-mode=native"])
+    }
+
+    /// Builds a lab and starts agents with more arguments.
+    pub fn with(topology: Topology, arguments: &[&str]) -> Result<Self> {
+        Self::in_lab(Lab::up(topology)?, arguments)
+    }
+
+    /// Starts agents in a lab that is up.
+    pub fn in_lab(lab: Lab, arguments: &[&str]) -> Result<Self> {
+        let mut balanced = Self {
+            agents: Vec::new(),
+            lab,
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+        };
+        balanced.start_agents()?;
+        Ok(balanced)
+    }
+
+    /// Starts an agent on each node, after [`Balanced::agents`] have been taken away.
+    pub fn start_agents(&mut self) -> Result<()> {
+        self.start_agents_of(&node_lb()?)
+    }
+
+    /// Starts agents of a build of node-lb.
+    pub fn start_agents_of(&mut self, program: &Path) -> Result<()> {
+        let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
+        self.agents = self
+            .lab
+            .nodes()
+            .iter()
+            .map(|node| {
+                let spec = spec(node, &arguments)?.program(program);
+                Agent::start(node, spec)
+            })
+            .collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Kills all agents with SIGKILL; what they put into the kernel stays.
+    pub fn kill_agents(&mut self) -> Result<()> {
+        mem::take(&mut self.agents)
+            .into_iter()
+            .try_for_each(Agent::kill)
+    }
+
+    /// Asks all agents to end, and checks that they do so in good order.
+    pub fn stop_agents(&mut self) -> Result<()> {
+        for agent in mem::take(&mut self.agents) {
+            let status = agent.stop(Duration::from_secs(5))?;
+            ensure!(status.success(), "an agent ended with {status}");
+        }
+        Ok(())
+    }
+
+    /// Makes a change to manifests and waits until every running agent has it in the maps.
+    pub fn change(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        let before = self.syncs()?;
+        change()?;
+        let start = Instant::now();
+        while self
+            .syncs()?
+            .iter()
+            .zip(&before)
+            .any(|(now, before)| now == before)
+        {
+            ensure!(
+                start.elapsed() < CHANGE_DEADLINE,
+                "not every agent has a change in its maps after {CHANGE_DEADLINE:?}"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// The value of a metric of the agent on node number `index`: of one `name{labels}`, or summed
+    /// up over all labels of `name`.
+    pub fn metric(&self, index: usize, name: &str) -> Result<f64> {
+        metric(self.lab.node(index), name)
+    }
+
+    /// Where the agent on node number `index` pins its maps.
+    pub fn map_dir(&self, index: usize) -> Result<PathBuf> {
+        let root = &self.lab.node(index).pin_root;
+        let entries =
+            fs::read_dir(root).with_context(|| format!("no pins at {}", root.display()))?;
+        let mut versions = entries.flatten().map(|entry| entry.path().join("maps"));
+        versions
+            .find(|path| path.is_dir())
+            .with_context(|| format!("no maps below {}", root.display()))
+    }
+
+    /// Leaves lab and agents on the machine until `lab down` removes them.
+    pub fn keep(self) -> Result<LabId> {
+        let id = self.lab.keep()?;
+        self.agents.into_iter().for_each(Agent::leave_running);
+        Ok(id)
+    }
+
+    /// How often each running agent has written changes.
+    fn syncs(&self) -> Result<Vec<f64>> {
+        let start = Instant::now();
+        loop {
+            let nodes = self.agents.iter().map(Agent::node);
+            let syncs: Result<Vec<_>> = nodes
+                .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
+                .collect();
+            // An agent that has just got ready opens the port for metrics last.
+            if syncs.is_ok() || start.elapsed() > METRICS_DEADLINE {
+                return syncs;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn metric(node: &Node, name: &str) -> Result<f64> {
+    let address = SocketAddr::from(([127, 0, 0, 1], 10249));
+    let text = http_get::get(node, address, "/metrics")?.body;
+    let values = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let value = match rest.strip_prefix('{') {
+            Some(labels) => labels.rsplit_once("} ")?.1,
+            None => rest.strip_prefix(' ')?,
+        };
+        value.parse::<f64>().ok()
+    });
+    values
+        .reduce(|sum, value| sum + value)
+        .with_context(|| format!("the agent on {} has no metric {name}", node.name()))
+}
+
+/// How to run node-lb on a node of a lab.
+pub fn spec(node: &Node, arguments: &[&str]) -> Result<AgentSpec> {
+    let source = format!("dir:{}", node.manifests().display());
+    let cgroup = node.cgroup_root.display().to_string();
+    let pins = node.pin_root.display().to_string();
+    let own = [
+        "agent",
+        "--source",
+        &source,
+        "--node",
+        node.name(),
+        "--cgroup-path",
+        &cgroup,
+        "--bpf-root",
+        &pins,
+        "--cluster-cidr",
+        CLUSTER_CIDR,
+    ];
+    let ready = Readiness::Http {
+        address: SocketAddr::from(([127, 0, 0, 1], 10256)),
+        path: "/healthz".to_owned(),
+    };
+    let arguments = own.iter().chain(arguments).map(ToString::to_string);
+    Ok(AgentSpec::new(node_lb()?, arguments, ready))
+}
+
+/// Where `node-lb` is: `$NODE_LB`, else beside the running program or one directory above it.
+pub fn node_lb() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("NODE_LB") {
+        return Ok(path.into());
+    }
+    let program = env::current_exe().context("cannot tell which program this is")?;
+    let found = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join("node-lb"));
+    found
+        .into_iter()
+        .find(|path| path.is_file())
+        .with_context(|| {
+            format!(
+                "node-lb is not beside {}: build it or set NODE_LB",
+                program.display()
+            )
+        })
+}

@@ -1,0 +1,50 @@
+//! Medians and random numbers.
+
+/// The middle of some samples, which are sorted. There must be one.
+pub fn median(samples: &mut [f64]) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    let count = samples.len();
+    (samples[(count - 1) / 2] + samples[count / 2]) / 2.0
+}
+
+/// Pseudo-random numbers (SplitMix64): the same in every run of the benchmark.
+pub struct Random(u64);
+
+impl Random {
+    /// The sequence that starts with `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// 64 random bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number less than `end`.
+    pub fn below(&mut self, end: u32) -> u32 {
+        (((self.next() >> 32) * u64::from(end)) >> 32) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn draws_reach_all_and_nothing_else() {
+        let mut random = Random::new(7);
+        let mut seen = [false; 5];
+        (0..1000).for_each(|_| seen[random.below(5) as usize] = true);
+        assert_eq!(seen, [true; 5]);
+    }
+}

@@ -1,0 +1,47 @@
+//! Devices and routes, by way of iproute2.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::host::Host;
+
+/// Runs lines of `ip -batch` in a host's namespace.
+pub fn ip_batch(host: &Host, lines: &str) -> Result<()> {
+    let batch: String = lines
+        .lines()
+        .map(|line| format!("{}\n", line.trim()))
+        .collect();
+    host.feed("ip -batch -", &batch)
+        .map(drop)
+        .with_context(|| format!("the lines were\n{batch}"))
+}
+
+/// Waits until all wires at `upper` carry packets.
+///
+/// The end that came up first learns of the other one in a work item of the kernel, and drops what
+/// it is given until then; so does a bridge with a port.
+pub fn settle(upper: &Host) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let links = upper.run("ip -details -oneline link show type veth")?;
+        let Some(idle) = links.lines().find(|link| !carries_packets(link)) else {
+            return Ok(());
+        };
+        ensure!(
+            start.elapsed() < SETTLE_DEADLINE,
+            "{upper}: a wire does not come up: {idle}"
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Longer than the kernel ever puts such work off: one second.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Judges one line of `ip -details -oneline link`.
+fn carries_packets(link: &str) -> bool {
+    let is_port = link.contains(" bridge_slave ");
+    link.contains(" state UP ") && (!is_port || link.contains(" bridge_slave state forwarding "))
+}

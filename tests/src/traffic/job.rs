@@ -1,0 +1,234 @@
+//! Traffic as jobs: the same code runs as a thread inside a namespace or as a child process
+//! inside a namespace and a cgroup.
+
+use std::fmt;
+use std::fs::File;
+use std::future::Future;
+use std::io::{self, BufRead, BufReader, Write};
+use std::mem;
+use std::process::{Child, ChildStdout, Stdio};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::unistd::{dup2_stderr, setsid};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::runtime;
+use tokio::sync::oneshot;
+
+use crate::lab::{Host, TrafficRunsIn, lab_tool};
+
+/// Work that says when it is ready, may be told to stop, and reports.
+pub trait Job: Serialize + DeserializeOwned + Send + 'static {
+    /// `lab-tool`'s subcommand for it.
+    const NAME: &str;
+    /// What it is told when it has to stop.
+    type Stop: fmt::Debug + Serialize + DeserializeOwned + Send + 'static;
+    /// What it tells when it is done.
+    type Report: fmt::Debug + Serialize + DeserializeOwned + Send + 'static;
+
+    /// Does the work. A `stop` whose sender is gone means: give up now.
+    fn run(
+        self,
+        ready: oneshot::Sender<()>,
+        stop: oneshot::Receiver<Self::Stop>,
+    ) -> impl Future<Output = Result<Self::Report>>;
+}
+
+/// A job that runs on a host. Dropped, it is abandoned: told to give up, and not waited for.
+#[derive(Debug)]
+pub struct Running<J: Job>(Means<J>);
+
+#[derive(Debug)]
+enum Means<J: Job> {
+    Thread {
+        stop: oneshot::Sender<J::Stop>,
+        thread: JoinHandle<Result<J::Report>>,
+    },
+    Process {
+        child: Reaped,
+        stdout: BufReader<ChildStdout>,
+    },
+}
+
+impl<J: Job> Running<J> {
+    /// Starts a job and returns when it is ready.
+    pub(super) fn start(host: &Host, job: J) -> Result<Self> {
+        let started = match host.traffic_runs_in() {
+            TrafficRunsIn::Thread => Self::start_thread(host, job),
+            TrafficRunsIn::Process => Self::start_process(host, job),
+        };
+        started.with_context(|| format!("{host}: cannot {}", J::NAME))
+    }
+
+    /// Tells the job to stop and returns its report.
+    pub(super) fn stop(self, how: J::Stop) -> Result<J::Report> {
+        match self.0 {
+            Means::Thread { stop, thread } => {
+                // A job that has ended by itself does not listen; its report says all.
+                let _ = stop.send(how);
+                join(thread)
+            }
+            Means::Process { mut child, stdout } => {
+                let mut line = serde_json::to_vec(&how)?;
+                line.push(b'\n');
+                let stdin = child
+                    .0
+                    .stdin
+                    .as_mut()
+                    .context("lab-tool's stdin is closed")?;
+                let _ = stdin.write_all(&line);
+                report(child, stdout)
+            }
+        }
+    }
+
+    /// Waits until the job ends by itself and returns its report.
+    pub(super) fn wait(self) -> Result<J::Report> {
+        match self.0 {
+            Means::Thread {
+                stop: _stay,
+                thread,
+            } => join(thread),
+            Means::Process { child, stdout } => report(child, stdout),
+        }
+    }
+
+    /// Lets the job go on after this process has ended, which only a child process can.
+    pub(super) fn leave(self) -> Result<()> {
+        let Means::Process { mut child, .. } = self.0 else {
+            bail!("a thread cannot outlive its process: start the job on `with_processes()`");
+        };
+        let stdin = child
+            .0
+            .stdin
+            .as_mut()
+            .context("lab-tool's stdin is closed")?;
+        stdin
+            .write_all(STAY.as_bytes())
+            .context("lab-tool is gone")?;
+        mem::forget(child);
+        Ok(())
+    }
+
+    fn start_thread(host: &Host, job: J) -> Result<Self> {
+        let (ready, is_ready) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new()
+            .name(format!("{}/{}", host.name(), J::NAME))
+            .spawn({
+                let host = host.clone();
+                move || {
+                    host.netns()
+                        .enter()
+                        .with_context(|| format!("cannot enter {host}"))?;
+                    block_on(job.run(ready, stopped))
+                }
+            })
+            .context("cannot start a thread")?;
+        if is_ready.blocking_recv().is_err() {
+            join(thread)?;
+            bail!("ended before it was ready");
+        }
+        Ok(Self(Means::Thread { stop, thread }))
+    }
+
+    fn start_process(host: &Host, job: J) -> Result<Self> {
+        let mut command = host.command(lab_tool()?)?;
+        command.arg(J::NAME).arg(serde_json::to_string(&job)?);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .map(Reaped)
+            .context("cannot start lab-tool")?;
+        let stdout = child.0.stdout.take().expect("stdout was just piped");
+        let mut stdout = BufReader::new(stdout);
+        let mut line = String::new();
+        stdout
+            .read_line(&mut line)
+            .context("cannot read from lab-tool")?;
+        if line != READY {
+            bail!("lab-tool ended before it was ready; its message is on stderr");
+        }
+        Ok(Self(Means::Process { child, stdout }))
+    }
+}
+
+/// The side of the child process: runs the job that `json` describes, controlled through stdin,
+/// with its messages on stdout.
+pub fn run_as_child<J: Job>(json: &str) -> Result<()> {
+    let job: J = serde_json::from_str(json).context("the job's description is not valid")?;
+    let (ready, is_ready) = oneshot::channel();
+    let (stop, stopped) = oneshot::channel();
+    let announce = thread::spawn(move || {
+        if is_ready.blocking_recv().is_ok() {
+            let mut stdout = io::stdout().lock();
+            let _ = stdout
+                .write_all(READY.as_bytes())
+                .and_then(|()| stdout.flush());
+        }
+    });
+    // Blocked on stdin, this thread ends with the process.
+    thread::spawn(move || {
+        let mut line = String::new();
+        let _ = io::stdin().lock().read_line(&mut line);
+        if line == STAY {
+            detach();
+            mem::forget(stop);
+        } else if let Ok(how) = serde_json::from_str(&line) {
+            let _ = stop.send(how);
+        }
+    });
+    let report = block_on(job.run(ready, stopped))?;
+    // The job has used or dropped `ready`; a report comes after the announcement.
+    let _ = announce.join();
+    // Whoever started this may be gone, and then nobody wants to know.
+    let _ = writeln!(io::stdout(), "{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+const READY: &str = "ready\n";
+const STAY: &str = "stay\n";
+
+/// Lets go of the terminal and of whoever reads this process's messages.
+fn detach() {
+    let _ = setsid();
+    if let Ok(null) = File::options().write(true).open("/dev/null") {
+        let _ = dup2_stderr(null);
+    }
+}
+
+/// A child that does not outlive this value.
+#[derive(Debug)]
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        // It may have ended already, which is what is wanted.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start an asynchronous runtime")?
+        .block_on(work)
+}
+
+fn join<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(anyhow!("the thread panicked")))
+}
+
+fn report<T: DeserializeOwned>(child: Reaped, mut stdout: BufReader<ChildStdout>) -> Result<T> {
+    let mut line = String::new();
+    stdout
+        .read_line(&mut line)
+        .context("cannot read from lab-tool")?;
+    drop(child);
+    serde_json::from_str(&line).context("lab-tool gave no report; its message is on stderr")
+}

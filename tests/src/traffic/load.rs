@@ -1,0 +1,269 @@
+//! A load generator: requests from many workers, with every failure counted.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::LocalSet;
+use tokio::time::{sleep, timeout};
+
+use super::connection::Connection;
+use super::failure::{Failure, FailureKind};
+use super::job::{Job, Running};
+use super::request::Request;
+use crate::lab::Host;
+
+/// Load in the making.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[must_use = "call `start` or `run_for`"]
+pub struct Load {
+    request: Request,
+    workers: usize,
+    persistent: bool,
+    pause: Duration,
+}
+
+impl Load {
+    /// Four workers that repeat `request`, each time on a new connection.
+    pub fn new(request: Request) -> Self {
+        Self {
+            request,
+            workers: 4,
+            persistent: false,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// Sets how many requests are under way at a time.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Uses each connection until the server ends it. A request that meets such an end on a
+    /// connection used before is repeated on a new one, as every HTTP client does, and counted
+    /// under [`LoadReport::reconnects`].
+    pub fn persistent(mut self) -> Self {
+        self.persistent = true;
+        self
+    }
+
+    /// Has each worker wait this long between requests.
+    pub fn pause(mut self, pause: Duration) -> Self {
+        self.pause = pause;
+        self
+    }
+
+    /// Starts the load on `host`; when this returns, the first request has had its result.
+    pub fn start(self, host: impl AsRef<Host>) -> Result<RunningLoad> {
+        Ok(RunningLoad(Running::start(host.as_ref(), self)?))
+    }
+
+    /// Runs the load on `host` for a time.
+    pub fn run_for(self, time: Duration, host: impl AsRef<Host>) -> Result<LoadReport> {
+        let load = self.start(host)?;
+        thread::sleep(time);
+        load.stop()
+    }
+}
+
+/// Load under way.
+#[derive(Debug)]
+pub struct RunningLoad(Running<Load>);
+
+impl RunningLoad {
+    /// Lets requests under way finish, and reports.
+    pub fn stop(self) -> Result<LoadReport> {
+        self.0.stop(())
+    }
+}
+
+/// The results of a load.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// Requests with a proper answer.
+    pub ok: u64,
+    /// Requests without one.
+    pub failed: u64,
+    /// Connections the server ended between two requests.
+    pub reconnects: u64,
+    /// The first failures, with the time since the start.
+    pub failures: Vec<(Duration, Failure)>,
+    /// How many answers each server gave.
+    pub servers: BTreeMap<String, u64>,
+    /// Latencies of answered requests, including connecting where that was needed.
+    pub p50: Duration,
+    pub p99: Duration,
+    pub max: Duration,
+    /// From the start to the end of the last request.
+    pub elapsed: Duration,
+}
+
+impl LoadReport {
+    /// Answered requests per second.
+    pub fn rate(&self) -> f64 {
+        self.ok as f64 / self.elapsed.as_secs_f64().max(f64::EPSILON)
+    }
+}
+
+impl fmt::Display for LoadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            ok,
+            failed,
+            reconnects,
+            servers,
+            p50,
+            p99,
+            max,
+            ..
+        } = self;
+        write!(
+            f,
+            "{ok} ok, {failed} failed, {reconnects} reconnects, {:.0}/s",
+            self.rate()
+        )?;
+        write!(
+            f,
+            ", latency p50 {p50:?} p99 {p99:?} max {max:?}, servers {servers:?}"
+        )?;
+        for (at, failure) in &self.failures {
+            write!(f, "\n  after {at:?}: {failure}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Job for Load {
+    const NAME: &str = "load";
+    type Stop = ();
+    type Report = LoadReport;
+
+    async fn run(
+        self,
+        ready: oneshot::Sender<()>,
+        stop: oneshot::Receiver<()>,
+    ) -> Result<LoadReport> {
+        let tally = Rc::new(Tally::new());
+        let (end, ending) = watch::channel(false);
+        let workers = LocalSet::new();
+        for _ in 0..self.workers {
+            workers.spawn_local(work(self, Rc::clone(&tally), ending.clone()));
+        }
+        workers
+            .run_until(async {
+                tally.first.notified().await;
+                let _ = ready.send(());
+                let _ = stop.await;
+                end.send_replace(true);
+            })
+            .await;
+        workers.await;
+        Ok(tally.report())
+    }
+}
+
+/// What the workers share; they take turns on one thread.
+struct Tally {
+    start: Instant,
+    first: Notify,
+    report: RefCell<LoadReport>,
+    /// In microseconds.
+    latencies: RefCell<Vec<u32>>,
+}
+
+impl Tally {
+    fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            first: Notify::new(),
+            report: RefCell::default(),
+            latencies: RefCell::default(),
+        }
+    }
+
+    fn count(&self, result: Result<String, Failure>, latency: Duration) {
+        let mut report = self.report.borrow_mut();
+        match result {
+            Ok(server) => {
+                report.ok += 1;
+                *report.servers.entry(server).or_default() += 1;
+                let micros = u32::try_from(latency.as_micros()).unwrap_or(u32::MAX);
+                self.latencies.borrow_mut().push(micros);
+            }
+            Err(failure) => {
+                report.failed += 1;
+                if report.failures.len() < KEPT_FAILURES {
+                    report.failures.push((self.start.elapsed(), failure));
+                }
+            }
+        }
+        self.first.notify_one();
+    }
+
+    fn report(&self) -> LoadReport {
+        let mut latencies = self.latencies.take();
+        latencies.sort_unstable();
+        let at = |percent: usize| {
+            let index = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
+            Duration::from_micros(latencies.get(index).copied().unwrap_or(0).into())
+        };
+        let (p50, p99, max) = (at(50), at(99), at(100));
+        LoadReport {
+            p50,
+            p99,
+            max,
+            elapsed: self.start.elapsed(),
+            ..self.report.take()
+        }
+    }
+}
+
+const KEPT_FAILURES: usize = 10;
+
+async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
+    let mut connection = None;
+    while !*ending.borrow() {
+        let start = Instant::now();
+        let exchange = ask(&load, &mut connection, &tally);
+        let result = match timeout(load.request.deadline, exchange).await {
+            Ok(result) => result,
+            Err(_) => Err(load.request.too_late()),
+        };
+        if result.is_err() || !load.persistent {
+            connection = None;
+        }
+        tally.count(result, start.elapsed());
+        if !load.pause.is_zero() {
+            tokio::select! {
+                () = sleep(load.pause) => {}
+                _ = ending.wait_for(|ending| *ending) => {}
+            }
+        }
+    }
+}
+
+/// Asks once, on the connection there is or on a new one.
+async fn ask(
+    load: &Load,
+    connection: &mut Option<Connection>,
+    tally: &Tally,
+) -> Result<String, Failure> {
+    if let Some(used) = connection.as_mut().filter(|used| !used.is_closed()) {
+        match used.ask(load.request.ask()).await {
+            Err(e) if matches!(e.kind, FailureKind::Closed | FailureKind::Reset) => {}
+            result => return result.map(|answer| answer.server),
+        }
+    }
+    if connection.take().is_some() {
+        tally.report.borrow_mut().reconnects += 1;
+    }
+    let fresh = connection.insert(Connection::open(&load.request).await?);
+    Ok(fresh.ask(load.request.ask()).await?.server)
+}

@@ -1,0 +1,16 @@
+//! Small real servers and clients that run on the hosts of a lab.
+
+mod connection;
+mod datagrams;
+mod failure;
+mod job;
+mod load;
+mod request;
+mod server;
+mod wire;
+
+pub use self::failure::{Failure, FailureKind};
+pub use self::job::{Job, Running, run_as_child};
+pub use self::load::{Load, LoadReport, RunningLoad};
+pub use self::request::{Protocol, Reply, Request};
+pub use self::server::{Grace, RunningServer, Serve, Served};

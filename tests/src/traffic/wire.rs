@@ -1,0 +1,91 @@
+//! What clients ask and servers answer, the same over every protocol.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A question. On the wire it is `KEY=VALUE` words: a line over TCP, a datagram over UDP, the
+/// query over HTTP (with `&` between words, and the filling as the body).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// How many bytes of padding the answer shall have; as many go with the question.
+    pub payload: usize,
+    /// How long the server shall take.
+    pub delay: Duration,
+}
+
+impl Ask {
+    /// The words without the filling, put together with `separator`.
+    pub fn words(self, separator: char) -> String {
+        format!(
+            "payload={}{separator}delay={}",
+            self.payload,
+            self.delay.as_millis()
+        )
+    }
+
+    /// The line for TCP and UDP, with its filling and newline.
+    pub fn line(self) -> String {
+        format!("{} {}\n", self.words(' '), filling(self.payload))
+    }
+
+    /// Reads words; what is not understood is ignored, as are limits that make no sense.
+    pub fn parse(text: &str) -> Self {
+        let mut ask = Self::default();
+        for word in text.split([' ', '&']) {
+            match word.split_once('=') {
+                Some(("payload", n)) => ask.payload = n.parse().unwrap_or(0).min(MAX_PAYLOAD),
+                Some(("delay", n)) => ask.delay = Duration::from_millis(n.parse().unwrap_or(0)),
+                _ => {}
+            }
+        }
+        ask
+    }
+}
+
+/// An answer; on the wire it is a line of JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The name the server was started with.
+    pub server: String,
+    /// The client's address as the server sees it.
+    pub peer: SocketAddr,
+    /// The address the server was reached at.
+    pub local: SocketAddr,
+    /// As many bytes as were asked for.
+    pub padding: String,
+}
+
+impl Answer {
+    /// The line, with its newline.
+    pub fn line(&self) -> String {
+        let mut line = serde_json::to_string(self).expect("strings and addresses are valid JSON");
+        line.push('\n');
+        line
+    }
+}
+
+/// Bytes that mean nothing.
+pub fn filling(size: usize) -> String {
+    "x".repeat(size)
+}
+
+const MAX_PAYLOAD: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_survives_the_wire() {
+        let ask = Ask {
+            payload: 3,
+            delay: Duration::from_millis(20),
+        };
+        assert_eq!(ask.line(), "payload=3 delay=20 xxx\n");
+        assert_eq!(Ask::parse(ask.line().trim_end()), ask);
+        assert_eq!(Ask::parse(&ask.words('&')), ask);
+        assert_eq!(Ask::parse("payload=many =1 x"), Ask::default());
+    }
+}

@@ -1,0 +1,135 @@
+//! Leaving nothing behind, and programs on cgroups.
+
+use std::{fs, path::PathBuf};
+
+use node_lb::datapath::{
+    Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode, cleanup,
+    hooks::XDP_PROGRAM,
+    pins::{DEFAULT_ROOT, LinkPin},
+    preflight,
+};
+
+use crate::{
+    root::{Root, attached, id, start},
+    traffic::cable,
+};
+
+/// A cgroup of a test's own.
+struct TestCgroup(PathBuf);
+
+impl TestCgroup {
+    fn new(name: &str) -> Self {
+        let ready = preflight::check(DEFAULT_ROOT.as_ref(), true).unwrap();
+        let name = format!("node-lb-test-{}-{name}", std::process::id());
+        let path = ready.cgroup2.unwrap().join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for TestCgroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn cgroup_programs_are_replaced_in_their_links() {
+    let root = Root::new();
+    let pins = root.pins();
+    let (first, second) = (TestCgroup::new("first"), TestCgroup::new("second"));
+    let attacher = Attacher::new(&pins, TcFlavor::Tcx);
+    let attach = |cgroup: &TestCgroup| {
+        let mut loaded = start(&pins);
+        let cgroup = Cgroup::open(&cgroup.0).unwrap();
+        SocketHook::ALL.map(|hook| {
+            let program = loaded.program(hook.name()).unwrap();
+            let replaced = attacher.socket(&cgroup, hook, program).unwrap();
+            let program = id(&mut loaded, hook.name());
+            assert_eq!(
+                attached(root.path(), LinkPin::Socket(hook)),
+                program,
+                "{hook}"
+            );
+            replaced
+        })
+    };
+    assert_eq!(attach(&first), [false; 8]);
+    assert_eq!(attach(&first), [true; 8]);
+    // Another --cgroup-root: the links on the first are not kept.
+    assert_eq!(attach(&second), [false; 8]);
+    assert_eq!(pins.links().unwrap().len(), 8);
+
+    attacher.detach_sockets().unwrap();
+    assert!(pins.links().unwrap().is_empty());
+}
+
+#[test]
+fn cleanup_leaves_nothing_of_ours_and_all_of_others() {
+    let (near, _far) = cable();
+    near.ip("link add other0 type veth peer name other1");
+    near.command("tc", "qdisc add dev other0 clsact");
+    let theirs = Root::new();
+    let program = theirs.path().join("program");
+    near.run({
+        let (pins, program) = (theirs.pins(), program.clone());
+        move || {
+            let mut foreign = start(&pins);
+            let classifier = foreign.program_mut("tc_ingress").unwrap();
+            classifier.pin(program).unwrap();
+        }
+    });
+    near.command(
+        "tc",
+        &format!(
+            "filter add dev other0 ingress bpf direct-action object-pinned {}",
+            program.display()
+        ),
+    );
+    fs::remove_file(program).unwrap();
+    let (index, other) = (near.index("near0"), near.index("other0"));
+    let root = Root::new();
+    let path = root.path().to_owned();
+    let pins = root.pins();
+    let cgroup = TestCgroup::new("cleanup");
+    let cgroup_path = cgroup.0.clone();
+    let removed = near.run(move || {
+        let loaded = start(&pins);
+        let maps = pins.maps().unwrap().len();
+        let tcx = Attacher::new(&pins, TcFlavor::Tcx);
+        let program = |name| loaded.program(name).unwrap();
+        tcx.xdp(index, program(XDP_PROGRAM), XdpMode::Native)
+            .unwrap();
+        tcx.tc(index, Direction::Ingress, program("tc_ingress"))
+            .unwrap();
+        let cgroup = Cgroup::open(&cgroup_path).unwrap();
+        tcx.socket(&cgroup, SocketHook::Connect4, program("connect4"))
+            .unwrap();
+        let clsact = Attacher::new(&pins, TcFlavor::Clsact);
+        for device in [index, other] {
+            clsact
+                .tc(device, Direction::Egress, program("tc_egress"))
+                .unwrap();
+        }
+
+        let busy = cleanup(&path).unwrap_err().to_string();
+        assert!(busy.contains("in use by another node-lb"), "{busy}");
+        drop(pins);
+        drop(loaded);
+        let removed = cleanup(&path).unwrap();
+        assert_eq!((removed.links, removed.maps), (3, maps));
+        assert!(!path.exists());
+        assert_eq!(cleanup(&path).unwrap(), Default::default());
+        removed
+    });
+    assert_eq!(removed.filters, 2);
+
+    let links = near.command("ip", "-details link show dev near0");
+    assert!(!links.contains("xdp"), "{links}");
+    assert_eq!(near.command("tc", "filter show dev near0 egress"), "");
+    let qdiscs = near.command("tc", "qdisc show dev near0");
+    assert!(!qdiscs.contains("clsact"), "{qdiscs}");
+    let kept = near.command("tc", "filter show dev other0 ingress");
+    assert!(kept.contains("direct-action"), "{kept}");
+    assert_eq!(near.command("tc", "filter show dev other0 egress"), "");
+}

@@ -1,0 +1,10 @@
+//! The edge to the kernel, for real: programs on devices and cgroups, pins, maps, netlink. Needs root.
+
+mod cleanup;
+mod devices;
+mod links;
+mod maps;
+mod namespace;
+mod pinned;
+mod root;
+mod traffic;

@@ -1,0 +1,52 @@
+//! A flow table that is full refuses what is new, and counts it; what is there goes on.
+
+use std::time::Duration;
+
+use aya::maps::{Map, MapData, PerCpuArray};
+use lb_common::verdict::{Hook, Reason};
+use lb_tests::traffic::Protocol;
+use lb_tests::{Balanced, Family, Load, Request};
+
+use super::support::{Policy, assert_flawless, ground_with, load_balancer_ip};
+
+#[test]
+fn a_full_table_costs_only_new_flows() {
+    let arguments = ["--xdp-mode=native", "--flow-table-size=1024"];
+    let (ground, _web) = ground_with(Policy::Cluster, &arguments);
+    let client = ground.lab.client();
+    let established = Load::new(Request::http(load_balancer_ip(Family::V4, Protocol::Http)))
+        .workers(50)
+        .persistent()
+        .pause(Duration::from_millis(20))
+        .start(client)
+        .unwrap();
+
+    // Each request is a flow of its own, and none of them ends soon.
+    let flood = Request::udp(load_balancer_ip(Family::V4, Protocol::Udp));
+    let flood = Load::new(flood.deadline(Duration::from_millis(50)))
+        .workers(64)
+        .run_for(Duration::from_secs(3), client)
+        .unwrap();
+    let established = established.stop().unwrap();
+    assert_flawless(&established);
+    assert_eq!(established.reconnects, 0, "{established}");
+    assert!(
+        flood.ok > 500 && flood.failed > 0,
+        "the table was never full: {flood}"
+    );
+    let refused = count(&ground, Reason::FlowTableFull);
+    assert!(
+        refused >= flood.failed,
+        "{refused} are counted of {}",
+        flood.failed
+    );
+}
+
+/// Packets of node 1, at all hooks and CPUs.
+fn count(ground: &Balanced, reason: Reason) -> u64 {
+    let path = ground.map_dir(1).unwrap().join("COUNTERS");
+    let map = Map::PerCpuArray(MapData::from_pin(path).unwrap());
+    let counters: PerCpuArray<_, u64> = map.try_into().unwrap();
+    let at = |hook: &Hook| counters.get(&hook.counter(reason), 0).unwrap();
+    Hook::ALL.iter().flat_map(|hook| at(hook).to_vec()).sum()
+}

@@ -1,0 +1,13 @@
+//! What must not interrupt traffic: rolling updates, restarts, churn, devices and addresses that
+//! come and go, broken manifests, full tables. Needs root.
+
+mod churn;
+mod devices;
+mod full_table;
+mod health;
+mod maps;
+mod restart;
+mod rollout;
+mod source;
+mod support;
+mod udp;

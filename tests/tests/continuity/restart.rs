@@ -1,0 +1,145 @@
+//! Agents that end in whatever way, and others that take over.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+use std::{fs, mem, thread};
+
+use lb_tests::traffic::Protocol;
+use lb_tests::{Agent, Condition, Family, Load, Request, Serve, balanced};
+
+use super::maps::{self, Programmed};
+use super::support::{
+    Everywhere, Policy, assert_flawless, cluster_ip, eventually, ground, ground_with,
+};
+
+#[test]
+fn agents_killed_and_started_again_are_not_noticed() {
+    let (mut ground, _web) = ground(Policy::Local);
+    let load = Everywhere::start(&ground);
+    for _ in 0..3 {
+        ground.kill_agents().unwrap();
+        thread::sleep(Duration::from_millis(300));
+        ground.start_agents().unwrap();
+    }
+    load.assert_nothing_noticed();
+}
+
+#[test]
+fn agents_stopped_and_started_again_are_not_noticed() {
+    let (mut ground, _web) = ground(Policy::Cluster);
+    let load = Everywhere::start(&ground);
+    ground.stop_agents().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    ground.start_agents().unwrap();
+    load.assert_nothing_noticed();
+}
+
+/// The next agent is started before the one before has ended, as when a DaemonSet surges.
+#[test]
+fn another_build_takes_over_while_the_first_still_runs() {
+    let (mut ground, _web) = ground(Policy::Cluster);
+    let build = ground.lab.node(1).dir.join("node-lb-next");
+    fs::copy(balanced::node_lb().unwrap(), &build).unwrap();
+
+    let load = Everywhere::start(&ground);
+    let first = mem::take(&mut ground.agents);
+    let next: Vec<_> = ground
+        .lab
+        .nodes()
+        .iter()
+        .map(|node| {
+            let spec = balanced::spec(node, &["--xdp-mode=native"]).unwrap();
+            Agent::launch(node, spec.program(&build)).unwrap()
+        })
+        .collect();
+    for agent in first {
+        agent.stop(Duration::from_secs(5)).unwrap();
+    }
+    ground.agents = next;
+    for agent in &mut ground.agents {
+        agent.wait_until_ready().unwrap();
+    }
+    load.assert_nothing_noticed();
+}
+
+#[test]
+fn a_restart_without_changes_writes_nothing() {
+    let (mut ground, mut web) = ground(Policy::Local);
+    web.roll(&ground).unwrap(); // so that numbers are not just those a fresh start would give
+    let maps = ground.map_dir(1).unwrap();
+    let request = Request::http(cluster_ip(Family::V4, Protocol::Http));
+    for _ in 0..5 {
+        request.send(ground.lab.pod("pod-1-1")).unwrap();
+    }
+    let before = Programmed::read(&maps);
+    let connections = maps::connections(&maps);
+    assert!(connections >= 5, "{connections}");
+
+    ground.kill_agents().unwrap();
+    ground.start_agents().unwrap();
+    let after = Programmed::read(&maps);
+    assert_eq!(before.differences(&after), Vec::<&str>::new());
+    assert_eq!(maps::connections(&maps), connections);
+}
+
+#[test]
+fn what_changed_while_no_agent_ran_is_in_force_once_one_does() {
+    let (mut ground, mut web) = ground(Policy::Cluster);
+    let maps = ground.map_dir(1).unwrap();
+    let before = Programmed::read(&maps);
+    ground.kill_agents().unwrap();
+    // No agent is there to be waited for.
+    let old: BTreeSet<_> = web.pods().map(|pod| pod.name().to_owned()).collect();
+    web.add_all(&ground, &[1, 2]).unwrap();
+    web.retire(&ground, 3).unwrap();
+    ground.start_agents().unwrap();
+
+    for family in Family::BOTH {
+        for _ in 0..8 {
+            let request = Request::http(cluster_ip(family, Protocol::Http));
+            let reply = request.send(ground.lab.pod("pod-1-1")).unwrap();
+            assert!(!old.contains(&reply.server), "{} is gone", reply.server);
+        }
+    }
+    let after = Programmed::read(&maps);
+    assert_eq!(
+        before.service_ids(),
+        after.service_ids(),
+        "services keep their numbers"
+    );
+}
+
+/// The pods' networks are in the Node object: until it is read, nobody may act as if it had none.
+#[test]
+fn a_restart_knows_who_is_a_pod_from_the_start() {
+    let arguments = ["--xdp-mode=native", "--detect-local-mode=NodeCIDR"];
+    let (mut ground, _web) = ground_with(Policy::Cluster, &arguments);
+    // Without source NAT, a pod of node 2 would answer the client past node 1.
+    let outside = Request::http(cluster_ip(Family::V4, Protocol::Http));
+    let load = Load::new(outside).start(ground.lab.client()).unwrap();
+    for _ in 0..5 {
+        ground.kill_agents().unwrap();
+        ground.start_agents().unwrap();
+    }
+    assert_flawless(&load.stop().unwrap());
+}
+
+#[test]
+fn an_agent_works_while_its_own_ports_are_taken() {
+    let (mut ground, mut web) = ground(Policy::Cluster);
+    ground.kill_agents().unwrap();
+    let node = ground.lab.node(1);
+    let _squatter = Serve::new("squatter").http(10249).start(node).unwrap();
+    ground.start_agents().unwrap();
+
+    let old: BTreeSet<_> = web.pods().map(|pod| pod.name().to_owned()).collect();
+    web.set_oldest(3, Condition::Gone);
+    web.write(&ground).unwrap();
+    let request = Request::http(cluster_ip(Family::V4, Protocol::Http));
+    eventually(Duration::from_secs(5), || {
+        match request.send(ground.lab.pod("pod-1-1")) {
+            Ok(reply) => Err(format!("{} of {old:?} still answers", reply.server)),
+            Err(_) => Ok(()),
+        }
+    });
+}

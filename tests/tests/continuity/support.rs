@@ -1,0 +1,208 @@
+//! Grounds to test on, and load from everywhere whose every failure matters.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
+use lb_tests::traffic::{LoadReport, Protocol, RunningLoad};
+use lb_tests::{
+    Balanced, Deployment, Failure, FailureKind, Family, Host, Load, Reply, Request, Service,
+};
+
+/// The only Service most tests need.
+pub const SERVICE: &str = "web";
+pub const NODE_PORT: u16 = 30080;
+const NODE_PORT_LINES: u16 = 30081;
+pub const HEALTH_CHECK_NODE_PORT: u16 = 32080;
+
+/// The external traffic policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Cluster,
+    Local,
+}
+
+/// Two nodes with agents, the Service, and two pods on node 1 and one on node 2.
+pub fn ground(policy: Policy) -> (Balanced, Deployment) {
+    ground_with(policy, &["--xdp-mode=native"])
+}
+
+/// The same with other arguments for the agents.
+pub fn ground_with(policy: Policy, arguments: &[&str]) -> (Balanced, Deployment) {
+    let ground = Balanced::with(Default::default(), arguments).unwrap();
+    ground.change(|| service(&ground, policy).apply()).unwrap();
+    let mut web = Deployment::new(SERVICE);
+    web.add_all(&ground, &[1, 1, 2]).unwrap();
+    (ground, web)
+}
+
+/// The Service.
+pub fn service(ground: &Balanced, policy: Policy) -> Service<'_> {
+    let service = ground
+        .lab
+        .service(SERVICE)
+        .cluster_ip("10.96.0.10")
+        .cluster_ip("fd00:10:96::10")
+        .tcp(HTTP.0, 80, HTTP.1)
+        .node_port(NODE_PORT)
+        .tcp(LINES.0, 81, LINES.1)
+        .node_port(NODE_PORT_LINES)
+        .udp(DATAGRAMS.0, 53, DATAGRAMS.1)
+        .load_balancer_ip("172.30.78.10")
+        .load_balancer_ip("fd00:172:30:78::10");
+    match policy {
+        Policy::Cluster => service,
+        Policy::Local => service
+            .external_local()
+            .set("healthCheckNodePort", HEALTH_CHECK_NODE_PORT),
+    }
+}
+
+/// The ClusterIP with the port that speaks `protocol`.
+pub fn cluster_ip(family: Family, protocol: Protocol) -> SocketAddr {
+    let ip = match family {
+        Family::V4 => "10.96.0.10",
+        Family::V6 => "fd00:10:96::10",
+    };
+    SocketAddr::new(ip.parse().unwrap(), port(protocol))
+}
+
+/// The load balancer IP with the port that speaks `protocol`.
+pub fn load_balancer_ip(family: Family, protocol: Protocol) -> SocketAddr {
+    let ip = match family {
+        Family::V4 => "172.30.78.10",
+        Family::V6 => "fd00:172:30:78::10",
+    };
+    SocketAddr::new(ip.parse().unwrap(), port(protocol))
+}
+
+fn port(protocol: Protocol) -> u16 {
+    match protocol {
+        Protocol::Http => 80,
+        Protocol::Tcp => 81,
+        Protocol::Udp | Protocol::UdpUnconnected => 53,
+    }
+}
+
+/// Load from outside, from a pod and from a node, over IPv4 and IPv6.
+pub struct Everywhere {
+    fresh: Vec<(String, RunningLoad)>,
+    persistent: Vec<(String, RunningLoad)>,
+}
+
+impl Everywhere {
+    /// New connections and persistent ones.
+    pub fn start(ground: &Balanced) -> Self {
+        let lab = &ground.lab;
+        let mut everywhere = Self {
+            fresh: Vec::new(),
+            persistent: Vec::new(),
+        };
+        for family in Family::BOTH {
+            let node_port = |port| lab.node(1).at(family, port);
+            let (pod, node) = (lab.pod("pod-2-1"), lab.node(2));
+            let vip = |protocol| load_balancer_ip(family, protocol);
+            let inside = |protocol| cluster_ip(family, protocol);
+            everywhere.fresh(lab.client(), Request::http(vip(Protocol::Http)));
+            everywhere.fresh(lab.client(), Request::http(node_port(NODE_PORT)));
+            everywhere.fresh(lab.client(), Request::udp(vip(Protocol::Udp)));
+            everywhere.fresh(pod, Request::tcp(inside(Protocol::Tcp)));
+            everywhere.fresh(pod, Request::udp(inside(Protocol::Udp)));
+            everywhere.fresh(node, Request::http(inside(Protocol::Http)));
+            everywhere.fresh(node, Request::udp(inside(Protocol::Udp)));
+            everywhere.persistent(lab.client(), Request::http(vip(Protocol::Http)));
+            everywhere.persistent(lab.client(), Request::tcp(node_port(NODE_PORT_LINES)));
+            everywhere.persistent(pod, Request::http(inside(Protocol::Http)));
+            everywhere.persistent(node, Request::http(inside(Protocol::Http)));
+        }
+        everywhere
+    }
+
+    /// Ends the load; no request may have failed.
+    pub fn assert_no_failures(self) {
+        self.finish();
+    }
+
+    /// Ends the load; no request may have failed, and no connection may have been cut.
+    pub fn assert_nothing_noticed(self) {
+        let cut: Vec<_> = self
+            .finish()
+            .into_iter()
+            .filter(|(_, report)| report.reconnects > 0)
+            .collect();
+        assert!(cut.is_empty(), "connections were cut: {}", list(&cut));
+    }
+
+    fn fresh(&mut self, host: &Host, request: Request) {
+        let load = Load::new(request).workers(1).pause(PAUSE);
+        self.fresh.push((
+            format!("new, {host}, {request:?}"),
+            load.start(host).unwrap(),
+        ));
+    }
+
+    fn persistent(&mut self, host: &Host, request: Request) {
+        let load = Load::new(request).workers(2).pause(PAUSE).persistent();
+        self.persistent.push((
+            format!("persistent, {host}, {request:?}"),
+            load.start(host).unwrap(),
+        ));
+    }
+
+    fn finish(self) -> Vec<(String, LoadReport)> {
+        thread::sleep(AFTERWARDS);
+        let stop = |(name, load): (String, RunningLoad)| (name, load.stop().unwrap());
+        let reports: Vec<_> = self.fresh.into_iter().map(stop).collect();
+        let persistent: Vec<_> = self.persistent.into_iter().map(stop).collect();
+        let all = reports.iter().chain(&persistent);
+        let bad: Vec<_> = all
+            .filter(|(_, report)| report.failed > 0 || report.ok == 0)
+            .cloned()
+            .collect();
+        assert!(bad.is_empty(), "requests failed: {}", list(&bad));
+        persistent
+    }
+}
+
+/// Between two requests of a worker.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long load goes on after the last change.
+const AFTERWARDS: Duration = Duration::from_millis(500);
+
+fn list(reports: &[(String, LoadReport)]) -> String {
+    reports
+        .iter()
+        .map(|(name, report)| format!("\n- {name}\n  {report}"))
+        .collect()
+}
+
+/// A load's report, of which nothing may have failed.
+#[track_caller]
+pub fn assert_flawless(report: &LoadReport) {
+    assert!(report.failed == 0 && report.ok > 0, "{report}");
+}
+
+/// Asks until the answer is as wanted, for at most `limit`.
+#[track_caller]
+pub fn eventually<T>(limit: Duration, mut probe: impl FnMut() -> Result<T, String>) -> T {
+    let start = Instant::now();
+    loop {
+        match probe() {
+            Ok(found) => return found,
+            Err(problem) if start.elapsed() > limit => {
+                panic!("still not so after {limit:?}: {problem}")
+            }
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Whether a request was refused, as opposed to unanswered.
+#[track_caller]
+pub fn assert_refused(result: &Result<Reply, Failure>) {
+    assert!(
+        matches!(result, Err(failure) if failure.kind == FailureKind::Refused),
+        "{result:?}"
+    );
+}

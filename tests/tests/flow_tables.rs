@@ -1,0 +1,140 @@
+//! Ageing of the real flow tables by the kernel's clock. Needs root.
+
+#[path = "attach/root.rs"]
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod root;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use lb_common::{
+    abi::Config,
+    addr::{Address, Ip4, Ip6},
+    flow::{
+        Flow, Rewrite, flow_flag, tag,
+        tcp::{RST, SEEN},
+    },
+};
+use node_lb::{
+    config::FlowTimeouts,
+    datapath::bpf::MappedArray,
+    flows::{FlowSweeper, FlowTables, Jiffies, TickRate, UdpSockets, clock::hz},
+    model::Protocol,
+};
+
+#[test]
+fn jiffies_go_at_the_rate_said() {
+    let jiffies = Jiffies::open().unwrap();
+    let (start, before) = (Instant::now(), jiffies.now().unwrap());
+    thread::sleep(Duration::from_millis(400));
+    let (elapsed, after) = (start.elapsed(), jiffies.now().unwrap());
+
+    let expected = elapsed.as_secs_f64() * f64::from(hz());
+    let found = (after - before) as f64;
+    assert!(
+        (found - expected).abs() <= 3.0 + expected * 0.1,
+        "{found} jiffies, not {expected}"
+    );
+}
+
+#[test]
+fn jiffies_are_the_kernels() {
+    let timers = std::fs::read_to_string("/proc/timer_list").unwrap();
+    let line = timers
+        .lines()
+        .find_map(|line| line.strip_prefix("jiffies: "));
+    let expected: u64 = line.unwrap().trim().parse().unwrap();
+    let found = Jiffies::open().unwrap().now().unwrap();
+    let difference = found - expected;
+    assert!(
+        difference < u64::from(hz()) * 5,
+        "{found}, the kernel says {expected}"
+    );
+}
+
+#[test]
+fn flows_in_the_kernels_tables_are_ended() {
+    let root = root::Root::new();
+    let pins = root.pins();
+    let loaded = root::start(&pins);
+    let v4: MappedArray<Flow<Ip4>> = MappedArray::new(&loaded.map("FLOWS4").unwrap()).unwrap();
+    let v6: MappedArray<Flow<Ip6>> = MappedArray::new(&loaded.map("FLOWS6").unwrap()).unwrap();
+    let rate = TickRate::of_kernel();
+    let config = Config {
+        hz: rate.hz,
+        tick_shift: rate.shift,
+        flow_mask4: v4.len() - 1,
+        flow_mask6: v6.len() - 1,
+        ..Config::default()
+    };
+    let now = rate.tick(Jiffies::open().unwrap().now().unwrap());
+    let ago = |seconds| now.wrapping_sub(rate.ticks(Duration::from_secs(seconds)));
+    insert(&v4, 8, SEEN | RST, ago(10));
+    insert(&v4, 800, SEEN, ago(50));
+    insert(&v6, 80, SEEN | RST, ago(10));
+    insert(&v6, 8_000, SEEN, now);
+
+    let sockets = UdpSockets::new(
+        node_lb::datapath::bpf::BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap(),
+    );
+    let tables = FlowTables { v4, v6 };
+    let timeouts = FlowTimeouts::default();
+    let sweeper = FlowSweeper::start(tables, &config, &timeouts, Some(sockets)).unwrap();
+    let start = Instant::now();
+    while sweeper.stats().passes < 2 {
+        assert!(start.elapsed() < Duration::from_secs(20), "no pass");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let stats = sweeper.stats();
+    drop(sweeper);
+
+    println!("IPv4 {:?}, IPv6 {:?}", stats.v4.scan, stats.v6.scan);
+    assert_eq!(stats.removed.expired.total(), 2);
+    assert_eq!((stats.v4.flows.total(), stats.v6.flows.total()), (1, 1));
+    assert_eq!((stats.v4.occupied, stats.v4.tombs), (2, 2));
+    assert_eq!(
+        stats
+            .removed
+            .expired
+            .iter()
+            .filter(|(p, ..)| *p == Protocol::Udp)
+            .count(),
+        4
+    );
+    let v4: MappedArray<Flow<Ip4>> = MappedArray::new(&loaded.map("FLOWS4").unwrap()).unwrap();
+    assert_eq!(tag::state(v4.read(8).tag), tag::TOMB);
+    assert_eq!(tag::state(v4.read(9).tag), tag::TOMB);
+    assert_eq!(tag::state(v4.read(800).tag), tag::LIVE);
+}
+
+/// Writes a flow's two records, at `index` and behind it, as if a program had.
+fn insert<A: Address>(records: &MappedArray<Flow<A>>, index: u32, seen: u8, last_seen: u32)
+where
+    Flow<A>: aya::Pod,
+{
+    let address = A::from_mapped(Ip6::default());
+    let record = |flags, peer| Flow {
+        tag: tag::LIVE,
+        last_seen,
+        source: address,
+        destination: address,
+        source_port: 1000,
+        destination_port: 80,
+        seen,
+        hop_generation: 0,
+        flags,
+        rewrite: Rewrite {
+            source: address,
+            destination: address,
+            source_port: 1000,
+            destination_port: 8080,
+        },
+        hop: Default::default(),
+        peer,
+        service: 1,
+    };
+    records.write(index, &record(0, index + 1));
+    records.write(index + 1, &record(flow_flag::REPLY, index));
+}

@@ -1,0 +1,15 @@
+//! Packets through the real programs in the real kernel, one at a time (`BPF_PROG_TEST_RUN`). Needs
+//! root.
+
+mod budget;
+mod conversations;
+mod icmp;
+mod limits;
+mod malformed;
+mod model;
+mod odd;
+mod oracle;
+mod refusals;
+mod scene;
+mod service;
+mod world;

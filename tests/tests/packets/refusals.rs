@@ -1,0 +1,345 @@
+//! Connections that get no endpoint: rejected, dropped, or none of node-lb's business.
+
+use std::net::IpAddr;
+
+use lb_common::verdict::Reason;
+use lb_tests::packet::{Packet, tcp};
+
+use super::{
+    conversations::first,
+    scene::{EXTERNAL, EXTERNAL_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene},
+    service::{Class, ServiceSpec, TCP, UDP},
+    world::{At, Expected, world},
+};
+
+/// The ICMP error that a node sends about a packet: with `kind` of its family, and quoting it as far
+/// as its ports and checksum.
+pub fn answer(packet: &Packet, from: IpAddr, kinds: [(u8, u8); 2], word: u32) -> Packet {
+    let kind = kinds[usize::from(from.is_ipv6())];
+    let quote = packet.quote(if packet.protocol() == TCP { 20 } else { 8 });
+    let (to_mac, from_mac) = packet.ethernet();
+    Packet::icmp(from, packet.source_address(), kind, word, quote)
+        .id(0)
+        .flow_label(0)
+        .macs(from_mac, to_mac)
+}
+
+/// Port unreachable, as RFC 792 and RFC 4443 number it.
+pub const PORT_UNREACHABLE: [(u8, u8); 2] = [(3, 3), (1, 4)];
+
+#[test]
+fn a_service_without_endpoints_answers_port_unreachable() {
+    world(|world| {
+        for scene in Scene::both() {
+            for protocol in [TCP, UDP] {
+                let frontend = (scene.cluster_ip, 80);
+                world.add(&ServiceSpec::new(protocol).cluster_ip(frontend.0, frontend.1));
+                let request = first(protocol, (scene.client, 40_000), frontend);
+                let from_outside = request.macs(EXTERNAL_MAC, ROUTER_MAC);
+                for at in At::INGRESS {
+                    world.check(
+                        "the client is told, in the name of the frontend",
+                        at,
+                        EXTERNAL,
+                        &from_outside,
+                        Expected::transmits(
+                            &answer(&from_outside, frontend.0, PORT_UNREACHABLE, 0),
+                            Reason::NoEndpoints,
+                        ),
+                    );
+                }
+                let padded = from_outside.clone().payload(b"").padding(12);
+                world.check(
+                    "what pads the frame is not quoted",
+                    At::Xdp,
+                    EXTERNAL,
+                    &padded,
+                    Expected::transmits(
+                        &answer(&padded, frontend.0, PORT_UNREACHABLE, 0),
+                        Reason::NoEndpoints,
+                    ),
+                );
+                let from_pod = first(protocol, (scene.local, 40_000), frontend);
+                let from_pod = from_pod.macs(POD_SIDE_MAC, POD_MAC);
+                world.check(
+                    "pods are told as well",
+                    At::TcIngress,
+                    POD,
+                    &from_pod,
+                    Expected::transmits(
+                        &answer(&from_pod, frontend.0, PORT_UNREACHABLE, 0),
+                        Reason::NoEndpoints,
+                    ),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn an_answer_quotes_options_and_extensions() {
+    world(|world| {
+        for scene in Scene::both() {
+            let frontend = (scene.cluster_ip, 80);
+            world.add(&ServiceSpec::new(TCP).cluster_ip(frontend.0, frontend.1));
+            let request = first(TCP, (scene.client, 40_000), frontend);
+            let request = request.macs(EXTERNAL_MAC, ROUTER_MAC);
+            let request = match scene.node.is_ipv4() {
+                true => request.options(&[0x94, 4, 0, 0, 1, 1, 1, 1]),
+                false => request.extension(0, 8).extension(60, 16),
+            };
+            for at in At::INGRESS {
+                world.check(
+                    "all headers are quoted",
+                    at,
+                    EXTERNAL,
+                    &request,
+                    Expected::transmits(
+                        &answer(&request, frontend.0, PORT_UNREACHABLE, 0),
+                        Reason::NoEndpoints,
+                    ),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn answers_are_limited() {
+    world(|world| {
+        for scene in Scene::both() {
+            for protocol in [TCP, UDP] {
+                world.forget();
+                world.configure(|config| config.reject_rate = 0);
+                let frontend = (scene.cluster_ip, 80);
+                world.add(&ServiceSpec::new(protocol).cluster_ip(frontend.0, frontend.1));
+                let request = first(protocol, (scene.client, 40_000), frontend);
+                for at in At::INGRESS {
+                    world.check(
+                        "beyond the limit packets are dropped, and counted so",
+                        at,
+                        EXTERNAL,
+                        &request,
+                        Expected::drops(Reason::AnswerRateLimited),
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn policy_local_without_local_endpoints_drops() {
+    world(|world| {
+        for scene in Scene::both() {
+            for protocol in [TCP, UDP] {
+                let frontend = (scene.node, 30_080);
+                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+                world.add(&spec.remote(scene.remote, 8080).external_local());
+                let request = first(protocol, (scene.client, 40_000), frontend);
+                for at in At::INGRESS {
+                    world.check(
+                        "dropped, so that load balancers go elsewhere",
+                        at,
+                        EXTERNAL,
+                        &request,
+                        Expected::drops(Reason::NoLocalEndpoints),
+                    );
+                }
+                world.check(
+                    "nor may it leave the node instead",
+                    At::TcEgress,
+                    EXTERNAL,
+                    &request,
+                    Expected::drops(Reason::NoLocalEndpoints),
+                );
+                let from_pod = first(protocol, (scene.local, 40_000), frontend);
+                let from_pod = from_pod.macs(POD_SIDE_MAC, POD_MAC);
+                let there = from_pod.clone().destination((scene.remote, 8080));
+                world.check(
+                    "local pods may use the whole cluster's endpoints",
+                    At::TcIngress,
+                    POD,
+                    &from_pod,
+                    Expected::passes(&there, Reason::Opened),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn policy_local_falls_back_to_terminating_endpoints() {
+    world(|world| {
+        for scene in Scene::both() {
+            let frontend = (scene.node, 30_080);
+            let spec = ServiceSpec::new(TCP)
+                .node_port(frontend.0, frontend.1)
+                .remote(scene.remote, 8080)
+                .endpoint(Class::LocalTerminating, scene.local, 8080)
+                .external_local();
+            world.add(&spec);
+            let request = first(TCP, (scene.client, 40_000), frontend);
+            world.check(
+                "the local one that still serves gets it",
+                At::Xdp,
+                EXTERNAL,
+                &request,
+                Expected::passes(
+                    &request.clone().destination((scene.local, 8080)),
+                    Reason::Opened,
+                ),
+            );
+        }
+    });
+}
+
+#[test]
+fn load_balancers_are_open_to_their_source_ranges_only() {
+    world(|world| {
+        for (scene, allowed, prefix) in [
+            (Scene::v4(), "198.51.100.0", 24),
+            (Scene::v6(), "2001:db8:c::", 64),
+        ] {
+            let frontend = (scene.load_balancer, 80);
+            let spec = ServiceSpec::new(TCP)
+                .load_balancer(frontend.0, frontend.1)
+                .cluster_ip(scene.cluster_ip, 80)
+                .local(scene.local, 8080)
+                .external_local()
+                .source_range(allowed.parse().unwrap(), prefix);
+            world.add(&spec);
+            let inside = first(TCP, (scene.client, 40_000), frontend);
+            let outside = first(TCP, (scene.remote, 40_000), frontend);
+            for at in At::INGRESS {
+                world.forget();
+                world.check(
+                    "who is not in them is dropped",
+                    at,
+                    EXTERNAL,
+                    &outside,
+                    Expected::drops(Reason::SourceRange),
+                );
+                let there = inside.clone().destination((scene.local, 8080));
+                world.check(
+                    "who is in them gets through",
+                    at,
+                    EXTERNAL,
+                    &inside,
+                    Expected::passes(&there, Reason::Opened),
+                );
+            }
+            let elsewhere = first(TCP, (scene.local, 40_001), (scene.cluster_ip, 80));
+            let checked = world.run(At::TcIngress, POD, &elsewhere.bytes());
+            assert_eq!(
+                checked.counted.len(),
+                1,
+                "ClusterIPs have no source ranges: {checked:?}"
+            );
+            assert_eq!(checked.counted[0].1, Reason::Opened);
+        }
+    });
+}
+
+#[test]
+fn a_service_that_is_not_programmed_yet_drops() {
+    world(|world| {
+        for scene in Scene::both() {
+            let frontend = (scene.cluster_ip, 80);
+            let spec = ServiceSpec::new(TCP).cluster_ip(frontend.0, frontend.1);
+            let service = world.add(&spec.remote(scene.remote, 8080));
+            world.unpublish(service);
+            let request = first(TCP, (scene.client, 40_000), frontend);
+            for at in At::INGRESS {
+                world.check(
+                    "a retry will find it",
+                    at,
+                    EXTERNAL,
+                    &request,
+                    Expected::drops(Reason::NotProgrammed),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_node_without_address_cannot_replace_the_clients() {
+    world(|world| {
+        for scene in Scene::both() {
+            world.configure(|config| {
+                config.node4 = Default::default();
+                config.node6 = Default::default();
+            });
+            let frontend = (scene.load_balancer, 80);
+            let spec = ServiceSpec::new(TCP).load_balancer(frontend.0, frontend.1);
+            world.add(&spec.remote(scene.remote, 8080));
+            let request = first(TCP, (scene.client, 40_000), frontend);
+            for at in At::INGRESS {
+                world.check(
+                    "dropped with its own reason",
+                    at,
+                    EXTERNAL,
+                    &request,
+                    Expected::drops(Reason::NoNodeAddress),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_reset_opens_nothing() {
+    world(|world| {
+        for scene in Scene::both() {
+            let frontend = (scene.cluster_ip, 80);
+            let spec = ServiceSpec::new(TCP).cluster_ip(frontend.0, frontend.1);
+            world.add(&spec.remote(scene.remote, 8080));
+            let reset = Packet::tcp((scene.client, 40_000), frontend, tcp::RST | tcp::ACK);
+            for at in At::INGRESS {
+                world.check(
+                    "a reset of no flow passes",
+                    at,
+                    EXTERNAL,
+                    &reset,
+                    Expected::passes(&reset, Reason::StrayReset),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_not_for_a_service_passes_untouched() {
+    world(|world| {
+        for scene in Scene::both() {
+            let frontend = (scene.cluster_ip, 80);
+            let spec = ServiceSpec::new(TCP).cluster_ip(frontend.0, frontend.1);
+            world.add(&spec.remote(scene.remote, 8080));
+            for (sentence, packet) in [
+                (
+                    "another port of a frontend",
+                    first(TCP, (scene.client, 40_000), (scene.cluster_ip, 81)),
+                ),
+                (
+                    "another protocol on a frontend's port",
+                    first(UDP, (scene.client, 40_000), (scene.cluster_ip, 80)),
+                ),
+                (
+                    "a pod's own address",
+                    first(TCP, (scene.client, 40_000), (scene.remote, 8080)),
+                ),
+            ] {
+                for at in At::ALL {
+                    world.check(
+                        sentence,
+                        at,
+                        EXTERNAL,
+                        &packet,
+                        Expected::passes(&packet, Reason::NotService),
+                    );
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,137 @@
+//! A service port as the maps have it.
+
+use std::net::IpAddr;
+
+use lb_common::abi::{FrontendKind, endpoint_flag, plan_flag};
+
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+
+/// Classes of endpoints, by their place in a plan's counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    LocalReady,
+    LocalHinted,
+    RemoteHinted,
+    RemoteReady,
+    LocalTerminating,
+    RemoteTerminating,
+}
+
+impl Class {
+    pub const ALL: [Self; 6] = [
+        Self::LocalReady,
+        Self::LocalHinted,
+        Self::RemoteHinted,
+        Self::RemoteReady,
+        Self::LocalTerminating,
+        Self::RemoteTerminating,
+    ];
+
+    pub fn is_local(self) -> bool {
+        matches!(
+            self,
+            Self::LocalReady | Self::LocalHinted | Self::LocalTerminating
+        )
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointSpec {
+    pub class: Class,
+    pub address: IpAddr,
+    pub port: u16,
+    pub flags: u16,
+}
+
+#[derive(Clone, Debug)]
+pub struct ServiceSpec {
+    pub protocol: u8,
+    pub frontends: Vec<(FrontendKind, IpAddr, u16)>,
+    pub endpoints: Vec<EndpointSpec>,
+    /// Flags of the plan.
+    pub flags: u32,
+    pub affinity_seconds: u32,
+    /// Networks that LoadBalancer addresses are open to; none means all.
+    pub source_ranges: Vec<(IpAddr, u8)>,
+}
+
+impl ServiceSpec {
+    pub fn new(protocol: u8) -> Self {
+        Self {
+            protocol,
+            frontends: Vec::new(),
+            endpoints: Vec::new(),
+            flags: 0,
+            affinity_seconds: 0,
+            source_ranges: Vec::new(),
+        }
+    }
+
+    pub fn cluster_ip(self, address: IpAddr, port: u16) -> Self {
+        self.frontend(FrontendKind::ClusterIp, address, port)
+    }
+
+    pub fn node_port(self, address: IpAddr, port: u16) -> Self {
+        self.frontend(FrontendKind::NodePort, address, port)
+    }
+
+    pub fn load_balancer(self, address: IpAddr, port: u16) -> Self {
+        self.frontend(FrontendKind::LoadBalancerIp, address, port)
+    }
+
+    pub fn frontend(mut self, kind: FrontendKind, address: IpAddr, port: u16) -> Self {
+        self.frontends.push((kind, address, port));
+        self
+    }
+
+    /// A ready endpoint in the pods' network of another node.
+    pub fn remote(self, address: IpAddr, port: u16) -> Self {
+        self.endpoint(Class::RemoteReady, address, port)
+    }
+
+    /// A ready endpoint on this node.
+    pub fn local(self, address: IpAddr, port: u16) -> Self {
+        self.endpoint(Class::LocalReady, address, port)
+    }
+
+    /// A pod in the cluster's pod network.
+    pub fn endpoint(mut self, class: Class, address: IpAddr, port: u16) -> Self {
+        let local = match class.is_local() {
+            true => endpoint_flag::LOCAL,
+            false => 0,
+        };
+        self.endpoints.push(EndpointSpec {
+            class,
+            address,
+            port,
+            flags: local | endpoint_flag::IN_CLUSTER,
+        });
+        self
+    }
+
+    /// A host-network pod of this node.
+    pub fn host(mut self, address: IpAddr, port: u16) -> Self {
+        self.endpoints.push(EndpointSpec {
+            class: Class::LocalReady,
+            address,
+            port,
+            flags: endpoint_flag::LOCAL | endpoint_flag::HOST,
+        });
+        self
+    }
+
+    pub fn flags(self, flags: u32) -> Self {
+        Self { flags, ..self }
+    }
+
+    /// externalTrafficPolicy: Local.
+    pub fn external_local(self) -> Self {
+        self.flags(plan_flag::EXTERNAL_LOCAL)
+    }
+
+    pub fn source_range(mut self, network: IpAddr, prefix: u8) -> Self {
+        self.source_ranges.push((network, prefix));
+        self
+    }
+}

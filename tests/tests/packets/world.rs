@@ -1,0 +1,635 @@
+//! The programs in the kernel, with maps to fill and counters to compare.
+
+use std::{
+    mem::{offset_of, transmute},
+    net::IpAddr,
+    panic::resume_unwind,
+    path::PathBuf,
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+};
+
+use aya::{
+    TestRun as _, TestRunOptions,
+    maps::{Map, MapData, PerCpuArray, PerCpuValues, lpm_trie::Key},
+    programs::Program,
+    util::nr_cpus,
+};
+use lb_common::{
+    abi::{
+        self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        LocalAddress, Plan, RejectBudget, Service, ServiceStats, SourceRangeKey, config_flag,
+        device_flag,
+    },
+    addr::{Address, Ip4, Ip6},
+    flow::{Flow, tag},
+    verdict::{COUNTERS, Hook, REASONS, Reason},
+};
+use lb_tests::packet::difference;
+use node_lb::{
+    datapath::{
+        Loaded, OBJECT, Pins, Settings,
+        bpf::{BatchMap, MappedArray},
+        cleanup, load, preflight,
+    },
+    flows::clock,
+};
+
+use super::{
+    scene::{self, EXTERNAL, NARROW, POD, Scene},
+    service::{Class, ServiceSpec},
+};
+
+/// First port for source NAT. There is one only, unless a test says otherwise: so it is known.
+pub const SNAT_PORT: u16 = 50_000;
+/// Records in each flow table.
+const FLOWS: u32 = 1024;
+/// Room for what a packet becomes, in bytes.
+const OUTPUT: usize = 70_000;
+
+/// The programs under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// XDP on a device that completes checksums.
+    Xdp,
+    /// XDP on a virtual device.
+    XdpVirtual,
+    TcIngress,
+    TcEgress,
+}
+
+impl At {
+    pub const ALL: [Self; 4] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress, Self::TcEgress];
+    pub const INGRESS: [Self; 3] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress];
+
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp_ingress",
+            Self::XdpVirtual => "xdp_ingress_virtual",
+            Self::TcIngress => "tc_ingress",
+            Self::TcEgress => "tc_egress",
+        }
+    }
+
+    pub fn is_xdp(self) -> bool {
+        matches!(self, Self::Xdp | Self::XdpVirtual)
+    }
+
+    fn hook(self) -> Hook {
+        match self {
+            Self::Xdp | Self::XdpVirtual => Hook::Xdp,
+            Self::TcIngress => Hook::TcIngress,
+            Self::TcEgress => Hook::TcEgress,
+        }
+    }
+}
+
+/// What a program told the kernel to do with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Pass,
+    Drop,
+    /// Out of the device it came in by. TC has no other word for that than `Redirect`.
+    Transmit,
+    Redirect,
+}
+
+impl Action {
+    fn of(at: At, value: u32) -> Self {
+        match (at.is_xdp(), value) {
+            (true, 1) | (false, 2) => Self::Drop,
+            (true, 2) | (false, u32::MAX) => Self::Pass,
+            (true, 3) => Self::Transmit,
+            (true, 4) | (false, 7) => Self::Redirect,
+            _ => panic!("{} returned {value}", at.program()),
+        }
+    }
+
+    fn at(self, at: At) -> Self {
+        match self {
+            Self::Transmit if !at.is_xdp() => Self::Redirect,
+            action => action,
+        }
+    }
+}
+
+/// What is expected of a run: the action, the frame then, and what is counted.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    action: Action,
+    /// Dropped frames do not matter.
+    frame: Option<Vec<u8>>,
+    reason: Reason,
+    opens: Option<bool>,
+}
+
+impl Expected {
+    pub fn passes(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
+        Self::new(Action::Pass, Some(frame.into()), reason)
+    }
+
+    pub fn transmits(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
+        Self::new(Action::Transmit, Some(frame.into()), reason)
+    }
+
+    pub fn redirects(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
+        Self::new(Action::Redirect, Some(frame.into()), reason)
+    }
+
+    pub fn drops(reason: Reason) -> Self {
+        Self::new(Action::Drop, None, reason)
+    }
+
+    fn new(action: Action, frame: Option<Vec<u8>>, reason: Reason) -> Self {
+        Self {
+            action,
+            frame,
+            reason,
+            opens: None,
+        }
+    }
+
+    /// A connection is counted, whatever the reason says.
+    pub fn and_opens(self) -> Self {
+        Self {
+            opens: Some(true),
+            ..self
+        }
+    }
+
+    /// How connections, rejections and drops of services are to move.
+    fn stats(&self, at: At) -> [u64; 3] {
+        let opens = self.opens.unwrap_or(self.reason == Reason::Opened);
+        let ingress = at != At::TcEgress;
+        let rejected = match self.reason {
+            Reason::NoEndpoints => true,
+            Reason::AnswerRateLimited => !opens,
+            _ => false,
+        };
+        let dropped = matches!(
+            self.reason,
+            Reason::NoLocalEndpoints
+                | Reason::SourceRange
+                | Reason::NotProgrammed
+                | Reason::FlowTableFull
+                | Reason::SnatPortsExhausted
+                | Reason::InsertRace
+                | Reason::NoNodeAddress
+        );
+        [opens, rejected, dropped && ingress].map(u64::from)
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub action: Action,
+    pub frame: Vec<u8>,
+    /// Counters that moved, and by how much.
+    pub counted: Vec<(Hook, Reason, u64)>,
+    /// Connections, rejections and drops counted for services.
+    pub stats: [u64; 3],
+}
+
+/// A node with node-lb's programs.
+pub struct World {
+    loaded: Loaded,
+    config: MappedArray<Config>,
+    services: MappedArray<Service>,
+    plans: MappedArray<Plan>,
+    endpoints: MappedArray<Endpoint>,
+    states: MappedArray<EndpointState>,
+    stats: MappedArray<ServiceStats>,
+    frontends4: BatchMap<FrontendKey<Ip4>, Frontend>,
+    frontends6: BatchMap<FrontendKey<Ip6>, Frontend>,
+    source_ranges: BatchMap<Key<SourceRangeKey>, u8>,
+    fragments: BatchMap<FragmentKey, u32>,
+    flows4: MappedArray<[u64; 8]>,
+    flows6: MappedArray<[u64; 16]>,
+    counters: PerCpuArray<MapData, u64>,
+    budget: PerCpuArray<MapData, RejectBudget>,
+    counted: Vec<u64>,
+    summed: [u64; 3],
+    /// Next service, and next endpoint slot.
+    next: (u32, u32),
+    _pins: Pins,
+    _root: Root,
+}
+
+/// Runs a test on a node of its own.
+pub fn world(test: impl FnOnce(&mut World) + Send) {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            scene::enter();
+            test(&mut World::new());
+        });
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+    });
+}
+
+/// Compares everything that came of a run.
+#[track_caller]
+pub fn assert_expected(name: &str, at: At, found: &Outcome, expected: &Expected) {
+    let wanted = vec![(at.hook(), expected.reason, 1)];
+    assert_eq!(
+        (found.action, &found.counted),
+        (expected.action.at(at), &wanted),
+        "{name}"
+    );
+    if let Some(wanted) = &expected.frame
+        && let Some(difference) = difference(wanted, &found.frame)
+    {
+        panic!("{name}: the frame is another\n{difference}");
+    }
+    let counted = expected.stats(at);
+    assert_eq!(
+        found.stats, counted,
+        "{name}: connections, rejected, dropped"
+    );
+}
+
+/// Running packets.
+impl World {
+    /// Sends a frame through a program and compares everything: the action, the frame, each counter.
+    #[track_caller]
+    pub fn check(
+        &mut self,
+        sentence: &str,
+        at: At,
+        device: &str,
+        frame: impl Into<Vec<u8>>,
+        expected: Expected,
+    ) {
+        let frame = frame.into();
+        let found = self.run(at, device, &frame);
+        let name = format!("{sentence} ({} on {device})", at.program());
+        assert_expected(&name, at, &found, &expected);
+    }
+
+    /// Sends a frame through a program.
+    pub fn run(&mut self, at: At, device: &str, frame: &[u8]) -> Outcome {
+        self.run_as(at, device, frame, 0)
+    }
+
+    /// [`World::run`] with a frame that a device will segment, each with `gso_size` bytes (TC only).
+    pub fn run_as(&mut self, at: At, device: &str, frame: &[u8], gso_size: u32) -> Outcome {
+        let ifindex = scene::index(device);
+        let mut output = vec![0; OUTPUT];
+        // `struct xdp_md` and `struct __sk_buff`, all words of 32 bits.
+        let context: Vec<u32> = match at.is_xdp() {
+            true => vec![0, frame.len() as u32, 0, ifindex, 0, 0],
+            false => {
+                let mut context = vec![0; 48];
+                context[10] = ifindex;
+                context[44] = gso_size;
+                context
+            }
+        };
+        let context: Vec<u8> = context.into_iter().flat_map(u32::to_ne_bytes).collect();
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut output),
+            ctx_in: Some(&context),
+            ..TestRunOptions::default()
+        };
+        let result = match self.loaded.program_mut(at.program()).unwrap() {
+            Program::Xdp(program) => program.test_run(options),
+            Program::SchedClassifier(program) => program.test_run(options),
+            _ => unreachable!("packets are for XDP and TC"),
+        };
+        let result = result
+            .unwrap_or_else(|error| panic!("{} on {} bytes: {error:?}", at.program(), frame.len()));
+        output.truncate(result.data_size_out as usize);
+        Outcome {
+            action: Action::of(at, result.return_value),
+            frame: output,
+            counted: self.newly_counted(),
+            stats: self.newly_summed(),
+        }
+    }
+
+    fn newly_counted(&mut self) -> Vec<(Hook, Reason, u64)> {
+        let now = self.read_counters();
+        let before = std::mem::replace(&mut self.counted, now);
+        let differences = self.counted.iter().zip(before).enumerate();
+        differences
+            .filter(|(_, (now, before))| *now != before)
+            .map(|(index, (now, before))| {
+                let hook = Hook::ALL[index / REASONS];
+                (hook, Reason::ALL[index % REASONS], now - before)
+            })
+            .collect()
+    }
+
+    fn read_counters(&self) -> Vec<u64> {
+        (0..COUNTERS as u32)
+            .map(|index| self.counters.get(&index, 0).unwrap().iter().sum())
+            .collect()
+    }
+
+    /// Also makes sure that endpoints' connections are those of services.
+    fn newly_summed(&mut self) -> [u64; 3] {
+        let services = self.stats.iter(0..self.next.0);
+        let now = services.fold([0; 3], |[a, b, c], (_, stats)| {
+            [a + stats.connections, b + stats.rejected, c + stats.dropped]
+        });
+        let states = self.states.iter(0..self.next.1);
+        let connections: u64 = states.map(|(_, state)| state.connections).sum();
+        assert_eq!(
+            connections, now[0],
+            "connections of endpoints and of services"
+        );
+        let before = std::mem::replace(&mut self.summed, now);
+        [0, 1, 2].map(|i| now[i] - before[i])
+    }
+}
+
+/// Filling maps.
+impl World {
+    /// Adds a service. Its number is also that of its plan.
+    pub fn add(&mut self, spec: &ServiceSpec) -> u32 {
+        let (id, first) = self.next;
+        let mut plan = Plan {
+            service: id,
+            first,
+            flags: spec.flags,
+            affinity_seconds: spec.affinity_seconds,
+            source_set: if spec.source_ranges.is_empty() { 0 } else { id },
+            ..Plan::default()
+        };
+        let mut slot = first;
+        for class in Class::ALL {
+            for endpoint in spec.endpoints.iter().filter(|e| e.class == class) {
+                plan.counts[class as usize] += 1;
+                let value = Endpoint {
+                    address: endpoint.address.into(),
+                    port: endpoint.port,
+                    flags: endpoint.flags,
+                    id: slot,
+                };
+                self.endpoints.write(slot, &value);
+                let state = EndpointState {
+                    slots: [slot, u32::MAX],
+                    connections: 0,
+                };
+                self.states.write(slot, &state);
+                slot += 1;
+            }
+        }
+        for (network, prefix) in &spec.source_ranges {
+            let key = SourceRangeKey {
+                set: id.to_be(),
+                address: (*network).into(),
+            };
+            let mapped = if network.is_ipv4() { 96 } else { 0 };
+            let key = Key::new(32 + mapped + u32::from(*prefix), key);
+            self.source_ranges.update(&[key], &[1]).unwrap();
+        }
+        self.plans.write(id, &plan);
+        self.services.write(
+            id,
+            &Service {
+                plan: id,
+                name_hash: 0,
+            },
+        );
+        for (kind, address, port) in &spec.frontends {
+            self.add_frontend(*kind, *address, *port, spec.protocol, id);
+        }
+        self.next = (id + 1, slot);
+        id
+    }
+
+    fn add_frontend(
+        &self,
+        kind: abi::FrontendKind,
+        address: IpAddr,
+        port: u16,
+        protocol: u8,
+        service: u32,
+    ) {
+        let value = Frontend {
+            service,
+            kind: kind as u8,
+            pad: [0; 3],
+        };
+        match address {
+            IpAddr::V4(address) => self
+                .frontends4
+                .update(&[key(address.into(), port, protocol)], &[value]),
+            IpAddr::V6(address) => self
+                .frontends6
+                .update(&[key(address.into(), port, protocol)], &[value]),
+        }
+        .unwrap();
+    }
+
+    /// Takes a service's plan away, as if the agent had not written it yet.
+    pub fn unpublish(&self, service: u32) {
+        self.services.write(service, &Service::default());
+    }
+
+    /// Changes the node's settings.
+    pub fn configure(&self, change: impl FnOnce(&mut Config)) {
+        let mut config = self.config.read(0);
+        change(&mut config);
+        self.config.write(0, &config);
+    }
+
+    /// Says that routes or neighbours changed.
+    pub fn next_hops_changed(&self) {
+        let offset = offset_of!(Config, hop_generation);
+        self.config
+            .u32_at(0, offset)
+            .fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The source and destination that a live flow's packets get.
+    pub fn translation(
+        &self,
+        protocol: u8,
+        from: (IpAddr, u16),
+        to: (IpAddr, u16),
+    ) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+        // SAFETY: records are plain words in the map as well.
+        let v4 = |(_, words)| unsafe { transmute::<[u64; 8], Flow<Ip4>>(words) };
+        // SAFETY: as above.
+        let v6 = |(_, words)| unsafe { transmute::<[u64; 16], Flow<Ip6>>(words) };
+        match from.0 {
+            IpAddr::V4(_) => translation(self.flows4.iter(0..FLOWS).map(v4), protocol, from, to),
+            IpAddr::V6(_) => translation(self.flows6.iter(0..FLOWS).map(v6), protocol, from, to),
+        }
+    }
+
+    /// Forgets flows.
+    pub fn forget_flows(&self) {
+        for index in 0..FLOWS {
+            self.flows4.write(index, &[0; 8]);
+            self.flows6.write(index, &[0; 16]);
+        }
+    }
+
+    /// Forgets flows, fragments and answers given.
+    pub fn forget(&mut self) {
+        self.forget_flows();
+        let entries = self.fragments.entries().unwrap();
+        let keys: Vec<_> = entries.into_iter().map(|(key, _)| key).collect();
+        self.fragments.delete(&keys).unwrap();
+        let fresh = vec![RejectBudget::default(); nr_cpus().unwrap()];
+        self.budget
+            .set(0, PerCpuValues::try_from(fresh).unwrap(), 0)
+            .unwrap();
+    }
+
+    fn new() -> Self {
+        let root = Root::new();
+        let pins = Pins::open(&root.0, abi::VERSION).unwrap();
+        let mut settings = Settings::default()
+            .max_entries("FLOWS4", FLOWS)
+            .max_entries("FLOWS6", FLOWS);
+        for (map, entries) in [
+            ("FRONTENDS4", 4096),
+            ("FRONTENDS6", 4096),
+            ("SERVICES", 1024),
+            ("PLANS", 1024),
+            ("ENDPOINTS", 4096),
+            ("ENDPOINT_STATES", 4096),
+            ("SERVICE_STATS", 1024),
+            ("MAGLEV", 1024),
+            ("AFFINITY", 1024),
+            ("SOCKETS", 1024),
+        ] {
+            settings = settings.max_entries(map, entries);
+        }
+        let programs = At::ALL.map(At::program);
+        let loaded = load(OBJECT, &pins, &programs, &settings).unwrap();
+        let map = |name| loaded.map(name).unwrap();
+        let mut world = Self {
+            config: MappedArray::new(&map("CONFIG")).unwrap(),
+            services: MappedArray::new(&map("SERVICES")).unwrap(),
+            plans: MappedArray::new(&map("PLANS")).unwrap(),
+            endpoints: MappedArray::new(&map("ENDPOINTS")).unwrap(),
+            states: MappedArray::new(&map("ENDPOINT_STATES")).unwrap(),
+            stats: MappedArray::new(&map("SERVICE_STATS")).unwrap(),
+            frontends4: BatchMap::new(&map("FRONTENDS4")).unwrap(),
+            frontends6: BatchMap::new(&map("FRONTENDS6")).unwrap(),
+            source_ranges: BatchMap::new(&map("SOURCE_RANGES")).unwrap(),
+            fragments: BatchMap::new(&map("FRAGMENTS")).unwrap(),
+            flows4: MappedArray::new(&map("FLOWS4")).unwrap(),
+            flows6: MappedArray::new(&map("FLOWS6")).unwrap(),
+            counters: Map::PerCpuArray(map("COUNTERS")).try_into().unwrap(),
+            budget: Map::PerCpuArray(map("REJECT_BUDGET")).try_into().unwrap(),
+            counted: vec![0; COUNTERS],
+            summed: [0; 3],
+            next: (1, 1),
+            loaded,
+            _pins: pins,
+            _root: root,
+        };
+        world.settle_in();
+        world
+    }
+
+    /// The settings that tests start from.
+    fn settle_in(&mut self) {
+        let (v4, v6) = (Scene::v4(), Scene::v6());
+        let hz = clock::hz();
+        self.config.write(
+            0,
+            &Config {
+                secret: [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210],
+                flags: config_flag::DETECT_BY_CIDR,
+                hop_generation: 1,
+                node4: Ip4::from_mapped(v4.node.into()),
+                node6: v6.node.into(),
+                pods4: Ip4::from_mapped(v4.local.into()),
+                pods6: v6.local.into(),
+                pods4_prefix: 24,
+                pods6_prefix: 64,
+                snat_first: SNAT_PORT.into(),
+                snat_count: 1,
+                tick_shift: clock::TickRate::of_kernel().shift,
+                hz,
+                reject_rate: 1000,
+                flow_mask4: FLOWS - 1,
+                flow_mask6: FLOWS - 1,
+                ..Config::default()
+            },
+        );
+        let devices = BatchMap::new(&self.loaded.map("DEVICES").unwrap()).unwrap();
+        for (device, flags) in [
+            (EXTERNAL, device_flag::XDP_TARGET),
+            (NARROW, device_flag::XDP_TARGET),
+            (POD, device_flag::PODS),
+        ] {
+            let value = Device { flags, pad: 0 };
+            devices.update(&[scene::index(device)], &[value]).unwrap();
+        }
+        let local = BatchMap::new(&self.loaded.map("LOCAL_ADDRESSES").unwrap()).unwrap();
+        for scene in [v4, v6] {
+            let node: Ip6 = scene.node.into();
+            local.update(&[node], &[LocalAddress::default()]).unwrap();
+        }
+    }
+
+    /// The kernel's description of a program.
+    pub fn program_info(&mut self, at: At) -> aya::programs::ProgramInfo {
+        self.loaded
+            .program_mut(at.program())
+            .unwrap()
+            .info()
+            .unwrap()
+    }
+}
+
+fn translation<A: Address>(
+    mut records: impl Iterator<Item = Flow<A>>,
+    protocol: u8,
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
+) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+    let ip = |address: A| IpAddr::from(address.to_mapped());
+    let flow = records.find(|flow| {
+        tag::state(flow.tag) == tag::LIVE
+            && flow.protocol() == protocol
+            && (ip(flow.source), flow.source_port) == from
+            && (ip(flow.destination), flow.destination_port) == to
+    })?;
+    let rewrite = flow.rewrite;
+    Some((
+        (ip(rewrite.source), rewrite.source_port),
+        (ip(rewrite.destination), rewrite.destination_port),
+    ))
+}
+
+fn key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
+    FrontendKey {
+        address,
+        port,
+        protocol,
+        pad: 0,
+    }
+}
+
+/// A `--bpf-root` of a test's own, removed with it.
+struct Root(PathBuf);
+
+impl Root {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = format!("/sys/fs/bpf/node-lb-packets-{}-{number}", process::id());
+        let path = PathBuf::from(path);
+        preflight::check(&path, true).expect("this machine can run the data plane");
+        Self(path)
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if let Err(error) = cleanup(&self.0) {
+            eprintln!("{error}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Programming thousands of services into the kernel's maps: how long it takes, and that one change
+//! costs the same whatever else is there. `--nocapture` shows the figures.
+
+use std::{
+    net::Ipv4Addr,
+    path::PathBuf,
+    process,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use nix::sys::resource::{UsageWho, getrusage};
+use node_lb::{
+    datapath::{
+        Loaded, OBJECT, Pins, Settings,
+        bpf::{BatchMap, MappedArray, synchronize_rcu},
+        cleanup, load, preflight,
+    },
+    model::{
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
+        ServicePort, ServiceType, TrafficPolicy,
+    },
+    plan::{LocalNode, Plan, PlanOptions, plan},
+    program::{Key, NodeFacts, Programmer, maps::Maps},
+};
+
+/// What optimised code needs is far below these; they hold without optimisation and beside others.
+const COLD: Duration = Duration::from_secs(30);
+const CHANGE: Duration = Duration::from_millis(50);
+
+#[test]
+fn ten_thousand_services_of_ten_endpoints() -> Result<()> {
+    measure(10_000, 10)
+}
+
+#[test]
+fn five_thousand_services_of_fifty_endpoints() -> Result<()> {
+    measure(5_000, 50)
+}
+
+fn measure(services: u32, endpoints: u32) -> Result<()> {
+    let root = Root::new()?;
+    let pins = Pins::open(&root.0, 1)?;
+    let loaded = load(OBJECT, &pins, &[], &Settings::default())?;
+    let node = LocalNode::new(&Node::default(), &[], &PlanOptions::default());
+    let objects: Vec<_> = (0..services).map(|n| service(n, endpoints)).collect();
+    let plan_of = |(service, slice): &(Service, EndpointSlice)| -> Plan {
+        plan(service, &[slice], &node).ports.swap_remove(0)
+    };
+    println!("{services} services of {endpoints} endpoints:");
+    let memory = resident()?;
+
+    let start = || anyhow::Ok(Programmer::new(maps(&loaded)?, NodeFacts::default())?);
+    let (mut programmer, took) = timed(start)?;
+    println!("  empty maps read in {took}");
+    programmer.finish_adoption();
+    let ((), cold) = timed(|| {
+        for objects in &objects {
+            let plan = plan_of(objects);
+            programmer.apply(Key::of(&plan), Some(&plan))?;
+        }
+        programmer.settle();
+        anyhow::Ok(())
+    })?;
+    println!("  planned and programmed from nothing in {cold}");
+    assert_eq!(programmer.len(), services as usize);
+    assert!(cold.wall < COLD);
+    println!("  {} KiB of memory more", (resident()? - memory) / 1024);
+
+    let mut changes = Vec::new();
+    for n in 0..1000 {
+        let mut changed = objects[n * 7919 % objects.len()].clone();
+        changed.1.endpoints[n % endpoints as usize].ready = false;
+        let since = Instant::now();
+        let plan = plan_of(&changed);
+        programmer.apply(Key::of(&plan), Some(&plan))?;
+        programmer.settle();
+        changes.push(since.elapsed());
+    }
+    changes.sort_unstable();
+    let (p50, p99, max) = (changes[500], changes[990], changes[999]);
+    println!("  one endpoint change: p50 {p50:?}, p99 {p99:?}, max {max:?}");
+    assert!(p99 < CHANGE);
+    let ((), tidied) = timed(|| {
+        programmer.tidy();
+        anyhow::Ok(())
+    })?;
+    println!("  made ready for reuse in {tidied}");
+
+    drop(programmer);
+    let (mut programmer, adopted) = timed(start)?;
+    println!("  taken over after a restart in {adopted}");
+    let ((), applied) = timed(|| {
+        for objects in &objects {
+            let plan = plan_of(objects);
+            programmer.apply(Key::of(&plan), Some(&plan))?;
+        }
+        programmer.settle();
+        programmer.finish_adoption();
+        anyhow::Ok(())
+    })?;
+    println!("  brought into line after it in {applied}");
+    assert_eq!(programmer.len(), services as usize);
+    assert_eq!(programmer.waiting().count(), 0);
+    Ok(())
+}
+
+fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
+    let name = ObjectName {
+        namespace: "scale".into(),
+        name: format!("service-{n}"),
+    };
+    let service = Service {
+        name: name.clone(),
+        service_type: ServiceType::ClusterIp,
+        cluster_ips: vec![Ipv4Addr::from_bits(0x0a60_0000 + n).into()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![ServicePort {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: 0,
+        }],
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        load_balancer_source_ranges: Vec::new(),
+        health_check_node_port: 0,
+        session_affinity: None,
+        algorithm: Algorithm::Random,
+    };
+    let endpoint = |i| Endpoint {
+        address: Ipv4Addr::from_bits(0x0a80_0000 + n * endpoints + i).into(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node_name: None,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    };
+    let slice = EndpointSlice {
+        service: name.name.clone(),
+        name,
+        ports: vec![EndpointPort {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        }],
+        endpoints: (0..endpoints).map(endpoint).collect(),
+    };
+    (service, slice)
+}
+
+fn maps(loaded: &Loaded) -> Result<Maps> {
+    let map = |name| loaded.map(name);
+    Ok(Maps {
+        frontends4: Box::new(BatchMap::new(&map("FRONTENDS4")?)?),
+        frontends6: Box::new(BatchMap::new(&map("FRONTENDS6")?)?),
+        services: Box::new(MappedArray::new(&map("SERVICES")?)?),
+        plans: Box::new(MappedArray::new(&map("PLANS")?)?),
+        endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
+        endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
+        service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
+        maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
+        source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
+        grace: Box::new(synchronize_rcu),
+    })
+}
+
+/// How long something took.
+struct Cost {
+    wall: Duration,
+    cpu: Duration,
+}
+
+impl std::fmt::Display for Cost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1?} ({:.1?} of CPU)", self.wall, self.cpu)
+    }
+}
+
+fn timed<T, E: Into<anyhow::Error>>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, Cost)> {
+    let (since, cpu) = (Instant::now(), cpu()?);
+    let done = work().map_err(Into::into)?;
+    let cost = Cost {
+        wall: since.elapsed(),
+        cpu: self::cpu()?.saturating_sub(cpu),
+    };
+    Ok((done, cost))
+}
+
+/// CPU time of this thread.
+fn cpu() -> Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD)?;
+    let times = [usage.user_time(), usage.system_time()];
+    Ok(times
+        .iter()
+        .map(|t| Duration::from_micros(t.tv_sec() as u64 * 1_000_000 + t.tv_usec() as u64))
+        .sum())
+}
+
+/// Bytes of this process in memory, without what it shares with the kernel.
+fn resident() -> Result<i64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib: i64 = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .context("no RssAnon in /proc/self/status")?
+        .parse()?;
+    Ok(kib * 1024)
+}
+
+/// A place for pins, removed with what is there.
+struct Root(PathBuf);
+
+impl Root {
+    fn new() -> Result<Self> {
+        let name = format!(
+            "/sys/fs/bpf/node-lb-scale-{}-{:?}",
+            process::id(),
+            std::thread::current().id()
+        );
+        let path = PathBuf::from(name.replace(['(', ')'], ""));
+        preflight::check(&path, true).map_err(|unmet| {
+            anyhow::anyhow!("this machine cannot run the data plane: {unmet:?}")
+        })?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if let Err(error) = cleanup(&self.0) {
+            eprintln!("{error}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! What clients of a Service see, wherever they are and whatever the Service looks like: real sockets
+//! in a lab whose nodes run node-lb. Expectations follow kube-proxy.
+
+mod access;
+mod affinity;
+mod ground;
+mod hairpin;
+mod matrix;
+mod neighbours;
+mod operation;
+mod sizes;
+mod sockets;

@@ -1,0 +1,185 @@
+//! Large transfers, links of different sizes, fragments, and the ICMP errors about them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_tests::{
+    Endpoint, FailureKind, Family, PodNetwork, Request, Topology, lab::Host, traffic::Protocol,
+};
+
+use crate::ground::{Frontend, Ground, PORT, Vips, eventually, harsh};
+
+/// One Service whose endpoint is on node 1 and one whose is on node 2.
+const BOTH: [(Vips, &str); 2] = [(Vips(1), "pod-1-1"), (Vips(2), "pod-2-1")];
+/// The same with externalTrafficPolicy Local.
+const LOCAL: Vips = Vips(3);
+
+#[test]
+fn large_bodies_in_both_directions() -> Result<()> {
+    large_bodies(Topology::default(), "--xdp-mode=native", 10 << 20)
+}
+
+#[test]
+fn large_bodies_among_other_rules() -> Result<()> {
+    large_bodies(harsh(PodNetwork::Routed), "--xdp-mode=native", 1 << 20)
+}
+
+/// Super-packets and checksums that nobody has completed, at each kind of hook.
+#[test]
+fn large_bodies_with_offloads() -> Result<()> {
+    let topology = Topology {
+        wire_checksums: false,
+        ..Topology::default()
+    };
+    for mode in ["--xdp-mode=off", "--xdp-mode=generic", "--xdp-mode=native"] {
+        large_bodies(topology, mode, 1 << 20)?;
+    }
+    Ok(())
+}
+
+fn large_bodies(topology: Topology, mode: &str, bytes: usize) -> Result<()> {
+    let ground = ground(topology, &[mode])?;
+    for (client, vips, family) in cases(&ground) {
+        let target = vips.cluster(family, PORT + 1);
+        let request = Request::http(target).payload(bytes);
+        let reply = request.deadline(Duration::from_secs(20)).send(client);
+        reply.unwrap_or_else(|e| panic!("{mode}: {client} to {target}: {e}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn links_to_pods_may_be_smaller() -> Result<()> {
+    narrow(Topology {
+        pod_mtu: 1300,
+        ..Topology::default()
+    })
+}
+
+#[test]
+fn links_between_nodes_may_be_smaller() -> Result<()> {
+    narrow(Topology {
+        wire_mtu: 1300,
+        ..Topology::default()
+    })
+}
+
+#[test]
+fn links_may_be_smaller_among_other_rules() -> Result<()> {
+    narrow(Topology {
+        wire_mtu: 1300,
+        ..harsh(PodNetwork::Bridge)
+    })
+}
+
+fn narrow(topology: Topology) -> Result<()> {
+    let ground = ground(topology, &["--xdp-mode=native"])?;
+    let node = ground.lab().node(1);
+    for (client, vips, family) in cases(&ground) {
+        for frontend in [Frontend::ClusterIp, Frontend::NodePort] {
+            let target = vips.at(frontend, family, node);
+            let tcp = Request::tcp(target)
+                .payload(1 << 20)
+                .deadline(Duration::from_secs(10));
+            tcp.send(client)
+                .unwrap_or_else(|e| panic!("TCP from {client} to {target}: {e}"));
+            // The first datagrams may be lost to learning the path's MTU, each way.
+            let udp = Request::udp(target)
+                .payload(1400)
+                .deadline(Duration::from_millis(300));
+            eventually(&format!("UDP from {client} to {target}"), || {
+                udp.send(client)
+            });
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn fragments_of_datagrams_follow_the_first() -> Result<()> {
+    for (topology, mode) in [
+        (Topology::default(), "--xdp-mode=native"),
+        (Topology::default(), "--xdp-mode=off"),
+        (harsh(PodNetwork::Routed), "--xdp-mode=native"),
+        (harsh(PodNetwork::Bridge), "--xdp-mode=native"),
+    ] {
+        let ground = ground(topology, &[mode])?;
+        let node = ground.lab().node(1);
+        for (client, vips, family) in cases(&ground) {
+            for frontend in [Frontend::ClusterIp, Frontend::NodePort] {
+                let target = vips.at(frontend, family, node);
+                for protocol in [Protocol::Udp, Protocol::UdpUnconnected] {
+                    let reply = Request::new(protocol, target).payload(4000).send(client);
+                    reply.unwrap_or_else(|e| {
+                        panic!("{mode}, {topology:?}: {protocol:?} {client} to {target}: {e}")
+                    });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn closed_ports_of_endpoints_refuse() -> Result<()> {
+    for topology in [Topology::default(), harsh(PodNetwork::Routed)] {
+        let ground = Ground::with(topology, &["--xdp-mode=native"])?;
+        let lab = ground.lab();
+        for (vips, pod) in BOTH {
+            vips.service(lab.manifests()).apply()?;
+            let slices = lab
+                .endpoints(&vips.name())
+                .tcp("lines", 9)
+                .udp("datagrams", 9);
+            slices.with(Endpoint::ready(lab.pod(pod))).apply()?;
+        }
+        ground.settle()?;
+        for (client, vips, family) in cases(&ground) {
+            if vips == LOCAL {
+                continue;
+            }
+            for frontend in [Frontend::ClusterIp, Frontend::NodePort] {
+                for protocol in [Protocol::Tcp, Protocol::Udp] {
+                    let target = vips.at(frontend, family, lab.node(1));
+                    let refused = Request::new(protocol, target).send(client);
+                    let kind = refused.map(drop).map_err(|failure| failure.kind);
+                    assert_eq!(
+                        kind,
+                        Err(FailureKind::Refused),
+                        "{protocol:?} {client} to {target}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ground(topology: Topology, arguments: &[&str]) -> Result<Ground> {
+    let ground = Ground::with(topology, arguments)?;
+    let lab = ground.lab();
+    for (vips, pod) in BOTH {
+        ground.publish(vips, |service| service, [Endpoint::ready(lab.pod(pod))])?;
+    }
+    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
+    ground.publish(LOCAL, |service| service.external_local(), endpoint)?;
+    ground.settle()?;
+    Ok(ground)
+}
+
+/// Each kind of client with each Service, over each family.
+fn cases(ground: &Ground) -> Vec<(&Host, Vips, Family)> {
+    let lab = ground.lab();
+    let clients: [&Host; 3] = [
+        lab.client(),
+        lab.pod("pod-1-2").as_ref(),
+        lab.node(1).as_ref(),
+    ];
+    let mut cases = Vec::new();
+    for client in clients {
+        for vips in [BOTH[0].0, BOTH[1].0, LOCAL] {
+            cases.extend(Family::BOTH.map(|family| (client, vips, family)));
+        }
+    }
+    cases
+}

@@ -1,0 +1,185 @@
+//! The node's own processes, servers on nodes, and connections that look alike.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::Result;
+use lb_tests::{
+    Endpoint, FailureKind, Family, PodNetwork, Request, Serve, Topology, lab::Host,
+    traffic::Protocol,
+};
+
+use crate::ground::{Frontend, Ground, LINES, PORT, Vips, harsh};
+
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::UdpUnconnected];
+
+#[test]
+fn servers_on_a_nodes_own_network_are_reached_from_everywhere() -> Result<()> {
+    for topology in [Topology::default(), harsh(PodNetwork::Bridge)] {
+        let ground = Ground::with(topology, &["--xdp-mode=native"])?;
+        let lab = ground.lab();
+        let (here, there) = (Vips(1), Vips(2));
+        let mut servers = Vec::new();
+        for (vips, node) in [(here, lab.node(1)), (there, lab.node(2))] {
+            for family in Family::BOTH {
+                // Bound to its address, or answers over UDP come from whichever is nearest.
+                let server = Serve::new(node.name()).address(node.ip(family));
+                servers.push(server.tcp(LINES).udp(LINES).start(node)?);
+            }
+            ground.publish(vips, |service| service, [Endpoint::on_node(node)])?;
+        }
+        ground.settle()?;
+        let clients: [&Host; 3] = [
+            lab.client(),
+            lab.pod("pod-1-1").as_ref(),
+            lab.node(1).as_ref(),
+        ];
+        for (vips, server) in [(here, "node-1"), (there, "node-2")] {
+            for (client, frontend, family, protocol) in requests(&clients) {
+                let case = format!("{client} to {server} by {frontend:?} {family:?} {protocol:?}");
+                let target = vips.at(frontend, family, lab.node(1));
+                let reply = Request::new(protocol, target).send(client);
+                let reply = reply.unwrap_or_else(|e| panic!("{case}: {e}"));
+                assert_eq!(reply.server, server, "{case}");
+                assert_eq!(reply.from, target, "{case}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn another_nodes_port_is_that_nodes_business() -> Result<()> {
+    let ground = Ground::new()?;
+    let lab = ground.lab();
+    let vips = Vips(1);
+    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
+    ground.publish(vips, |service| service.external_local(), endpoint)?;
+    ground.settle()?;
+    let clients: [&Host; 2] = [lab.node(1).as_ref(), lab.node(2).as_ref()];
+    for (family, protocol) in [(Family::V4, Protocol::Tcp), (Family::V6, Protocol::Udp)] {
+        let ask = |client: &Host, node| {
+            let request = Request::new(protocol, vips.at(Frontend::NodePort, family, node));
+            let reply = request.deadline(Duration::from_millis(700)).send(client);
+            reply
+                .map(|reply| reply.server)
+                .map_err(|failure| failure.kind)
+        };
+        for client in clients {
+            let own = ask(
+                client,
+                if client.name() == "node-1" {
+                    lab.node(1)
+                } else {
+                    lab.node(2)
+                },
+            );
+            assert_eq!(own.as_deref(), Ok("pod-1-1"), "{client} on its own port");
+        }
+        assert_eq!(ask(clients[1], lab.node(1)).as_deref(), Ok("pod-1-1"));
+        assert_eq!(ask(clients[0], lab.node(2)), Err(FailureKind::Timeout));
+    }
+    Ok(())
+}
+
+#[test]
+fn sockets_can_be_left_to_the_packet_hooks() -> Result<()> {
+    let ground = Ground::with(Topology::default(), &["--socket-lb=off"])?;
+    let lab = ground.lab();
+    let vips = Vips(1);
+    ground.publish(
+        vips,
+        |service| service,
+        [Endpoint::ready(lab.pod("pod-2-1"))],
+    )?;
+    ground.settle()?;
+    let outside: [&Host; 2] = [lab.client(), lab.pod("pod-1-1").as_ref()];
+    for (client, frontend, family, protocol) in requests(&outside) {
+        let request = Request::new(protocol, vips.at(frontend, family, lab.node(1)));
+        request
+            .send(client)
+            .unwrap_or_else(|e| panic!("{client} by {frontend:?}: {e}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn two_services_with_one_backend_take_the_same_client_port() -> Result<()> {
+    let ground = Ground::new()?;
+    let lab = ground.lab();
+    let (one, two) = (Vips(1), Vips(2));
+    for vips in [one, two] {
+        let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
+        ground.publish(vips, |service| service.external_local(), endpoint)?;
+    }
+    ground.settle()?;
+    let clients: [&Host; 2] = [lab.client(), lab.pod("pod-1-2").as_ref()];
+    for (client, frontend, family, protocol) in requests(&clients) {
+        if protocol == Protocol::UdpUnconnected {
+            continue; // Two such sockets cannot share a port.
+        }
+        let targets = [one, two].map(|vips| vips.at(frontend, family, lab.node(1)));
+        let under_way = targets.map(|target: SocketAddr| {
+            let request = Request::new(protocol, target).held_for(Duration::from_millis(200));
+            match protocol {
+                // Connected UDP sockets cannot share one, but flows outlive them.
+                Protocol::Udp => request.held_for(Duration::ZERO),
+                _ => request,
+            }
+            .from_port(42_000)
+        });
+        let case = format!("{client} by {frontend:?} {family:?} {protocol:?}");
+        let answered = |reply: Result<_, _>| {
+            let reply: lb_tests::Reply =
+                reply.unwrap_or_else(|e: lb_tests::Failure| panic!("{case}: {e}"));
+            assert_eq!(reply.server, "pod-1-1", "{case}");
+            reply.from
+        };
+        let from = match protocol {
+            Protocol::Udp => under_way.map(|request| answered(request.send(client))),
+            _ => {
+                let started = under_way.map(|request| request.start(client));
+                started.map(|request| answered(request.and_then(|request| request.reply())))
+            }
+        };
+        assert_eq!(from, targets, "{case}");
+    }
+    Ok(())
+}
+
+#[test]
+fn ports_without_a_service_are_left_alone() -> Result<()> {
+    let ground = Ground::new()?;
+    let lab = ground.lab();
+    let vips = Vips(1);
+    ground.publish(
+        vips,
+        |service| service,
+        [Endpoint::ready(lab.pod("pod-1-1"))],
+    )?;
+    ground.settle()?;
+    let _server = Serve::new("on the node").tcp(PORT).start(lab.node(1))?;
+    for family in Family::BOTH {
+        let reply = Request::tcp(lab.node(1).at(family, PORT)).send(lab.client())?;
+        assert_eq!(
+            (reply.server.as_str(), reply.peer.ip()),
+            ("on the node", lab.client().ip(family))
+        );
+        let direct = Request::tcp(lab.pod("pod-1-1").at(family, LINES)).send(lab.client())?;
+        assert_eq!(direct.peer.ip(), lab.client().ip(family));
+    }
+    Ok(())
+}
+
+fn requests<'a>(
+    clients: &'a [&'a Host],
+) -> impl Iterator<Item = (&'a Host, Frontend, Family, Protocol)> {
+    clients.iter().flat_map(|client| {
+        Frontend::ALL.into_iter().flat_map(move |frontend| {
+            Family::BOTH.into_iter().flat_map(move |family| {
+                PROTOCOLS
+                    .into_iter()
+                    .map(move |protocol| (*client, frontend, family, protocol))
+            })
+        })
+    })
+}

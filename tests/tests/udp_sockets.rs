@@ -1,0 +1,207 @@
+//! Connected UDP sockets whose endpoint is gone are ended, and no others. Needs root.
+
+#[path = "attach/namespace.rs"]
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod namespace;
+#[path = "attach/root.rs"]
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod root;
+
+use std::{
+    collections::HashSet,
+    io::{self, ErrorKind},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::fd::AsRawFd,
+    thread,
+    time::Duration,
+};
+
+use lb_common::{
+    abi::{Socket, SocketKey},
+    addr::Ip6,
+};
+use namespace::Namespace;
+use node_lb::{
+    datapath::bpf::BatchMap,
+    flows::{StaleUdp, UdpSockets, sockets::end},
+};
+
+const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+#[test]
+fn the_process_is_told_and_may_connect_again() {
+    Namespace::new().run(|| {
+        for address in [V4, V6] {
+            let (gone, serving) = (server(address), server(address));
+            let client = connected(address, &gone);
+            client.send(b"before").unwrap();
+
+            assert_eq!(end(&targets(&client, &gone)).unwrap(), 1, "{address}");
+            assert_is_ended(&client);
+            let reason = client.take_error().unwrap().map(|error| error.kind());
+            assert_eq!(reason, Some(ErrorKind::ConnectionAborted));
+
+            client.connect(serving.local_addr().unwrap()).unwrap();
+            client.send(b"again").unwrap();
+            let mut message = [0; 16];
+            let length = serving.recv(&mut message).unwrap();
+            assert_eq!(&message[..length], b"again");
+        }
+    });
+}
+
+#[test]
+fn a_process_that_waits_for_an_answer_is_woken() {
+    Namespace::new().run(|| {
+        let gone = server(V4);
+        let client = connected(V4, &gone);
+        client
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let targets = targets(&client, &gone);
+        let waiting = thread::spawn(move || client.recv(&mut [0; 16]).unwrap_err().kind());
+        thread::sleep(Duration::from_millis(50));
+
+        assert_eq!(end(&targets).unwrap(), 1);
+        assert_eq!(waiting.join().unwrap(), ErrorKind::ConnectionAborted);
+    });
+}
+
+#[test]
+fn an_ipv6_socket_that_talks_ipv4_is_ended_too() {
+    Namespace::new().run(|| {
+        let gone = server(V4);
+        let client = UdpSocket::bind("[::]:0").unwrap();
+        let port = gone.local_addr().unwrap().port();
+        client
+            .connect((Ipv4Addr::LOCALHOST.to_ipv6_mapped(), port))
+            .unwrap();
+
+        assert_eq!(end(&targets(&client, &gone)).unwrap(), 1);
+        assert_is_ended(&client);
+    });
+}
+
+#[test]
+fn no_other_socket_is_touched() {
+    Namespace::new().run(|| {
+        let (gone, serving) = (server(V4), server(V4));
+        // One of the same endpoint that was not translated, one that has gone on to another endpoint,
+        // one that is not connected, and one that is closed.
+        let (untranslated, moved) = (connected(V4, &gone), connected(V4, &serving));
+        let (unconnected, closed) = (server(V4), connected(V4, &gone));
+        let mut targets = targets(&moved, &gone);
+        targets.extend(self::targets(&unconnected, &gone));
+        targets.extend(self::targets(&closed, &gone));
+        drop(closed);
+
+        assert_eq!(end(&targets).unwrap(), 0);
+        untranslated.send(b"x").unwrap();
+        moved.send(b"x").unwrap();
+        unconnected
+            .send_to(b"x", serving.local_addr().unwrap())
+            .unwrap();
+    });
+}
+
+#[test]
+fn sockets_of_other_namespaces_are_out_of_reach() {
+    let (here, there) = (Namespace::new(), Namespace::new());
+    let (gone, client) = there.run(|| {
+        let gone = server(V4);
+        let client = connected(V4, &gone);
+        (gone, client)
+    });
+    let targets = targets(&client, &gone);
+    assert_eq!(here.run(move || end(&targets).unwrap()), 0);
+    client.send(b"x").unwrap();
+}
+
+#[test]
+fn the_map_says_which_sockets_have_a_stale_endpoint() {
+    const SERVICE: u32 = 7;
+    const OTHER: u32 = 8;
+    let root = root::Root::new();
+    let pins = root.pins();
+    let loaded = root::start(&pins);
+    let map = BatchMap::<SocketKey, Socket>::new(&loaded.map("SOCKETS").unwrap()).unwrap();
+
+    Namespace::new().run(move || {
+        let (gone, serving) = (server(V4), server(V4));
+        let stale = connected(V4, &gone);
+        let fine = connected(V4, &serving);
+        let of_another_service = connected(V4, &gone);
+        for (client, endpoint, service) in [
+            (&stale, &gone, SERVICE),
+            (&fine, &serving, SERVICE),
+            (&of_another_service, &gone, OTHER),
+        ] {
+            let endpoint = endpoint.local_addr().unwrap();
+            let key = SocketKey {
+                cookie: cookie(client),
+                address: endpoint.ip().into(),
+                port: endpoint.port(),
+                protocol: libc::IPPROTO_UDP as u16,
+                pad: 0,
+            };
+            let frontend = Socket {
+                address: Ip6::from(Ipv6Addr::LOCALHOST),
+                port: 53,
+                pad: 0,
+                service,
+            };
+            map.update(&[key], &[frontend]).unwrap();
+        }
+        let mut request = StaleUdp::default();
+        request.add(SERVICE, [serving.local_addr().unwrap()]);
+
+        let sockets = UdpSockets::new(map);
+        assert_eq!(sockets.end_stale(&request).unwrap(), 1);
+        assert_is_ended(&stale);
+        fine.send(b"x").unwrap();
+        of_another_service.send(b"x").unwrap();
+        assert_eq!(sockets.end_stale(&request).unwrap(), 0);
+    });
+}
+
+fn server(address: IpAddr) -> UdpSocket {
+    let server = UdpSocket::bind((address, 0)).unwrap();
+    server
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    server
+}
+
+fn connected(address: IpAddr, server: &UdpSocket) -> UdpSocket {
+    let client = UdpSocket::bind((address, 0)).unwrap();
+    client.connect(server.local_addr().unwrap()).unwrap();
+    client
+}
+
+fn targets(client: &UdpSocket, server: &UdpSocket) -> HashSet<(u64, SocketAddr)> {
+    HashSet::from([(cookie(client), server.local_addr().unwrap())])
+}
+
+fn cookie(socket: &UdpSocket) -> u64 {
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the option is eight bytes, which is the room there is.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    cookie
+}
+
+/// Sending fails, as on a socket that was never connected.
+fn assert_is_ended(client: &UdpSocket) {
+    let error = client.send(b"after").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EDESTADDRREQ), "{error}");
+}
