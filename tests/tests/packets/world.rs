@@ -380,7 +380,13 @@ impl World {
             self.source_ranges.update(&[key], &[1]).unwrap();
         }
         self.plans.write(id, &plan);
-        self.services.write(id, &Service { plan: id, name_hash: 0 });
+        self.services.write(
+            id,
+            &Service {
+                plan: id,
+                name_hash: 0,
+            },
+        );
         for (kind, address, port) in &spec.frontends {
             self.add_frontend(*kind, *address, *port, spec.protocol, id);
         }
@@ -539,9 +545,7 @@ impl World {
         let local = BatchMap::new(&self.loaded.map("LOCAL_ADDRESSES").unwrap()).unwrap();
         for scene in [v4, v6] {
             let node: Ip6 = scene.node.into();
-            local
-                .update(&[node], &[LocalAddress::default()])
-                .unwrap();
+            local.update(&[node], &[LocalAddress::default()]).unwrap();
         }
     }
 
