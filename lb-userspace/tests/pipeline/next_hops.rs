@@ -1,7 +1,6 @@
 //! Where packets leave, and which hook sends them.
 
 use lb_common::{
-    abi::device_flag,
     tables::NextHop,
     verdict::{Action, Reason},
 };
