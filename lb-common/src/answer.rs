@@ -18,7 +18,7 @@ const QUOTE_LIMIT: usize = 96;
 const TTL: u8 = 64;
 
 /// What an answer says: ICMP type, code and the word behind the checksum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     pub kind: (u8, u8),
     pub word: u32,

@@ -37,8 +37,9 @@ pub struct Work<A> {
     pub tuple: Tuple<A>,
     /// What identifies another packet: one quoted, or the answers to come.
     pub other: Tuple<A>,
-    /// Who an answer comes from.
+    /// Who an answer comes from, and what it says.
     pub answerer: A,
+    pub message: Message,
     pub fragment: FragmentKey,
     /// For [`Network::settled`].
     pub memory: u64,
@@ -256,8 +257,8 @@ fn refuse<A: Address, T: Tables<A>, F: Frame>(
         Refusal::Drop => Verdict::drop(work.reason),
         Refusal::Reject => {
             work.answerer = work.tuple.destination;
-            let message = Message::port_unreachable::<A>();
-            answer(tables, frame, network, work, message, work.reason)
+            work.message = Message::port_unreachable::<A>();
+            answer(tables, frame, network, work)
         }
     }
 }
@@ -428,7 +429,7 @@ fn send<A: Address, T: Tables<A>, F: Frame>(
     if let Some(stop) = way.stop() {
         return stop;
     }
-    let message = match way {
+    work.message = match way {
         Way::TimeExceeded => Message::time_exceeded::<A>(),
         Way::TooBig => Message::too_big::<A>(flow.hop.mtu),
         _ => {
@@ -440,7 +441,8 @@ fn send<A: Address, T: Tables<A>, F: Frame>(
         }
     };
     work.answerer = tables.config().node();
-    answer(tables, frame, network, work, message, way.reason())
+    work.reason = way.reason();
+    answer(tables, frame, network, work)
 }
 
 /// How a packet of a flow goes on from an ingress hook.
@@ -504,20 +506,13 @@ fn route<A: Address, T: Tables<A>, F: Frame>(
         return Way::TimeExceeded;
     }
     let generation = tables.config().hop_generation as u8;
-    let mut flags = flow.flags;
     if !flow.has(flow_flag::HOP) || flow.hop_generation != generation {
-        let to = &flow.rewrite;
-        match tables.next_hop(network.protocol, &to.source, &to.destination) {
-            NextHop::Known(hop) => flags = remember_hop(tables, record, hop, generation),
-            NextHop::Unresolved(ifindex) if T::ANY_DEVICE => {
-                work.ifindex = ifindex;
-                return Way::Device;
-            }
-            NextHop::None if T::ANY_DEVICE => return Way::NoRoute,
-            _ => return Way::LaterHook,
+        match find_hop(tables, network.protocol, work, record) {
+            Way::Hop => {}
+            way => return way,
         }
     }
-    if !T::ANY_DEVICE && flags & flow_flag::XDP == 0 {
+    if !T::ANY_DEVICE && !flow.has(flow_flag::XDP) {
         return Way::LaterHook;
     }
     let headers = (network.payload - network.offset) as u32;
@@ -562,14 +557,35 @@ fn go<A: Address, F: Frame>(
     }
 }
 
-/// Keeps a next hop in the flow; the flow's flags then.
-#[inline(always)]
-fn remember_hop<A: Address, T: Tables<A>>(
+/// Looks up the next hop of a flow's packets and keeps it in the flow: [`Way::Hop`], or why not. Out of
+/// line: it is rare, and the stack is short.
+#[inline(never)]
+fn find_hop<A: Address, T: Tables<A>>(
     tables: &T,
+    protocol: u8,
+    work: &mut Work<A>,
     record: Record<A>,
-    hop: Hop,
-    generation: u8,
-) -> u16 {
+) -> Way {
+    // SAFETY: live records stay valid until every program that can see them ends.
+    let to = unsafe { &record.as_ref().rewrite };
+    match tables.next_hop(protocol, &to.source, &to.destination) {
+        NextHop::Known(hop) => {
+            remember_hop(tables, record, hop);
+            Way::Hop
+        }
+        NextHop::Unresolved(ifindex) if T::ANY_DEVICE => {
+            work.ifindex = ifindex;
+            Way::Device
+        }
+        NextHop::None if T::ANY_DEVICE => Way::NoRoute,
+        _ => Way::LaterHook,
+    }
+}
+
+/// Keeps a next hop in the flow.
+#[inline(always)]
+fn remember_hop<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, hop: Hop) {
+    let generation = tables.config().hop_generation as u8;
     let xdp = tables.device_flags(hop.ifindex) & device_flag::XDP_TARGET != 0;
     // SAFETY: as in `route`. Another CPU that does the same writes the same; one that reads takes
     // the hop only once the generation, written last, says that it is whole.
@@ -580,7 +596,6 @@ fn remember_hop<A: Address, T: Tables<A>>(
         (*flow).hop = hop;
         (&raw mut (*flow).flags).write_volatile(flags);
         (&raw mut (*flow).hop_generation).write_volatile(generation);
-        flags
     }
 }
 
@@ -666,25 +681,29 @@ fn quoted<A: Address, F: Frame>(frame: &F, at: usize, work: &mut Work<A>) -> Opt
     NonZeroUsize::new(network.payload)
 }
 
-/// Answers a packet with ICMP, within the rate limit.
-#[inline(always)]
+/// Answers a packet with ICMP, within the rate limit: from [`Work::answerer`], for [`Work::reason`].
+#[inline(never)]
 fn answer<A: Address, T: Tables<A>, F: Frame>(
     tables: &T,
     frame: &mut F,
     network: &Network,
     work: &Work<A>,
-    message: Message,
-    reason: Reason,
 ) -> Verdict {
     if network.fragment == Fragment::Later {
-        return Verdict::drop(reason);
+        return Verdict::drop(work.reason);
     }
     if !tables.may_answer() {
         return Verdict::drop(Reason::AnswerRateLimited);
     }
-    match answer::build(frame, network, &message, &work.answerer, &work.tuple.source) {
-        Some(()) => Verdict::answer(reason),
-        None => Verdict::drop(reason),
+    match answer::build(
+        frame,
+        network,
+        &work.message,
+        &work.answerer,
+        &work.tuple.source,
+    ) {
+        Some(()) => Verdict::answer(work.reason),
+        None => Verdict::drop(work.reason),
     }
 }
 
