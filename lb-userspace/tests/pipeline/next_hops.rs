@@ -1,7 +1,6 @@
 //! Where packets leave, and which hook sends them.
 
 use lb_common::{
-    abi::device_flag,
     tables::NextHop,
     verdict::{Action, Reason},
 };
@@ -41,7 +40,7 @@ fn xdp_leaves_what_it_cannot_send_to_a_later_hook() {
             NextHop::Known(scene::hop(2)),
         ] {
             let mut tables = scene.tables();
-            let pod_side = tables.add_device("veth0", device_flag::PARTIAL_CHECKSUMS);
+            let pod_side = tables.add_device("veth0", 0);
             assert_eq!(pod_side, 2);
             tables.add_route(endpoint.into(), unreachable);
             let sent = scene.opening(4000);
