@@ -65,7 +65,9 @@ proptest! {
 fn a_record_being_claimed_is_a_rival() {
     let flows = FlowTable::<Ip4>::new(16);
     let tuple = tuple::<Ip4>(1);
-    let claim = claim(&flows, &tuple).ok().expect("an empty table");
+    let Ok(claim) = claim(&flows, &tuple) else {
+        panic!("the table is empty");
+    };
     assert!(table::find(&flows, &tuple).is_none(), "not visible yet");
     assert_eq!(open(&flows, &tuple, 0), Err(Refused::Race));
 
