@@ -56,7 +56,7 @@ pub fn incoming<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
     };
     let key = key(ctx, address, port(ctx), protocol(ctx));
     // SAFETY: an entry is written once for a socket and endpoint.
-    if let Some(socket) = unsafe { SOCKETS.get(&key) } {
+    if let Some(socket) = unsafe { SOCKETS.get(key) } {
         D::write(ctx, socket.address);
         write_port(ctx, socket.port);
     }
@@ -181,7 +181,7 @@ fn redirect<A: FamilyMaps, D: SocketAddress>(
                 service,
             };
             // A full table of an LRU map makes room; nothing else can fail.
-            let _ = SOCKETS.insert(&key, &value, 0);
+            let _ = SOCKETS.insert(key, value, 0);
             D::write(ctx, endpoint.to_mapped());
             write_port(ctx, port);
             Reason::SocketTranslated

@@ -123,7 +123,7 @@ fn act(verdict: Verdict, frame: &SkbFrame) -> i32 {
                 bpf_redirect_neigh(verdict.ifindex, core::ptr::null_mut(), 0, 0) as i32
             }
             Action::Answer => bpf_redirect(frame.ifindex(), 0) as i32,
-            Action::Drop => TC_ACT_SHOT as i32,
+            Action::Drop => TC_ACT_SHOT,
         }
     }
 }

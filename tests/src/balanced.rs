@@ -170,6 +170,7 @@ pub fn spec(node: &Node, arguments: &[&str]) -> Result<AgentSpec> {
     let source = format!("dir:{}", node.manifests().display());
     let cgroup = node.cgroup_root.display().to_string();
     let pins = node.pin_root.display().to_string();
+    let socket = node.dir.join("agent.sock").display().to_string();
     let own = [
         "agent",
         "--source",
@@ -180,6 +181,8 @@ pub fn spec(node: &Node, arguments: &[&str]) -> Result<AgentSpec> {
         &cgroup,
         "--bpf-root",
         &pins,
+        "--socket",
+        &socket,
         "--cluster-cidr",
         CLUSTER_CIDR,
     ];

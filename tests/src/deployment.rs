@@ -24,7 +24,7 @@ pub struct Deployment {
     replicas: Vec<Replica>,
     /// How many pods there have been.
     started: u32,
-    /// How long a terminating pod serves on as before: its `preStop` sleep.
+    /// How long a pod serves on as before once it terminates, and once nothing new is sent to it.
     grace: Duration,
     processes: bool,
 }
@@ -112,6 +112,8 @@ impl Deployment {
     /// Ends the `count` oldest pods, which traffic is taken away from first.
     pub fn remove_oldest(&mut self, ground: &Balanced, count: usize) -> Result<()> {
         self.mark_oldest(ground, count, Condition::Gone)?;
+        // UDP flows leave an endpoint soon after the maps have changed, not at the same instant.
+        thread::sleep(self.grace);
         let old: Vec<_> = self.replicas.drain(..count).collect();
         let mut pods = Vec::new();
         for Replica { pod, server, .. } in old {

@@ -65,9 +65,7 @@ proptest! {
 fn a_record_being_claimed_is_a_rival() {
     let flows = FlowTable::<Ip4>::new(16);
     let tuple = tuple::<Ip4>(1);
-    let Ok(claim) = claim(&flows, &tuple) else {
-        panic!("the table is empty");
-    };
+    let claim = claim(&flows, &tuple).expect("an empty table");
     assert!(table::find(&flows, &tuple).is_none(), "not visible yet");
     assert_eq!(open(&flows, &tuple, 0), Err(Refused::Race));
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, BufRead, BufReader, Write};
-use std::mem;
+use std::mem::ManuallyDrop;
 use std::process::{Child, ChildStdout, Stdio};
 use std::thread::{self, JoinHandle};
 
@@ -107,7 +107,8 @@ impl<J: Job> Running<J> {
         stdin
             .write_all(STAY.as_bytes())
             .context("lab-tool is gone")?;
-        mem::forget(child);
+        // Not killed on drop: it is to outlive this process.
+        let _ = ManuallyDrop::new(child);
         Ok(())
     }
 
@@ -174,7 +175,8 @@ pub fn run_as_child<J: Job>(json: &str) -> Result<()> {
         let _ = io::stdin().lock().read_line(&mut line);
         if line == STAY {
             detach();
-            mem::forget(stop);
+            // Never dropped: that would say stop.
+            let _ = ManuallyDrop::new(stop);
         } else if let Ok(how) = serde_json::from_str(&line) {
             let _ = stop.send(how);
         }

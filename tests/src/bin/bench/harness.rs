@@ -187,7 +187,6 @@ impl<A: Family> Trace<A> {
     }
 
     /// Packets before the trace starts again.
-    #[expect(clippy::len_without_is_empty, reason = "a trace has packets")]
     pub fn len(&self) -> u32 {
         self.length
     }
