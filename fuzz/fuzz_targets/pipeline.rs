@@ -65,6 +65,7 @@ fn tables() -> MemoryTables {
             last: 29_999,
         },
         flow_records: 1 << 12,
+        maglev_rows: 0,
     });
     let slices = [["10.0.0.1", "10.0.1.1"], ["fd00:10::1", "fd00:10::2"]].map(slice);
     let plans = plan(&service(), &slices.iter().collect::<Vec<_>>(), &local);

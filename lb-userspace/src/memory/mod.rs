@@ -51,7 +51,9 @@ pub struct MemoryTables {
     endpoints: Vec<Endpoint>,
     /// Where each endpoint is, by endpoint id.
     slots: HashMap<u32, u32>,
+    /// Lookup tables of [`abi::Plan::maglev_rows`] rows, one after the other.
     maglev: Vec<u16>,
+    maglev_rows: u32,
     /// By number less one.
     source_sets: Vec<Vec<IpNet>>,
     local_addresses: HashSet<IpAddr>,
@@ -133,21 +135,6 @@ impl MemoryTables {
         self.answers_left.store(answers, Relaxed);
     }
 
-    /// Gives a service's sets their Maglev lookup tables of equal length: in each row the position
-    /// of an endpoint among all of the service's. No rows mean random picks.
-    ///
-    /// # Panics
-    /// If there is no such service, or the tables differ in length.
-    pub fn set_maglev(&mut self, service: u32, cluster: &[u16], local: &[u16]) {
-        assert_eq!(cluster.len(), local.len(), "lookup tables of one length");
-        let plan = &mut self.services.get_mut(&service).expect("a service").plan;
-        plan.maglev_rows = cluster.len() as u32;
-        plan.maglev_cluster = self.maglev.len() as u32;
-        plan.maglev_local = plan.maglev_cluster + plan.maglev_rows;
-        self.maglev.extend(cluster);
-        self.maglev.extend(local);
-    }
-
     /// The number of a service port, as flows and counters name it.
     pub fn service_id(&self, name: &ServicePortName, family: IpFamily) -> Option<u32> {
         let id = self.service_ids.get(&(name.clone(), family)).copied();
@@ -158,7 +145,7 @@ impl MemoryTables {
         self.services.get(&service).map(|service| &service.name)
     }
 
-    /// How a service picks endpoints, whether it has its lookup tables or not.
+    /// How a service is to pick endpoints, even if there are no lookup tables for it.
     pub fn algorithm(&self, service: u32) -> Option<Algorithm> {
         self.services.get(&service).map(|service| service.algorithm)
     }

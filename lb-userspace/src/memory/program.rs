@@ -18,8 +18,9 @@ use lb_common::{
 use super::{FamilyTables, Learnt, MemoryTables, Service};
 use crate::{
     config::PortRange,
-    model::{IpFamily, Protocol, TrafficPolicy},
+    model::{Algorithm, IpFamily, Protocol, TrafficPolicy},
     plan::{EndpointClass, FrontendKind, LocalDetector, LocalNode, Plan, TopologyMode},
+    program::maglev,
 };
 
 /// A prefix length that no network has.
@@ -39,6 +40,9 @@ pub struct Settings<'a> {
     pub ports: PortRange,
     /// Room in each family's flow table; a flow takes two records.
     pub flow_records: u32,
+    /// Length of Maglev lookup tables, a prime. Zero saves the work: whoever only asks for sets of
+    /// endpoints does not miss them.
+    pub maglev_rows: u32,
 }
 
 impl MemoryTables {
@@ -52,6 +56,7 @@ impl MemoryTables {
             endpoints: Vec::new(),
             slots: HashMap::new(),
             maglev: Vec::new(),
+            maglev_rows: settings.maglev_rows,
             source_sets: Vec::new(),
             local_addresses: settings.local_addresses.iter().copied().collect(),
             detector: settings.detector.clone(),
@@ -67,8 +72,7 @@ impl MemoryTables {
     }
 
     /// Replaces all Services. Flows, affinity and counters stay; services and endpoints that are
-    /// still there keep their numbers. Endpoints are picked at random until
-    /// [`MemoryTables::set_maglev`].
+    /// still there keep their numbers.
     ///
     /// Where Services claim the same address the lesser kind of frontend wins, then the first plan.
     /// SCTP is left out, since the pipeline passes it on untouched.
@@ -122,13 +126,13 @@ impl MemoryTables {
                 self.source_sets.len() as u32
             }
         };
-        let content = abi::Plan {
+        let mut content = abi::Plan {
             service,
             first: self.endpoints.len() as u32,
             counts: plan.endpoints.counts().map(|count| count as u32),
             flags: plan_flags(plan),
             affinity_seconds: plan.session_affinity.map_or(0, |timeout| {
-                u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX)
+                u32::try_from(timeout.as_secs().max(1)).unwrap_or(u32::MAX)
             }),
             source_set,
             ..abi::Plan::default()
@@ -137,6 +141,11 @@ impl MemoryTables {
             for address in plan.endpoints.class(class) {
                 self.add_endpoint(service, *address, class);
             }
+        }
+        if plan.algorithm == Algorithm::Maglev && !plan.endpoints.is_empty() {
+            content.maglev_rows = self.maglev_rows;
+            content.maglev_cluster = self.add_lookup_table(plan, plan.endpoints.cluster());
+            content.maglev_local = self.add_lookup_table(plan, plan.endpoints.local());
         }
         let entry = Service {
             name: plan.name.clone(),
@@ -147,15 +156,27 @@ impl MemoryTables {
         service
     }
 
+    /// The first row of a lookup table for one of a plan's sets.
+    fn add_lookup_table(&mut self, plan: &Plan, set: &[SocketAddr]) -> u32 {
+        let first = self.maglev.len() as u32;
+        let mut slots = plan.endpoints.slots().iter();
+        // Every set is a contiguous part of the slots.
+        let offset = slots.position(|slot| Some(slot) == set.first());
+        let offset = offset.unwrap_or_default() as u16;
+        self.maglev
+            .extend(maglev::table(set, offset, self.maglev_rows));
+        first
+    }
+
     fn add_endpoint(&mut self, service: u32, address: SocketAddr, class: EndpointClass) {
         let next = self.endpoint_ids.len() as u32 + 1;
         let id = *self.endpoint_ids.entry((service, address)).or_insert(next);
         let mut flags = 0;
         if is_local(class) {
             flags |= endpoint_flag::LOCAL;
-        }
-        if self.local_addresses.contains(&address.ip()) {
-            flags |= endpoint_flag::HOST;
+            if self.local_addresses.contains(&address.ip()) {
+                flags |= endpoint_flag::HOST;
+            }
         }
         if matches!(&self.detector, LocalDetector::Networks(pods)
             if pods.iter().any(|net| net.contains(&address.ip())))

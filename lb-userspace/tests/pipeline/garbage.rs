@@ -113,7 +113,7 @@ fn headers_that_contradict_themselves_are_malformed() {
                 changed(2, &19u16.to_be_bytes()),
                 changed(2, &23u16.to_be_bytes()),
             ],
-            IpFamily::V6 => vec![changed(0, &[0x40])],
+            IpFamily::V6 => vec![changed(0, &[0x40]), changed(4, &3u16.to_be_bytes())],
         };
         for frame in malformed {
             let outcome = ingress(&tables, &frame);

@@ -33,6 +33,8 @@ pub const LEFT: Ethernet = Ethernet {
     to: [2, 0, 0, 0, 0, 3],
     from: [2, 0, 0, 0, 0, 4],
 };
+/// Length of Maglev lookup tables.
+pub const MAGLEV_ROWS: u32 = 251;
 /// Of the link that they leave by.
 pub const MTU: u16 = 1500;
 
@@ -54,6 +56,7 @@ pub struct Scene {
     pub bypass: bool,
     pub ports: PortRange,
     pub flow_records: u32,
+    pub algorithm: Algorithm,
 }
 
 /// Where an endpoint is and what it can do.
@@ -91,6 +94,7 @@ impl Scene {
             bypass: true,
             ports: SNAT,
             flow_records: 1024,
+            algorithm: Algorithm::Random,
         }
     }
 
@@ -155,6 +159,7 @@ impl Scene {
             bypass: self.bypass,
             ports: self.ports,
             flow_records: self.flow_records,
+            maglev_rows: MAGLEV_ROWS,
         });
         tables.program(&[self.plan()]);
         let ifindex = tables.add_device("eth0", device_flag::XDP_TARGET);
@@ -282,7 +287,7 @@ impl Scene {
             load_balancer_source_ranges: Vec::new(),
             health_check_node_port: 0,
             session_affinity: self.affinity,
-            algorithm: Algorithm::Random,
+            algorithm: self.algorithm,
         }
     }
 

@@ -14,13 +14,14 @@ use lb_common::{
 };
 use node_lb::{
     memory::MemoryTables,
-    model::{IpFamily, TrafficPolicy},
+    model::{Algorithm, IpFamily, TrafficPolicy},
     plan::FrontendKind,
+    program::maglev,
 };
 
 use crate::{
     hooks::ingress,
-    scene::{Client, Place, Scene},
+    scene::{Client, MAGLEV_ROWS, Place, Scene},
 };
 
 const TIMEOUT: u32 = 10_800;
@@ -110,7 +111,7 @@ fn each_new_connection_restarts_the_timeout() {
     let tables = scene.tables();
     let first = pick(&scene, &tables, 1);
     for connection in 1..20 {
-        tables.set_seconds(u32::from(connection) * (TIMEOUT - 1));
+        tables.set_seconds(u32::from(connection) * TIMEOUT);
         assert_eq!(pick(&scene, &tables, 1 + connection), first);
     }
 }
@@ -187,28 +188,49 @@ fn clients_and_services_have_affinity_of_their_own() {
 }
 
 #[test]
-fn maglev_lookup_follows_the_table() {
+fn maglev_lookup_follows_the_tables() {
     let scene = Scene {
-        endpoints: vec![Place::Local, Place::Remote, Place::Remote],
+        endpoints: vec![Place::Remote, Place::Local, Place::Remote, Place::Local],
         external: TrafficPolicy::Local,
+        algorithm: Algorithm::Maglev,
         ..Scene::new(IpFamily::V4, TCP)
     };
-    let mut tables = scene.tables();
-    let cluster: Vec<u16> = (0..13).map(|row| row % 3).collect();
-    tables.set_maglev(1, &cluster, &[0; 13]);
-
-    let mut rows = BTreeSet::new();
-    for port in 1..200 {
-        let tuple = tuple(&scene, port);
-        let row = select::maglev_hash(&tuple) % 13;
-        rows.insert(row);
-        let plan = tables.plan(1).unwrap();
-        let picked = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple);
-        assert_eq!(picked, Some(plan.first + u32::from(cluster[row as usize])));
-        let picked = select::pick(&tables.tc(), plan, Policy::Local, &tuple);
-        assert_eq!(picked, Some(plan.first));
+    let (tables, sets) = (scene.tables(), scene.plan().endpoints);
+    let plan = *tables.plan(1).unwrap();
+    for (policy, set) in [
+        (Policy::Cluster, sets.cluster()),
+        (Policy::Local, sets.local()),
+    ] {
+        let table = maglev::table(set, 0, MAGLEV_ROWS);
+        let mut picks = BTreeSet::new();
+        for port in 1..500 {
+            let tuple = tuple(&scene, port);
+            let row = select::maglev_hash(&tuple) % MAGLEV_ROWS;
+            let index = select::pick(&tables.tc(), &plan, policy, &tuple).unwrap();
+            let picked = tables.endpoint(index).unwrap();
+            let picked = SocketAddr::new(picked.address.into(), picked.port);
+            assert_eq!(picked, set[usize::from(table[row as usize])]);
+            picks.insert(picked);
+        }
+        assert_eq!(picks.len(), set.len());
     }
-    assert_eq!(rows.len(), 13, "every row is somebody's");
+}
+
+#[test]
+fn maglev_keeps_clients_where_they_are_when_others_leave() {
+    let scene = Scene {
+        endpoints: vec![Place::Remote; 5],
+        algorithm: Algorithm::Maglev,
+        ..Scene::new(IpFamily::V4, TCP)
+    };
+    let mut left = scene.clone();
+    left.endpoints[4] = Place::RemoteTerminating;
+    let (before, after) = (scene.tables(), left.tables());
+    let moved = (1..1000)
+        .map(|port| (pick(&scene, &before, port), pick(&scene, &after, port)))
+        .filter(|(before, after)| *before != scene.endpoint(4) && before != after)
+        .count();
+    assert!(moved < 1000 / 8, "{moved}");
 }
 
 #[test]

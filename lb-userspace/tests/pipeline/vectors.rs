@@ -54,6 +54,7 @@ fn tables(scenario: &Scenario, fixture: &Fixture) -> MemoryTables {
         bypass: true,
         ports: SNAT,
         flow_records: 1 << 14,
+        maglev_rows: 0,
     });
     let services = scenario.services();
     let plans: Vec<ServicePlan> = services

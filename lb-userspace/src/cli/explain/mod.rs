@@ -101,6 +101,7 @@ fn tables(snapshot: &Snapshot, config: &Config) -> MemoryTables {
         bypass: netfilter == NetfilterMode::Bypass,
         ports: snat_ports,
         flow_records: 0,
+        maglev_rows: 0,
     });
     let plans = snapshot.plans();
     tables.program(plans.iter().flat_map(|service| &service.ports));
