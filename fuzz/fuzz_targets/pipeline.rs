@@ -74,7 +74,7 @@ fn tables() -> MemoryTables {
         ifindex: 1,
         ethernet: Ethernet::default(),
         mtu: 1500,
-        pad: 0,
+        generation: 0,
     };
     for everywhere in ["0.0.0.0/0", "::/0"] {
         tables.add_route(everywhere.parse().expect("a network"), NextHop::Known(hop));
@@ -85,6 +85,7 @@ fn tables() -> MemoryTables {
 fn service() -> Service {
     Service {
         name: name("web"),
+        uid: None,
         service_type: ServiceType::NodePort,
         cluster_ips: ["172.30.0.1", "fd00:30::1"]
             .map(|ip| ip.parse().expect("an address"))

@@ -7,7 +7,7 @@
 use crate::addr::{Address, Ip4, Ip6};
 
 /// Version of the layouts in this file; part of the path that maps are pinned under.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Declares a map type: `repr(C)`, plain, of a size that must not change unnoticed.
 macro_rules! layout {
@@ -309,6 +309,10 @@ pub mod config_flag {
     pub const BYPASS: u32 = 1 << 3;
     /// Sockets in any network namespace are translated, not only the node's own.
     pub const SOCKETS_OF_PODS: u32 = 1 << 4;
+    /// TCP connections begin with a SYN only: later segments of no flow belong to another service proxy.
+    pub const HANDOVER_IN: u32 = 1 << 5;
+    /// New connections are another service proxy's.
+    pub const HANDOVER_OUT: u32 = 1 << 6;
 }
 
 /// Key of `SOCKETS`: a socket and the endpoint it was sent to.

@@ -15,6 +15,9 @@ pub const UDP: u8 = 17;
 /// Protocol number of SCTP.
 pub const SCTP: u8 = 132;
 
+/// Number of IPv6's routing header.
+const ROUTING: u8 = 43;
+
 /// TCP header flags.
 pub mod tcp_flag {
     pub const FIN: u8 = 0x01;
@@ -140,10 +143,8 @@ pub fn network<A: Address>(packet: Packet, offset: usize) -> Option<Network> {
 /// Reads source and destination address of the IP header at `offset`.
 #[inline(always)]
 pub fn addresses<A: Address>(packet: Packet, offset: usize) -> Option<(A, A)> {
-    Some((
-        packet.load(offset + A::OFFSETS.0)?,
-        packet.load(offset + A::OFFSETS.1)?,
-    ))
+    let [source, destination] = packet.load(offset + A::OFFSETS.0)?;
+    Some((source, destination))
 }
 
 /// Reads ports and flags of the TCP or UDP header at `offset`.
@@ -182,9 +183,7 @@ pub fn is_icmp_error<A: Address>(icmp_type: u8) -> bool {
 #[inline(always)]
 fn network4(packet: Packet, offset: usize) -> Option<Network> {
     // RFC 791, section 3.1: the first three words.
-    let first = u32::from_be(packet.load(offset)?);
-    let second = u32::from_be(packet.load(offset + 4)?);
-    let third = u32::from_be(packet.load(offset + 8)?);
+    let [first, second, third] = packet.load::<[u32; 3]>(offset)?.map(u32::from_be);
     let header = (first >> 24 & 0x0f) as usize * 4;
     let length = first & 0xffff;
     if first >> 28 != 4 || header < Ip4::HEADER {
@@ -215,8 +214,7 @@ fn network4(packet: Packet, offset: usize) -> Option<Network> {
 #[inline(always)]
 fn network6(packet: Packet, offset: usize) -> Option<Network> {
     // RFC 8200, section 3: the first two words.
-    let first = u32::from_be(packet.load(offset)?);
-    let second = u32::from_be(packet.load(offset + 4)?);
+    let [first, second] = packet.load::<[u32; 2]>(offset)?.map(u32::from_be);
     if first >> 28 != 6 {
         return None;
     }
@@ -229,7 +227,7 @@ fn network6(packet: Packet, offset: usize) -> Option<Network> {
     for _ in rolled(EXTENSION_HEADERS) {
         // RFC 8200 section 4, RFC 4302 section 2.2.
         let units = match protocol {
-            0 | 43 | 60 => 8,
+            0 | ROUTING | 60 => 8,
             51 => 4,
             44 => {
                 let word = u32::from_be(packet.load(payload)?);
@@ -248,14 +246,19 @@ fn network6(packet: Packet, offset: usize) -> Option<Network> {
             }
             _ => break,
         };
-        let word = u16::from_be(packet.load(payload)?);
-        let size = usize::from(word as u8);
+        let word = u32::from_be(packet.load(payload)?);
+        // With segments left the destination is only the next stop, and the transport checksum covers
+        // another one (RFC 8200, 4.4 and 8.1): such a packet is the kernel's.
+        if protocol == ROUTING && word as u8 != 0 {
+            break;
+        }
+        let size = usize::from((word >> 16) as u8);
         payload += if units == 8 {
             (size + 1) * 8
         } else {
             (size + 2) * 4
         };
-        protocol = (word >> 8) as u8;
+        protocol = (word >> 24) as u8;
     }
     // A jumbogram's header has no length (RFC 2675).
     let least = payload - offset + least_payload(fragment);

@@ -4,7 +4,7 @@ use crate::{
     addr::{Address, Family},
     checksum::Difference,
     flow::{Flow, flow_flag},
-    frame::Frame,
+    frame::{Frame, change_checksum_in_place},
     packet::Packet,
     parse::{Network, Tuple, UDP, checksum_offset},
 };
@@ -49,7 +49,7 @@ pub fn translate<A: Address, F: Frame>(
 /// becomes what the receiver of the error sent, the error goes where the flow's packets go.
 ///
 /// `own` has the error's own source and destination, `quoted` is the offset of the quoted packet's
-/// ports.
+/// ports. The quoted packet's own checksum is kept valid where it was quoted at all.
 #[inline(never)]
 pub fn translate_error<A: Address, F: Frame>(
     frame: &mut F,
@@ -70,6 +70,7 @@ pub fn translate_error<A: Address, F: Frame>(
     let ports = ports(from, (to.destination_port, to.source_port));
 
     let packet = frame.packet();
+    let checksum = change_quoted_checksum(packet, quoted, flow.protocol(), inner.and(ports));
     store_ports(packet, quoted, to.destination_port, to.source_port)?;
     store_addresses(
         packet,
@@ -81,8 +82,8 @@ pub fn translate_error<A: Address, F: Frame>(
     // IPv4: the quoted header's own checksum makes up for its addresses, and ICMP has no pseudo
     // header.
     let (pseudo, covered) = match A::FAMILY {
-        Family::V4 => (Difference::default(), ports),
-        Family::V6 => (outer, ports.and(inner)),
+        Family::V4 => (Difference::default(), ports.and(checksum)),
+        Family::V6 => (outer, ports.and(inner).and(checksum)),
     };
     frame.change_checksum(network.payload + 2, pseudo, covered, false)?;
     store_addresses(
@@ -92,6 +93,26 @@ pub fn translate_error<A: Address, F: Frame>(
         source,
         &to.destination,
     )
+}
+
+/// Updates the checksum of a quoted packet, whose ports are at an offset: the change of the checksum's
+/// own bytes, none if it was not quoted.
+#[inline(always)]
+fn change_quoted_checksum(
+    packet: Packet,
+    ports: usize,
+    protocol: u8,
+    change: Difference,
+) -> Difference {
+    let offset = ports + checksum_offset(protocol);
+    let Some(old) = packet.load::<u16>(offset) else {
+        return Difference::default();
+    };
+    let changed = change_checksum_in_place(packet, offset, change, protocol == UDP);
+    match changed.and_then(|()| packet.load::<u16>(offset)) {
+        Some(new) => Difference::field(old, new),
+        None => Difference::default(),
+    }
 }
 
 /// Takes one off the time to live, which must be at least two.

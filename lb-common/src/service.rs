@@ -8,7 +8,8 @@ use crate::{
         endpoint_flag, plan_flag,
     },
     addr::Address,
-    parse::Tuple,
+    flow::tcp,
+    parse::{self, Tuple},
     select::Policy,
     tables::Services,
     verdict::Reason,
@@ -54,15 +55,10 @@ pub fn decide<'a, A: Address, S: Services<A>>(
     tuple: &Tuple<A>,
     ifindex: u32,
 ) -> Decision<'a> {
-    let key = FrontendKey {
-        address: tuple.destination,
-        port: tuple.destination_port,
-        protocol: tuple.protocol,
-        pad: 0,
-    };
-    let Some(Frontend { service, kind, .. }) = services.frontend(&key) else {
+    let Ok(found) = u64::try_from(frontend(services, tuple)) else {
         return Decision::Pass;
     };
+    let (service, kind) = (found as u32, (found >> 32) as u8);
     let Some(plan) = services.plan(service) else {
         return Decision::Drop(service, Reason::NotProgrammed);
     };
@@ -88,6 +84,36 @@ pub fn decide<'a, A: Address, S: Services<A>>(
         policy,
         masquerade,
     })
+}
+
+/// Whether a packet of no flow is left to another service proxy on this node, during a handover.
+#[inline(always)]
+pub fn is_left_to_another<A: Address, S: Services<A>>(
+    services: &S,
+    tuple: &Tuple<A>,
+    tcp_flags: u8,
+) -> bool {
+    let flags = services.config().flags;
+    flags & config_flag::HANDOVER_OUT != 0
+        || flags & config_flag::HANDOVER_IN != 0
+            && tuple.protocol == parse::TCP
+            && !tcp::opens(tcp_flags)
+}
+
+/// The frontend that a packet is addressed to: service and kind in one word, negative if there is none.
+/// Out of line, since its key would lie on the stack to the end.
+#[inline(never)]
+fn frontend<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> i64 {
+    let key = FrontendKey {
+        address: tuple.destination,
+        port: tuple.destination_port,
+        protocol: tuple.protocol,
+        pad: 0,
+    };
+    match services.frontend(&key) {
+        Some(Frontend { service, kind, .. }) => i64::from(service) | i64::from(kind) << 32,
+        None => -1,
+    }
 }
 
 /// Where a connection comes from. A node address that lies in the pods' range counts as a pod.

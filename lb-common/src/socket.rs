@@ -2,7 +2,7 @@
 
 use crate::{
     addr::Address,
-    parse::Tuple,
+    parse::{Tuple, tcp_flag},
     select,
     service::{self, Decision},
     tables::Services,
@@ -26,6 +26,10 @@ pub enum Outcome<A> {
 pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Outcome<A> {
     let (service, reason) = match service::decide(services, tuple, 0) {
         Decision::Pass => return Outcome::Keep(Reason::NotService),
+        // What a socket asks for is new.
+        _ if service::is_left_to_another(services, tuple, tcp_flag::SYN) => {
+            return Outcome::Keep(Reason::NotService);
+        }
         Decision::Reject(service, reason) | Decision::Drop(service, reason) => (service, reason),
         Decision::Forward(route) => {
             let service = route.plan.service;

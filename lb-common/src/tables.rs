@@ -5,6 +5,7 @@ use crate::{
     abi::{Affinity, AffinityKey, Config, Endpoint, FragmentKey, Frontend, FrontendKey, Plan},
     addr::{Address, Ip6},
     flow::{Hop, table::Slots},
+    pipeline::Work,
     verdict::Reason,
 };
 
@@ -44,6 +45,9 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> {
     /// a complete header to certain devices (XDP).
     const ANY_DEVICE: bool;
 
+    /// [`pipeline::open_index`](crate::pipeline::open_index), which the kernel's side makes a function
+    /// that the verifier looks at by itself, and only once.
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32, tcp_flags: u8) -> u64;
     /// The coarse clock, in ticks.
     fn ticks(&self) -> u32;
     /// Where a packet with these addresses leaves.

@@ -32,7 +32,7 @@ reasons! {
     OtherProtocol = "other-protocol",
     /// Headers that make no sense or are cut short: the kernel's business.
     Malformed = "malformed",
-    /// To no Service and of no flow.
+    /// To no Service and of no flow; during a handover, also what is another service proxy's.
     NotService = "not-service",
     /// A TCP reset of no flow: it opens nothing.
     StrayReset = "stray-reset",

@@ -18,6 +18,7 @@ use lb_common::{
         table::{self, Record, Slots},
     },
     parse::Tuple,
+    pipeline::{self, Work},
     tables::{NextHop, Services, Tables},
     verdict::{Hook, Reason},
 };
@@ -189,37 +190,96 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 
     #[inline(always)]
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
-        A::claim_index(tuple)
+    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::find_index(tuple)
+    }
+
+    #[inline(always)]
+    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
+        A::claim_index(tuple, opens)
     }
 }
 
-/// [`FamilyMaps::claim_index`] for IPv4. Exported, which is what makes it a function of its own for
+/// [`FamilyMaps::open_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn open_index4(work: *mut Work<Ip4>, ifindex: u32, tcp_flags: u32) -> u64 {
+    open_index(work, ifindex, tcp_flags)
+}
+
+/// [`FamilyMaps::open_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn open_index6(work: *mut Work<Ip6>, ifindex: u32, tcp_flags: u32) -> u64 {
+    open_index(work, ifindex, tcp_flags)
+}
+
+#[inline(always)]
+fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32, tcp_flags: u32) -> u64 {
+    // SAFETY: null or this CPU's; the verifier makes sure.
+    match (
+        unsafe { work.as_mut() },
+        Kernel::<_, true>::new((), ifindex),
+    ) {
+        (Some(work), Some(kernel)) => pipeline::open_index(&kernel, work, ifindex, tcp_flags as u8),
+        _ => u64::MAX,
+    }
+}
+
+/// [`FamilyMaps::find_index`] for IPv4. Exported, which is what makes it a function of its own for
 /// the verifier.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>) -> u64 {
-    claim_index(tuple)
+pub extern "C" fn find_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    find_index(tuple)
+}
+
+/// [`FamilyMaps::find_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    find_index(tuple)
+}
+
+/// [`FamilyMaps::claim_index`] for IPv4; `opens` is zero or not.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>, opens: u32) -> u64 {
+    claim_index(tuple, opens)
 }
 
 /// [`FamilyMaps::claim_index`] for IPv6.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>) -> u64 {
-    claim_index(tuple)
+pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>, opens: u32) -> u64 {
+    claim_index(tuple, opens)
 }
 
 #[inline(always)]
-fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
     // SAFETY: null or a tuple; the verifier makes sure.
     match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple),
+        (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, opens: u32) -> u64 {
+    // SAFETY: as above.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple, opens != 0),
         _ => u64::MAX,
     }
 }
 
 impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, ANY_DEVICE> {
     const ANY_DEVICE: bool = ANY_DEVICE;
+
+    #[inline(always)]
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32, tcp_flags: u8) -> u64 {
+        A::open_index(work, ifindex, tcp_flags)
+    }
 
     #[inline(always)]
     fn ticks(&self) -> u32 {
@@ -265,7 +325,7 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
                 },
                 // SAFETY: a number whatever was stored.
                 mtu: unsafe { params.__bindgen_anon_1.mtu_result },
-                pad: 0,
+                generation: 0,
             }),
             BPF_FIB_LKUP_RET_NO_NEIGH => NextHop::Unresolved(params.ifindex),
             _ => NextHop::None,
@@ -320,6 +380,13 @@ impl Context for *mut aya_ebpf::bindings::__sk_buff {
     #[inline(always)]
     fn pointer(&self) -> *mut core::ffi::c_void {
         self.cast()
+    }
+}
+
+impl Context for () {
+    #[inline(always)]
+    fn pointer(&self) -> *mut core::ffi::c_void {
+        core::ptr::null_mut()
     }
 }
 

@@ -1,6 +1,8 @@
 //! All maps. Sizes given here are defaults; the agent sets them at load.
 
-use crate::kernel::{claim_index4, claim_index6};
+use crate::kernel::{
+    claim_index4, claim_index6, find_index4, find_index6, open_index4, open_index6,
+};
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
@@ -106,8 +108,12 @@ pub trait FamilyMaps: Address {
     fn work(hook: Hook) -> Option<*mut Work<Self>>;
     fn frontend(key: &FrontendKey<Self>) -> Option<Frontend>;
     fn flow(index: u32) -> Option<*mut Flow<Self>>;
-    /// [`lb_common::flow::table::claim_index`] as a function that the verifier looks at once.
-    fn claim_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::pipeline::open_index`] as a function that the verifier looks at once.
+    fn open_index(work: &mut Work<Self>, ifindex: u32, tcp_flags: u8) -> u64;
+    /// [`lb_common::flow::table::find_index`] as a function that the verifier looks at once.
+    fn find_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::flow::table::claim_index`], likewise.
+    fn claim_index(tuple: &Tuple<Self>, opens: bool) -> u64;
 }
 
 impl FamilyMaps for Ip4 {
@@ -128,8 +134,18 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
-    fn claim_index(tuple: &Tuple<Self>) -> u64 {
-        claim_index4(tuple)
+    fn open_index(work: &mut Work<Self>, ifindex: u32, tcp_flags: u8) -> u64 {
+        open_index4(work, ifindex, tcp_flags.into())
+    }
+
+    #[inline(always)]
+    fn find_index(tuple: &Tuple<Self>) -> u64 {
+        find_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn claim_index(tuple: &Tuple<Self>, opens: bool) -> u64 {
+        claim_index4(tuple, opens.into())
     }
 }
 
@@ -151,7 +167,17 @@ impl FamilyMaps for Ip6 {
     }
 
     #[inline(always)]
-    fn claim_index(tuple: &Tuple<Self>) -> u64 {
-        claim_index6(tuple)
+    fn open_index(work: &mut Work<Self>, ifindex: u32, tcp_flags: u8) -> u64 {
+        open_index6(work, ifindex, tcp_flags.into())
+    }
+
+    #[inline(always)]
+    fn find_index(tuple: &Tuple<Self>) -> u64 {
+        find_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn claim_index(tuple: &Tuple<Self>, opens: bool) -> u64 {
+        claim_index6(tuple, opens.into())
     }
 }

@@ -28,6 +28,9 @@ use crate::{
 /// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what it
 /// quotes.
 const HEADERS: u32 = 192;
+/// What a packet that was sent on from here has in `tc_index`: it is translated already, and the egress
+/// hook of the device that it leaves by need not look at it.
+const SENT_ON: u32 = 0x4e4c;
 
 /// Handles a packet that came in on a device.
 #[inline(always)]
@@ -84,6 +87,10 @@ impl Direction for Egress {
 #[inline(always)]
 fn run<D: Direction>(skb: *mut __sk_buff) -> i32 {
     let mut frame = SkbFrame { skb };
+    // On ingress it comes from another network namespace of this machine, where it meant something.
+    if frame.was_sent_on() && D::HOOK == Hook::TcEgress {
+        return TC_ACT_UNSPEC;
+    }
     let Some(kernel) = Kernel::new(skb, frame.ifindex()) else {
         return TC_ACT_UNSPEC;
     };
@@ -114,6 +121,13 @@ fn family<A: FamilyMaps, D: Direction>(
 
 #[inline(always)]
 fn act(verdict: Verdict, frame: &SkbFrame) -> i32 {
+    if matches!(
+        verdict.action,
+        Action::Redirect | Action::Resolve | Action::Answer
+    ) {
+        // SAFETY: the program's own context.
+        unsafe { (*frame.skb).tc_index = SENT_ON };
+    }
     // SAFETY: plain numbers; no parameters for the neighbour means that the kernel looks it up.
     unsafe {
         match verdict.action {
@@ -133,6 +147,19 @@ struct SkbFrame {
 }
 
 impl SkbFrame {
+    /// Whether the packet has the mark of [`SENT_ON`], which it loses.
+    #[inline(always)]
+    fn was_sent_on(&self) -> bool {
+        // SAFETY: the program's own context.
+        unsafe {
+            let sent_on = (*self.skb).tc_index == SENT_ON;
+            if sent_on {
+                (*self.skb).tc_index = 0;
+            }
+            sent_on
+        }
+    }
+
     /// The EtherType, once the headers can be accessed. Packets with a VLAN tag are the VLAN device's.
     #[inline(always)]
     fn ethertype(&self) -> Option<u16> {

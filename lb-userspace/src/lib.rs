@@ -7,6 +7,8 @@ pub mod store;
 pub mod memory;
 pub mod plan;
 
+pub mod admission;
+
 pub mod datapath;
 pub mod program;
 
@@ -16,7 +18,12 @@ pub mod health;
 pub mod http;
 pub mod metrics;
 
+pub mod events;
+
 pub mod agent;
+pub mod check;
 
 pub mod cli;
 pub mod config;
+
+pub mod go_duration;

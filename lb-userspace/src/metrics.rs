@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, OnceLock},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use prometheus::{
@@ -13,20 +13,33 @@ use prometheus::{
 };
 
 pub use self::{
+    api::ApiMetrics,
     endpoints::MetricsEndpoints,
+    events::EventMetrics,
+    http::HttpMetrics,
     kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceConnections, XdpMode},
 };
 use crate::model::IpFamily;
 
+mod api;
 mod endpoints;
+mod events;
+mod http;
 mod kernel;
 
 const IP_FAMILY: &str = "ip_family";
+/// Seconds. Fine around 20 and 50 ms, which one change in a large cluster must stay below.
+const PROGRAMMING_BUCKETS: [f64; 16] = [
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+    60.0,
+];
 
 /// The agent's metrics. Whoever does the work updates its own.
 pub struct Metrics {
     /// Slice events seen but not yet in the kernel; zero after each sync.
     pub endpoint_changes_pending: IntGauge,
+    /// Seconds from the arrival of a change until it is in the maps; see [`Metrics::programmed`].
+    programming: HistogramVec,
     /// Slice events seen, also those that changed nothing.
     pub endpoint_changes: IntCounter,
     /// Service events seen but not yet in the kernel; zero after each sync.
@@ -46,6 +59,14 @@ pub struct Metrics {
     pub health_servers_listening: IntGauge,
     /// healthCheckNodePort servers that cannot listen.
     pub health_servers_failed: IntGauge,
+    /// What the agent's own HTTP servers count.
+    pub http: HttpMetrics,
+    /// What is asked of the API server, where that is the source.
+    pub api: ApiMetrics,
+    /// What becomes of Events on Services.
+    pub events: EventMetrics,
+    /// As in Kubernetes' components.
+    feature_enabled: IntGaugeVec,
     registry: Registry,
     families: FamilyVecs,
     kernel: OnceLock<Arc<dyn KernelSource>>,
@@ -70,6 +91,10 @@ pub struct FamilyMetrics {
     pub no_local_endpoints_internal: IntGauge,
     /// The same for `externalTrafficPolicy: Local`.
     pub no_local_endpoints_external: IntGauge,
+    /// Services that terminating endpoints serve at this moment, for want of ready ones (KEP-1669).
+    pub services_on_terminating: IntGauge,
+    /// Those endpoints, counted once for each service port.
+    pub terminating_endpoints_serving: IntGauge,
 }
 
 impl Metrics {
@@ -89,6 +114,17 @@ impl Metrics {
             &["state"],
         );
         Self {
+            programming: register.histograms_of(
+                "node_lb_programming_duration_seconds",
+                "Time from the arrival of a changed object until it is in the kernel.",
+                &["resource"],
+                PROGRAMMING_BUCKETS.to_vec(),
+            ),
+            feature_enabled: register.gauges(
+                "kubernetes_feature_enabled",
+                "Feature gates, 1 for those that are on.",
+                &["name", "stage"],
+            ),
             endpoint_changes_pending: register.gauge(
                 "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
                 "Endpoint changes that are not in the kernel yet.",
@@ -127,6 +163,9 @@ impl Metrics {
                 "node_lb_kernel_read_errors_total",
                 "Scrapes in which the kernel's counters could not be read.",
             ),
+            http: HttpMetrics::new(&register),
+            api: ApiMetrics::new(&register),
+            events: EventMetrics::new(&register),
             families: FamilyVecs::new(&register),
             kernel: OnceLock::new(),
             registry,
@@ -137,6 +176,23 @@ impl Metrics {
     /// shows none for it. Worth keeping: each call looks them up.
     pub fn family(&self, family: IpFamily) -> FamilyMetrics {
         self.families.of(family)
+    }
+
+    /// Notes how long changed objects of a resource took from their arrival until they were in the
+    /// kernel, one sample each. Objects of the first list do not count.
+    pub fn programmed(&self, resource: &str, objects: usize, took: Duration) {
+        if objects != 0 {
+            let histogram = self.programming.with_label_values(&[resource]);
+            for _ in 0..objects {
+                histogram.observe(took.as_secs_f64());
+            }
+        }
+    }
+
+    /// Shows a feature gate; `stage` is `ALPHA`, `BETA`, or empty for what is there to stay.
+    pub fn set_feature(&self, name: &str, stage: &str, enabled: bool) {
+        let gauge = self.feature_enabled.with_label_values(&[name, stage]);
+        gauge.set(enabled.into());
     }
 
     /// Adds the data plane's counters to every scrape from now on. Only the first source counts:
@@ -187,6 +243,8 @@ struct FamilyVecs {
     last_queued: GaugeVec,
     network_programming: HistogramVec,
     no_local_endpoints: IntGaugeVec,
+    services_on_terminating: IntGaugeVec,
+    terminating_endpoints_serving: IntGaugeVec,
 }
 
 impl FamilyVecs {
@@ -200,10 +258,12 @@ impl FamilyVecs {
             last_sync: register.timestamps(
                 "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
                 "When the last sync succeeded.",
+                &[IP_FAMILY],
             ),
             last_queued: register.timestamps(
                 "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
                 "When the last sync was asked for.",
+                &[IP_FAMILY],
             ),
             network_programming: register.histograms(
                 "kubeproxy_network_programming_duration_seconds",
@@ -215,6 +275,17 @@ impl FamilyVecs {
                 "Service ports that drop traffic because their policy is Local and all \
                  endpoints are on other nodes.",
                 &[IP_FAMILY, "traffic_policy"],
+            ),
+            services_on_terminating: register.gauges(
+                "node_lb_services_served_by_terminating_endpoints",
+                "Services that terminating endpoints serve at this moment, for want of ready ones.",
+                &[IP_FAMILY],
+            ),
+            terminating_endpoints_serving: register.gauges(
+                "node_lb_terminating_endpoints_serving",
+                "Terminating endpoints that serve at this moment, for want of ready ones, by service \
+                 port.",
+                &[IP_FAMILY],
             ),
         }
     }
@@ -230,6 +301,10 @@ impl FamilyVecs {
             network_programming: self.network_programming.with_label_values(&[name]),
             no_local_endpoints_internal: no_local("internal"),
             no_local_endpoints_external: no_local("external"),
+            services_on_terminating: self.services_on_terminating.with_label_values(&[name]),
+            terminating_endpoints_serving: self
+                .terminating_endpoints_serving
+                .with_label_values(&[name]),
         }
     }
 }
@@ -276,13 +351,23 @@ impl Register<'_> {
         self.add(IntGaugeVec::new(Opts::new(name, help), labels))
     }
 
-    fn timestamps(&self, name: &str, help: &str) -> GaugeVec {
-        self.add(GaugeVec::new(Opts::new(name, help), &[IP_FAMILY]))
+    fn timestamps(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.add(GaugeVec::new(Opts::new(name, help), labels))
     }
 
     fn histograms(&self, name: &str, help: &str, buckets: Vec<f64>) -> HistogramVec {
+        self.histograms_of(name, help, &[IP_FAMILY], buckets)
+    }
+
+    fn histograms_of(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: Vec<f64>,
+    ) -> HistogramVec {
         let opts = HistogramOpts::new(name, help).buckets(buckets);
-        self.add(HistogramVec::new(opts, &[IP_FAMILY]))
+        self.add(HistogramVec::new(opts, labels))
     }
 
     fn add<C>(&self, metric: prometheus::Result<C>) -> C

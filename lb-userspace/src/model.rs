@@ -5,6 +5,7 @@
 use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
+use uuid::Uuid;
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +48,8 @@ pub enum Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub name: ObjectName,
+    /// `metadata.uid`, where Events about the Service are found by; manifests have none.
+    pub uid: Option<Uuid>,
     pub service_type: ServiceType,
     /// At most one per family.
     pub cluster_ips: Vec<IpAddr>,

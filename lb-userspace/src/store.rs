@@ -1,13 +1,14 @@
 //! The cluster as this node sees it now, and which Services changed since the planner last looked.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map},
     mem,
     sync::Arc,
+    time::SystemTime,
 };
 
 use crate::{
-    model::{EndpointSlice, Node, ObjectName, Service},
+    model::{EndpointSlice, IpFamily, Node, ObjectName, Service},
     source::{Event, Kind, Object, ObjectRef, Problem},
 };
 
@@ -19,8 +20,8 @@ use crate::{
 pub struct Store {
     node_name: String,
     services: HashMap<ObjectName, Arc<Service>>,
-    /// By owning Service, then by slice name: within one Service the order is always the same.
-    slices: HashMap<ObjectName, BTreeMap<String, Arc<EndpointSlice>>>,
+    /// By owning Service, in the order of the slices' names. Few Services have more than one.
+    slices: HashMap<ObjectName, Vec<Arc<EndpointSlice>>>,
     /// The Service each slice belongs to, which may change.
     owners: HashMap<ObjectName, ObjectName>,
     node: Option<Arc<Node>>,
@@ -37,6 +38,15 @@ pub struct Changes {
     pub services: BTreeSet<ObjectName>,
     /// This node changed, which may concern every Service.
     pub node: bool,
+    /// For those Services, when changes of their endpoints came about, as far as that is known.
+    pub triggers: BTreeMap<ObjectName, Vec<(IpFamily, SystemTime)>>,
+}
+
+/// How many objects of a batch were new, gone or different.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    pub services: usize,
+    pub endpoint_slices: usize,
 }
 
 impl Changes {
@@ -61,18 +71,26 @@ impl Store {
         }
     }
 
-    /// Takes in a batch. An object equal to what is known changes nothing.
-    pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) {
+    /// Takes in a batch, and says how much of it was news. An object equal to what is known changes
+    /// nothing.
+    pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Applied {
+        let mut applied = Applied::default();
         for event in events {
             match event {
-                Event::Apply(Object::Service(service)) => self.apply_service(service),
-                Event::Apply(Object::EndpointSlice(slice)) => self.apply_slice(slice),
+                Event::Apply(Object::Service(service)) => {
+                    applied.services += usize::from(self.apply_service(service));
+                }
+                Event::Apply(Object::EndpointSlice(slice)) => {
+                    applied.endpoint_slices += usize::from(self.apply_slice(slice));
+                }
                 Event::Apply(Object::Node(node)) => self.apply_node(node),
-                Event::Delete(reference) => self.delete(reference),
+                Event::Delete(reference) => self.delete(reference, &mut applied),
                 Event::Problems { origin, problems } => self.note_problems(origin, problems),
+                Event::EndpointsChanged { slice, at } => self.note_trigger(&slice, at),
                 Event::Synced => self.synced = true,
             }
         }
+        applied
     }
 
     /// What changed since the last call; nothing as long as the source has not delivered
@@ -103,8 +121,8 @@ impl Store {
         &'a self,
         service: &ObjectName,
     ) -> impl ExactSizeIterator<Item = &'a EndpointSlice> + use<'a> {
-        let slices = self.slices.get(service).map(BTreeMap::values);
-        slices.unwrap_or_default().map(Arc::as_ref)
+        let slices = self.slices.get(service).map(Vec::as_slice);
+        slices.unwrap_or_default().iter().map(Arc::as_ref)
     }
 
     /// This node, once the source has it.
@@ -122,16 +140,18 @@ impl Store {
         self.problems_total
     }
 
-    fn apply_service(&mut self, service: Arc<Service>) {
+    /// Whether that changes anything; so do the others.
+    fn apply_service(&mut self, service: Arc<Service>) -> bool {
         match self.services.entry(service.name.clone()) {
-            hash_map::Entry::Occupied(known) if *known.get() == service => return,
+            hash_map::Entry::Occupied(known) if *known.get() == service => return false,
             hash_map::Entry::Occupied(mut known) => drop(known.insert(service.clone())),
             hash_map::Entry::Vacant(free) => drop(free.insert(service.clone())),
         }
         self.changes.services.insert(service.name.clone());
+        true
     }
 
-    fn apply_slice(&mut self, slice: Arc<EndpointSlice>) {
+    fn apply_slice(&mut self, slice: Arc<EndpointSlice>) -> bool {
         let owner = ObjectName {
             namespace: slice.name.namespace.clone(),
             name: slice.service.clone(),
@@ -140,17 +160,15 @@ impl Store {
         if let Some(previous) = previous.filter(|previous| *previous != owner) {
             self.remove_slice(&previous, &slice.name.name);
         }
-        match self
-            .slices
-            .entry(owner.clone())
-            .or_default()
-            .entry(slice.name.name.clone())
-        {
-            btree_map::Entry::Occupied(known) if *known.get() == slice => return,
-            btree_map::Entry::Occupied(mut known) => drop(known.insert(slice)),
-            btree_map::Entry::Vacant(free) => drop(free.insert(slice)),
+        let slices = self.slices.entry(owner.clone());
+        let slices = slices.or_insert_with(|| Vec::with_capacity(1));
+        match slices.binary_search_by(|known| known.name.name.cmp(&slice.name.name)) {
+            Ok(index) if slices[index] == slice => return false,
+            Ok(index) => slices[index] = slice,
+            Err(index) => slices.insert(index, slice),
         }
         self.mark(owner);
+        true
     }
 
     fn apply_node(&mut self, node: Arc<Node>) {
@@ -160,15 +178,19 @@ impl Store {
         }
     }
 
-    fn delete(&mut self, reference: ObjectRef) {
+    fn delete(&mut self, reference: ObjectRef, applied: &mut Applied) {
         match reference.kind {
             Kind::Service => {
                 if self.services.remove(&reference.name).is_some() {
+                    applied.services += 1;
                     self.changes.services.insert(reference.name);
                 }
             }
             Kind::EndpointSlice => {
                 if let Some(owner) = self.owners.remove(&reference.name) {
+                    applied.endpoint_slices += 1;
+                    // A deletion carries no time, and what it belongs to is not over with the others.
+                    self.changes.triggers.remove(&owner);
                     self.remove_slice(&owner, &reference.name.name);
                 }
             }
@@ -181,11 +203,29 @@ impl Store {
         }
     }
 
+    /// One sample for each slice that changed something since the planner last looked, as kube-proxy.
+    fn note_trigger(&mut self, slice: &ObjectName, at: SystemTime) {
+        let Some(owner) = self.owners.get(slice) else {
+            return;
+        };
+        let mut slices = self.slices.get(owner).into_iter().flatten();
+        let slice = slices.find(|known| known.name == *slice);
+        let endpoint = slice.and_then(|slice| slice.endpoints.first());
+        if let Some(endpoint) = endpoint
+            && self.synced
+            && self.changes.services.contains(owner)
+        {
+            let family = IpFamily::of(endpoint.address);
+            let triggers = self.changes.triggers.entry(owner.clone()).or_default();
+            triggers.push((family, at));
+        }
+    }
+
     fn remove_slice(&mut self, owner: &ObjectName, slice: &str) {
         let Some(slices) = self.slices.get_mut(owner) else {
             return;
         };
-        slices.remove(slice);
+        slices.retain(|known| known.name.name != slice);
         if slices.is_empty() {
             self.slices.remove(owner);
         }

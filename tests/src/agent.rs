@@ -15,6 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::lab::Node;
+use crate::patience::patient;
 
 /// How to start an agent on a node.
 #[derive(Clone, Debug)]
@@ -73,6 +74,12 @@ impl AgentSpec {
     /// Replaces the program, the arguments unchanged.
     pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
+        self
+    }
+
+    /// Replaces how the agent says that it is ready.
+    pub fn ready(mut self, ready: Readiness) -> Self {
+        self.ready = ready;
         self
     }
 
@@ -145,7 +152,7 @@ impl Agent {
                 .context("cannot wait for the agent")?
             {
                 Some(status) => format!("ended with {status}"),
-                None if start.elapsed() > self.spec.deadline => {
+                None if start.elapsed() > patient(self.spec.deadline) => {
                     format!("is not ready after {:?}", self.spec.deadline)
                 }
                 None => {
@@ -251,9 +258,9 @@ impl Drop for Agent {
 }
 
 fn answers_200(address: SocketAddr, path: &str) -> Result<bool> {
-    const LIMIT: Duration = Duration::from_millis(500);
-    let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
-    stream.set_read_timeout(Some(LIMIT))?;
+    let limit = patient(Duration::from_millis(500));
+    let mut stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_read_timeout(Some(limit))?;
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"

@@ -9,11 +9,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use node_lb::agent::status::Status;
 
-use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId};
+use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patient};
 
 /// The networks of all pods of a lab.
 pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
+
+/// How long agents may take to get ready: programming the largest number of Services, on a machine
+/// that others use as well.
+const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long agents may take over a change.
 const CHANGE_DEADLINE: Duration = Duration::from_secs(10);
@@ -27,7 +32,17 @@ pub struct Balanced {
     // Dropped first: agents before the ground they stand on.
     pub agents: Vec<Agent>,
     pub lab: Lab,
+    source: AgentSource,
     arguments: Vec<String>,
+}
+
+/// Where a lab's agents have their objects from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AgentSource {
+    /// The manifests that the lab writes for each node.
+    Manifests,
+    /// The API server that a kubeconfig names.
+    ApiServer { kubeconfig: PathBuf },
 }
 
 impl Balanced {
@@ -43,9 +58,15 @@ impl Balanced {
 
     /// Starts agents in a lab that is up.
     pub fn in_lab(lab: Lab, arguments: &[&str]) -> Result<Self> {
+        Self::following(lab, AgentSource::Manifests, arguments)
+    }
+
+    /// Starts agents in a lab that is up, with their objects from `source`.
+    pub fn following(lab: Lab, source: AgentSource, arguments: &[&str]) -> Result<Self> {
         let mut balanced = Self {
             agents: Vec::new(),
             lab,
+            source,
             arguments: arguments.iter().map(ToString::to_string).collect(),
         };
         balanced.start_agents()?;
@@ -59,16 +80,22 @@ impl Balanced {
 
     /// Starts agents of a build of node-lb.
     pub fn start_agents_of(&mut self, program: &Path) -> Result<()> {
+        self.launch(program)?;
+        self.agents.iter_mut().try_for_each(Agent::wait_until_ready)
+    }
+
+    /// Like [`Balanced::start_agents`], but does not wait until they are ready.
+    pub fn launch_agents(&mut self) -> Result<()> {
+        self.launch(&node_lb()?)
+    }
+
+    fn launch(&mut self, program: &Path) -> Result<()> {
         let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
-        self.agents = self
-            .lab
-            .nodes()
-            .iter()
-            .map(|node| {
-                let spec = spec(node, &arguments)?.program(program);
-                Agent::start(node, spec)
-            })
-            .collect::<Result<_>>()?;
+        let launch = |node: &Node| {
+            let spec = spec_of(node, &self.source, &arguments)?.program(program);
+            Agent::launch(node, spec)
+        };
+        self.agents = self.lab.nodes().iter().map(launch).collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -100,7 +127,7 @@ impl Balanced {
             .any(|(now, before)| now == before)
         {
             ensure!(
-                start.elapsed() < CHANGE_DEADLINE,
+                start.elapsed() < patient(CHANGE_DEADLINE),
                 "not every agent has a change in its maps after {CHANGE_DEADLINE:?}"
             );
             thread::sleep(Duration::from_millis(5));
@@ -112,6 +139,15 @@ impl Balanced {
     /// up over all labels of `name`.
     pub fn metric(&self, index: usize, name: &str) -> Result<f64> {
         metric(self.lab.node(index), name)
+    }
+
+    /// What `node-lb status` says of the agent on node number `index`.
+    pub fn status(&self, index: usize) -> Result<Status> {
+        let node = self.lab.node(index);
+        let program = node_lb()?.display().to_string();
+        let socket = socket(node).display().to_string();
+        let text = node.run(&format!("{program} status -o json --socket {socket}"))?;
+        serde_json::from_str(&text).context("this is not a status")
     }
 
     /// Where the agent on node number `index` pins its maps.
@@ -141,7 +177,7 @@ impl Balanced {
                 .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
                 .collect();
             // An agent that has just got ready opens the port for metrics last.
-            if syncs.is_ok() || start.elapsed() > METRICS_DEADLINE {
+            if syncs.is_ok() || start.elapsed() > patient(METRICS_DEADLINE) {
                 return syncs;
             }
             thread::sleep(Duration::from_millis(5));
@@ -165,15 +201,22 @@ fn metric(node: &Node, name: &str) -> Result<f64> {
         .with_context(|| format!("the agent on {} has no metric {name}", node.name()))
 }
 
-/// How to run node-lb on a node of a lab.
+/// How to run node-lb on a node of a lab, with its objects from the lab's manifests.
 pub fn spec(node: &Node, arguments: &[&str]) -> Result<AgentSpec> {
-    let source = format!("dir:{}", node.manifests().display());
+    spec_of(node, &AgentSource::Manifests, arguments)
+}
+
+/// How to run node-lb on a node of a lab.
+pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<AgentSpec> {
+    let source = match source {
+        AgentSource::Manifests => format!("--source=dir:{}", node.manifests().display()),
+        AgentSource::ApiServer { kubeconfig } => format!("--kubeconfig={}", kubeconfig.display()),
+    };
     let cgroup = node.cgroup_root.display().to_string();
     let pins = node.pin_root.display().to_string();
-    let socket = node.dir.join("agent.sock").display().to_string();
+    let socket = socket(node).display().to_string();
     let own = [
         "agent",
-        "--source",
         &source,
         "--node",
         node.name(),
@@ -191,7 +234,12 @@ pub fn spec(node: &Node, arguments: &[&str]) -> Result<AgentSpec> {
         path: "/healthz".to_owned(),
     };
     let arguments = own.iter().chain(arguments).map(ToString::to_string);
-    Ok(AgentSpec::new(node_lb()?, arguments, ready))
+    Ok(AgentSpec::new(node_lb()?, arguments, ready).deadline(START_DEADLINE))
+}
+
+/// Where the agent on a node listens for commands.
+pub fn socket(node: &Node) -> PathBuf {
+    node.dir.join("agent.sock")
 }
 
 /// Where `node-lb` is: `$NODE_LB`, else beside the running program or one directory above it.

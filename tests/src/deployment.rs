@@ -53,7 +53,7 @@ impl Deployment {
             service: service.to_owned(),
             replicas: Vec::new(),
             started: 0,
-            grace: Duration::from_millis(200),
+            grace: Duration::from_millis(500),
             processes: false,
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::lab::Host;
+use crate::patience::patient;
 
 /// A whole answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +34,8 @@ pub fn get(host: impl AsRef<Host>, address: SocketAddr, path: &str) -> Result<Ht
 const DEADLINE: Duration = Duration::from_secs(2);
 
 fn exchange(address: SocketAddr, path: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
-    stream.set_read_timeout(Some(DEADLINE))?;
+    let mut stream = TcpStream::connect_timeout(&address, patient(DEADLINE))?;
+    stream.set_read_timeout(Some(patient(DEADLINE)))?;
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"

@@ -19,17 +19,21 @@
 
 pub mod agent;
 pub mod balanced;
+pub mod control_plane;
 pub mod deployment;
 pub mod http_get;
 pub mod lab;
 pub mod manifests;
 pub mod packet;
+pub mod patience;
 pub mod traffic;
 
 pub use agent::{Agent, AgentSpec, Readiness};
-pub use balanced::Balanced;
+pub use balanced::{AgentSource, Balanced};
+pub use control_plane::{Cluster, ControlPlane};
 pub use deployment::{Condition, Deployment};
 pub use http_get::HttpAnswer;
 pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
+pub use patience::patient;
 pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};

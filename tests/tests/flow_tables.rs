@@ -123,7 +123,7 @@ where
         source_port: 1000,
         destination_port: 80,
         seen,
-        hop_generation: 0,
+        pad: 0,
         flags,
         rewrite: Rewrite {
             source: address,

@@ -1,6 +1,6 @@
 //! `cargo xtask build`.
 
-use std::env;
+use std::{env, path::PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use xtask::ebpf;
@@ -32,8 +32,8 @@ impl Kind {
     }
 }
 
-/// Sets up, builds, and says where the agent is.
-pub fn run(workspace: &Workspace, kind: Kind) -> Result<()> {
+/// Sets up, builds, and returns where the agent is.
+pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
     setup::run(workspace, setup::Need::Toolchain)?;
     // The agent's build script would do it too, but silently.
     if env::var_os(ebpf::OBJECT_VARIABLE).is_none() {
@@ -74,8 +74,7 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<()> {
         "cargo built, but {} is not there",
         agent.display()
     );
-    println!("{}", agent.display());
-    Ok(())
+    Ok(agent)
 }
 
 /// The target triple cargo builds for by default.

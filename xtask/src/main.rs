@@ -2,6 +2,8 @@
 
 mod build;
 mod cargo;
+mod cluster;
+mod image;
 mod privilege;
 mod program;
 mod setup;
@@ -20,10 +22,16 @@ Usage: cargo xtask COMMAND
 Commands:
   setup                        install what building and testing need; nothing if all is there
   build [--release|--static]   the eBPF object, then the agent; static: one file for any container
-  test [STAGE...]              everything CI checks, or some of: fmt clippy unit doc kernel";
+  image [--output FILE]        the container image as an archive, made without a container engine
+  test [STAGE...]              everything CI checks, or some of: fmt clippy unit doc fuzz kernel
+                               kernels
+  cluster up|down|status       a real Kubernetes cluster on this machine, node-lb deployed on it
+  e2e [--focus RE]             Kubernetes' own end-to-end tests on that cluster";
 
 fn main() -> ExitCode {
-    match run(&env::args().skip(1).collect::<Vec<_>>()) {
+    let result =
+        test::as_compiler().unwrap_or_else(|| run(&env::args().skip(1).collect::<Vec<_>>()));
+    match result {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -44,8 +52,14 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             let tools = setup::run(&workspace, setup::Need::Everything)?;
             println!("Set-up is complete: eBPF is built with {tools}.");
         }
-        "build" => build::run(&workspace, build::Kind::parse(rest)?)?,
+        "build" => {
+            let agent = build::run(&workspace, build::Kind::parse(rest)?)?;
+            println!("{}", agent.display());
+        }
+        "image" => image::run(&workspace, &image::Output::parse(rest, &workspace)?)?,
         "test" => return test::run(&workspace, &test::Stage::parse(rest)?),
+        "cluster" => return cluster::run(&workspace, &cluster::Action::parse(rest)?),
+        "e2e" => return cluster::e2e(&workspace, rest),
         "help" | "--help" | "-h" => println!("{}", usage(&workspace)),
         program if program::exists(&workspace, program) => {
             return program::run(&workspace, program, rest);

@@ -53,7 +53,7 @@ pub fn run(workspace: &Workspace, name: &str, arguments: &[String]) -> Result<Ex
         .find(|program| program.name == name)
         .context("no such program")?;
     let privilege = Privilege::detect()?;
-    setup::run(workspace, setup::Need::Everything)?;
+    setup::run(workspace, setup::Need::Lab)?;
     let (profile, flags) = match program.release {
         true => ("release", &["build", "--release"][..]),
         false => ("debug", &["build"][..]),

@@ -25,8 +25,7 @@ pub struct Flow<A> {
     pub destination_port: u16,
     /// [`super::tcp`] bits of this direction.
     pub seen: u8,
-    /// Lower bits of the hop generation that `hop` was looked up in.
-    pub hop_generation: u8,
+    pub pad: u8,
     /// [`flow_flag`]s.
     pub flags: u16,
     /// The direction's packets as they leave.
@@ -58,7 +57,8 @@ pub struct Hop {
     pub ethernet: Ethernet,
     /// Largest IP packet in bytes.
     pub mtu: u16,
-    pub pad: u16,
+    /// Lower bits of the hop generation that this was looked up in.
+    pub generation: u16,
 }
 
 /// Destination and source address of an Ethernet header.

@@ -1,5 +1,6 @@
 //! Flows: one record per direction of a connection, in a table of our own.
 
+pub mod end;
 mod entry;
 pub mod table;
 pub mod tcp;

@@ -8,7 +8,7 @@
 
 use core::ptr::{self, NonNull};
 
-use super::{Flow, tag};
+use super::{Flow, end, tag};
 use crate::{addr::Address, atomic, opaque::rolled, parse::Tuple};
 
 /// Records in a group; a power of two.
@@ -28,9 +28,11 @@ pub unsafe trait Slots<A: Address> {
     fn slot(&self, index: u32) -> Option<Record<A>>;
     /// Secret of the hash, so that nobody can aim at one group.
     fn secret(&self) -> [u64; 2];
-    /// [`claim_index`], which the kernel's side makes a function that the verifier looks at by
-    /// itself, and only once.
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64;
+    /// [`find_index`], which the kernel's side makes a function that the verifier looks at by itself,
+    /// and only once.
+    fn find_index(&self, tuple: &Tuple<A>) -> u64;
+    /// [`claim_index`], likewise.
+    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64;
 }
 
 /// A record in the table. One word, as everything that functions of the packet path return: what
@@ -71,9 +73,35 @@ pub fn hash<A: Address>(tuple: &Tuple<A>, secret: [u64; 2]) -> u64 {
 /// Finds a tuple's live record.
 #[inline(always)]
 pub fn find<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Record<A>> {
+    search(slots, tuple, &mut 0)
+}
+
+/// [`find`] for where it is not worth another copy of the code.
+#[inline(always)]
+pub fn find_rarely<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Record<A>> {
+    slots.slot(u32::try_from(slots.find_index(tuple)).ok()?)
+}
+
+/// The work behind [`find_rarely`]: the record's index, or one that no table has.
+#[inline(always)]
+pub fn find_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
+    let mut index = 0;
+    match search(slots, tuple, &mut index) {
+        Some(_) => u64::from(index),
+        None => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn search<A: Address, S: Slots<A>>(
+    slots: &S,
+    tuple: &Tuple<A>,
+    index: &mut u32,
+) -> Option<Record<A>> {
     let hash = hash(tuple, slots.secret());
     for step in rolled((GROUP * GROUPS) as usize) {
-        let record = slots.slot(position(hash, slots.mask(), step as u32))?;
+        *index = position(hash, slots.mask(), step as u32);
+        let record = slots.slot(*index)?;
         let seen = read_tag(record);
         // SAFETY: live records keep their fields until every program that can see them ends.
         if tag::matches(seen, hash, tag::LIVE) && unsafe { record.as_ref() }.is(tuple) {
@@ -86,10 +114,16 @@ pub fn find<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Reco
     None
 }
 
-/// [`find`] for where it is not worth another copy of the code.
+/// Reads the home records of two tuples that are about to be claimed: the processor fetches both at
+/// once, where claims, which are barriers, would wait for one after the other.
 #[inline(never)]
-pub fn find_rarely<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Record<A>> {
-    find(slots, tuple)
+pub fn approach<A: Address, S: Slots<A>>(slots: &S, one: &Tuple<A>, other: &Tuple<A>) {
+    for tuple in [one, other] {
+        let home = position(hash(tuple, slots.secret()), slots.mask(), 0);
+        if let Some(record) = slots.slot(home) {
+            read_tag(record);
+        }
+    }
 }
 
 /// A record that was claimed and is not visible yet; publish it or release it.
@@ -128,14 +162,15 @@ impl<A: Address> Claim<A> {
 }
 
 /// Claims a record for a tuple that has none; `refused` says why if there is none. The record's own
-/// index is in its `peer`.
+/// index is in its `peer`. `opens` is true for a SYN, which may take the place of a closing flow.
 #[inline(always)]
 pub fn claim<A: Address, S: Slots<A>>(
     slots: &S,
     tuple: &Tuple<A>,
+    opens: bool,
     refused: &mut Refused,
 ) -> Option<Claim<A>> {
-    let outcome = slots.claim_index(tuple);
+    let outcome = slots.claim_index(tuple, opens);
     *refused = match outcome >> 32 {
         0 => return slots.slot(outcome as u32).map(|record| Claim { record }),
         1 => Refused::Exists,
@@ -148,7 +183,7 @@ pub fn claim<A: Address, S: Slots<A>>(
 /// The work behind [`claim`]. The lower half of the outcome is the record's index, the upper half
 /// zero, or why there is none.
 #[inline(always)]
-pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
+pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, opens: bool) -> u64 {
     const EXISTS: u64 = 1 << 32;
     const FULL: u64 = 2 << 32;
     const RACE: u64 = 3 << 32;
@@ -164,7 +199,8 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
         let seen = read_tag(record);
         if tag::matches(seen, hash, tag::LIVE) {
             // SAFETY: live records keep their fields until every program that can see them ends.
-            if unsafe { record.as_ref() }.is(tuple) {
+            let same = unsafe { record.as_ref() }.is(tuple);
+            if same && !(opens && end::reopens(slots, record)) {
                 return EXISTS;
             }
         } else if tag::matches(seen, hash, tag::BUSY) {
@@ -186,7 +222,7 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
     if !unsafe { atomic::compare_and_swap(&raw mut (*free).tag, free_tag, claimed) } {
         return RACE;
     }
-    if has_rival(slots, tuple, hash, free_index) {
+    if has_rival(slots, tuple, hash, free_index, free_tag) {
         Claim { record }.release();
         return RACE;
     }
@@ -234,14 +270,25 @@ pub fn read_tag<A>(record: Record<A>) -> u32 {
 
 /// Whether another record was claimed for what may be the same tuple. Of two CPUs that claim at once
 /// at least one sees the other, since a claim is a full barrier; both may, and both give up then.
+/// Past a record that was `CLEAN` (`own_tag` is what it had before the claim) there is none: no search
+/// went further, and whoever comes now sees the claim.
 #[inline(always)]
-fn has_rival<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64, own: u32) -> bool {
+fn has_rival<A: Address, S: Slots<A>>(
+    slots: &S,
+    tuple: &Tuple<A>,
+    hash: u64,
+    own: u32,
+    own_tag: u32,
+) -> bool {
     for step in rolled((GROUP * GROUPS) as usize) {
         let index = position(hash, slots.mask(), step as u32);
         let Some(record) = slots.slot(index) else {
             return true;
         };
         if index == own {
+            if tag::state(own_tag) == tag::CLEAN {
+                return false;
+            }
             continue;
         }
         let seen = read_tag(record);

@@ -9,13 +9,13 @@ use lb_common::{
     addr::{Ip4, Ip6},
 };
 
+use super::flow_source::KernelFlows;
 use crate::{
-    config::{Config, FlowTimeouts, NetfilterMode, SocketLb},
+    config::{Config, FlowTimeouts, Handover, NetfilterMode, SocketLb},
     datapath::{
-        Loaded, OBJECT, Pins, Settings, SocketHook,
+        Loaded, OBJECT, Pins, Settings,
         bpf::{BatchMap, MappedArray, synchronize_rcu},
-        hooks::{Direction, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
-        load,
+        hooks, load,
     },
     flows::{
         FlowSweeper, FlowTables, UdpSockets,
@@ -53,12 +53,7 @@ impl Kernel {
         let settings = Settings::default()
             .max_entries("FLOWS4", slots)
             .max_entries("FLOWS6", slots / 2);
-        let programs: Vec<_> = [XDP_PROGRAM, XDP_VIRTUAL_PROGRAM]
-            .into_iter()
-            .chain([Direction::Ingress, Direction::Egress].map(Direction::program))
-            .chain(SocketHook::ALL.map(SocketHook::name))
-            .collect();
-        let loaded = load(OBJECT, &pins, &programs, &settings)?;
+        let loaded = load(OBJECT, &pins, &hooks::programs(), &settings)?;
         Ok(Self {
             config: MappedArray::new(&loaded.map("CONFIG")?)?,
             local_addresses: BatchMap::new(&loaded.map("LOCAL_ADDRESSES")?)?,
@@ -123,6 +118,14 @@ impl Kernel {
                 config_flag::SOCKETS_OF_PODS,
                 config.datapath.socket_lb == SocketLb::All,
             ),
+            (
+                config_flag::HANDOVER_IN,
+                config.datapath.handover == Handover::In,
+            ),
+            (
+                config_flag::HANDOVER_OUT,
+                config.datapath.handover == Handover::Out,
+            ),
         ] {
             if set {
                 flags |= flag;
@@ -179,6 +182,19 @@ impl Kernel {
         let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
         FlowSweeper::start(tables, &self.config.read(0), timeouts, Some(sockets))
             .context("cannot start ageing flows")
+    }
+
+    /// The flow tables, to be shown.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel's clock cannot be read.
+    pub fn flows(&self) -> anyhow::Result<KernelFlows> {
+        KernelFlows::new(
+            self.loaded.map("FLOWS4")?,
+            self.loaded.map("FLOWS6")?,
+            MappedArray::new(&self.loaded.map("CONFIG")?)?,
+        )
     }
 
     /// Makes flows look up their next hops again.

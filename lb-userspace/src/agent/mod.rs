@@ -1,30 +1,36 @@
 //! The agent: follows the cluster's objects and the node's devices, and keeps the kernel's maps,
 //! programs and health answers equal to them.
 
+pub mod api;
 mod attachments;
+pub mod catalog;
+mod endpoints;
+mod events;
+mod flow_source;
 mod kernel;
+mod node;
 mod observe;
+mod report;
 pub mod status;
 mod sync;
 
 use std::{
-    collections::BTreeSet,
-    future,
-    net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::{mpsc, oneshot},
-    task::JoinSet,
-};
+use tokio::sync::{mpsc, oneshot};
 
 use self::{
-    attachments::Attachments, kernel::Kernel, observe::Observer, status::Status, sync::Syncer,
+    attachments::Attachments,
+    endpoints::Endpoints,
+    kernel::Kernel,
+    node::{facts, listen_addresses, local_node},
+    observe::Observer,
+    status::Status,
+    sync::Syncer,
 };
 use crate::{
     config::{Config, SocketLb},
@@ -32,19 +38,22 @@ use crate::{
         devices::{Event as DeviceEvent, Watcher},
         preflight,
     },
-    flows::{FlowSweeper, Stats},
+    events::Recorder,
+    flows::FlowSweeper,
     health::{
         addresses::ListenAddresses,
         clock::SystemClock,
-        proxy::{HealthEndpoints, ProxyHealth},
+        proxy::ProxyHealth,
         service::{Options, ServiceHealthServers},
     },
-    http::{self, Handler, Limits, LocalServer, Server},
-    metrics::{Metrics, MetricsEndpoints, Sample},
+    metrics::{Metrics, Sample, set_to_now},
     model::IpFamily,
-    plan::{LocalDetector, LocalNode, NodePortAddresses},
-    program::{NodeFacts, Programmer},
-    source::{Event, Source, SourceSpec, dir::DirSource},
+    plan::{LocalDetector, LocalNode},
+    program::Programmer,
+    source::{
+        Batch, Event, Kind, Source, SourceSpec, api::ApiSource, dir::DirSource,
+        health::SourceHealth,
+    },
     store::Store,
 };
 
@@ -88,6 +97,8 @@ struct Agent {
     watcher: Watcher,
     attachments: Attachments,
     store: Store,
+    /// How the source is doing; without entries until it runs.
+    source_health: Arc<SourceHealth>,
     node: LocalNode,
     syncer: Syncer,
     /// Runs once the settings are written.
@@ -95,8 +106,9 @@ struct Agent {
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
-    /// Servers that run once the first state is in the maps.
-    servers: JoinSet<()>,
+    /// Tells users what they have to know about their Services.
+    events: Recorder,
+    endpoints: Endpoints,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -109,24 +121,30 @@ impl Agent {
         let facts = facts(&config, &store, &local_addresses);
         let programmer = Programmer::new(kernel.maps()?, facts).context("cannot read the maps")?;
         let metrics = Arc::new(Metrics::new());
+        for (name, stage, enabled) in config.feature_gates() {
+            metrics.set_feature(name, stage, enabled);
+        }
+        let endpoints = Endpoints::new(&config, &metrics)?;
         let proxy_health = Arc::new(ProxyHealth::new(SYNC_PERIOD, SystemClock));
         let listen = listen_addresses(&config, &node, &local_addresses);
         let service_health =
-            ServiceHealthServers::new(Options::new(listen), proxy_health.clone(), &metrics);
+            service_health_servers(listen, &endpoints, proxy_health.clone(), &metrics);
         Ok(Self {
             attachments: Attachments::new(
                 &config.datapath,
                 config.this_node(None).addresses,
                 detector,
             )?,
-            syncer: Syncer::new(programmer),
+            syncer: Syncer::new(programmer, endpoints.catalog.clone()),
             sweeper: None,
-            servers: JoinSet::new(),
+            events: Recorder::none(metrics.events.clone()),
+            endpoints,
             in_sync_since: None,
             config,
             kernel,
             watcher,
             store,
+            source_health: Arc::default(),
             node,
             metrics,
             proxy_health,
@@ -149,16 +167,24 @@ impl Agent {
         self.attachments
             .sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
 
+        let source;
+        let health;
+        (source, health, self.events) = open_source(&self.config, &self.metrics).await?;
+        self.endpoints.follow(&health);
+        self.source_health = health;
+
         let (ask, mut status_asked) = mpsc::channel::<oneshot::Sender<Status>>(QUESTION_QUEUE);
-        let _local = self.serve_locally(ask)?;
+        let flows = Arc::new(self.kernel.flows()?);
+        self.endpoints.serve_locally(&self.config, flows, ask)?;
         let (ask, mut sample_asked) = mpsc::channel::<oneshot::Sender<Sample>>(QUESTION_QUEUE);
         let observer = Observer::new(self.kernel.loaded.map("COUNTERS")?, ask)?;
         self.metrics.set_kernel_source(Arc::new(observer));
+        self.endpoints
+            .serve(&self.config, &self.metrics, &self.proxy_health);
 
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
-        let mut source = tokio::spawn(source(&self.config.source)?.run(sender));
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut source = tokio::spawn(source.run(sender));
+        let mut told_to_stop = self.endpoints.told_to_stop()?;
         let mut quiet = tokio::time::interval(QUIET);
         loop {
             tokio::select! {
@@ -167,7 +193,7 @@ impl Agent {
                     while let Ok(more) = events.try_recv() {
                         batches.push(more);
                     }
-                    self.objects_changed(batches.into_iter().flatten().collect()).await?;
+                    self.objects_changed(batches).await?;
                 }
                 changed = self.watcher.next() => match changed {
                     Ok(changes) => self.devices_changed(&changes).await?,
@@ -179,12 +205,14 @@ impl Agent {
                 // Who asked and does not wait any more needs no answer.
                 Some(reply) = status_asked.recv() => drop(reply.send(self.status().await)),
                 Some(reply) = sample_asked.recv() => drop(reply.send(self.sample())),
-                _ = quiet.tick() => self.syncer.idle(QUIET),
+                _ = quiet.tick() => {
+                    self.syncer.idle(QUIET);
+                    self.tell_of_programming();
+                }
                 ended = &mut source => {
                     return ended.context("the source panicked")?.context("the source gave up");
                 }
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+                _ = &mut told_to_stop => break,
             }
         }
         tracing::info!("stopping; programs and maps stay, and traffic goes on");
@@ -192,15 +220,24 @@ impl Agent {
     }
 
     /// Takes over changed objects.
-    async fn objects_changed(&mut self, events: Vec<Event>) -> anyhow::Result<()> {
+    async fn objects_changed(&mut self, batches: Vec<Batch>) -> anyhow::Result<()> {
         let since = Instant::now();
         let first = !self.store.is_synced();
-        self.store.apply(events);
+        let mut arrivals = Vec::with_capacity(batches.len());
+        for Batch { events, received } in batches {
+            self.count_changes(&events);
+            let refused = self.refused_services(&events);
+            arrivals.push((received, self.store.apply(events)));
+            self.tell_of_refused(refused);
+        }
         self.metrics
             .source_problems
             .set(self.store.problems().count() as i64);
         if !self.store.is_synced() {
             return Ok(());
+        }
+        if first {
+            self.source_health.all_complete();
         }
         let changes = self.store.take_changes();
         for family in [IpFamily::V4, IpFamily::V6] {
@@ -208,8 +245,6 @@ impl Agent {
         }
         let mut services = changes.services;
         if changes.node || first {
-            self.proxy_health
-                .set_node(Some(&self.config.this_node(self.this_node())));
             self.node_changed()?;
             if first {
                 self.service_health = self.health_servers();
@@ -221,10 +256,30 @@ impl Agent {
                 .collect();
         }
         self.sync(services, since).await;
+        if !first {
+            let done = self.syncer.synced_at();
+            for (received, applied) in arrivals {
+                let took = done.saturating_duration_since(received);
+                let (services, slices) = (Kind::Service.resource(), Kind::EndpointSlice.resource());
+                self.metrics.programmed(services, applied.services, took);
+                self.metrics
+                    .programmed(slices, applied.endpoint_slices, took);
+            }
+        }
+        if changes.node || first {
+            // Only now do the maps agree with what load balancers will hear of this node.
+            self.proxy_health
+                .set_node(Some(&self.config.this_node(self.this_node())));
+        }
+        for (family, at) in changes.triggers.into_values().flatten() {
+            let latency = at.elapsed().unwrap_or_default();
+            let metrics = self.metrics.family(family);
+            metrics.network_programming.observe(latency.as_secs_f64());
+        }
         if first {
             self.syncer.programmer().finish_adoption();
             self.in_sync_since = Some(SystemTime::now());
-            self.serve();
+            self.endpoints.first_state_written();
             tracing::info!(
                 service_ports = self.syncer.programmer().len(),
                 seconds = since.elapsed().as_secs_f64(),
@@ -232,6 +287,30 @@ impl Agent {
             );
         }
         Ok(())
+    }
+
+    /// Counts changes as they arrive; a sync makes them no longer pending.
+    fn count_changes(&self, events: &[Event]) {
+        let metrics = &self.metrics;
+        for event in events {
+            let kind = match event {
+                Event::Apply(object) => object.kind(),
+                Event::Delete(object) => object.kind,
+                Event::EndpointsChanged { .. } | Event::Problems { .. } | Event::Synced => continue,
+            };
+            let (total, pending) = match kind {
+                Kind::Service => (&metrics.service_changes, &metrics.service_changes_pending),
+                Kind::EndpointSlice => {
+                    (&metrics.endpoint_changes, &metrics.endpoint_changes_pending)
+                }
+                Kind::Node => continue,
+            };
+            total.inc();
+            pending.inc();
+        }
+        for family in [IpFamily::V4, IpFamily::V6] {
+            set_to_now(&metrics.family(family).last_queued);
+        }
     }
 
     /// Follows the node's devices, addresses and routes.
@@ -317,8 +396,10 @@ impl Agent {
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {
                 tracing::warn!("{problem}");
+                self.tell_of_health_check(&problem);
             }
         }
+        self.tell_of_programming();
         for family in [IpFamily::V4, IpFamily::V6] {
             self.proxy_health.updated(family);
         }
@@ -329,86 +410,8 @@ impl Agent {
     fn health_servers(&self) -> ServiceHealthServers {
         let addresses = self.watcher.devices().local_addresses();
         let listen = listen_addresses(&self.config, &self.node, &addresses);
-        ServiceHealthServers::new(
-            Options::new(listen),
-            self.proxy_health.clone(),
-            &self.metrics,
-        )
-    }
-
-    /// Starts the servers that speak for the whole agent.
-    fn serve(&mut self) {
-        let health = HealthEndpoints::new(self.proxy_health.clone(), &self.metrics);
-        let metrics = MetricsEndpoints::new(self.metrics.clone());
-        let config = &self.config;
-        let servers = &mut self.servers;
-        let purpose = "process health checks";
-        servers.spawn(serve(config.healthz_bind_address, purpose, health));
-        servers.spawn(serve(config.metrics_bind_address, "metrics", metrics));
-    }
-
-    /// Answers local commands.
-    fn serve_locally(
-        &self,
-        ask: mpsc::Sender<oneshot::Sender<Status>>,
-    ) -> anyhow::Result<LocalServer> {
-        let path = &self.config.socket;
-        let started = http::bind_unix(path).and_then(|listener| {
-            LocalServer::start(listener, Arc::new(status::endpoint(ask)), Limits::default())
-        });
-        started.with_context(|| format!("cannot listen on {}; try --socket", path.display()))
-    }
-
-    async fn status(&mut self) -> Status {
-        let devices = self.attachments.devices().values();
-        Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            node: self.config.node_name.clone(),
-            source: self.config.source.to_string(),
-            in_sync_since: self.in_sync_since.map(status::timestamp),
-            last_sync: self.syncer.last_sync().map(status::timestamp),
-            services: self.syncer.services(),
-            service_ports: self.syncer.programmer().len(),
-            not_programmed: self.syncer.not_programmed().collect(),
-            devices: devices.map(Into::into).collect(),
-            source_problems: self.store.problems().map(ToString::to_string).collect(),
-            health_checks: status::HealthChecks {
-                listening: self.service_health.listening().await.len(),
-                problems: self
-                    .service_health
-                    .problems()
-                    .await
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect(),
-            },
-            flows: self
-                .flow_stats()
-                .map(|stats| status::FlowTable::both(&stats)),
-        }
-    }
-
-    /// What metrics say of the data plane, but for packets.
-    fn sample(&mut self) -> Sample {
-        let flows = self.flow_stats();
-        let devices = self.attachments.devices().values();
-        Sample {
-            packets: Vec::new(),
-            services: self.syncer.connections(),
-            devices: devices.filter_map(attachments::Attached::mode).collect(),
-            flows: flows
-                .as_ref()
-                .map(|stats| stats.v4.flows.total() + stats.v6.flows.total()),
-            flow_table_size: flows
-                .as_ref()
-                .map(|stats| u64::from(stats.v4.records / 2 + stats.v6.records / 2)),
-        }
-    }
-
-    /// What the latest pass over the flow tables saw, if there has been one.
-    fn flow_stats(&self) -> Option<Arc<Stats>> {
-        let stats = self.sweeper.as_ref()?.stats();
-        (stats.passes > 0).then_some(stats)
+        let health = self.proxy_health.clone();
+        service_health_servers(listen, &self.endpoints, health, &self.metrics)
     }
 
     fn this_node(&self) -> Option<&crate::model::Node> {
@@ -416,70 +419,35 @@ impl Agent {
     }
 }
 
-/// Serves until dropped; waits for a port that is taken, which holds nothing else up.
-async fn serve(address: SocketAddr, purpose: &str, handler: impl Handler) {
-    let listener = http::bind_until_free(address, purpose).await;
-    match Server::start(listener, Arc::new(handler), Limits::default()) {
-        Ok(_server) => future::pending().await,
-        Err(error) => tracing::error!("cannot serve {purpose} on {address}: {error}"),
-    }
+/// No server yet, on these addresses.
+fn service_health_servers(
+    listen: ListenAddresses,
+    endpoints: &Endpoints,
+    health: Arc<ProxyHealth>,
+    metrics: &Metrics,
+) -> ServiceHealthServers {
+    let options = Options::new(listen, endpoints.stack.clone());
+    ServiceHealthServers::new(options, health, metrics)
 }
 
-/// The source that the configuration names.
-fn source(spec: &SourceSpec) -> anyhow::Result<Box<dyn Source>> {
-    match spec {
-        SourceSpec::Dir(path) => Ok(Box::new(DirSource::open(path)?)),
-    }
-}
-
-/// This node as the planner needs it.
-fn local_node(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) -> LocalNode {
-    let mut node = config.this_node(store.node().map(Arc::as_ref));
-    if node.addresses.is_empty() {
-        // Nobody says which addresses are the node's: take those of its devices.
-        node.addresses = addresses
-            .iter()
-            .copied()
-            .filter(|ip| is_global(*ip))
-            .collect();
-    }
-    let addresses: Vec<_> = addresses.iter().copied().collect();
-    LocalNode::new(&node, &addresses, &config.plan)
-}
-
-/// What of this node is part of every service's entry.
-fn facts(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) -> NodeFacts {
-    let node = config.this_node(store.node().map(Arc::as_ref));
-    let mut cluster_networks = config.cluster_networks.clone();
-    cluster_networks.extend(node.pod_cidrs);
-    NodeFacts {
-        local_addresses: addresses.clone(),
-        cluster_networks,
-        maglev_rows: config.datapath.maglev_table_size,
-    }
-}
-
-/// Where healthCheckNodePort servers listen.
-fn listen_addresses(
+/// The source that the configuration names, how its resources are doing, and where Events go.
+async fn open_source(
     config: &Config,
-    node: &LocalNode,
-    addresses: &BTreeSet<IpAddr>,
-) -> ListenAddresses {
-    let networks = match &config.plan.node_port_addresses {
-        NodePortAddresses::Networks(networks) => networks.clone(),
-        NodePortAddresses::Primary => {
-            let ips = [IpFamily::V4, IpFamily::V6]
-                .into_iter()
-                .filter_map(|f| node.ip(f));
-            ips.map(Into::into).collect()
+    metrics: &Metrics,
+) -> anyhow::Result<(Box<dyn Source>, Arc<SourceHealth>, Recorder)> {
+    let events = metrics.events.clone();
+    match &config.source {
+        SourceSpec::Kubernetes => {
+            let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
+            let source = ApiSource::open(access, &config.node_name, metrics).await?;
+            let health = source.health();
+            let recorder = Recorder::start(source.writer(), &config.node_name, events);
+            Ok((Box::new(source), health, recorder))
         }
-    };
-    ListenAddresses::select(&networks, Ok(addresses.iter().copied().collect()))
-}
-
-fn is_global(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+        SourceSpec::Dir(path) => {
+            let source = DirSource::open(path)?;
+            let health = SourceHealth::new(Kind::ALL.map(Kind::resource));
+            Ok((Box::new(source), Arc::new(health), Recorder::none(events)))
+        }
     }
 }

@@ -1,15 +1,12 @@
 //! The agent's state for people: what `node-lb status` shows.
 
-use std::{pin::Pin, time::SystemTime};
+use std::time::SystemTime;
 
-use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     datapath::{XdpMode, devices::Role},
     flows::Stats,
-    http::{Request, Response, json, not_found, text},
 };
 
 /// What the agent is doing, and what it cannot do.
@@ -114,27 +111,4 @@ pub fn role_name(role: Role) -> &'static str {
 /// A moment in time for people.
 pub fn timestamp(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
-}
-
-/// Answers `/status` by asking the agent.
-pub fn endpoint(
-    ask: mpsc::Sender<oneshot::Sender<Status>>,
-) -> impl Fn(Request) -> Pin<Box<dyn Future<Output = Response> + Send>> + Send + Sync + 'static {
-    move |request| {
-        let ask = ask.clone();
-        Box::pin(async move {
-            if request.uri().path() != "/status" {
-                return not_found();
-            }
-            let (reply, answer) = oneshot::channel();
-            let asked = ask.send(reply).await.is_ok();
-            match answer.await {
-                Ok(status) if asked => match serde_json::to_vec(&status) {
-                    Ok(body) => json(StatusCode::OK, body),
-                    Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),
-                },
-                _ => text(StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping"),
-            }
-        })
-    }
 }

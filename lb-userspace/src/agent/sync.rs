@@ -1,17 +1,18 @@
 //! From changed objects to changed maps, health answers and metrics.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use super::status;
+use super::{catalog::Catalog, status};
 use crate::{
     flows::{StaleUdp, stale},
     health::service::ServiceHealth,
     metrics::{Metrics, ServiceConnections, set_to_now},
     model::{IpFamily, ObjectName, TrafficPolicy},
-    plan::{self, LocalNode, ServicePlan, ServicePortName},
+    plan::{self, LocalNode, Plan, ServicePlan, ServicePortName},
     program::{Key, NotProgrammed, Programmer},
     store::Store,
 };
@@ -19,13 +20,26 @@ use crate::{
 /// Keeps the maps equal to the store. A sync costs what changed, not what is there.
 pub struct Syncer {
     programmer: Programmer,
-    plans: HashMap<ObjectName, ServicePlan>,
+    /// What has been planned.
+    catalog: Arc<Catalog>,
     /// The healthCheckNodePorts that are to be served, and whether they changed.
     health: BTreeMap<(ObjectName, IpFamily), ServiceHealth>,
     health_changed: bool,
     lacking: [Lacking; 2],
+    on_terminating: [OnTerminating; 2],
     not_programmed: BTreeMap<Key, NotProgrammed>,
+    /// What nobody has been told yet.
+    news: Vec<News>,
     last_sync: Option<Instant>,
+}
+
+/// What became of a service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// It, or part of it, is not in the maps for this reason.
+    Waiting(Key, NotProgrammed),
+    /// It is at last.
+    Programmed(Key),
 }
 
 /// Service ports of a family that drop connections because their policy is Local.
@@ -35,15 +49,24 @@ struct Lacking {
     external: i64,
 }
 
+/// What a family's terminating endpoints serve for want of ready ones.
+#[derive(Clone, Copy, Debug, Default)]
+struct OnTerminating {
+    services: i64,
+    endpoints: i64,
+}
+
 impl Syncer {
-    pub fn new(programmer: Programmer) -> Self {
+    pub fn new(programmer: Programmer, catalog: Arc<Catalog>) -> Self {
         Self {
             programmer,
-            plans: HashMap::new(),
+            catalog,
             health: BTreeMap::new(),
             health_changed: false,
             lacking: [Lacking::default(); 2],
+            on_terminating: [OnTerminating::default(); 2],
             not_programmed: BTreeMap::new(),
+            news: Vec::new(),
             last_sync: None,
         }
     }
@@ -90,7 +113,7 @@ impl Syncer {
 
     /// Number of Services in the store, whether they are programmed or not.
     pub fn services(&self) -> usize {
-        self.plans.len()
+        self.catalog.services()
     }
 
     /// Service ports that are not, or not completely, in the maps, and why.
@@ -102,6 +125,16 @@ impl Syncer {
             family: key.family.to_string(),
             reason: error.to_string(),
         })
+    }
+
+    /// What became of service ports that had to wait, since the last call.
+    pub fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// When the last sync was done; without one, now.
+    pub fn synced_at(&self) -> Instant {
+        self.last_sync.unwrap_or_else(Instant::now)
     }
 
     /// When the last sync was done.
@@ -131,7 +164,12 @@ impl Syncer {
     pub fn measure(&self, metrics: &Metrics, since: Instant) {
         for family in [IpFamily::V4, IpFamily::V6] {
             let lacking = self.lacking[family as usize];
+            let on_terminating = self.on_terminating[family as usize];
             let family = metrics.family(family);
+            family.services_on_terminating.set(on_terminating.services);
+            family
+                .terminating_endpoints_serving
+                .set(on_terminating.endpoints);
             family.no_local_endpoints_internal.set(lacking.internal);
             family.no_local_endpoints_external.set(lacking.external);
             family.sync_duration.observe(since.elapsed().as_secs_f64());
@@ -145,7 +183,7 @@ impl Syncer {
         metrics.services_not_programmed.set(waiting.len() as i64);
         metrics
             .services_programmed
-            .set((self.plans.len() - waiting.len()) as i64);
+            .set((self.catalog.services() - waiting.len()) as i64);
         metrics.endpoint_changes_pending.set(0);
         metrics.service_changes_pending.set(0);
     }
@@ -157,7 +195,7 @@ impl Syncer {
         planned: Option<ServicePlan>,
         stale: &mut StaleUdp,
     ) {
-        let before = self.plans.remove(&name);
+        let before = self.catalog.get(&name);
         let mut gone: BTreeSet<Key> = before
             .iter()
             .flat_map(|plan| &plan.ports)
@@ -173,17 +211,19 @@ impl Syncer {
             // Removing needs no room.
             let _ = self.programmer.apply(key, None);
         }
-        self.count(before.as_ref(), -1);
+        let before = before.as_deref();
+        self.count(before, -1);
         self.count(planned.as_ref(), 1);
-        self.note_health(&name, before.as_ref(), planned.as_ref());
-        if let Some(planned) = planned {
-            for port in stale::changed(before.as_ref(), &planned) {
-                if let Some(id) = self.programmer.id(&Key::of(port)) {
-                    stale.add(id, port.udp_serving.iter().copied());
-                }
+        self.note_health(&name, before, planned.as_ref());
+        for port in planned
+            .iter()
+            .flat_map(|planned| stale::changed(before, planned))
+        {
+            if let Some(id) = self.programmer.id(&Key::of(port)) {
+                stale.add(id, port.udp_serving.iter().copied());
             }
-            self.plans.insert(name, planned);
         }
+        self.catalog.set(&name, planned.map(Arc::new));
     }
 
     /// Counts a Service's ports in, or out.
@@ -194,6 +234,14 @@ impl Syncer {
                 plan.internal_policy == TrafficPolicy::Local && plan.internal_lacks_local();
             lacking.internal += by * i64::from(internal);
             lacking.external += by * i64::from(plan.external_lacks_local());
+        }
+        for family in [IpFamily::V4, IpFamily::V6] {
+            let ports = planned.into_iter().flat_map(|planned| &planned.ports);
+            let of_family = ports.filter(|plan| plan.family == family);
+            let endpoints: usize = of_family.map(Plan::terminating_in_use).sum();
+            let on_terminating = &mut self.on_terminating[family as usize];
+            on_terminating.services += by * i64::from(endpoints != 0);
+            on_terminating.endpoints += by * endpoints as i64;
         }
     }
 
@@ -230,12 +278,17 @@ impl Syncer {
             waiting.map(|(key, error)| (key.clone(), error)).collect();
         for (key, error) in &now {
             if self.not_programmed.get(key) != Some(error) {
-                tracing::warn!("{} ({}) is not programmed: {error}", key.name, key.family);
+                tracing::warn!("{key} is not programmed: {error}");
+                self.news.push(News::Waiting(key.clone(), error.clone()));
             }
         }
         for key in self.not_programmed.keys() {
             if !now.contains_key(key) {
-                tracing::info!("{} ({}) waits no more", key.name, key.family);
+                tracing::info!("{key} waits no more");
+                // Or its Service is gone.
+                if self.programmer.id(key).is_some() {
+                    self.news.push(News::Programmed(key.clone()));
+                }
             }
         }
         self.not_programmed = now;

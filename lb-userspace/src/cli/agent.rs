@@ -21,7 +21,9 @@ impl Command {
     /// # Errors
     /// If the configuration is wrong or the agent cannot run.
     pub fn run(self) -> anyhow::Result<()> {
-        let filter = EnvFilter::try_from_env("NODE_LB_LOG").unwrap_or_else(|_| "info".into());
+        // What kube's client would say of a failed request, its user here says better.
+        let filter = EnvFilter::try_from_env("NODE_LB_LOG")
+            .unwrap_or_else(|_| "info,kube_client=off".into());
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)

@@ -12,10 +12,14 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, parser::ValueSour
 
 use crate::config::file;
 
+mod admission;
 mod agent;
+mod check;
 mod cleanup;
 mod explain;
 mod flows;
+mod mount_bpffs;
+mod output;
 mod plan;
 mod snapshot;
 mod status;
@@ -25,7 +29,7 @@ mod status;
 /// Exits with 2 if the arguments are wrong, with 1 if the command fails.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match Cli::from_arguments(arguments.into_iter().collect()).and_then(Cli::run) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => report(&error),
     }
 }
@@ -41,11 +45,14 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Agent(agent::Command),
+    Check(check::Command),
     Cleanup(cleanup::Command),
+    MountBpffs(mount_bpffs::Command),
     Plan(plan::Command),
     Flows(flows::Command),
     Explain(explain::Command),
     Status(status::Command),
+    Admission(admission::Command),
 }
 
 impl Cli {
@@ -63,15 +70,19 @@ impl Cli {
         Ok(Self::from_arg_matches(&matches)?)
     }
 
-    fn run(self) -> anyhow::Result<()> {
+    fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Agent(command) => command.run(),
+            Command::Check(command) => return command.run(),
             Command::Cleanup(command) => command.run(),
+            Command::MountBpffs(command) => command.run(),
             Command::Plan(command) => command.run(),
             Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
             Command::Status(command) => command.run(),
+            Command::Admission(command) => command.run(),
         }
+        .map(|()| ExitCode::SUCCESS)
     }
 }
 
@@ -79,9 +90,14 @@ impl Cli {
 fn report(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<clap::Error>() {
         Some(error) => error.exit(),
-        None => eprintln!("error: {error:#}"),
+        None => print_error(&format!("error: {error:#}\n")),
     }
     ExitCode::FAILURE
+}
+
+/// Prints what is wrong; that nobody reads it must not make it worse.
+fn print_error(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Prints a command's result; a reader that has seen enough is no error.

@@ -1,5 +1,7 @@
 //! The objects of a source at one moment, for commands that answer from manifests alone.
 
+use anyhow::bail;
+
 use crate::{
     config::Config,
     model::Node,
@@ -21,7 +23,9 @@ impl Snapshot {
     /// # Errors
     /// If the source cannot be read at all.
     pub fn load(config: &Config) -> anyhow::Result<Self> {
-        let SourceSpec::Dir(path) = &config.source;
+        let SourceSpec::Dir(path) = &config.source else {
+            bail!("this command reads manifests only; pass --source dir:PATH");
+        };
         let (objects, problems) = dir::load(path)?;
         for problem in problems {
             warn(&problem);

@@ -2,16 +2,16 @@
 
 use std::{
     fmt::Write as _,
-    io::{Read as _, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use crate::{agent::status::Status, config::DEFAULT_SOCKET};
+use super::output::Output;
+use crate::{agent::status::Status, config::DEFAULT_SOCKET, http::get};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -25,17 +25,9 @@ pub struct Command {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 
-    /// Form of the output
+    /// Form of the output; JSON is an object, as the agent gives it
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// To read
-    Table,
-    /// An object, as the agent gives it
-    Json,
 }
 
 impl Command {
@@ -50,28 +42,17 @@ impl Command {
         })?;
         let status: Status = serde_json::from_str(&body)
             .context("the agent's answer is not a status; is it of another version?")?;
-        let text = match self.output {
-            Output::Table => render(&status),
-            Output::Json => serde_json::to_string_pretty(&status)? + "\n",
-        };
-        super::print(&text)
+        super::print(&self.output.text(&status, render)?)
     }
 }
 
 /// The body of the agent's answer.
 fn ask(socket: &Path) -> anyhow::Result<String> {
-    let mut stream = UnixStream::connect(socket)?;
+    let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(DEADLINE))?;
-    stream.write_all(b"GET /status HTTP/1.0\r\nHost: node-lb\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer
-        .split_once("\r\n\r\n")
-        .context("it did not answer in HTTP")?;
-    let first = head.lines().next().unwrap_or_default();
-    match first.split(' ').nth(1) {
-        Some("200") => Ok(body.to_owned()),
-        _ => bail!("it answered {first:?}: {}", body.trim_end()),
+    match get(stream, "/status")? {
+        (200, body) => Ok(body),
+        (code, body) => bail!("it answered {code}: {}", body.trim_end()),
     }
 }
 

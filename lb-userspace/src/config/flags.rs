@@ -10,8 +10,9 @@ use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
 use super::values::{
-    DetectLocalMode, FeatureGate, NetfilterMode, NodePortAddress, PortRange, SocketLb, XdpMode,
-    duration, healthz_address, maglev_table_size, metrics_address,
+    DetectLocalMode, FeatureGate, Handover, NetfilterMode, NodePortAddress, PortRange, SocketLb,
+    XdpMode, api_server_url, duration, healthz_address, maglev_table_size, metrics_address,
+    positive_duration,
 };
 use crate::source::SourceSpec;
 
@@ -28,9 +29,18 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Where Services, EndpointSlices and Nodes come from
-    #[arg(long, value_name = "dir:PATH")]
+    /// Where Services, EndpointSlices and Nodes come from: the cluster's API server or a directory
+    /// of manifests [default: kubernetes]
+    #[arg(long, value_name = "kubernetes|dir:PATH")]
     pub source: Option<SourceSpec>,
+
+    /// How to reach the API server and who to be there [default: the pod's service account]
+    #[arg(long, value_name = "PATH")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Address of the API server, instead of the kubeconfig's or the pod's
+    #[arg(long, value_name = "URL", value_parser = api_server_url)]
+    pub master: Option<hyper::Uri>,
 
     /// Name of this node [default: the host name]
     #[arg(long, alias = "hostname-override", value_name = "NAME")]
@@ -84,8 +94,8 @@ pub struct Flags {
     )]
     pub masquerade_all: bool,
 
-    /// Kubernetes feature gates of kube-proxy: AllowServiceExternalIPs and
-    /// PreferSameTrafficDistribution, both on
+    /// Feature gates: AllowServiceExternalIPs and PreferSameTrafficDistribution as in kube-proxy, and
+    /// PerRequestDeadline for --request-timeout; all on
     #[arg(long, value_name = "NAME=BOOL,..", value_delimiter = ',')]
     pub feature_gates: Vec<FeatureGate>,
 
@@ -110,6 +120,24 @@ pub struct Flags {
     /// Where `node-lb status` finds the agent; only root may ask
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
+
+    /// How long a request to the agent's HTTP servers may take, watches and the like excepted; a
+    /// request may ask for less by ?timeout=
+    #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "10s")]
+    pub request_timeout: Duration,
+
+    /// How many reading requests the agent's HTTP servers serve at a time; 0 means no limit
+    #[arg(long, value_name = "REQUESTS", default_value = "100")]
+    pub max_requests_inflight: usize,
+
+    /// How many other requests the agent's HTTP servers serve at a time; 0 means no limit
+    #[arg(long, value_name = "REQUESTS", default_value = "50")]
+    pub max_mutating_requests_inflight: usize,
+
+    /// How long /readyz waits, after the start, for every resource to be synchronised; later that no
+    /// longer counts
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
+    pub cache_initialization_timeout: Duration,
 
     /// How long an established TCP flow may be idle; 0 means the default
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
@@ -164,6 +192,11 @@ pub struct Flags {
     /// Whether forwarded traffic passes the host's netfilter rules
     #[arg(long, value_name = "MODE", value_enum, default_value = "bypass")]
     pub netfilter: NetfilterMode,
+
+    /// Whether another service proxy has connections on this node that are to end in peace (`in`), or is
+    /// to take the new ones (`out`)
+    #[arg(long, value_name = "DIRECTION", value_enum, default_value = "off")]
+    pub handover: Handover,
 
     /// How many flows there is room for
     #[arg(

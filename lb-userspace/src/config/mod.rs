@@ -13,16 +13,17 @@ use ipnet::IpNet;
 pub use self::{
     flags::{DEFAULT_SOCKET, Flags},
     values::{
-        DetectLocalMode, FeatureGate, Gate, NetfilterMode, NodePortAddress, PortRange, SocketLb,
-        XdpMode,
+        DetectLocalMode, FeatureGate, Gate, Handover, NetfilterMode, NodePortAddress, PortRange,
+        SocketLb, XdpMode,
     },
 };
 use crate::{
     model::{IpFamily, Node},
     plan::{DetectLocal, NodePortAddresses, PlanOptions},
-    source::SourceSpec,
+    source::{SourceSpec, api::Access},
 };
 
+mod configz;
 pub mod file;
 mod flags;
 #[cfg(test)]
@@ -33,6 +34,8 @@ mod values;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub source: SourceSpec,
+    /// How to reach the API server, if that is the source.
+    pub api_access: Access,
     /// Name of this node's Node object.
     pub node_name: String,
     /// Addresses of this node besides those of its Node object.
@@ -46,6 +49,7 @@ pub struct Config {
     pub metrics_bind_address: SocketAddr,
     /// Where the agent listens for local commands.
     pub socket: PathBuf,
+    pub http: HttpConfig,
     pub timeouts: FlowTimeouts,
     pub datapath: DatapathConfig,
 }
@@ -62,6 +66,33 @@ impl Config {
             }
         }
         node
+    }
+}
+
+/// What the agent's HTTP servers grant their clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpConfig {
+    /// The longest a request may take that is not a stream.
+    pub request_timeout: Duration,
+    /// Whether that is kept: the feature gate `PerRequestDeadline`.
+    pub per_request_deadline: bool,
+    /// Reading requests at a time; zero means no limit.
+    pub max_requests_inflight: usize,
+    /// Other requests at a time; zero means no limit.
+    pub max_mutating_requests_inflight: usize,
+    /// How long readiness waits for the first synchronisation.
+    pub cache_initialization_timeout: Duration,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            request_timeout: Duration::from_secs(10),
+            per_request_deadline: true,
+            max_requests_inflight: 100,
+            max_mutating_requests_inflight: 50,
+            cache_initialization_timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -104,6 +135,7 @@ pub struct DatapathConfig {
     /// Source ports for source NAT.
     pub snat_ports: PortRange,
     pub netfilter: NetfilterMode,
+    pub handover: Handover,
     /// Flows.
     pub flow_table_size: u32,
     /// Entries per Service, a prime number.
@@ -120,11 +152,14 @@ impl TryFrom<Flags> for Config {
         Ok(Self {
             node_name: node_name(flags.node.as_deref())?,
             plan: plan_options(&flags)?,
+            http: http_config(&flags),
             detect_local: detect_local(&flags)?,
             cluster_networks: flags.cluster_cidr.clone(),
-            source: flags
-                .source
-                .context("where are the Services? Pass --source dir:PATH")?,
+            source: flags.source.unwrap_or_default(),
+            api_access: Access {
+                kubeconfig: flags.kubeconfig,
+                master: flags.master,
+            },
             node_addresses: flags.node_addresses,
             masquerade_all: flags.masquerade_all,
             healthz_bind_address: flags.healthz_bind_address,
@@ -151,6 +186,7 @@ impl TryFrom<Flags> for Config {
                 bpf_root: flags.bpf_root,
                 snat_ports: flags.snat_ports,
                 netfilter: flags.netfilter,
+                handover: flags.handover,
                 flow_table_size: flags.flow_table_size,
                 maglev_table_size: flags.maglev_table_size,
             },
@@ -182,9 +218,24 @@ fn plan_options(flags: &Flags) -> anyhow::Result<PlanOptions> {
         match gate {
             Gate::AllowServiceExternalIps => options.allow_external_ips = *enabled,
             Gate::PreferSameTrafficDistribution => options.honour_node_hints = *enabled,
+            Gate::PerRequestDeadline => {}
         }
     }
     Ok(options)
+}
+
+fn http_config(flags: &Flags) -> HttpConfig {
+    let deadline = flags
+        .feature_gates
+        .iter()
+        .rfind(|feature| feature.gate == Gate::PerRequestDeadline);
+    HttpConfig {
+        request_timeout: flags.request_timeout,
+        per_request_deadline: deadline.is_none_or(|feature| feature.enabled),
+        max_requests_inflight: flags.max_requests_inflight,
+        max_mutating_requests_inflight: flags.max_mutating_requests_inflight,
+        cache_initialization_timeout: flags.cache_initialization_timeout,
+    }
 }
 
 fn node_port_addresses(entries: &[NodePortAddress]) -> anyhow::Result<NodePortAddresses> {

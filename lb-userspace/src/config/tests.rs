@@ -16,11 +16,92 @@ fn defaults() {
     assert!(!config.masquerade_all);
 }
 
+/// What deploy/ gives the agent, the agent takes.
 #[test]
-fn source_is_required() {
+fn deployed_settings_are_settings() {
+    let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+    let text = fs::read_to_string(deploy.join("base/config.yaml")).unwrap();
+    let object: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+    let mut file = NamedTempFile::new().unwrap();
+    let settings = object["data"]["config.yaml"].as_str().unwrap();
+    file.write_all(settings.as_bytes()).unwrap();
+    let arguments = file::arguments(file.path(), |_| false).unwrap();
+    assert_eq!(arguments, ["--detect-local-mode=NodeCIDR"]);
+}
+
+#[test]
+fn http_servers_are_limited_by_flags_and_a_feature_gate() {
+    assert_eq!(config(&[]).unwrap().http, HttpConfig::default());
+    let http = config(&[
+        "--request-timeout=1m",
+        "--max-requests-inflight=0",
+        "--max-mutating-requests-inflight=7",
+        "--cache-initialization-timeout=0",
+        "--feature-gates=PerRequestDeadline=false,AllowServiceExternalIPs=true",
+    ]);
+    let expected = HttpConfig {
+        request_timeout: Duration::from_secs(60),
+        per_request_deadline: false,
+        max_requests_inflight: 0,
+        max_mutating_requests_inflight: 7,
+        cache_initialization_timeout: Duration::ZERO,
+    };
+    assert_eq!(http.unwrap().http, expected);
+    assert!(config(&["--request-timeout=0"]).is_err());
+}
+
+#[test]
+fn configz_has_every_setting_by_the_name_of_its_flag() {
+    let shown = config(&[
+        "--xdp-mode=off",
+        "--detect-local-mode=none",
+        "--conntrack-udp-timeout=90s500ms",
+        "--cache-initialization-timeout=0",
+    ]);
+    let shown = shown.unwrap().configz()["node-lb"].clone();
+    let command = <TestCli as clap::CommandFactory>::command();
+    let flags = command.get_arguments().filter_map(|flag| flag.get_long());
+    for flag in flags.filter(|flag| *flag != "config") {
+        assert!(shown.get(flag).is_some(), "--{flag} is not in {shown}");
+    }
+    assert_eq!(shown["xdp-mode"], "off");
+    assert_eq!(shown["detect-local-mode"], "none");
+    for (flag, duration) in [
+        ("request-timeout", "10s"),
+        ("conntrack-tcp-timeout-established", "24h"),
+        ("conntrack-udp-timeout", "1m30s500ms"),
+        ("cache-initialization-timeout", "0s"),
+    ] {
+        assert_eq!(shown[flag], duration, "{flag}");
+    }
+    assert_eq!(shown["nodeport-addresses"][0], "primary");
+}
+
+#[test]
+fn source_is_the_api_server_unless_it_is_named() {
     let flags = TestCli::try_parse_from(["test"]).unwrap().flags;
-    let error = Config::try_from(flags).unwrap_err().to_string();
-    assert!(error.contains("--source dir:PATH"), "{error}");
+    let config = Config::try_from(flags).unwrap();
+    assert_eq!(config.source, SourceSpec::Kubernetes);
+    assert_eq!(config.api_access, Access::default());
+}
+
+#[test]
+fn api_server_is_named_as_for_kube_proxy() {
+    let url = "https://192.0.2.1:6443";
+    let access = config(&["--kubeconfig=/etc/k", "--master", url])
+        .unwrap()
+        .api_access;
+    assert_eq!(access.kubeconfig, Some("/etc/k".into()));
+    assert_eq!(access.master, Some(url.parse().unwrap()));
+    for bad in [
+        "",
+        "192.0.2.1",
+        "192.0.2.1:6443",
+        "ftp://192.0.2.1",
+        "/path",
+    ] {
+        assert!(config(&["--master", bad]).is_err(), "{bad:?}");
+    }
 }
 
 #[test]

@@ -39,6 +39,16 @@ impl FromStr for NodePortAddress {
     }
 }
 
+/// Reads the address of an API server.
+///
+/// # Errors
+/// If it is not an absolute URL of a web server.
+pub fn api_server_url(text: &str) -> Result<hyper::Uri, String> {
+    let url = text.parse::<hyper::Uri>().ok();
+    url.filter(|url| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some())
+        .ok_or_else(|| "write a URL like https://192.0.2.1:6443".to_owned())
+}
+
 /// An inclusive range of ports, `FIRST-LAST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
@@ -66,7 +76,7 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// A Kubernetes feature gate of kube-proxy that node-lb knows, `NAME=true|false`.
+/// A feature gate, `NAME=true|false`: of kube-proxy, as far as node-lb knows them, or of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureGate {
     pub gate: Gate,
@@ -77,6 +87,8 @@ pub struct FeatureGate {
 pub enum Gate {
     /// externalIPs become frontends.
     AllowServiceExternalIps,
+    /// Requests to the agent's HTTP servers have deadlines (KEP-4460).
+    PerRequestDeadline,
     /// Node hints of endpoints are honoured.
     PreferSameTrafficDistribution,
 }
@@ -90,11 +102,12 @@ impl FromStr for FeatureGate {
             .ok_or("write NAME=true or NAME=false")?;
         let gate = match name {
             "AllowServiceExternalIPs" => Gate::AllowServiceExternalIps,
+            "PerRequestDeadline" => Gate::PerRequestDeadline,
             "PreferSameTrafficDistribution" => Gate::PreferSameTrafficDistribution,
             _ => {
                 return Err(format!(
-                    "no such gate {name:?}; known are AllowServiceExternalIPs and \
-                     PreferSameTrafficDistribution"
+                    "no such gate {name:?}; known are AllowServiceExternalIPs, \
+                     PerRequestDeadline and PreferSameTrafficDistribution"
                 ));
             }
         };
@@ -159,9 +172,29 @@ pub enum NetfilterMode {
     Traverse,
 }
 
+/// How traffic to Services is shared with another service proxy on this node, such as kube-proxy, while
+/// one takes over from the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Handover {
+    /// All of it is node-lb's
+    Off,
+    /// New connections are node-lb's; the other's TCP connections go on
+    In,
+    /// New connections are the other's; node-lb's go on
+    Out,
+}
+
 /// A duration as Go writes it: `24h`, `1h30m`, `500ms`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 24h, 1h30m or 500ms"))
+}
+
+/// As [`duration`], but not zero.
+pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|duration| match duration.is_zero() {
+        true => Err("must be more than zero".to_owned()),
+        false => Ok(duration),
+    })
 }
 
 pub(super) fn healthz_address(text: &str) -> Result<SocketAddr, String> {

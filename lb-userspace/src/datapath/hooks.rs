@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya_obj::generated::bpf_attach_type;
 
 /// Name of the XDP program for devices whose packets come from a wire.
@@ -10,6 +10,15 @@ pub const XDP_PROGRAM: &str = "xdp_ingress";
 
 /// Name of the XDP program for virtual devices, whose packets may have incomplete checksums.
 pub const XDP_VIRTUAL_PROGRAM: &str = "xdp_ingress_virtual";
+
+/// The names of all programs.
+pub fn programs() -> Vec<&'static str> {
+    [XDP_PROGRAM, XDP_VIRTUAL_PROGRAM]
+        .into_iter()
+        .chain([Direction::Ingress, Direction::Egress].map(Direction::program))
+        .chain(SocketHook::ALL.map(SocketHook::name))
+        .collect()
+}
 
 /// How XDP runs on a device, best last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,6 +53,9 @@ pub enum SocketHook {
     GetPeerName6,
 }
 
+/// The system call by which a program that somebody attached is opened, as [`ProgramError`] names it.
+const OPEN_PROGRAM: &str = "bpf_prog_get_fd_by_id";
+
 /// How TC programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TcFlavor {
@@ -57,9 +69,10 @@ impl TcFlavor {
     /// What this kernel has.
     pub fn detect() -> Self {
         // Kernels without TCX do not know how to list its programs; every namespace has the loopback
-        // device.
+        // device. To open what others have there takes CAP_SYS_ADMIN, which is not needed for this.
         match SchedClassifier::query_tcx("lo", TcAttachType::Ingress) {
             Ok(_) => Self::Tcx,
+            Err(ProgramError::SyscallError(error)) if error.call == OPEN_PROGRAM => Self::Tcx,
             Err(_) => Self::Clsact,
         }
     }

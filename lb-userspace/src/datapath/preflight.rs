@@ -8,14 +8,15 @@ use std::{
 use aya::util::KernelVersion;
 use nix::{
     mount::{MsFlags, mount},
-    sys::statfs::{BPF_FS_MAGIC, statfs},
+    sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, statfs},
 };
 use thiserror::Error;
 
-/// Oldest kernel that the programs load on.
+/// Oldest kernel that the programs were seen to load on.
 pub const OLDEST_KERNEL: (u8, u8) = (6, 1);
 
-const BPF_FS: &str = "/sys/fs/bpf";
+/// Where the BPF file system is mounted by convention.
+pub const BPF_FS: &str = "/sys/fs/bpf";
 const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// Something this node lacks.
@@ -77,16 +78,16 @@ pub fn check(bpf_root: &Path, sockets: bool) -> Result<Ready, Vec<Unmet>> {
     let mut unmet = Vec::new();
     let mut note = |result: Result<(), Unmet>| unmet.extend(result.err());
     note(capabilities());
-    note(kernel());
+    note(kernel().map(drop));
     note(btf());
 
-    let cgroup2 = read("/proc/self/mounts").map(|mounts| cgroup2(&mounts));
+    let cgroup2 = cgroup2_root();
     note(match &cgroup2 {
         Ok(None) if sockets => Err(Unmet::Cgroup2),
         _ => Ok(()),
     });
     let mut mounted_bpf_fs = false;
-    note(bpf_fs(bpf_root).map(|mounted| mounted_bpf_fs = mounted));
+    note(provide_bpf_fs(bpf_root).map(|mounted| mounted_bpf_fs = mounted));
 
     match cgroup2 {
         Err(error) => {
@@ -101,7 +102,12 @@ pub fn check(bpf_root: &Path, sockets: bool) -> Result<Ready, Vec<Unmet>> {
     }
 }
 
-fn capabilities() -> Result<(), Unmet> {
+/// Whether this process may load and attach programs.
+///
+/// # Errors
+///
+/// Names the capabilities it lacks.
+pub fn capabilities() -> Result<(), Unmet> {
     let status = read("/proc/self/status")?;
     let capabilities = missing_capabilities(effective_capabilities(&status).unwrap_or(0));
     if capabilities.is_empty() {
@@ -118,9 +124,16 @@ fn effective_capabilities(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
+/// Whether this process may mount file systems.
+pub fn may_mount() -> bool {
+    let status = read("/proc/self/status").unwrap_or_default();
+    effective_capabilities(&status).is_some_and(|effective| effective & SYS_ADMIN != 0)
+}
+
+const SYS_ADMIN: u64 = 1 << 21;
+
 fn missing_capabilities(effective: u64) -> Vec<&'static str> {
     const NET_ADMIN: u64 = 1 << 12;
-    const SYS_ADMIN: u64 = 1 << 21;
     const PERFMON: u64 = 1 << 38;
     const BPF: u64 = 1 << 39;
     // The kernel takes CAP_SYS_ADMIN for the two that were split off from it.
@@ -135,22 +148,44 @@ fn missing_capabilities(effective: u64) -> Vec<&'static str> {
     .collect()
 }
 
-fn kernel() -> Result<(), Unmet> {
+/// The kernel's release, as `uname -r` tells it.
+///
+/// # Errors
+///
+/// If it is older than [`OLDEST_KERNEL`].
+pub fn kernel() -> Result<String, Unmet> {
     let (major, minor) = OLDEST_KERNEL;
     let found = read("/proc/sys/kernel/osrelease")?.trim().to_owned();
     match KernelVersion::current() {
         Ok(version) if version < KernelVersion::new(major, minor, 0) => {
             Err(Unmet::Kernel { found })
         }
-        _ => Ok(()),
+        _ => Ok(found),
     }
 }
 
-fn btf() -> Result<(), Unmet> {
+/// # Errors
+///
+/// If the kernel does not describe its types.
+pub fn btf() -> Result<(), Unmet> {
     match Path::new(KERNEL_BTF).exists() {
         true => Ok(()),
         false => Err(Unmet::Btf),
     }
+}
+
+/// Where the first cgroup2 hierarchy is mounted, if any is.
+///
+/// # Errors
+///
+/// If the mounts cannot be read.
+pub fn cgroup2_root() -> Result<Option<PathBuf>, Unmet> {
+    read("/proc/self/mounts").map(|mounts| cgroup2(&mounts))
+}
+
+/// Whether a directory is one of a cgroup2 hierarchy.
+pub fn is_cgroup2(path: &Path) -> bool {
+    statfs(path).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
 /// Where the first cgroup2 hierarchy in `/proc/self/mounts` is mounted.
@@ -163,7 +198,11 @@ fn cgroup2(mounts: &str) -> Option<PathBuf> {
 }
 
 /// Makes sure that `root` is, or will be, on a BPF file system. Returns whether it had to be mounted.
-fn bpf_fs(root: &Path) -> Result<bool, Unmet> {
+///
+/// # Errors
+///
+/// If it is elsewhere, or the kernel refuses to mount.
+pub fn provide_bpf_fs(root: &Path) -> Result<bool, Unmet> {
     if is_bpf_fs(root)? {
         return Ok(false);
     }
@@ -181,8 +220,13 @@ fn bpf_fs(root: &Path) -> Result<bool, Unmet> {
     Ok(true)
 }
 
-/// Looks at the nearest directory above that exists.
-fn is_bpf_fs(path: &Path) -> Result<bool, Unmet> {
+/// Whether a path is, or would be if it were made, on a BPF file system.
+///
+/// # Errors
+///
+/// If that cannot be told.
+pub fn is_bpf_fs(path: &Path) -> Result<bool, Unmet> {
+    // The nearest directory above that exists.
     let existing = path
         .ancestors()
         .find(|ancestor| ancestor.exists())

@@ -9,7 +9,10 @@ use std::{
 use aya::Pod;
 use lb_common::{
     addr::Address,
-    flow::{Flow, flow_flag, tag, tcp::Stage},
+    flow::{
+        Flow, flow_flag, tag,
+        tcp::{self, Stage},
+    },
 };
 
 use super::ageing::later;
@@ -70,6 +73,14 @@ impl<A: Address> Connection<A> {
 
     pub fn stage(&self) -> Stage {
         Stage::of(self.forward.seen, self.reply.seen)
+    }
+
+    /// Whether the endpoint may still remember the node's port, though the connection is closed.
+    pub fn holds_port(&self) -> bool {
+        let seen = self.forward.seen | self.reply.seen;
+        self.stage() == Stage::Closed
+            && seen & tcp::RST == 0
+            && self.forward.has(flow_flag::SOURCE_NAT)
     }
 
     /// The tick of the latest packet of either direction.

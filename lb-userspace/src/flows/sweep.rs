@@ -43,8 +43,9 @@ const MANY_TOMBS: usize = 32;
 /// Every how many passes few tombs are cleaned: finding out what passes over them costs a hash per
 /// flow.
 const CLEANING_PASSES: u64 = 16;
-/// A table is crowded when more than this part of it is occupied.
-const CROWDED: f64 = 0.75;
+/// A table is crowded when more than this part of it is occupied: from about half on, some new flows find
+/// no room.
+const CROWDED: f64 = 0.4;
 
 /// A flow table and what the latest pass over it found remarkable.
 ///
@@ -193,9 +194,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let Some(connection) = Connection::new(&self.records, index, flow) else {
             return false;
         };
-        let (protocol, stage) = (connection.protocol(), connection.stage());
-        let last_seen = connection.last_seen();
-        if !pass.timeouts.expired(protocol, stage, last_seen, pass.now) {
+        if !pass.timeouts.expired(&connection, pass.now) {
             return false;
         }
         let Connection { forward, reply } = &connection;
@@ -208,6 +207,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         // What lies ahead is found dead when this pass comes by.
         self.dead.extend(both.filter(|dead| dead.index <= index));
         pass.uncount(index, flow);
+        let (protocol, stage) = (connection.protocol(), connection.stage());
         pass.removed.expired.add(protocol, stage);
         true
     }

@@ -1,9 +1,11 @@
 //! What the agent tells load balancers and the kubelet about this node.
 //!
 //! [`service`] answers whether a Service has endpoints here, [`proxy`] whether the agent keeps
-//! the kernel's state up with the cluster's.
+//! the kernel's state up with the cluster's, [`readiness`] what it still waits for.
 
 pub mod addresses;
+pub mod caches;
 pub mod clock;
 pub mod proxy;
+pub mod readiness;
 pub mod service;

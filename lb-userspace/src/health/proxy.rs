@@ -11,9 +11,9 @@ use hyper::StatusCode;
 use prometheus::IntCounterVec;
 use serde::Serialize;
 
-use super::clock::Clock;
+use super::{clock::Clock, readiness::Readiness};
 use crate::{
-    http::{Handler, Request, Response, json, not_found},
+    http::{Class, Handler, Request, Response, json, not_found},
     metrics::Metrics,
     model::{IpFamily, Node},
 };
@@ -98,21 +98,23 @@ impl ProxyHealth {
     }
 }
 
-/// `/healthz` and `/livez`, for any method; everything else is 404.
+/// `/healthz`, `/livez` and `/readyz`, for any method; everything else is 404.
 ///
 /// `/livez` answers 200 while every family is healthy; `/healthz` only if the node is eligible
 /// too, so that load balancers leave a node about to be deleted but the kubelet does not restart
 /// the agent on it.
 pub struct HealthEndpoints {
     health: Arc<ProxyHealth>,
+    readiness: Arc<Readiness>,
     healthz: IntCounterVec,
     livez: IntCounterVec,
 }
 
 impl HealthEndpoints {
-    pub fn new(health: Arc<ProxyHealth>, metrics: &Metrics) -> Self {
+    pub fn new(health: Arc<ProxyHealth>, readiness: Arc<Readiness>, metrics: &Metrics) -> Self {
         Self {
             health,
+            readiness,
             healthz: metrics.healthz.clone(),
             livez: metrics.livez.clone(),
         }
@@ -154,10 +156,15 @@ impl HealthEndpoints {
 }
 
 impl Handler for HealthEndpoints {
+    fn class(&self, _: &Request) -> Class {
+        Class::Probe
+    }
+
     async fn call(&self, request: Request) -> Response {
         match request.uri().path() {
             "/healthz" => self.healthz(),
             "/livez" => self.livez(),
+            path if Readiness::serves(path) => self.readiness.answer(request.uri()),
             _ => not_found(),
         }
     }

@@ -15,7 +15,7 @@ use tokio::{sync::Mutex, task::AbortHandle};
 use self::server::ServiceServer;
 use super::{addresses::ListenAddresses, proxy::ProxyHealth};
 use crate::{
-    http::{Bind, Limits, SystemBind},
+    http::{Bind, Limits, Stack, SystemBind},
     metrics::Metrics,
     model::{IpFamily, ObjectName},
 };
@@ -62,6 +62,8 @@ impl fmt::Display for Problem {
 pub struct Options {
     pub addresses: ListenAddresses,
     pub limits: Limits,
+    /// The layers around every answer.
+    pub stack: Arc<Stack>,
     pub bind: Box<dyn Bind>,
     /// How often servers whose port was taken are tried again between syncs: a source that
     /// seldom changes must not leave them closed.
@@ -70,10 +72,11 @@ pub struct Options {
 
 impl Options {
     /// The defaults for servers on `addresses`.
-    pub fn new(addresses: ListenAddresses) -> Self {
+    pub fn new(addresses: ListenAddresses, stack: Arc<Stack>) -> Self {
         Self {
             addresses,
             limits: Limits::default(),
+            stack,
             bind: Box::new(SystemBind),
             retry_interval: Duration::from_secs(5),
         }

@@ -1,37 +1,84 @@
 //! The agent's one HTTP stack: every server it runs (health checks, metrics, local API) is a
-//! [`Handler`] behind a [`Server`], under the same [`Limits`].
+//! [`Handler`] behind a [`Server`], under the same [`Limits`] and inside the same layers
+//! ([`Stack`]), in the order a request passes them:
+//!
+//! | Layer | What it does |
+//! |---|---|
+//! | [`Deadline`] | ends a request at its deadline, whatever its handler does |
+//! | [`InFlight`] | refuses what is more than the agent wants to do at a time |
+//! | [`WhenReady`] | refuses what needs the caches while they are not initialised |
 
-use std::{fmt, future::Future};
+use std::future::Future;
 
-use bytes::Bytes;
-use http_body_util::{Full, Limited};
-use hyper::{
-    StatusCode,
-    body::Incoming,
-    header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
-};
+use http_body_util::Limited;
+use hyper::body::Incoming;
 
 pub use self::{
+    answer::{error_status, json, not_found, response, text, too_many_requests},
+    body::Body,
+    client::get,
+    deadline::Deadline,
+    exchange::Exchange,
+    inflight::{InFlight, Places},
+    limits::Limits,
     listen::{Bind, SystemBind, bind, bind_all_families, bind_unix, bind_until_free},
-    server::{Limits, LocalServer, Server},
-    stream::WriteDeadline,
+    post_timeout::{PostTimeout, Report},
+    query::{has_flag, query_value, query_values},
+    ready::WhenReady,
+    running::{Running, run_blocking},
+    server::{LocalServer, Server},
+    stack::Stack,
 };
 
+mod answer;
+mod body;
+mod client;
+mod connection;
+mod deadline;
+mod exchange;
+mod inflight;
+mod limits;
 mod listen;
+mod post_timeout;
+mod query;
+mod ready;
+mod running;
 mod server;
+mod stack;
 mod stream;
+mod timeout_parameter;
 
 /// A request; reading more of its body than [`Limits::body_bytes`] fails. Its extensions hold
-/// the exchange's [`WriteDeadline`].
+/// the [`Exchange`] and, behind [`Deadline`], what is [`Running`] for it.
 pub type Request = hyper::Request<Limited<Incoming>>;
 
-/// A response, whole: nothing the agent says is long enough to be streamed.
-pub type Response = hyper::Response<Full<Bytes>>;
+/// A response.
+pub type Response = hyper::Response<Body>;
+
+/// How the layers treat a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Health and liveness: has a deadline, and is never refused.
+    Probe,
+    /// Has a deadline and takes a place among the requests in flight.
+    Bounded,
+    /// The same, but costs what there is in the caches: refused while they are not initialised.
+    Wide,
+    /// Goes on until one side ends it (watch, follow): no deadline, and a place among the streams; refused
+    /// while the caches are not initialised, and ended when they no longer are.
+    Stream,
+}
 
 /// Answers requests. An async function from [`Request`] to [`Response`] is a handler, and so is
 /// a layer: a type that holds a handler and decides whether and how to call it.
 pub trait Handler: Send + Sync + 'static {
-    /// The future is dropped at the request's deadline, wherever it stands.
+    /// How the layers treat `request`.
+    fn class(&self, request: &Request) -> Class {
+        let _ = request;
+        Class::Bounded
+    }
+
+    /// The future is dropped at the request's deadline, wherever it stands, and when the client goes.
     fn call(&self, request: Request) -> impl Future<Output = Response> + Send;
 }
 
@@ -43,33 +90,4 @@ where
     fn call(&self, request: Request) -> impl Future<Output = Response> + Send {
         self(request)
     }
-}
-
-/// A JSON answer. `body` is sent as it is.
-pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Response {
-    response(status, "application/json", body)
-}
-
-/// A plain text answer, closed with a line feed as `curl` users like it.
-pub fn text(status: StatusCode, message: impl fmt::Display) -> Response {
-    response(status, "text/plain; charset=utf-8", format!("{message}\n"))
-}
-
-/// The answer for a path that does not exist here.
-pub fn not_found() -> Response {
-    text(StatusCode::NOT_FOUND, "404 page not found")
-}
-
-/// An answer of any content type, which browsers are told not to guess otherwise.
-pub fn response(
-    status: StatusCode,
-    content_type: &'static str,
-    body: impl Into<Bytes>,
-) -> Response {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
 }

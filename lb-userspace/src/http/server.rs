@@ -1,7 +1,6 @@
-//! One listening socket and its connections: accepting, limits, closing.
+//! One listening socket: accepting connections, and closing them.
 
 use std::{
-    convert::Infallible,
     io,
     net::{SocketAddr, TcpListener},
     os::unix::net::UnixListener,
@@ -9,65 +8,19 @@ use std::{
     time::Duration,
 };
 
-use http_body_util::Limited;
-use hyper::{
-    StatusCode,
-    body::{Body, Incoming},
-    server::conn::http1,
-    service::service_fn,
-};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
-};
+use hyper_util::server::graceful::GracefulShutdown;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
     sync::oneshot,
     task::{JoinHandle, JoinSet},
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{sleep, timeout},
 };
 
-use super::{Handler, Response, WriteDeadline, stream::DeadlineStream, text};
+use super::{Handler, Limits, connection::Connection};
 
 /// Pause after a failed accept: out of file descriptors, most likely, so let some come free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// What a server grants its clients. The defaults suit health checks: small, short exchanges
-/// with clients that are not trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Connections served at a time; others wait to be accepted. Once half of them are in use,
-    /// new ones are closed after their first response instead of being kept alive.
-    pub connections: usize,
-    /// Size of the request line and all headers, in bytes, at least 8192. Beyond it the answer
-    /// is 431.
-    pub header_bytes: usize,
-    /// Number of headers. Beyond it the answer is 431.
-    pub headers: usize,
-    /// Size of a request body. Beyond it the answer is 413 if the length was declared, otherwise
-    /// the handler sees an error.
-    pub body_bytes: usize,
-    /// Time to send a request up to the end of its headers, counted from the start of the
-    /// connection or the end of the last response: so also how long a connection may idle.
-    pub header_timeout: Duration,
-    /// Time for the rest of an exchange, from the end of the headers until the client has taken
-    /// the response. A handler that takes longer is dropped and the answer is 504.
-    pub request_timeout: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 256,
-            header_bytes: 16 * 1024,
-            headers: 64,
-            body_bytes: 64 * 1024,
-            header_timeout: Duration::from_secs(10),
-            request_timeout: Duration::from_secs(10),
-        }
-    }
-}
 
 /// A running server. Dropping it closes the listener and cuts all connections, soon; use
 /// [`Server::close`] to know when.
@@ -226,60 +179,4 @@ fn is_about_the_client(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionRefused
             | io::ErrorKind::ConnectionReset
     )
-}
-
-struct Connection<H> {
-    handler: Arc<H>,
-    limits: Limits,
-    keep_alive: bool,
-}
-
-impl<H: Handler> Connection<H> {
-    async fn serve(
-        self,
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        watcher: hyper_util::server::graceful::Watcher,
-    ) {
-        let limits = self.limits;
-        let deadline =
-            WriteDeadline::new(Instant::now() + limits.header_timeout + limits.request_timeout);
-        let io = TokioIo::new(DeadlineStream::new(stream, deadline.clone()));
-        let service = service_fn(|request| self.answer(request, deadline.clone()));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.header_timeout)
-            .max_headers(limits.headers)
-            .max_buf_size(limits.header_bytes)
-            .keep_alive(self.keep_alive)
-            .half_close(true) // simple probes shut down their side after the request
-            .serve_connection(io, service);
-        if let Err(error) = watcher.watch(connection).await {
-            tracing::debug!("HTTP connection ended: {error}");
-        }
-    }
-
-    async fn answer(
-        &self,
-        mut request: hyper::Request<Incoming>,
-        write_deadline: WriteDeadline,
-    ) -> Result<Response, Infallible> {
-        let limits = &self.limits;
-        let deadline = Instant::now() + limits.request_timeout;
-        write_deadline.set(deadline);
-        if request.body().size_hint().lower() > limits.body_bytes as u64 {
-            return Ok(text(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format_args!("request body exceeds {} bytes", limits.body_bytes),
-            ));
-        }
-        request.extensions_mut().insert(write_deadline);
-        let request = request.map(|body| Limited::new(body, limits.body_bytes));
-        let response = timeout_at(deadline, self.handler.call(request)).await;
-        Ok(response.unwrap_or_else(|_| {
-            text(
-                StatusCode::GATEWAY_TIMEOUT,
-                format_args!("request not answered within {:?}", limits.request_timeout),
-            )
-        }))
-    }
 }

@@ -4,8 +4,9 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio::{
@@ -13,48 +14,49 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-/// When the client must have taken the response to the current request.
-///
-/// The server sets it when a request arrives and leaves it in the request's extensions for
-/// layers with a deadline of their own.
-#[derive(Clone, Debug)]
-pub struct WriteDeadline(Arc<Mutex<Instant>>);
+use super::exchange::{Exchange, Exchanges};
 
-impl WriteDeadline {
-    pub(super) fn new(deadline: Instant) -> Self {
-        Self(Arc::new(Mutex::new(deadline)))
-    }
-
-    /// Replaces the deadline; it holds from the next time a write has to wait.
-    pub fn set(&self, deadline: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
-    }
-
-    fn at(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Fails a write with `TimedOut` if it still has to wait for the client at the deadline. What
-/// fits into the socket's buffer is accepted even later.
+/// Fails a write with `TimedOut` if it still has to wait for the client at the deadline of the
+/// exchange, or, where there is none, after the write timeout. What fits into the socket's buffer is
+/// accepted even later.
 pub(super) struct DeadlineStream<S> {
     stream: S,
-    deadline: WriteDeadline,
+    exchanges: Arc<Exchanges>,
+    write_timeout: Duration,
+    /// The last exchange: its end may still be on its way.
+    exchange: Option<Exchange>,
+    waiting_since: Option<Instant>,
     /// Made only for the rare client that lets a write wait.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> DeadlineStream<S> {
-    pub(super) fn new(stream: S, deadline: WriteDeadline) -> Self {
+    pub(super) fn new(stream: S, exchanges: Arc<Exchanges>, write_timeout: Duration) -> Self {
         Self {
             stream,
-            deadline,
+            exchanges,
+            write_timeout,
+            exchange: None,
+            waiting_since: None,
             timer: None,
         }
     }
 
-    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let deadline = self.deadline.at();
+    fn settle(
+        &mut self,
+        written: Poll<io::Result<usize>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        self.exchange = self.exchanges.only().or(self.exchange.take());
+        if written.is_ready() {
+            self.waiting_since = None;
+            return written;
+        }
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        let deadline = match &self.exchange {
+            Some(exchange) => exchange.patience(since, self.write_timeout),
+            None => since + self.write_timeout,
+        };
         let timer = self
             .timer
             .get_or_insert_with(|| Box::pin(sleep_until(deadline)));
@@ -62,6 +64,9 @@ impl<S> DeadlineStream<S> {
             timer.as_mut().reset(deadline);
         }
         ready!(timer.as_mut().poll(cx));
+        if let Some(exchange) = &self.exchange {
+            exchange.aborted();
+        }
         Poll::Ready(Err(io::Error::new(
             io::ErrorKind::TimedOut,
             "the client did not take the response in time",
@@ -85,10 +90,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for DeadlineStream<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match Pin::new(&mut self.stream).poll_write(cx, bytes) {
-            Poll::Pending => self.poll_deadline(cx),
-            written => written,
-        }
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.settle(written, cx)
     }
 
     fn poll_write_vectored(
@@ -96,10 +99,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for DeadlineStream<S> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match Pin::new(&mut self.stream).poll_write_vectored(cx, slices) {
-            Poll::Pending => self.poll_deadline(cx),
-            written => written,
-        }
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.settle(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -73,8 +73,12 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
         self.secret
     }
 
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::claim_index(self, tuple)
+    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::find_index(self, tuple)
+    }
+
+    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
+        table::claim_index(self, tuple, opens)
     }
 }
 
@@ -87,7 +91,7 @@ fn free<A: Family>() -> Flow<A> {
         source_port: 0,
         destination_port: 0,
         seen: 0,
-        hop_generation: 0,
+        pad: 0,
         flags: 0,
         rewrite: Rewrite {
             source: A::default(),

@@ -138,13 +138,21 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
         self.tables.flows::<A>().secret()
     }
 
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
-        self.tables.flows().claim_index(tuple)
+    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
+        self.tables.flows().find_index(tuple)
+    }
+
+    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
+        self.tables.flows().claim_index(tuple, opens)
     }
 }
 
 impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     const ANY_DEVICE: bool = ANY_DEVICE;
+
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32, tcp_flags: u8) -> u64 {
+        pipeline::open_index(self, work, ifindex, tcp_flags)
+    }
 
     fn ticks(&self) -> u32 {
         Services::<A>::seconds(self)

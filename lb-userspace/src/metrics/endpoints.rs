@@ -2,30 +2,38 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use hyper::StatusCode;
 use prometheus::TEXT_FORMAT;
-use tokio::task::spawn_blocking;
 
 use super::Metrics;
-use crate::http::{Handler, Request, Response, not_found, response, text};
+use crate::{
+    health::readiness::Readiness,
+    http::{
+        Class, Handler, PostTimeout, Request, Response, json, not_found, response, run_blocking,
+        text,
+    },
+};
 
 /// What `/proxyMode` says where kube-proxy says `iptables` or `nftables`: tools that only know
 /// those must not take this for one of them.
 const PROXY_MODE: &str = "node-lb";
 
-/// `/metrics`, `/healthz` (the process answers; says nothing about its health) and `/proxyMode`.
+/// What the metrics address serves: `/metrics`, `/healthz` (the process answers; says nothing about its
+/// health), `/readyz`, `/proxyMode`, `/configz` and `/debug/requests`.
 pub struct MetricsEndpoints {
-    metrics: Arc<Metrics>,
+    pub metrics: Arc<Metrics>,
+    pub readiness: Arc<Readiness>,
+    /// Shown as `/debug/requests`.
+    pub post_timeout: Arc<PostTimeout>,
+    /// `/configz`: the settings in force, a JSON object.
+    pub configz: Bytes,
 }
 
 impl MetricsEndpoints {
-    pub fn new(metrics: Arc<Metrics>) -> Self {
-        Self { metrics }
-    }
-
-    async fn metrics(&self) -> Response {
+    async fn metrics(&self, request: &Request) -> Response {
         let metrics = self.metrics.clone();
-        match spawn_blocking(move || metrics.encode()).await {
+        match run_blocking(request, move || metrics.encode()).await {
             Ok(body) => response(StatusCode::OK, TEXT_FORMAT, body),
             Err(error) => text(
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -33,14 +41,32 @@ impl MetricsEndpoints {
             ),
         }
     }
+
+    fn debug_requests(&self) -> Response {
+        match serde_json::to_vec_pretty(&self.post_timeout.list()) {
+            Ok(body) => json(StatusCode::OK, body),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error),
+        }
+    }
 }
 
 impl Handler for MetricsEndpoints {
+    fn class(&self, request: &Request) -> Class {
+        match request.uri().path() {
+            "/healthz" => Class::Probe,
+            path if Readiness::serves(path) => Class::Probe,
+            _ => Class::Bounded,
+        }
+    }
+
     async fn call(&self, request: Request) -> Response {
         match request.uri().path() {
-            "/metrics" => self.metrics().await,
+            "/metrics" => self.metrics(&request).await,
             "/healthz" => plain("ok"),
             "/proxyMode" => plain(PROXY_MODE),
+            "/configz" => json(StatusCode::OK, self.configz.clone()),
+            "/debug/requests" => self.debug_requests(),
+            path if Readiness::serves(path) => self.readiness.answer(request.uri()),
             _ => not_found(),
         }
     }

@@ -194,6 +194,7 @@ impl<'a> MergedSlices<'a> {
             .map(|(address, _)| *address)
             .collect();
         serving.sort_unstable();
+        serving.shrink_to_fit();
         serving
     }
 

@@ -81,6 +81,7 @@ pub(super) fn frontends(
             }
         }
     }
+    frontends.shrink_to_fit();
     frontends
 }
 

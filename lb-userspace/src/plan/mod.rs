@@ -25,12 +25,14 @@ mod detector;
 mod endpoints;
 mod frontend;
 mod node;
+pub mod report;
 
 /// Plans `service` on `node`. `slices` are the EndpointSlices of this Service, in any order.
 pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> ServicePlan {
     let mut planned = ServicePlan {
         service: service.name.clone(),
-        ports: Vec::new(),
+        // Exactly: there are tens of thousands of plans.
+        ports: Vec::with_capacity(service.cluster_ips.len() * service.ports.len()),
         health_checks: Vec::new(),
     };
     // A family without a cluster IP ignores the Service completely.
@@ -169,6 +171,20 @@ impl Plan {
     /// that has no external address yet counts as well.
     pub fn external_lacks_local(&self) -> bool {
         self.lacks_local(self.external_policy)
+    }
+
+    /// How many terminating endpoints serve for want of ready ones (KEP-1669): those of the sets in
+    /// use that have fallen back to them.
+    pub fn terminating_in_use(&self) -> usize {
+        let endpoints = &self.endpoints;
+        let local = EndpointClass::LocalTerminating;
+        if self.uses_cluster() && endpoints.ready().is_empty() {
+            endpoints.slots().len() // then all are terminating, those of this node too
+        } else if self.uses_local() && self.local_set() == endpoints.class(local) {
+            endpoints.class(local).len()
+        } else {
+            0
+        }
     }
 
     fn lacks_local(&self, policy: TrafficPolicy) -> bool {

@@ -49,7 +49,7 @@ pub fn claims(plan: &Plan) -> Vec<Claim> {
 /// take over when the winner goes.
 #[derive(Debug, Default)]
 pub struct Frontends {
-    claims: HashMap<Address, BTreeMap<(FrontendKind, Key), u32>>,
+    claims: HashMap<Address, Claimants>,
     /// What the maps hold.
     present: HashMap<Address, abi::Frontend>,
     /// Where the two may differ.
@@ -57,6 +57,10 @@ pub struct Frontends {
     /// Claimed addresses that the maps refused, with whose they are.
     refused: BTreeMap<Address, (Key, WriteError)>,
 }
+
+/// Who claims one address, in order, with the services' numbers. Hardly ever more than one: a map would
+/// take ten times the room.
+type Claimants = Vec<((FrontendKind, Key), u32)>;
 
 impl Frontends {
     /// Takes over the entries in the maps, which nobody claims yet.
@@ -106,15 +110,20 @@ impl Frontends {
     /// Claims an address; the maps have it after [`Self::flush`].
     pub fn stake(&mut self, claim: &Claim, key: &Key, id: u32) {
         self.changed.insert(claim.address);
-        let claims = self.claims.entry(claim.address).or_default();
-        claims.insert((claim.kind, key.clone()), id);
+        let claims = self.claims.entry(claim.address);
+        let claims = claims.or_insert_with(|| Vec::with_capacity(1));
+        let claimant = (claim.kind, key.clone());
+        match claims.binary_search_by(|(known, _)| known.cmp(&claimant)) {
+            Ok(index) => claims[index].1 = id,
+            Err(index) => claims.insert(index, (claimant, id)),
+        }
     }
 
     /// Gives a claim up; the maps forget it at [`Self::flush`].
     pub fn give_up(&mut self, claim: &Claim, key: &Key) {
         self.changed.insert(claim.address);
         if let Some(claims) = self.claims.get_mut(&claim.address) {
-            claims.remove(&(claim.kind, key.clone()));
+            claims.retain(|((kind, known), _)| (*kind, known) != (claim.kind, key));
             if claims.is_empty() {
                 self.claims.remove(&claim.address);
             }
@@ -167,11 +176,12 @@ impl Frontends {
     }
 
     fn holder(&self, address: &Address) -> Option<&(FrontendKind, Key)> {
-        self.claims.get(address)?.keys().next()
+        let (claimant, _) = self.claims.get(address)?.first()?;
+        Some(claimant)
     }
 
     fn wanted(&self, address: &Address) -> Option<abi::Frontend> {
-        let ((kind, _), id) = self.claims.get(address)?.first_key_value()?;
+        let ((kind, _), id) = self.claims.get(address)?.first()?;
         Some(entry(*id, *kind))
     }
 

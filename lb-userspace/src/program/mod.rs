@@ -19,6 +19,7 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     hash::Hasher as _,
     mem::{offset_of, take},
     net::{IpAddr, SocketAddr},
@@ -60,6 +61,14 @@ pub struct NodeFacts {
 pub struct Key {
     pub name: ServicePortName,
     pub family: IpFamily,
+}
+
+/// `namespace/name:port TCP (IPv4)`.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, family } = self;
+        write!(f, "{name} {} ({family})", name.protocol)
+    }
 }
 
 impl Key {

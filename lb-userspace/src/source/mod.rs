@@ -1,16 +1,27 @@
 //! Where Services, EndpointSlices and Nodes come from: a [`Source`] sends [`Event`]s, and nothing
 //! after the store knows which source it was.
 
+pub mod api;
 pub mod dir;
+pub mod health;
 pub mod kubernetes;
 mod problem;
+pub(crate) mod text;
 
-use std::{fmt, future::Future, path::PathBuf, pin::Pin, sync::Arc};
+use std::{
+    fmt,
+    future::Future,
+    path::PathBuf,
+    pin::Pin,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use tokio::sync::mpsc;
 
 use crate::model::{EndpointSlice, Node, ObjectName, Service};
 
+pub(crate) use problem::shortened;
 pub use problem::{Problem, Refused, quoted};
 
 /// Something that knows the cluster's objects and follows their changes.
@@ -24,11 +35,19 @@ pub trait Source: Send {
     ///
     /// # Errors
     /// Only for what no retry can mend. What was delivered stays in force.
-    fn run(self: Box<Self>, events: mpsc::Sender<Vec<Event>>) -> SourceFuture;
+    fn run(self: Box<Self>, events: mpsc::Sender<Batch>) -> SourceFuture;
 }
 
 /// A running [`Source`].
 pub type SourceFuture = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
+
+/// Events that belong together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    pub events: Vec<Event>,
+    /// When the last of them reached this process: the time until it is in the maps counts from here.
+    pub received: Instant,
+}
 
 /// What a source tells the store.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +62,8 @@ pub enum Event {
         origin: String,
         problems: Vec<Problem>,
     },
+    /// When what this slice, just applied, says came about; only for changes during this source's life.
+    EndpointsChanged { slice: ObjectName, at: SystemTime },
     /// Everything that existed at the start has been applied.
     Synced,
 }
@@ -56,6 +77,14 @@ pub enum Object {
 }
 
 impl Object {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Service(_) => Kind::Service,
+            Self::EndpointSlice(_) => Kind::EndpointSlice,
+            Self::Node(_) => Kind::Node,
+        }
+    }
+
     /// What identifies the object.
     pub fn reference(&self) -> ObjectRef {
         match self {
@@ -87,6 +116,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
+
+    /// The resource, as in the API's URLs and in roles: `services`.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+            Self::Node => "nodes",
+        }
+    }
+
     /// Nodes live outside namespaces.
     pub fn is_namespaced(self) -> bool {
         self != Self::Node
@@ -115,18 +156,21 @@ impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.kind)?;
         if self.kind.is_namespaced() {
-            write!(f, "{}/", problem::shortened(&self.name.namespace))?;
+            write!(f, "{}/", shortened(&self.name.namespace))?;
         }
         match self.name.name.as_str() {
             "" => f.write_str("(no name)"),
-            name => f.write_str(&problem::shortened(name)),
+            name => f.write_str(&shortened(name)),
         }
     }
 }
 
-/// A source as an operator names it: `dir:PATH`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A source as an operator names it: `kubernetes` or `dir:PATH`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SourceSpec {
+    /// The API server, see [`api`].
+    #[default]
+    Kubernetes,
     /// A directory of manifests, see [`dir`].
     Dir(PathBuf),
 }
@@ -134,6 +178,7 @@ pub enum SourceSpec {
 impl fmt::Display for SourceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Kubernetes => f.write_str("kubernetes"),
             Self::Dir(path) => write!(f, "dir:{}", path.display()),
         }
     }
@@ -144,8 +189,11 @@ impl std::str::FromStr for SourceSpec {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once(':') {
+            None if text == "kubernetes" => Ok(Self::Kubernetes),
             Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
-            _ => Err(format!("{text:?} is not a source: write dir:PATH")),
+            _ => Err(format!(
+                "{text:?} is not a source: write kubernetes or dir:PATH"
+            )),
         }
     }
 }
@@ -158,9 +206,10 @@ mod tests {
     fn sources_are_named_by_scheme() {
         let dir = SourceSpec::Dir("/etc/node:lb".into());
         assert_eq!("dir:/etc/node:lb".parse(), Ok(dir));
-        for bad in ["", "dir:", "/etc/node-lb", "api:"] {
+        assert_eq!("kubernetes".parse(), Ok(SourceSpec::Kubernetes));
+        for bad in ["", "dir:", "/etc/node-lb", "api:", "kubernetes:"] {
             let error = bad.parse::<SourceSpec>().unwrap_err();
-            assert!(error.contains("write dir:PATH"), "{error}");
+            assert!(error.contains("write kubernetes or dir:PATH"), "{error}");
         }
     }
 

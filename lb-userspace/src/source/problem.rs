@@ -63,6 +63,13 @@ impl Refused {
     }
 }
 
+impl Problem {
+    /// What is wrong and what follows from it, without where.
+    pub fn what(&self) -> String {
+        format!("{} ({})", self.message, self.refused.consequence())
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.file {
@@ -75,7 +82,7 @@ impl fmt::Display for Problem {
         if let Some(object) = &self.object {
             write!(f, "{object}: ")?;
         }
-        write!(f, "{} ({})", self.message, self.refused.consequence())
+        f.write_str(&self.what())
     }
 }
 
@@ -85,7 +92,7 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// The text itself, or its beginning and its length in bytes.
-pub(super) fn shortened(text: &str) -> Cow<'_, str> {
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_QUOTED {
         return text.into();
     }

@@ -20,9 +20,45 @@ fn nothing_changed_before_everything_is_there() {
     let changes = Changes {
         services: [name("web")].into(),
         node: true,
+        ..Changes::default()
     };
     assert_eq!(store.take_changes(), changes);
     assert!(store.take_changes().is_empty());
+}
+
+#[test]
+fn what_is_news_is_counted() {
+    let mut store = synced([
+        service("web", "10.96.0.1"),
+        slice("web-a", "web", "10.0.0.1"),
+    ]);
+    let applied = |services, endpoint_slices| Applied {
+        services,
+        endpoint_slices,
+    };
+    let same = [
+        service("web", "10.96.0.1"),
+        slice("web-a", "web", "10.0.0.1"),
+    ];
+    assert_eq!(store.apply(same), applied(0, 0));
+    let other = [
+        service("web", "10.96.0.2"),
+        slice("web-a", "web", "10.0.0.2"),
+        slice("web-b", "web", "10.0.0.3"),
+    ];
+    assert_eq!(store.apply(other), applied(1, 2));
+    let gone = |kind, of| {
+        Event::Delete(ObjectRef {
+            kind,
+            name: name(of),
+        })
+    };
+    let gone = [
+        gone(Kind::Service, "web"),
+        gone(Kind::EndpointSlice, "web-b"),
+        gone(Kind::EndpointSlice, "never"),
+    ];
+    assert_eq!(store.apply(gone), applied(1, 1));
 }
 
 #[test]
@@ -39,6 +75,44 @@ fn equal_objects_change_nothing() {
 
     store.apply([slice("web-a", "web", "10.0.0.2")]);
     assert_eq!(store.take_changes().services, [name("web")].into());
+}
+
+#[test]
+fn times_of_changes_are_kept_for_what_they_changed() {
+    let at = |seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+    let changed = |slice, seconds| Event::EndpointsChanged {
+        slice: name(slice),
+        at: at(seconds),
+    };
+    let mut store = Store::new("node-1");
+    store.apply([
+        service("web", "10.96.0.1"),
+        slice("web-a", "web", "10.0.0.1"),
+        changed("web-a", 1),
+        Event::Synced,
+    ]);
+    assert!(store.take_changes().triggers.is_empty(), "the first state");
+
+    store.apply([slice("web-a", "web", "10.0.0.1"), changed("web-a", 2)]);
+    assert!(store.take_changes().triggers.is_empty(), "nothing changed");
+
+    store.apply([
+        slice("web-a", "web", "10.0.0.2"),
+        changed("web-a", 3),
+        slice("web-b", "web", "fd00::1"),
+        changed("web-b", 4),
+    ]);
+    let triggers = store.take_changes().triggers;
+    let expected = vec![(IpFamily::V4, at(3)), (IpFamily::V6, at(4))];
+    assert_eq!(triggers, [(name("web"), expected)].into());
+
+    store.apply([slice("web-a", "web", "10.0.0.3"), changed("web-a", 5)]);
+    store.apply([Event::Delete(ObjectRef {
+        kind: Kind::EndpointSlice,
+        name: name("web-b"),
+    })]);
+    let changes = store.take_changes();
+    assert!(changes.triggers.is_empty() && changes.services == [name("web")].into());
 }
 
 #[test]
@@ -154,6 +228,7 @@ fn name(name: &str) -> ObjectName {
 fn service(service: &str, cluster_ip: &str) -> Event {
     let service = Service {
         name: name(service),
+        uid: None,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec![cluster_ip.parse().unwrap()],
         external_ips: Vec::new(),

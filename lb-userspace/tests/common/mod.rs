@@ -228,6 +228,7 @@ impl ServiceRow {
                 namespace: self.namespace.clone(),
                 name: self.name.clone(),
             },
+            uid: None,
             service_type: match self.service_type.as_str() {
                 "ClusterIP" => ServiceType::ClusterIp,
                 "NodePort" => ServiceType::NodePort,

@@ -24,6 +24,17 @@ fn each_stage_ends_after_its_timeout() {
             5,
         ),
         (NewFlow::tcp(1).seen(SEEN, SEEN | RST), Stage::Closed, 5),
+        // The endpoint may remember the node's port.
+        (
+            NewFlow::tcp(1).source_nat().seen(SEEN | FIN, SEEN | FIN),
+            Stage::Closed,
+            60,
+        ),
+        (
+            NewFlow::tcp(1).source_nat().seen(SEEN | FIN, SEEN | RST),
+            Stage::Closed,
+            5,
+        ),
         (NewFlow::udp(1).seen(SEEN, 0), Stage::Unreplied, 30),
         (NewFlow::udp(1).seen(SEEN, SEEN), Stage::Established, 120),
     ] {
@@ -136,9 +147,18 @@ fn a_claim_that_is_never_published_is_freed() {
 fn closed_flows_end_sooner_in_a_crowded_table() {
     let table = Table::new(1024);
     let mut sweeping = Sweeping::new(&table);
-    let wanted = (0..600).map(|n| NewFlow::tcp(n).seen(SEEN | RST, SEEN));
+    let closed = [
+        NewFlow::tcp(0).seen(SEEN | RST, SEEN),
+        NewFlow::tcp(0).source_nat().seen(SEEN | FIN, SEEN | FIN),
+    ];
+    let wanted = (0..250).flat_map(|n| {
+        closed.map(|flow| NewFlow {
+            client: n * 2 + u32::from(flow.source_nat),
+            ..flow
+        })
+    });
     let flows: Vec<_> = wanted.filter(|flow| table.open(flow).is_some()).collect();
-    assert!(flows.len() * 2 > 1024 * 3 / 4, "{} flows", flows.len());
+    assert!(flows.len() * 2 > 1024 * 4 / 10, "{} flows", flows.len());
 
     sweeping.pass(2);
     assert!(flows.iter().all(|flow| table.has(flow)));

@@ -202,6 +202,7 @@ fn service(protocol: Protocol, ports: &[&str]) -> Service {
             namespace: "ns".to_owned(),
             name: "svc".to_owned(),
         },
+        uid: None,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
         external_ips: Vec::new(),

@@ -55,9 +55,9 @@ impl Table {
     pub fn open_slowly(&self, flow: &NewFlow, pause: impl Fn()) -> Option<Record<Ip4>> {
         let (tuple, answers) = (flow.tuple(), flow.answers());
         let mut refused = Refused::default();
-        let forward = table::claim(self, &tuple, &mut refused)?;
+        let forward = table::claim(self, &tuple, false, &mut refused)?;
         pause();
-        let Some(reply) = table::claim(self, &answers, &mut refused) else {
+        let Some(reply) = table::claim(self, &answers, false, &mut refused) else {
             forward.release();
             return None;
         };
@@ -66,9 +66,14 @@ impl Table {
         unsafe {
             let (there, back) = (there.as_mut(), back.as_mut());
             let indices = (there.peer, back.peer);
-            let protocol = if flow.udp { flow_flag::UDP } else { 0 };
-            fill(there, &tuple, &answers, flow, protocol);
-            fill(back, &answers, &tuple, flow, protocol | flow_flag::REPLY);
+            let flags = if flow.udp { flow_flag::UDP } else { 0 }
+                | if flow.source_nat {
+                    flow_flag::SOURCE_NAT
+                } else {
+                    0
+                };
+            fill(there, &tuple, &answers, flow, flags);
+            fill(back, &answers, &tuple, flow, flags | flow_flag::REPLY);
             (back.peer, there.peer) = indices;
         }
         pause();
@@ -82,7 +87,7 @@ impl Table {
     pub fn claim_only(&self, flow: &NewFlow) {
         let mut refused = Refused::default();
         // A claim is given back or published by hand, never by being dropped.
-        assert!(table::claim(self, &flow.tuple(), &mut refused).is_some());
+        assert!(table::claim(self, &flow.tuple(), false, &mut refused).is_some());
     }
 
     /// Ends a flow as the packet path does.
@@ -145,8 +150,12 @@ unsafe impl Slots<Ip4> for Table {
         SECRET
     }
 
-    fn claim_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        table::claim_index(self, tuple)
+    fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        table::find_index(self, tuple)
+    }
+
+    fn claim_index(&self, tuple: &Tuple<Ip4>, opens: bool) -> u64 {
+        table::claim_index(self, tuple, opens)
     }
 }
 
@@ -220,6 +229,7 @@ pub struct NewFlow {
     pub endpoint: SocketAddrV4,
     pub service: u32,
     pub udp: bool,
+    pub source_nat: bool,
     /// Of the two directions.
     pub seen: (u8, u8),
     pub last_seen: u32,
@@ -233,6 +243,7 @@ impl NewFlow {
             endpoint: SocketAddrV4::new(Ipv4Addr::new(10, 0, 1, 7), 8080),
             service: 1,
             udp: false,
+            source_nat: false,
             seen: (0, 0),
             last_seen: 0,
         }
@@ -242,6 +253,13 @@ impl NewFlow {
         Self {
             udp: true,
             ..Self::tcp(client)
+        }
+    }
+
+    pub fn source_nat(self) -> Self {
+        Self {
+            source_nat: true,
+            ..self
         }
     }
 

@@ -1,13 +1,19 @@
 //! The agent's HTTP servers, asked over real sockets on loopback.
 
+mod api;
 mod client;
 mod clock;
+mod deadlines;
+mod http2;
+mod inflight;
 mod limits;
 mod local;
 mod metrics;
 mod process_health;
+mod readiness;
 mod service_health;
 mod service_vectors;
+mod support;
 
 /// Upstream's expected results.
 fn vectors() -> serde_json::Value {

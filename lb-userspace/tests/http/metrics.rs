@@ -1,9 +1,13 @@
 //! The metrics address.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::bail;
 use node_lb::{
+    health::readiness::Readiness,
     http::{Limits, Server, bind},
     metrics::{
         DeviceMode, KernelSource, Metrics, MetricsEndpoints, PacketCount, Sample,
@@ -12,7 +16,10 @@ use node_lb::{
     model::{IpFamily, ObjectName, Protocol},
 };
 
-use crate::client::{any_port, get};
+use crate::{
+    client::{any_port, get},
+    support::stack,
+};
 
 #[tokio::test]
 async fn the_paths_kube_proxy_has_are_there() {
@@ -20,7 +27,11 @@ async fn the_paths_kube_proxy_has_are_there() {
     for (path, status, body) in [
         ("/healthz", 200, "ok"),
         ("/proxyMode", 200, "node-lb"),
-        ("/configz", 404, "404 page not found\n"),
+        ("/configz", 200, r#"{"node-lb":{}}"#),
+        ("/readyz", 200, "ok"),
+        ("/readyzz", 404, "404 page not found\n"),
+        ("/debug/requests", 200, "[]"),
+        ("/debug/pprof", 404, "404 page not found\n"),
     ] {
         let reply = get(server.address(), path).await;
         assert_eq!(
@@ -41,6 +52,7 @@ async fn kube_proxys_series_have_its_names_labels_and_buckets() {
     v4.sync_duration.observe(0.003);
     v4.network_programming.observe(0.3);
     v4.no_local_endpoints_external.set(2);
+    v4.terminating_endpoints_serving.set(4);
     metrics.endpoint_changes.inc_by(3);
     metrics.endpoint_changes_pending.set(1);
     let text = scrape(&metrics).await;
@@ -55,6 +67,8 @@ async fn kube_proxys_series_have_its_names_labels_and_buckets() {
             r#"kubeproxy_network_programming_duration_seconds_sum{ip_family="IPv4"} 0.3"#,
             r#"kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 2"#,
             r#"kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 0"#,
+            r#"node_lb_terminating_endpoints_serving{ip_family="IPv4"} 4"#,
+            r#"node_lb_services_served_by_terminating_endpoints{ip_family="IPv4"} 0"#,
             "# TYPE kubeproxy_sync_proxy_rules_endpoint_changes_total counter",
             "kubeproxy_sync_proxy_rules_endpoint_changes_total 3",
             "kubeproxy_sync_proxy_rules_endpoint_changes_pending 1",
@@ -92,6 +106,34 @@ async fn the_process_and_the_build_are_described() {
         &[&format!("node_lb_build_info{{version=\"{version}\"}} 1")],
     );
     assert!(text.contains("\nprocess_resident_memory_bytes "));
+}
+
+#[tokio::test]
+async fn programming_is_measured_per_object_and_finely_where_the_targets_are() {
+    let metrics = Arc::new(Metrics::new());
+    metrics.programmed("endpointslices", 3, Duration::from_millis(15));
+    metrics.programmed("endpointslices", 1, Duration::from_millis(40));
+    metrics.programmed("services", 0, Duration::from_millis(40));
+    metrics.set_feature("Gate", "BETA", true);
+    let text = scrape(&metrics).await;
+    let bucket = |le| {
+        format!(
+            "node_lb_programming_duration_seconds_bucket{{resource=\"endpointslices\",le=\"{le}\"}}"
+        )
+    };
+    assert_has(
+        &text,
+        &[
+            &format!("{} 0", bucket("0.01")),
+            &format!("{} 3", bucket("0.02")),
+            &format!("{} 4", bucket("0.05")),
+            r#"kubernetes_feature_enabled{name="Gate",stage="BETA"} 1"#,
+        ],
+    );
+    assert!(
+        !text.contains("resource=\"services\",le="),
+        "nothing happened to those"
+    );
 }
 
 #[tokio::test]
@@ -166,9 +208,20 @@ fn sample() -> Sample {
 }
 
 fn start(metrics: &Arc<Metrics>) -> Server {
-    let endpoints = MetricsEndpoints::new(metrics.clone());
+    let stack = stack();
+    let endpoints = MetricsEndpoints {
+        metrics: metrics.clone(),
+        readiness: Arc::new(Readiness::new()),
+        post_timeout: stack.post_timeout().clone(),
+        configz: r#"{"node-lb":{}}"#.into(),
+    };
     let listener = bind(any_port()).unwrap();
-    Server::start(listener, Arc::new(endpoints), Limits::default()).unwrap()
+    Server::start(
+        listener,
+        stack.wrap("metrics", endpoints),
+        Limits::default(),
+    )
+    .unwrap()
 }
 
 async fn scrape(metrics: &Arc<Metrics>) -> String {

@@ -6,6 +6,7 @@ use node_lb::{
     health::{
         clock::Clock,
         proxy::{HealthEndpoints, ProxyHealth},
+        readiness::Readiness,
     },
     http::{Limits, Server, bind},
     metrics::Metrics,
@@ -138,7 +139,7 @@ impl Agent {
         let clock = ManualClock::new();
         let metrics = Metrics::new();
         let health = Arc::new(ProxyHealth::new(SYNC_PERIOD, clock.clone()));
-        let endpoints = HealthEndpoints::new(health.clone(), &metrics);
+        let endpoints = HealthEndpoints::new(health.clone(), Arc::new(Readiness::new()), &metrics);
         let listener = bind(any_port()).unwrap();
         Self {
             clock,

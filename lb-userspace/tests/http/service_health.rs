@@ -19,13 +19,16 @@ use node_lb::{
 };
 use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet, time::sleep};
 
-use crate::client::{PATIENCE, get, is_refused, read_reply, read_to_close, request};
+use crate::{
+    client::{PATIENCE, get, is_refused, read_reply, read_to_close, request},
+    support::stack,
+};
 
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 #[tokio::test]
 async fn each_family_answers_on_the_same_port_with_its_own_count() {
-    let servers = servers(Options::new(ListenAddresses::all()));
+    let servers = servers(Options::new(ListenAddresses::all(), stack()));
     let port = free_port();
     let desired = [
         health("web", IpFamily::V4, port, 2),
@@ -216,7 +219,8 @@ fn on_loopback() -> Options {
 /// On these IPv4 addresses, all in 127.0.0.0/8.
 fn on(local: &[IpAddr]) -> Options {
     let networks = ["127.0.0.0/8".parse().unwrap()];
-    Options::new(ListenAddresses::select(&networks, Ok(local.to_vec())))
+    let addresses = ListenAddresses::select(&networks, Ok(local.to_vec()));
+    Options::new(addresses, stack())
 }
 
 fn health(name: &str, family: IpFamily, port: u16, local_endpoints: usize) -> ServiceHealth {

@@ -60,7 +60,7 @@ impl Node {
         let options = Options {
             bind: Box::new(binder.clone()),
             retry_interval: Duration::from_secs(3600),
-            ..Options::new(ListenAddresses::all())
+            ..Options::new(ListenAddresses::all(), crate::support::stack())
         };
         Self {
             servers: ServiceHealthServers::new(options, health.clone(), &Metrics::new()),

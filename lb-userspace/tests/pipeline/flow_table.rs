@@ -179,8 +179,12 @@ unsafe impl Slots<Ip4> for Interrupted<'_> {
         self.flows.secret()
     }
 
-    fn claim_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        table::claim_index(self, tuple)
+    fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        table::find_index(self, tuple)
+    }
+
+    fn claim_index(&self, tuple: &Tuple<Ip4>, opens: bool) -> u64 {
+        table::claim_index(self, tuple, opens)
     }
 }
 
@@ -207,7 +211,7 @@ pub fn open<A: Family>(flows: &FlowTable<A>, tuple: &Tuple<A>, mark: u32) -> Res
 
 fn claim<A: Address, S: Slots<A>>(flows: &S, tuple: &Tuple<A>) -> Result<Claim<A>, Refused> {
     let mut refused = Refused::Exists;
-    table::claim(flows, tuple, &mut refused).ok_or(refused)
+    table::claim(flows, tuple, false, &mut refused).ok_or(refused)
 }
 
 fn publish<A: Address>(claim: Claim<A>, tuple: &Tuple<A>, mark: u32) {

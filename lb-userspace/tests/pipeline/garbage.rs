@@ -150,6 +150,24 @@ fn too_many_extension_headers_are_the_kernels() {
 }
 
 #[test]
+fn a_packet_that_has_other_stops_first_is_the_kernels() {
+    for scene in Scene::each().filter(|scene| scene.family == IpFamily::V6) {
+        let (from, to) = (scene.client(4000), scene.target());
+        for (segments_left, reason) in [(0, Reason::Opened), (1, Reason::OtherProtocol)] {
+            let header = Header {
+                extensions: vec![Extension {
+                    number: 43,
+                    body: vec![4, segments_left, 0, 0, 0, 0],
+                }],
+                ..Header::new(from.ip(), to.ip())
+            };
+            let frame = header.frame(scene.protocol, &scene.segment(from, to, SYN, b""));
+            assert_eq!(ingress(&scene.tables(), &frame).reason, reason);
+        }
+    }
+}
+
+#[test]
 fn other_frames_pass_untouched() {
     let scene = Scene::new(IpFamily::V4, TCP);
     let tables = scene.tables();

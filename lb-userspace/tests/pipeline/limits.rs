@@ -215,6 +215,33 @@ fn a_syn_reopens_a_closing_connection_only() {
 }
 
 #[test]
+fn a_closed_flow_does_not_translate_answers_of_a_connection_past_its_service() {
+    for family in [IpFamily::V4, IpFamily::V6] {
+        for (last, closed) in [(ACK, false), (FIN | ACK, false), (RST, true)] {
+            let scene = Scene {
+                endpoints: vec![Place::Local],
+                client: Client::Pod,
+                ..Scene::new(family, TCP)
+            };
+            let tables = scene.tables();
+            let (client, endpoint) = (scene.client(4000), scene.endpoint(0));
+            ingress(&tables, &scene.opening(4000));
+            ingress(
+                &tables,
+                &scene.frame(endpoint, client, SYN | ACK, b"answer"),
+            );
+            ingress(&tables, &scene.frame(client, scene.target(), last, b""));
+
+            let direct = scene.frame(client, endpoint, SYN, b"");
+            assert_eq!(ingress(&tables, &direct).frame, direct);
+            let answer = scene.frame(endpoint, client, SYN | ACK, b"answer");
+            let untouched = ingress(&tables, &answer).frame == answer;
+            assert_eq!(untouched, closed, "after flags {last:x}");
+        }
+    }
+}
+
+#[test]
 fn datagrams_never_reopen() {
     let scene = Scene::new(IpFamily::V4, UDP);
     let tables = scene.tables();

@@ -113,6 +113,15 @@ impl Read {
         );
     }
 
+    /// The sum over the pseudo header and all there is of a packet that was perhaps cut short; `None`
+    /// if its checksum was cut off or not computed by the sender. Translation keeps it.
+    pub fn sum_if_checked(&self) -> Option<u16> {
+        let payload = self.payload();
+        let checksum = if self.protocol == TCP { 16..18 } else { 6..8 };
+        let checked = *payload.get(checksum)? != [0, 0] || self.protocol == TCP;
+        checked.then(|| transport_sum(self.source, self.destination, self.protocol, payload))
+    }
+
     pub fn assert_header_checksum(&self) {
         if self.source.is_ipv4() {
             assert_eq!(

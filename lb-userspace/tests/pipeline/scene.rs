@@ -272,6 +272,7 @@ impl Scene {
     fn service(&self) -> Service {
         Service {
             name: name("web"),
+            uid: None,
             service_type: ServiceType::LoadBalancer,
             cluster_ips: vec![self.ip("172.30.0.1", "fd00:30::1")],
             external_ips: vec![self.ip("198.51.100.7", "2001:db8:e::7")],
@@ -335,7 +336,7 @@ pub fn hop(ifindex: u32) -> Hop {
         ifindex,
         ethernet: LEFT,
         mtu: MTU,
-        pad: 0,
+        generation: 0,
     }
 }
 

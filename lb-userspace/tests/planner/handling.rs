@@ -295,6 +295,28 @@ fn serving_endpoints_of_udp_ports_are_known_whatever_else_holds() {
     assert_eq!(port.udp_serving, addresses(["10.0.0.1:80", "10.0.0.2:80"]));
 }
 
+#[test]
+fn terminating_endpoints_in_use_are_those_of_sets_without_ready_ones() {
+    let here = terminating("10.0.0.1", "node-1");
+    let away = terminating("10.0.0.2", "node-2");
+    let ready_away = ready("10.0.0.3", "node-2");
+    let ready_here = ready("10.0.0.4", "node-1");
+    let in_use = |service: &Service, endpoints: [&Endpoint; 3]| {
+        let slice = slice("a", 80, endpoints.map(Clone::clone));
+        first_port(service, &[&slice]).terminating_in_use()
+    };
+    let internal = service();
+    assert_eq!(in_use(&internal, [&here, &away, &here]), 2);
+    assert_eq!(in_use(&internal, [&here, &away, &ready_away]), 0);
+
+    // The Local set falls back on its own; the Cluster set, for short-circuited traffic, need not.
+    let external = load_balancer();
+    assert_eq!(in_use(&external, [&here, &away, &ready_away]), 1);
+    assert_eq!(in_use(&external, [&here, &away, &ready_here]), 0);
+    assert_eq!(in_use(&external, [&here, &away, &away]), 2);
+    assert_eq!(in_use(&external, [&away, &ready_away, &ready_away]), 0);
+}
+
 fn first_port(service: &Service, slices: &[&EndpointSlice]) -> Plan {
     planned(service, slices).ports.swap_remove(0)
 }
@@ -316,6 +338,7 @@ fn node() -> Node {
 fn service() -> Service {
     Service {
         name: name("svc"),
+        uid: None,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec!["172.30.1.1".parse().unwrap()],
         external_ips: Vec::new(),

@@ -133,6 +133,7 @@ fn service() -> impl Strategy<Value = Service> {
             |(service_type, external_ips, load_balancer_ips, node_port, internal, external)| {
                 Service {
                     name: name("svc"),
+                    uid: None,
                     service_type,
                     cluster_ips: vec![ip(255)],
                     external_ips,

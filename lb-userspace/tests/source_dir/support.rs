@@ -8,7 +8,7 @@ use std::{
 
 use node_lb::{
     model::ObjectName,
-    source::{Event, Kind, Source, dir::DirSource},
+    source::{Batch, Event, Kind, Source, dir::DirSource},
     store::Store,
 };
 use tempfile::TempDir;
@@ -43,7 +43,7 @@ impl Dir {
 
 pub struct Watched {
     store: Store,
-    events: mpsc::Receiver<Vec<Event>>,
+    events: mpsc::Receiver<Batch>,
     source: JoinHandle<anyhow::Result<()>>,
     /// Everything since the start.
     pub later: Vec<Event>,
@@ -57,7 +57,7 @@ impl Watched {
         let source = tokio::spawn(source.run(sender));
         let mut store = Store::new("node-1");
         while !store.is_synced() {
-            store.apply(events.recv().await.expect("a running source"));
+            store.apply(events.recv().await.expect("a running source").events);
         }
         Self {
             store,
@@ -71,10 +71,9 @@ impl Watched {
     pub async fn until(&mut self, is_done: impl Fn(&Self) -> bool) {
         let deadline = time::Instant::now() + PATIENCE;
         while !is_done(self) {
-            let events = time::timeout_at(deadline, self.events.recv()).await;
-            let events = events
-                .expect("the change in time")
-                .expect("a running source");
+            let batch = time::timeout_at(deadline, self.events.recv()).await;
+            let batch = batch.expect("the change in time");
+            let events = batch.expect("a running source").events;
             self.later.extend(events.iter().cloned());
             self.store.apply(events);
         }

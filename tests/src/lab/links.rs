@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::host::Host;
+use crate::patience::patient;
 
 /// Runs lines of `ip -batch` in a host's namespace.
 pub fn ip_batch(host: &Host, lines: &str) -> Result<()> {
@@ -30,7 +31,7 @@ pub fn settle(upper: &Host) -> Result<()> {
             return Ok(());
         };
         ensure!(
-            start.elapsed() < SETTLE_DEADLINE,
+            start.elapsed() < patient(SETTLE_DEADLINE),
             "{upper}: a wire does not come up: {idle}"
         );
         thread::sleep(Duration::from_millis(1));

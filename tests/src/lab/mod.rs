@@ -130,6 +130,34 @@ impl Lab {
         Netns::remove(pod.netns().name())
     }
 
+    /// Adds a host to the node network that is no node: number `number` there, of 2 to 9.
+    ///
+    /// # Errors
+    /// If there is such a host already.
+    pub fn add_host(&self, name: &str, number: u8) -> Result<Host> {
+        let host = self.site.server(&self.router, name, number)?;
+        links::settle(&self.router)?;
+        Ok(host)
+    }
+
+    /// Takes away a node's wire to the node network; its device is gone.
+    pub fn unplug(&self, node: &Node) -> Result<()> {
+        node.run(&format!("ip link del {}", Node::UPLINK)).map(drop)
+    }
+
+    /// Gives a node another wire to the node network, after [`Lab::unplug`].
+    pub fn plug_in(&self, node: &Node) -> Result<()> {
+        self.site.node_wire(&self.router, node)?;
+        self.configure_uplink(node)
+    }
+
+    /// Gives a node's uplink its addresses and routes, which it loses when it is set down: the node's
+    /// network manager does that.
+    pub fn configure_uplink(&self, node: &Node) -> Result<()> {
+        self.site.configure_uplink(node, node.index)?;
+        links::settle(&self.router)
+    }
+
     /// Has the router send Service addresses to `node`; at the start it is node 1.
     pub fn route_services_via(&self, node: &Node) -> Result<()> {
         setup::route_services(&self.router, node)

@@ -111,25 +111,10 @@ impl Site {
         )?;
         forward(&host, u8::from(self.topology.strict_rp_filter))?;
 
-        let mut batch = self.wire(&name, &host, self.topology.wire_mtu);
-        write!(batch, "\nlink set {name} master {LAN}\nlink set {name} up")?;
-        if self.topology.far_ends_take_xdp {
-            write!(
-                batch,
-                "\nlink set {name} xdpdrv pinned {}",
-                self.xdp_pass.display()
-            )?;
-        }
         // The router knows where pods are, as it would from a routing protocol.
-        write!(batch, "\n{}", routes_to_pods(index))?;
-        ip_batch(router, &batch)?;
-        self.plug_in_wire(&host, gateway_of(NODES))?;
-
-        let others = (1..=self.topology.nodes).filter(|other| *other != index);
-        ip_batch(
-            &host,
-            &others.map(routes_to_pods).collect::<Vec<_>>().join("\n"),
-        )?;
+        ip_batch(router, &routes_to_pods(index))?;
+        self.node_wire(router, &host)?;
+        self.configure_uplink(&host, index)?;
         let node = Node {
             index,
             pod_networks: pod_networks(index),
@@ -151,6 +136,38 @@ impl Site {
             node.feed("nft -f -", &rules::masquerade(node.pod_networks))?;
         }
         Ok(node)
+    }
+
+    /// A host on the node network that is no node: host number `number` there.
+    pub fn server(&self, router: &Host, name: &str, number: u8) -> Result<Host> {
+        let addresses = host_in(NODES, number);
+        let host = self.host(name, name, addresses, TrafficRunsIn::Thread)?;
+        self.node_wire(router, &host)?;
+        self.plug_in_wire(&host, gateway_of(NODES))?;
+        Ok(host)
+    }
+
+    /// A wire from a host to the node network.
+    pub fn node_wire(&self, router: &Host, node: &Host) -> Result<()> {
+        let end = node.name();
+        let mut batch = self.wire(end, node, self.topology.wire_mtu);
+        write!(batch, "\nlink set {end} master {LAN}\nlink set {end} up")?;
+        if self.topology.far_ends_take_xdp {
+            write!(
+                batch,
+                "\nlink set {end} xdpdrv pinned {}",
+                self.xdp_pass.display()
+            )?;
+        }
+        ip_batch(router, &batch)
+    }
+
+    /// Addresses and routes of node number `index`, whatever of them is there already.
+    pub fn configure_uplink(&self, node: &Host, index: u8) -> Result<()> {
+        self.plug_in_wire(node, gateway_of(NODES))?;
+        let others = (1..=self.topology.nodes).filter(|other| *other != index);
+        let routes: Vec<_> = others.map(routes_to_pods).collect();
+        ip_batch(node, &routes.join("\n"))
     }
 
     /// A new pod on `node`.
@@ -276,7 +293,7 @@ fn routes_to_pods(index: u8) -> String {
     let address::Networks { v4, v6 } = pod_networks(index);
     let node = node_addresses(index);
     format!(
-        "route add {v4} via {}\nroute add {v6} via {}",
+        "route replace {v4} via {}\nroute replace {v6} via {}",
         node.v4, node.v6
     )
 }
@@ -288,11 +305,11 @@ fn plug_in(host: &Host, gateway: Addresses) -> Result<()> {
         host,
         &format!(
             "link set lo up
-            addr add {v4}/24 dev eth0
-            addr add {v6}/64 dev eth0 nodad
+            addr replace {v4}/24 dev eth0
             link set eth0 up
-            route add 0.0.0.0/0 via {}
-            route add ::/0 via {}",
+            addr replace {v6}/64 dev eth0 nodad
+            route replace 0.0.0.0/0 via {}
+            route replace ::/0 via {}",
             gateway.v4, gateway.v6,
         ),
     )

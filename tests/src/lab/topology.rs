@@ -45,22 +45,25 @@ pub enum PodNetwork {
 
 impl Default for Topology {
     fn default() -> Self {
-        Self {
-            nodes: 2,
-            pods_per_node: 2,
-            pod_network: PodNetwork::Routed,
-            strict_rp_filter: false,
-            firewall: false,
-            masquerade: false,
-            wire_mtu: 1500,
-            pod_mtu: 1500,
-            wire_checksums: true,
-            far_ends_take_xdp: true,
-        }
+        Self::DEFAULT
     }
 }
 
 impl Topology {
+    /// Two nodes of two routed pods each, and nobody's rules.
+    pub const DEFAULT: Self = Self {
+        nodes: 2,
+        pods_per_node: 2,
+        pod_network: PodNetwork::Routed,
+        strict_rp_filter: false,
+        firewall: false,
+        masquerade: false,
+        wire_mtu: 1500,
+        pod_mtu: 1500,
+        wire_checksums: true,
+        far_ends_take_xdp: true,
+    };
+
     /// Refuses sizes for which the address plan has no room.
     pub(super) fn check(&self) -> Result<()> {
         ensure!(

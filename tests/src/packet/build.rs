@@ -19,6 +19,7 @@ pub mod tcp {
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const FRAGMENT_HEADER: u8 = 44;
+const ROUTING_HEADER: u8 = 43;
 
 /// An IP packet in an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,13 +190,23 @@ impl Packet {
         }
     }
 
-    /// Adds an IPv6 extension header of `length` bytes.
+    /// Adds an IPv6 extension header of `length` bytes; a routing header has no segments left.
     pub fn extension(mut self, number: u8, length: usize) -> Self {
         assert!(length.is_multiple_of(8) && length >= 8);
-        // Padding options as far as the header has options (RFC 8200 section 4.2).
         let mut contents = vec![0; length - 2];
-        contents[..2].copy_from_slice(&[1, length as u8 - 4]);
+        // Padding options as far as the header has options (RFC 8200 section 4.2).
+        if number != ROUTING_HEADER {
+            contents[..2].copy_from_slice(&[1, length as u8 - 4]);
+        }
         self.extensions.push((number, contents));
+        self
+    }
+
+    /// Adds an IPv6 routing header by which the packet still has to visit other nodes.
+    pub fn unfinished_route(mut self, segments_left: u8) -> Self {
+        self = self.extension(ROUTING_HEADER, 24);
+        let (_, contents) = self.extensions.last_mut().expect("just added");
+        contents[1] = segments_left;
         self
     }
 
@@ -358,19 +369,6 @@ impl Packet {
         let packet = self.ip_bytes();
         let headers = packet.len() - self.body_bytes().len();
         packet[..packet.len().min(headers + length)].to_vec()
-    }
-
-    /// Like [`Packet::quote`], with the transport checksum that `sent` has: translators of ICMP errors
-    /// need not translate it, and receivers do not look at it (RFC 5508 section 4.2).
-    pub fn quote_of(&self, sent: &Self, length: usize) -> Vec<u8> {
-        let mut quote = self.quote(length);
-        let original = sent.quote(length);
-        let at = original.len() - sent.body_bytes().len().min(length)
-            + if self.protocol() == TCP { 16 } else { 6 };
-        if let Some(checksum) = original.get(at..at + 2) {
-            quote[at..at + 2].copy_from_slice(checksum);
-        }
-        quote
     }
 
     fn header4(&self, source: [u8; 4], destination: [u8; 4], body: usize) -> Vec<u8> {

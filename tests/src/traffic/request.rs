@@ -14,6 +14,7 @@ use super::failure::{Failure, FailureKind};
 use super::job::{Job, Running};
 use super::wire::{Answer, Ask};
 use crate::lab::Host;
+use crate::patience::patient;
 
 /// A request to a [`Serve`](super::Serve).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -81,7 +82,7 @@ impl Request {
         Self::new(Protocol::UdpUnconnected, target)
     }
 
-    /// A request with a deadline of two seconds and a small payload.
+    /// A request with a deadline of two seconds ([`patient`]) and a small payload.
     pub fn new(protocol: Protocol, target: SocketAddr) -> Self {
         let any: IpAddr = match target {
             SocketAddr::V4(_) => [0; 4].into(),
@@ -91,7 +92,7 @@ impl Request {
             protocol,
             target,
             source: SocketAddr::new(any, 0),
-            deadline: Duration::from_secs(2),
+            deadline: patient(Duration::from_secs(2)),
             payload: 0,
             held_for: Duration::ZERO,
         }

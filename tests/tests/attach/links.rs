@@ -18,7 +18,15 @@ use crate::{
 
 const REPLACEMENTS: usize = 100;
 
-const BOTH: [TcFlavor; 2] = [TcFlavor::Tcx, TcFlavor::Clsact];
+/// The ways to attach to TC that this kernel has.
+fn flavors() -> Vec<TcFlavor> {
+    let best = TcFlavor::detect();
+    let others = [TcFlavor::Clsact].into_iter();
+    [best]
+        .into_iter()
+        .chain(others.filter(|other| *other != best))
+        .collect()
+}
 
 #[test]
 fn native_xdp_is_replaced_under_load_without_loss() {
@@ -29,7 +37,7 @@ fn native_xdp_is_replaced_under_load_without_loss() {
     let (pins, mut generations) = near.run(move || {
         let generations = [start(&pins), start(&pins)];
         let program = generations[0].program(XDP_PROGRAM).unwrap();
-        let first = Attacher::new(&pins, TcFlavor::Tcx).xdp(index, program, XdpMode::Native);
+        let first = Attacher::new(&pins, TcFlavor::detect()).xdp(index, program, XdpMode::Native);
         assert_eq!(
             first.unwrap(),
             XdpAttachment {
@@ -44,7 +52,7 @@ fn native_xdp_is_replaced_under_load_without_loss() {
     let path = root.path().to_owned();
     let packets = lossless(&near, &far, || {
         near.run(move || {
-            let attacher = Attacher::new(&pins, TcFlavor::Tcx);
+            let attacher = Attacher::new(&pins, TcFlavor::detect());
             for round in 0..REPLACEMENTS {
                 let loaded = &mut generations[(round + 1) % 2];
                 let program = loaded.program(XDP_PROGRAM).unwrap();
@@ -64,7 +72,7 @@ fn native_xdp_is_replaced_under_load_without_loss() {
 
 #[test]
 fn tc_is_replaced_under_load_without_loss() {
-    for flavor in BOTH {
+    for flavor in flavors() {
         let (near, far) = cable();
         let index = near.index("near0");
         let root = Root::new();
@@ -116,7 +124,7 @@ fn without_native_xdp_the_generic_kind_is_used_and_said() {
     host.run(move || {
         let loaded = start(&pins);
         let program = loaded.program(XDP_PROGRAM).unwrap();
-        let attacher = Attacher::new(&pins, TcFlavor::Tcx);
+        let attacher = Attacher::new(&pins, TcFlavor::detect());
         let attachment = attacher.xdp(index, program, XdpMode::Native).unwrap();
         assert_eq!(attachment.mode, XdpMode::Generic);
         assert!(!attachment.replaced);
@@ -144,7 +152,7 @@ fn a_mode_that_is_no_longer_allowed_is_left() {
     near.run(move || {
         let loaded = start(&pins);
         let program = loaded.program(XDP_PROGRAM).unwrap();
-        let attacher = Attacher::new(&pins, TcFlavor::Tcx);
+        let attacher = Attacher::new(&pins, TcFlavor::detect());
         let mode = |best| attacher.xdp(index, program, best).unwrap().mode;
         assert_eq!(mode(XdpMode::Native), XdpMode::Native);
         assert_eq!(mode(XdpMode::Generic), XdpMode::Generic);
@@ -167,7 +175,7 @@ fn the_xdp_program_of_somebody_else_stays() {
         .unwrap();
 
         let loaded = start(&our_pins);
-        let attachment = Attacher::new(&our_pins, TcFlavor::Tcx)
+        let attachment = Attacher::new(&our_pins, TcFlavor::detect())
             .xdp(index, loaded.program(XDP_PROGRAM).unwrap(), XdpMode::Native)
             .unwrap();
         assert_eq!(
@@ -233,7 +241,7 @@ fn a_device_made_again_under_its_name_and_index_gets_a_new_link() {
 #[test]
 fn attaching_to_a_device_that_is_gone_says_so() {
     let host = Namespace::new();
-    for flavor in BOTH {
+    for flavor in flavors() {
         let root = Root::new();
         let pins = root.pins();
         host.run(move || {

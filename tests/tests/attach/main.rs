@@ -6,5 +6,6 @@ mod links;
 mod maps;
 mod namespace;
 mod pinned;
+mod programs;
 mod root;
 mod traffic;

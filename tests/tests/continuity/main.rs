@@ -3,7 +3,9 @@
 
 mod churn;
 mod devices;
+mod flap;
 mod full_table;
+mod handover;
 mod health;
 mod maps;
 mod restart;

@@ -8,6 +8,7 @@ use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
 use lb_tests::traffic::{LoadReport, Protocol, RunningLoad};
 use lb_tests::{
     Balanced, Deployment, Failure, FailureKind, Family, Host, Load, Reply, Request, Service,
+    Topology,
 };
 
 /// The only Service most tests need.
@@ -30,7 +31,12 @@ pub fn ground(policy: Policy) -> (Balanced, Deployment) {
 
 /// The same with other arguments for the agents.
 pub fn ground_with(policy: Policy, arguments: &[&str]) -> (Balanced, Deployment) {
-    let ground = Balanced::with(Default::default(), arguments).unwrap();
+    ground_on(Topology::default(), policy, arguments)
+}
+
+/// The same on nodes of another shape.
+pub fn ground_on(topology: Topology, policy: Policy, arguments: &[&str]) -> (Balanced, Deployment) {
+    let ground = Balanced::with(topology, arguments).unwrap();
     ground.change(|| service(&ground, policy).apply()).unwrap();
     let mut web = Deployment::new(SERVICE);
     web.add_all(&ground, &[1, 1, 2]).unwrap();

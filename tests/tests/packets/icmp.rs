@@ -63,7 +63,7 @@ fn errors_reach_the_client_and_the_endpoint_of_a_forwarded_connection() {
                         at,
                         "an error of the endpoint reaches the client in the frontend's name",
                         errors(endpoint.0, &forwarded),
-                        (&forwarded, &request.clone().ttl(63)),
+                        &request.clone().ttl(63),
                         (frontend.0, client.0),
                         (PEER_MAC, ROUTER_MAC),
                     );
@@ -76,7 +76,7 @@ fn errors_reach_the_client_and_the_endpoint_of_a_forwarded_connection() {
                         at,
                         "an error of a router reaches the client in the router's name",
                         errors(router, &forwarded),
-                        (&forwarded, &request.clone().ttl(63)),
+                        &request.clone().ttl(63),
                         (router, client.0),
                         (PEER_MAC, ROUTER_MAC),
                     );
@@ -85,7 +85,7 @@ fn errors_reach_the_client_and_the_endpoint_of_a_forwarded_connection() {
                         at,
                         "an error of the client reaches the endpoint in the node's name",
                         errors(client.0, &replied),
-                        (&replied, &reply.clone().ttl(63)),
+                        &reply.clone().ttl(63),
                         (node.0, endpoint.0),
                         (ROUTER_MAC, PEER_MAC),
                     );
@@ -95,19 +95,19 @@ fn errors_reach_the_client_and_the_endpoint_of_a_forwarded_connection() {
     });
 }
 
-/// Sends errors about `quoted.0` and expects them about `quoted.1`, between `addresses`.
+/// Sends errors and expects them to quote `quoted`, between `addresses`.
 fn about(
     world: &mut World,
     at: At,
     sentence: &str,
     errors: Vec<(Packet, usize)>,
-    quoted: (&Packet, &Packet),
+    quoted: &Packet,
     addresses: (IpAddr, IpAddr),
     macs: ([u8; 6], [u8; 6]),
 ) {
     for (error, length) in errors {
         let error = error.macs(EXTERNAL_MAC, macs.0);
-        let quote = quoted.1.quote_of(quoted.0, length);
+        let quote = quoted.quote(length);
         let translated = error
             .clone()
             .payload(&quote)
@@ -145,7 +145,7 @@ fn errors_of_a_local_pod_are_translated_where_they_leave_the_node() {
                         Expected::passes(&error, Reason::ReplyToStack),
                     );
                     let error = error.hop().macs(ROUTER_MAC, EXTERNAL_MAC);
-                    let quote = request.quote_of(&seen, length);
+                    let quote = request.quote(length);
                     let translated = error.clone().payload(&quote);
                     let translated = translated.addresses(frontend.0, scene.client);
                     world.check(
@@ -175,7 +175,7 @@ fn errors_for_a_local_pod_cross_the_stack_translated() {
             let replied = reply.clone().source(frontend);
             for at in At::INGRESS {
                 for (error, length) in errors(client.0, &replied) {
-                    let quote = reply.quote_of(&replied, length);
+                    let quote = reply.quote(length);
                     let translated = error.clone().payload(&quote);
                     world.check(
                         "path MTU discovery of the pod works",

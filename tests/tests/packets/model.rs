@@ -84,6 +84,12 @@ impl Model {
         if at == At::TcEgress {
             return Ok(self.leave(packet, flags, tuple));
         }
+        if opens(tuple, flags)
+            && let Err(Refusal::Pass(reason)) = self.route(tuple, flags)
+        {
+            self.make_way(tuple);
+            return Ok(Expected::passes(packet, reason));
+        }
         if self.reopens(tuple, flags) {
             let flow = self.flows.remove(&tuple).ok_or("no flow")?;
             self.flows.remove(&flow.peer);
@@ -223,10 +229,23 @@ impl Model {
             return false;
         };
         let peer = self.flows[&flow.peer].seen;
-        tuple.0 == TCP
-            && flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN
+        opens(tuple, flags)
             && !flow.reply
             && (flow.seen.fin || flow.seen.rst || peer.fin || peer.rst)
+    }
+
+    /// A closed flow does not translate the answers of a connection past its Service.
+    fn make_way(&mut self, tuple: Tuple) {
+        let answers = (tuple.0, tuple.2, tuple.1);
+        let Some(flow) = self.flows.get(&answers) else {
+            return;
+        };
+        let (seen, peer) = (flow.seen, flow.peer);
+        let other = self.flows[&peer].seen;
+        if seen.rst || other.rst || seen.fin && other.fin {
+            self.flows.remove(&answers);
+            self.flows.remove(&peer);
+        }
     }
 
     fn note(&mut self, tuple: Tuple, flags: u8) {
@@ -237,6 +256,10 @@ impl Model {
             flow.seen.rst |= flags & tcp::RST != 0;
         }
     }
+}
+
+fn opens(tuple: Tuple, flags: u8) -> bool {
+    tuple.0 == TCP && flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN
 }
 
 /// Endpoints that a new connection may go to.

@@ -148,6 +148,25 @@ fn ipv6_extension_headers_are_walked() {
     });
 }
 
+#[test]
+fn a_packet_that_has_other_stops_first_is_the_kernels() {
+    world(|world| {
+        for protocol in [TCP, UDP] {
+            for at in At::ALL {
+                let forwarded = Forwarded::new(world, Scene::v6(), protocol);
+                let request = forwarded.request(protocol).unfinished_route(1);
+                world.check(
+                    "a routing header with a segment left",
+                    at,
+                    EXTERNAL,
+                    &request,
+                    Expected::passes(&request, Reason::OtherProtocol),
+                );
+            }
+        }
+    });
+}
+
 fn extend(packet: Packet, extensions: &[(u8, usize)]) -> Packet {
     extensions.iter().fold(packet, |packet, (number, length)| {
         packet.extension(*number, *length)
@@ -281,6 +300,48 @@ fn what_node_lb_does_not_translate_passes_untouched() {
             }
         }
     });
+}
+
+/// A VLAN's packets may look like those of a connection in another network.
+#[test]
+fn tagged_frames_pass_even_where_the_connection_is_known() {
+    const CUSTOMER: u16 = 0x8100; // IEEE 802.1Q
+    const SERVICE: u16 = 0x88a8; // IEEE 802.1ad
+    world(|world| {
+        for scene in Scene::both() {
+            for protocol in [TCP, UDP] {
+                let forwarded = Forwarded::new(world, scene, protocol);
+                let request = forwarded.request(protocol);
+                world.run(At::Xdp, EXTERNAL, &request.bytes());
+                for tags in [
+                    &[(CUSTOMER, 42)][..],
+                    &[(SERVICE, 42)],
+                    &[(SERVICE, 42), (CUSTOMER, 7)],
+                    &[(CUSTOMER, 0)],
+                ] {
+                    let frame = tagged(&request, tags);
+                    for at in At::ALL {
+                        world.check(
+                            &format!("tags {tags:x?}"),
+                            at,
+                            EXTERNAL,
+                            frame.clone(),
+                            Expected::passes(frame.clone(), Reason::NotIp),
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// A packet's frame with VLAN tags, the outer first: protocol and VLAN.
+fn tagged(packet: &Packet, tags: &[(u16, u16)]) -> Vec<u8> {
+    let mut frame = packet.bytes();
+    let tags = tags.iter().flat_map(|(protocol, vlan)| [*protocol, *vlan]);
+    let tags: Vec<u8> = tags.flat_map(u16::to_be_bytes).collect();
+    frame.splice(12..12, tags);
+    frame
 }
 
 /// Who has 192.0.2.2? Tell 192.0.2.1 (RFC 826).

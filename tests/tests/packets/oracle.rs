@@ -71,7 +71,7 @@ fn step(world: &mut World, model: &mut Model, random: &mut Random, name: &str) -
         let sender = *random.of(&[tuple.1.0, model.scene.load_balancer]);
         let error = Packet::icmp(sender, tuple.2.0, kind, word, about.quote(length));
         let error = error.macs(EXTERNAL_MAC, ROUTER_MAC).ttl(random.ttl());
-        let quote = translated.quote_of(&about, length);
+        let quote = translated.quote(length);
         let source = if sender == tuple.1.0 {
             flow.to.0.0
         } else {

@@ -13,6 +13,7 @@ use lb_tests::{
     Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PodNetwork, Request, Serve,
     Service, Topology,
     lab::{Addresses, Host, address::PODS},
+    patient,
     traffic::RunningServer,
 };
 use serde_json::json;
@@ -131,8 +132,8 @@ impl Ground {
             let pod = lab.pods().iter().rev().find(|pod| pod.node == node.name());
             let request = Request::tcp(SocketAddr::new([10, 96, 255, 1].into(), port));
             eventually(&format!("{} programs", node.name()), || {
-                let patient = request.deadline(Duration::from_millis(200));
-                patient.send(pod.expect("nodes have pods")).map(drop)
+                let request = request.deadline(patient(Duration::from_millis(200)));
+                request.send(pod.expect("nodes have pods")).map(drop)
             });
         }
         Ok(())
@@ -284,7 +285,7 @@ pub fn eventually<T, E: std::fmt::Display>(
     what: &str,
     mut attempt: impl FnMut() -> Result<T, E>,
 ) -> T {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + patient(Duration::from_secs(10));
     loop {
         match attempt() {
             Ok(value) => return value,

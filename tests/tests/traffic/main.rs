@@ -8,5 +8,6 @@ mod hairpin;
 mod matrix;
 mod neighbours;
 mod operation;
+mod singly;
 mod sizes;
 mod sockets;

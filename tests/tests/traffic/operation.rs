@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use lb_common::abi::VERSION;
 use lb_tests::{Endpoint, FailureKind, Family, Node, Request, balanced};
 use serde_json::Value;
 
@@ -37,7 +38,7 @@ fn cleanup_removes_everything_once_the_agent_is_gone() -> Result<()> {
     Request::tcp(target).send(lab.client())?;
     let done = cleanup()?;
     assert!(done.status.success(), "{}", stderr(&done));
-    assert!(!node.pin_root.join("v1").exists());
+    assert!(!node.pin_root.join(format!("v{VERSION}")).exists());
     assert!(!node.run("ip -details link")?.contains("prog/xdp"));
     assert_eq!(
         node.run("bpftool -j net show")?.matches("\"id\"").count(),
@@ -101,7 +102,7 @@ fn maps_read_well_in_bpftool() -> Result<()> {
     ground.settle()?;
     Request::tcp(vips.at(Frontend::NodePort, Family::V4, node)).send(lab.client())?;
 
-    let maps = node.pin_root.join("v1/maps");
+    let maps = node.pin_root.join(format!("v{VERSION}/maps"));
     let frontends = bpftool(node, "dump", &maps.join("FRONTENDS4"), "")?;
     let frontends = frontends.as_array().context("a list")?;
     let one = &frontends[0]["formatted"];

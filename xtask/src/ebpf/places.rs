@@ -89,6 +89,12 @@ impl Places {
             .join(format!("bpf-linker-{}-{kind}", Linker::PINNED))
     }
 
+    /// Where the programs of a Kubernetes cluster are, and those of its control plane among them.
+    pub fn cluster_programs(&self) -> PathBuf {
+        env::var_os("NODE_LB_CLUSTER_BIN")
+            .map_or_else(|| self.cache.join("cluster/bin"), PathBuf::from)
+    }
+
     /// rustup toolchains whose name starts with `prefix`.
     fn toolchains(&self, prefix: &str) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.rustup_home.join("toolchains"));

@@ -1,6 +1,10 @@
 //! Debian and Ubuntu packages.
 
-use std::process::Command;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 use xtask::ebpf::Release;
@@ -45,6 +49,37 @@ impl<'a> Apt<'a> {
             .copied()
     }
 
+    /// The packages whose names start and end so.
+    pub fn names(&mut self, start: &str, end: &str) -> Vec<String> {
+        if !on_path("apt-get") {
+            return Vec::new();
+        }
+        let names = names_of(start, end);
+        if !names.is_empty() || self.updated || self.update().is_err() {
+            return names;
+        }
+        names_of(start, end)
+    }
+
+    /// Downloads a package into a directory and returns its file. Needs no root.
+    ///
+    /// # Errors
+    /// Fails if apt does, with lists brought up to date.
+    pub fn download(&mut self, package: &str, directory: &Path) -> Result<PathBuf> {
+        let result = self.download_once(package, directory);
+        match result {
+            Err(_) if !self.updated => self
+                .update()
+                .and_then(|()| self.download_once(package, directory))?,
+            result => result?,
+        }
+        let entries = fs::read_dir(directory)?;
+        let mut files = entries.flatten().map(|entry| entry.path());
+        files
+            .find(|path| path.extension().is_some_and(|end| end == "deb"))
+            .with_context(|| format!("apt-get left no package in {}", directory.display()))
+    }
+
     /// # Errors
     /// Fails without apt, without root, or if apt does.
     pub fn install(&mut self, packages: &[&str]) -> Result<()> {
@@ -73,6 +108,15 @@ impl<'a> Apt<'a> {
             .args(packages);
         self.steps
             .run(&format!("installing {}", packages.join(" ")), &mut command)
+    }
+
+    fn download_once(&self, package: &str, directory: &Path) -> Result<()> {
+        let mut command = Command::new("apt-get");
+        command
+            .args(["download", "--quiet", package])
+            .current_dir(directory);
+        self.steps
+            .run(&format!("downloading {package}"), &mut command)
     }
 
     fn update(&mut self) -> Result<()> {
@@ -104,6 +148,16 @@ fn listed(package: &str) -> Option<Release> {
         .output()
         .ok()?;
     parse_candidate(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn names_of(start: &str, end: &str) -> Vec<String> {
+    let output = Command::new("apt-cache").args(["pkgnames", start]).output();
+    let output = output.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output)
+        .lines()
+        .filter(|name| name.ends_with(end))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// The upstream part of the candidate's version, from `apt-cache policy`.

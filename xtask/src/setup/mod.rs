@@ -1,76 +1,33 @@
 //! `cargo xtask setup`: makes a Debian or Ubuntu machine with only Rust ready.
 
 mod apt;
+pub mod cluster;
 mod compiler;
+mod go;
+pub mod kernels;
 mod linker;
 mod toolchain;
+mod tools;
 
 use std::{env, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 use xtask::ebpf::{Places, Tools};
 
-use self::apt::Apt;
+use self::{apt::Apt, cluster::Extent};
 use crate::{cargo::Workspace, step::Steps};
 
-/// A program that building, tests or the lab call.
-struct Tool {
-    command: &'static str,
-    /// Packages that have it, by preference; distributions name them differently.
-    packages: &'static [&'static str],
-    purpose: &'static str,
-}
-
-static TOOLS: [Tool; 8] = [
-    Tool {
-        command: "ip",
-        packages: &["iproute2"],
-        purpose: "network namespaces, devices and routes of the lab",
-    },
-    Tool {
-        command: "bpftool",
-        packages: &["bpftool", "linux-tools-generic"],
-        purpose: "shows loaded programs and maps",
-    },
-    Tool {
-        command: "nft",
-        packages: &["nftables"],
-        purpose: "firewall and masquerade rules to be tested beside",
-    },
-    Tool {
-        command: "ethtool",
-        packages: &["ethtool"],
-        purpose: "offloads of the lab's devices",
-    },
-    Tool {
-        command: "ping",
-        packages: &["iputils-ping"],
-        purpose: "reachability in the lab",
-    },
-    Tool {
-        command: "sysctl",
-        packages: &["procps"],
-        purpose: "kernel settings of the lab's namespaces",
-    },
-    Tool {
-        command: "tcpdump",
-        packages: &["tcpdump"],
-        purpose: "captures of a test that failed",
-    },
-    Tool {
-        command: "iperf3",
-        packages: &["iperf3"],
-        purpose: "throughput in benchmarks",
-    },
-];
-
-/// What the caller is about to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the caller is about to do; each needs all that those before it need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// Build, and nothing else.
     Toolchain,
-    /// Test, or run the lab.
+    /// Run the lab.
+    Lab,
+    /// Test, in other kernels and against a control plane too.
     Everything,
+    /// Run a whole Kubernetes cluster.
+    Cluster,
 }
 
 /// Installs what is missing for `need` and returns what eBPF is built with.
@@ -80,15 +37,22 @@ pub enum Need {
 pub fn run(workspace: &Workspace, need: Need) -> Result<Tools> {
     let places = Places::from_env();
     let tools = Tools::find(&places);
-    let (missing, components, lint) = match need {
-        Need::Toolchain => (Vec::new(), Vec::new(), false),
-        Need::Everything => (missing_tools(), missing_components(), true),
+    let missing = tools::missing(need);
+    let (components, lint) = match need {
+        Need::Toolchain => (Vec::new(), false),
+        Need::Lab | Need::Everything | Need::Cluster => (missing_components(), true),
     };
+    let (kernels, extent) = match need {
+        Need::Toolchain | Need::Lab => (Vec::new(), None),
+        Need::Everything => (kernels::missing(&places), Some(Extent::ControlPlane)),
+        Need::Cluster => (kernels::missing(&places), Some(Extent::Whole)),
+    };
+    let extent = extent.filter(|extent| cluster::is_missing(workspace, &places, *extent));
     let complete = |tools: &Tools| !lint || tools.compiler.clippy().is_file();
+    let nothing_else =
+        missing.is_empty() && components.is_empty() && kernels.is_empty() && extent.is_none();
     let tools = match tools {
-        Ok(tools) if missing.is_empty() && components.is_empty() && complete(&tools) => {
-            return Ok(tools);
-        }
+        Ok(tools) if nothing_else && complete(&tools) => return Ok(tools),
         tools => tools.ok(),
     };
 
@@ -104,8 +68,12 @@ pub fn run(workspace: &Workspace, need: Need) -> Result<Tools> {
         apt,
         places,
     };
-    install_tools(&mut installer.apt, &missing)?;
+    tools::install(&mut installer.apt, &missing)?;
     add_components(&steps, &components)?;
+    kernels::fetch(&mut installer, &kernels)?;
+    if let Some(extent) = extent {
+        cluster::build(&mut installer, workspace, extent)?;
+    }
     let tools = match tools {
         Some(tools) => tools,
         None => toolchain::install(&mut installer)?,
@@ -123,32 +91,19 @@ struct Installer<'a> {
     places: Places,
 }
 
-/// Whether a command can be run; system directories count even when a user's PATH lacks them.
+/// Whether a command can be run.
 fn on_path(command: &str) -> bool {
+    program_path(command).is_some()
+}
+
+/// The file of a command; system directories count even when a user's PATH lacks them.
+pub fn program_path(command: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     env::split_paths(&path)
         .chain(system)
-        .any(|directory| directory.join(command).is_file())
-}
-
-fn missing_tools() -> Vec<&'static Tool> {
-    TOOLS.iter().filter(|tool| !on_path(tool.command)).collect()
-}
-
-fn install_tools(apt: &mut Apt, missing: &[&Tool]) -> Result<()> {
-    let mut packages = Vec::new();
-    for tool in missing {
-        let package = apt
-            .first_available(tool.packages)
-            .unwrap_or(tool.packages[0]);
-        println!("  {package}: {}", tool.purpose);
-        packages.push(package);
-    }
-    apt.install(&packages).with_context(|| {
-        let commands: Vec<_> = missing.iter().map(|tool| tool.command).collect();
-        format!("these commands are missing: {}", commands.join(" "))
-    })
+        .map(|directory| directory.join(command))
+        .find(|path| path.is_file())
 }
 
 /// Parts of the host's Rust toolchain that `cargo xtask test` calls and that are not there.

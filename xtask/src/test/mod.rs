@@ -1,5 +1,7 @@
 //! `cargo xtask test`: everything CI checks, on any machine.
 
+mod fuzz;
+mod guest;
 mod suite;
 mod tally;
 
@@ -11,6 +13,7 @@ use std::{
 use anyhow::{Result, anyhow, bail};
 use xtask::ebpf;
 
+pub use self::fuzz::as_compiler;
 use self::{suite::Suites, tally::Tally};
 use crate::{cargo::Workspace, privilege::Privilege, setup};
 
@@ -23,12 +26,24 @@ pub enum Stage {
     Unit,
     /// Examples in documentation.
     Doc,
+    /// Each fuzz target for a short time.
+    Fuzz,
     /// Tests of crate `lb-tests`: root, network namespaces, BPF in the running kernel.
     Kernel,
+    /// Some of them in older kernels, in virtual machines.
+    Kernels,
 }
 
 impl Stage {
-    const ALL: [Self; 5] = [Self::Fmt, Self::Clippy, Self::Unit, Self::Doc, Self::Kernel];
+    const ALL: [Self; 7] = [
+        Self::Fmt,
+        Self::Clippy,
+        Self::Unit,
+        Self::Doc,
+        Self::Fuzz,
+        Self::Kernel,
+        Self::Kernels,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -36,7 +51,9 @@ impl Stage {
             Self::Clippy => "clippy",
             Self::Unit => "unit",
             Self::Doc => "doc",
+            Self::Fuzz => "fuzz",
             Self::Kernel => "kernel",
+            Self::Kernels => "kernels",
         }
     }
 
@@ -44,7 +61,8 @@ impl Stage {
     pub fn parse(arguments: &[String]) -> Result<Vec<Self>> {
         let known = |name: &String| Self::ALL.iter().any(|stage| stage.name() == name);
         if let Some(unknown) = arguments.iter().find(|name| !known(name)) {
-            bail!("test has no stage {unknown:?}; it has fmt, clippy, unit, doc and kernel");
+            let names = Self::ALL.map(Self::name).join(", ");
+            bail!("test has no stage {unknown:?}; it has {names}");
         }
         let wanted = |stage: &Self| {
             arguments.is_empty() || arguments.iter().any(|name| name == stage.name())
@@ -71,6 +89,8 @@ impl Stage {
             Self::Doc => {
                 return suite::run(&mut workspace.cargo(["test", "--doc", "--no-fail-fast"]));
             }
+            Self::Fuzz => return fuzz::run(workspace),
+            Self::Kernels => return guest::run(workspace, suites),
             Self::Kernel => {
                 let privilege = Privilege::detect()
                     .map_err(|lack| anyhow!("the kernel tests did not run: {lack}"))?;
@@ -176,7 +196,7 @@ mod tests {
 
     #[test]
     fn unknown_stage_is_an_error_not_an_empty_run() {
-        let message = parse(&["fmt", "kernels"]).unwrap_err().to_string();
-        assert!(message.contains("\"kernels\""), "{message}");
+        let message = parse(&["fmt", "kernal"]).unwrap_err().to_string();
+        assert!(message.contains("\"kernal\""), "{message}");
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
+use xtask::ebpf::Places;
 
 use super::tally::Tally;
 use crate::{
@@ -29,6 +30,26 @@ impl Suite {
     /// Whether it is one of crate `lb-tests`.
     pub fn needs_kernel(&self, workspace: &Workspace) -> bool {
         self.package == workspace.root.join("tests")
+    }
+
+    /// Whether it is the test `name` of crate `lb-tests`.
+    pub fn is_test(&self, name: &str) -> bool {
+        self.name == format!("tests (test {name})")
+    }
+
+    /// Package and target.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its file.
+    pub fn executable(&self) -> &Path {
+        &self.executable
+    }
+
+    /// Directory of its package, where cargo would run it.
+    pub fn package(&self) -> &Path {
+        &self.package
     }
 
     /// Reads one message of `cargo test --no-run`; `None` if it is not about a test program.
@@ -90,6 +111,9 @@ pub fn run_all<'s>(suites: impl Iterator<Item = &'s Suite>, manner: Manner) -> R
             Manner::AloneAsRoot(privilege) => {
                 let mut command = privilege.command(&suite.executable);
                 command.arg("--test-threads=1");
+                // root may have another home.
+                let programs = Places::from_env().cluster_programs();
+                command.env("NODE_LB_CLUSTER_BIN", programs);
                 command
             }
         };

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
 use self::{
@@ -10,7 +10,7 @@ use self::{
     report::Report,
     target::Target,
 };
-use super::snapshot::Snapshot;
+use super::{output::json, snapshot::Snapshot};
 use crate::{
     config::{Config, DatapathConfig, Flags, NetfilterMode},
     memory::{MemoryTables, Settings},
@@ -77,10 +77,7 @@ impl Command {
         let decision = Decision::new(&tables, packet);
         let text = match self.output {
             Output::Text => text::render(&decision),
-            Output::Json => {
-                let report = serde_json::to_string_pretty(&Report::from(&decision));
-                report.context("cannot write JSON")? + "\n"
-            }
+            Output::Json => json(&Report::from(&decision))?,
         };
         super::print(&text)
     }

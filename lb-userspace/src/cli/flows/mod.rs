@@ -3,23 +3,22 @@
 use std::{collections::HashMap, io, net::SocketAddr, path::Path};
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use lb_common::{
     abi,
     addr::{Address, Ip4, Ip6},
     flow::Flow,
 };
 
-use self::report::FlowReport;
-use super::snapshot::Snapshot;
+use super::{output::Output, snapshot::Snapshot};
 use crate::{
     config::{Config, Flags},
     datapath::bpf::{ArrayError, MappedArray},
-    flows::{Jiffies, TickRate},
+    flows::{FlowReport, Jiffies, TickRate},
     model::{ObjectName, Protocol},
+    source::SourceSpec,
 };
 
-mod report;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -41,17 +40,9 @@ pub struct Command {
     #[arg(long, value_name = "FLOWS")]
     limit: Option<usize>,
 
-    /// Form of the output
+    /// Form of the output; JSON is an array with one object per flow
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// To read
-    Table,
-    /// An array with one object per flow
-    Json,
 }
 
 /// The service port, as `namespace/name:port`, that an address and protocol belong to.
@@ -59,13 +50,14 @@ type Names = HashMap<(SocketAddr, Protocol), (ObjectName, String)>;
 
 impl Command {
     pub fn run(self) -> anyhow::Result<()> {
-        if self.service.is_some() && self.flags.source.is_none() {
+        let has_names = matches!(self.flags.source, Some(SourceSpec::Dir(_)));
+        if self.service.is_some() && !has_names {
             bail!("--service needs to know which addresses a Service has: pass --source dir:PATH");
         }
         let root = self.flags.bpf_root.clone();
-        let names = match self.flags.source {
-            Some(_) => names(&Config::try_from(self.flags)?)?,
-            None => Names::new(),
+        let names = match has_names {
+            true => names(&Config::try_from(self.flags)?)?,
+            false => Names::new(),
         };
 
         let settings = pinned::<abi::Config>(&root, "CONFIG")?.read(0);
@@ -85,13 +77,10 @@ impl Command {
 
         let total = flows.len();
         flows.truncate(self.limit.unwrap_or(total));
-        let text = match self.output {
-            Output::Table => table::render(&flows, total),
-            Output::Json => {
-                serde_json::to_string_pretty(&flows).context("cannot write JSON")? + "\n"
-            }
-        };
-        super::print(&text)
+        let text = self
+            .output
+            .text(&flows, |flows| table::render(flows, total));
+        super::print(&text?)
     }
 }
 
@@ -107,9 +96,11 @@ where
     Flow<A>: aya::Pod,
 {
     let records = pinned::<Flow<A>>(root, map)?;
-    Ok(FlowReport::all(&records, rate, now, |frontend| {
-        names.get(&frontend).map(|(_, port)| port.clone())
-    }))
+    let mut flows: Vec<_> = FlowReport::all(&records, rate, now).collect();
+    for flow in &mut flows {
+        flow.service = names.get(&flow.key()).map(|(_, port)| port.clone());
+    }
+    Ok(flows)
 }
 
 /// An array of the data plane's.

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, time::Duration};
 
-use super::report::FlowReport;
+use crate::flows::FlowReport;
 
 /// The flows; `total` is how many there would be without a limit.
 pub fn render(flows: &[FlowReport], total: usize) -> String {

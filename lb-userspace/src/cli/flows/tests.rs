@@ -47,9 +47,11 @@ impl ThreeRecords {
     }
 
     fn report(&self, names: &Names) -> Vec<FlowReport> {
-        FlowReport::all(self, RATE, 1000, |frontend| {
-            names.get(&frontend).map(|(_, port)| port.clone())
-        })
+        let mut flows: Vec<_> = FlowReport::all(self, RATE, 1000).collect();
+        for flow in &mut flows {
+            flow.service = names.get(&flow.key()).map(|(_, port)| port.clone());
+        }
+        flows
     }
 }
 

@@ -1,13 +1,13 @@
 //! `node-lb plan`: what each service port becomes on this node.
 
-use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use self::report::PortReport;
-use super::snapshot::Snapshot;
-use crate::config::{Config, Flags};
+use super::{output::Output, snapshot::Snapshot};
+use crate::{
+    config::{Config, Flags},
+    plan::report::PortReport,
+};
 
-mod report;
 mod table;
 
 /// Show what each service port becomes on this node
@@ -19,29 +19,15 @@ pub struct Command {
     #[command(flatten)]
     flags: Flags,
 
-    /// Form of the output
+    /// Form of the output; JSON is an array with one object per service port, both families together
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// To read
-    Table,
-    /// An array with one object per service port, both families together
-    Json,
 }
 
 impl Command {
     pub fn run(self) -> anyhow::Result<()> {
         let plans = Snapshot::load(&Config::try_from(self.flags)?)?.plans();
         let ports: Vec<_> = plans.iter().flat_map(PortReport::all).collect();
-        let text = match self.output {
-            Output::Table => table::render(&ports),
-            Output::Json => {
-                serde_json::to_string_pretty(&ports).context("cannot write JSON")? + "\n"
-            }
-        };
-        super::print(&text)
+        super::print(&self.output.text(&ports, |ports| table::render(ports))?)
     }
 }

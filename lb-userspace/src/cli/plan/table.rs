@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, time::Duration};
 
-use super::report::{FrontendReport, PortReport};
+use crate::plan::report::{FrontendReport, PortReport};
 
 /// Longer sets are cut; `-o json` has all of them.
 const SHOWN_ENDPOINTS: usize = 16;

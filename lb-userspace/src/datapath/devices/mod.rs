@@ -11,7 +11,7 @@ mod netlink;
 mod roles;
 mod watch;
 
-pub use netlink::WatchError;
+pub use netlink::{WatchError, xdp_programs};
 pub use roles::{PatternError, Role, RoleRules};
 pub use watch::Watcher;
 

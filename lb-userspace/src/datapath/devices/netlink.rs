@@ -1,14 +1,17 @@
 //! Asking netlink and listening to it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{Ipv4Addr, Ipv6Addr},
     pin::pin,
 };
 
 use futures_util::{Stream, TryStreamExt as _};
-use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkXdp},
+};
 use netlink_sys::{AsyncSocket as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
 use nix::sys::socket::{setsockopt, sockopt};
 use rtnetlink::{Handle, MulticastGroup, RouteMessageBuilder};
@@ -91,4 +94,33 @@ pub(super) async fn default_routes(netlink: &Handle) -> Result<BTreeSet<u32>, Wa
         }
     }
     Ok(through)
+}
+
+/// Ids of the XDP programs on this network namespace's devices, by interface index.
+///
+/// # Errors
+///
+/// If the devices cannot be listed.
+pub async fn xdp_programs() -> Result<BTreeMap<u32, u32>, WatchError> {
+    let netlink = connect()?;
+    let mut links = pin!(netlink.link().get().execute());
+    let mut programs = BTreeMap::new();
+    while let Some(link) = links.try_next().await.map_err(|source| WatchError::List {
+        what: "devices",
+        source,
+    })? {
+        let xdp = link
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                LinkAttribute::Xdp(xdp) => Some(xdp),
+                _ => None,
+            });
+        let id = xdp.into_iter().flatten().find_map(|part| match part {
+            LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) => Some(*id),
+            _ => None,
+        });
+        programs.extend(id.map(|id| (link.header.index, id)));
+    }
+    Ok(programs)
 }

@@ -19,7 +19,7 @@ use serde_json::ser::PrettyFormatter;
 use super::{Options, Problem, ServiceHealth};
 use crate::{
     health::proxy::ProxyHealth,
-    http::{Handler, Request, Response, Server, json},
+    http::{Class, Handler, Request, Response, Server, json},
     model::{IpFamily, ObjectName},
 };
 
@@ -105,10 +105,13 @@ impl ServiceServer {
         let mut listeners = Vec::new();
         for ip in options.addresses.of(self.family) {
             let address = SocketAddr::new(*ip, self.port);
-            let server = options
-                .bind
-                .bind(address)
-                .and_then(|socket| Server::start(socket, self.answer.clone(), options.limits));
+            let handler = options
+                .stack
+                .wrap("service-health", Answering(self.answer.clone()));
+            let server = options.bind.bind(address).and_then(|socket| {
+                let _runtime = options.stack.runtime().enter();
+                Server::start(socket, handler, options.limits)
+            });
             match server {
                 Ok(server) => listeners.push(Listener { address, server }),
                 Err(error) => {
@@ -151,10 +154,22 @@ struct Answer {
     health: Arc<ProxyHealth>,
 }
 
-impl Handler for Answer {
+/// One listener's share of it.
+struct Answering(Arc<Answer>);
+
+impl Handler for Answering {
+    fn class(&self, _: &Request) -> Class {
+        Class::Probe
+    }
+
     async fn call(&self, _: Request) -> Response {
-        let local_endpoints = self.local_endpoints.load(Ordering::Relaxed);
-        let service_proxy_healthy = self.health.is_healthy();
+        let Answer {
+            service,
+            local_endpoints,
+            health,
+        } = &*self.0;
+        let local_endpoints = local_endpoints.load(Ordering::Relaxed);
+        let service_proxy_healthy = health.is_healthy();
         let status = match local_endpoints > 0 && service_proxy_healthy {
             true => StatusCode::OK,
             false => StatusCode::SERVICE_UNAVAILABLE,
@@ -162,8 +177,8 @@ impl Handler for Answer {
         // An unhealthy agent still says how many endpoints there are.
         let body = Body {
             service: NamespacedName {
-                namespace: &self.service.namespace,
-                name: &self.service.name,
+                namespace: &service.namespace,
+                name: &service.name,
             },
             local_endpoints,
             service_proxy_healthy,

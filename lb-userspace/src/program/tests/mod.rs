@@ -88,6 +88,7 @@ impl Spec {
         };
         let service = Service {
             name: name.clone(),
+            uid: None,
             service_type: ServiceType::LoadBalancer,
             cluster_ips: vec![self.ip(96, self.number)],
             external_ips: Vec::new(),

@@ -14,9 +14,9 @@ use std::{
 use anyhow::Context;
 
 use super::{
-    super::{Event, Object, Problem, Refused},
+    super::{Event, Object, Problem, Refused, text::Broken},
     ledger::{Ledger, Update},
-    manifest::{Broken, Documents},
+    manifest::Documents,
 };
 
 /// Largest file read, in bytes.

@@ -8,9 +8,8 @@ use std::{
 };
 
 use super::{
-    super::{Event, Object, ObjectRef, Problem, Refused},
+    super::{Event, Object, ObjectRef, Problem, Refused, text::Broken},
     document::Manifest,
-    manifest::Broken,
 };
 
 /// Every file's last good objects, and who provides what.

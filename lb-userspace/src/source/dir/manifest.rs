@@ -7,14 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use serde_saphyr::{Location, Spanned};
-
-use super::document::{Document, Manifest};
-
-/// Most YAML nodes in one document: well above 100,000 objects, and a bound on memory.
-const MAX_NODES: usize = 4_000_000;
-/// Most YAML nodes that aliases may stand for in one document, against alias bombs.
-const MAX_ALIASED_NODES: usize = 100_000;
+use super::{
+    super::text::{self, Broken, newlines},
+    document::{Document, Manifest},
+};
 
 /// The documents of a file as last parsed, by the hash of their text.
 #[derive(Debug, Default)]
@@ -23,27 +19,14 @@ pub struct Documents {
     parsed: HashMap<u64, Arc<Manifest>>,
 }
 
-/// Why a file is of no use.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Broken {
-    pub line: Option<u64>,
-    pub message: String,
-}
-
 impl Documents {
     /// Parses a file's contents: JSON (by the file's name) or YAML, in either case any number of
     /// documents, of which one broken one is enough to refuse all.
     pub fn parse(&mut self, path: &Path, text: &[u8]) -> Result<Manifest, Broken> {
-        let text = std::str::from_utf8(text).map_err(|error| Broken {
-            line: Some(1 + newlines(&text[..error.valid_up_to()])),
-            message: "is not UTF-8 text".to_owned(),
-        })?;
-        let is_json = path
-            .extension()
-            .is_some_and(|extension| extension == "json");
-        let (documents, parse): (_, fn(&str) -> _) = match is_json {
-            true => (vec![text], parse_json),
-            false => (yaml_documents(text), parse_yaml),
+        let text = text::utf8(text)?;
+        let (documents, parse): (_, fn(&str) -> _) = match text::is_json(path) {
+            true => (vec![text], |text| join(text::json(text)?)),
+            false => (yaml_documents(text), |text| join(text::yaml(text)?)),
         };
 
         let mut parsed = HashMap::with_capacity(documents.len());
@@ -95,48 +78,6 @@ fn yaml_documents(text: &str) -> Vec<&str> {
     documents
 }
 
-fn parse_yaml(text: &str) -> Result<Manifest, Broken> {
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_nodes: MAX_NODES,
-            max_events: 2 * MAX_NODES,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: MAX_ALIASED_NODES,
-        },
-    };
-    let documents: Vec<Spanned<Document>> = serde_saphyr::from_multiple_with_options(text, options)
-        .map_err(|error| Broken {
-            line: error.location().as_ref().map(Location::line),
-            message: error.without_snippet().to_string(),
-        })?;
-    let documents = documents.into_iter();
-    join(documents.map(|document| (document.referenced.line(), document.value)))
-}
-
-fn parse_json(text: &str) -> Result<Manifest, Broken> {
-    let mut parser = serde_json::Deserializer::from_str(text).into_iter();
-    let (mut line, mut offset) = (1, 0);
-    let mut documents = Vec::new();
-    loop {
-        let rest = text[offset..].trim_start();
-        let start = text.len() - rest.len();
-        line += newlines(&text.as_bytes()[offset..start]);
-        match parser.next() {
-            None => return join(documents),
-            Some(Ok(document)) => documents.push((line, document)),
-            Some(Err(error)) => {
-                return Err(Broken {
-                    line: Some(error.line() as u64),
-                    message: error.to_string(),
-                });
-            }
-        }
-        offset = parser.byte_offset();
-        line += newlines(&text.as_bytes()[start..offset]);
-    }
-}
-
 fn join(documents: impl IntoIterator<Item = (u64, Document)>) -> Result<Manifest, Broken> {
     let mut whole = Manifest::default();
     for (line, Document(manifest)) in documents {
@@ -147,10 +88,6 @@ fn join(documents: impl IntoIterator<Item = (u64, Document)>) -> Result<Manifest
         whole.append(&manifest.at_line(line), 0);
     }
     Ok(whole)
-}
-
-fn newlines(text: &[u8]) -> u64 {
-    text.iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
 #[cfg(test)]
@@ -249,8 +186,8 @@ mod tests {
             ),
         ) {
             let text = lines.join("\n");
-            let together = parse_yaml(&text).is_ok();
-            let apart = yaml_documents(&text).into_iter().all(|document| parse_yaml(document).is_ok());
+            let together = text::yaml::<Document>(&text).and_then(join).is_ok();
+            let apart = yaml_documents(&text).into_iter().all(|document| text::yaml::<Document>(document).and_then(join).is_ok());
             prop_assert_eq!(together, apart, "{}", text);
         }
     }

@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    super::{Event, Source, SourceFuture},
+    super::{Batch, Event, Source, SourceFuture},
     directory::{Directory, Look, is_manifest},
 };
 
@@ -54,12 +54,12 @@ impl DirSource {
 }
 
 impl Source for DirSource {
-    fn run(self: Box<Self>, events: mpsc::Sender<Vec<Event>>) -> SourceFuture {
+    fn run(self: Box<Self>, events: mpsc::Sender<Batch>) -> SourceFuture {
         Box::pin(follow(self.directory, events))
     }
 }
 
-async fn follow(directory: Directory, events: mpsc::Sender<Vec<Event>>) -> anyhow::Result<()> {
+async fn follow(directory: Directory, events: mpsc::Sender<Batch>) -> anyhow::Result<()> {
     let activity = Arc::new(Activity::new(directory.path()));
     // Watching starts before reading, so that no change falls between the two.
     let mut watches = Watches::new(&activity, directory.path());
@@ -67,7 +67,7 @@ async fn follow(directory: Directory, events: mpsc::Sender<Vec<Event>>) -> anyho
     let (mut directory, batch) = blocking(directory, Directory::read_all).await?;
     let mut batch = batch?;
     batch.push(Event::Synced);
-    if events.send(batch).await.is_err() {
+    if events.send(received_now(batch)).await.is_err() {
         return Ok(());
     }
 
@@ -100,9 +100,17 @@ async fn follow(directory: Directory, events: mpsc::Sender<Vec<Event>>) -> anyho
         let scan;
         (directory, scan) = blocking(directory, move |directory| directory.scan(&look)).await?;
         again = scan.again.map(|after| Instant::now() + after);
-        if !scan.events.is_empty() && events.send(scan.events).await.is_err() {
+        if !scan.events.is_empty() && events.send(received_now(scan.events)).await.is_err() {
             return Ok(());
         }
+    }
+}
+
+/// Files have reached this process once they are read.
+fn received_now(events: Vec<Event>) -> Batch {
+    Batch {
+        events,
+        received: std::time::Instant::now(),
     }
 }
 

@@ -56,15 +56,17 @@ impl Translate for discovery::EndpointSlice {
         }
 
         let ports = ports(self.ports.as_deref().unwrap_or_default())?;
-        let endpoint = |(index, raw)| {
+        // Exactly: what a filter collects has room to grow, in tens of thousands of slices.
+        let mut endpoints = Vec::with_capacity(raw.len());
+        for (index, raw) in raw.iter().enumerate() {
             let endpoint = endpoint(index, raw, is_ipv4);
-            findings.check(Refused::Endpoint, endpoint)
-        };
+            endpoints.extend(findings.check(Refused::Endpoint, endpoint));
+        }
         let slice = EndpointSlice {
             name,
             service: service.to_owned(),
             ports,
-            endpoints: raw.iter().enumerate().filter_map(endpoint).collect(),
+            endpoints,
         };
         Ok(Some(Object::EndpointSlice(slice.into())))
     }
@@ -108,8 +110,8 @@ fn endpoint(index: usize, raw: &discovery::Endpoint, is_ipv4: bool) -> Result<En
 
     let conditions = raw.conditions.as_ref();
     let hints = raw.hints.as_ref();
-    let zones = hints.and_then(|hints| hints.for_zones.as_ref());
-    let nodes = hints.and_then(|hints| hints.for_nodes.as_ref());
+    let zones = hints.and_then(|hints| hints.for_zones.as_deref());
+    let nodes = hints.and_then(|hints| hints.for_nodes.as_deref());
     Ok(Endpoint {
         address,
         ready: conditions.and_then(|c| c.ready).unwrap_or(true),
@@ -117,13 +119,13 @@ fn endpoint(index: usize, raw: &discovery::Endpoint, is_ipv4: bool) -> Result<En
         terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
         node_name: raw.node_name.clone(),
         zone_hints: zones
-            .into_iter()
-            .flatten()
+            .unwrap_or_default()
+            .iter()
             .map(|zone| zone.name.clone())
             .collect(),
         node_hints: nodes
-            .into_iter()
-            .flatten()
+            .unwrap_or_default()
+            .iter()
             .map(|node| node.name.clone())
             .collect(),
     })

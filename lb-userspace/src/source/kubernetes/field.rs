@@ -39,6 +39,11 @@ impl Invalid {
         }
     }
 
+    /// The field, and its value with the rule it breaks.
+    pub fn into_parts(self) -> (String, String) {
+        (self.field, format!("{} {}", self.value, self.rule))
+    }
+
     pub fn text(field: impl Display, value: &str, rule: impl Into<Cow<'static, str>>) -> Self {
         Self::new(field, quoted(value), rule)
     }
@@ -59,12 +64,15 @@ impl Findings {
     }
 
     pub fn into_problems(self, object: &ObjectRef) -> Vec<Problem> {
-        let problem = |(refused, invalid): (Refused, Invalid)| Problem {
-            refused,
-            object: Some(object.clone()),
-            file: None,
-            line: None,
-            message: format!("{}: {} {}", invalid.field, invalid.value, invalid.rule),
+        let problem = |(refused, invalid): (Refused, Invalid)| {
+            let (field, message) = invalid.into_parts();
+            Problem {
+                refused,
+                object: Some(object.clone()),
+                file: None,
+                line: None,
+                message: format!("{field}: {message}"),
+            }
         };
         self.0.into_iter().map(problem).collect()
     }
@@ -100,7 +108,8 @@ pub fn port_name(field: impl Display, text: Option<&str>) -> Result<String, Inva
     Ok(text.to_owned())
 }
 
-fn subdomain(field: impl Display, text: &str) -> Result<(), Invalid> {
+/// An RFC 1123 subdomain.
+pub fn subdomain(field: impl Display, text: &str) -> Result<(), Invalid> {
     if text.len() <= MAX_SUBDOMAIN && text.split('.').all(is_label) {
         return Ok(());
     }

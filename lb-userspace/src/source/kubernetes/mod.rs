@@ -2,13 +2,16 @@
 //! an object can be used.
 
 mod endpoint_slice;
-mod field;
+pub(crate) mod field;
 mod node;
 mod service;
+
+use std::time::SystemTime;
 
 use k8s_openapi::{
     api::{core::v1 as core, discovery::v1 as discovery},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -104,6 +107,58 @@ pub fn translate_manifest(manifest: Value) -> Option<Translated> {
     }
 }
 
+/// An object as the API server has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Versioned {
+    /// Empty if it has none, which no API server does.
+    pub resource_version: String,
+    /// When the endpoints of an EndpointSlice became what they are, as far as its controller says.
+    pub endpoints_changed: Option<SystemTime>,
+    pub translated: Translated,
+}
+
+/// Translates an object of a known kind from its JSON.
+///
+/// # Errors
+/// If it is not JSON. Anything else that is wrong is a [`Problem`].
+pub fn translate_json(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> {
+    match kind {
+        Kind::Service => from_json::<core::Service>(json),
+        Kind::EndpointSlice => from_json::<discovery::EndpointSlice>(json),
+        Kind::Node => from_json::<core::Node>(json),
+    }
+}
+
+fn from_json<T: Translate>(json: &[u8]) -> serde_json::Result<Versioned> {
+    if let Ok(resource) = serde_json::from_slice::<T>(json) {
+        let version = resource.metadata().resource_version.as_deref();
+        return Ok(Versioned {
+            resource_version: version.unwrap_or_default().to_owned(),
+            endpoints_changed: endpoints_changed(resource.metadata()),
+            translated: translate(&resource),
+        });
+    }
+    // Again, slower, to say what is wrong where.
+    let manifest: Value = serde_json::from_slice(json)?;
+    let version = manifest.pointer("/metadata/resourceVersion");
+    Ok(Versioned {
+        resource_version: version
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned(),
+        endpoints_changed: None,
+        translated: decode::<T>(manifest),
+    })
+}
+
+fn endpoints_changed(metadata: &ObjectMeta) -> Option<SystemTime> {
+    let annotations = metadata.annotations.as_ref()?;
+    let at: Timestamp = annotations.get(TRIGGER_TIME_ANNOTATION)?.parse().ok()?;
+    Some(at.into())
+}
+
+/// Carried by EndpointSlices, in RFC 3339 with fractions.
+const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const DISCOVERY: &str = "discovery.k8s.io/";
 
 fn decode<T: Translate>(manifest: Value) -> Translated {

@@ -61,8 +61,10 @@ impl Translate for core::Service {
 
         let internal = ("spec.internalTrafficPolicy", &spec.internal_traffic_policy);
         let external = ("spec.externalTrafficPolicy", &spec.external_traffic_policy);
+        let uid = self.metadata.uid.as_deref();
         let service = Service {
             name,
+            uid: uid.and_then(|uid| uid.parse().ok()),
             service_type,
             ports: ports(spec)?,
             internal_traffic_policy: traffic_policy(internal, findings),
@@ -183,8 +185,9 @@ fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ipnet::IpNe
 }
 
 fn ports(spec: &ServiceSpec) -> Result<Vec<ServicePort>, Invalid> {
-    let mut ports: Vec<ServicePort> = Vec::new();
-    for (index, raw) in spec.ports.iter().flatten().enumerate() {
+    let all = spec.ports.as_deref().unwrap_or_default();
+    let mut ports: Vec<ServicePort> = Vec::with_capacity(all.len());
+    for (index, raw) in all.iter().enumerate() {
         let at = |field| format!("spec.ports[{index}].{field}");
         let port = ServicePort {
             name: field::port_name(at("name"), raw.name.as_deref())?,

@@ -1,10 +1,47 @@
-//! Medians and random numbers.
+//! Medians, ranges and random numbers.
+
+use serde::Serialize;
+
+/// Median and range of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Figures {
+    /// Those of some samples; none if there are no samples.
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        if sorted.is_empty() {
+            return None;
+        }
+        let median = median(&mut sorted);
+        Some(Self {
+            median,
+            min: *sorted.first()?,
+            max: *sorted.last()?,
+        })
+    }
+
+    /// The range, for people, with a number of decimals.
+    pub fn range(&self, decimals: usize) -> String {
+        format!("[{:.decimals$}..{:.decimals$}]", self.min, self.max)
+    }
+}
 
 /// The middle of some samples, which are sorted. There must be one.
 pub fn median(samples: &mut [f64]) -> f64 {
     samples.sort_by(f64::total_cmp);
     let count = samples.len();
     (samples[(count - 1) / 2] + samples[count / 2]) / 2.0
+}
+
+/// The value that a share of sorted samples is not above. There must be one.
+pub fn quantile<T: Copy>(sorted: &[T], share: f64) -> T {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
 /// Pseudo-random numbers (SplitMix64): the same in every run of the benchmark.
@@ -38,6 +75,23 @@ mod tests {
     fn medians() {
         assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn figures_are_of_unsorted_samples() {
+        let figures = Figures::of(&[3.0, 1.0, 2.5]).unwrap();
+        assert_eq!((figures.median, figures.min, figures.max), (2.5, 1.0, 3.0));
+        assert_eq!(figures.range(1), "[1.0..3.0]");
+        assert_eq!(Figures::of(&[]), None);
+    }
+
+    #[test]
+    fn quantiles() {
+        let samples: Vec<u32> = (1..=200).collect();
+        assert_eq!(quantile(&samples, 0.5), 100);
+        assert_eq!(quantile(&samples, 0.99), 198);
+        assert_eq!(quantile(&samples, 1.0), 200);
+        assert_eq!(quantile(&[7], 0.01), 7);
     }
 
     #[test]

@@ -1,0 +1,106 @@
+//! ICMP: errors about packets of flows, and answers of our own.
+
+use core::num::NonZeroUsize;
+
+use super::{
+    Work,
+    send::{Way, go, route},
+};
+use crate::{
+    addr::Address,
+    answer,
+    flow::{flow_flag, table},
+    frame::Frame,
+    parse::{self, Fragment, Network, TCP, Tuple, UDP},
+    rewrite,
+    tables::Tables,
+    verdict::{Reason, Verdict},
+};
+
+/// Handles an ICMP error about a packet of a flow; other ICMP is not ours.
+#[inline(never)]
+pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool>(
+    tables: &T,
+    frame: &mut F,
+    network: &Network,
+    work: &mut Work<A>,
+) -> Verdict {
+    let packet = frame.packet();
+    match packet.load::<u8>(network.payload) {
+        Some(icmp_type) if parse::is_icmp_error::<A>(icmp_type) => {}
+        _ => return Verdict::pass(Reason::OtherProtocol),
+    }
+    let Some(quoted) = quoted(frame, network.payload + 8, work) else {
+        return Verdict::pass(Reason::OtherProtocol);
+    };
+    let Some(record) = table::find_rarely(tables, &work.other) else {
+        return Verdict::pass(Reason::NotService);
+    };
+    // SAFETY: live records stay valid until every program that can see them ends.
+    let flow = unsafe { record.as_ref() };
+    let way = match INGRESS {
+        true => route(tables, frame, network, work, record),
+        false if flow.has(flow_flag::REPLY) => Way::Stack,
+        false => return Verdict::pass(Reason::NotService),
+    };
+    if let Some(stop) = way.stop() {
+        return stop;
+    }
+    // No ICMP error about an ICMP error (RFC 1122, 3.2.2).
+    if matches!(way, Way::TimeExceeded | Way::TooBig) {
+        return Verdict::drop(way.reason());
+    }
+    match rewrite::translate_error(frame, network, &work.tuple, quoted.get(), flow) {
+        Some(()) => go(frame, network, work, flow, way, Reason::IcmpError),
+        None => Verdict::drop(Reason::NotWritable),
+    }
+}
+
+/// Reads the packet that an ICMP error quotes: the offset of its transport header. What identifies
+/// the packets that it is an answer to goes to [`Work::other`].
+#[inline(never)]
+fn quoted<A: Address, F: Frame>(frame: &F, at: usize, work: &mut Work<A>) -> Option<NonZeroUsize> {
+    let packet = frame.packet();
+    let (source, destination) = parse::addresses::<A>(packet, at)?;
+    let network = parse::network::<A>(packet, at)?.settled(&mut work.memory);
+    let portless = network.fragment == Fragment::Later;
+    if network.protocol != TCP && network.protocol != UDP || portless {
+        return None;
+    }
+    let ports = parse::transport(packet, network.payload, network.protocol, true)?;
+    work.other = Tuple {
+        source: destination,
+        destination: source,
+        source_port: ports.destination_port,
+        destination_port: ports.source_port,
+        protocol: network.protocol,
+        pad: [0; 3],
+    };
+    NonZeroUsize::new(network.payload)
+}
+
+/// Answers a packet with ICMP, within the rate limit: from [`Work::answerer`], for [`Work::reason`].
+#[inline(never)]
+pub(super) fn answer<A: Address, T: Tables<A>, F: Frame>(
+    tables: &T,
+    frame: &mut F,
+    network: &Network,
+    work: &Work<A>,
+) -> Verdict {
+    if network.fragment == Fragment::Later {
+        return Verdict::drop(work.reason);
+    }
+    if !tables.may_answer() {
+        return Verdict::drop(Reason::AnswerRateLimited);
+    }
+    match answer::build(
+        frame,
+        network,
+        &work.message,
+        &work.answerer,
+        &work.tuple.source,
+    ) {
+        Some(()) => Verdict::answer(work.reason),
+        None => Verdict::drop(work.reason),
+    }
+}

@@ -1,0 +1,154 @@
+//! The first packet of a connection: its flow, or why it opens none.
+
+use super::{Work, icmp::answer, record::insert};
+use crate::{
+    addr::Address,
+    answer::Message,
+    flow::{
+        end,
+        table::{self, Record},
+        tcp,
+    },
+    frame::Frame,
+    parse::{Network, tcp_flag},
+    service::{self, Decision},
+    tables::Tables,
+    verdict::{Reason, Verdict},
+};
+
+/// What becomes of a packet that opens no flow.
+#[repr(u32)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub enum Refusal {
+    /// None of our business.
+    #[default]
+    Pass,
+    /// The client is told.
+    Reject,
+    Drop,
+}
+
+/// The flow of a connection's first packet: a new one or, where the packet has come before, the one
+/// that it opened then. If there is none, [`Work::refusal`] and [`Work::reason`] say why.
+#[inline(always)]
+pub(super) fn open<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    ifindex: u32,
+    tcp_flags: u8,
+) -> Option<Record<A>> {
+    let index = tables.open_index(work, ifindex, tcp_flags);
+    tables.slot(u32::try_from(index).ok()?)
+}
+
+/// The work behind opening a flow: the index of the flow's record, or one that no table has.
+#[inline(always)]
+pub fn open_index<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    ifindex: u32,
+    tcp_flags: u8,
+) -> u64 {
+    let Some(record) = find_or_insert(tables, work, ifindex, tcp_flags) else {
+        return u64::MAX;
+    };
+    // SAFETY: live records stay valid until every program that can see them ends.
+    match tables.slot(unsafe { record.as_ref() }.peer) {
+        // SAFETY: as above. Its peer's peer is the record itself.
+        Some(peer) => u64::from(unsafe { peer.as_ref() }.peer),
+        None => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn find_or_insert<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    ifindex: u32,
+    tcp_flags: u8,
+) -> Option<Record<A>> {
+    let (service, refusal, reason) = match service::decide(tables, &work.tuple, ifindex) {
+        Decision::Pass => (0, Refusal::Pass, Reason::NotService),
+        _ if service::is_left_to_another(tables, &work.tuple, tcp_flags) => {
+            // Our own connection's SYN may have come again.
+            if tcp::opens(tcp_flags)
+                && let Some(record) = table::find_rarely(tables, &work.tuple)
+                && !end::reopens(tables, record)
+            {
+                work.reason = Reason::ToEndpoint;
+                return Some(record);
+            }
+            (0, Refusal::Pass, Reason::NotService)
+        }
+        // A reset opens nothing; its connection is gone here, perhaps the kernel knows it.
+        Decision::Forward(_) if tcp_flags & tcp_flag::RST != 0 => {
+            (0, Refusal::Pass, Reason::StrayReset)
+        }
+        Decision::Forward(route) => {
+            if let Some(record) = insert(tables, work, &route, tcp_flags) {
+                return Some(record);
+            }
+            (route.plan.service, Refusal::Drop, work.reason)
+        }
+        Decision::Reject(service, reason) => (service, Refusal::Reject, reason),
+        Decision::Drop(service, reason) => (service, Refusal::Drop, reason),
+    };
+    if refusal == Refusal::Pass {
+        if tcp::opens(tcp_flags) {
+            make_way(tables, work);
+        }
+    } else if tcp::opens(tcp_flags) || reason == Reason::InsertRace {
+        // The packet may have come before, and opened a flow then.
+        if let Some(record) = table::find_rarely(tables, &work.tuple)
+            && !(tcp::opens(tcp_flags) && end::reopens(tables, record))
+        {
+            work.reason = Reason::ToEndpoint;
+            return Some(record);
+        }
+    }
+    work.refusal = refusal;
+    work.reason = reason;
+    if refusal != Refusal::Pass {
+        tables.count_refusal(service, reason);
+    }
+    None
+}
+
+/// The verdict on a packet that opened no flow.
+#[inline(always)]
+pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
+    tables: &T,
+    frame: &mut F,
+    network: &Network,
+    work: &mut Work<A>,
+) -> Verdict {
+    match work.refusal {
+        Refusal::Pass => Verdict::pass(work.reason),
+        Refusal::Drop => Verdict::drop(work.reason),
+        Refusal::Reject => {
+            work.answerer = work.tuple.destination;
+            work.message = Message::port_unreachable::<A>();
+            answer(tables, frame, network, work)
+        }
+    }
+}
+
+/// Why a packet of no flow must not leave the node.
+#[inline(never)]
+pub(super) fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reason> {
+    match service::decide(tables, &work.tuple, 0) {
+        _ if service::is_left_to_another(tables, &work.tuple, tcp_flag::SYN) => None,
+        Decision::Drop(_, reason) => Some(reason),
+        _ => None,
+    }
+}
+
+/// Makes way for a connection that goes to an endpoint past its Services: a closed flow must not
+/// translate its answers, which look like the flow's.
+#[inline(always)]
+fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
+    work.other = work.tuple.reversed();
+    if let Some(record) = table::find_rarely(tables, &work.other) {
+        end::end_if(tables, record, |stage| stage == tcp::Stage::Closed);
+    }
+}

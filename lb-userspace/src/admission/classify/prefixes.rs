@@ -1,0 +1,66 @@
+//! Longest prefix match, as a table that could be a trie map in the kernel.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// A value for each prefix of a set that holds all addresses of both families.
+#[derive(Clone, Debug)]
+pub struct Prefixes {
+    /// Sorted by family, first address and length, so that a prefix comes after those it lies in.
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    prefix: IpNet,
+    /// Index of the longest other prefix that this one lies in.
+    parent: Option<usize>,
+    value: u32,
+}
+
+impl Prefixes {
+    /// A table of `prefixes` and the two that hold everything, each with what `value` says.
+    pub fn new(
+        prefixes: impl IntoIterator<Item = IpNet>,
+        mut value: impl FnMut(IpNet) -> u32,
+    ) -> Self {
+        let everything = [Ipv4Net::default().into(), Ipv6Net::default().into()];
+        let sorted: BTreeSet<_> = prefixes
+            .into_iter()
+            .chain(everything)
+            .map(|net| net.trunc())
+            .collect();
+        let mut entries: Vec<Entry> = Vec::with_capacity(sorted.len());
+        for prefix in sorted {
+            let mut parent = entries.len().checked_sub(1);
+            while let Some(index) = parent
+                && !entries[index].prefix.contains(&prefix)
+            {
+                parent = entries[index].parent;
+            }
+            entries.push(Entry {
+                prefix,
+                parent,
+                value: value(prefix),
+            });
+        }
+        Self { entries }
+    }
+
+    /// The value of the longest prefix that holds an address.
+    pub fn longest_match(&self, address: IpAddr) -> u32 {
+        let address = address.to_canonical();
+        let host = IpNet::from(address);
+        let after = self.entries.partition_point(|entry| entry.prefix <= host);
+        let mut candidate = after.checked_sub(1);
+        while let Some(index) = candidate {
+            let entry = &self.entries[index];
+            if entry.prefix.contains(&address) {
+                return entry.value;
+            }
+            candidate = entry.parent;
+        }
+        unreachable!("some prefix holds all addresses of each family");
+    }
+}

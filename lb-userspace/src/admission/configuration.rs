@@ -1,0 +1,242 @@
+//! The configuration in force: of every object the last valid version, and what must always exist.
+
+use std::collections::BTreeMap;
+
+use super::{
+    level::{CATCH_ALL, EXEMPT, Level},
+    limits::{Limits, limits},
+    objects::{
+        Finding, Kind, Object, ObjectRef, Spec,
+        status::{ACCEPTED, Condition, DANGLING, SEATS_CUT},
+        validate,
+    },
+    schema::Schema,
+};
+
+/// Most rules of all flow schemas together: a connection is compared with all of them at once, 64 in
+/// each step.
+pub const MAX_RULES: usize = 4096;
+
+/// Priority levels and flow schemas as last known good.
+#[derive(Clone, Debug, Default)]
+pub struct Configuration {
+    levels: BTreeMap<String, Level>,
+    schemas: BTreeMap<String, Schema>,
+    /// Objects whose latest version is not in force, and why.
+    refused: BTreeMap<ObjectRef, Vec<Finding>>,
+}
+
+/// What connections meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// In the order of their names, `exempt` and `catch-all` always among them.
+    pub levels: Vec<Level>,
+    /// In the order in which they are asked: `exempt` first, `catch-all` last.
+    pub schemas: Vec<ActiveSchema>,
+    /// Flow schemas that take no connections because their level is missing.
+    pub dangling: Vec<Schema>,
+}
+
+/// A flow schema whose level exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActiveSchema {
+    pub schema: Schema,
+    /// Index of its level in [`InForce::levels`].
+    pub level: usize,
+}
+
+impl Configuration {
+    /// Takes an object, or its new version, if it is valid. Answers with what its author should know.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it. An earlier version stays in force.
+    pub fn apply(&mut self, object: &Object) -> Result<Vec<Finding>, Vec<Finding>> {
+        let taken = match &object.spec {
+            Spec::PriorityLevel(spec) => validate::level(&object.name, spec).map(|valid| {
+                self.levels.insert(object.name.clone(), valid.value);
+                valid.notes
+            }),
+            Spec::FlowSchema(spec) => validate::schema(&object.name, spec)
+                .and_then(|valid| self.room_for(&valid.value).map(|()| valid))
+                .map(|valid| {
+                    self.schemas.insert(object.name.clone(), valid.value);
+                    valid.notes
+                }),
+        };
+        match &taken {
+            Ok(_) => drop(self.refused.remove(&object.reference())),
+            Err(errors) => self.refuse(object.reference(), errors.clone()),
+        }
+        taken
+    }
+
+    /// Notes that the latest version of an object could not even be read. An earlier one stays in force.
+    pub fn refuse(&mut self, reference: ObjectRef, errors: Vec<Finding>) {
+        self.refused.insert(reference, errors);
+    }
+
+    /// Forgets an object. Those that must exist are then as built in.
+    pub fn delete(&mut self, reference: &ObjectRef) {
+        match reference.kind {
+            Kind::PriorityLevel => drop(self.levels.remove(&reference.name)),
+            Kind::FlowSchema => drop(self.schemas.remove(&reference.name)),
+        }
+        self.refused.remove(reference);
+    }
+
+    /// What connections meet now.
+    ///
+    /// A schema may name a mandatory level although no object of that name exists: the level does.
+    /// The mandatory schemas are first and last even of those with their precedence.
+    pub fn in_force(&self) -> InForce {
+        let mut levels = self.levels.clone();
+        for mandatory in [Level::exempt(), Level::catch_all()] {
+            levels.entry(mandatory.name.clone()).or_insert(mandatory);
+        }
+        let levels: Vec<_> = levels.into_values().collect();
+
+        let is_mandatory = |schema: &&Schema| matches!(schema.name.as_str(), EXEMPT | CATCH_ALL);
+        let mut schemas: Vec<_> = self.schemas.values().filter(|s| !is_mandatory(s)).collect();
+        schemas.sort_by_key(|schema| schema.order());
+        let (exempt, catch_all) = (Schema::exempt(), Schema::catch_all());
+        let schemas = [&exempt].into_iter().chain(schemas).chain([&catch_all]);
+
+        let (mut active, mut dangling) = (Vec::new(), Vec::new());
+        for schema in schemas {
+            match levels.binary_search_by(|level| level.name.cmp(&schema.level)) {
+                Ok(level) => active.push(ActiveSchema {
+                    schema: schema.clone(),
+                    level,
+                }),
+                Err(_) => dangling.push(schema.clone()),
+            }
+        }
+        InForce {
+            levels,
+            schemas: active,
+            dangling,
+        }
+    }
+
+    /// What the status of every object should say, on a node with so many seats.
+    pub fn conditions(&self, server_limit: u32) -> BTreeMap<ObjectRef, Vec<Condition>> {
+        let in_force = self.in_force();
+        let limits = in_force.limits(server_limit);
+        let mut conditions: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for name in self.levels.keys() {
+            conditions.insert(reference(Kind::PriorityLevel, name), vec![accepted()]);
+        }
+        for schema in &in_force.dangling {
+            let of_schema = vec![accepted(), dangling(schema)];
+            conditions.insert(reference(Kind::FlowSchema, &schema.name), of_schema);
+        }
+        for active in &in_force.schemas {
+            let schema = &active.schema;
+            if self.schemas.contains_key(&schema.name) {
+                let cut = seats_cut(schema, &limits[active.level]);
+                let of_schema = vec![accepted(), found(schema), cut];
+                conditions.insert(reference(Kind::FlowSchema, &schema.name), of_schema);
+            }
+        }
+        for (reference, errors) in &self.refused {
+            let of_object = conditions.entry(reference.clone()).or_default();
+            let has_earlier = !of_object.is_empty();
+            of_object.retain(|condition| condition.type_ != ACCEPTED);
+            of_object.insert(0, refused(errors, has_earlier));
+        }
+        conditions
+    }
+
+    /// Whether a schema's rules still fit in, beside those of all others.
+    fn room_for(&self, schema: &Schema) -> Result<(), Vec<Finding>> {
+        let others = self
+            .schemas
+            .values()
+            .filter(|other| other.name != schema.name);
+        let mandatory = [Schema::exempt(), Schema::catch_all()];
+        let others = others.chain(&mandatory).map(|other| other.rules.len());
+        if others.sum::<usize>() + schema.rules.len() <= MAX_RULES {
+            return Ok(());
+        }
+        Err(vec![Finding {
+            field: "spec.rules".to_owned(),
+            message: format!("all FlowSchemas together must have no more than {MAX_RULES} rules"),
+        }])
+    }
+}
+
+impl InForce {
+    /// The limits of each level, on a node with so many seats.
+    pub fn limits(&self, server_limit: u32) -> Vec<Limits> {
+        limits(&self.levels, server_limit)
+    }
+}
+
+fn reference(kind: Kind, name: &str) -> ObjectRef {
+    ObjectRef {
+        kind,
+        name: name.to_owned(),
+    }
+}
+
+fn accepted() -> Condition {
+    Condition {
+        type_: ACCEPTED,
+        status: true,
+        reason: "Valid",
+        message: "in force".to_owned(),
+    }
+}
+
+fn refused(errors: &[Finding], has_earlier: bool) -> Condition {
+    let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    let rest = match has_earlier {
+        true => "an earlier version stays in force",
+        false => "not in force",
+    };
+    Condition {
+        type_: ACCEPTED,
+        status: false,
+        reason: "Invalid",
+        message: format!("{}; {rest}", errors.join("; ")),
+    }
+}
+
+fn found(schema: &Schema) -> Condition {
+    Condition {
+        type_: DANGLING,
+        status: false,
+        reason: "Found",
+        message: format!("PriorityLevel {:?} exists", schema.level),
+    }
+}
+
+fn dangling(schema: &Schema) -> Condition {
+    Condition {
+        type_: DANGLING,
+        status: true,
+        reason: "NotFound",
+        message: format!(
+            "there is no PriorityLevel {:?}, so it takes no connections",
+            schema.level
+        ),
+    }
+}
+
+fn seats_cut(schema: &Schema, limits: &Limits) -> Condition {
+    let seats = schema.seats(limits);
+    let is_cut = seats < schema.width;
+    Condition {
+        type_: SEATS_CUT,
+        status: is_cut,
+        reason: if is_cut {
+            "LevelTooSmall"
+        } else {
+            "LevelLargeEnough"
+        },
+        message: format!(
+            "a connection takes {seats} of the {} seats asked for, at PriorityLevel {:?}",
+            schema.width, schema.level
+        ),
+    }
+}

@@ -1,0 +1,41 @@
+//! What fields are where an object says nothing about them. As in APF, a zero that makes no sense
+//! says nothing either, and is replaced before the object is validated; zero shares do make sense.
+
+use super::{FlowSchemaSpec, PriorityLevelSpec, Spec};
+
+pub const SHARES: i32 = 30;
+pub const EXEMPT_SHARES: i32 = 0;
+pub const LENDABLE_PERCENT: i32 = 0;
+pub const QUEUES: i32 = 64;
+pub const HAND_SIZE: i32 = 8;
+pub const QUEUE_LENGTH_LIMIT: i32 = 50;
+pub const MATCHING_PRECEDENCE: i32 = 1000;
+pub const SEATS: i32 = 1;
+
+/// Replaces zeros that mean nothing.
+pub fn fill(spec: &mut Spec) {
+    match spec {
+        Spec::PriorityLevel(spec) => priority_level(spec),
+        Spec::FlowSchema(spec) => flow_schema(spec),
+    }
+}
+
+fn priority_level(spec: &mut PriorityLevelSpec) {
+    let limited = spec.limited.as_mut();
+    if let Some(queuing) = limited.and_then(|limited| limited.limit_response.queuing.as_mut()) {
+        replace_zero(&mut queuing.queues, QUEUES);
+        replace_zero(&mut queuing.hand_size, HAND_SIZE);
+        replace_zero(&mut queuing.queue_length_limit, QUEUE_LENGTH_LIMIT);
+    }
+}
+
+fn flow_schema(spec: &mut FlowSchemaSpec) {
+    replace_zero(&mut spec.matching_precedence, MATCHING_PRECEDENCE);
+    replace_zero(&mut spec.seats, SEATS);
+}
+
+fn replace_zero(field: &mut i32, default: i32) {
+    if *field == 0 {
+        *field = default;
+    }
+}

@@ -1,0 +1,146 @@
+//! The fields of a `PriorityLevel`. What is said here is also what `kubectl explain` says.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{crd::hand_size_rules, wire::or_default};
+
+/// How many of the node's seats a group of flows gets, and what happens when all are taken. A seat
+/// is one open connection.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["type"], "x-kubernetes-validations" = json!([
+    {"rule": "self.type != 'Limited' || has(self.limited)", "fieldPath": ".limited",
+     "message": "is required for type Limited"},
+    {"rule": "self.type != 'Limited' || !has(self.exempt)", "fieldPath": ".exempt",
+     "message": "must not be given for type Limited"},
+    {"rule": "self.type != 'Exempt' || !has(self.limited)", "fieldPath": ".limited",
+     "message": "must not be given for type Exempt"},
+])))]
+pub struct PriorityLevelSpec {
+    /// `Limited`, or `Exempt` for the one level of that name: its connections are counted, but never
+    /// wait and are never refused.
+    #[serde(default, rename = "type", deserialize_with = "or_default")]
+    #[schemars(extend("enum" = ["Exempt", "Limited"]))]
+    pub type_: String,
+
+    /// For type `Limited`, which requires it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited: Option<LimitedSpec>,
+
+    /// For type `Exempt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exempt: Option<ExemptSpec>,
+}
+
+/// How a level limits its connections.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["limitResponse"]))]
+pub struct LimitedSpec {
+    /// The level's weight when the node's seats are divided among all levels. Zero gives it none; with
+    /// a borrowingLimitPercent beside it, it never gets any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000), extend("default" = 30))]
+    pub nominal_concurrency_shares: Option<i32>,
+
+    /// How much of its seats other levels may borrow, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100), extend("default" = 0))]
+    pub lendable_percent: Option<i32>,
+
+    /// How much it may borrow from others, in percent of its own seats; without it, as much as there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub borrowing_limit_percent: Option<i32>,
+
+    /// What happens to a connection that finds no free seat.
+    #[serde(default, deserialize_with = "or_default")]
+    pub limit_response: LimitResponseSpec,
+
+    /// Limits inside the level that protect its flows from connections that last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<ConnectionsSpec>,
+}
+
+/// What happens to a connection that finds no free seat.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["type"], "x-kubernetes-validations" = json!([
+    {"rule": "self.type != 'Queue' || has(self.queuing)", "fieldPath": ".queuing",
+     "message": "is required for type Queue"},
+    {"rule": "self.type != 'Reject' || !has(self.queuing)", "fieldPath": ".queuing",
+     "message": "must not be given for type Reject"},
+])))]
+pub struct LimitResponseSpec {
+    /// `Queue`: it waits for its turn. `Reject`: it is refused at once.
+    #[serde(default, rename = "type", deserialize_with = "or_default")]
+    #[schemars(extend("enum" = ["Queue", "Reject"]))]
+    pub type_: String,
+
+    /// For type `Queue`, which requires it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queuing: Option<QueuingSpec>,
+}
+
+/// The queues of a level. Each flow may use a hand of them, so that a flow that fills its queues
+/// leaves others at least one.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = hand_size_rules()))]
+pub struct QueuingSpec {
+    /// How many queues there are. More make it rarer that two flows share a hand. Zero means the default.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(range(min = 0, max = 10_000_000), extend("default" = 64))]
+    pub queues: i32,
+
+    /// How many queues a flow may use. Zero means the default.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(range(min = 0, max = 15), extend("default" = 8))]
+    pub hand_size: i32,
+
+    /// How many connections may wait in one queue. Zero means the default.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(range(min = 0), extend("default" = 50))]
+    pub queue_length_limit: i32,
+}
+
+/// Limits inside a level.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConnectionsSpec {
+    /// Most seats of the connections of one queue together; without it, half of what the level has at
+    /// the moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_seats_per_queue: Option<i32>,
+
+    /// Part of the level's seats, in percent, that only queues without a seat may use: the way in for
+    /// a new flow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 50), extend("default" = 5))]
+    pub first_seat_reserve_percent: Option<i32>,
+
+    /// Most seats of connections whose handshake is not complete; without it, a quarter of what the
+    /// level has at the moment, and at least 16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_half_open_seats: Option<i32>,
+}
+
+/// What can be set for the level `exempt`.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExemptSpec {
+    /// Its weight when the node's seats are divided. It may use more in any case; this sets seats aside
+    /// for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000), extend("default" = 0))]
+    pub nominal_concurrency_shares: Option<i32>,
+
+    /// How much of its seats other levels may borrow, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100), extend("default" = 0))]
+    pub lendable_percent: Option<i32>,
+}

@@ -1,0 +1,55 @@
+//! What the status of an object says. Whoever writes it adds the times of transition.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Condition of both kinds: whether the object is valid, so that its latest version is in force.
+pub const ACCEPTED: &str = "Accepted";
+/// Condition of a flow schema: whether its priority level is missing, so that it takes no connections.
+pub const DANGLING: &str = "Dangling";
+/// Condition of a flow schema: whether its level is too small for the seats it asks for.
+pub const SEATS_CUT: &str = "SeatsCut";
+
+/// A condition of an object, but for its times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    pub type_: &'static str,
+    pub status: bool,
+    /// One word.
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// What was found about an object by the nodes that use it.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+pub struct Status {
+    /// Accepted says whether the object is valid; in a FlowSchema, Dangling says whether its
+    /// PriorityLevel is missing, and SeatsCut whether that level is too small for the seats asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<StatusCondition>,
+}
+
+/// One aspect of an object's state.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusCondition {
+    /// Name of the aspect.
+    #[serde(rename = "type")]
+    #[schemars(length(max = 316))]
+    pub type_: String,
+    /// Whether it holds.
+    #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
+    pub status: String,
+    /// When status last changed.
+    #[schemars(extend("format" = "date-time"))]
+    pub last_transition_time: String,
+    /// Why, in one word.
+    #[serde(default)]
+    #[schemars(length(max = 1024))]
+    pub reason: String,
+    /// Why, to read.
+    #[serde(default)]
+    #[schemars(length(max = 32768))]
+    pub message: String,
+}

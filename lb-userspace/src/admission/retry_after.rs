@@ -1,0 +1,83 @@
+//! How long refused clients are told, or made, to stay away.
+
+use std::{collections::VecDeque, time::Duration};
+
+/// Longest advice, in seconds.
+const MAX: u64 = 32;
+/// Longest advice of something that is not ready, in seconds.
+const MAX_UNREADY: f64 = 30.0;
+/// By how much that advice grows: by so many percent in a second, more or less.
+const UNREADY_GROWTH: f64 = 0.06;
+
+/// How many seconds, 1 to 30, clients should wait before they ask something again that has not been
+/// ready for so long: the longer it takes, the longer it will (KEP-4568).
+pub fn while_unready(unready_for: Duration) -> u64 {
+    // Within u64: 1 to 30.
+    (UNREADY_GROWTH * unready_for.as_secs_f64())
+        .exp()
+        .clamp(1.0, MAX_UNREADY) as u64
+}
+
+/// Learns from a level's rejections how many seconds clients should wait before they try again: twice as
+/// many while rejections go on, one less after quieter times. As APF's `Retry-After`.
+///
+/// TCP has no such header; where the value is small a refusal is answered, where it is large most
+/// are dropped silently, so that clients' own back-off does the work.
+#[derive(Clone, Debug)]
+pub struct RetryAfter {
+    seconds: u64,
+    /// When the advice was last raised.
+    raised_at: u64,
+    /// The second that rejections are being counted in, and their number.
+    current: Option<(u64, u64)>,
+    /// Seconds before it that had rejections, oldest first.
+    past: VecDeque<(u64, u64)>,
+}
+
+impl Default for RetryAfter {
+    fn default() -> Self {
+        Self {
+            seconds: 1,
+            raised_at: 0,
+            current: None,
+            past: VecDeque::with_capacity(MAX as usize + 1),
+        }
+    }
+}
+
+impl RetryAfter {
+    /// The advice in force, 1 to 32 seconds.
+    pub fn seconds(&self) -> u64 {
+        self.seconds
+    }
+
+    /// Counts a rejection in a whole second since whatever origin. The first in a second looks
+    /// back at those before it.
+    pub fn reject(&mut self, second: u64) {
+        match &mut self.current {
+            Some((current, rejections)) if *current >= second => *rejections += 1,
+            current => {
+                self.past.extend(current.replace((second, 1)));
+                self.evaluate(second);
+            }
+        }
+    }
+
+    fn evaluate(&mut self, second: u64) {
+        if let Some(&(last, _)) = self.past.back() {
+            let kept = (2 * self.seconds).min(MAX);
+            while self.past.front().is_some_and(|(at, _)| at + kept < last) {
+                self.past.pop_front();
+            }
+        }
+        let from = second.saturating_sub(self.seconds);
+        let recent = self.past.iter().filter(|(at, _)| *at >= from);
+        let rejections: u64 = recent.map(|(_, rejections)| rejections).sum();
+        if second.saturating_sub(self.raised_at) >= self.seconds && rejections >= 3 * self.seconds {
+            self.seconds = (2 * self.seconds).min(MAX);
+            self.raised_at = second;
+        } else if rejections < self.seconds && self.seconds > 1 {
+            self.seconds -= 1;
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What a simulation found, in the shape of its JSON.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::record::{Outcomes, Sample};
+
+/// A simulation's result.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// When the last thing happened, in nanoseconds.
+    pub end_ns: u64,
+    /// Connections that asked for seats.
+    pub connections: u64,
+    /// Of these, those that still waited when nothing more could happen.
+    pub still_waiting: u64,
+    /// One for each of the workload's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub clients: Vec<GroupReport>,
+    /// One for each of the workload's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<GroupReport>,
+    /// Those that had connections.
+    pub levels: Vec<LevelReport>,
+}
+
+/// What became of the connections of a client or a source.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupReport {
+    /// Of a source; clients have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub executions: u64,
+    pub rejections: u64,
+    /// Seats of its executing connections, initial ones, on average over each phase.
+    pub average_seats: Vec<f64>,
+    pub wait_ns: Waits,
+}
+
+/// A priority level.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LevelReport {
+    pub name: String,
+    pub executions: u64,
+    pub rejections: Rejections,
+    pub wait_ns: Waits,
+    pub max_seats_in_use: u64,
+    pub fairness: Fairness,
+    /// Over time, at even intervals.
+    pub seats: Vec<SeatsReport>,
+    /// The flows with the most seat-seconds.
+    pub top_flows: Vec<FlowReport>,
+}
+
+/// Connections without a seat, by reason.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Rejections {
+    pub queue_full: u64,
+    pub concurrency_limit: u64,
+    pub time_out: u64,
+}
+
+/// How long admitted connections waited, in nanoseconds, to three digits.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Waits {
+    pub p50: u64,
+    pub p99: u64,
+    pub max: u64,
+}
+
+/// How even seats were among a level's flows, by Jain's index: 1 is all alike.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fairness {
+    pub flows: u64,
+    /// Of what each flow got in all.
+    pub jain_seat_seconds: Option<f64>,
+    /// Of what flows held at a moment, on average over the time that somebody waited, among those that
+    /// held or wanted seats.
+    pub jain_seats: Option<f64>,
+}
+
+/// A level's seats at a moment.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SeatsReport {
+    #[serde(rename = "t_ns")]
+    pub at: u64,
+    pub limit: u32,
+    pub in_use: u64,
+    pub waiting: u64,
+}
+
+/// A flow.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowReport {
+    pub name: String,
+    pub executions: u64,
+    pub rejections: u64,
+    pub seat_seconds: f64,
+    pub max_wait_ns: u64,
+}
+
+impl From<&Histogram<u64>> for Waits {
+    fn from(waits: &Histogram<u64>) -> Self {
+        Self {
+            p50: waits.value_at_quantile(0.5),
+            p99: waits.value_at_quantile(0.99),
+            max: waits.max(),
+        }
+    }
+}
+
+impl From<&Outcomes> for Rejections {
+    fn from(outcomes: &Outcomes) -> Self {
+        Self {
+            queue_full: outcomes.queue_full,
+            concurrency_limit: outcomes.concurrency_limit,
+            time_out: outcomes.time_out,
+        }
+    }
+}
+
+impl From<&Sample> for SeatsReport {
+    fn from(sample: &Sample) -> Self {
+        Self {
+            at: sample.at,
+            limit: sample.limit,
+            in_use: sample.in_use,
+            waiting: sample.waiting,
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! `/flows`: the connections in the kernel's flow tables.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::stream;
+use hyper::StatusCode;
+use serde::Serialize;
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep},
+};
+
+use super::{HEARTBEAT, limit, line, object};
+use crate::{
+    agent::catalog::Catalog,
+    flows::FlowReport,
+    http::{Body, Request, Response, error_status, response, run_blocking},
+};
+
+/// Flows in one answer, unless asked for fewer.
+const MOST: usize = 10_000;
+/// How often new flows are looked for.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// New flows told in one interval; more are only counted.
+const MOST_NEW: usize = 1000;
+
+/// The flow tables.
+pub trait FlowSource: Send + Sync + 'static {
+    /// At most `limit` flows, and whether there are more. Takes time.
+    ///
+    /// # Errors
+    ///
+    /// If the tables cannot be read.
+    fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)>;
+
+    /// Follows the flows that are opened from now on.
+    ///
+    /// # Errors
+    ///
+    /// If the tables cannot be read.
+    fn follow(&self) -> anyhow::Result<Box<dyn NewFlows>>;
+}
+
+/// Finds new flows.
+pub trait NewFlows: Send {
+    /// At most `limit` of the flows opened since the last call, and how many more there were. Takes time.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel's clock cannot be read.
+    fn next(&mut self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, usize)>;
+}
+
+/// A line for flows that were left out.
+#[derive(Serialize)]
+struct Skipped {
+    skipped: usize,
+}
+
+#[derive(Serialize)]
+struct Page {
+    items: Vec<FlowReport>,
+    /// Whether there are more.
+    truncated: bool,
+}
+
+/// At most `?limit=` flows.
+pub async fn list(
+    request: &Request,
+    flows: Arc<dyn FlowSource>,
+    catalog: Arc<Catalog>,
+) -> Response {
+    let limit = match limit(request.uri()) {
+        Ok(limit) => limit.unwrap_or(MOST).min(MOST),
+        Err(refusal) => return *refusal,
+    };
+    let read = run_blocking(request, move || {
+        let (mut items, truncated) = flows.flows(limit)?;
+        name_services(&mut items, &catalog);
+        anyhow::Ok(Page { items, truncated })
+    })
+    .await;
+    match read.map_err(anyhow::Error::from).and_then(|page| page) {
+        Ok(page) => object(&page),
+        Err(error) => error_status(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "InternalError",
+            format_args!("cannot read the flows: {error:#}"),
+        ),
+    }
+}
+
+/// Each flow that is opened from now on, a line of JSON each. A line `{"skipped":N}` says how many were left
+/// out because there were too many; with none, that there was nothing to say for a while.
+pub fn follow(flows: Arc<dyn FlowSource>, catalog: Arc<Catalog>) -> Response {
+    let follower = Follower {
+        flows,
+        catalog,
+        new: None,
+        last_line: Instant::now(),
+    };
+    let lines = stream::unfold(follower, async |follower| match follower.next().await {
+        Ok(next) => Some(next),
+        Err(error) => {
+            tracing::warn!("cannot follow flows: {error:#}");
+            None
+        }
+    });
+    response(
+        StatusCode::OK,
+        "application/json;stream=watch",
+        Body::stream(lines),
+    )
+}
+
+/// The state of one [`follow`].
+struct Follower {
+    flows: Arc<dyn FlowSource>,
+    catalog: Arc<Catalog>,
+    /// None at first.
+    new: Option<Box<dyn NewFlows>>,
+    last_line: Instant,
+}
+
+impl Follower {
+    /// The next lines, which may take a while.
+    async fn next(mut self) -> anyhow::Result<(Bytes, Self)> {
+        loop {
+            if self.new.is_some() {
+                sleep(INTERVAL).await;
+            }
+            let (mut lines, of_work) = spawn_blocking(move || self.look()).await??;
+            self = of_work;
+            if lines.is_empty() && self.last_line.elapsed() >= HEARTBEAT {
+                lines = line(&Skipped { skipped: 0 });
+            }
+            if !lines.is_empty() {
+                self.last_line = Instant::now();
+                return Ok((lines, self));
+            }
+        }
+    }
+
+    /// The flows opened since the last look. Takes time.
+    fn look(mut self) -> anyhow::Result<(Bytes, Self)> {
+        let new = match &mut self.new {
+            Some(new) => new,
+            none => none.insert(self.flows.follow()?),
+        };
+        let (mut items, skipped) = new.next(MOST_NEW)?;
+        name_services(&mut items, &self.catalog);
+        let mut lines: Vec<u8> = items.iter().flat_map(line).collect();
+        if skipped != 0 {
+            lines.extend(line(&Skipped { skipped }));
+        }
+        Ok((lines.into(), self))
+    }
+}
+
+/// Names the Services that the flows' frontends belong to.
+fn name_services(flows: &mut [FlowReport], catalog: &Catalog) {
+    let frontends: HashSet<_> = flows.iter().map(FlowReport::key).collect();
+    let mut names = HashMap::new();
+    for plan in catalog.all() {
+        for port in &plan.ports {
+            let found = port
+                .frontends
+                .iter()
+                .filter_map(|frontend| frontends.get(&(frontend.address, port.name.protocol)));
+            names.extend(found.map(|frontend| (*frontend, port.name.to_string())));
+        }
+    }
+    for flow in flows {
+        flow.service = names.get(&flow.key()).cloned();
+    }
+}

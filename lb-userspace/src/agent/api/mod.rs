@@ -1,0 +1,132 @@
+//! The local API, on a Unix socket that only root may use: what the agent has programmed, the flows in
+//! the kernel, its settings and its state.
+
+pub mod flows;
+pub mod services;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use hyper::{Method, StatusCode, Uri, header::ALLOW, header::HeaderValue};
+use tokio::sync::{mpsc, oneshot};
+
+use self::{
+    flows::FlowSource,
+    services::{SERVICES, service_name},
+};
+use super::{catalog::Catalog, status::Status};
+use crate::{
+    health::{caches::Caches, readiness::Readiness},
+    http::{
+        Class, Handler, Request, Response, error_status, has_flag, json, not_found, query_value,
+    },
+};
+
+/// A stream is never silent for longer. A client that is gone without a word is noticed by writing to it.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// The path of flows.
+const FLOWS: &str = "/flows";
+
+/// Answers local commands.
+pub struct LocalApi {
+    pub catalog: Arc<Catalog>,
+    pub flows: Arc<dyn FlowSource>,
+    pub caches: Arc<Caches>,
+    pub readiness: Arc<Readiness>,
+    /// `/configz`: the settings in force, a JSON object.
+    pub configz: Bytes,
+    /// Asks the agent for `/status`.
+    pub status: mpsc::Sender<oneshot::Sender<Status>>,
+}
+
+impl LocalApi {
+    async fn status(&self) -> Response {
+        let (reply, answer) = oneshot::channel();
+        let asked = self.status.send(reply).await.is_ok();
+        match answer.await {
+            Ok(status) if asked => object(&status),
+            _ => error_status(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "the agent is stopping",
+            ),
+        }
+    }
+}
+
+impl Handler for LocalApi {
+    fn class(&self, request: &Request) -> Class {
+        let uri = request.uri();
+        match uri.path() {
+            SERVICES if has_flag(uri, "watch") => Class::Stream,
+            SERVICES if matches!(limit(uri), Ok(None)) => Class::Wide,
+            FLOWS if has_flag(uri, "follow") => Class::Stream,
+            path if Readiness::serves(path) => Class::Probe,
+            _ => Class::Bounded,
+        }
+    }
+
+    async fn call(&self, request: Request) -> Response {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let code = StatusCode::METHOD_NOT_ALLOWED;
+            let mut refusal = error_status(code, "MethodNotAllowed", "this API can only be read");
+            let allowed = HeaderValue::from_static("GET, HEAD");
+            refusal.headers_mut().insert(ALLOW, allowed);
+            return refusal;
+        }
+        let uri = request.uri();
+        match uri.path() {
+            "/status" => self.status().await,
+            "/configz" => json(StatusCode::OK, self.configz.clone()),
+            SERVICES if has_flag(uri, "watch") => services::watch(&self.catalog),
+            SERVICES => services::list(&self.catalog, uri),
+            FLOWS if has_flag(uri, "follow") => {
+                flows::follow(self.flows.clone(), self.catalog.clone())
+            }
+            FLOWS => flows::list(&request, self.flows.clone(), self.catalog.clone()).await,
+            path if Readiness::serves(path) => self.readiness.answer(uri),
+            path => match service_name(path) {
+                Some(name) => services::get(&self.catalog, &self.caches, &name),
+                None => not_found(),
+            },
+        }
+    }
+}
+
+/// A JSON object as the whole answer.
+fn object(value: &impl serde::Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => json(StatusCode::OK, body),
+        Err(error) => error_status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", error),
+    }
+}
+
+/// `?limit=`: none, or zero, means all there is.
+fn limit(uri: &Uri) -> Result<Option<usize>, Box<Response>> {
+    let Some(text) = query_value(uri, "limit").filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(limit) => Ok(Some(limit).filter(|limit| *limit != 0)),
+        Err(_) => {
+            let message = "limit is not a number of objects";
+            Err(Box::new(error_status(
+                StatusCode::BAD_REQUEST,
+                "BadRequest",
+                message,
+            )))
+        }
+    }
+}
+
+/// One line of a stream.
+fn line(value: &impl serde::Serialize) -> Bytes {
+    let mut text = serde_json::to_vec(value).unwrap_or_else(|error| {
+        // Strings, numbers and lists of them always serialize.
+        tracing::error!("cannot write an event: {error}");
+        Vec::new()
+    });
+    text.push(b'\n');
+    text.into()
+}

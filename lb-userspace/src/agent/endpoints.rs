@@ -1,0 +1,201 @@
+//! The agent's own HTTP: servers, what they share, and what they say of the agent's state.
+
+use std::{future, io, net::SocketAddr, sync::Arc};
+
+use anyhow::Context as _;
+use tokio::{
+    runtime::{Builder, Runtime},
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
+
+use super::{
+    api::{LocalApi, flows::FlowSource},
+    catalog::Catalog,
+    status::Status,
+};
+use crate::{
+    config::Config,
+    health::{
+        caches::Caches,
+        proxy::{HealthEndpoints, ProxyHealth},
+        readiness::{Latch, Readiness},
+    },
+    http::{self, Handler, Limits, LocalServer, Server, Stack},
+    metrics::{Metrics, MetricsEndpoints},
+    source::{Kind, health::SourceHealth},
+};
+
+/// Threads that serve. More than one, so that one handler that blocks does not hold up the others.
+const THREADS: usize = 2;
+
+/// Serves from threads of its own, so that nothing the agent does holds up an answer. Dropping it ends all
+/// servers.
+pub struct Endpoints {
+    pub stack: Arc<Stack>,
+    caches: Arc<Caches>,
+    /// What the maps have been given.
+    pub catalog: Arc<Catalog>,
+    readiness: Arc<Readiness>,
+    first_state: Latch,
+    shutdown: Latch,
+    configz: bytes::Bytes,
+    local: Option<LocalServer>,
+    runtime: HttpRuntime,
+}
+
+impl Endpoints {
+    /// No server yet.
+    ///
+    /// # Errors
+    ///
+    /// If threads cannot be started.
+    pub fn new(config: &Config, metrics: &Metrics) -> anyhow::Result<Self> {
+        let runtime = HttpRuntime::start()?;
+        let caches = Arc::new(Caches::new(Kind::ALL.map(Kind::resource)));
+        let readiness = Arc::new(Readiness::new());
+        let limit = config.http.cache_initialization_timeout;
+        runtime
+            .get()
+            .spawn(readiness.wait_for_caches(caches.clone(), limit));
+        let first_state = readiness.add_latch(
+            "first-state-in-maps",
+            "the kernel's maps have not been given the first complete state",
+        );
+        let shutdown = readiness.add_shutdown();
+        let _entered = runtime.get().enter();
+        Ok(Self {
+            stack: Arc::new(Stack::new(
+                &config.http,
+                caches.clone(),
+                metrics.http.clone(),
+            )),
+            catalog: Arc::default(),
+            configz: config.configz().to_string().into(),
+            caches,
+            readiness,
+            first_state,
+            shutdown,
+            local: None,
+            runtime,
+        })
+    }
+
+    /// Readiness asks this source whether it has delivered every resource.
+    pub fn follow(&self, source: &Arc<SourceHealth>) {
+        self.readiness.add_informers(source);
+    }
+
+    /// Ends when the process is told to stop (SIGTERM, SIGINT). From that moment on the agent is not ready,
+    /// even while it is busy with something else.
+    ///
+    /// # Errors
+    ///
+    /// If signals cannot be followed.
+    pub fn told_to_stop(&self) -> io::Result<JoinHandle<()>> {
+        let _entered = self.runtime.get().enter();
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let shutdown = self.shutdown.clone();
+        Ok(tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            shutdown.meet();
+        }))
+    }
+
+    /// The maps have what the source had delivered.
+    pub fn first_state_written(&self) {
+        for kind in Kind::ALL {
+            self.caches.initialized(kind.resource());
+        }
+        self.first_state.meet();
+    }
+
+    /// Starts the servers that speak for the whole agent.
+    pub fn serve(&self, config: &Config, metrics: &Arc<Metrics>, health: &Arc<ProxyHealth>) {
+        let healthz = HealthEndpoints::new(health.clone(), self.readiness.clone(), metrics);
+        let metrics = MetricsEndpoints {
+            metrics: metrics.clone(),
+            readiness: self.readiness.clone(),
+            post_timeout: self.stack.post_timeout().clone(),
+            configz: self.configz.clone(),
+        };
+        let (healthz, metrics) = (
+            self.stack.wrap("healthz", healthz),
+            self.stack.wrap("metrics", metrics),
+        );
+        let runtime = self.runtime.get();
+        let purpose = "process health checks";
+        runtime.spawn(serve(config.healthz_bind_address, purpose, healthz));
+        runtime.spawn(serve(config.metrics_bind_address, "metrics", metrics));
+    }
+
+    /// Answers local commands.
+    ///
+    /// # Errors
+    ///
+    /// If the socket's path is taken or cannot be written.
+    pub fn serve_locally(
+        &mut self,
+        config: &Config,
+        flows: Arc<dyn FlowSource>,
+        status: mpsc::Sender<oneshot::Sender<Status>>,
+    ) -> anyhow::Result<()> {
+        let api = LocalApi {
+            catalog: self.catalog.clone(),
+            flows,
+            caches: self.caches.clone(),
+            readiness: self.readiness.clone(),
+            configz: self.configz.clone(),
+            status,
+        };
+        let handler = self.stack.wrap("local", api);
+        let _entered = self.runtime.get().enter();
+        let started = http::bind_unix(&config.socket)
+            .and_then(|listener| LocalServer::start(listener, handler, Limits::default()));
+        let path = config.socket.display();
+        self.local =
+            Some(started.with_context(|| format!("cannot listen on {path}; try --socket"))?);
+        Ok(())
+    }
+}
+
+/// Serves until dropped; waits for a port that is taken, which holds nothing else up.
+async fn serve(address: SocketAddr, purpose: &str, handler: Arc<impl Handler>) {
+    let listener = http::bind_until_free(address, purpose).await;
+    match Server::start(listener, handler, Limits::default()) {
+        Ok(_server) => future::pending().await,
+        Err(error) => tracing::error!("cannot serve {purpose} on {address}: {error}"),
+    }
+}
+
+/// The threads, which end on their own: waiting for them would hold up the agent's end.
+struct HttpRuntime(Option<Runtime>);
+
+impl HttpRuntime {
+    fn start() -> anyhow::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("http")
+            .enable_all()
+            .build()
+            .context("cannot start the threads that serve HTTP")?;
+        Ok(Self(Some(runtime)))
+    }
+
+    fn get(&self) -> &Runtime {
+        self.0.as_ref().expect("only taken when dropped")
+    }
+}
+
+impl Drop for HttpRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

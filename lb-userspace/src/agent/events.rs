@@ -1,0 +1,60 @@
+//! What the agent tells users about their Services.
+
+use uuid::Uuid;
+
+use super::{Agent, sync::News};
+use crate::{
+    events::Notice,
+    health::service::Problem as HealthProblem,
+    model::ObjectName,
+    source::{Event, Kind, Problem},
+};
+
+impl Agent {
+    /// What these events say is wrong with Services; nothing if nobody is to be told.
+    pub(super) fn refused_services(&self, events: &[Event]) -> Vec<(ObjectName, Problem)> {
+        if !self.events.is_on() {
+            return Vec::new();
+        }
+        let problems = events.iter().flat_map(|event| match event {
+            Event::Problems { problems, .. } => problems.as_slice(),
+            _ => &[],
+        });
+        problems
+            .filter_map(|problem| {
+                let object = problem.object.as_ref()?;
+                let is_service = object.kind == Kind::Service;
+                is_service.then(|| (object.name.clone(), problem.clone()))
+            })
+            .collect()
+    }
+
+    pub(super) fn tell_of_refused(&self, refused: Vec<(ObjectName, Problem)>) {
+        for (service, problem) in refused {
+            let uid = self.uid(&service);
+            self.events.record(Notice::refused(&service, uid, &problem));
+        }
+    }
+
+    pub(super) fn tell_of_health_check(&self, problem: &HealthProblem) {
+        let uid = self.uid(&problem.service);
+        self.events.record(Notice::health_check(problem, uid));
+    }
+
+    /// Tells what became of service ports since the last call.
+    pub(super) fn tell_of_programming(&mut self) {
+        for news in self.syncer.take_news() {
+            let (News::Waiting(key, _) | News::Programmed(key)) = &news;
+            let service = &key.name.service;
+            let (uid, port) = (self.uid(service), key.to_string());
+            self.events.record(match &news {
+                News::Waiting(_, error) => Notice::not_programmed(service, uid, &port, error),
+                News::Programmed(_) => Notice::programmed(service, uid, &port),
+            });
+        }
+    }
+
+    fn uid(&self, service: &ObjectName) -> Option<Uuid> {
+        self.store.service(service)?.uid
+    }
+}

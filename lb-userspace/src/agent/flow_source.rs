@@ -1,0 +1,137 @@
+//! The kernel's flow tables for the local API.
+
+use std::{
+    mem,
+    sync::{Arc, atomic::Ordering},
+};
+
+use anyhow::Context as _;
+use aya::maps::MapData;
+use lb_common::{
+    abi,
+    addr::{Address, Ip4, Ip6},
+    flow::Flow,
+};
+
+use super::api::flows::{FlowSource, NewFlows};
+use crate::{
+    datapath::bpf::MappedArray,
+    flows::{FlowReport, Jiffies, Records, TickRate},
+};
+
+/// Both tables, and the clock by which their records are dated.
+pub struct KernelFlows {
+    v4: MapData,
+    v6: MapData,
+    config: MappedArray<abi::Config>,
+    jiffies: Arc<Jiffies>,
+}
+
+/// The tables in memory, where they stay no longer than somebody looks at them.
+struct Tables {
+    v4: MappedArray<Flow<Ip4>>,
+    v6: MappedArray<Flow<Ip6>>,
+    rate: TickRate,
+    jiffies: Arc<Jiffies>,
+}
+
+impl KernelFlows {
+    /// The maps `FLOWS4`, `FLOWS6` and `CONFIG`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel's clock cannot be read.
+    pub fn new(v4: MapData, v6: MapData, config: MappedArray<abi::Config>) -> anyhow::Result<Self> {
+        let jiffies = Jiffies::open().context("cannot read the kernel's clock")?;
+        Ok(Self {
+            v4,
+            v6,
+            config,
+            jiffies: Arc::new(jiffies),
+        })
+    }
+
+    fn tables(&self) -> anyhow::Result<Tables> {
+        Ok(Tables {
+            v4: MappedArray::new(&self.v4)?,
+            v6: MappedArray::new(&self.v6)?,
+            rate: TickRate::of(&self.config.read(0)).context("there are no settings yet")?,
+            jiffies: self.jiffies.clone(),
+        })
+    }
+}
+
+impl Tables {
+    fn now(&self) -> anyhow::Result<u32> {
+        let jiffies = self
+            .jiffies
+            .now()
+            .context("cannot read the kernel's clock")?;
+        Ok(self.rate.tick(jiffies))
+    }
+}
+
+impl FlowSource for KernelFlows {
+    fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)> {
+        let tables = self.tables()?;
+        let (rate, now) = (tables.rate, tables.now()?);
+        let v4 = FlowReport::all(&tables.v4, rate, now);
+        let mut all = v4.chain(FlowReport::all(&tables.v6, rate, now));
+        let flows: Vec<_> = all.by_ref().take(limit).collect();
+        let more = all.next().is_some();
+        Ok((flows, more))
+    }
+
+    fn follow(&self) -> anyhow::Result<Box<dyn NewFlows>> {
+        let tables = self.tables()?;
+        Ok(Box::new(Follower {
+            seen4: tags(&tables.v4),
+            seen6: tags(&tables.v6),
+            tables,
+        }))
+    }
+}
+
+/// A new flow changes its record's tag, which has a generation.
+struct Follower {
+    tables: Tables,
+    /// The tag of each record when last looked at.
+    seen4: Vec<u32>,
+    seen6: Vec<u32>,
+}
+
+impl NewFlows for Follower {
+    fn next(&mut self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, usize)> {
+        let (rate, now) = (self.tables.rate, self.tables.now()?);
+        let (mut flows, mut skipped) = (Vec::new(), 0);
+        let mut tell = |flow| match flows.len() < limit {
+            true => flows.push(flow),
+            false => skipped += 1,
+        };
+        changed(&self.tables.v4, &mut self.seen4)
+            .filter_map(|index| FlowReport::at(&self.tables.v4, index, rate, now))
+            .for_each(&mut tell);
+        changed(&self.tables.v6, &mut self.seen6)
+            .filter_map(|index| FlowReport::at(&self.tables.v6, index, rate, now))
+            .for_each(&mut tell);
+        Ok((flows, skipped))
+    }
+}
+
+fn tags<A: Address>(records: &impl Records<A>) -> Vec<u32> {
+    (0..records.len())
+        .map(|index| tag(records, index))
+        .collect()
+}
+
+/// The records whose tag is not the one seen before, which is replaced.
+fn changed<A: Address>(records: &impl Records<A>, seen: &mut [u32]) -> impl Iterator<Item = u32> {
+    (0..).zip(seen).filter_map(|(index, seen)| {
+        let tag = tag(records, index);
+        (mem::replace(seen, tag) != tag).then_some(index)
+    })
+}
+
+fn tag<A: Address>(records: &impl Records<A>, index: u32) -> u32 {
+    records.tag(index).load(Ordering::Relaxed)
+}

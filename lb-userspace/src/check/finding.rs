@@ -1,0 +1,75 @@
+//! What a check says.
+
+use std::fmt::Display;
+
+use serde::Serialize;
+
+/// How good what was found is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be, or of no consequence.
+    Ok,
+    /// The agent runs, but not as well as it could, or not as its settings may mean.
+    Warning,
+    /// The agent does not run, or does not do its work.
+    Failure,
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at, in a few words.
+    pub check: String,
+    pub level: Level,
+    /// What there is.
+    pub found: String,
+    /// What to do; absent if that is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn ok(check: impl Into<String>, found: impl Into<String>) -> Self {
+        Self {
+            check: check.into(),
+            level: Level::Ok,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+
+    pub(super) fn warning(
+        check: impl Into<String>,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Warning,
+            remedy: Some(remedy.into()),
+            ..Self::ok(check, found)
+        }
+    }
+
+    pub(super) fn failure(
+        check: impl Into<String>,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            level: Level::Failure,
+            ..Self::warning(check, found, remedy)
+        }
+    }
+    /// What the agent cannot do without: `found`, or why it is not there.
+    pub(super) fn required<E: Display>(
+        check: &str,
+        found: Result<impl Into<String>, E>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        match found {
+            Ok(found) => Self::ok(check, found),
+            Err(error) => Self::failure(check, error.to_string(), remedy),
+        }
+    }
+}

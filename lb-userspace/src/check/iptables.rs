@@ -1,0 +1,134 @@
+//! Which chains the older iptables has, by its socket options (linux/netfilter_ipv4/ip_tables.h): the
+//! program is not in a container.
+
+use std::{
+    fs, io,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+/// Chains by which kube-proxy serves Services. The kubelet has others (`KUBE-KUBELET-CANARY`), which are
+/// on nodes without kube-proxy, too.
+const CHAINS: [&str; 3] = ["KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES"];
+
+/// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`; IPv6 has the same numbers.
+const GET_INFO: libc::c_int = 64;
+const GET_ENTRIES: libc::c_int = 65;
+/// `XT_TABLE_MAXNAMELEN`.
+const NAME: usize = 32;
+/// Size of `struct ipt_getinfo`, and where in it the size of the entries is.
+const INFO: usize = 84;
+const INFO_SIZE: usize = 80;
+/// What precedes the entries in `struct ipt_get_entries`: name, size, and a gap.
+const ENTRIES: usize = NAME + 8;
+
+/// Whether kube-proxy made a chain.
+pub fn is_kube_proxy_chain(name: &str) -> bool {
+    CHAINS.contains(&name)
+}
+
+/// The tables that have such chains, like `table ip nat (older iptables)`.
+///
+/// # Errors
+/// The kernel's.
+pub fn kube_proxy_tables() -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (family, list, domain, level) in [
+        (
+            "ip",
+            "/proc/net/ip_tables_names",
+            AddressFamily::Inet,
+            libc::IPPROTO_IP,
+        ),
+        (
+            "ip6",
+            "/proc/net/ip6_tables_names",
+            AddressFamily::Inet6,
+            libc::IPPROTO_IPV6,
+        ),
+    ] {
+        // Asking for a table that is not in use would load it.
+        let Ok(tables) = fs::read_to_string(list) else {
+            continue;
+        };
+        for table in tables.lines() {
+            let socket = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+            if has_chain(&entries(&socket, level, table)?) {
+                found.push(format!("table {family} {table} (older iptables)"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the rules of a table have the head of such a chain, which alone has a chain's name.
+fn has_chain(entries: &[u8]) -> bool {
+    CHAINS.iter().any(|chain| {
+        let name = [chain.as_bytes(), &[0]].concat();
+        entries.windows(name.len()).any(|window| window == name)
+    })
+}
+
+/// The rules of a table as the kernel has them.
+fn entries(socket: &OwnedFd, level: libc::c_int, table: &str) -> io::Result<Vec<u8>> {
+    let mut info = named(table, INFO);
+    get(socket, level, GET_INFO, &mut info)?;
+    let size = &info[INFO_SIZE..];
+    let length = u32::from_ne_bytes([size[0], size[1], size[2], size[3]]) as usize;
+    let mut entries = named(table, ENTRIES + length);
+    entries[NAME..NAME + 4].copy_from_slice(size);
+    get(socket, level, GET_ENTRIES, &mut entries)?;
+    Ok(entries.split_off(ENTRIES))
+}
+
+/// So many octets that begin with a table's name, cut to the room there is for it.
+fn named(table: &str, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let name = &table.as_bytes()[..table.len().min(NAME - 1)];
+    bytes[..name.len()].copy_from_slice(name);
+    bytes
+}
+
+/// Has the kernel fill `value`, which says what is asked for.
+fn get(
+    socket: &impl AsRawFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &mut [u8],
+) -> io::Result<()> {
+    let mut length = value.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` octets, all of them in `value`, and the length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_are_found_by_their_whole_name() {
+        assert!(has_chain(b"..ERROR\0\0KUBE-SERVICES\0\0"));
+        assert!(!has_chain(b"..KUBE-SERVICES-OTHER\0.."));
+        assert!(!has_chain(b"KUBE-SERVICES"));
+        assert!(is_kube_proxy_chain("KUBE-NODEPORTS"));
+        assert!(!is_kube_proxy_chain("KUBE-KUBELET-CANARY"));
+    }
+
+    #[test]
+    fn long_names_are_cut() {
+        assert_eq!(named(&"n".repeat(40), INFO)[NAME - 1], 0);
+    }
+}

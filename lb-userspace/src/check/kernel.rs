@@ -1,0 +1,168 @@
+//! The kernel: what it is, what it lets this process do, and whether it takes the programs.
+
+use std::{fs, io, path::Path, time::Instant};
+
+use lb_common::abi;
+
+use super::Finding;
+use crate::{
+    config::Config,
+    datapath::{OBJECT, Pins, Settings, TcFlavor, hooks, load, preflight},
+};
+
+const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
+/// Entries of the flow tables that the trial makes: as few as they may have.
+const TRIAL_FLOWS: u32 = 1024;
+
+/// Everything but [`programs`].
+pub fn check(config: &Config) -> Vec<Finding> {
+    vec![
+        version(),
+        btf(),
+        capabilities(),
+        jit(&fs::read_to_string(JIT)),
+        tc(),
+        snat_ports(config),
+    ]
+}
+
+fn version() -> Finding {
+    let (major, minor) = preflight::OLDEST_KERNEL;
+    let found = preflight::kernel().map(|release| format!("Linux {release}"));
+    Finding::required(
+        "kernel",
+        found,
+        format!("boot Linux {major}.{minor} or later"),
+    )
+}
+
+fn btf() -> Finding {
+    Finding::required(
+        "BTF",
+        preflight::btf().map(|()| "the kernel describes its types"),
+        "boot a kernel with CONFIG_DEBUG_INFO_BTF=y; in a container, /sys must be the node's",
+    )
+}
+
+fn capabilities() -> Finding {
+    Finding::required(
+        "capabilities",
+        preflight::capabilities().map(|()| "BPF, NET_ADMIN and PERFMON are there"),
+        "run as root, or with securityContext.capabilities.add [BPF, NET_ADMIN, PERFMON]",
+    )
+}
+
+/// What the setting says; only the machine's first network namespace has it.
+fn jit(setting: &io::Result<String>) -> Finding {
+    const CHECK: &str = "BPF JIT";
+    match setting.as_ref().map(|text| text.trim()) {
+        Ok("0") => Finding::warning(
+            CHECK,
+            "off: programs are interpreted, which is several times slower",
+            "sysctl -w net.core.bpf_jit_enable=1",
+        ),
+        Ok(_) => Finding::ok(CHECK, "on"),
+        Err(_) => Finding::ok(CHECK, "not visible from this network namespace"),
+    }
+}
+
+fn tc() -> Finding {
+    const CHECK: &str = "TC";
+    // Without them the kernel does not even say what is attached.
+    if preflight::capabilities().is_err() {
+        return Finding::ok(CHECK, "not tried, for want of capabilities");
+    }
+    let found = match TcFlavor::detect() {
+        TcFlavor::Tcx => "tcx links",
+        TcFlavor::Clsact => "clsact filters (tcx needs Linux 6.6): works as well",
+    };
+    Finding::ok(CHECK, found)
+}
+
+/// Source NAT with ports that the node's own sockets use as well confuses both.
+fn snat_ports(config: &Config) -> Finding {
+    const CHECK: &str = "SNAT ports";
+    const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+    let ours = config.datapath.snat_ports;
+    let text = fs::read_to_string(RANGE).unwrap_or_default();
+    match port_range(&text) {
+        Some((first, last)) if ours.first <= last && first <= ours.last => Finding::warning(
+            CHECK,
+            format!("{ours} are also the node's own ({first}-{last})"),
+            format!("set --snat-ports, or {RANGE}, so that they do not overlap"),
+        ),
+        _ => Finding::ok(CHECK, ours.to_string()),
+    }
+}
+
+fn port_range(text: &str) -> Option<(u16, u16)> {
+    let (first, last) = text.trim().split_once(char::is_whitespace)?;
+    Some((first.parse().ok()?, last.trim().parse().ok()?))
+}
+
+/// Has the kernel verify all programs, around small maps of their own beside `bpf_root`.
+pub fn programs(bpf_root: &Path) -> Finding {
+    const CHECK: &str = "programs";
+    let beside = bpf_root.parent().filter(|parent| {
+        parent.is_dir() && preflight::is_bpf_fs(parent).is_ok_and(|is_bpf_fs| is_bpf_fs)
+    });
+    let (Some(beside), Ok(())) = (beside, preflight::capabilities()) else {
+        return Finding::ok(CHECK, "not tried, for what is missing above");
+    };
+    let root = beside.join(format!("node-lb-check-{}", std::process::id()));
+    let start = Instant::now();
+    let loaded = try_to_load(&root);
+    let removed = match root.exists() {
+        true => fs::remove_dir_all(&root),
+        false => Ok(()),
+    };
+    match (loaded, removed) {
+        (Ok(count), Ok(())) => Finding::ok(
+            CHECK,
+            format!(
+                "the kernel takes all {count}, in {:.1} s",
+                start.elapsed().as_secs_f64()
+            ),
+        ),
+        (Ok(_), Err(error)) => Finding::warning(
+            CHECK,
+            format!("{} could not be removed: {error}", root.display()),
+            "remove that directory",
+        ),
+        (Err(error), _) => Finding::failure(
+            CHECK,
+            format!("{error:#}"),
+            "see the verifier's words; if the kernel is 6.1 or later, report them",
+        ),
+    }
+}
+
+/// Returns how many programs the kernel took.
+fn try_to_load(root: &Path) -> anyhow::Result<usize> {
+    let pins = Pins::open(root, abi::VERSION)?;
+    let settings = Settings::default()
+        .max_entries("FLOWS4", TRIAL_FLOWS)
+        .max_entries("FLOWS6", TRIAL_FLOWS);
+    let programs = hooks::programs();
+    load(OBJECT, &pins, &programs, &settings)?;
+    Ok(programs.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Level, *};
+
+    #[test]
+    fn a_missing_jit_setting_is_no_fault() {
+        let level = |text: io::Result<&str>| jit(&text.map(str::to_owned)).level;
+        assert_eq!(level(Ok("0\n")), Level::Warning);
+        assert_eq!(level(Ok("1\n")), Level::Ok);
+        assert_eq!(level(Err(io::ErrorKind::NotFound.into())), Level::Ok);
+    }
+
+    #[test]
+    fn port_ranges_are_read_as_the_kernel_writes_them() {
+        assert_eq!(port_range("32768\t60999\n"), Some((32768, 60999)));
+        assert_eq!(port_range(""), None);
+    }
+}

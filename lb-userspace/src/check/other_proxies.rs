@@ -1,0 +1,38 @@
+//! Other service proxies' rules on this node, kube-proxy's first of all.
+
+use std::path::Path;
+
+use super::{Finding, iptables, nftables};
+
+const REMEDY: &str = "stop kube-proxy on this node, let node-lb start, and then run `kube-proxy --cleanup` \
+                      (docs/migration.md)";
+/// The device on which kube-proxy's IPVS mode keeps its addresses.
+const IPVS_DEVICE: &str = "/sys/class/net/kube-ipvs0";
+
+/// Rules of kube-proxy in any of its modes. They do no harm while node-lb takes over; afterwards they
+/// would catch what node-lb lets pass.
+pub fn check() -> Vec<Finding> {
+    vec![
+        finding("kube-proxy, nftables", nftables::kube_proxy_tables()),
+        finding("kube-proxy, iptables", iptables::kube_proxy_tables()),
+        finding(
+            "kube-proxy, IPVS",
+            Ok(match Path::new(IPVS_DEVICE).exists() {
+                true => vec!["device kube-ipvs0".to_owned()],
+                false => Vec::new(),
+            }),
+        ),
+    ]
+}
+
+fn finding(check: &str, found: std::io::Result<Vec<String>>) -> Finding {
+    match found {
+        Ok(found) if found.is_empty() => Finding::ok(check, "no rules"),
+        Ok(found) => Finding::warning(check, format!("rules in {}", found.join(", ")), REMEDY),
+        Err(error) => Finding::warning(
+            check,
+            format!("cannot be looked at: {error}"),
+            "look yourself: nft list tables, iptables-save | grep KUBE-",
+        ),
+    }
+}

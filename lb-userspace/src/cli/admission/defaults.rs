@@ -1,0 +1,15 @@
+//! `node-lb admission defaults`: the suggested configuration.
+
+use clap::Args;
+
+use crate::{admission::suggested::SUGGESTED, cli::print};
+
+/// Print the suggested configuration, to be copied and changed
+#[derive(Args, Debug)]
+pub struct Command {}
+
+impl Command {
+    pub fn run(self) -> anyhow::Result<()> {
+        print(SUGGESTED)
+    }
+}

@@ -1,0 +1,136 @@
+//! `node-lb check`: whether this node can run the agent.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use super::output::Output;
+use crate::{
+    check::{self, Finding, Level},
+    config::{Config, Flags},
+};
+
+/// Say whether this node can run the agent with these settings, what is in its way, and what to do
+///
+/// Ends with 0 if the agent can run, warnings or not, and with 1 if it cannot.
+#[derive(Debug, clap::Args)]
+pub struct Command {
+    #[command(flatten)]
+    flags: Flags,
+
+    /// Form of the output; JSON is an object with all findings
+    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
+    output: Output,
+}
+
+/// The form of `--output json`.
+#[derive(Serialize)]
+struct Report {
+    /// That of the worst finding.
+    level: Level,
+    findings: Vec<Finding>,
+}
+
+impl Command {
+    /// # Errors
+    /// If the configuration is wrong or nothing can be looked at.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let config = Config::try_from(self.flags)?;
+        let findings = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?
+            .block_on(check::run(&config));
+        let level = findings.iter().map(|finding| finding.level).max();
+        let level = level.unwrap_or(Level::Ok);
+        let report = Report { level, findings };
+        super::print(
+            &self
+                .output
+                .text(&report, |report| render(&report.findings))?,
+        )?;
+        Ok(match level {
+            Level::Failure => ExitCode::FAILURE,
+            Level::Ok | Level::Warning => ExitCode::SUCCESS,
+        })
+    }
+}
+
+/// A line per finding, its remedy below, and a summary.
+fn render(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.check.len()).max();
+    let width = width.unwrap_or_default();
+    let mut text = String::new();
+    for finding in findings {
+        let Finding {
+            check,
+            level,
+            found,
+            remedy,
+        } = finding;
+        let label = match level {
+            Level::Ok => "ok",
+            Level::Warning => "warning",
+            Level::Failure => "FAILURE",
+        };
+        // Some errors, such as the verifier's, have several lines.
+        let indented = |text: &str| {
+            text.trim_end()
+                .replace('\n', &format!("\n{:1$}", "", width + 11))
+        };
+        let found = indented(found);
+        writeln!(text, "{label:7}  {check:width$}  {found}").expect("a String takes any text");
+        if let Some(remedy) = remedy {
+            let remedy = indented(remedy);
+            writeln!(text, "{:9}{:width$}  -> {remedy}", "", "").expect("a String takes any text");
+        }
+    }
+    let count = |level| findings.iter().filter(|f| f.level == level).count();
+    let (failures, warnings) = (count(Level::Failure), count(Level::Warning));
+    let verdict = match failures {
+        0 => "This node can run node-lb",
+        _ => "This node cannot run node-lb",
+    };
+    writeln!(
+        text,
+        "\n{verdict}: {failures} failures, {warnings} warnings."
+    )
+    .expect("a String takes any text");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(check: &str, level: Level, found: &str, remedy: Option<&str>) -> Finding {
+        Finding {
+            check: check.to_owned(),
+            level,
+            found: found.to_owned(),
+            remedy: remedy.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_comes_with_its_remedy() {
+        let findings = [
+            finding("kernel", Level::Ok, "Linux 6.12", None),
+            finding("BPF JIT", Level::Warning, "off", Some("switch it on")),
+            finding("BTF", Level::Failure, "none\nat all", Some("boot another")),
+        ];
+        let expected = "\
+ok       kernel   Linux 6.12
+warning  BPF JIT  off
+                  -> switch it on
+FAILURE  BTF      none
+                  at all
+                  -> boot another
+
+This node cannot run node-lb: 1 failures, 1 warnings.
+";
+        assert_eq!(render(&findings), expected);
+        assert!(render(&findings[..2]).ends_with("can run node-lb: 0 failures, 1 warnings.\n"));
+    }
+}

@@ -1,0 +1,39 @@
+//! The forms that a command's result comes in.
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// `--output` of commands that show a table.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Output {
+    /// To read
+    Table,
+    /// For programs
+    Json,
+}
+
+impl Output {
+    /// `result` in this form; `table` makes the one to read.
+    ///
+    /// # Errors
+    /// If `result` cannot be JSON.
+    pub fn text<T: Serialize>(
+        self,
+        result: &T,
+        table: impl FnOnce(&T) -> String,
+    ) -> anyhow::Result<String> {
+        match self {
+            Self::Table => Ok(table(result)),
+            Self::Json => json(result),
+        }
+    }
+}
+
+/// A result as JSON.
+///
+/// # Errors
+/// If it cannot be that.
+pub fn json(result: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(result).context("cannot write JSON")? + "\n")
+}

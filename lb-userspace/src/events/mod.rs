@@ -1,0 +1,170 @@
+//! Events on Services (events.k8s.io/v1): what whoever owns a Service has to know of this node, told where
+//! `kubectl describe service` shows it.
+//!
+//! Whoever finds something hands a [`Notice`] to the [`Recorder`], which never waits. A task of its own
+//! counts repetitions as a series, keeps each Service to a rate, and writes. What cannot be written is
+//! dropped and counted: nothing depends on an Event.
+
+mod budget;
+mod object;
+mod series;
+mod writer;
+
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use crate::{
+    health::service::Problem as HealthProblem, metrics::EventMetrics, model::ObjectName,
+    program::NotProgrammed, source::Problem as SourceProblem, source::api::ApiWriter,
+};
+use writer::Writer;
+
+/// Notices that may wait, as in client-go.
+const QUEUE: usize = 1000;
+
+/// `type` of an Event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventType {
+    Normal,
+    Warning,
+}
+
+/// Who finds the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// This node: another one may be well.
+    Node,
+    /// Every node, from the object alone: one Event is enough for all of them.
+    Cluster,
+}
+
+/// Something to be told about a Service. Equal ones are repetitions of one Event.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Notice {
+    pub service: ObjectName,
+    /// `kubectl describe` shows only Events with the object's uid.
+    pub uid: Option<Uuid>,
+    pub event_type: EventType,
+    /// Why, in one word for programs.
+    pub reason: &'static str,
+    /// What was being done.
+    pub action: &'static str,
+    /// For people; the node is named beside it. What is too long for an Event is cut off.
+    pub note: String,
+    pub scope: Scope,
+}
+
+impl Notice {
+    /// A healthCheckNodePort cannot be opened: kube-proxy's reason and action.
+    pub fn health_check(problem: &HealthProblem, uid: Option<Uuid>) -> Self {
+        let (reason, action) = HealthProblem::EVENT;
+        Self {
+            service: problem.service.clone(),
+            uid,
+            event_type: EventType::Warning,
+            reason,
+            action,
+            note: format!(
+                "cannot listen on {} for the healthCheckNodePort: {}",
+                problem.address, problem.error
+            ),
+            scope: Scope::Node,
+        }
+    }
+
+    /// A service port, named by `port`, found no room in the maps, or not for all of it.
+    pub fn not_programmed(
+        service: &ObjectName,
+        uid: Option<Uuid>,
+        port: &str,
+        error: &NotProgrammed,
+    ) -> Self {
+        let (reason, consequence) = match error {
+            NotProgrammed::Map(_) => (
+                "ServicePartlyProgrammed",
+                "some of its addresses or source ranges are missing",
+            ),
+            _ => (
+                "ServiceNotProgrammed",
+                "what was in force before, if anything, stays",
+            ),
+        };
+        Self {
+            service: service.clone(),
+            uid,
+            event_type: EventType::Warning,
+            reason,
+            action: "Program",
+            note: format!("{port}: {error}; {consequence}; it is tried again when there is room"),
+            scope: Scope::Node,
+        }
+    }
+
+    /// All of a service port is in the maps at last.
+    pub fn programmed(service: &ObjectName, uid: Option<Uuid>, port: &str) -> Self {
+        Self {
+            service: service.clone(),
+            uid,
+            event_type: EventType::Normal,
+            reason: "ServiceProgrammed",
+            action: "Program",
+            note: format!("{port}: programmed after having waited for room"),
+            scope: Scope::Node,
+        }
+    }
+
+    /// Part of a Service, or all of it, cannot be used, as `problem` says.
+    pub fn refused(service: &ObjectName, uid: Option<Uuid>, problem: &SourceProblem) -> Self {
+        Self {
+            service: service.clone(),
+            uid,
+            event_type: EventType::Warning,
+            reason: "InvalidService",
+            action: "Read",
+            note: problem.what(),
+            scope: Scope::Cluster,
+        }
+    }
+}
+
+/// Takes notices; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    /// None: nobody to tell.
+    notices: Option<mpsc::Sender<Notice>>,
+    metrics: EventMetrics,
+}
+
+impl Recorder {
+    /// Tells nobody: a directory of manifests has no Events.
+    pub fn none(metrics: EventMetrics) -> Self {
+        Self {
+            notices: None,
+            metrics,
+        }
+    }
+
+    /// Writes Events for the node of this name until every clone is dropped; needs a Tokio runtime.
+    pub fn start(api: ApiWriter, node: &str, metrics: EventMetrics) -> Self {
+        let (notices, queue) = mpsc::channel(QUEUE);
+        tokio::spawn(Writer::new(api, node, metrics.clone()).run(queue));
+        Self {
+            notices: Some(notices),
+            metrics,
+        }
+    }
+
+    /// Whether anybody is told anything.
+    pub fn is_on(&self) -> bool {
+        self.notices.is_some()
+    }
+
+    /// Takes a notice, or drops and counts it where too many are waiting. Never waits.
+    pub fn record(&self, notice: Notice) {
+        if let Some(notices) = &self.notices
+            && notices.try_send(notice).is_err()
+        {
+            self.metrics.dropped("queue_full");
+        }
+    }
+}

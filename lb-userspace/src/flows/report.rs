@@ -1,0 +1,93 @@
+//! What `node-lb flows` and the agent's API say of one flow; serialised, it is their JSON object.
+
+use std::net::SocketAddr;
+
+use lb_common::{
+    addr::Address,
+    flow::{flow_flag, tag},
+};
+use serde::Serialize;
+
+use super::{Connection, Records, TickRate, idle, records::socket_addr, stats::stage_name};
+use crate::model::Protocol;
+
+/// One connection, both directions together.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowReport {
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    /// `namespace/name:port`, if the source knows the frontend.
+    pub service: Option<String>,
+    pub endpoint: SocketAddr,
+    /// The node's own address and port that the endpoint sees; `None` if it sees the client's.
+    pub source_nat: Option<SocketAddr>,
+    /// `unreplied`, `established`, `half-closed` or `closed`.
+    pub stage: &'static str,
+    /// Seconds since the last packet, in either direction.
+    pub idle_seconds: u64,
+    /// `forward`, past the host's stack, or `stack`, through it.
+    pub mode: &'static str,
+    #[serde(skip)]
+    pub transport: Protocol,
+}
+
+impl FlowReport {
+    /// The flows in a table, at tick `now`, without the Services they belong to.
+    pub fn all<A: Address>(
+        records: &impl Records<A>,
+        rate: TickRate,
+        now: u32,
+    ) -> impl Iterator<Item = Self> {
+        (0..records.len()).filter_map(move |index| Self::at(records, index, rate, now))
+    }
+
+    /// The flow whose first direction is the record at `index`, if one is.
+    pub fn at<A: Address>(
+        records: &impl Records<A>,
+        index: u32,
+        rate: TickRate,
+        now: u32,
+    ) -> Option<Self> {
+        let forward = records.read(index);
+        if tag::state(forward.tag) != tag::LIVE || forward.has(flow_flag::REPLY) {
+            return None;
+        }
+        let connection = Connection::new(records, index, &forward)?;
+        Some(Self::new(&connection, rate, now))
+    }
+
+    /// The frontend, as services are found by.
+    pub fn key(&self) -> (SocketAddr, Protocol) {
+        (self.frontend, self.transport)
+    }
+
+    /// By frontend, then by client.
+    pub fn order(&self) -> impl Ord + '_ {
+        (self.frontend, &self.protocol, self.client)
+    }
+
+    fn new<A: Address>(connection: &Connection<A>, rate: TickRate, now: u32) -> Self {
+        let forward = &connection.forward;
+        let transport = connection.protocol();
+        Self {
+            protocol: transport.to_string(),
+            client: socket_addr(forward.source, forward.source_port),
+            frontend: socket_addr(forward.destination, forward.destination_port),
+            service: None,
+            endpoint: connection.endpoint(),
+            source_nat: forward
+                .has(flow_flag::SOURCE_NAT)
+                .then(|| socket_addr(forward.rewrite.source, forward.rewrite.source_port)),
+            stage: stage_name(connection.stage()),
+            idle_seconds: rate.duration(idle(connection.last_seen(), now)).as_secs(),
+            mode: match forward.has(flow_flag::FORWARD) {
+                true => "forward",
+                false => "stack",
+            },
+            transport,
+        }
+    }
+}

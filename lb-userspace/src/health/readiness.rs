@@ -1,0 +1,213 @@
+//! `/readyz` by named checks, in the form of Kubernetes' own components.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use hyper::{StatusCode, Uri};
+
+use super::caches::Caches;
+use crate::{
+    http::{Response, has_flag, not_found, query_values, response, text},
+    source::health::SourceHealth,
+};
+
+/// The path of all checks; a single one is below it.
+const READYZ: &str = "/readyz";
+
+type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Named checks, in the order of their registration. The agent is ready when none fails.
+#[derive(Default)]
+pub struct Readiness {
+    checks: RwLock<Vec<(String, Check)>>,
+    /// What failed when somebody last asked, so that the log says it once.
+    failed: Mutex<BTreeSet<String>>,
+}
+
+/// Something that happens once: a check that fails until then, or from then on.
+#[derive(Clone, Debug, Default)]
+pub struct Latch(Arc<AtomicBool>);
+
+impl Latch {
+    /// It is met from now on.
+    pub fn meet(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn is_met(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Readiness {
+    /// With the one check that never fails: `ping`.
+    pub fn new() -> Self {
+        let readiness = Self::default();
+        readiness.add("ping", || Ok(()));
+        readiness
+    }
+
+    /// Adds a check, which fails with what is to be said in the log.
+    pub fn add(
+        &self,
+        name: impl Into<String>,
+        check: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        let mut checks = self.checks.write().unwrap_or_else(PoisonError::into_inner);
+        checks.push((name.into(), Box::new(check)));
+    }
+
+    /// Adds a check that is met once and for all.
+    pub fn add_latch(&self, name: impl Into<String>, missing: &'static str) -> Latch {
+        let latch = Latch::default();
+        let checked = latch.clone();
+        self.add(name, move || match checked.is_met() {
+            true => Ok(()),
+            false => Err(missing.to_owned()),
+        });
+        latch
+    }
+
+    /// Adds the check `shutdown`, which fails once the latch is met, as kube-apiserver's: nobody should
+    /// send anything new to a process that has been told to stop.
+    pub fn add_shutdown(&self) -> Latch {
+        let latch = Latch::default();
+        let checked = latch.clone();
+        self.add("shutdown", move || match checked.is_met() {
+            true => Err("process is shutting down".to_owned()),
+            false => Ok(()),
+        });
+        latch
+    }
+
+    /// Adds one check for each resource, `informer-sync/RESOURCE`: it has been synchronised at least once.
+    pub fn add_informers(&self, source: &Arc<SourceHealth>) {
+        for resource in source.states() {
+            let source = source.clone();
+            self.add(
+                format!("informer-sync/{}", resource.name),
+                move || match source.is_synced(resource.name) {
+                    true => Ok(()),
+                    false => Err("not synchronised yet".to_owned()),
+                },
+            );
+        }
+    }
+
+    /// Adds the post-start check `poststarthook/cache-initialization`, and waits for it: it is met when every
+    /// cache is initialised for the first time, or `limit` is over, whichever comes first (KEP-4568). A cache
+    /// that starts over later does not matter: what needs it is refused while it does.
+    pub fn wait_for_caches(
+        &self,
+        caches: Arc<Caches>,
+        limit: Duration,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let latch = self.add_latch(
+            "poststarthook/cache-initialization",
+            "waiting for the first synchronisation of every resource",
+        );
+        async move {
+            if !caches.wait(limit).await {
+                tracing::warn!(
+                    "not synchronised within {limit:?}: {}; going on without",
+                    caches.uninitialized().join(", ")
+                );
+            }
+            latch.meet();
+        }
+    }
+
+    /// Whether [`Self::answer`] is for this path.
+    pub fn serves(path: &str) -> bool {
+        let below = path.strip_prefix(READYZ);
+        below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    }
+
+    /// Answers `/readyz` and `/readyz/NAME`; with `?verbose` all checks are told even if none fails, with
+    /// `?exclude=NAME`, which may be repeated, that one does not count.
+    pub fn answer(&self, uri: &Uri) -> Response {
+        let path = uri.path().strip_prefix(READYZ).unwrap_or_default();
+        match path.strip_prefix('/') {
+            Some(name) if !name.is_empty() => self.answer_one(name),
+            _ => self.answer_all(uri),
+        }
+    }
+
+    fn answer_one(&self, name: &str) -> Response {
+        let checks = self.checks.read().unwrap_or_else(PoisonError::into_inner);
+        match checks.iter().find(|(known, _)| known == name) {
+            None => not_found(),
+            Some((_, check)) => match check() {
+                Ok(()) => plain("ok".to_owned()),
+                Err(reason) => text(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    format_args!("internal server error: {reason}"),
+                ),
+            },
+        }
+    }
+
+    fn answer_all(&self, uri: &Uri) -> Response {
+        let mut unknown: BTreeSet<_> = query_values(uri, "exclude").collect();
+        let mut told = String::new();
+        let mut failed = BTreeSet::new();
+        let checks = self.checks.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, check) in checks.iter() {
+            let line = if unknown.remove(name.as_str()) {
+                format!("[+]{name} excluded: ok")
+            } else if let Err(reason) = check() {
+                failed.insert(format!("{name} ({reason})"));
+                format!("[-]{name} failed: reason withheld")
+            } else {
+                format!("[+]{name} ok")
+            };
+            writeln!(told, "{line}").expect("a String takes any text");
+        }
+        if !unknown.is_empty() {
+            let names: Vec<_> = unknown.iter().map(|name| format!("{name:?}")).collect();
+            let names = names.join(",");
+            writeln!(
+                told,
+                "warn: some health checks cannot be excluded: no matches for {names}"
+            )
+            .expect("a String takes any text");
+        }
+        let ready = failed.is_empty();
+        self.log(failed);
+        match ready {
+            false => text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format_args!("{told}readyz check failed"),
+            ),
+            true if has_flag(uri, "verbose") => plain(format!("{told}readyz check passed\n")),
+            true => plain("ok".to_owned()),
+        }
+    }
+
+    /// Says what fails if it is not what failed before.
+    fn log(&self, failed: BTreeSet<String>) {
+        let mut before = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *before == failed {
+            return;
+        }
+        match failed.is_empty() {
+            true => tracing::info!("readyz: all checks hold"),
+            false => {
+                let names: Vec<_> = failed.iter().map(String::as_str).collect();
+                tracing::info!("readyz: failed: {}", names.join(", "));
+            }
+        }
+        *before = failed;
+    }
+}
+
+fn plain(body: String) -> Response {
+    response(StatusCode::OK, "text/plain; charset=utf-8", body)
+}

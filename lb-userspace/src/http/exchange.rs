@@ -1,0 +1,243 @@
+//! A request and its answer as the connection sees them: by when the client has to act, and when to
+//! stop waiting for it.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hyper::{
+    Version,
+    body::{Frame, SizeHint},
+};
+use prometheus::IntCounter;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Limits,
+    body::{Body, Cut},
+};
+
+/// One request and its answer. The server leaves it in the request's extensions.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    arrival: Instant,
+    state: Arc<Mutex<State>>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// When the client must have taken the answer; none for streams.
+    deadline: Option<Instant>,
+    /// Since when the client has had something to take.
+    offered: Option<Instant>,
+    aborts: Option<IntCounter>,
+}
+
+impl Exchange {
+    /// When the end of the request's headers arrived.
+    pub fn arrival(&self) -> Instant {
+        self.arrival
+    }
+
+    /// Sets when the client must have taken the answer. Without a deadline, what is offered must be
+    /// taken within [`Limits::write_timeout`], and the answer may last.
+    pub fn set_deadline(&self, deadline: Instant) {
+        self.state().deadline = Some(deadline);
+        self.changed.notify_one();
+    }
+
+    /// Has `counter` count if the answer is broken off.
+    pub(super) fn count_abort_in(&self, counter: IntCounter) {
+        self.state().aborts = Some(counter);
+    }
+
+    /// Notes, once, that the answer was broken off.
+    pub(super) fn aborted(&self) {
+        if let Some(counter) = self.state().aborts.take() {
+            counter.inc();
+        }
+    }
+
+    /// When a write that has been waiting for the client since `since` has waited long enough.
+    pub(super) fn patience(&self, since: Instant, write_timeout: Duration) -> Instant {
+        self.state().deadline.unwrap_or(since + write_timeout)
+    }
+
+    /// When the client must have taken what it is offered, if it is offered something.
+    fn due(&self, write_timeout: Duration) -> Option<Instant> {
+        let state = self.state();
+        let since = state.offered?;
+        Some(state.deadline.unwrap_or(since + write_timeout))
+    }
+
+    fn offer(&self, offered: bool) {
+        self.state().offered = offered.then(Instant::now);
+        self.changed.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is one assignment, so a panicking holder has not spoiled it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The exchanges of a connection that are not over.
+#[derive(Debug)]
+pub(super) struct Exchanges {
+    open: Mutex<Open>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct Open {
+    exchanges: Vec<Exchange>,
+    /// When the last one ended, or the connection began.
+    idle_since: Instant,
+    /// None before the first request.
+    version: Option<Version>,
+}
+
+impl Exchanges {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            open: Mutex::new(Open {
+                exchanges: Vec::new(),
+                idle_since: Instant::now(),
+                version: None,
+            }),
+            changed: Arc::default(),
+        })
+    }
+
+    /// A request has arrived; the exchange lasts until what is returned is dropped.
+    pub(super) fn begin(self: &Arc<Self>, version: Version) -> OpenExchange {
+        let exchange = Exchange {
+            arrival: Instant::now(),
+            state: Arc::default(),
+            changed: self.changed.clone(),
+        };
+        let mut open = self.open();
+        open.exchanges.push(exchange.clone());
+        open.version = Some(version);
+        drop(open);
+        self.changed.notify_one();
+        OpenExchange {
+            exchange,
+            connection: self.clone(),
+        }
+    }
+
+    /// The exchange under way on an HTTP/1 connection, of which there is at most one.
+    pub(super) fn only(&self) -> Option<Exchange> {
+        let open = self.open();
+        let multiplexed = open.version == Some(Version::HTTP_2);
+        open.exchanges.last().filter(|_| !multiplexed).cloned()
+    }
+
+    /// Returns when the connection has to be cut because its client does not do its part: send a
+    /// first request, take what it is offered, or, over HTTP/2, use the connection at all. Over
+    /// HTTP/1, hyper's header timeout and the stream's deadline see to the rest.
+    pub(super) async fn overdue(&self, limits: &Limits) {
+        loop {
+            match self.due(limits) {
+                None => self.changed.notified().await,
+                Some(due) => tokio::select! {
+                    () = sleep_until(due) => {
+                        if self.due(limits).is_some_and(|due| due <= Instant::now()) {
+                            break;
+                        }
+                    }
+                    () = self.changed.notified() => {}
+                },
+            }
+        }
+        for exchange in &self.open().exchanges {
+            exchange.aborted();
+        }
+    }
+
+    fn due(&self, limits: &Limits) -> Option<Instant> {
+        let open = self.open();
+        match open.version {
+            Some(Version::HTTP_2) if !open.exchanges.is_empty() => {
+                let exchanges = open.exchanges.iter();
+                exchanges
+                    .filter_map(|exchange| exchange.due(limits.write_timeout))
+                    .min()
+            }
+            None | Some(Version::HTTP_2) => Some(open.idle_since + limits.header_timeout),
+            Some(_) => None,
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends its exchange when dropped.
+pub(super) struct OpenExchange {
+    exchange: Exchange,
+    connection: Arc<Exchanges>,
+}
+
+impl OpenExchange {
+    pub(super) fn exchange(&self) -> &Exchange {
+        &self.exchange
+    }
+}
+
+impl Drop for OpenExchange {
+    fn drop(&mut self) {
+        let mut open = self.connection.open();
+        let state = &self.exchange.state;
+        open.exchanges
+            .retain(|other| !Arc::ptr_eq(&other.state, state));
+        open.idle_since = Instant::now();
+        drop(open);
+        self.connection.changed.notify_one();
+    }
+}
+
+/// A body that notes when the client has something to take, and ends its exchange.
+pub(super) struct Tracked {
+    body: Body,
+    open: OpenExchange,
+}
+
+impl Tracked {
+    pub(super) fn new(body: Body, open: OpenExchange) -> Self {
+        open.exchange.offer(true); // the headers
+        Self { body, open }
+    }
+}
+
+impl hyper::body::Body for Tracked {
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.open.exchange.offer(frame.is_ready());
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

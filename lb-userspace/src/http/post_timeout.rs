@@ -1,0 +1,307 @@
+//! Requests that something still worked for at their deadline: how long it went on, and what does not
+//! end at all (KEP-4460).
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    time::{Duration, SystemTime},
+};
+
+use hyper::{Method, Uri};
+use serde::Serialize;
+use tokio::time::{Instant, interval};
+
+use super::running::Running;
+use crate::metrics::HttpMetrics;
+
+/// How often the list is swept.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5 * 60);
+/// What has gone on for so long after its deadline is taken not to end.
+const HANGS_AFTER: Duration = Duration::from_secs(15 * 60);
+/// Requests listed at a time.
+const CAPACITY: usize = 128;
+/// Bytes of a request's URI that are kept.
+const URI_BYTES: usize = 256;
+
+/// The list of requests whose handler was cut at the deadline.
+pub struct PostTimeout {
+    entries: Mutex<VecDeque<Arc<Entry>>>,
+    metrics: HttpMetrics,
+}
+
+/// One of them, for people.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    pub server: &'static str,
+    pub method: String,
+    pub uri: String,
+    /// When the request arrived (RFC 3339).
+    pub started: String,
+    pub timeout_seconds: f64,
+    /// How long something worked for it after its deadline, so far if it still does.
+    pub overrun_seconds: f64,
+    pub running: bool,
+}
+
+/// What a request was, for the list.
+pub(super) struct Late {
+    pub(super) server: &'static str,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    pub(super) arrival: Instant,
+    pub(super) deadline: Instant,
+}
+
+struct Entry {
+    server: &'static str,
+    method: String,
+    uri: String,
+    started: SystemTime,
+    timeout: Duration,
+    deadline: Instant,
+    returned: OnceLock<Instant>,
+}
+
+impl PostTimeout {
+    /// An empty list.
+    pub fn new(metrics: HttpMetrics) -> Arc<Self> {
+        Arc::new(Self {
+            entries: Mutex::default(),
+            metrics,
+        })
+    }
+
+    /// Every request on the list, the oldest first.
+    pub fn list(&self) -> Vec<Report> {
+        let now = Instant::now();
+        self.entries().iter().map(|e| e.report(now)).collect()
+    }
+
+    /// Sweeps every few minutes until the list is dropped.
+    pub(super) async fn sweep_regularly(list: Weak<Self>) {
+        let mut sweeps = interval(SWEEP_INTERVAL);
+        loop {
+            sweeps.tick().await;
+            match list.upgrade() {
+                Some(list) => list.sweep(),
+                None => return,
+            }
+        }
+    }
+
+    /// Notes a request that is past its deadline; `running` tells when it really ends.
+    pub(super) fn note(&self, running: &Running, late: Late) {
+        let entry = Arc::new(Entry::new(late));
+        let mut entries = self.entries();
+        if entries.len() >= CAPACITY {
+            entries.retain(|entry| entry.log_if_returned().is_none());
+        }
+        match entries.len() < CAPACITY {
+            true => entries.push_back(entry.clone()),
+            false => self.metrics.past_deadline_unlisted.inc(),
+        }
+        drop(entries);
+        self.metrics.past_deadline.inc();
+        let metrics = self.metrics.clone();
+        running.at_end(move || {
+            let now = Instant::now();
+            let overrun = now.saturating_duration_since(entry.deadline);
+            let _ = entry.returned.set(now);
+            metrics.past_deadline.dec();
+            metrics
+                .post_timeout_seconds
+                .with_label_values(&[entry.server])
+                .observe(overrun.as_secs_f64());
+            metrics
+                .post_timeouts
+                .with_label_values(&[entry.server, "returned"])
+                .inc();
+        });
+    }
+
+    /// Takes out what has ended, and what will not.
+    fn sweep(&self) {
+        let now = Instant::now();
+        self.entries().retain(|entry| {
+            if entry.log_if_returned().is_some() {
+                return false;
+            }
+            let overrun = entry.overrun(now);
+            if overrun >= HANGS_AFTER {
+                tracing::error!(
+                    server = entry.server,
+                    method = entry.method,
+                    uri = entry.uri,
+                    "an HTTP request is still worked for {overrun:?} after its deadline; it is \
+                     taken to hang for ever"
+                );
+                self.metrics
+                    .post_timeouts
+                    .with_label_values(&[entry.server, "pending"])
+                    .inc();
+                return false;
+            }
+            true
+        });
+    }
+
+    fn entries(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn new(late: Late) -> Self {
+        let mut uri = late.uri.to_string();
+        let mut end = uri.len().min(URI_BYTES);
+        while !uri.is_char_boundary(end) {
+            end -= 1;
+        }
+        uri.truncate(end);
+        Self {
+            server: late.server,
+            method: late.method.to_string(),
+            uri,
+            started: SystemTime::now() - late.arrival.elapsed(),
+            timeout: late.deadline - late.arrival,
+            deadline: late.deadline,
+            returned: OnceLock::new(),
+        }
+    }
+
+    fn overrun(&self, now: Instant) -> Duration {
+        let end = self.returned.get().copied().unwrap_or(now);
+        end.saturating_duration_since(self.deadline)
+    }
+
+    fn log_if_returned(&self) -> Option<()> {
+        let returned = self.returned.get()?;
+        tracing::info!(
+            server = self.server,
+            method = self.method,
+            uri = self.uri,
+            overrun = ?self.overrun(*returned),
+            "an HTTP request was worked for after its deadline"
+        );
+        Some(())
+    }
+
+    fn report(&self, now: Instant) -> Report {
+        Report {
+            server: self.server,
+            method: self.method.clone(),
+            uri: self.uri.clone(),
+            started: humantime::format_rfc3339_millis(self.started).to_string(),
+            timeout_seconds: self.timeout.as_secs_f64(),
+            overrun_seconds: self.overrun(now).as_secs_f64(),
+            running: self.returned.get().is_none(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_ended_is_listed_until_swept_with_its_exact_overrun() {
+        let (metrics, list) = list();
+        let running = late(&list, "/slow");
+        advance(Duration::from_secs(7)).await;
+        let report = list.list().remove(0);
+        assert!(report.running);
+        assert_eq!((&*report.uri, report.overrun_seconds), ("/slow", 7.0));
+        assert_eq!(metrics.http.past_deadline.get(), 1);
+
+        drop(running);
+        advance(Duration::from_secs(100)).await;
+        let report = list.list().remove(0);
+        assert!(!report.running);
+        assert_eq!(
+            (report.timeout_seconds, report.overrun_seconds),
+            (10.0, 7.0)
+        );
+        assert_eq!(metrics.http.past_deadline.get(), 0);
+        assert_eq!(counted(&metrics, "returned"), 1);
+
+        list.sweep();
+        assert_eq!(list.list(), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_never_ends_is_reported_once_and_dropped_from_the_list() {
+        let (metrics, list) = list();
+        let sweeper = tokio::spawn(PostTimeout::sweep_regularly(Arc::downgrade(&list)));
+        let running = late(&list, "/hangs");
+        tokio::time::sleep(HANGS_AFTER - Duration::from_secs(1)).await;
+        assert_eq!(list.list().len(), 1);
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        assert_eq!(list.list(), []);
+        tokio::time::sleep(HANGS_AFTER).await;
+        assert_eq!(counted(&metrics, "pending"), 1);
+        assert_eq!(metrics.http.past_deadline.get(), 1, "it still runs");
+
+        drop(running);
+        drop(list);
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        assert!(sweeper.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_list_is_bounded_and_prefers_what_still_runs() {
+        let (metrics, list) = list();
+        drop(late(&list, "/returned"));
+        let running: Vec<_> = (0..CAPACITY).map(|_| late(&list, "/runs")).collect();
+        let listed = list.list();
+        assert_eq!(listed.len(), CAPACITY);
+        assert!(listed.iter().all(|report| report.running));
+        assert_eq!(metrics.http.past_deadline_unlisted.get(), 0);
+
+        let unlisted = late(&list, "/too-many");
+        assert_eq!(list.list().len(), CAPACITY);
+        assert_eq!(metrics.http.past_deadline_unlisted.get(), 1);
+        drop((running, unlisted));
+        assert_eq!(
+            metrics.http.past_deadline.get(),
+            0,
+            "unlisted ones count too"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_uri_is_cut() {
+        let (_, list) = list();
+        let _running = late(&list, &format!("/{}", "a".repeat(10_000)));
+        assert_eq!(list.list()[0].uri.len(), URI_BYTES);
+    }
+
+    fn list() -> (Metrics, Arc<PostTimeout>) {
+        let metrics = Metrics::new();
+        let list = PostTimeout::new(metrics.http.clone());
+        (metrics, list)
+    }
+
+    /// A request that reaches its deadline of ten seconds now.
+    fn late(list: &PostTimeout, uri: &str) -> Running {
+        let running = Running::new();
+        let deadline = Instant::now();
+        let late = Late {
+            server: "test",
+            method: Method::GET,
+            uri: uri.parse().unwrap(),
+            arrival: deadline.checked_sub(Duration::from_secs(10)).unwrap(),
+            deadline,
+        };
+        list.note(&running, late);
+        running
+    }
+
+    fn counted(metrics: &Metrics, status: &str) -> u64 {
+        let counters = &metrics.http.post_timeouts;
+        counters.with_label_values(&["test", status]).get()
+    }
+}

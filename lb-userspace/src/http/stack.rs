@@ -1,0 +1,104 @@
+//! The layers around every server's handler, and what they share.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{runtime::Handle, task::JoinHandle};
+
+use super::{Deadline, Handler, InFlight, Places, PostTimeout, Request, Response, WhenReady};
+use crate::{config::HttpConfig, health::caches::Caches, http::Class, metrics::HttpMetrics};
+
+/// Shared by all servers of the agent.
+pub struct Stack {
+    /// None: requests have no deadline.
+    deadline: Option<Duration>,
+    places: Arc<Places>,
+    post_timeout: Arc<PostTimeout>,
+    caches: Arc<Caches>,
+    metrics: HttpMetrics,
+    runtime: Handle,
+    upkeep: [JoinHandle<()>; 2],
+}
+
+impl Stack {
+    /// Needs a Tokio runtime, for the gauges and lists it keeps up, which is also the one that servers are
+    /// to run on.
+    pub fn new(config: &HttpConfig, caches: Arc<Caches>, metrics: HttpMetrics) -> Self {
+        let places = Arc::new(Places::new(
+            config.max_requests_inflight,
+            config.max_mutating_requests_inflight,
+            &metrics,
+        ));
+        let post_timeout = PostTimeout::new(metrics.clone());
+        Self {
+            deadline: config
+                .per_request_deadline
+                .then_some(config.request_timeout),
+            upkeep: [
+                tokio::spawn(Places::measure_regularly(Arc::downgrade(&places))),
+                tokio::spawn(PostTimeout::sweep_regularly(Arc::downgrade(&post_timeout))),
+            ],
+            places,
+            post_timeout,
+            caches,
+            metrics,
+            runtime: Handle::current(),
+        }
+    }
+
+    /// Where servers are to be started.
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// `handler` inside all layers. `server` names it in metrics and logs.
+    pub fn wrap<H: Handler>(&self, server: &'static str, handler: H) -> Arc<impl Handler + use<H>> {
+        let metrics = &self.metrics;
+        let handler = WhenReady::new(handler, server, self.caches.clone(), metrics.clone());
+        let handler = InFlight::new(handler, server, self.places.clone(), metrics.clone());
+        Arc::new(match self.deadline {
+            None => Outermost::Plain(handler),
+            Some(maximum) => Outermost::Deadline(Deadline::new(
+                handler,
+                server,
+                maximum,
+                metrics.clone(),
+                self.post_timeout.clone(),
+            )),
+        })
+    }
+
+    /// The requests whose handler was cut at the deadline.
+    pub fn post_timeout(&self) -> &Arc<PostTimeout> {
+        &self.post_timeout
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        for task in &self.upkeep {
+            task.abort();
+        }
+    }
+}
+
+/// With the feature gate `PerRequestDeadline`, or without it.
+enum Outermost<H> {
+    Deadline(Deadline<H>),
+    Plain(H),
+}
+
+impl<H: Handler> Handler for Outermost<H> {
+    fn class(&self, request: &Request) -> Class {
+        match self {
+            Self::Deadline(handler) => handler.class(request),
+            Self::Plain(handler) => handler.class(request),
+        }
+    }
+
+    async fn call(&self, request: Request) -> Response {
+        match self {
+            Self::Deadline(handler) => handler.call(request).await,
+            Self::Plain(handler) => handler.call(request).await,
+        }
+    }
+}

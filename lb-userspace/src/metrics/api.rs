@@ -1,0 +1,104 @@
+//! What the agent asks of the API server.
+
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
+
+use super::{Register, set_to_now};
+
+const RESOURCE: &str = "resource";
+
+/// Requests to the API server and what became of them, by `resource` as in URLs.
+#[derive(Clone, Debug)]
+pub struct ApiMetrics {
+    requests: IntCounterVec,
+    retries: IntCounterVec,
+    lists: IntCounterVec,
+    relists: IntCounterVec,
+    received_bytes: IntCounterVec,
+    refused: IntCounterVec,
+    synced: IntGaugeVec,
+    last_sync: GaugeVec,
+}
+
+impl ApiMetrics {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            requests: register.counters(
+                "node_lb_api_requests_total",
+                "Requests to the API server, by HTTP status code or `none` without an answer.",
+                &[RESOURCE, "verb", "code"],
+            ),
+            retries: register.counters(
+                "node_lb_api_retries_total",
+                "Requests to the API server that failed, or broke off, and were followed by another.",
+                &[RESOURCE, "verb"],
+            ),
+            lists: register.counters(
+                "node_lb_api_lists_total",
+                "Complete lists, streamed or in pages.",
+                &[RESOURCE],
+            ),
+            relists: register.counters(
+                "node_lb_api_relists_total",
+                "New lists because a watch could not go on where it was.",
+                &[RESOURCE, "reason"],
+            ),
+            received_bytes: register.counters(
+                "node_lb_api_received_bytes_total",
+                "Bytes of lists and watches received from the API server.",
+                &[RESOURCE],
+            ),
+            refused: register.counters(
+                "node_lb_api_decode_errors_total",
+                "Objects from the API server that could not be used, each time they came.",
+                &[RESOURCE],
+            ),
+            synced: register.gauges(
+                "node_lb_api_synced",
+                "1 once a resource has been listed completely.",
+                &[RESOURCE],
+            ),
+            last_sync: register.timestamps(
+                "node_lb_api_last_sync_timestamp_seconds",
+                "When a resource was last known to be up to date.",
+                &[RESOURCE],
+            ),
+        }
+    }
+
+    /// A request, with the code of its answer.
+    pub(crate) fn request(&self, resource: &str, verb: &str, code: Option<u16>) {
+        let code = code.map_or("none".to_owned(), |code| code.to_string());
+        let labels = [resource, verb, code.as_str()];
+        self.requests.with_label_values(&labels).inc();
+    }
+
+    /// A request that failed and will be followed by another.
+    pub(crate) fn retry(&self, resource: &str, verb: &str) {
+        self.retries.with_label_values(&[resource, verb]).inc();
+    }
+
+    pub(crate) fn list_complete(&self, resource: &str) {
+        self.lists.with_label_values(&[resource]).inc();
+        self.synced.with_label_values(&[resource]).set(1);
+        self.in_sync(resource);
+    }
+
+    pub(crate) fn relist(&self, resource: &str, reason: &str) {
+        self.relists.with_label_values(&[resource, reason]).inc();
+    }
+
+    pub(crate) fn received(&self, resource: &str, bytes: usize) {
+        let counter = self.received_bytes.with_label_values(&[resource]);
+        counter.inc_by(bytes as u64);
+    }
+
+    /// An object that could not be used.
+    pub(crate) fn refused(&self, resource: &str) {
+        self.refused.with_label_values(&[resource]).inc();
+    }
+
+    /// The API server has just told what is new.
+    pub(crate) fn in_sync(&self, resource: &str) {
+        set_to_now(&self.last_sync.with_label_values(&[resource]));
+    }
+}

@@ -1,0 +1,49 @@
+//! What becomes of the agent's Events.
+
+use prometheus::IntCounterVec;
+
+use super::Register;
+
+/// Notices to be told as Events, by what became of them.
+#[derive(Clone, Debug)]
+pub struct EventMetrics {
+    notices: IntCounterVec,
+    dropped: IntCounterVec,
+}
+
+impl EventMetrics {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            notices: register.counters(
+                "node_lb_events_total",
+                "Events on Services: `created`, `updated` (the count of a series written), `counted` \
+                 (a repetition, to be written later).",
+                &["result"],
+            ),
+            dropped: register.counters(
+                "node_lb_events_dropped_total",
+                "Events that were not written, by reason: `queue_full`, `rate_limited`, `forbidden`, \
+                 `failed`.",
+                &["reason"],
+            ),
+        }
+    }
+
+    pub(crate) fn created(&self) {
+        self.notices.with_label_values(&["created"]).inc();
+    }
+
+    /// The count of a series was written.
+    pub(crate) fn updated(&self) {
+        self.notices.with_label_values(&["updated"]).inc();
+    }
+
+    /// A repetition was noted.
+    pub(crate) fn counted(&self) {
+        self.notices.with_label_values(&["counted"]).inc();
+    }
+
+    pub(crate) fn dropped(&self, reason: &str) {
+        self.dropped.with_label_values(&[reason]).inc();
+    }
+}

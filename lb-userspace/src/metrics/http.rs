@@ -1,0 +1,76 @@
+//! What the layers of the agent's HTTP servers count.
+
+use hyper::StatusCode;
+use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::Register;
+
+/// Seconds; what goes on for longer hangs.
+const POST_TIMEOUT_BUCKETS: [f64; 9] = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
+
+/// Shared by all servers; `server` is a label.
+#[derive(Clone, Debug)]
+pub struct HttpMetrics {
+    /// Requests ended by a layer, by `server` and `code`: 504 at the deadline, 429 refused.
+    terminations: IntCounterVec,
+    /// Requests broken off in the middle of the answer, by `server`.
+    pub aborts: IntCounterVec,
+    /// Requests worked for after their deadline, by `server` and `status`: `returned`, or `pending` for
+    /// those taken not to end.
+    pub post_timeouts: IntCounterVec,
+    /// Seconds from the deadline until it ended, by `server`.
+    pub post_timeout_seconds: HistogramVec,
+    /// Requests past their deadline for which something still works.
+    pub past_deadline: IntGauge,
+    /// Those for which there was no room on the list.
+    pub past_deadline_unlisted: IntCounter,
+    /// The most requests at a time in the last second, by `request_kind`.
+    pub in_flight: IntGaugeVec,
+}
+
+impl HttpMetrics {
+    pub(super) fn new(register: &Register<'_>) -> Self {
+        Self {
+            terminations: register.counters(
+                "node_lb_http_request_terminations_total",
+                "Requests ended early with this status code: 504 at the deadline, 429 refused.",
+                &["server", "code"],
+            ),
+            aborts: register.counters(
+                "node_lb_http_request_aborts_total",
+                "Requests broken off in the middle of the answer.",
+                &["server"],
+            ),
+            post_timeouts: register.counters(
+                "node_lb_http_request_post_timeout_total",
+                "Requests worked for after their deadline, by whether that ended.",
+                &["server", "status"],
+            ),
+            post_timeout_seconds: register.histograms_of(
+                "node_lb_http_request_post_timeout_seconds",
+                "Time from a request's deadline until nothing worked for it any more.",
+                &["server"],
+                POST_TIMEOUT_BUCKETS.to_vec(),
+            ),
+            past_deadline: register.gauge(
+                "node_lb_http_requests_past_deadline",
+                "Requests past their deadline for which something still works.",
+            ),
+            past_deadline_unlisted: register.counter(
+                "node_lb_http_requests_past_deadline_unlisted_total",
+                "Requests past their deadline for which /debug/requests had no room.",
+            ),
+            in_flight: register.gauges(
+                "node_lb_http_current_inflight_requests",
+                "The most requests at a time in the last second.",
+                &["request_kind"],
+            ),
+        }
+    }
+
+    /// Counts a request that a layer ended.
+    pub fn terminated(&self, server: &str, code: StatusCode) {
+        let labels = [server, code.as_str()];
+        self.terminations.with_label_values(&labels).inc();
+    }
+}

@@ -1,0 +1,174 @@
+//! A service port as `node-lb plan` and the agent's API show it, both families of it together.
+
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use super::{EndpointClass, FrontendKind, HealthCheck, Plan, ServicePlan, TopologyMode, Verdict};
+use crate::model::TrafficPolicy;
+
+/// One service port. A dual-stack Service's lists hold both families, sorted by text.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortReport<'a> {
+    namespace: &'a str,
+    /// The Service's name.
+    name: &'a str,
+    /// The port's name, which may be empty.
+    port: &'a str,
+    protocol: String,
+    /// `None` if no traffic can meet the Cluster policy.
+    pub cluster_endpoints: Option<Vec<String>>,
+    /// `None` if no traffic can meet the Local policy.
+    pub local_endpoints: Option<Vec<String>>,
+    /// Whether some endpoint is usable, on whatever node.
+    has_endpoints: bool,
+    pub frontends: Vec<FrontendReport>,
+    pub session_affinity_seconds: Option<u64>,
+    health_check: Option<HealthReport>,
+    /// `namespace/name:port` and the protocol.
+    #[serde(skip)]
+    pub title: String,
+    /// Of every family.
+    #[serde(skip)]
+    pub health_checks: &'a [HealthCheck],
+    #[serde(skip)]
+    pub notes: Vec<&'static str>,
+}
+
+/// One address the port is reached at and what a new connection from outside meets there.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FrontendReport {
+    pub kind: String,
+    /// `ip:port`, or `[ip]:port`.
+    pub address: String,
+    /// `Cluster` or `Local`. On external frontends local pods and the node itself get Cluster.
+    pub policy: String,
+    /// `forward`, `reject` or `drop`.
+    pub verdict: String,
+    /// The only sources accepted; empty means all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub source_ranges: Vec<String>,
+    #[serde(skip)]
+    pub endpoints: usize,
+}
+
+/// The health check node port and its answer, in a dual-stack Service for its primary family.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthReport {
+    port: u16,
+    status: u16,
+    local_endpoints: usize,
+}
+
+impl<'a> PortReport<'a> {
+    /// The ports of a Service, in its order.
+    pub fn all(service: &'a ServicePlan) -> Vec<Self> {
+        let Some(primary) = service.ports.first() else {
+            return Vec::new();
+        };
+        let of_primary = service.ports.iter().filter(|p| p.family == primary.family);
+        of_primary
+            .map(|port| {
+                let families = service.ports.iter().filter(|p| p.name == port.name);
+                Self::new(service, &families.collect::<Vec<_>>())
+            })
+            .collect()
+    }
+
+    fn new(service: &'a ServicePlan, families: &[&'a Plan]) -> Self {
+        let name = &families[0].name;
+        Self {
+            namespace: &name.service.namespace,
+            name: &name.service.name,
+            port: &name.port,
+            protocol: name.protocol.to_string(),
+            cluster_endpoints: merged(families, Plan::uses_cluster, Plan::cluster_set),
+            local_endpoints: merged(families, Plan::uses_local, Plan::local_set),
+            has_endpoints: families.iter().any(|plan| plan.has_any()),
+            frontends: families.iter().flat_map(|plan| frontends(plan)).collect(),
+            session_affinity_seconds: families[0].session_affinity.map(|t| t.as_secs()),
+            health_check: service.health_checks.first().map(|health| HealthReport {
+                port: health.port,
+                status: health.status(),
+                local_endpoints: health.local_ready,
+            }),
+            title: format!("{name} {}", name.protocol),
+            health_checks: &service.health_checks,
+            notes: notes(families),
+        }
+    }
+}
+
+fn merged(
+    families: &[&Plan],
+    used: fn(&Plan) -> bool,
+    set: fn(&Plan) -> &[SocketAddr],
+) -> Option<Vec<String>> {
+    let using: Vec<_> = families.iter().filter(|plan| used(plan)).collect();
+    if using.is_empty() {
+        return None;
+    }
+    let endpoints = using.iter().flat_map(|plan| set(plan));
+    let mut texts: Vec<_> = endpoints.map(ToString::to_string).collect();
+    texts.sort();
+    Some(texts)
+}
+
+fn frontends(plan: &Plan) -> impl Iterator<Item = FrontendReport> {
+    plan.frontends.iter().map(|frontend| {
+        let policy = plan.policy(frontend.kind);
+        FrontendReport {
+            kind: frontend.kind.to_string(),
+            address: frontend.address.to_string(),
+            policy: policy.to_string(),
+            verdict: plan.verdict(policy).to_string(),
+            source_ranges: match frontend.kind {
+                FrontendKind::LoadBalancerIp => {
+                    plan.source_ranges.iter().map(ToString::to_string).collect()
+                }
+                _ => Vec::new(),
+            },
+            endpoints: plan.set(policy).len(),
+        }
+    })
+}
+
+/// What the sets alone do not say.
+fn notes(families: &[&Plan]) -> Vec<&'static str> {
+    let any = |holds: fn(&Plan) -> bool| families.iter().any(|plan| holds(plan));
+    [
+        (
+            any(|p| p.endpoints.topology() == TopologyMode::SameZone),
+            "topology hints keep the Cluster set to this node's zone",
+        ),
+        (
+            any(|p| p.endpoints.topology() == TopologyMode::SameNode),
+            "topology hints keep the Cluster set to this node",
+        ),
+        (
+            any(|p| !p.cluster_set().is_empty() && p.endpoints.ready().is_empty()),
+            "no endpoint is ready, so the Cluster set is the terminating ones",
+        ),
+        (
+            any(|p| {
+                let local = p.local_set();
+                !local.is_empty() && local == p.endpoints.class(EndpointClass::LocalTerminating)
+            }),
+            "no endpoint of this node is ready, so the Local set is its terminating ones",
+        ),
+        (
+            any(|p| {
+                p.external_policy == TrafficPolicy::Local
+                    && p.externally_accessible
+                    && p.verdict(TrafficPolicy::Cluster) == Verdict::Forward
+            }),
+            "local pods and this node itself use the Cluster set on external frontends",
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(holds, note)| holds.then_some(note))
+    .collect()
+}

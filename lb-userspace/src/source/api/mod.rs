@@ -1,0 +1,111 @@
+//! The Kubernetes API server as a source: a reflector for each of Services, EndpointSlices and this
+//! Node.
+//!
+//! The connection (TLS, credentials, kubeconfig) is kube-rs's client. The reflectors are ours, because
+//! what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited out and the
+//! same request repeated, down to the same page of a list; what happens on which failure is one table
+//! (`reflector::recovery`); lists are decoded while they arrive and dropped item by item; objects that cannot
+//! be decoded cost nobody else anything; every request is counted.
+//!
+//! Rules:
+//! - A list is streamed (KEP-3157) where the server can, otherwise it comes in pages from the
+//!   server's cache.
+//! - What a list no longer has is deleted once the list is complete, in the same batch as everything
+//!   it found: there is no state in between. Objects of the version that is known already are not
+//!   passed on.
+//! - A watch that breaks goes on where it was. Only one whose history is gone (410) leads to a new
+//!   list, and nodes spread those out.
+//! - Until all three resources have been listed once, there is no [`Event::Synced`].
+
+mod backoff;
+mod body;
+mod client;
+mod connection;
+mod event;
+mod failure;
+mod known;
+mod reflector;
+mod resource;
+mod writer;
+
+use std::sync::Arc;
+
+use tokio::{sync::mpsc, task::JoinSet};
+
+use super::{Batch, Source, SourceFuture, health::SourceHealth};
+use crate::metrics::ApiMetrics;
+pub(crate) use backoff::{Backoff, up_to};
+use client::ApiClient;
+pub use connection::{Access, Connection};
+pub use failure::Failure;
+use reflector::Reflector;
+use resource::Resource;
+pub use writer::ApiWriter;
+
+/// The objects of a cluster that matter to one node, see [the module](self).
+pub struct ApiSource {
+    connection: Arc<Connection>,
+    resources: Vec<Resource>,
+    health: Arc<SourceHealth>,
+    metrics: ApiMetrics,
+}
+
+impl ApiSource {
+    /// Reads how to reach the API server, which need not be there yet.
+    ///
+    /// # Errors
+    /// If that is not known, or makes no sense.
+    pub async fn open(access: Access, node: &str, metrics: ApiMetrics) -> anyhow::Result<Self> {
+        Ok(Self::with(Connection::open(access).await?, node, metrics))
+    }
+
+    /// A source that uses this client, whatever happens.
+    pub fn with_client(client: kube::Client, node: &str, metrics: ApiMetrics) -> Self {
+        Self::with(Connection::of(client), node, metrics)
+    }
+
+    fn with(connection: Connection, node: &str, metrics: ApiMetrics) -> Self {
+        let resources = vec![
+            Resource::services(),
+            Resource::endpoint_slices(),
+            Resource::node(node),
+        ];
+        Self {
+            connection: Arc::new(connection),
+            health: Arc::new(SourceHealth::new(
+                resources.iter().map(|resource| resource.name),
+            )),
+            resources,
+            metrics,
+        }
+    }
+
+    /// How each resource is doing.
+    pub fn health(&self) -> Arc<SourceHealth> {
+        self.health.clone()
+    }
+
+    /// Writes objects over the same connection.
+    pub fn writer(&self) -> ApiWriter {
+        ApiWriter::new(self.connection.clone(), self.metrics.clone())
+    }
+}
+
+impl Source for ApiSource {
+    fn run(self: Box<Self>, events: mpsc::Sender<Batch>) -> SourceFuture {
+        Box::pin(async move {
+            let mut reflectors = JoinSet::new();
+            for resource in self.resources {
+                let connection = self.connection.clone();
+                let client = ApiClient::new(connection, resource, self.metrics.clone());
+                let reflector = Reflector::new(client, self.health.clone(), events.clone());
+                reflectors.spawn(reflector.run());
+            }
+            tokio::select! {
+                () = events.closed() => Ok(()),
+                // They end when nobody listens any more, or by a panic.
+                Some(ended) = reflectors.join_next() => Ok(ended?),
+            }
+        })
+    }
+}

@@ -1,0 +1,317 @@
+//! Keeps one resource up to date: lists it once, then watches what changes, for as long as somebody
+//! listens.
+
+mod recovery;
+
+use std::{mem, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+
+use super::{
+    super::{
+        Batch, Event, Kind,
+        health::SourceHealth,
+        kubernetes::{Outcome, Versioned, translate_json},
+    },
+    backoff::Backoff,
+    body::{LineCutter, ListCutter},
+    client::{Answer, ApiClient},
+    event::WatchEvent,
+    failure::Failure,
+    known::{Known, is_older},
+    resource::{Request, watch_time},
+};
+use recovery::Step;
+
+/// A page of a list has to be complete after this long: an API server gives up after a minute, too.
+const PAGE_TIME: Duration = Duration::from_secs(60);
+/// A watch that says nothing for this long is taken for dead. API servers send a bookmark a minute.
+const SILENCE: Duration = Duration::from_secs(150);
+/// What a watch may last beyond the time asked for.
+const GRACE: Duration = Duration::from_secs(30);
+/// A watch that ends this soon, with nothing said, is taken for a failure.
+const TOO_SHORT: Duration = Duration::from_secs(1);
+/// Objects of the first list that are handed on together.
+const BATCH: usize = 500;
+
+/// Follows one resource.
+pub struct Reflector {
+    client: ApiClient,
+    health: Arc<SourceHealth>,
+    events: mpsc::Sender<Batch>,
+    known: Known,
+    /// What is not handed on yet.
+    pending: Vec<Event>,
+    /// When the last of that arrived.
+    received: std::time::Instant,
+    /// The newest version that is wholly known.
+    version: String,
+    /// Whether there has been a complete list.
+    listed: bool,
+    /// Whether the server streams lists, as far as is known.
+    streams: bool,
+    backoff: Backoff,
+    /// Apart, so that no outage before it delays a new list.
+    relist_backoff: Backoff,
+}
+
+impl Reflector {
+    pub fn new(client: ApiClient, health: Arc<SourceHealth>, events: mpsc::Sender<Batch>) -> Self {
+        Self {
+            known: Known::new(client.resource.kind),
+            client,
+            health,
+            events,
+            pending: Vec::new(),
+            received: std::time::Instant::now(),
+            version: String::new(),
+            listed: false,
+            streams: true,
+            backoff: Backoff::new(),
+            relist_backoff: Backoff::new(),
+        }
+    }
+
+    /// Runs for ever; to be dropped when nobody listens any more.
+    pub async fn run(mut self) {
+        let mut step = self.list(String::new());
+        loop {
+            if let Err(failure) = self.take(&mut step).await {
+                let wait;
+                (step, wait) = self.after_failure(step, &failure);
+                sleep(wait).await;
+            }
+        }
+    }
+
+    /// Does a step; `step` becomes the one to do next, or again.
+    async fn take(&mut self, step: &mut Step) -> Result<(), Failure> {
+        let time = watch_time();
+        match step {
+            Step::Page { from, token } => {
+                let request = Request::Page {
+                    from,
+                    token: token.as_deref(),
+                };
+                if token.is_none() {
+                    self.known.begin_list();
+                }
+                match self.page(&request).await? {
+                    Some(more) => *token = Some(more),
+                    None => *step = Step::Watch,
+                }
+                Ok(())
+            }
+            Step::Stream { from } => {
+                let from = mem::take(from);
+                let request = Request::Stream { from: &from, time };
+                self.known.begin_list();
+                let mut initial = true;
+                let ended = self.follow(&request, time, &mut initial).await;
+                // What follows the initial events is an ordinary watch.
+                *step = match initial {
+                    true => Step::Stream { from },
+                    false => Step::Watch,
+                };
+                ended
+            }
+            Step::Watch => {
+                let from = self.version.clone();
+                let request = Request::Watch { from: &from, time };
+                self.follow(&request, time, &mut false).await
+            }
+        }
+    }
+
+    /// Takes in a page; the token of the next one if there is more.
+    async fn page(&mut self, request: &Request<'_>) -> Result<Option<String>, Failure> {
+        let deadline = Instant::now() + PAGE_TIME;
+        let mut answer = self.client.get(request).await?;
+        let mut cutter = ListCutter::default();
+        while let Some(bytes) = answer.next(deadline, PAGE_TIME).await? {
+            self.received = std::time::Instant::now();
+            cutter.push(&bytes, |item| {
+                let object = translate_json(self.client.resource.kind, item);
+                let object = object.map_err(|error| Failure::Broken(error.to_string()))?;
+                self.count_refused(&object);
+                self.known.listed(object, &mut self.pending);
+                Ok(())
+            })?;
+            self.send_some().await;
+        }
+        let list = cutter.finish()?;
+        if let Some(token) = list.continue_.filter(|token| !token.is_empty()) {
+            return Ok(Some(token));
+        }
+        let version = list.resource_version.unwrap_or_default();
+        self.complete_list(version);
+        self.announce_list().await;
+        Ok(None)
+    }
+
+    /// Takes in a watch until it ends. `initial` says whether it begins with a list, and becomes false
+    /// when that is complete.
+    async fn follow(
+        &mut self,
+        request: &Request<'_>,
+        time: Duration,
+        initial: &mut bool,
+    ) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut answer = self.client.get(request).await?;
+        if !*initial {
+            self.note_current();
+        }
+        let mut cutter = LineCutter::default();
+        let mut quiet = true;
+        while let Some(bytes) = self.wait(&mut answer, began, time).await? {
+            quiet = false;
+            self.received = std::time::Instant::now();
+            let mut complete = false;
+            let cut = cutter.push(&bytes, |line| {
+                if line.trim_ascii().is_empty() {
+                    return Ok(());
+                }
+                match WatchEvent::parse(self.client.resource.kind, line)? {
+                    WatchEvent::Bookmark {
+                        version,
+                        initial_events_end: true,
+                    } if *initial => {
+                        *initial = false;
+                        complete = true;
+                        self.complete_list(version);
+                    }
+                    event => self.watched(event, *initial),
+                }
+                Ok(())
+            });
+            // What came before a fault is as good as ever.
+            if complete {
+                self.announce_list().await;
+            }
+            match *initial {
+                true => self.send_some().await,
+                false => {
+                    self.note_current();
+                    self.send_all().await;
+                }
+            }
+            cut?;
+        }
+        cutter.finish()?;
+        let fault = match *initial {
+            true => "the watch ended before its initial events did",
+            false if quiet && began.elapsed() < TOO_SHORT => "the watch ended at once",
+            false => return Ok(()),
+        };
+        Err(Failure::Broken(fault.to_owned()))
+    }
+
+    /// The next bytes of a watch; none also if it has outlived the time it was asked for.
+    async fn wait(
+        &self,
+        answer: &mut Answer,
+        began: Instant,
+        time: Duration,
+    ) -> Result<Option<bytes::Bytes>, Failure> {
+        let end = began + time + GRACE;
+        let silent = Instant::now() + SILENCE;
+        match answer.next(silent.min(end), SILENCE).await {
+            Err(Failure::TimedOut(_)) if end <= silent => Ok(None),
+            other => other,
+        }
+    }
+
+    /// Takes in an event of a watch.
+    fn watched(&mut self, event: WatchEvent, initial: bool) {
+        let version = match event {
+            WatchEvent::Changed(object) => {
+                self.count_refused(&object);
+                let version = object.resource_version.clone();
+                match initial {
+                    true => self.known.listed(*object, &mut self.pending),
+                    false => self.known.changed(*object, &mut self.pending),
+                }
+                version
+            }
+            WatchEvent::Removed { name, version } => {
+                self.known.removed(name, &version, &mut self.pending);
+                version
+            }
+            WatchEvent::Bookmark { version, .. } => {
+                self.known.settled();
+                version
+            }
+            WatchEvent::Unusable(event) => {
+                self.client.metrics.refused(self.client.resource.name);
+                tracing::warn!(resource = self.client.resource.name, "{event}");
+                return;
+            }
+        };
+        // Initial events come in no order, so that no version is wholly known before their end.
+        if !initial && !version.is_empty() && !is_older(&version, &self.version) {
+            self.version = version;
+        }
+    }
+
+    fn count_refused(&self, object: &Versioned) {
+        if object.translated.outcome == Outcome::Refuse {
+            self.client.metrics.refused(self.client.resource.name);
+        }
+    }
+
+    /// Takes a list for complete.
+    fn complete_list(&mut self, version: String) {
+        let name = self.client.resource.name;
+        self.known.complete_list(&mut self.pending);
+        self.version = version;
+        self.listed = true;
+        self.client.metrics.list_complete(name);
+        tracing::info!(resource = name, objects = self.known.len(), "listed");
+        if self.client.resource.kind == Kind::Node && self.known.len() == 0 {
+            tracing::warn!(
+                "the API server has no Node object of this node's name: is --node right? Until it \
+                 comes, its addresses, labels and pod networks are unknown"
+            );
+        }
+    }
+
+    /// Hands on what a complete list found, all at once where somebody already relies on it.
+    async fn announce_list(&mut self) {
+        self.send_all().await;
+        if self.health.synced(self.client.resource.name) {
+            self.pending.push(Event::Synced);
+        }
+        self.send_all().await;
+    }
+
+    fn note_current(&self) {
+        let name = self.client.resource.name;
+        self.client.metrics.in_sync(name);
+        if self.health.current(name) {
+            tracing::info!(resource = name, "following the API server again");
+        }
+    }
+
+    /// Hands on part of a list as it comes, if nobody relies on an earlier one.
+    async fn send_some(&mut self) {
+        if !self.listed && self.pending.len() >= BATCH {
+            self.send_all().await;
+        }
+    }
+
+    async fn send_all(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let batch = Batch {
+            events: mem::take(&mut self.pending),
+            received: self.received,
+        };
+        // When nobody listens any more, this reflector is about to be dropped.
+        let _ = self.events.send(batch).await;
+    }
+}

@@ -1,0 +1,52 @@
+//! Requests that write objects.
+
+use std::sync::Arc;
+
+use http_body_util::BodyExt as _;
+use hyper::{Method, header::CONTENT_TYPE, http};
+use kube::client::Body;
+use serde_json::Value;
+
+use super::{client::exchange, connection::Connection, failure::Failure};
+use crate::metrics::ApiMetrics;
+
+/// Writes objects over the connection of an [`super::ApiSource`].
+pub struct ApiWriter {
+    connection: Arc<Connection>,
+    metrics: ApiMetrics,
+}
+
+impl ApiWriter {
+    pub(super) fn new(connection: Arc<Connection>, metrics: ApiMetrics) -> Self {
+        Self {
+            connection,
+            metrics,
+        }
+    }
+
+    /// Sends an object, or for PATCH a merge patch, of this resource. Once.
+    ///
+    /// # Errors
+    /// As [`exchange`].
+    pub async fn write(
+        &self,
+        resource: &str,
+        method: &Method,
+        path: &str,
+        object: &Value,
+    ) -> Result<(), Failure> {
+        let (verb, content_type) = match *method {
+            Method::PATCH => ("patch", "application/merge-patch+json"),
+            _ => ("create", "application/json"),
+        };
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header(CONTENT_TYPE, content_type)
+            .body(Body::from(object.to_string().into_bytes()));
+        let about = (resource, verb);
+        // Read to its end, whatever it says, so that the connection can be used again.
+        let read = |body: Body| async { drop(body.collect().await) };
+        exchange(&self.connection, &self.metrics, about, request, read).await
+    }
+}

@@ -1,0 +1,148 @@
+//! What a source follows and whether it has arrived, for readiness checks and `status`.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+/// How each resource of a source is doing: cheap to ask, shared by all who want to know.
+#[derive(Debug, Default)]
+pub struct SourceHealth {
+    states: Mutex<Vec<ResourceHealth>>,
+}
+
+/// How one resource is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourceHealth {
+    /// The resource, as in URLs: `services`.
+    pub name: &'static str,
+    /// Whether it has been complete once. Never turns false again: what was delivered stays in
+    /// force while a source has trouble.
+    pub synced: bool,
+    /// When the source last heard that it is up to date.
+    pub last_sync: Option<SystemTime>,
+    /// Why it cannot be kept up to date at the moment.
+    pub error: Option<String>,
+}
+
+impl SourceHealth {
+    /// Resources of these names, nothing of which has arrived.
+    pub fn new(names: impl IntoIterator<Item = &'static str>) -> Self {
+        let state = |name| ResourceHealth {
+            name,
+            synced: false,
+            last_sync: None,
+            error: None,
+        };
+        Self {
+            states: Mutex::new(names.into_iter().map(state).collect()),
+        }
+    }
+
+    /// How each resource is doing.
+    pub fn states(&self) -> Vec<ResourceHealth> {
+        self.lock().clone()
+    }
+
+    /// Whether each has been complete once.
+    pub fn all_synced(&self) -> bool {
+        self.lock().iter().all(|state| state.synced)
+    }
+
+    /// Whether a resource has been complete once.
+    pub fn is_synced(&self, name: &str) -> bool {
+        self.lock()
+            .iter()
+            .any(|state| state.name == name && state.synced)
+    }
+
+    /// Notes that every resource is complete, as a source says that reads all from one place.
+    pub fn all_complete(&self) {
+        for state in self.lock().iter_mut().filter(|state| !state.synced) {
+            state.note_complete();
+        }
+    }
+
+    /// Notes that a resource is complete. True if it was the last one missing: once.
+    pub fn synced(&self, name: &str) -> bool {
+        let mut states = self.lock();
+        let mut first = false;
+        for state in states.iter_mut().filter(|state| state.name == name) {
+            first = !state.synced;
+            state.note_complete();
+        }
+        first && states.iter().all(|state| state.synced)
+    }
+
+    /// Notes that a resource is being kept up to date. True if there was trouble before.
+    pub(crate) fn current(&self, name: &str) -> bool {
+        let mut states = self.lock();
+        let state = states.iter_mut().find(|state| state.name == name);
+        state.is_some_and(|state| {
+            if state.synced {
+                state.last_sync = Some(SystemTime::now());
+            }
+            state.error.take().is_some()
+        })
+    }
+
+    /// Notes why a resource cannot be kept up to date. True if that is news.
+    pub(crate) fn failed(&self, name: &str, error: String) -> bool {
+        let mut states = self.lock();
+        let state = states.iter_mut().find(|state| state.name == name);
+        state.is_some_and(|state| state.error.replace(error.clone()) != Some(error))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<ResourceHealth>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ResourceHealth {
+    fn note_complete(&mut self) {
+        self.synced = true;
+        self.last_sync = Some(SystemTime::now());
+        self.error = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_resource_to_arrive_completes_the_set_once() {
+        let health = SourceHealth::new(["services", "nodes"]);
+        assert!(!health.all_synced());
+        assert!(!health.synced("nodes"));
+        assert!(!health.synced("nodes"), "known already");
+        assert!(health.synced("services"));
+        assert!(health.all_synced());
+        assert!(!health.synced("services"), "a second list is no news");
+    }
+
+    #[test]
+    fn a_source_may_deliver_all_at_once() {
+        let health = SourceHealth::new(["services", "nodes"]);
+        assert!(!health.is_synced("services"));
+        health.synced("services");
+        assert!(health.is_synced("services") && !health.is_synced("nodes"));
+        health.all_complete();
+        assert!(health.is_synced("services") && health.is_synced("nodes"));
+        assert!(!health.is_synced("pods"), "nobody's");
+    }
+
+    #[test]
+    fn trouble_is_told_once_and_does_not_unsync() {
+        let health = SourceHealth::new(["services"]);
+        health.synced("services");
+        assert!(health.failed("services", "refused".to_owned()));
+        assert!(!health.failed("services", "refused".to_owned()));
+        assert!(health.failed("services", "forbidden".to_owned()));
+        let state = &health.states()[0];
+        assert!(state.synced && state.error.as_deref() == Some("forbidden"));
+        assert!(health.current("services"));
+        assert!(!health.current("services"));
+        assert_eq!(health.states()[0].error, None);
+    }
+}

@@ -1,0 +1,461 @@
+//! The local API.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use node_lb::{
+    agent::{
+        api::{
+            LocalApi,
+            flows::{FlowSource, NewFlows},
+        },
+        catalog::Catalog,
+        status::Status,
+    },
+    flows::FlowReport,
+    health::readiness::Readiness,
+    http::Server,
+    model::{
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
+        ServicePort, ServiceType, TrafficPolicy,
+    },
+    plan::{LocalNode, PlanOptions, ServicePlan, plan},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpStream,
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use crate::{
+    client::{PATIENCE, get, request},
+    support::{Parts, eventually, get_over_http2, http2},
+};
+
+#[tokio::test]
+async fn a_service_is_shown_as_it_is_programmed() {
+    let agent = Agent::start();
+    agent.put("shop", "web", &["10.1.0.1", "10.1.0.2"]);
+    let reply = agent.get("/api/v1/services/shop/web").await;
+    assert_eq!(reply.0, 200);
+    let port = &reply.1["ports"][0];
+    assert_eq!(reply.1["namespace"], "shop");
+    assert_eq!(
+        port["clusterEndpoints"],
+        json!(["10.1.0.1:8080", "10.1.0.2:8080"])
+    );
+    assert_eq!(port["frontends"][0]["address"], "10.96.0.1:80");
+    assert_eq!(port["frontends"][0]["verdict"], "forward");
+
+    let (status, error) = agent.get("/api/v1/services/shop/other").await;
+    assert_eq!((status, &error["reason"]), (404, &json!("NotFound")));
+    for path in [
+        "/api/v1/services/shop",
+        "/api/v1/services/shop/",
+        "/api/v1/services/a/b/c",
+        "/other",
+    ] {
+        assert_eq!(agent.get_text(path).await.0, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn lists_are_whole_or_in_pages() {
+    let agent = Agent::start();
+    assert_eq!(agent.names("/api/v1/services").await, [""; 0]);
+    for name in ["b", "a", "d", "c", "e"] {
+        agent.put("shop", name, &["10.1.0.1"]);
+    }
+    let all = ["a", "b", "c", "d", "e"];
+    assert_eq!(agent.names("/api/v1/services").await, all);
+    assert_eq!(agent.names("/api/v1/services?limit=0").await, all);
+
+    let (mut found, mut query) = (Vec::new(), String::new());
+    for left in [3, 1, 0] {
+        let (status, page) = agent.get(&format!("/api/v1/services?limit=2{query}")).await;
+        assert_eq!((status, &page["remainingItemCount"]), (200, &json!(left)));
+        found.extend(names(&page));
+        query = match &page["continue"] {
+            Value::String(after) => format!("&continue={}", after.replace('/', "%2F")),
+            _ => String::new(),
+        };
+    }
+    assert_eq!(found, all);
+    assert_eq!(query, "", "the last page says so");
+    for query in ["limit=x", "limit=-1", "limit=1&continue=x"] {
+        let (status, _) = agent.get(&format!("/api/v1/services?{query}")).await;
+        assert_eq!(status, 400, "{query}");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_tells_what_is_there_and_then_each_change() {
+    let agent = Agent::start();
+    agent.put("shop", "web", &["10.1.0.1"]);
+    let mut watch = agent.stream("/api/v1/services?watch").await;
+    watch.expect("ADDED", "web").await;
+    assert_eq!(watch.next().await, json!({"type": "BOOKMARK"}));
+
+    agent.put("shop", "web", &["10.1.0.1"]); // nothing changed
+    agent.put("shop", "web", &["10.1.0.2"]);
+    let event = watch.expect("MODIFIED", "web").await;
+    let endpoints = &event["object"]["ports"][0]["clusterEndpoints"];
+    assert_eq!(*endpoints, json!(["10.1.0.2:8080"]));
+    agent.put("shop", "new", &[]);
+    watch.expect("ADDED", "new").await;
+    agent.catalog.set(&object("shop", "web"), None);
+    watch.expect("DELETED", "web").await;
+}
+
+#[tokio::test]
+async fn a_watcher_that_falls_behind_is_told_to_start_over() {
+    let agent = Agent::start();
+    let mut watch = agent.stream("/api/v1/services?watch").await;
+    watch.next().await;
+    // All in one go, so that the server cannot send in between.
+    for number in 0..5000 {
+        agent.put(
+            "shop",
+            "web",
+            &[&format!("10.1.{}.{}", number / 250, number % 250)],
+        );
+    }
+    let mut last = Value::Null;
+    while let Some(event) = watch.try_next().await {
+        last = event;
+    }
+    assert_eq!(
+        (&last["type"], &last["object"]["code"]),
+        (&json!("ERROR"), &json!(410))
+    );
+}
+
+#[tokio::test]
+async fn until_the_caches_are_initialised_nothing_wide_is_served_and_nothing_hangs() {
+    let agent = Agent::start();
+    agent.put("shop", "web", &["10.1.0.1"]);
+    agent.parts.caches.reinitializing("services");
+    for (path, status) in [
+        ("/api/v1/services/shop/web", 200),
+        ("/api/v1/services?limit=10", 200),
+        ("/flows", 200),
+        ("/flows?limit=1", 200),
+        ("/configz", 200),
+        ("/status", 200),
+        ("/readyz", 200),
+        // It may yet come.
+        ("/api/v1/services/shop/other", 429),
+        ("/api/v1/services", 429),
+        ("/api/v1/services?limit=0", 429),
+        ("/api/v1/services?watch", 429),
+        ("/api/v1/services?watch=true&limit=1", 429),
+        ("/flows?follow", 429),
+    ] {
+        let reply = timeout(Duration::from_secs(5), get(agent.server.address(), path));
+        let reply = reply.await.unwrap_or_else(|_| panic!("{path} hangs"));
+        assert_eq!(reply.status, status, "{path}: {}", reply.body);
+        let retry_after = reply.headers.get("retry-after").map(String::as_str);
+        assert_eq!(retry_after, (status == 429).then_some("1"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn flows_are_bounded_and_have_their_service_s_name() {
+    let agent = Agent::start();
+    agent.put("shop", "web", &["10.1.0.1"]);
+    let (_, page) = agent.get("/flows?limit=2").await;
+    assert_eq!(page["items"].as_array().unwrap().len(), 2);
+    assert_eq!(page["truncated"], true);
+    assert_eq!(page["items"][0]["service"], "shop/web:http");
+    assert_eq!(page["items"][0]["client"], "192.0.2.1:1000");
+    let (_, page) = agent.get("/flows").await;
+    assert_eq!(page["items"].as_array().unwrap().len(), 3);
+    assert_eq!(page["truncated"], false);
+    assert_eq!(agent.get("/flows?limit=x").await.0, 400);
+}
+
+#[tokio::test]
+async fn new_flows_are_followed_and_what_is_left_out_is_counted() {
+    let agent = Agent::start();
+    agent.put("shop", "web", &["10.1.0.1"]);
+    let mut follow = agent.stream("/flows?follow").await;
+    let first = follow.next().await;
+    assert_eq!(
+        (&first["client"], &first["service"]),
+        (&json!("192.0.2.1:1"), &json!("shop/web:http"))
+    );
+    assert_eq!(follow.next().await, json!({"skipped": 1}));
+    assert_eq!(follow.next().await["client"], "192.0.2.1:2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_are_never_silent_for_long() {
+    let agent = Agent::start();
+    let mut watch = agent.stream("/api/v1/services?watch").await;
+    for _ in 0..3 {
+        assert_eq!(watch.next().await, json!({"type": "BOOKMARK"}));
+    }
+    let mut follow = agent.stream("/flows?follow").await;
+    while follow.next().await["client"] != "192.0.2.1:3" {}
+    assert_eq!(follow.next().await, json!({"skipped": 0}));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_goes_without_a_word_is_noticed() {
+    let agent = Agent::start();
+    let mut stream = TcpStream::connect(agent.server.address()).await.unwrap();
+    let request = b"GET /flows?follow HTTP/1.1\r\nHost: node\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    eventually(|| agent.followers() == 1).await;
+    drop(stream);
+    eventually(|| agent.followers() == 0).await;
+}
+
+#[tokio::test]
+async fn settings_and_state_are_shown_and_nothing_can_be_written() {
+    let agent = Agent::start();
+    assert_eq!(agent.get("/configz").await, (200, json!({"node-lb": {}})));
+    assert_eq!(agent.get("/status").await.1["node"], "worker-1");
+    assert_eq!(agent.get_text("/readyz/ping").await, (200, "ok".to_owned()));
+    for method in ["POST", "PUT", "DELETE"] {
+        let reply = request(agent.server.address(), method, "/api/v1/services/shop/web").await;
+        assert_eq!((reply.status, &*reply.headers["allow"]), (405, "GET, HEAD"));
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_stops_says_so() {
+    let mut agent = Agent::start();
+    agent.answering.abort();
+    assert!((&mut agent.answering).await.unwrap_err().is_cancelled());
+    assert_eq!(agent.get("/status").await.0, 503);
+}
+
+/// The API of an agent that has no kernel.
+struct Agent {
+    parts: Parts,
+    catalog: Arc<Catalog>,
+    server: Server,
+    answering: tokio::task::JoinHandle<()>,
+    followed: Arc<()>,
+}
+
+impl Agent {
+    fn start() -> Self {
+        let parts = Parts::new(<_>::default());
+        let catalog = Arc::new(Catalog::new());
+        let (ask, mut asked) = mpsc::channel::<oneshot::Sender<Status>>(1);
+        let answering = tokio::spawn(async move {
+            while let Some(reply) = asked.recv().await {
+                let status = Status {
+                    node: "worker-1".to_owned(),
+                    ..Status::default()
+                };
+                let _ = reply.send(status); // the client may have gone
+            }
+        });
+        let followed = Arc::new(());
+        let api = LocalApi {
+            catalog: catalog.clone(),
+            flows: Arc::new(ThreeFlows(followed.clone())),
+            caches: parts.caches.clone(),
+            readiness: Arc::new(Readiness::new()),
+            configz: Bytes::from_static(br#"{"node-lb":{}}"#),
+            status: ask,
+        };
+        Self {
+            server: parts.serve(api),
+            parts,
+            catalog,
+            answering,
+            followed,
+        }
+    }
+
+    /// How many follow the flows: all who know of them but the agent and this.
+    fn followers(&self) -> usize {
+        Arc::strong_count(&self.followed) - 2
+    }
+
+    fn put(&self, namespace: &str, name: &str, endpoints: &[&str]) {
+        let plan = planned(namespace, name, endpoints);
+        self.catalog
+            .set(&plan.service.clone(), Some(Arc::new(plan)));
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        let (status, body) = self.get_text(path).await;
+        let json = serde_json::from_str(&body);
+        (status, json.unwrap_or_else(|_| panic!("{path}: {body}")))
+    }
+
+    /// Over HTTP/2, whose client puts streamed answers together.
+    async fn get_text(&self, path: &str) -> (u16, String) {
+        let mut client = http2(&self.server).await;
+        let (status, body) = crate::support::ask_over_http2(&mut client, path)
+            .await
+            .unwrap();
+        (status.as_u16(), body)
+    }
+
+    async fn names(&self, path: &str) -> Vec<String> {
+        let (status, list) = self.get(path).await;
+        assert_eq!(status, 200, "{list}");
+        names(&list)
+    }
+
+    async fn stream(&self, path: &str) -> Lines {
+        let mut client = http2(&self.server).await;
+        let answer = client.send_request(get_over_http2(path)).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        Lines {
+            body: answer.into_body(),
+            read: Vec::new(),
+        }
+    }
+}
+
+/// Lines of JSON as they come.
+struct Lines {
+    body: Incoming,
+    read: Vec<u8>,
+}
+
+impl Lines {
+    async fn next(&mut self) -> Value {
+        self.try_next().await.expect("the stream ended")
+    }
+
+    async fn try_next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<_> = self.read.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).unwrap());
+            }
+            let frame = timeout(PATIENCE, self.body.frame()).await.expect("silence");
+            self.read.extend(frame?.unwrap().into_data().unwrap());
+        }
+    }
+
+    async fn expect(&mut self, kind: &str, name: &str) -> Value {
+        let event = self.next().await;
+        assert_eq!(
+            (&event["type"], &event["object"]["name"]),
+            (&json!(kind), &json!(name))
+        );
+        event
+    }
+}
+
+/// Three flows; counts who follows them.
+struct ThreeFlows(Arc<()>);
+
+impl FlowSource for ThreeFlows {
+    fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)> {
+        let flows = (1000..1003).map(flow).take(limit).collect();
+        Ok((flows, limit < 3))
+    }
+
+    fn follow(&self) -> anyhow::Result<Box<dyn NewFlows>> {
+        Ok(Box::new(Counting {
+            looks: 0,
+            _followed: self.0.clone(),
+        }))
+    }
+}
+
+/// Three flows, one each time, and at first one that is left out.
+struct Counting {
+    looks: u16,
+    _followed: Arc<()>,
+}
+
+impl NewFlows for Counting {
+    fn next(&mut self, _: usize) -> anyhow::Result<(Vec<FlowReport>, usize)> {
+        self.looks += 1;
+        match self.looks {
+            1..=3 => Ok((vec![flow(self.looks)], usize::from(self.looks == 1))),
+            _ => Ok((Vec::new(), 0)),
+        }
+    }
+}
+
+fn flow(client_port: u16) -> FlowReport {
+    FlowReport {
+        protocol: "TCP".to_owned(),
+        client: ([192, 0, 2, 1], client_port).into(),
+        frontend: ([10, 96, 0, 1], 80).into(),
+        service: None,
+        endpoint: ([10, 1, 0, 1], 8080).into(),
+        source_nat: None,
+        stage: "established",
+        idle_seconds: 0,
+        mode: "forward",
+        transport: Protocol::Tcp,
+    }
+}
+
+fn names(list: &Value) -> Vec<String> {
+    let items = list["items"].as_array().unwrap().iter();
+    items
+        .map(|item| item["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn object(namespace: &str, name: &str) -> ObjectName {
+    ObjectName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
+    let service = Service {
+        name: object(namespace, name),
+        uid: None,
+        service_type: ServiceType::ClusterIp,
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        ports: vec![ServicePort {
+            name: "http".to_owned(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: 0,
+        }],
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        load_balancer_source_ranges: Vec::new(),
+        health_check_node_port: 0,
+        session_affinity: None,
+        algorithm: Algorithm::Random,
+    };
+    let slice = EndpointSlice {
+        name: object(namespace, &format!("{name}-1")),
+        service: name.to_owned(),
+        ports: vec![EndpointPort {
+            name: "http".to_owned(),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        }],
+        endpoints: endpoints.iter().map(|address| endpoint(address)).collect(),
+    };
+    let node = LocalNode::new(&Node::default(), &[], &PlanOptions::default());
+    plan(&service, &[&slice], &node)
+}
+
+fn endpoint(address: &str) -> Endpoint {
+    Endpoint {
+        address: address.parse().unwrap(),
+        ready: true,
+        serving: true,
+        terminating: false,
+        node_name: None,
+        zone_hints: Vec::new(),
+        node_hints: Vec::new(),
+    }
+}

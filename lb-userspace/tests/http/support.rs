@@ -1,0 +1,119 @@
+//! What several tests start.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::{Request as ClientRequest, StatusCode, client::conn::http2::SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use node_lb::{
+    config::HttpConfig,
+    health::caches::Caches,
+    http::{Class, Handler, Limits, Request, Response, Server, Stack, bind},
+    metrics::Metrics,
+};
+use tokio::net::TcpStream;
+
+use crate::client::{PATIENCE, any_port};
+
+/// A handler of a class of its own.
+pub struct Of<F>(pub Class, pub F);
+
+impl<F, R> Handler for Of<F>
+where
+    F: Fn(Request) -> R + Send + Sync + 'static,
+    R: Future<Output = Response> + Send,
+{
+    fn class(&self, _: &Request) -> Class {
+        self.0
+    }
+
+    async fn call(&self, request: Request) -> Response {
+        (self.1)(request).await
+    }
+}
+
+/// The layers as configured by default, the caches initialised.
+pub fn stack() -> Arc<Stack> {
+    Parts::new(HttpConfig::default()).stack
+}
+
+/// The layers, and what they say.
+pub struct Parts {
+    pub metrics: Metrics,
+    pub caches: Arc<Caches>,
+    pub stack: Arc<Stack>,
+}
+
+impl Parts {
+    /// With an initialised cache, `services`.
+    pub fn new(config: HttpConfig) -> Self {
+        let metrics = Metrics::new();
+        let caches = Arc::new(Caches::new(["services"]));
+        caches.initialized("services");
+        Self {
+            stack: Arc::new(Stack::new(&config, caches.clone(), metrics.http.clone())),
+            metrics,
+            caches,
+        }
+    }
+
+    pub fn serve(&self, handler: impl Handler) -> Server {
+        self.serve_within(handler, Limits::default())
+    }
+
+    pub fn serve_within(&self, handler: impl Handler, limits: Limits) -> Server {
+        let listener = bind(any_port()).unwrap();
+        Server::start(listener, self.stack.wrap("test", handler), limits).unwrap()
+    }
+
+    /// The value of a series without labels, or with those written, as Prometheus would read it.
+    pub fn metric(&self, series: &str) -> f64 {
+        let text = String::from_utf8(self.metrics.encode()).unwrap();
+        let mut values = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        values.next().map_or(0.0, |value| value.parse().unwrap())
+    }
+}
+
+/// An HTTP/2 connection, by prior knowledge.
+pub async fn http2(server: &Server) -> SendRequest<Empty<Bytes>> {
+    let stream = TcpStream::connect(server.address()).await.unwrap();
+    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection); // its end shows in the requests
+    sender
+}
+
+pub fn get_over_http2(path: &str) -> ClientRequest<Empty<Bytes>> {
+    let uri = format!("http://node{path}");
+    ClientRequest::get(uri).body(Empty::new()).unwrap()
+}
+
+/// Status and body, if the answer comes whole.
+pub async fn ask_over_http2(
+    client: &mut SendRequest<Empty<Bytes>>,
+    path: &str,
+) -> hyper::Result<(StatusCode, String)> {
+    client.ready().await?;
+    let answer = client.send_request(get_over_http2(path));
+    let answer = tokio::time::timeout(PATIENCE, answer)
+        .await
+        .expect("no answer")?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await?.to_bytes();
+    Ok((status, String::from_utf8(body.to_vec()).unwrap()))
+}
+
+/// Waits for something that is bound to happen.
+pub async fn eventually(condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "it never happens");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,149 @@
+//! Real connections: addresses, tokens and certificates that are wrong at first.
+
+use std::{fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use node_lb::{
+    metrics::Metrics,
+    source::{
+        Batch, Event, Source as _,
+        api::{Access, ApiSource},
+        health::SourceHealth,
+    },
+};
+use tempfile::TempDir;
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+
+use crate::server::{Server, certificate};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOPBACK: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+/// A running source with a kubeconfig and the files that it names.
+struct Client {
+    files: TempDir,
+    health: Arc<SourceHealth>,
+    events: mpsc::Receiver<Batch>,
+}
+
+impl Client {
+    async fn start(url: &str) -> Self {
+        let files = TempDir::new().unwrap();
+        fs::write(files.path().join("token"), "old").unwrap();
+        fs::write(files.path().join("ca.crt"), certificate().0).unwrap();
+        let kubeconfig = write_kubeconfig(&files, url);
+        let access = Access {
+            kubeconfig: Some(kubeconfig),
+            master: None,
+        };
+        let metrics = Metrics::new().api;
+        let source = ApiSource::open(access, "node-1", metrics).await.unwrap();
+        let health = source.health();
+        let (sender, events) = mpsc::channel(16);
+        tokio::spawn(Box::new(source).run(sender));
+        Self {
+            files,
+            health,
+            events,
+        }
+    }
+
+    /// Waits until the source says this of Services.
+    async fn says(&self, expected: &str) {
+        let mut last = None;
+        let said = timeout(PATIENCE, async {
+            loop {
+                last = self.health.states()[0].error.clone();
+                if last.as_ref().is_some_and(|error| error.contains(expected)) {
+                    return;
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        let said = said.await.is_ok();
+        assert!(said, "{last:?} instead of {expected:?}");
+    }
+
+    async fn syncs(&mut self) {
+        let batch = timeout(PATIENCE, self.events.recv())
+            .await
+            .expect("in time");
+        assert_eq!(batch.map(|batch| batch.events), Some(vec![Event::Synced]));
+    }
+}
+
+fn write_kubeconfig(files: &TempDir, url: &str) -> PathBuf {
+    let path = files.path().join("kubeconfig");
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         clusters: [{{name: c, cluster: {{server: '{url}', certificate-authority: ca.crt}}}}]\n\
+         users: [{{name: u, user: {{tokenFile: token}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n"
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn server_that_is_away_is_waited_for() {
+    let gone = Server::start(LOOPBACK, None).await;
+    let address = gone.address;
+    drop(gone);
+    let mut client = Client::start(&format!("http://{address}")).await;
+    client.says("Connection refused").await;
+    let _server = Server::start(address, None).await;
+    client.syncs().await;
+}
+
+#[tokio::test]
+async fn rotated_token_is_read_again() {
+    let server = Server::start(LOOPBACK, None).await;
+    server.only_let_in("new");
+    let mut client = Client::start(&format!("http://{}", server.address)).await;
+    client.says("401").await;
+    fs::write(client.files.path().join("token"), "new").unwrap();
+    client.syncs().await;
+}
+
+#[tokio::test]
+async fn changed_certificate_authority_is_read_again() {
+    let (authority, tls) = certificate();
+    let server = Server::start(LOOPBACK, Some(tls)).await;
+    let mut client = Client::start(&format!("https://{}", server.address)).await;
+    client.says("does the configured CA belong").await;
+    fs::write(client.files.path().join("ca.crt"), authority).unwrap();
+    client.syncs().await;
+}
+
+#[tokio::test]
+async fn changed_address_is_read_again() {
+    let gone = Server::start(LOOPBACK, None).await;
+    let url = format!("http://{}", gone.address);
+    drop(gone);
+    let mut client = Client::start(&url).await;
+    client.says("cannot reach the API server").await;
+    fs::write(client.files.path().join("kubeconfig"), "clusters: [").unwrap();
+    client.says("kubeconfig").await;
+    let server = Server::start(LOOPBACK, None).await;
+    write_kubeconfig(&client.files, &format!("http://{}", server.address));
+    client.syncs().await;
+}
+
+#[tokio::test]
+async fn configuration_that_cannot_work_is_refused_at_once() {
+    let missing = Access {
+        kubeconfig: Some("/does/not/exist".into()),
+        master: None,
+    };
+    for (access, expected) in [
+        (missing, "/does/not/exist"),
+        (Access::default(), "--kubeconfig"),
+    ] {
+        let opened = ApiSource::open(access, "node-1", Metrics::new().api).await;
+        let error = opened.err().expect("an error");
+        assert!(format!("{error:#}").contains(expected), "{error:#}");
+    }
+}

@@ -1,0 +1,99 @@
+//! What programs take: time, CPU, memory.
+
+use std::{
+    fs,
+    io::Write as _,
+    iter::Sum,
+    mem,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::machine::cpu_time;
+
+/// What a piece of work took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    pub wall: Duration,
+    /// CPU time, in the program and in the kernel for it.
+    pub cpu: Duration,
+    /// Most memory that it had at a time, in bytes.
+    pub memory: u64,
+    /// The part of its memory that is shared with nobody, at the end, in bytes; 0 if nobody looked.
+    pub own_memory: u64,
+}
+
+/// One program after the other.
+impl Sum for Usage {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            wall: sum.wall + one.wall,
+            cpu: sum.cpu + one.cpu,
+            memory: sum.memory.max(one.memory),
+            own_memory: sum.own_memory.max(one.own_memory),
+        })
+    }
+}
+
+/// Runs a command to its end, with `input` on its standard input.
+///
+/// # Errors
+///
+/// If it does not start, or ends with an error, which is then on standard error.
+pub fn run(mut command: Command, input: &str) -> Result<Usage> {
+    let since = Instant::now();
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let mut stdin = child.stdin.take().expect("standard input is piped");
+    // A command that ends without reading shows in its status.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+
+    let (mut status, pid) = (0, child.id() as libc::pid_t);
+    // SAFETY: all-zero bytes are a valid value of this struct of integers.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: `status` and `usage` live through the call. The child is ours and nobody else waits for it.
+    let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
+    ensure!(waited == pid, "cannot wait for {command:?}");
+    ensure!(status == 0, "{command:?} failed");
+    Ok(Usage {
+        wall: since.elapsed(),
+        cpu: duration(usage.ru_utime) + duration(usage.ru_stime),
+        memory: usage.ru_maxrss as u64 * 1024,
+        own_memory: 0,
+    })
+}
+
+/// What a process that runs has taken since it started `wall` ago.
+///
+/// # Errors
+///
+/// If it has ended.
+pub fn so_far(pid: u32, wall: Duration) -> Result<Usage> {
+    Ok(Usage {
+        wall,
+        cpu: cpu_time(pid)?,
+        memory: memory(pid, "VmHWM:")?,
+        own_memory: memory(pid, "RssAnon:")?,
+    })
+}
+
+/// A line of `/proc/PID/status` (proc_pid_status(5)), in bytes.
+fn memory(pid: u32, name: &str) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib: u64 = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .with_context(|| format!("no {name} in {path}"))?
+        .parse()?;
+    Ok(kib * 1024)
+}
+
+fn duration(time: libc::timeval) -> Duration {
+    Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+}

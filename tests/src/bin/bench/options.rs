@@ -1,0 +1,118 @@
+//! The command line.
+
+use std::{path::PathBuf, thread};
+
+use clap::{Parser, ValueEnum};
+use node_lb::config::XdpMode;
+
+use crate::packets::cases::{self, Case};
+
+/// Measures node-lb beside other ways to do the same (docs/benchmark.md says how).
+#[derive(Parser)]
+#[command(name = "bench")]
+pub struct Options {
+    /// Parts to run, in place of all
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
+    pub only: Vec<Part>,
+    /// Samples of each figure [default: 10 of packets and in the lab, 3 of programming]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+    /// A look, not a measurement: 2 rounds, short samples, 1 and 1,000 services
+    #[arg(long)]
+    pub quick: bool,
+    /// Numbers of services, in the lab and for programming [default: 1,1000,10000]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,...",
+        value_parser = clap::value_parser!(u32).range(1..=50_000)
+    )]
+    pub services: Vec<u32>,
+    /// How node-lb is attached to the device that clients are behind, in the lab
+    #[arg(long, value_enum, default_value = "auto")]
+    pub xdp_mode: XdpMode,
+    /// The CPU to measure on; the last, unless given
+    #[arg(long)]
+    pub cpu: Option<usize>,
+
+    /// Write all figures to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the tables to this file, as Markdown
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Write plots (SVG) to this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    pub plots: Option<PathBuf>,
+
+    /// Packet cases to measure, in place of all
+    #[arg(long, value_delimiter = ',', value_parser = parse_case, value_name = "NAME,...")]
+    pub cases: Vec<&'static Case>,
+    /// Print the names of the packet cases
+    #[arg(long, conflicts_with = "serve")]
+    pub list: bool,
+    /// Answer names of packet cases, one a line, with one sample each, in nanoseconds
+    #[arg(long)]
+    pub serve: bool,
+    /// Alternate packet cases with a program that answers names as `--serve` does
+    #[arg(long, value_name = "COMMAND")]
+    pub peer: Option<String>,
+    /// Compare a case with one of another name
+    #[arg(long = "peer-case", requires = "peer", value_parser = parse_pair, value_name = "OURS=THEIRS")]
+    pub peer_cases: Vec<(&'static str, String)>,
+}
+
+/// A part of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// What a packet costs, by test runs of the programs
+    Packets,
+    /// Connections and throughput, between network namespaces
+    Lab,
+    /// What it takes to program services, and to change one
+    Programming,
+}
+
+impl Options {
+    /// Whether to run a part.
+    pub fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
+    /// The CPU to measure on.
+    pub fn cpu(&self) -> usize {
+        let last = || thread::available_parallelism().map_or(0, |count| count.get() - 1);
+        self.cpu.unwrap_or_else(last)
+    }
+
+    /// Samples of each figure of a part.
+    pub fn rounds(&self, part: Part) -> u32 {
+        let usual = match part {
+            _ if self.quick => 2,
+            Part::Packets | Part::Lab => 10,
+            Part::Programming => 3,
+        };
+        self.rounds.unwrap_or(usual)
+    }
+
+    /// The numbers of services, in rising order.
+    pub fn services(&self) -> Vec<u32> {
+        let mut services = match &self.services[..] {
+            [] if self.quick => vec![1, 1000],
+            [] => vec![1, 1000, 10_000],
+            given => given.to_vec(),
+        };
+        services.sort_unstable();
+        services.dedup();
+        services
+    }
+}
+
+fn parse_case(name: &str) -> Result<&'static Case, String> {
+    cases::find(name).ok_or_else(|| format!("no case {name}; --list prints their names"))
+}
+
+fn parse_pair(pair: &str) -> Result<(&'static str, String), String> {
+    let (ours, theirs) = pair.split_once('=').ok_or("expected OURS=THEIRS")?;
+    Ok((parse_case(ours)?.name, theirs.to_owned()))
+}

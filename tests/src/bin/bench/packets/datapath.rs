@@ -1,0 +1,300 @@
+//! node-lb's own program and maps, filled as the agent fills them.
+
+use std::{marker::PhantomData, ptr::NonNull, sync::atomic::Ordering};
+
+use anyhow::{Result, bail};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, Map, MapData, PerCpuArray},
+    programs::Xdp,
+};
+use lb_common::{
+    abi::{
+        Config, Device, Endpoint, EndpointState, Frontend, FrontendKey, FrontendKind, LocalAddress,
+        Plan, Service, device_flag, endpoint_flag, plan_flag,
+    },
+    addr::{Address, Ip4, Ip6},
+    flow::{
+        Flow,
+        table::{self, Record, Slots},
+        tag,
+    },
+    parse::{TCP, Tuple, UDP},
+    verdict::{Hook, Reason},
+};
+use node_lb::datapath::{OBJECT, bpf::MappedArray};
+
+use super::{
+    family::Family,
+    harness::{take, xdp},
+    traffic::{self, Destination, NODE, TARGET_PORT, address_of},
+};
+
+/// The measured program.
+const PROGRAM: &str = "xdp_ingress";
+/// Endpoints per service.
+pub const ENDPOINTS: u32 = 100;
+/// Slots per flow table: a million flows, which are two million records, fill half of them.
+const SLOTS: u32 = 1 << 22;
+/// Ports for source NAT.
+pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
+const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
+
+/// node-lb in the kernel, attached to nothing.
+pub struct Datapath {
+    ebpf: Ebpf,
+    counters: PerCpuArray<MapData, u64>,
+}
+
+impl Datapath {
+    /// Loads node-lb, with large flow tables, and programs the benchmark's services.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses maps or programs.
+    pub fn load(ifindex: u32) -> Result<Self> {
+        let mut ebpf = EbpfLoader::new()
+            .map_max_entries(Ip4::FLOWS, SLOTS)
+            .map_max_entries(Ip6::FLOWS, SLOTS)
+            .load(OBJECT)?;
+        let program: &mut Xdp = match ebpf.program_mut(PROGRAM) {
+            Some(program) => program.try_into()?,
+            None => bail!("the object has no program {PROGRAM}"),
+        };
+        program.load()?;
+        program_services(&mut ebpf)?;
+        program_node(&mut ebpf, ifindex)?;
+        let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
+        Ok(Self { ebpf, counters })
+    }
+
+    /// The measured program.
+    pub fn program(&self) -> Result<&Xdp> {
+        xdp(&self.ebpf, PROGRAM)
+    }
+
+    /// Packets so far, by reason.
+    pub fn counters(&self) -> Result<Counters> {
+        let count = |reason: &Reason| -> Result<u64> {
+            let per_cpu = self.counters.get(&Hook::Xdp.counter(*reason), 0)?;
+            Ok(per_cpu.iter().sum())
+        };
+        Reason::ALL
+            .iter()
+            .map(count)
+            .collect::<Result<_>>()
+            .map(Counters)
+    }
+
+    /// The flows of a family.
+    pub fn flows<A: Family>(&mut self) -> Result<FlowTable<A>> {
+        FlowTable::new(&array(&mut self.ebpf, A::FLOWS)?)
+    }
+}
+
+/// Packets by reason.
+pub struct Counters(Vec<u64>);
+
+impl Counters {
+    /// What was counted since `earlier`, without reasons that did not occur.
+    pub fn since(&self, earlier: &Self) -> Vec<(Reason, u64)> {
+        let pairs = self.0.iter().zip(&earlier.0);
+        let changes = pairs.map(|(now, before)| now - before);
+        let reasons = Reason::ALL.iter().copied();
+        reasons
+            .zip(changes)
+            .filter(|(_, change)| *change != 0)
+            .collect()
+    }
+}
+
+/// A flow table in the kernel, seen from outside.
+pub struct FlowTable<A: Family> {
+    records: MappedArray<A::Record>,
+    family: PhantomData<A>,
+}
+
+impl<A: Family> FlowTable<A> {
+    fn new(map: &MapData) -> Result<Self> {
+        Ok(Self {
+            records: MappedArray::new(map)?,
+            family: PhantomData,
+        })
+    }
+
+    /// Removes all flows. No program may be running.
+    pub fn clear(&self) {
+        for index in 0..self.records.len() {
+            if self.tag(index) != tag::CLEAN {
+                self.records.write(index, &A::FREE);
+            }
+        }
+    }
+
+    /// Number of live records, which is twice that of flows.
+    pub fn live(&self) -> usize {
+        let tags = (0..self.records.len()).map(|index| self.tag(index));
+        tags.filter(|seen| tag::state(*seen) == tag::LIVE).count()
+    }
+
+    /// The record of packets with this tuple.
+    pub fn find(&self, tuple: &Tuple<A>) -> Option<Flow<A>> {
+        // SAFETY: records stay valid while the table is mapped, and no program is running.
+        table::find(self, tuple).map(|record| unsafe { record.read() })
+    }
+
+    fn tag(&self, index: u32) -> u32 {
+        self.records.u32_at(index, 0).load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: the mapping starts on a page and lives as long as `self`; records are as large as `Flow`.
+unsafe impl<A: Family> Slots<A> for FlowTable<A> {
+    fn mask(&self) -> u32 {
+        self.records.len() - 1
+    }
+
+    fn slot(&self, index: u32) -> Option<Record<A>> {
+        const { assert!(size_of::<A::Record>() == size_of::<Flow<A>>()) };
+        NonNull::new(self.records.u64_at(index, 0).as_ptr().cast())
+    }
+
+    fn secret(&self) -> [u64; 2] {
+        SECRET
+    }
+
+    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::find_index(self, tuple)
+    }
+
+    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
+        table::claim_index(self, tuple, opens)
+    }
+}
+
+fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
+    let mut locals: HashMap<_, [u8; 16], LocalAddress> =
+        HashMap::try_from(take(ebpf, "LOCAL_ADDRESSES")?)?;
+    for node in NODE {
+        locals.insert(Ip6::from(node).octets, LocalAddress::default(), 0)?;
+    }
+    let mut devices: HashMap<_, u32, Device> = HashMap::try_from(take(ebpf, "DEVICES")?)?;
+    let device = Device {
+        flags: device_flag::XDP_TARGET,
+        pad: 0,
+    };
+    devices.insert(ifindex, device, 0)?;
+
+    let config = Config {
+        secret: SECRET,
+        hop_generation: 1,
+        node4: address_of(NODE[0]),
+        node6: address_of(NODE[1]),
+        pods4_prefix: u32::MAX,
+        pods6_prefix: u32::MAX,
+        snat_first: u32::from(*SNAT_PORTS.start()),
+        snat_count: SNAT_PORTS.len() as u32,
+        tick_shift: 8,
+        hz: 250,
+        reject_rate: u32::MAX,
+        flow_mask4: SLOTS - 1,
+        flow_mask6: SLOTS - 1,
+        ..Config::default()
+    };
+    MappedArray::new(&array(ebpf, "CONFIG")?)?.write(0, &config);
+    Ok(())
+}
+
+fn program_services(ebpf: &mut Ebpf) -> Result<()> {
+    let services = MappedArray::<Service>::new(&array(ebpf, "SERVICES")?)?;
+    let plans = MappedArray::<Plan>::new(&array(ebpf, "PLANS")?)?;
+    let endpoints = MappedArray::<Endpoint>::new(&array(ebpf, "ENDPOINTS")?)?;
+    let states = MappedArray::<EndpointState>::new(&array(ebpf, "ENDPOINT_STATES")?)?;
+    let mut frontends4 = HashMap::try_from(take(ebpf, "FRONTENDS4")?)?;
+    let mut frontends6 = HashMap::try_from(take(ebpf, "FRONTENDS6")?)?;
+
+    let mut id = 1;
+    for family in [0, 1] {
+        for destination in Destination::SERVICES {
+            let (counts, flags) = match destination {
+                Destination::Remote => ([0, 0, 0, ENDPOINTS, 0, 0], 0),
+                Destination::Local => ([ENDPOINTS, 0, 0, 0, 0, 0], endpoint_flag::LOCAL),
+                Destination::Empty | Destination::Stranger => ([0; 6], 0),
+            };
+            let first = id * ENDPOINTS;
+            for number in 0..counts.iter().sum() {
+                let index = first + number;
+                let endpoint = Endpoint {
+                    address: traffic::endpoint(family, number).into(),
+                    port: TARGET_PORT,
+                    flags,
+                    id: index,
+                };
+                endpoints.write(index, &endpoint);
+                let state = EndpointState {
+                    slots: [index, u32::MAX],
+                    connections: 0,
+                };
+                states.write(index, &state);
+            }
+            let plan = Plan {
+                service: id,
+                first,
+                counts,
+                flags: match destination {
+                    Destination::Local => plan_flag::EXTERNAL_LOCAL,
+                    _ => 0,
+                },
+                ..Plan::default()
+            };
+            plans.write(id, &plan);
+            services.write(
+                id,
+                &Service {
+                    plan: id,
+                    name_hash: 0,
+                },
+            );
+            for protocol in [TCP, UDP] {
+                match family {
+                    0 => add_frontend::<Ip4>(&mut frontends4, destination, protocol, id)?,
+                    _ => add_frontend::<Ip6>(&mut frontends6, destination, protocol, id)?,
+                }
+            }
+            id += 1;
+        }
+    }
+    Ok(())
+}
+
+fn add_frontend<A: Address>(
+    map: &mut HashMap<MapData, FrontendKey<A>, Frontend>,
+    destination: Destination,
+    protocol: u8,
+    service: u32,
+) -> Result<()>
+where
+    FrontendKey<A>: aya::Pod,
+{
+    let (address, port) = destination.frontend(traffic::family::<A>());
+    let key = FrontendKey {
+        address: address_of(address),
+        port,
+        protocol,
+        pad: 0,
+    };
+    let frontend = Frontend {
+        service,
+        kind: FrontendKind::LoadBalancerIp as u8,
+        pad: [0; 3],
+    };
+    Ok(map.insert(key, frontend, 0)?)
+}
+
+/// An array map, to keep.
+fn array(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
+    match take(ebpf, name)? {
+        Map::Array(map) => Ok(map),
+        other => bail!("{name} is no array but {other:?}"),
+    }
+}

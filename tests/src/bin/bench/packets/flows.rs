@@ -1,0 +1,267 @@
+//! Flows in node-lb's table, put there by its own program from packets, and the cases that use them.
+
+use anyhow::{Context, Result, ensure};
+use lb_common::{
+    flow::Flow,
+    parse::{Tuple, checksum_offset},
+    verdict::Reason,
+};
+
+use super::{
+    cases::{Case, Direction, Service},
+    check,
+    datapath::{FlowTable, SNAT_PORTS},
+    family::Family,
+    harness::{Run, TRACE, Trace, action},
+    rig::Rig,
+    sample::Sample,
+    traffic::{self, Destination, Kind, NODE, TARGET_PORT, address_of, client},
+};
+
+/// Share of first packets that must open a flow: the table may refuse a few when it is half full, and
+/// so may source NAT.
+const OPENED: f64 = 0.98;
+/// Packets before a sample of flows being opened.
+const WARM_UP: u32 = 10_000;
+
+/// The flows of a family.
+pub struct Flows<A: Family> {
+    table: FlowTable<A>,
+    trace: Trace<A>,
+    crowd: Option<Crowd<A>>,
+}
+
+/// Flows that exist and nothing else does.
+struct Crowd<A> {
+    service: Service,
+    asked: u32,
+    /// Clients' packets, as they arrive.
+    requests: Vec<Tuple<A>>,
+    /// Endpoints' packets of the same flows.
+    answers: Vec<Tuple<A>>,
+}
+
+impl<A: Family> Flows<A> {
+    /// No flows yet.
+    ///
+    /// # Errors
+    ///
+    /// If maps are missing or cannot be mapped into memory.
+    pub fn new(rig: &mut Rig) -> Result<Self> {
+        Ok(Self {
+            table: rig.datapath.flows()?,
+            trace: rig.harness.trace()?,
+            crowd: None,
+        })
+    }
+
+    /// A sample of packets that find their flow.
+    pub fn established(
+        &mut self,
+        rig: &mut Rig,
+        service: Service,
+        direction: Direction,
+        case: &Case,
+    ) -> Result<Sample> {
+        self.gather(rig, service, case.flows)?;
+        let crowd = self.crowd.as_ref().expect("just gathered");
+        let (sent, received, reason) = match direction {
+            Direction::ToEndpoint => (&crowd.requests, &crowd.answers, Reason::ToEndpoint),
+            Direction::ToClient => (&crowd.answers, &crowd.requests, Reason::ToClient),
+        };
+        let length = match case.flows {
+            1 => 1,
+            // Little enough to stay in a cache beside the flows.
+            2..=1024 => 1 << 12,
+            _ => TRACE,
+        };
+        let drawn: Vec<usize> = (0..length)
+            .map(|_| rig.random.below(sent.len() as u32) as usize)
+            .collect();
+        let kind = Kind::later::<A>(service.protocol);
+        let frames = drawn
+            .iter()
+            .map(|number| traffic::arriving(&sent[*number], kind));
+        self.trace.set(frames, checksum_at::<A>(kind));
+
+        let overhead = rig.overhead(&mut self.trace)?;
+        rig.follow(&mut self.trace, case.repeat / 8)?;
+        let (run, counted) = rig.follow(&mut self.trace, case.repeat)?;
+        check::counts(&counted, &[(reason, case.repeat)])?;
+        let last = drawn[self.trace.last()];
+        check_sent(
+            rig,
+            &run,
+            service,
+            direction,
+            &received[last].reversed(),
+            kind,
+        )?;
+        Ok(Sample::new(run.ns - overhead))
+    }
+
+    /// A sample of packets that open flows.
+    pub fn opening(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
+        // What the sample before opened must go.
+        self.crowd = None;
+        self.gather(rig, service, case.flows)?;
+        self.crowd = None;
+        let present = self.table.live();
+        let kind = Kind::first::<A>(service.protocol);
+        let numbers = case.flows..case.flows + WARM_UP + case.repeat;
+        let requests: Vec<Tuple<A>> = numbers
+            .map(|number| client(number, service.protocol, service.destination))
+            .collect();
+        let frames = requests.iter().map(|tuple| traffic::arriving(tuple, kind));
+        self.trace.set(frames, checksum_at::<A>(kind));
+
+        let overhead = rig.overhead(&mut self.trace)?;
+        self.trace.rewind();
+        let (_, warm) = rig.follow(&mut self.trace, WARM_UP)?;
+        let (run, counted) = rig.follow(&mut self.trace, case.repeat)?;
+        let opened = check::opened(&counted, case.repeat, OPENED)?;
+        let records = 2 * (opened + check::opened(&warm, WARM_UP, OPENED)?);
+        ensure!(
+            self.table.live() as u64 == present as u64 + records,
+            "{} live records before and {} after {records} should have come",
+            present,
+            self.table.live()
+        );
+        match self.table.find(&requests[self.trace.last()]) {
+            Some(flow) => {
+                let left = translated(&flow);
+                check_sent(rig, &run, service, Direction::ToEndpoint, &left, kind)?;
+            }
+            None => check::action(&run, action::DROP)?,
+        }
+        Ok(Sample {
+            ns: run.ns - overhead,
+            opened: Some(opened as f64 / f64::from(case.repeat)),
+        })
+    }
+
+    /// Makes sure that `asked` flows to a service exist and no others, and that their next hops are
+    /// known in both directions.
+    fn gather(&mut self, rig: &mut Rig, service: Service, asked: u32) -> Result<()> {
+        let wanted = |crowd: &Crowd<A>| crowd.service == service && crowd.asked == asked;
+        if self.crowd.as_ref().is_some_and(wanted) {
+            return Ok(());
+        }
+        self.crowd = None;
+        self.table.clear();
+        let all: Vec<Tuple<A>> = (0..asked)
+            .map(|number| client(number, service.protocol, service.destination))
+            .collect();
+        let counted = self.send(rig, &all, Kind::first::<A>(service.protocol))?;
+        let opened = check::opened(&counted, asked, OPENED)?;
+
+        let mut crowd = Crowd {
+            service,
+            asked,
+            requests: Vec::with_capacity(all.len()),
+            answers: Vec::with_capacity(all.len()),
+        };
+        for request in all {
+            let Some(flow) = self.table.find(&request) else {
+                continue;
+            };
+            let answer = translated(&flow).reversed();
+            check_translation(service, &request, &answer)?;
+            let reply = self
+                .table
+                .find(&answer)
+                .context("a flow has no reply record")?;
+            ensure!(
+                translated(&reply).reversed() == request,
+                "a flow's records disagree"
+            );
+            crowd.requests.push(request);
+            crowd.answers.push(answer);
+        }
+        ensure!(
+            crowd.requests.len() as u64 == opened,
+            "{opened} flows were opened, {} are found",
+            crowd.requests.len()
+        );
+        if service.destination == Destination::Remote && asked != 0 {
+            let counted = self.send(rig, &crowd.answers, Kind::later::<A>(service.protocol))?;
+            check::counts(&counted, &[(Reason::ToClient, opened as u32)])?;
+        }
+        self.crowd = Some(crowd);
+        Ok(())
+    }
+
+    /// Sends one packet of each tuple; what was counted.
+    fn send(
+        &mut self,
+        rig: &mut Rig,
+        tuples: &[Tuple<A>],
+        kind: Kind,
+    ) -> Result<Vec<(Reason, u64)>> {
+        if tuples.is_empty() {
+            return Ok(Vec::new());
+        }
+        let frames = tuples.iter().map(|tuple| traffic::arriving(tuple, kind));
+        self.trace.set(frames, checksum_at::<A>(kind));
+        Ok(rig.follow(&mut self.trace, tuples.len() as u32)?.1)
+    }
+}
+
+/// Offset of the checksum in a frame.
+fn checksum_at<A: Family>(kind: Kind) -> usize {
+    lb_common::parse::ETHERNET + A::HEADER + checksum_offset(kind.protocol)
+}
+
+/// A flow's packets as they leave.
+fn translated<A: Family>(flow: &Flow<A>) -> Tuple<A> {
+    Tuple {
+        source: flow.rewrite.source,
+        destination: flow.rewrite.destination,
+        source_port: flow.rewrite.source_port,
+        destination_port: flow.rewrite.destination_port,
+        protocol: flow.protocol(),
+        pad: [0; 3],
+    }
+}
+
+/// Whether a flow goes where its service says.
+fn check_translation<A: Family>(
+    service: Service,
+    request: &Tuple<A>,
+    answer: &Tuple<A>,
+) -> Result<()> {
+    let family = traffic::family::<A>();
+    let right = match service.destination {
+        Destination::Remote => {
+            answer.destination == address_of(NODE[family])
+                && SNAT_PORTS.contains(&answer.destination_port)
+        }
+        _ => answer.destination == request.source && answer.destination_port == request.source_port,
+    };
+    ensure!(
+        right && traffic::is_endpoint(answer.source) && answer.source_port == TARGET_PORT,
+        "{request:?} was translated for answers {answer:?}"
+    );
+    Ok(())
+}
+
+/// Checks the last packet of a run.
+fn check_sent<A: Family>(
+    rig: &Rig,
+    run: &Run,
+    service: Service,
+    direction: Direction,
+    tuple: &Tuple<A>,
+    kind: Kind,
+) -> Result<()> {
+    let ethernet = match (service.destination, direction) {
+        (Destination::Remote, Direction::ToEndpoint) => rig.network.to_endpoints,
+        (Destination::Remote, Direction::ToClient) => rig.network.to_clients,
+        _ => {
+            check::action(run, action::PASS)?;
+            return check::frame(run, &traffic::arriving(tuple, kind));
+        }
+    };
+    check::action(run, action::TX)?;
+    check::frame(run, &traffic::forwarded(ethernet, tuple, kind))
+}

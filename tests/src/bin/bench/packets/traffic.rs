@@ -1,0 +1,240 @@
+//! Who talks to whom in the benchmark, and the frames they send.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use lb_common::{
+    addr::{Address, Ip6},
+    checksum::fold,
+    flow::Ethernet,
+    parse::{ETHERNET, TCP, Tuple, UDP, checksum_offset, tcp_flag},
+};
+
+use super::harness;
+
+/// The node's address, per family.
+pub const NODE: [IpAddr; 2] = [v4(10, 210, 0, 1), v6(0x2_0000_0001)];
+/// Networks of the clients and of the endpoints: first address and prefix length.
+pub const CLIENTS: [(IpAddr, u8); 2] = [(v4(11, 0, 0, 0), 8), (v6(1 << 32), 96)];
+pub const ENDPOINTS: [(IpAddr, u8); 2] = [(v4(10, 220, 0, 0), 16), (v6(3 << 32), 96)];
+/// The address that all services share.
+const FRONTEND: [IpAddr; 2] = [v4(10, 200, 1, 1), v6(4 << 32)];
+/// An address that no service has.
+const STRANGER: [IpAddr; 2] = [v4(10, 200, 9, 9), v6(5 << 32)];
+/// Where endpoints listen.
+pub const TARGET_PORT: u16 = 8080;
+
+/// Time to live of frames as they arrive.
+const TTL: u8 = 64;
+
+/// What packets are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// A service with endpoints on other nodes: DNAT and SNAT, sent on from the hook.
+    Remote,
+    /// One with endpoints on this node that keeps the client's address: DNAT, to the stack.
+    Local,
+    /// One without endpoints.
+    Empty,
+    /// No service.
+    Stranger,
+}
+
+impl Destination {
+    /// The services, in the order of their ids, which start at 1.
+    pub const SERVICES: [Self; 3] = [Self::Remote, Self::Local, Self::Empty];
+
+    /// Address and port of the frontend.
+    pub fn frontend(self, family: usize) -> (IpAddr, u16) {
+        match self {
+            Self::Remote => (FRONTEND[family], 80),
+            Self::Local => (FRONTEND[family], 81),
+            Self::Empty => (FRONTEND[family], 82),
+            Self::Stranger => (STRANGER[family], 80),
+        }
+    }
+}
+
+/// The kind of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// TCP flags; without meaning for UDP.
+    pub flags: u8,
+    /// Length of the frame in bytes.
+    pub length: usize,
+}
+
+impl Kind {
+    /// The packet that opens a flow.
+    pub fn first<A: Address>(protocol: u8) -> Self {
+        Self {
+            protocol,
+            flags: tcp_flag::SYN,
+            length: frame_length::<A>(),
+        }
+    }
+
+    /// A later packet.
+    pub fn later<A: Address>(protocol: u8) -> Self {
+        Self {
+            flags: tcp_flag::ACK,
+            ..Self::first::<A>(protocol)
+        }
+    }
+}
+
+/// The shortest Ethernet frame without its checksum is 60 bytes; IPv6 with TCP needs more.
+fn frame_length<A: Address>() -> usize {
+    ETHERNET + A::HEADER + if A::HEADER == 20 { 30 } else { 20 }
+}
+
+/// The client's packets of a flow, by the flow's number.
+pub fn client<A: Address>(number: u32, protocol: u8, destination: Destination) -> Tuple<A> {
+    let family = family::<A>();
+    let host = u128::from(number >> 12);
+    let source = match CLIENTS[family].0 {
+        IpAddr::V4(first) => IpAddr::from((first.to_bits() + host as u32).to_be_bytes()),
+        IpAddr::V6(first) => IpAddr::from((first.to_bits() + host).to_be_bytes()),
+    };
+    let (address, port) = destination.frontend(family);
+    Tuple {
+        source: address_of(source),
+        destination: address_of(address),
+        source_port: 4096 + (number & 0xfff) as u16,
+        destination_port: port,
+        protocol,
+        pad: [0; 3],
+    }
+}
+
+/// An endpoint's address, by its number.
+pub fn endpoint(family: usize, number: u32) -> IpAddr {
+    match ENDPOINTS[family].0 {
+        IpAddr::V4(first) => IpAddr::from((first.to_bits() + 1 + number).to_be_bytes()),
+        IpAddr::V6(first) => IpAddr::from((first.to_bits() + 1 + u128::from(number)).to_be_bytes()),
+    }
+}
+
+/// Whether an address is one that an endpoint may have.
+pub fn is_endpoint<A: Address>(address: A) -> bool {
+    let (network, prefix) = ENDPOINTS[family::<A>()];
+    address.within(address_of(network), u32::from(prefix))
+}
+
+/// Index of a family in this file's tables.
+pub fn family<A: Address>() -> usize {
+    usize::from(A::HEADER == 40)
+}
+
+/// An address of the family that is asked for.
+pub fn address_of<A: Address>(address: IpAddr) -> A {
+    A::from_mapped(Ip6::from(address))
+}
+
+/// A frame as it arrives.
+pub fn arriving<A: Address>(tuple: &Tuple<A>, kind: Kind) -> Vec<u8> {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = harness::ETHERNET;
+    let ethernet = Ethernet {
+        to: [a, b, c, d, e, f],
+        from: [g, h, i, j, k, l],
+    };
+    frame(ethernet, TTL, tuple, kind)
+}
+
+/// A frame as it is sent on, translated to `tuple`.
+pub fn forwarded<A: Address>(ethernet: Ethernet, tuple: &Tuple<A>, kind: Kind) -> Vec<u8> {
+    frame(ethernet, TTL - 1, tuple, kind)
+}
+
+/// The answer to an IPv4 frame whose port nobody listens at (RFC 792), from where the frame went.
+pub fn port_unreachable(frame: &[u8]) -> Vec<u8> {
+    let (ethernet, quote) = frame.split_at(ETHERNET);
+    let (to, from) = (&ethernet[..6], &ethernet[6..12]);
+    let mut ip = vec![0; 20];
+    ip[0] = 0x45;
+    ip[2..4].copy_from_slice(&(28 + quote.len() as u16).to_be_bytes());
+    ip[6] = 0x40; // don't fragment
+    ip[8] = 64;
+    ip[9] = 1; // ICMP
+    ip[12..16].copy_from_slice(&quote[16..20]);
+    ip[16..20].copy_from_slice(&quote[12..16]);
+    let checksum = !fold(sum(&ip));
+    ip[10..12].copy_from_slice(&checksum.to_ne_bytes());
+    let mut icmp = [&[3, 3, 0, 0, 0, 0, 0, 0], quote].concat();
+    let checksum = !fold(sum(&icmp));
+    icmp[2..4].copy_from_slice(&checksum.to_ne_bytes());
+    [from, to, &ethernet[12..], &ip, &icmp].concat()
+}
+
+/// Builds a frame with checksums computed from nothing.
+fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) -> Vec<u8> {
+    let mut bytes = vec![0; kind.length];
+    bytes[..6].copy_from_slice(&ethernet.to);
+    bytes[6..12].copy_from_slice(&ethernet.from);
+    bytes[12..14].copy_from_slice(&A::ETHERTYPE.to_be_bytes());
+
+    let payload = (kind.length - ETHERNET - A::HEADER) as u16;
+    let (ip, transport) = bytes[ETHERNET..].split_at_mut(A::HEADER);
+    let (from, to) = A::OFFSETS;
+    let width = to - from;
+    let octets = |address: A| address.to_mapped().octets;
+    ip[from..to].copy_from_slice(&octets(tuple.source)[16 - width..]);
+    ip[to..to + width].copy_from_slice(&octets(tuple.destination)[16 - width..]);
+    let pseudo = sum(&ip[from..to + width])
+        + u64::from(payload.to_be())
+        + u64::from(u16::from(kind.protocol).to_be());
+    if A::HEADER == 20 {
+        ip[0] = 0x45;
+        ip[2..4].copy_from_slice(&(A::HEADER as u16 + payload).to_be_bytes());
+        ip[6] = 0x40; // don't fragment
+        ip[8] = ttl;
+        ip[9] = kind.protocol;
+        let checksum = !fold(sum(ip));
+        ip[10..12].copy_from_slice(&checksum.to_ne_bytes());
+    } else {
+        ip[0] = 0x60;
+        ip[4..6].copy_from_slice(&payload.to_be_bytes());
+        ip[6] = kind.protocol;
+        ip[7] = ttl;
+    }
+
+    transport[..2].copy_from_slice(&tuple.source_port.to_be_bytes());
+    transport[2..4].copy_from_slice(&tuple.destination_port.to_be_bytes());
+    if kind.protocol == TCP {
+        transport[12] = 0x50; // five words of header
+        transport[13] = kind.flags;
+        transport[14] = 0x40; // window
+    } else {
+        assert_eq!(kind.protocol, UDP, "only TCP and UDP are measured");
+        transport[4..6].copy_from_slice(&payload.to_be_bytes());
+    }
+    let checksum = match !fold(pseudo + sum(transport)) {
+        // RFC 768: a computed zero is sent as all ones.
+        0 if kind.protocol == UDP => 0xffff,
+        checksum => checksum,
+    };
+    let at = checksum_offset(kind.protocol);
+    transport[at..at + 2].copy_from_slice(&checksum.to_ne_bytes());
+    bytes
+}
+
+/// Sum of 16-bit words as they lie in memory.
+fn sum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<2>();
+    let last = rest.first().map_or(0, |&byte| u64::from(byte.to_le()));
+    words
+        .iter()
+        .map(|&w| u64::from(u16::from_ne_bytes(w)))
+        .sum::<u64>()
+        + last
+}
+
+const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+}
+
+/// An address in fd00::/64: the harness leaves the upper halves alone.
+const fn v6(lower: u64) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from_bits(0xfd00_u128 << 112 | lower as u128))
+}

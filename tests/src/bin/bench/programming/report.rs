@@ -1,0 +1,154 @@
+//! What programming took, and what is told of it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::changes::Change;
+use crate::{
+    cluster::{Proxy, usage::Usage},
+    report::Findings,
+    statistics::Figures,
+    table::Table,
+};
+
+/// By what, and how many services.
+type Subject = (u32, Proxy);
+
+/// All samples of a run.
+#[derive(Debug, Default)]
+pub struct Programming {
+    loads: BTreeMap<Subject, Vec<Usage>>,
+    changes: BTreeMap<Subject, Vec<Change>>,
+}
+
+impl Programming {
+    /// Adds what it took to program all from nothing.
+    pub fn add_load(&mut self, proxy: Proxy, services: u32, usage: Usage) {
+        self.loads.entry((services, proxy)).or_default().push(usage);
+    }
+
+    /// Adds what one change took.
+    pub fn add_change(&mut self, proxy: Proxy, services: u32, change: Change) {
+        let changes = self.changes.entry((services, proxy)).or_default();
+        changes.push(change);
+    }
+
+    /// What there is to tell.
+    pub fn findings(&self) -> Findings {
+        Findings {
+            key: "programming",
+            tables: vec![self.load_table(), self.change_table()],
+            json: json!({ "load": self.load_json(), "change": self.change_json() }),
+            plots: Vec::new(),
+        }
+    }
+
+    fn load_table(&self) -> Table {
+        let columns = [
+            "by",
+            "services",
+            "wall s",
+            "[min..max]",
+            "CPU s",
+            "[min..max]",
+            "peak MiB",
+            "[min..max]",
+            "own MiB",
+        ];
+        let mut table = Table::new("Programming all services from nothing", 1, &columns);
+        for ((services, proxy), usages) in &self.loads {
+            let mut row = vec![proxy.name().to_owned(), services.to_string()];
+            row.extend(cells(usages, |usage| seconds(usage.wall), 3));
+            row.extend(cells(usages, |usage| seconds(usage.cpu), 3));
+            row.extend(cells(usages, |usage| mebibytes(usage.memory), 1));
+            let own = figures(usages, |usage| mebibytes(usage.own_memory));
+            let own = own.filter(|own| own.max != 0.0);
+            row.push(own.map_or(String::new(), |own| format!("{:.1}", own.median)));
+            table.add(row);
+        }
+        table
+    }
+
+    fn change_table(&self) -> Table {
+        let columns = [
+            "by",
+            "services",
+            "wall ms",
+            "[min..max]",
+            "work ms",
+            "[min..max]",
+            "CPU ms",
+            "[min..max]",
+        ];
+        let mut table = Table::new("One endpoint replaced by another", 1, &columns);
+        for ((services, proxy), changes) in &self.changes {
+            let mut row = vec![proxy.name().to_owned(), services.to_string()];
+            row.extend(cells(changes, |change| millis(change.wall), 2));
+            row.extend(cells(changes, |change| millis(change.work), 2));
+            row.extend(cells(changes, |change| millis(change.cpu), 2));
+            table.add(row);
+        }
+        table
+    }
+
+    fn load_json(&self) -> Vec<Value> {
+        let loads = self.loads.iter();
+        loads
+            .map(|((services, proxy), usages)| {
+                json!({
+                    "by": proxy.name(),
+                    "services": services,
+                    "wall_s": figures(usages, |usage| seconds(usage.wall)),
+                    "cpu_s": figures(usages, |usage| seconds(usage.cpu)),
+                    "peak_mib": figures(usages, |usage| mebibytes(usage.memory)),
+                    "own_mib": figures(usages, |usage| mebibytes(usage.own_memory)),
+                })
+            })
+            .collect()
+    }
+
+    fn change_json(&self) -> Vec<Value> {
+        let changes = self.changes.iter();
+        changes
+            .map(|((services, proxy), changes)| {
+                json!({
+                    "by": proxy.name(),
+                    "services": services,
+                    "changes": changes.len(),
+                    "wall_ms": figures(changes, |change| millis(change.wall)),
+                    "work_ms": figures(changes, |change| millis(change.work)),
+                    "cpu_ms": figures(changes, |change| millis(change.cpu)),
+                })
+            })
+            .collect()
+    }
+}
+
+fn figures<T>(samples: &[T], value: impl Fn(&T) -> f64) -> Option<Figures> {
+    let values: Vec<_> = samples.iter().map(value).collect();
+    Figures::of(&values)
+}
+
+/// Median and range.
+fn cells<T>(samples: &[T], value: impl Fn(&T) -> f64, decimals: usize) -> [String; 2] {
+    match figures(samples, value) {
+        Some(figures) => [
+            format!("{:.decimals$}", figures.median),
+            figures.range(decimals),
+        ],
+        None => [const { String::new() }; 2],
+    }
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}

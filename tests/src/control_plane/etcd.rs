@@ -1,0 +1,76 @@
+//! etcd, which need not survive anything, and what tests do to it.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+};
+
+use anyhow::{Context, Result, ensure};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Request, client::conn::http1, header::HOST};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use super::{daemon::Daemon, runtime::HostRuntime};
+use crate::lab::Host;
+
+/// Where etcd serves the API server, on the same host.
+pub const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2379);
+const PEERS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2380);
+
+/// Starts etcd with its data in `directory`.
+///
+/// # Errors
+/// If it does not start.
+pub fn start(host: &Host, directory: &Path) -> Result<Daemon> {
+    let arguments = [
+        format!("--data-dir={}", directory.join("etcd").display()),
+        "--unsafe-no-fsync".to_owned(),
+        "--log-level=warn".to_owned(),
+        format!("--listen-client-urls=http://{ADDRESS}"),
+        format!("--advertise-client-urls=http://{ADDRESS}"),
+        format!("--listen-peer-urls=http://{PEERS}"),
+    ];
+    Daemon::start(host, "etcd", &arguments, directory)
+}
+
+/// Throws away all history before this moment; the revision that is the oldest now.
+///
+/// # Errors
+/// If etcd does not do so.
+pub fn compact(runtime: &HostRuntime) -> Result<u64> {
+    runtime.wait(async {
+        let answer = post("/v3/kv/range", json!({ "key": "YQ==" })).await?;
+        let revision = &answer["header"]["revision"];
+        let revision: u64 = revision
+            .as_str()
+            .context("etcd names no revision")?
+            .parse()?;
+        post(
+            "/v3/kv/compaction",
+            json!({ "revision": revision, "physical": true }),
+        )
+        .await?;
+        Ok(revision)
+    })
+}
+
+/// A request to etcd's JSON gateway.
+async fn post(path: &str, body: Value) -> Result<Value> {
+    let stream = TcpStream::connect(ADDRESS).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let request = Request::post(path)
+        .header(HOST, ADDRESS.to_string())
+        .body(Full::new(bytes::Bytes::from(body.to_string())))?;
+    let answer = sender.send_request(request).await?;
+    let status = answer.status();
+    let text = answer.into_body().collect().await?.to_bytes();
+    ensure!(
+        status.is_success(),
+        "etcd answers {status} to {path}: {}",
+        String::from_utf8_lossy(&text)
+    );
+    serde_json::from_slice(&text).context("cannot read what etcd says")
+}

@@ -1,0 +1,216 @@
+//! Every node's kubelet and the scheduler, as far as Services depend on them: pods get a node, a
+//! network namespace with a server, an address and conditions; and they end as pods do.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use node_lb::agent::status::timestamp;
+use serde_json::{Value, json};
+
+use super::client::{Client, is_not_found};
+use crate::{
+    deployment::{DATAGRAMS, HTTP, LINES},
+    lab::{self, Family, Lab},
+    manifests,
+    traffic::{Grace, RunningServer, Serve},
+};
+
+/// Plays kubelet on all nodes of a lab: [`Kubelets::step`], again and again.
+pub struct Kubelets {
+    client: Client,
+    running: BTreeMap<String, Running>,
+    /// How many pods there have been.
+    started: u32,
+    /// How long a pod runs until it says that it is ready: no less than a kubelet takes to see it.
+    start_up: Duration,
+    /// How long a pod serves on once it has to end, as with a `preStop` sleep.
+    grace: Duration,
+    /// How long it takes new connections still once its endpoint no longer serves.
+    lag: Duration,
+}
+
+/// A pod whose server runs.
+struct Running {
+    pod: lab::Pod,
+    server: RunningServer,
+    stage: Stage,
+}
+
+/// How far a pod is with its life.
+enum Stage {
+    /// Its network and its server are there, since then; nobody has been told.
+    Starting(Instant),
+    Ready,
+    /// Terminating, and serving as before, since then.
+    Serving(Instant),
+    /// No longer ready, since then.
+    Unready(Instant),
+}
+
+impl Kubelets {
+    /// Nodes without pods.
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            running: BTreeMap::new(),
+            started: 0,
+            start_up: Duration::from_secs(1),
+            grace: Duration::from_secs(3),
+            lag: Duration::from_secs(2),
+        }
+    }
+
+    /// Writes the Node object of each node of `lab`, as ready.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub fn register_nodes(&self, lab: &Lab) -> Result<()> {
+        lab.nodes().iter().try_for_each(|node| self.register(node))
+    }
+
+    /// Writes the Node object of a node, as ready.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub fn register(&self, node: &lab::Node) -> Result<()> {
+        let object = manifests::node_object(node);
+        let mut status = object["status"].clone();
+        status["conditions"] = json!([condition("Ready", true)]);
+        // What topology hints weigh nodes by.
+        let capacity = json!({ "cpu": "2", "memory": "4Gi", "pods": "200" });
+        status["allocatable"] = capacity.clone();
+        status["capacity"] = capacity;
+        self.client.cluster_wide::<Node>().create(object)?;
+        let nodes = self.client.nodes();
+        nodes.patch_status(node.name(), status).map(drop)
+    }
+
+    /// Does what is to be done now, for every pod.
+    ///
+    /// # Errors
+    /// If the API server refuses, or the lab has no room.
+    pub fn step(&mut self, lab: &Lab) -> Result<()> {
+        let pods = self.client.of::<Pod>().list("")?;
+        let mut present = Vec::new();
+        for pod in pods {
+            let name = pod.metadata.name.clone().unwrap_or_default();
+            let result = self.step_pod(lab, &name, &pod);
+            match result {
+                // Somebody else has deleted it since.
+                Err(error) if is_not_found(&error) => {}
+                result => result.with_context(|| format!("pod {name}"))?,
+            }
+            present.push(name);
+        }
+        // Pods that were deleted without waiting for us.
+        self.running.retain(|name, _| present.contains(name));
+        Ok(())
+    }
+
+    fn step_pod(&mut self, lab: &Lab, name: &str, pod: &Pod) -> Result<()> {
+        let spec = pod.spec.as_ref().context("a pod without spec")?;
+        let node = spec.node_name.as_deref();
+        let is_ending = pod.metadata.deletion_timestamp.is_some();
+        match (node, self.running.contains_key(name), is_ending) {
+            (None, _, false) => {
+                let wanted = spec.node_selector.as_ref();
+                let wanted = wanted.and_then(|labels| labels.get("kubernetes.io/hostname"));
+                let nodes = lab.nodes();
+                let next = nodes[self.started as usize % nodes.len()].name();
+                self.started += 1;
+                self.client.bind(name, wanted.map_or(next, String::as_str))
+            }
+            (Some(node), false, false) => self.start(lab, name, node),
+            (_, true, true) => self.end(lab, name),
+            (_, false, true) => self.client.of::<Pod>().delete_at_once(name),
+            (_, true, false) => self.settle(name),
+        }
+    }
+
+    fn start(&mut self, lab: &Lab, name: &str, node: &str) -> Result<()> {
+        let mut nodes = lab.nodes().iter();
+        let node = nodes
+            .find(|candidate| candidate.name() == node)
+            .with_context(|| format!("the lab has no {node}"))?;
+        self.started += 1;
+        // Names in the lab are short.
+        let pod = lab.add_pod(node, &format!("p{}", self.started))?;
+        let server = Serve::new(name).http(HTTP.1).tcp(LINES.1).udp(DATAGRAMS.1);
+        let server = server.start(&pod)?;
+        let ips = Family::BOTH.map(|family| json!({ "ip": pod.ip(family) }));
+        let host_ips = Family::BOTH.map(|family| json!({ "ip": node.ip(family) }));
+        let status = json!({
+            "phase": "Running",
+            "startTime": now(),
+            "hostIP": node.ip(Family::V4),
+            "hostIPs": host_ips,
+            "podIP": pod.ip(Family::V4),
+            "podIPs": ips,
+            "conditions": conditions(false),
+        });
+        let running = Running {
+            pod,
+            server,
+            stage: Stage::Starting(Instant::now()),
+        };
+        self.running.insert(name.to_owned(), running);
+        let pods = self.client.of::<Pod>();
+        pods.patch_status(name, status).map(drop)
+    }
+
+    /// Says of a pod that it is ready, once it is.
+    fn settle(&mut self, name: &str) -> Result<()> {
+        let running = self.running.get_mut(name).context("a pod of nobody's")?;
+        match running.stage {
+            Stage::Starting(since) if since.elapsed() >= self.start_up => {
+                running.stage = Stage::Ready;
+                let status = json!({ "conditions": conditions(true) });
+                self.client.of::<Pod>().patch_status(name, status).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn end(&mut self, lab: &Lab, name: &str) -> Result<()> {
+        let running = self.running.get_mut(name).context("a pod of nobody's")?;
+        match running.stage {
+            Stage::Starting(_) | Stage::Ready => running.stage = Stage::Serving(Instant::now()),
+            Stage::Serving(since) if since.elapsed() >= self.grace => {
+                running.stage = Stage::Unready(Instant::now());
+                let status = json!({ "conditions": conditions(false) });
+                self.client.of::<Pod>().patch_status(name, status)?;
+            }
+            Stage::Unready(since) if since.elapsed() >= self.lag => {
+                if let Some(ended) = self.running.remove(name) {
+                    ended.server.shut_down(Grace::SHORT)?;
+                    lab.remove_pod(&ended.pod)?;
+                }
+                self.client.of::<Pod>().delete_at_once(name)?;
+            }
+            Stage::Serving(_) | Stage::Unready(_) => {}
+        }
+        Ok(())
+    }
+}
+
+fn conditions(ready: bool) -> Value {
+    json!([
+        condition("PodScheduled", true),
+        condition("Initialized", true),
+        condition("ContainersReady", ready),
+        condition("Ready", ready),
+    ])
+}
+
+fn condition(kind: &str, holds: bool) -> Value {
+    let status = if holds { "True" } else { "False" };
+    json!({ "type": kind, "status": status, "lastTransitionTime": now() })
+}
+
+fn now() -> String {
+    timestamp(SystemTime::now())
+}

@@ -1,0 +1,31 @@
+//! A real Kubernetes control plane in a lab: etcd, kube-apiserver and kube-controller-manager on a
+//! host of the node network, so that Services get addresses, Deployments roll, and EndpointSlices
+//! are what the real controllers write.
+//!
+//! There is no kubelet and no scheduler: Nodes are objects that [`Cluster`] writes, and [`Kubelets`]
+//! does for Pods what those two would, with the lab's network namespaces and servers for containers.
+//! [`Front`] is a server before the API server that counts what is asked, and breaks answers.
+
+mod client;
+mod cluster;
+mod daemon;
+mod etcd;
+mod front;
+mod keys;
+mod kubelets;
+mod objects;
+mod rights;
+mod rule;
+mod runtime;
+mod server;
+mod tamper;
+
+pub use self::client::{Client, NAMESPACE, Objects};
+pub use self::cluster::{Cluster, ClusterSpec};
+pub use self::front::Front;
+pub use self::keys::Keys;
+pub use self::kubelets::Kubelets;
+pub use self::objects::{deployment, service};
+pub use self::rule::{Asked, Fault, Request, Rule};
+pub use self::runtime::HostRuntime;
+pub use self::server::{AGENT_ACCOUNT, ControlPlane, ControlPlaneSpec};

@@ -1,0 +1,160 @@
+//! Watches whose events are cut, spoilt, doubled or put out of order.
+
+use std::{collections::VecDeque, time::Duration};
+
+use anyhow::{Error, anyhow};
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::Frame;
+use tokio::time::timeout;
+
+use super::rule::Fault;
+
+/// How long an event waits for the one that is to come before it.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// A body with a fault in it. Faults that are not about bodies change nothing.
+pub fn body(inner: UnsyncBoxBody<Bytes, Error>, fault: Fault) -> UnsyncBoxBody<Bytes, Error> {
+    let tampered = Tampered {
+        inner,
+        partial: Vec::new(),
+        lines: VecDeque::new(),
+        ready: VecDeque::new(),
+        events: 0,
+        ended: false,
+        fault,
+    };
+    let frames = stream::unfold(tampered, |mut tampered| async {
+        let piece = tampered.next().await?;
+        let frame = piece.map(|bytes| Frame::data(Bytes::from(bytes)));
+        Some((frame, tampered))
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
+
+struct Tampered {
+    inner: UnsyncBoxBody<Bytes, Error>,
+    /// The beginning of a line.
+    partial: Vec<u8>,
+    /// Whole lines that have come.
+    lines: VecDeque<Vec<u8>>,
+    /// What is to be sent.
+    ready: VecDeque<Vec<u8>>,
+    /// Number of lines dealt with.
+    events: usize,
+    ended: bool,
+    fault: Fault,
+}
+
+impl Tampered {
+    /// The next piece to send; none at the end.
+    async fn next(&mut self) -> Option<Result<Vec<u8>, Error>> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Some(Ok(piece));
+            }
+            if let Fault::CutWithin { event } = self.fault
+                && self.events >= event
+            {
+                return Some(Err(anyhow!("cut within an event")));
+            }
+            let line = match self.line().await {
+                Ok(Some(line)) => line,
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            };
+            self.deal_with(line).await;
+        }
+    }
+
+    async fn deal_with(&mut self, line: Vec<u8>) {
+        self.events += 1;
+        match self.fault {
+            Fault::CutWithin { event } if event == self.events => {
+                let half = line.len() / 2;
+                self.ready.push_back(line[..half].to_vec());
+            }
+            Fault::Garbage { after } if after == self.events => {
+                self.ready.push_back(line);
+                self.ready.push_back(b"}{ this is no event\n".to_vec());
+            }
+            Fault::Twice => {
+                self.ready.push_back(line.clone());
+                self.ready.push_back(line);
+            }
+            Fault::Swapped => {
+                let next = timeout(PATIENCE, self.line()).await;
+                // None in time, or the end: then there is nothing to swap it with.
+                if let Ok(Ok(Some(next))) = next {
+                    self.ready.push_back(next);
+                }
+                self.ready.push_back(line);
+            }
+            _ => self.ready.push_back(line),
+        }
+    }
+
+    /// The next whole line, with its end; what has come of it is kept if nobody waits any more.
+    async fn line(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        loop {
+            if let Some(line) = self.lines.pop_front() {
+                return Ok(Some(line));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let Some(frame) = self.inner.frame().await else {
+                self.ended = true;
+                let rest = std::mem::take(&mut self.partial);
+                return Ok((!rest.is_empty()).then_some(rest));
+            };
+            let Ok(bytes) = frame?.into_data() else {
+                continue;
+            };
+            for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+                self.partial.extend_from_slice(piece);
+                if piece.ends_with(b"\n") {
+                    self.lines.push_back(std::mem::take(&mut self.partial));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt as _;
+    use http_body_util::{BodyExt as _, Full};
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    /// What comes of three events, and whether it comes to its end.
+    fn tampered(fault: Fault) -> (String, bool) {
+        let whole = Full::new(Bytes::from("one\ntwo\nthree\n"));
+        let whole = whole.map_err(|never| match never {}).boxed_unsync();
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let mut stream = body(whole, fault).into_data_stream();
+            let mut text = String::new();
+            while let Some(piece) = stream.next().await {
+                match piece {
+                    Ok(bytes) => text += std::str::from_utf8(&bytes).unwrap(),
+                    Err(_) => return (text, false),
+                }
+            }
+            (text, true)
+        })
+    }
+
+    #[test]
+    fn events_are_broken_as_told() {
+        let of = |fault, text: &str, whole| assert_eq!(tampered(fault), (text.to_owned(), whole));
+        of(Fault::Twice, "one\none\ntwo\ntwo\nthree\nthree\n", true);
+        of(Fault::Swapped, "two\none\nthree\n", true);
+        of(Fault::CutWithin { event: 2 }, "one\ntw", false);
+        let garbage = "one\n}{ this is no event\ntwo\nthree\n";
+        of(Fault::Garbage { after: 1 }, garbage, true);
+    }
+}

@@ -1,0 +1,44 @@
+//! The programs in this kernel's verifier.
+
+use std::time::Instant;
+
+use aya::{EbpfLoader, VerifierLogLevel, programs::Program};
+use node_lb::datapath::OBJECT;
+
+use crate::root::programs;
+
+/// Each by itself, so that a kernel that refuses some says which; what they took is shown with
+/// `--nocapture`.
+#[test]
+fn every_program_passes_the_verifier() {
+    let mut loader = EbpfLoader::new();
+    // Nothing is attached, so the flow tables may be small.
+    for table in ["FLOWS4", "FLOWS6"] {
+        loader.map_max_entries(table, 1024);
+    }
+    // Without it a program that is refused is verified again and again, for a log that has room.
+    loader.verifier_log_level(VerifierLogLevel::STATS);
+    let mut object = loader.load(OBJECT).unwrap();
+    let mut refused = Vec::new();
+    for name in programs() {
+        let start = Instant::now();
+        let loaded = match object.program_mut(name).unwrap() {
+            Program::Xdp(program) => program.load().and_then(|()| program.info()),
+            Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
+            Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
+            other => panic!("{name} is of a kind that node-lb has not: {other:?}"),
+        };
+        let took = start.elapsed();
+        match loaded {
+            Ok(info) => {
+                let instructions = info.verified_instruction_count().unwrap_or_default();
+                println!("{name}: {instructions} instructions verified in {took:?}");
+            }
+            Err(error) => {
+                println!("{name}: refused after {took:?}: {error}");
+                refused.push(name);
+            }
+        }
+    }
+    assert!(refused.is_empty(), "the verifier refuses {refused:?}");
+}

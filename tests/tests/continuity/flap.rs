@@ -1,0 +1,133 @@
+//! An uplink that goes and comes back, in three ways, while traffic flows.
+
+use std::{
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use lb_tests::traffic::RunningLoad;
+use lb_tests::{
+    Balanced, Endpoint, Family, Host, Lab, Load, Node, Pod, PodNetwork, Request, Serve, Topology,
+};
+
+use super::support::{NODE_PORT, Policy, assert_flawless, eventually, ground_on};
+
+/// How long an outage lasts.
+const OUTAGE: Duration = Duration::from_millis(500);
+/// How long TCP may need after an outage to try again.
+const RETRY: Duration = Duration::from_secs(3);
+/// How long a client waits: longer than any outage here.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_cable_pulled_and_plugged_in() {
+    flap(|lab, node| {
+        let set = |state| {
+            let line = format!("ip link set {} {state}", node.name());
+            lab.router().run(&line).map(drop)
+        };
+        set("down")?;
+        thread::sleep(OUTAGE);
+        set("up")
+    });
+}
+
+#[test]
+fn an_uplink_set_down_and_up() {
+    flap(|lab, node| {
+        node.run("ip link set eth0 down")?;
+        thread::sleep(OUTAGE);
+        lab.configure_uplink(node)
+    });
+}
+
+#[test]
+fn an_uplink_removed_and_added() {
+    flap(|lab, node| {
+        lab.unplug(node)?;
+        thread::sleep(OUTAGE);
+        lab.plug_in(node)
+    });
+}
+
+/// Interrupts node 1's uplink twice. What does not need it notices nothing; connections across it go
+/// on, and new ones are served, once it is back.
+fn flap(outage: impl Fn(&Lab, &Node) -> Result<()>) {
+    // On a bridge: routes to single pods prefer the uplink's address, and go with it.
+    let topology = Topology {
+        pod_network: PodNetwork::Bridge,
+        ..Topology::default()
+    };
+    let (ground, _web) = ground_on(topology, Policy::Cluster, &["--xdp-mode=native"]);
+    let (lab, node) = (&ground.lab, ground.lab.node(1));
+    let pod = lab.pod("pod-1-2");
+    let _server = Serve::new("nearby").tcp(9090).start(pod).unwrap();
+    serve_nearby(&ground, pod);
+    let mut inside = Vec::new();
+    let mut across = Vec::new();
+    for family in Family::BOTH {
+        let near = Request::tcp(nearby(family));
+        inside.push(start(Load::new(near).persistent(), lab.pod("pod-1-1")));
+        inside.push(start(Load::new(near), lab.pod("pod-1-1")));
+        inside.push(start(Load::new(near), node));
+        let outside = Request::http(node.at(family, NODE_PORT)).deadline(PATIENCE);
+        across.push(start(Load::new(outside).persistent(), lab.client()));
+    }
+
+    for _ in 0..2 {
+        outage(lab, node).unwrap();
+        let back = Instant::now();
+        for family in Family::BOTH {
+            let request = Request::http(node.at(family, NODE_PORT));
+            let request = request.deadline(Duration::from_millis(500));
+            eventually(RETRY, || {
+                request.send(lab.client()).map_err(|e| e.to_string())
+            });
+        }
+        println!("served again after {:?}", back.elapsed());
+        thread::sleep(RETRY);
+    }
+
+    let devices = ground.status(1).unwrap().devices;
+    let uplink = devices.iter().find(|device| device.name == Node::UPLINK);
+    assert!(
+        uplink.is_some_and(|uplink| uplink.mode == "native" && uplink.reason.is_none()),
+        "{devices:?}"
+    );
+    for load in inside.into_iter().chain(across) {
+        let report = load.stop().unwrap();
+        assert_flawless(&report);
+        assert_eq!(report.reconnects, 0, "{report}");
+    }
+}
+
+/// A Service that nobody needs the uplink for, behind a pod on node 1.
+fn serve_nearby(ground: &Balanced, pod: &Pod) {
+    let lab = &ground.lab;
+    ground
+        .change(|| {
+            let mut service = lab.service("nearby");
+            for family in Family::BOTH {
+                service = service.cluster_ip(&nearby(family).ip().to_string());
+            }
+            service.tcp("lines", 80, 9090).apply()?;
+            let slices = lab.endpoints("nearby").tcp("lines", 9090);
+            slices.with(Endpoint::ready(pod)).apply()
+        })
+        .unwrap();
+}
+
+fn nearby(family: Family) -> SocketAddr {
+    let text = match family {
+        Family::V4 => "10.96.0.30:80",
+        Family::V6 => "[fd00:10:96::30]:80",
+    };
+    text.parse().expect("an address")
+}
+
+fn start(load: Load, host: &Host) -> RunningLoad {
+    let load = load.workers(1).pause(Duration::from_millis(20));
+    load.start(host).unwrap()
+}

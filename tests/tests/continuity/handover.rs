@@ -1,0 +1,178 @@
+//! Another service proxy hands over to node-lb, and node-lb to it: connections go on where they began.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use lb_tests::traffic::RunningServer;
+use lb_tests::{
+    Agent, Balanced, Endpoint, Family, Host, Lab, Pod, Request, Serve, Topology, balanced,
+};
+
+const CLUSTER_IP: &str = "10.96.0.10";
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const TOPOLOGY: Topology = Topology {
+    nodes: 1,
+    pods_per_node: 3,
+    ..Topology::DEFAULT
+};
+
+/// Where node-lb sends connections, and where the other proxy does: so one sees who served.
+const OURS: &str = "pod-1-1";
+const THEIRS: &str = "pod-1-2";
+/// A client on the node.
+const POD: &str = "pod-1-3";
+
+#[test]
+fn connections_of_another_proxy_go_on_while_node_lb_takes_the_new_ones() -> Result<()> {
+    let lab = Lab::up(TOPOLOGY)?;
+    let _servers = serve(&lab);
+    other_proxy(&lab)?;
+    let mut before = [
+        Open::new(lab.client())?,
+        Open::new(lab.pod(POD))?,
+        Open::new(lab.node(1))?,
+    ];
+    for open in &mut before {
+        assert_eq!(open.ask()?, THEIRS);
+    }
+
+    let ground = Balanced::in_lab(lab, &["--xdp-mode=native", "--handover=in"])?;
+    ground.change(|| program(&ground))?;
+    let clients: [&Host; 3] = [ground.lab.client(), ground.lab.pod(POD), ground.lab.node(1)];
+    for (open, client) in before.iter_mut().zip(clients) {
+        assert_eq!(open.ask()?, THEIRS, "{client}");
+        assert_eq!(
+            Request::tcp(target()?).send(client)?.server,
+            OURS,
+            "{client}"
+        );
+    }
+    Ok(())
+}
+
+/// Why there is the setting: a segment of an unknown connection begins one otherwise.
+#[test]
+fn without_the_setting_they_are_cut() -> Result<()> {
+    let lab = Lab::up(TOPOLOGY)?;
+    let _servers = serve(&lab);
+    other_proxy(&lab)?;
+    let mut before = Open::new(lab.client())?;
+    assert_eq!(before.ask()?, THEIRS);
+    let ground = Balanced::in_lab(lab, &["--xdp-mode=native"])?;
+    ground.change(|| program(&ground))?;
+    before.ask().unwrap_err();
+    Ok(())
+}
+
+#[test]
+fn connections_of_node_lb_go_on_while_another_proxy_takes_the_new_ones() -> Result<()> {
+    let mut ground = Balanced::up(TOPOLOGY)?;
+    let _servers = serve(&ground.lab);
+    ground.change(|| program(&ground))?;
+    let open = |client: &Host| Open::new(client);
+    let mut before = [open(ground.lab.client())?, open(ground.lab.pod(POD))?];
+    other_proxy(&ground.lab)?;
+    for open in &mut before {
+        assert_eq!(open.ask()?, OURS);
+    }
+    // The rules see nothing as long as node-lb takes everything.
+    let client = ground.lab.client();
+    assert_eq!(Request::tcp(target()?).send(client)?.server, OURS);
+
+    ground.stop_agents()?;
+    let node = ground.lab.node(1);
+    let out = balanced::spec(node, &["--xdp-mode=native", "--handover=out"])?;
+    let agent = Agent::start(node, out)?;
+    let clients: [&Host; 3] = [ground.lab.client(), ground.lab.pod(POD), node];
+    for client in clients {
+        let reply = Request::tcp(target()?).send(client)?;
+        assert_eq!(reply.server, THEIRS, "{client}");
+    }
+    for open in &mut before {
+        assert_eq!(open.ask()?, OURS);
+    }
+
+    // Once they have ended, node-lb can go.
+    drop(before);
+    assert!(agent.stop(PATIENCE)?.success());
+    let program = balanced::node_lb()?;
+    let root = node.pin_root.display();
+    node.run(&format!("{} cleanup --bpf-root {root}", program.display()))?;
+    for client in clients {
+        assert_eq!(Request::tcp(target()?).send(client)?.server, THEIRS);
+    }
+    Ok(())
+}
+
+fn target() -> Result<SocketAddr> {
+    Ok(format!("{CLUSTER_IP}:80").parse()?)
+}
+
+fn serve(lab: &Lab) -> Vec<RunningServer> {
+    let start = |pod: &Pod| Serve::new(pod.name()).tcp(9090).start(pod);
+    [OURS, THEIRS]
+        .into_iter()
+        .map(|name| start(lab.pod(name)).expect("a server starts"))
+        .collect()
+}
+
+/// Has the agent send connections to [`OURS`].
+fn program(ground: &Balanced) -> Result<()> {
+    let lab = &ground.lab;
+    let service = lab.service("web").cluster_ip(CLUSTER_IP);
+    service.tcp("lines", 80, 9090).apply()?;
+    let slices = lab.endpoints("web").tcp("lines", 9090);
+    slices.with(Endpoint::ready(lab.pod(OURS))).apply()
+}
+
+/// Rules of the kind that kube-proxy writes, which send connections to [`THEIRS`].
+fn other_proxy(lab: &Lab) -> Result<()> {
+    let endpoint = lab.pod(THEIRS).ip(Family::V4);
+    let translate = format!("ip daddr {CLUSTER_IP} tcp dport 80 dnat to {endpoint}:9090");
+    let rules = format!(
+        "table ip kube-proxy {{
+            chain prerouting {{
+                type nat hook prerouting priority dstnat
+                {translate}
+            }}
+            chain output {{
+                type nat hook output priority -100
+                {translate}
+            }}
+            chain postrouting {{
+                type nat hook postrouting priority srcnat
+                ct status dnat masquerade
+            }}
+        }}"
+    );
+    lab.node(1).feed("nft -f -", &rules).map(drop)
+}
+
+/// An open connection to the Service.
+struct Open(BufReader<TcpStream>);
+
+impl Open {
+    fn new(client: &Host) -> Result<Self> {
+        let target = target()?;
+        let stream = client
+            .netns()
+            .run(|| TcpStream::connect_timeout(&target, PATIENCE))??;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// The name of the server that answers.
+    fn ask(&mut self) -> Result<String> {
+        self.0.get_mut().write_all(b"payload=0 delay=0 \n")?;
+        let mut line = String::new();
+        ensure!(self.0.read_line(&mut line)? > 0, "closed without an answer");
+        let answer: serde_json::Value = serde_json::from_str(&line)?;
+        let server = answer["server"].as_str().context("no server's name")?;
+        Ok(server.to_owned())
+    }
+}

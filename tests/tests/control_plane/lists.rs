@@ -1,0 +1,153 @@
+//! What starting costs the API server: streamed lists where it has them, pages where it has not, and
+//! two hundred agents at once.
+
+use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
+
+use k8s_openapi::api::core::v1::Service;
+use lb_tests::{
+    Cluster, Family,
+    control_plane::{Asked, ControlPlaneSpec, service},
+    patient,
+};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use node_lb::{
+    metrics::Metrics,
+    source::{
+        Event, Source as _,
+        api::{Access, ApiSource},
+    },
+};
+use serde_json::json;
+use tokio::{sync::mpsc, task::JoinSet, time::timeout};
+
+use super::support::{WEB, answers, cluster, cluster_ip, serve};
+
+const RESOURCES: [&str; 3] = ["services", "endpointslices", "nodes"];
+/// How many agents come back in the same moment.
+const AGENTS: usize = 200;
+/// Objects of the cluster that they come back to.
+const SERVICES: usize = 50;
+/// How long they may take.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+#[test]
+fn lists_are_streamed_where_the_server_does_that_and_paged_where_not() {
+    let mut cluster = cluster();
+    serve(&mut cluster, WEB, 1, json!({}));
+    for resource in RESOURCES {
+        let front = &cluster.front;
+        let counts = [Asked::StreamedList, Asked::List].map(|asked| front.count(asked, resource));
+        assert_eq!(
+            counts,
+            [2, 0],
+            "{resource}: one streamed list for each agent"
+        );
+    }
+    let services = cluster.client().of::<Service>();
+    for number in 0..SERVICES {
+        let spec = json!({ "selector": { "app": WEB } });
+        services
+            .create(service(&format!("s{number}"), spec))
+            .unwrap();
+    }
+    raise_open_files();
+    let [lists, watches] = restarted_together(&cluster);
+    println!("{AGENTS} agents with streamed lists: {lists} lists, {watches} watches");
+    assert_eq!(lists, 0);
+    assert_eq!(watches, RESOURCES.len() * AGENTS);
+
+    let feature_gates = vec!["WatchList=false".to_owned()];
+    let spec = ControlPlaneSpec { feature_gates };
+    cluster.control_plane.restart_api_with(spec).unwrap();
+    let [lists, watches] = restarted_together(&cluster);
+    println!("{AGENTS} agents without: {lists} lists, {watches} watches");
+    assert_eq!(lists, RESOURCES.len() * AGENTS, "one page each");
+    // The stream that is refused, and the watch.
+    assert_eq!(watches, 2 * RESOURCES.len() * AGENTS);
+
+    let last = service("last", json!({ "selector": { "app": WEB } }));
+    let last = services.create(last).unwrap();
+    let target = SocketAddr::new(cluster_ip(&last, Family::V4), 80);
+    answers(&mut cluster, target, 1);
+    cluster.ground.kill_agents().unwrap();
+    cluster.front.forget();
+    cluster.ground.start_agents().unwrap();
+    answers(&mut cluster, target, 1);
+    for resource in RESOURCES {
+        let pages = cluster.front.count(Asked::List, resource);
+        assert_eq!(pages, 2, "{resource}: one list in pages for each agent");
+    }
+}
+
+/// Starts [`AGENTS`] sources together, waits until each has everything, and counts what they asked:
+/// lists in pages, and watches, streamed lists among them.
+fn restarted_together(cluster: &Cluster) -> [usize; 2] {
+    let address = cluster.control_plane.address();
+    let kubeconfig = cluster.control_plane.agent_kubeconfig(address).unwrap();
+    let metrics = Arc::new(Metrics::new());
+    let counted = metrics.clone();
+    let everyone = async move {
+        let mut agents = JoinSet::new();
+        for number in 0..AGENTS {
+            let access = Access {
+                kubeconfig: Some(kubeconfig.clone()),
+                master: None,
+            };
+            let node = format!("node-{number}");
+            let source = ApiSource::open(access, &node, counted.api.clone());
+            agents.spawn(synced(source.await.unwrap()));
+        }
+        agents.join_all().await
+    };
+    let runtime = cluster.control_plane.runtime();
+    let sources = runtime.wait(async move { timeout(patient(DEADLINE), everyone).await });
+    let sources = sources.expect("all agents synchronise in time");
+    // The file is the lab's agents', too, who go by way of the front.
+    let front = cluster.front.address();
+    cluster.control_plane.agent_kubeconfig(front).unwrap();
+    assert_eq!(sources.len(), AGENTS);
+    // After a list in pages comes a watch.
+    thread::sleep(patient(SETTLED));
+    ["list", "watch"].map(|verb| asked(&metrics, verb))
+}
+
+/// How long after the last list all watches have been asked for.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// Runs a source until it has delivered everything; it goes on until what this returns is dropped.
+async fn synced(source: ApiSource) -> JoinSet<anyhow::Result<()>> {
+    let (sender, mut events) = mpsc::channel(16);
+    let mut running = JoinSet::new();
+    running.spawn(Box::new(source).run(sender));
+    while let Some(batch) = events.recv().await {
+        if batch.events.contains(&Event::Synced) {
+            break;
+        }
+    }
+    // It stops when nobody listens.
+    running.spawn(async move {
+        while events.recv().await.is_some() {}
+        Ok(())
+    });
+    running
+}
+
+/// How many requests of a verb these sources have made.
+fn asked(metrics: &Metrics, verb: &str) -> usize {
+    let text = String::from_utf8(metrics.encode()).unwrap();
+    let wanted = format!("verb=\"{verb}\"");
+    let series = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix("node_lb_api_requests_total{")?;
+        let (labels, value) = rest.rsplit_once("} ")?;
+        labels
+            .contains(&wanted)
+            .then(|| value.parse::<f64>().ok())?
+    });
+    series.sum::<f64>() as usize
+}
+
+/// Each source has a connection for each resource.
+fn raise_open_files() {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+}

@@ -1,0 +1,10 @@
+//! node-lb against a real etcd, kube-apiserver and kube-controller-manager. Needs root, and what
+//! `cargo xtask setup` builds.
+
+mod faults;
+mod lists;
+mod nodes;
+mod outages;
+mod rollout;
+mod services;
+mod support;

@@ -1,0 +1,153 @@
+//! What the tests here share: Services whose addresses the API server chooses, and requests to them.
+
+use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Pod, Service},
+};
+use lb_tests::{
+    Cluster, Family, Host, Load, LoadReport, Reply, Request,
+    control_plane::{ClusterSpec, deployment, service},
+    traffic::RunningLoad,
+};
+use serde_json::{Value, json};
+
+/// The Service of most tests, and its Deployment.
+pub const WEB: &str = "web";
+
+/// A cluster whose tests say nothing special.
+pub fn cluster() -> Cluster {
+    Cluster::up(ClusterSpec::default()).unwrap()
+}
+
+/// Makes a Service and waits until its pods can be reached by its ClusterIP.
+pub fn serve(cluster: &mut Cluster, name: &str, replicas: u32, spec: Value) -> Service {
+    let made = cluster.client().of::<Service>().create(service(name, spec));
+    let made = made.unwrap();
+    let deployments = cluster.client().of::<Deployment>();
+    deployments.create(deployment(name, replicas)).unwrap();
+    let ip = cluster_ip(&made, Family::V4);
+    answers(cluster, SocketAddr::new(ip, 80), replicas as usize);
+    made
+}
+
+/// Waits until exactly `servers` servers answer from there, and names them.
+#[track_caller]
+pub fn answers(cluster: &mut Cluster, target: SocketAddr, servers: usize) -> BTreeSet<String> {
+    let found = cluster.until(|cluster| {
+        let found = servers_at(cluster.lab().node(1), target)?;
+        ensure!(found.len() == servers, "{target} is served by {found:?}");
+        Ok(found)
+    });
+    found.unwrap()
+}
+
+/// Who answers at `target`, asked often enough to hear of each.
+pub fn servers_at(from: impl AsRef<Host>, target: SocketAddr) -> Result<BTreeSet<String>> {
+    let from = from.as_ref();
+    let replies = (0..40).map(|_| Request::http(target).send(from));
+    let replies: Result<Vec<Reply>, _> = replies.collect();
+    let replies = replies.with_context(|| format!("{from} to {target}"))?;
+    Ok(replies.into_iter().map(|reply| reply.server).collect())
+}
+
+/// A Service's ClusterIP of a family.
+pub fn cluster_ip(service: &Service, family: Family) -> IpAddr {
+    let spec = service.spec.as_ref().expect("a Service has a spec");
+    let ips = spec.cluster_ips.iter().flatten();
+    ips.map(|ip| ip.parse().unwrap())
+        .find(|ip| Family::of(*ip) == family)
+        .unwrap_or_else(|| panic!("no {family:?} address in {:?}", spec.cluster_ips))
+}
+
+/// The node port of a Service's port.
+pub fn node_port(service: &Service, port: i32) -> u16 {
+    let spec = service.spec.as_ref().expect("a Service has a spec");
+    let mut ports = spec.ports.iter().flatten();
+    let found = ports.find(|candidate| candidate.port == port);
+    let node_port = found.and_then(|port| port.node_port);
+    node_port.expect("a node port").try_into().unwrap()
+}
+
+/// Load to a Service from outside, from a pod and from a node, in both families.
+pub struct Everywhere(Vec<(String, RunningLoad)>);
+
+impl Everywhere {
+    /// Starts it, on new connections and on persistent ones. The Service has node ports.
+    pub fn start(cluster: &Cluster, service: &Service) -> Self {
+        let lab = cluster.lab();
+        let mut loads = Vec::new();
+        for family in Family::BOTH {
+            let inside = SocketAddr::new(cluster_ip(service, family), 80);
+            let datagrams = SocketAddr::new(cluster_ip(service, family), 53);
+            let outside = lab.node(1).at(family, node_port(service, 80));
+            let fresh = |request| Load::new(request).workers(1).pause(PAUSE);
+            let ways: [(&Host, Load); 7] = [
+                (lab.client(), fresh(Request::http(outside))),
+                (lab.client(), fresh(Request::http(outside)).persistent()),
+                (lab.pod("pod-2-1"), fresh(Request::http(inside))),
+                (
+                    lab.pod("pod-2-1"),
+                    fresh(Request::http(inside)).persistent(),
+                ),
+                (lab.node(2), fresh(Request::http(inside))),
+                (lab.node(2), fresh(Request::http(inside)).persistent()),
+                (lab.pod("pod-1-1"), fresh(Request::udp(datagrams))),
+            ];
+            for (from, load) in ways {
+                loads.push((format!("{from}: {load:?}"), load.start(from).unwrap()));
+            }
+        }
+        Self(loads)
+    }
+
+    /// Ends it; no request may have failed.
+    #[track_caller]
+    pub fn assert_no_failures(self) {
+        let reports: Vec<(String, LoadReport)> = self
+            .0
+            .into_iter()
+            .map(|(name, load)| (name, load.stop().unwrap()))
+            .collect();
+        let all: String = reports
+            .iter()
+            .map(|(name, report)| format!("\n- {name}\n  {report}"))
+            .collect();
+        let flawless = |(_, report): &(String, LoadReport)| report.failed == 0 && report.ok > 0;
+        assert!(reports.iter().all(flawless), "requests failed:{all}");
+    }
+}
+
+/// Between two requests of a worker.
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Sets how many pods a Deployment is to have.
+pub fn scale(cluster: &Cluster, name: &str, replicas: u32) {
+    let patch = json!({ "spec": { "replicas": replicas } });
+    let deployments = cluster.client().of::<Deployment>();
+    deployments.patch(name, patch).unwrap();
+}
+
+/// The names of a Service's pods.
+pub fn pods(cluster: &Cluster, name: &str) -> Result<BTreeSet<String>> {
+    let pods = cluster.client().of::<Pod>().list(&format!("app={name}"))?;
+    Ok(pods
+        .into_iter()
+        .filter_map(|pod| pod.metadata.name)
+        .collect())
+}
+
+/// A metric of the agent on node 1.
+pub fn metric(cluster: &Cluster, name: &str) -> f64 {
+    cluster.ground.metric(1, name).unwrap()
+}
+
+/// Restarts the agents, so that no failure before makes them wait longer after the next, and forgets
+/// what they asked for at the start.
+pub fn begin_afresh(cluster: &mut Cluster) {
+    cluster.ground.kill_agents().unwrap();
+    cluster.ground.start_agents().unwrap();
+    cluster.front.forget();
+}

@@ -1,0 +1,86 @@
+//! Devices on which XDP cannot be had as asked for: said in the log, a metric and the status, and
+//! traffic flows all the same.
+
+use anyhow::{Context, Result};
+use lb_tests::{Balanced, Family, Lab, Node, Request};
+
+use crate::support::{NODE_PORT, SMALL, line_with, serve_web};
+
+#[test]
+fn where_another_xdp_program_is_tc_does_the_work() -> Result<()> {
+    let lab = Lab::up(SMALL)?;
+    // The program that the lab pins for the far ends of wires.
+    let program = lab.id().pin_root("lab").join("xdp_pass");
+    let program = program.display();
+    lab.node(1)
+        .run(&format!("ip link set eth0 xdpdrv pinned {program}"))?;
+    let ground = Balanced::in_lab(lab, &["--xdp-mode=native"])?;
+    says(&ground, "eth0", "tc", "another XDP program is attached")?;
+    let _server = serve_web(&ground)?;
+    serves(&ground)?;
+    let link = ground.lab.node(1).run("ip -details link show dev eth0")?;
+    assert!(link.contains("lab_pass"), "theirs is gone: {link}");
+    Ok(())
+}
+
+#[test]
+fn a_device_whose_driver_cannot_gets_the_generic_kind() -> Result<()> {
+    let lab = Lab::up(SMALL)?;
+    lab.node(1).run("ip link add second type bridge")?;
+    lab.node(1).run("ip link set second up")?;
+    let arguments = ["--xdp-mode=native", "--device=eth0", "--device=second"];
+    let ground = Balanced::in_lab(lab, &arguments)?;
+    says(
+        &ground,
+        "second",
+        "generic",
+        "the driver does not support it",
+    )?;
+    // One device's trouble is not another's.
+    let uplink = device(&ground, Node::UPLINK)?;
+    assert_eq!((uplink.mode.as_str(), uplink.reason), ("native", None));
+    let _server = serve_web(&ground)?;
+    serves(&ground)
+}
+
+/// Unless told otherwise, a veth is left to TC, which is said as well.
+#[test]
+fn a_veth_is_left_to_tc() -> Result<()> {
+    let ground = Balanced::with(SMALL, &[])?;
+    says(&ground, "eth0", "tc", "--xdp-mode=native")?;
+    let _server = serve_web(&ground)?;
+    serves(&ground)
+}
+
+/// Asserts that a device is in this mode, and that log, metric and status say so, with the reason.
+#[track_caller]
+fn says(ground: &Balanced, name: &str, mode: &str, reason: &str) -> Result<()> {
+    let found = device(ground, name)?;
+    assert_eq!(found.mode, mode, "{found:?}");
+    assert!(
+        found
+            .reason
+            .as_ref()
+            .is_some_and(|why| why.contains(reason)),
+        "{found:?}"
+    );
+    let log = ground.agents[0].log()?;
+    let line = line_with(&log, reason);
+    assert!(line.contains("WARN") && line.contains(name), "{line}");
+    let metric = format!(r#"node_lb_device_xdp_mode{{device="{name}",mode="{mode}"}}"#);
+    assert_eq!(ground.metric(1, &metric)?, 1.0);
+    Ok(())
+}
+
+fn device(ground: &Balanced, name: &str) -> Result<node_lb::agent::status::Device> {
+    let devices = ground.status(1)?.devices;
+    let found = devices.into_iter().find(|device| device.name == name);
+    found.with_context(|| format!("the agent has no device {name}"))
+}
+
+fn serves(ground: &Balanced) -> Result<()> {
+    let lab = &ground.lab;
+    let target = lab.node(1).at(Family::V4, NODE_PORT);
+    assert_eq!(Request::tcp(target).send(lab.client())?.server, "pod-1-1");
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! What goes wrong on a node, as its operator sees it: the log, metrics, `node-lb status`, and how the
+//! program ends. Needs root.
+
+mod capacity;
+mod check;
+mod devices;
+mod labs;
+mod ports;
+mod preflight;
+mod source;
+mod support;

@@ -1,0 +1,43 @@
+//! Manifests that cannot be used, in `node-lb status`.
+
+use anyhow::Result;
+use lb_tests::{Balanced, Request};
+
+use crate::support::{CLUSTER_IP, SMALL, eventually, serve_web};
+
+#[test]
+fn a_broken_file_is_in_the_status_until_it_is_mended() -> Result<()> {
+    let ground = Balanced::up(SMALL)?;
+    let _server = serve_web(&ground)?;
+    let manifests = ground.lab.manifests();
+    let broken = b"kind: Service\nmetadata:\n  name: web\n  labels: [oops\n";
+    manifests.write("service-web.json", broken)?;
+    let problem = eventually(|| {
+        let status = ground.status(1).map_err(|e| format!("{e:#}"))?;
+        let problem = status.source_problems.first().cloned();
+        problem.ok_or_else(|| "the status has no problem".to_owned())
+    });
+    assert!(problem.contains("service-web.json"), "{problem}");
+    assert_eq!(ground.metric(1, "node_lb_source_problems")?, 1.0);
+    // Its last good state is in force.
+    let request = Request::tcp(format!("{CLUSTER_IP}:80").parse()?);
+    assert_eq!(request.send(ground.lab.pod("pod-1-2"))?.server, "pod-1-1");
+
+    // One that can be read, but of which one port cannot be used: the rest of it is.
+    let service = ground.lab.service("web").cluster_ip(CLUSTER_IP);
+    let service = service.tcp("lines", 80, 9090).tcp("other", 0, 9090);
+    ground.change(|| service.apply())?;
+    let problems = ground.status(1)?.source_problems;
+    assert!(
+        problems
+            .iter()
+            .any(|problem| problem.contains("default/web")),
+        "{problems:?}"
+    );
+
+    let service = ground.lab.service("web").cluster_ip(CLUSTER_IP);
+    ground.change(|| service.tcp("lines", 80, 9090).apply())?;
+    assert_eq!(ground.status(1)?.source_problems, Vec::<String>::new());
+    assert_eq!(ground.metric(1, "node_lb_source_problems")?, 0.0);
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! A small lab, and questions to its agent.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use lb_tests::{Balanced, Endpoint, Serve, Topology, traffic::RunningServer};
+
+/// Where the Service `web` is reached.
+pub const CLUSTER_IP: &str = "10.96.0.10";
+pub const NODE_PORT: u16 = 30080;
+
+/// One node with two pods.
+pub const SMALL: Topology = Topology {
+    nodes: 1,
+    pods_per_node: 2,
+    ..Topology::DEFAULT
+};
+
+/// Has `pod-1-1` serve the Service `web`, which has a node port; lines over TCP.
+pub fn serve_web(ground: &Balanced) -> Result<RunningServer> {
+    let lab = &ground.lab;
+    let pod = lab.pod("pod-1-1");
+    let server = Serve::new(pod.name()).tcp(9090).start(pod)?;
+    ground.change(|| {
+        let service = lab.service("web").cluster_ip(CLUSTER_IP);
+        service
+            .tcp("lines", 80, 9090)
+            .node_port(NODE_PORT)
+            .apply()?;
+        let slices = lab.endpoints("web").tcp("lines", 9090);
+        slices.with(Endpoint::ready(pod)).apply()
+    })?;
+    Ok(server)
+}
+
+/// Asks until the answer is as wanted, for some seconds.
+#[track_caller]
+pub fn eventually<T>(mut probe: impl FnMut() -> Result<T, String>) -> T {
+    const LIMIT: Duration = Duration::from_secs(20);
+    let start = Instant::now();
+    loop {
+        match probe() {
+            Ok(found) => return found,
+            Err(problem) if start.elapsed() > LIMIT => {
+                panic!("still not so after {LIMIT:?}: {problem}")
+            }
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// The line of a log that has this text.
+#[track_caller]
+pub fn line_with<'a>(log: &'a str, text: &str) -> &'a str {
+    let line = log.lines().find(|line| line.contains(text));
+    line.unwrap_or_else(|| panic!("no line has {text:?}:\n{log}"))
+}

@@ -1,0 +1,248 @@
+//! An image as an archive: an OCI image layout (github.com/opencontainers/image-spec, image-layout.md)
+//! that also has the `manifest.json` of `docker save`, for engines that know only that.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, BufWriter},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tar::{Builder, EntryType, Header};
+
+use super::recipe::Recipe;
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// An image of one layer.
+pub struct Image {
+    /// With registry and tag.
+    pub name: String,
+    /// In Go's words.
+    pub architecture: &'static str,
+    pub recipe: Recipe,
+}
+
+impl Image {
+    /// Writes the image with the files below `root` to `file`. The same files make the same archive.
+    ///
+    /// # Errors
+    /// If files cannot be read or written.
+    pub fn write(&self, root: &Path, file: &Path) -> io::Result<()> {
+        let mut blobs = Blobs::default();
+        let layer = blobs.add(LAYER, layer(root)?);
+        let config = blobs.add_json(CONFIG, &self.config(&layer));
+        let mut manifest = blobs.add_json(
+            MANIFEST,
+            &json!({
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": config,
+                "layers": [layer],
+            }),
+        );
+        manifest["platform"] = json!({ "architecture": self.architecture, "os": "linux" });
+        let tag = self.name.rsplit(':').next();
+        manifest["annotations"] = json!({
+            // What containerd and podman call it, and what the specification does.
+            "io.containerd.image.name": self.name,
+            "org.opencontainers.image.ref.name": tag,
+        });
+        let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
+        let docker = json!([{
+            "Config": Blobs::path(&config),
+            "RepoTags": [self.name],
+            "Layers": [Blobs::path(&layer)],
+        }]);
+
+        let mut archive = Builder::new(BufWriter::new(File::create(file)?));
+        let layout = json!({ "imageLayoutVersion": "1.0.0" });
+        for (path, value) in [
+            ("oci-layout", layout),
+            ("index.json", index),
+            ("manifest.json", docker),
+        ] {
+            append(&mut archive, path, value.to_string().as_bytes(), 0o644)?;
+        }
+        for (path, bytes) in &blobs.0 {
+            append(&mut archive, path, bytes, 0o644)?;
+        }
+        archive.into_inner()?.into_inner()?.sync_all()
+    }
+
+    fn config(&self, layer: &Value) -> Value {
+        json!({
+            "architecture": self.architecture,
+            "os": "linux",
+            "config": {
+                "User": self.recipe.user,
+                "Env": self.recipe.environment,
+                "Entrypoint": self.recipe.entrypoint,
+            },
+            // Of the uncompressed layer, which is what it is.
+            "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] },
+        })
+    }
+}
+
+/// What an archive holds by its digest.
+#[derive(Default)]
+struct Blobs(BTreeMap<String, Vec<u8>>);
+
+impl Blobs {
+    /// Adds a blob and returns its descriptor.
+    fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
+        let digest: String = Sha256::digest(&bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let descriptor = json!({
+            "mediaType": media_type,
+            "digest": format!("sha256:{digest}"),
+            "size": bytes.len(),
+        });
+        self.0.insert(Self::path(&descriptor), bytes);
+        descriptor
+    }
+
+    fn add_json(&mut self, media_type: &str, value: &Value) -> Value {
+        self.add(media_type, value.to_string().into_bytes())
+    }
+
+    /// Where in the archive the blob of a descriptor is.
+    fn path(descriptor: &Value) -> String {
+        let digest = descriptor["digest"].as_str().unwrap_or_default();
+        format!("blobs/{}", digest.replace(':', "/"))
+    }
+}
+
+/// The files below `root` as a layer: all of them root's, and of no time.
+fn layer(root: &Path) -> io::Result<Vec<u8>> {
+    let mut layer = Builder::new(Vec::new());
+    let mut waiting = entries(root)?;
+    while let Some(path) = waiting.pop() {
+        let name = path.strip_prefix(root).map_err(io::Error::other)?;
+        if path.is_dir() {
+            let mut header = header(0, 0o755);
+            header.set_entry_type(EntryType::Directory);
+            layer.append_data(&mut header, name.join(""), io::empty())?;
+            waiting.extend(entries(&path)?);
+        } else {
+            append(&mut layer, name, &fs::read(&path)?, 0o755)?;
+        }
+    }
+    layer.into_inner()
+}
+
+/// A directory's entries, the last by name first.
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
+    let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_by(|one, other| other.cmp(one));
+    Ok(entries)
+}
+
+fn append(
+    archive: &mut Builder<impl io::Write>,
+    path: impl AsRef<Path>,
+    bytes: &[u8],
+    mode: u32,
+) -> io::Result<()> {
+    archive.append_data(&mut header(bytes.len(), mode), path, bytes)
+}
+
+/// A header without owner and time, but for what `append_data` adds.
+fn header(size: usize, mode: u32) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_size(size as u64);
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    fn write() -> (BTreeMap<String, Vec<u8>>, PathBuf) {
+        let directory = std::env::temp_dir().join(format!(
+            "node-lb-image-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        let root = directory.join("root");
+        fs::create_dir_all(root.join("usr/bin")).unwrap();
+        fs::write(root.join("usr/bin/x"), "an agent").unwrap();
+        let file = directory.join("image.tar");
+        let image = Image {
+            name: "docker.io/library/node-lb:1.2.3".to_owned(),
+            architecture: "amd64",
+            recipe: Recipe {
+                environment: vec!["A=b".to_owned()],
+                user: "0:0".to_owned(),
+                entrypoint: vec!["/usr/bin/x".to_owned()],
+            },
+        };
+        image.write(&root, &file).unwrap();
+        (read(&fs::read(file).unwrap()), directory)
+    }
+
+    /// The files of an archive; directories without content.
+    fn read(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
+        let mut archive = tar::Archive::new(archive);
+        let entries = archive.entries().unwrap().map(|entry| {
+            let mut entry = entry.unwrap();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            let header = entry.header();
+            assert_eq!((header.uid().unwrap(), header.mtime().unwrap()), (0, 0));
+            (entry.path().unwrap().display().to_string(), bytes)
+        });
+        entries.collect()
+    }
+
+    fn json(files: &BTreeMap<String, Vec<u8>>, path: &str) -> Value {
+        serde_json::from_slice(&files[path]).unwrap()
+    }
+
+    #[test]
+    fn every_descriptor_leads_to_its_blob() {
+        let (files, directory) = write();
+        let index = json(&files, "index.json");
+        let descriptor = &index["manifests"][0];
+        let names = &descriptor["annotations"];
+        assert_eq!(
+            names["io.containerd.image.name"],
+            "docker.io/library/node-lb:1.2.3"
+        );
+        assert_eq!(names["org.opencontainers.image.ref.name"], "1.2.3");
+        let manifest = json(&files, &Blobs::path(descriptor));
+        for descriptor in [descriptor, &manifest["config"], &manifest["layers"][0]] {
+            let bytes = &files[&Blobs::path(descriptor)];
+            assert_eq!(descriptor["size"], bytes.len());
+            let expected = Blobs::default().add("", bytes.clone());
+            assert_eq!(descriptor["digest"], expected["digest"]);
+        }
+        let config = json(&files, &Blobs::path(&manifest["config"]));
+        assert_eq!(config["config"]["User"], "0:0");
+        assert_eq!(
+            config["rootfs"]["diff_ids"][0],
+            manifest["layers"][0]["digest"]
+        );
+        let layer = read(&files[&Blobs::path(&manifest["layers"][0])]);
+        let names: Vec<_> = layer.keys().collect();
+        assert_eq!(names, ["usr/", "usr/bin/", "usr/bin/x"]);
+        assert_eq!(layer["usr/bin/x"], b"an agent");
+        let docker = json(&files, "manifest.json");
+        assert_eq!(docker[0]["Config"], Blobs::path(&manifest["config"]));
+        fs::remove_dir_all(directory).unwrap();
+    }
+}

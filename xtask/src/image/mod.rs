@@ -1,0 +1,139 @@
+//! `cargo xtask image`: the container image, made without a container engine.
+//!
+//! `deploy/Containerfile` says what the image is: its last stage is followed here, and its build stage
+//! calls this for the files. So both ways lead to the same image.
+
+mod archive;
+mod recipe;
+
+use std::{
+    env, fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+use self::{archive::Image, recipe::Recipe};
+use crate::{build, cargo::Workspace};
+
+/// The file that describes the image, from the workspace's root.
+const CONTAINERFILE: &str = "deploy/Containerfile";
+/// The agent's place in the image.
+const AGENT: &str = "usr/local/bin/node-lb";
+
+/// What to make of the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// An archive that `ctr images import`, `podman load` and `docker load` take.
+    Archive(PathBuf),
+    /// The image's files, below this directory.
+    Root(PathBuf),
+}
+
+impl Output {
+    /// The output that command line arguments ask for; paths are the caller's.
+    pub fn parse(arguments: &[String], workspace: &Workspace) -> Result<Self> {
+        match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            [] => Ok(Self::Archive(default_archive(workspace))),
+            ["--output", file] => Ok(Self::Archive(file.into())),
+            ["--root", directory] => Ok(Self::Root(directory.into())),
+            _ => bail!(
+                "image takes --output FILE or --root DIRECTORY, not {:?}",
+                arguments.join(" ")
+            ),
+        }
+    }
+}
+
+/// Where the archive goes if nothing else is said.
+pub fn default_archive(workspace: &Workspace) -> PathBuf {
+    workspace.target.join(format!("node-lb-{}.tar", version()))
+}
+
+/// The image's name as container runtimes know it, with the workspace's version.
+pub fn name() -> String {
+    format!("docker.io/library/node-lb:{}", version())
+}
+
+/// Builds the static agent and makes the image of it.
+///
+/// # Errors
+/// If the agent cannot be built, or files cannot be written.
+pub fn run(workspace: &Workspace, output: &Output) -> Result<()> {
+    let path = workspace.root.join(CONTAINERFILE);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let recipe = Recipe::parse(&text).with_context(|| path.display().to_string())?;
+    let agent = build::run(workspace, build::Kind::Static)?;
+    match output {
+        Output::Root(root) => {
+            install(&agent, root)?;
+            println!("{}", root.display());
+        }
+        Output::Archive(file) => {
+            let root = workspace.target.join("image");
+            install(&agent, &root)?;
+            let image = Image {
+                name: name(),
+                architecture: architecture()?,
+                recipe,
+            };
+            image
+                .write(&root, file)
+                .with_context(|| format!("cannot write {}", file.display()))?;
+            println!("{}: {}", image.name, file.display());
+        }
+    }
+    Ok(())
+}
+
+/// Makes `root` the image's root directory.
+fn install(agent: &Path, root: &Path) -> Result<()> {
+    let target = root.join(AGENT);
+    let directory = target.parent().context("the agent is in no directory")?;
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::copy(agent, &target))
+        .and_then(|_| fs::set_permissions(&target, fs::Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", target.display()))
+}
+
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// The machine's architecture in the words of container images, which are Go's.
+fn architecture() -> Result<&'static str> {
+    match env::consts::ARCH {
+        "x86_64" => Ok("amd64"),
+        "aarch64" => Ok("arm64"),
+        other => bail!("it is not known what container images call {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_deployed_is_this_image() {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+        for file in [
+            "base/daemonset.yaml",
+            "components/mount-bpffs/kustomization.yaml",
+        ] {
+            let text = fs::read_to_string(deploy.join(file)).unwrap();
+            let image = text
+                .lines()
+                .find_map(|line| line.trim().strip_prefix("image: "));
+            assert_eq!(image, Some(name().as_str()), "deploy/{file}");
+        }
+        let chart = fs::read_to_string(deploy.join("chart/node-lb/Chart.yaml")).unwrap();
+        for key in ["version", "appVersion"] {
+            let line = format!("{key}: {}", version());
+            assert!(
+                chart.lines().any(|found| found == line),
+                "Chart.yaml lacks {line:?}"
+            );
+        }
+    }
+}

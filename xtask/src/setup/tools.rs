@@ -1,0 +1,160 @@
+//! The programs that tests and the lab call, and the packages that have them.
+
+use anyhow::{Context, Result};
+
+use super::{Need, apt::Apt, on_path};
+
+/// A program that tests or the lab call.
+pub struct Tool {
+    /// Its name, or for a library the path of its header.
+    command: &'static str,
+    /// Packages that have it, by preference; distributions name them differently.
+    packages: &'static [&'static str],
+    need: Need,
+    purpose: &'static str,
+}
+
+static TOOLS: [Tool; 19] = [
+    Tool {
+        command: "ip",
+        packages: &["iproute2"],
+        need: Need::Lab,
+        purpose: "network namespaces, devices and routes of the lab",
+    },
+    Tool {
+        command: "bpftool",
+        packages: &["bpftool", "linux-tools-generic"],
+        need: Need::Lab,
+        purpose: "shows loaded programs and maps",
+    },
+    Tool {
+        command: "nft",
+        packages: &["nftables"],
+        need: Need::Lab,
+        purpose: "firewall and masquerade rules to be tested beside",
+    },
+    Tool {
+        command: "ethtool",
+        packages: &["ethtool"],
+        need: Need::Lab,
+        purpose: "offloads of the lab's devices",
+    },
+    Tool {
+        command: "ping",
+        packages: &["iputils-ping"],
+        need: Need::Lab,
+        purpose: "reachability in the lab",
+    },
+    Tool {
+        command: "sysctl",
+        packages: &["procps"],
+        need: Need::Lab,
+        purpose: "kernel settings of the lab's namespaces",
+    },
+    Tool {
+        command: "tcpdump",
+        packages: &["tcpdump"],
+        need: Need::Lab,
+        purpose: "captures of a test that failed",
+    },
+    Tool {
+        command: "iperf3",
+        packages: &["iperf3"],
+        need: Need::Lab,
+        purpose: "throughput in benchmarks",
+    },
+    Tool {
+        command: "c++",
+        packages: &["g++"],
+        need: Need::Everything,
+        purpose: "libFuzzer, which the fuzz targets run in",
+    },
+    Tool {
+        command: "qemu-system-x86_64",
+        packages: &["qemu-system-x86"],
+        need: Need::Everything,
+        purpose: "runs older kernels",
+    },
+    Tool {
+        command: "cpio",
+        packages: &["cpio"],
+        need: Need::Everything,
+        purpose: "the file systems of those kernels",
+    },
+    Tool {
+        command: "depmod",
+        packages: &["kmod"],
+        need: Need::Everything,
+        purpose: "the modules of those kernels",
+    },
+    Tool {
+        command: "mmdebstrap",
+        packages: &["mmdebstrap"],
+        need: Need::Cluster,
+        purpose: "the file systems of the cluster's pods",
+    },
+    Tool {
+        command: "pkg-config",
+        packages: &["pkg-config"],
+        need: Need::Cluster,
+        purpose: "finds the C library that runc is built with",
+    },
+    Tool {
+        command: "/usr/include/seccomp.h",
+        packages: &["libseccomp-dev"],
+        need: Need::Cluster,
+        purpose: "system call filters, which runc is built with",
+    },
+    Tool {
+        command: "python3",
+        packages: &["python3"],
+        need: Need::Cluster,
+        purpose: "scripts of the cluster",
+    },
+    Tool {
+        command: "openssl",
+        packages: &["openssl"],
+        need: Need::Cluster,
+        purpose: "the cluster's keys",
+    },
+    Tool {
+        command: "curl",
+        packages: &["curl"],
+        need: Need::Cluster,
+        purpose: "asks the cluster's nodes for their health",
+    },
+    Tool {
+        command: "iptables",
+        packages: &["iptables"],
+        need: Need::Cluster,
+        purpose: "port mappings of the cluster's pods",
+    },
+];
+
+/// What is not there of what `need` takes.
+pub fn missing(need: Need) -> Vec<&'static Tool> {
+    TOOLS
+        .iter()
+        .filter(|tool| tool.need <= need && !on_path(tool.command))
+        .collect()
+}
+
+/// Installs the packages that have these programs.
+///
+/// # Errors
+///
+/// Says which programs are missing and what to run by hand.
+pub fn install(apt: &mut Apt, missing: &[&Tool]) -> Result<()> {
+    let mut packages = Vec::new();
+    for tool in missing {
+        let package = apt
+            .first_available(tool.packages)
+            .unwrap_or(tool.packages[0]);
+        println!("  {package}: {}", tool.purpose);
+        packages.push(package);
+    }
+    apt.install(&packages).with_context(|| {
+        let commands: Vec<_> = missing.iter().map(|tool| tool.command).collect();
+        format!("these commands are missing: {}", commands.join(" "))
+    })
+}

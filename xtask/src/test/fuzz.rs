@@ -1,0 +1,123 @@
+//! Fuzz targets, each for a short time. libFuzzer finds its way by coverage, which any Rust can
+//! record: neither nightly nor cargo-fuzz is needed.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{suite, tally::Tally};
+use crate::cargo::Workspace;
+
+/// How long each target runs, in seconds.
+const SECONDS: u32 = 15;
+
+/// What records coverage as libFuzzer reads it, and catches arithmetic that overflows.
+const FLAGS: [&str; 10] = [
+    "--cfg=fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Ccodegen-units=1",
+    "-Cdebug-assertions",
+    "-Copt-level=1",
+    "-Coverflow-checks",
+];
+
+/// The crates that are built with [`FLAGS`], besides the targets; what they depend on is taken as the
+/// other tests have it.
+const CRATES: [&str; 2] = ["lb_common", "node_lb"];
+
+/// Set for the compiler's wrapper: the targets.
+const TARGETS_VARIABLE: &str = "NODE_LB_FUZZ_TARGETS";
+
+/// Builds and runs all targets below `fuzz/fuzz_targets`.
+///
+/// # Errors
+///
+/// If they cannot be built or run. What they find is a failed test, whose input libFuzzer names.
+pub fn run(workspace: &Workspace) -> Result<Tally> {
+    let sources = workspace.root.join("fuzz");
+    let targets = targets(&sources)?;
+    let programs = build(workspace, &targets)?;
+    let directory = workspace.target.join("fuzz");
+    let mut total = Tally::default();
+    for target in targets {
+        println!("\nfuzz {target}");
+        let corpus = directory.join("corpus").join(&target);
+        let found = directory.join("found").join(&target);
+        for directory in [&corpus, &found] {
+            fs::create_dir_all(directory)
+                .with_context(|| format!("cannot make {}", directory.display()))?;
+        }
+        let mut command = Command::new(programs.join(&target));
+        command
+            .arg(format!("-max_total_time={SECONDS}"))
+            .arg(format!("-artifact_prefix={}/", found.display()))
+            .args(["-timeout=5", "-rss_limit_mb=2048", "-print_final_stats=1"])
+            .args([corpus, sources.join("seeds").join(&target)]);
+        let tally = suite::run(&mut command)?;
+        total = [total, tally].into_iter().sum();
+    }
+    Ok(total)
+}
+
+/// Builds the targets and returns the directory that they are put into.
+fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
+    // A copy: cargo may have replaced this program's file since it was started.
+    let wrapper = workspace.target.join("fuzz/rustc-with-coverage");
+    fs::create_dir_all(workspace.target.join("fuzz"))
+        .and_then(|()| fs::copy("/proc/self/exe", &wrapper))
+        .with_context(|| format!("cannot copy xtask to {}", wrapper.display()))?;
+    let mut cargo = workspace.cargo(["build", "--package", "node-lb-fuzz", "--bins"]);
+    cargo
+        .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
+        .env(TARGETS_VARIABLE, targets.join(","));
+    crate::cargo::run(&mut cargo)?;
+    Ok(workspace.target.join("debug"))
+}
+
+/// What this program does where cargo calls it in the compiler's stead, as [`build`] has it: runs the
+/// compiler, with more flags for the crates that are fuzzed. `None` if it is not called so.
+pub fn as_compiler() -> Option<Result<ExitCode>> {
+    let targets = env::var(TARGETS_VARIABLE).ok()?;
+    let mut arguments = env::args_os().skip(1);
+    let mut rustc = Command::new(arguments.next()?);
+    let arguments: Vec<_> = arguments.collect();
+    let name = arguments
+        .windows(2)
+        .find(|pair| pair[0] == "--crate-name")
+        .and_then(|pair| pair[1].to_str());
+    let fuzzed = |name: &str| CRATES.contains(&name) || targets.split(',').any(|t| t == name);
+    rustc.args(&arguments);
+    if name.is_some_and(fuzzed) {
+        rustc.args(FLAGS);
+    }
+    let status = rustc.status().context("cannot run rustc");
+    Some(status.map(|status| match status.success() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }))
+}
+
+/// The names of all targets, in order.
+fn targets(directory: &Path) -> Result<Vec<String>> {
+    let directory = directory.join("fuzz_targets");
+    let entries =
+        fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let sources = entries.flatten().map(|entry| entry.path());
+    let mut names: Vec<_> = sources
+        .filter(|path| path.extension() == Some(OsStr::new("rs")))
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    ensure!(!names.is_empty(), "{} is empty", directory.display());
+    Ok(names)
+}

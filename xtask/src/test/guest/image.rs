@@ -1,0 +1,228 @@
+//! The file system that an older kernel starts with: an archive for it to unpack into memory.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Selected;
+use crate::{
+    cargo::{Workspace, run},
+    setup::{kernels::Kernel, program_path},
+};
+
+/// What the tests call, and `init.sh`.
+const COMMANDS: [&str; 20] = [
+    "bpftool", "cat", "cut", "ethtool", "ip", "ls", "mkdir", "modprobe", "mount", "nft", "nsenter",
+    "ping", "sh", "sleep", "sysctl", "tc", "timeout", "true", "uname", "umount",
+];
+
+/// What the agent and the labs are, beside the test programs.
+const PROGRAMS: [&str; 3] = ["node-lb", "lab-tool", "lab"];
+
+/// Parts of the kernel that are modules and may be asked for, below `kernel`.
+const MODULES: [&str; 4] = ["crypto", "drivers/net", "lib", "net"];
+
+/// Builds the file system and returns the archive. Test programs have the same places in it as here.
+pub fn build(workspace: &Workspace, kernel: &Kernel, programs: &[Selected]) -> Result<PathBuf> {
+    let directory = workspace.target.join("guest");
+    let root = Root::new(directory.join("root"))?;
+    for command in COMMANDS {
+        let path = program_path(command)
+            .with_context(|| format!("older kernels' tests need the command {command}"))?;
+        root.program(&path, &Path::new("/usr/bin").join(command))?;
+        if command == "modprobe" {
+            // Where the kernel looks for it.
+            root.program(&path, Path::new("/sbin/modprobe"))?;
+        }
+    }
+
+    let agents = workspace.target.join("debug");
+    let own = PROGRAMS.map(|name| agents.join(name));
+    let tests = programs
+        .iter()
+        .map(|(suite, _)| suite.executable().to_owned());
+    for program in own.into_iter().chain(tests) {
+        root.program(&program, &program)?;
+        run(Command::new("strip")
+            .arg("--strip-debug")
+            .arg(root.place(&program)))?;
+    }
+    let mut script = String::new();
+    for (suite, arguments) in programs {
+        let (package, executable) = (suite.package(), suite.executable());
+        fs::create_dir_all(root.place(package))?;
+        script += &format!(
+            "echo; echo {}\nrun {} {} {}\n",
+            quoted(suite.name()),
+            quoted(&package.to_string_lossy()),
+            quoted(&executable.to_string_lossy()),
+            arguments.join(" ")
+        );
+    }
+    root.file("init", include_str!("init.sh"), 0o755)?;
+    root.file("tests.sh", &script, 0o644)?;
+    root.modules(kernel)?;
+    root.archive(&directory.join("initramfs"))
+}
+
+/// The file system under construction.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(path: PathBuf) -> Result<Self> {
+        if path.exists() {
+            fs::remove_dir_all(&path)
+                .with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        for directory in ["dev", "proc", "root", "run", "sys", "tmp"] {
+            fs::create_dir_all(path.join(directory))?;
+        }
+        // As in every current distribution: a program has one place, whatever it is called by.
+        for directory in ["bin", "lib", "lib64", "sbin"] {
+            fs::create_dir_all(path.join("usr").join(directory))?;
+            symlink(Path::new("usr").join(directory), path.join(directory))?;
+        }
+        Ok(Self(path))
+    }
+
+    /// Where a path of the guest is here.
+    fn place(&self, path: &Path) -> PathBuf {
+        self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Copies a program, with the libraries that it is linked with.
+    fn program(&self, from: &Path, to: &Path) -> Result<()> {
+        self.copy(from, to)?;
+        libraries(from)?
+            .iter()
+            .try_for_each(|library| self.copy(library, library))
+    }
+
+    fn copy(&self, from: &Path, to: &Path) -> Result<()> {
+        let to = self.place(to);
+        if to.exists() {
+            return Ok(());
+        }
+        let copy = || {
+            fs::create_dir_all(to.parent().unwrap_or(&self.0))?;
+            fs::copy(from, &to)
+        };
+        copy().with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+        Ok(())
+    }
+
+    fn file(&self, name: &str, text: &str, mode: u32) -> Result<()> {
+        let path = self.0.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
+    }
+
+    /// The kernel's modules, for it to load when it needs them.
+    fn modules(&self, kernel: &Kernel) -> Result<()> {
+        let (from, release) = (kernel.modules(), &kernel.release);
+        let to = self.0.join("usr/lib/modules").join(release);
+        fs::create_dir_all(to.join("kernel/drivers"))?;
+        for part in MODULES {
+            let part = Path::new("kernel").join(part);
+            let into = to.join(&part);
+            run(Command::new("cp")
+                .arg("--recursive")
+                .args([from.join(&part), into]))?;
+        }
+        for list in [
+            "modules.builtin",
+            "modules.builtin.modinfo",
+            "modules.order",
+        ] {
+            fs::copy(from.join(list), to.join(list))
+                .with_context(|| format!("the kernel {release} has no {list}"))?;
+        }
+        let depmod = program_path("depmod").context("no depmod")?;
+        run(Command::new(depmod)
+            .arg("--basedir")
+            .arg(&self.0)
+            .arg(release))
+    }
+
+    /// Packs all of it as the kernel wants it, uncompressed: unpacking is slower than loading.
+    fn archive(&self, path: &Path) -> Result<PathBuf> {
+        let list = run_for_output(Command::new("find").arg(".").current_dir(&self.0))?;
+        let archive =
+            fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut cpio = Command::new("cpio");
+        cpio.args(["--create", "--format=newc", "--owner=0:0", "--quiet"])
+            .current_dir(&self.0)
+            .stdin(Stdio::piped())
+            .stdout(archive);
+        let mut child = cpio.spawn().context("cannot run cpio")?;
+        let mut names = child.stdin.take().context("cpio has no standard input")?;
+        std::io::Write::write_all(&mut names, list.as_bytes())?;
+        drop(names);
+        let status = child.wait()?;
+        ensure!(status.success(), "cpio failed ({status})");
+        Ok(path.to_owned())
+    }
+}
+
+/// The libraries that a program is linked with, and the loader that loads them.
+fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
+    // A static program has none, and ldd says so with an error.
+    let output = Command::new("ldd").arg(program).output();
+    let output = output.context("cannot run ldd")?;
+    Ok(paths_of_ldd(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Lines are `name => /path (address)`, `/path (address)`, or of no file.
+fn paths_of_ldd(output: &str) -> BTreeSet<PathBuf> {
+    output
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            words.find(|word| word.starts_with('/')).map(PathBuf::from)
+        })
+        .collect()
+}
+
+fn run_for_output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    ensure!(output.status.success(), "{command:?}: {}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_from_ldd() {
+        let output = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+                      \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f01)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 (0x00007f02)\n";
+        let expected = [
+            "/lib/x86_64-linux-gnu/libc.so.6",
+            "/lib64/ld-linux-x86-64.so.2",
+        ];
+        assert_eq!(paths_of_ldd(output), expected.map(PathBuf::from).into());
+        assert!(paths_of_ldd("\tnot a dynamic executable\n").is_empty());
+    }
+
+    #[test]
+    fn words_reach_the_guest_as_they_are() {
+        assert_eq!(quoted("tests (test attach)"), "'tests (test attach)'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+}
