@@ -27,7 +27,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest, so that timeouts are kept to within it however large the tables are.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Passes may take this part of a CPU between the two.
-const SHARE: u32 = 100;
+const SHARE: u32 = 200;
 /// Requests to end stale flows are carried out together when they come faster than this.
 const LONGEST_REST: Duration = Duration::from_millis(50);
 /// From this part of a table on, passes are not put off.
