@@ -2,7 +2,6 @@
 
 use std::io::IsTerminal as _;
 
-use anyhow::Context as _;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -30,11 +29,6 @@ impl Command {
             .with_ansi(std::io::stderr().is_terminal())
             .init();
         let config = Config::try_from(self.flags)?;
-        // One thread: the work is small, and the network namespace is that of the thread.
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("cannot start the runtime")?
-            .block_on(agent::run(config))
+        super::block_on(agent::run(config))?
     }
 }

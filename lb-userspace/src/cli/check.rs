@@ -2,7 +2,6 @@
 
 use std::{fmt::Write as _, process::ExitCode};
 
-use anyhow::Context as _;
 use serde::Serialize;
 
 use super::output::Output;
@@ -37,11 +36,7 @@ impl Command {
     /// If the configuration is wrong or nothing can be looked at.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::try_from(self.flags)?;
-        let findings = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("cannot start the runtime")?
-            .block_on(check::run(&config));
+        let findings = super::block_on(check::run(&config))?;
         let level = findings.iter().map(|finding| finding.level).max();
         let level = level.unwrap_or(Level::Ok);
         let report = Report { level, findings };

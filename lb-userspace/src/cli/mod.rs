@@ -86,6 +86,13 @@ impl Cli {
     }
 }
 
+/// Runs asynchronous work on this thread, whose network namespace it then works in.
+fn block_on<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build();
+    Ok(runtime.context("cannot start the runtime")?.block_on(work))
+}
+
 /// Prints what went wrong, or the help that was asked for.
 fn report(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<clap::Error>() {

@@ -1,14 +1,27 @@
-//! The objects of a source at one moment, for commands that answer from manifests alone.
+//! The objects of a source at one moment, for commands that answer without an agent.
+
+use std::time::Duration;
 
 use anyhow::bail;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     config::Config,
+    metrics::Metrics,
     model::Node,
     plan::{LocalNode, ServicePlan, plan},
-    source::{Event, SourceSpec, dir},
+    source::{Batch, Event, Source as _, SourceSpec, api::ApiSource, dir, health::SourceHealth},
     store::Store,
 };
+
+/// How long the API server may take to list everything.
+const LIST_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long it may fail to answer: enough for another attempt after the first.
+const FAILURE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What a source has at the moment, and this node as configured.
 pub struct Snapshot {
@@ -23,15 +36,16 @@ impl Snapshot {
     /// # Errors
     /// If the source cannot be read at all.
     pub fn load(config: &Config) -> anyhow::Result<Self> {
-        let SourceSpec::Dir(path) = &config.source else {
-            bail!("this command reads manifests only; pass --source dir:PATH");
-        };
-        let (objects, problems) = dir::load(path)?;
-        for problem in problems {
-            warn(&problem);
-        }
         let mut store = Store::new(&config.node_name);
-        store.apply(objects.into_iter().map(Event::Apply));
+        let events = match &config.source {
+            SourceSpec::Dir(path) => {
+                let (objects, problems) = dir::load(path)?;
+                problems.iter().for_each(|problem| warn(problem));
+                objects.into_iter().map(Event::Apply).collect()
+            }
+            SourceSpec::Kubernetes => super::block_on(listed(config))??,
+        };
+        store.apply(events);
 
         if store.node().is_none() {
             warn(&format_args!(
@@ -71,6 +85,53 @@ impl Snapshot {
                 plan(service, &slices, &self.local_node)
             })
             .collect()
+    }
+}
+
+/// Everything the API server has.
+async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
+    let metrics = Metrics::new().api;
+    let source = ApiSource::open(config.api_access.clone(), &config.node_name, metrics).await?;
+    let health = source.health();
+    let (sender, mut batches) = mpsc::channel::<Batch>(1);
+    let collect = async {
+        let mut events = Vec::new();
+        while let Some(batch) = batches.recv().await {
+            for event in batch.events {
+                match event {
+                    Event::Synced => return events,
+                    Event::Problems { problems, .. } => {
+                        problems.iter().for_each(|problem| warn(problem));
+                    }
+                    event => events.push(event),
+                }
+            }
+        }
+        events
+    };
+    let start = Instant::now();
+    tokio::select! {
+        events = collect => Ok(events),
+        ended = Box::new(source).run(sender) => {
+            ended?;
+            bail!("the API server's lists ended early")
+        }
+        () = sleep_until(start + LIST_DEADLINE) => {
+            bail!("the API server has not listed everything within {LIST_DEADLINE:?}")
+        }
+        error = lasting_failure(&health, start + FAILURE_DEADLINE) => bail!(error),
+    }
+}
+
+/// Ends with what is wrong if something is at the deadline.
+async fn lasting_failure(health: &SourceHealth, deadline: Instant) -> String {
+    sleep_until(deadline).await;
+    loop {
+        let failed = health.states().into_iter().find_map(|state| state.error);
+        if let Some(error) = failed {
+            return error;
+        }
+        sleep_until(Instant::now() + Duration::from_secs(1)).await;
     }
 }
 

@@ -16,7 +16,6 @@ use crate::{
     datapath::bpf::{ArrayError, MappedArray},
     flows::{FlowReport, Jiffies, TickRate},
     model::{ObjectName, Protocol},
-    source::SourceSpec,
 };
 
 mod table;
@@ -32,7 +31,7 @@ pub struct Command {
     #[command(flatten)]
     flags: Flags,
 
-    /// Only flows of this Service; needs --source
+    /// Only flows of this Service; needs --source or --kubeconfig
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = object_name)]
     service: Option<ObjectName>,
 
@@ -50,9 +49,12 @@ type Names = HashMap<(SocketAddr, Protocol), (ObjectName, String)>;
 
 impl Command {
     pub fn run(self) -> anyhow::Result<()> {
-        let has_names = matches!(self.flags.source, Some(SourceSpec::Dir(_)));
+        let has_names = self.flags.source.is_some() || self.flags.kubeconfig.is_some();
         if self.service.is_some() && !has_names {
-            bail!("--service needs to know which addresses a Service has: pass --source dir:PATH");
+            bail!(
+                "--service needs to know which addresses a Service has: pass --source dir:PATH or \
+                 --kubeconfig PATH"
+            );
         }
         let root = self.flags.bpf_root.clone();
         let names = match has_names {
