@@ -3,7 +3,8 @@
 # the e2e tests, containerd, runc, the network plugins, CoreDNS, and one archive of images.
 # What did not change since the last run is not built again.
 #
-#   --control-plane  only etcd, kube-apiserver, kube-controller-manager, kubectl and Helm; needs only Go
+#   --control-plane  only etcd, kube-apiserver (and one of an older minor version), kube-controller-manager,
+#                    kubectl and Helm; needs only Go
 #   --check          builds nothing; exit status 1 if there is something to build
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -55,6 +56,12 @@ build_control_plane() {
 	cd "$HERE/mods/kubernetes"
 	kubernetes_tools go.etcd.io/etcd/server/v3 \
 		k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kubectl}
+}
+
+build_older() {
+	cd "$HERE/mods/older"
+	go build -trimpath -ldflags "$(kubernetes_version)" -o "$BIN/kube-apiserver-older" \
+		"$(go list -f '{{.ImportPath}}' tool)"
 }
 
 build_kubernetes() {
@@ -110,6 +117,7 @@ build_images() {
 }
 
 step control_plane "$HERE"/mods/kubernetes/go.{mod,sum}
+step older "$HERE"/mods/older/go.{mod,sum}
 step helm "$HERE"/mods/helm/go.{mod,sum}
 if [ -n "$ALL" ]; then
 	step kubernetes "$HERE"/mods/kubernetes/go.{mod,sum}

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
 };
 
@@ -11,6 +11,26 @@ use anyhow::{Context, Result, bail};
 use xtask::ebpf::Places;
 
 use crate::lab::Host;
+
+/// A program of Kubernetes, as a command on `host`.
+///
+/// # Errors
+/// If it has not been built.
+pub fn command(host: &Host, name: &str) -> Result<Command> {
+    let program = Places::from_env().cluster_programs().join(name);
+    if !program.is_file() {
+        bail!(
+            "{} is not there: `cargo xtask setup` builds it",
+            program.display()
+        );
+    }
+    let mut command = host.command(&program)?;
+    // A web proxy of the machine's has no part in the lab.
+    for proxy in ["http_proxy", "https_proxy", "all_proxy"] {
+        command.env_remove(proxy).env_remove(proxy.to_uppercase());
+    }
+    Ok(command)
+}
 
 /// A program that runs until it is dropped or its lab is removed.
 #[derive(Debug)]
@@ -31,29 +51,18 @@ impl Daemon {
         arguments: &[String],
         directory: &Path,
     ) -> Result<Self> {
-        let program = Places::from_env().cluster_programs().join(name);
-        if !program.is_file() {
-            bail!(
-                "{} is not there: `cargo xtask setup` builds it",
-                program.display()
-            );
-        }
         let log = directory.join(format!("{name}.log"));
         let file = OpenOptions::new().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot open {}", log.display()))?;
-        let mut command = host.command(&program)?;
+        let mut command = command(host, name)?;
         command.args(arguments).current_dir(directory);
         command
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file);
-        // A web proxy of the machine's has no part in the lab.
-        for proxy in ["http_proxy", "https_proxy", "all_proxy"] {
-            command.env_remove(proxy).env_remove(proxy.to_uppercase());
-        }
         let process = command
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .with_context(|| format!("cannot start {name}"))?;
         Ok(Self { name, process, log })
     }
 

@@ -14,20 +14,22 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 pub use super::rights::AGENT_ACCOUNT;
 use super::{
     client::Client,
-    daemon::Daemon,
+    daemon::{self, Daemon},
     etcd,
     keys::{ADMIN_TOKEN, Keys, MANAGER_TOKEN},
     rights::{self, AGENT_NAMESPACE},
     runtime::HostRuntime,
 };
 use crate::{
-    lab::{Family, Host, Lab, address::SERVICES},
+    lab::{Family, Host, Lab, address::SERVICES, host::output_of},
     patience::patient,
 };
 
 /// How the API server is to be.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneSpec {
+    /// Whether the API server is one of an older minor version, as `tests/cluster/mods/older` names it.
+    pub older: bool,
     /// As for `--feature-gates`, for example `WatchList=false`.
     pub feature_gates: Vec<String>,
 }
@@ -89,7 +91,7 @@ impl ControlPlane {
         };
         control_plane.start_api()?;
         control_plane.start_manager()?;
-        rights::grant(&control_plane.client)?;
+        rights::grant(&control_plane)?;
         Ok(control_plane)
     }
 
@@ -132,12 +134,11 @@ impl ControlPlane {
     /// If it does not get ready in time.
     pub fn start_api(&mut self) -> Result<()> {
         self.kill_api()?;
-        let api = Daemon::start(
-            &self.host,
-            "kube-apiserver",
-            &self.api_arguments(),
-            &self.directory,
-        );
+        let program = match self.spec.older {
+            true => "kube-apiserver-older",
+            false => "kube-apiserver",
+        };
+        let api = Daemon::start(&self.host, program, &self.api_arguments(), &self.directory);
         self.api = Some(api?);
         self.wait_until("the API server is ready", |client| {
             Ok(client.text("/readyz")? == "ok")
@@ -189,7 +190,20 @@ impl ControlPlane {
     pub fn revoke_agent_tokens(&self) -> Result<()> {
         let accounts = self.client.of_namespace::<ServiceAccount>(AGENT_NAMESPACE);
         accounts.delete(AGENT_ACCOUNT)?;
-        rights::make_account(&self.client)
+        rights::make_account(self)
+    }
+
+    /// What kubectl prints for these arguments, run by an administrator.
+    ///
+    /// # Errors
+    /// If it fails, with what it says.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = daemon::command(&self.host, "kubectl")?;
+        command
+            .env("HOME", &self.directory)
+            .env("KUBECONFIG", self.keys.path("admin.kubeconfig"))
+            .args(arguments);
+        output_of(command, "").with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
     fn start_manager(&mut self) -> Result<()> {
@@ -237,6 +251,7 @@ impl ControlPlane {
             self.key_file("--service-account-signing-key-file", "service-accounts.key"),
             self.key_file("--token-auth-file", "tokens.csv"),
             "--authorization-mode=RBAC".to_owned(),
+            "--allow-privileged".to_owned(),
         ];
         if !self.spec.feature_gates.is_empty() {
             let gates = self.spec.feature_gates.join(",");

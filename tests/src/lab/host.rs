@@ -245,7 +245,7 @@ macro_rules! is_a_host {
 is_a_host!(Node, Pod);
 
 /// Runs a command to its end with `input` on stdin and returns its stdout.
-pub(super) fn output_of(mut command: Command, input: &str) -> Result<String> {
+pub(crate) fn output_of(mut command: Command, input: &str) -> Result<String> {
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

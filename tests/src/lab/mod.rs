@@ -16,7 +16,7 @@ pub mod registry;
 
 mod bpffs;
 mod cgroup;
-mod host;
+pub(crate) mod host;
 mod links;
 mod netns;
 mod rules;

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 use k8s_openapi::api::core::v1::Service;
 use lb_tests::{
     Cluster, Family,
-    control_plane::{Asked, ControlPlaneSpec, service},
+    control_plane::{Asked, ClusterSpec, ControlPlaneSpec, service},
     patient,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -20,7 +20,7 @@ use node_lb::{
 use serde_json::json;
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 
-use super::support::{WEB, answers, cluster, cluster_ip, serve};
+use super::support::{Everywhere, WEB, answers, cluster, cluster_ip, scale, serve};
 
 const RESOURCES: [&str; 3] = ["services", "endpointslices", "nodes"];
 /// How many agents come back in the same moment.
@@ -56,8 +56,10 @@ fn lists_are_streamed_where_the_server_does_that_and_paged_where_not() {
     assert_eq!(lists, 0);
     assert_eq!(watches, RESOURCES.len() * AGENTS);
 
-    let feature_gates = vec!["WatchList=false".to_owned()];
-    let spec = ControlPlaneSpec { feature_gates };
+    let spec = ControlPlaneSpec {
+        feature_gates: vec!["WatchList=false".to_owned()],
+        ..ControlPlaneSpec::default()
+    };
     cluster.control_plane.restart_api_with(spec).unwrap();
     let [lists, watches] = restarted_together(&cluster);
     println!("{AGENTS} agents without: {lists} lists, {watches} watches");
@@ -77,6 +79,33 @@ fn lists_are_streamed_where_the_server_does_that_and_paged_where_not() {
         let pages = cluster.front.count(Asked::List, resource);
         assert_eq!(pages, 2, "{resource}: one list in pages for each agent");
     }
+}
+
+/// Kubernetes 1.33 streams no lists unless it is told to.
+#[test]
+fn an_api_server_of_an_older_minor_version_is_followed_as_well() {
+    let spec = ClusterSpec {
+        control_plane: ControlPlaneSpec {
+            older: true,
+            ..ControlPlaneSpec::default()
+        },
+        ..ClusterSpec::default()
+    };
+    let mut cluster = Cluster::up(spec).unwrap();
+    let version = cluster.client().text("/version").unwrap();
+    assert!(version.contains("v1.33."), "{version}");
+    let service = serve(&mut cluster, WEB, 2, json!({ "type": "NodePort" }));
+    for resource in RESOURCES {
+        let pages = cluster.front.count(Asked::List, resource);
+        assert_eq!(pages, 2, "{resource}: one list in pages for each agent");
+    }
+    let load = Everywhere::start(&cluster, &service);
+    let target = SocketAddr::new(cluster_ip(&service, Family::V4), 80);
+    for replicas in [3, 1] {
+        scale(&cluster, WEB, replicas);
+        answers(&mut cluster, target, replicas as usize);
+    }
+    load.assert_no_failures();
 }
 
 /// Starts [`AGENTS`] sources together, waits until each has everything, and counts what they asked:

@@ -12,7 +12,7 @@ use crate::cargo::Workspace;
 /// How much of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// etcd, kube-apiserver, kube-controller-manager, kubectl and Helm.
+    /// etcd, kube-apiserver (also an older one), kube-controller-manager, kubectl and Helm.
     ControlPlane,
     /// The nodes' programs, the images of their pods and the end-to-end tests, too.
     Whole,
@@ -36,7 +36,8 @@ pub(super) fn build(
 ) -> Result<()> {
     let (what, title) = match extent {
         Extent::ControlPlane => (
-            "etcd, kube-apiserver, kube-controller-manager, kubectl, Helm: what tests run against",
+            "etcd, kube-apiserver, also an older one, kube-controller-manager, kubectl, Helm: what tests run \
+             against",
             "building the Kubernetes control plane",
         ),
         Extent::Whole => (
