@@ -32,6 +32,9 @@ pub const PROGRAMS: [Program; 3] = [
     },
 ];
 
+/// What makes them need a control plane.
+const CONTROL_PLANE_FLAGS: [&str; 2] = ["--apiserver", "--control-plane"];
+
 impl Program {
     pub fn exists(&self, workspace: &Workspace) -> bool {
         let sources = workspace.root.join("tests/src/bin");
@@ -53,7 +56,14 @@ pub fn run(workspace: &Workspace, name: &str, arguments: &[String]) -> Result<Ex
         .find(|program| program.name == name)
         .context("no such program")?;
     let privilege = Privilege::detect()?;
-    setup::run(workspace, setup::Need::Lab)?;
+    let has_control_plane = arguments
+        .iter()
+        .any(|argument| CONTROL_PLANE_FLAGS.contains(&argument.as_str()));
+    let need = match has_control_plane {
+        true => setup::Need::ControlPlane,
+        false => setup::Need::Lab,
+    };
+    setup::run(workspace, need)?;
     let (profile, flags) = match program.release {
         true => ("release", &["build", "--release"][..]),
         false => ("debug", &["build"][..]),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use node_lb::agent::status::timestamp;
 use serde_json::{Value, json};
 
@@ -64,6 +64,11 @@ impl Kubelets {
         }
     }
 
+    /// Has pods serve on for this long once they have to end.
+    pub fn set_grace(&mut self, grace: Duration) {
+        self.grace = grace;
+    }
+
     /// Writes the Node object of each node of `lab`, as ready.
     ///
     /// # Errors
@@ -116,18 +121,39 @@ impl Kubelets {
         let node = spec.node_name.as_deref();
         let is_ending = pod.metadata.deletion_timestamp.is_some();
         match (node, self.running.contains_key(name), is_ending) {
-            (None, _, false) => {
-                let wanted = spec.node_selector.as_ref();
-                let wanted = wanted.and_then(|labels| labels.get("kubernetes.io/hostname"));
-                let nodes = lab.nodes();
-                let next = nodes[self.started as usize % nodes.len()].name();
-                self.started += 1;
-                self.client.bind(name, wanted.map_or(next, String::as_str))
-            }
+            (None, _, false) => self.schedule(name, spec),
             (Some(node), false, false) => self.start(lab, name, node),
             (_, true, true) => self.end(lab, name),
             (_, false, true) => self.client.of::<Pod>().delete_at_once(name),
             (_, true, false) => self.settle(name),
+        }
+    }
+
+    /// Puts a pod on the node that it names, or on the one with the fewest pods that stay.
+    fn schedule(&self, name: &str, spec: &PodSpec) -> Result<()> {
+        let wanted = spec.node_selector.as_ref();
+        if let Some(node) = wanted.and_then(|labels| labels.get("kubernetes.io/hostname")) {
+            return self.client.bind(name, node);
+        }
+        let pods = self.client.of::<Pod>().list("")?;
+        let load = |node: &str| {
+            let stays = |pod: &&Pod| pod.metadata.deletion_timestamp.is_none();
+            let on_node = |pod: &&Pod| {
+                let spec = pod.spec.as_ref();
+                spec.and_then(|spec| spec.node_name.as_deref()) == Some(node)
+            };
+            pods.iter().filter(stays).filter(on_node).count()
+        };
+        let nodes = self.client.nodes().list("")?;
+        let open = nodes.into_iter().filter(|node| {
+            let spec = node.spec.as_ref();
+            spec.and_then(|spec| spec.unschedulable) != Some(true)
+        });
+        let names = open.filter_map(|node| node.metadata.name);
+        // As with the real scheduler, a pod waits where there is no node for it.
+        match names.min_by_key(|node| load(node)) {
+            Some(node) => self.client.bind(name, &node),
+            None => Ok(()),
         }
     }
 

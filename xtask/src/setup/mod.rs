@@ -24,6 +24,8 @@ pub enum Need {
     Toolchain,
     /// Run the lab.
     Lab,
+    /// Run a Kubernetes control plane in the lab.
+    ControlPlane,
     /// Test, in other kernels and against a control plane too.
     Everything,
     /// Run a whole Kubernetes cluster.
@@ -40,10 +42,13 @@ pub fn run(workspace: &Workspace, need: Need) -> Result<Tools> {
     let missing = tools::missing(need);
     let (components, lint) = match need {
         Need::Toolchain => (Vec::new(), false),
-        Need::Lab | Need::Everything | Need::Cluster => (missing_components(), true),
+        Need::Lab | Need::ControlPlane | Need::Everything | Need::Cluster => {
+            (missing_components(), true)
+        }
     };
     let (kernels, extent) = match need {
         Need::Toolchain | Need::Lab => (Vec::new(), None),
+        Need::ControlPlane => (Vec::new(), Some(Extent::ControlPlane)),
         Need::Everything => (kernels::missing(&places), Some(Extent::ControlPlane)),
         Need::Cluster => (kernels::missing(&places), Some(Extent::Whole)),
     };

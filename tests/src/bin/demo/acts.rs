@@ -6,43 +6,24 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lb_tests::deployment::{DATAGRAMS, HTTP};
 use lb_tests::traffic::RunningLoad;
-use lb_tests::{
-    Balanced, Condition, Deployment, Family, Host, HttpAnswer, Load, Request, http_get,
-};
+use lb_tests::{Balanced, Family, Host, HttpAnswer, Load, Request, http_get};
 
 use super::AFTERWARDS;
 use super::screen::Screen;
+use super::world::{HEALTH_CHECK_NODE_PORT, NODE_PORT, World};
 
 pub const CLUSTER_IP: &str = "10.96.0.10:80";
 const CLUSTER_IP_V6: &str = "[fd00:10:96::10]:80";
 const CLUSTER_IP_UDP: &str = "10.96.0.10:53";
 pub const LOAD_BALANCER_IP: &str = "172.30.78.10:80";
-const NODE_PORT: u16 = 30080;
-const HEALTH_CHECK_NODE_PORT: u16 = 32080;
 
-/// Writes the Service's manifest.
-pub fn apply_service(ground: &Balanced) -> Result<()> {
-    let service = ground.lab.service("web");
-    service
-        .cluster_ip("10.96.0.10")
-        .cluster_ip("fd00:10:96::10")
-        .tcp(HTTP.0, 80, HTTP.1)
-        .node_port(NODE_PORT)
-        .udp(DATAGRAMS.0, 53, DATAGRAMS.1)
-        .load_balancer_ip("172.30.78.10")
-        .load_balancer_ip("fd00:172:30:78::10")
-        .external_local()
-        .set("healthCheckNodePort", HEALTH_CHECK_NODE_PORT)
-        .apply()
-}
-
-pub fn introduce(screen: &Screen, ground: &Balanced, web: &Deployment, took: Duration) {
-    let lab = &ground.lab;
-    let pods: Vec<_> = web
-        .pods()
-        .map(|pod| format!("{} on {}", pod.name(), pod.node))
+pub fn introduce(screen: &Screen, world: &dyn World, took: Duration) -> Result<()> {
+    let lab = &world.ground().lab;
+    let pods = world.pods()?;
+    let pods: Vec<_> = pods
+        .iter()
+        .map(|pod| format!("{} on {}", pod.name, pod.node))
         .collect();
     screen.say(format_args!(
         "client {}, node-1 {}, node-2 {}; up after {took:.1?}",
@@ -54,6 +35,7 @@ pub fn introduce(screen: &Screen, ground: &Balanced, web: &Deployment, took: Dur
         "Service default/web, externalTrafficPolicy Local, has three pods: {}",
         pods.join(", ")
     ));
+    Ok(())
 }
 
 /// One request by every way to the Service.
@@ -114,17 +96,15 @@ pub fn requests(screen: &mut Screen, ground: &Balanced) -> Result<()> {
 }
 
 /// All pods are replaced, under load by four clients.
-pub fn rolling_update(screen: &mut Screen, ground: &Balanced, web: &mut Deployment) -> Result<()> {
+pub fn rolling_update(screen: &mut Screen, world: &mut dyn World) -> Result<()> {
     screen.act("A rolling update under load");
-    screen
-        .say("Each pod in turn: a new one is ready, the old one terminates but serves, then goes.");
-    let before: BTreeSet<_> = web.pods().map(|pod| pod.name().to_owned()).collect();
-    let loads = start_loads(ground)?;
-    web.roll(ground)?;
+    let before = names(world)?;
+    let loads = start_loads(world.ground())?;
+    world.roll(screen)?;
     thread::sleep(AFTERWARDS);
     report_loads(screen, loads)?;
 
-    let after: BTreeSet<_> = web.pods().map(|pod| pod.name().to_owned()).collect();
+    let after = names(world)?;
     screen.promise(
         before.is_disjoint(&after),
         format_args!("{} became {}", list(&before), list(&after)),
@@ -133,17 +113,18 @@ pub fn rolling_update(screen: &mut Screen, ground: &Balanced, web: &mut Deployme
 }
 
 /// All pods of node 1 terminate; what comes to it is served all the same.
-pub fn drain(screen: &mut Screen, ground: &Balanced, web: &mut Deployment) -> Result<()> {
+pub fn drain(screen: &mut Screen, world: &mut dyn World) -> Result<()> {
     screen.act("healthCheckNodePort while node-1 has only terminating pods");
-    health(screen, ground, 200)?;
+    health(screen, world.ground(), 200)?;
 
-    let load = Load::new(Request::http(LOAD_BALANCER_IP.parse()?)).start(ground.lab.client())?;
-    let local = web.pods().filter(|pod| pod.node == "node-1").count();
-    web.mark_oldest(ground, local, Condition::Terminating)?;
-    screen.say("Now both pods of node-1 terminate. The outer load balancer is told to stop:");
-    health(screen, ground, 503)?;
+    let request = Request::http(LOAD_BALANCER_IP.parse()?);
+    let load = Load::new(request).start(world.ground().lab.client())?;
+    world.terminate(screen)?;
+    screen.say("Now all pods of node-1 terminate. The outer load balancer is told to stop:");
+    health(screen, world.ground(), 503)?;
     screen.say("but until it does, they serve what still arrives:");
-    let reply = Request::http(LOAD_BALANCER_IP.parse()?).send(ground.lab.client());
+    let request = Request::http(LOAD_BALANCER_IP.parse()?);
+    let reply = request.send(world.ground().lab.client());
     screen.promise(
         reply.is_ok(),
         match &reply {
@@ -152,11 +133,10 @@ pub fn drain(screen: &mut Screen, ground: &Balanced, web: &mut Deployment) -> Re
         },
     );
 
-    web.add_all(ground, &[1, 1])?;
-    web.remove_oldest(ground, local)?;
+    world.replace(screen)?;
     thread::sleep(AFTERWARDS);
     screen.say("New pods have come, the old ones are gone:");
-    health(screen, ground, 200)?;
+    health(screen, world.ground(), 200)?;
     screen.no_failures("LoadBalancer IP from outside, all that time", &load.stop()?);
     Ok(())
 }
@@ -251,6 +231,11 @@ const WEIGHT: &str = "x-load-balancing-endpoint-weight";
 
 fn ask_health(ground: &Balanced, address: SocketAddr) -> Result<HttpAnswer> {
     http_get::get(ground.lab.client(), address, "/").context("no answer to the health check")
+}
+
+/// The names of the Service's pods.
+fn names(world: &dyn World) -> Result<BTreeSet<String>> {
+    Ok(world.pods()?.into_iter().map(|pod| pod.name).collect())
 }
 
 fn list(names: &BTreeSet<String>) -> String {

@@ -11,19 +11,20 @@ use serde_json::Value;
 
 use super::acts::{CLUSTER_IP, LOAD_BALANCER_IP};
 use super::screen::Screen;
+use super::world::World;
 
-/// `node-lb plan` and `node-lb explain`, on the manifests that the agents read.
-pub fn commands(screen: &mut Screen, ground: &Balanced) -> Result<()> {
+/// `node-lb plan` and `node-lb explain`, on the objects that the agents follow.
+pub fn commands(screen: &mut Screen, world: &dyn World) -> Result<()> {
     screen.act("Every decision explains itself");
-    let lab = &ground.lab;
-    node_lb(screen, ground, "plan", &[])?;
+    let lab = &world.ground().lab;
+    node_lb(screen, world, "plan", &[])?;
     let ways: [(&Host, &str); 2] = [
         (lab.client(), LOAD_BALANCER_IP),
         (lab.pod("pod-2-1"), CLUSTER_IP),
     ];
     for (from, to) in ways {
         let from = from.ip(Family::V4).to_string();
-        node_lb(screen, ground, "explain", &["--from", &from, "--to", to])?;
+        node_lb(screen, world, "explain", &["--from", &from, "--to", to])?;
     }
     Ok(())
 }
@@ -87,20 +88,17 @@ To take node-lb itself out of node-1: `{program} cleanup --bpf-root {pins}`, its
     );
 }
 
-/// Runs a subcommand on node 1's manifests, and shows it.
-fn node_lb(screen: &mut Screen, ground: &Balanced, subcommand: &str, rest: &[&str]) -> Result<()> {
-    let node = ground.lab.node(1);
-    let source = format!("dir:{}", node.manifests().display());
-    let mut command = Command::new(balanced::node_lb()?);
-    command.args([subcommand, "--source", &source, "--node", node.name()]);
+/// Runs a subcommand on node 1, and shows it.
+fn node_lb(screen: &mut Screen, world: &dyn World, subcommand: &str, rest: &[&str]) -> Result<()> {
+    let node = world.ground().lab.node(1);
+    let mut command = node.command(balanced::node_lb()?)?;
     command
+        .arg(subcommand)
+        .args(world.source())
+        .args(["--node", node.name()])
         .args(["--cluster-cidr", balanced::CLUSTER_CIDR])
         .args(rest);
-    let shown = [
-        "node-lb",
-        subcommand,
-        "--source dir:MANIFESTS --node node-1",
-    ];
+    let shown = ["node-lb", subcommand, world.source_shown(), "--node node-1"];
     let shown = [&shown, rest].concat().join(" ");
     match output_of(&mut command) {
         Ok(output) => screen.command(shown, &output),

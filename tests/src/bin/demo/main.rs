@@ -2,25 +2,31 @@
 //! this machine. Fails if any promise is broken.
 
 mod acts;
+mod api_server;
 mod inspect;
+mod manifests;
 mod screen;
+mod world;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
-use lb_tests::{Balanced, Deployment, Topology};
 
-use self::screen::Screen;
+use self::{api_server::ApiServer, manifests::Manifests, screen::Screen, world::World};
 
 /// Show what node-lb does, in network namespaces that are removed at the end
 #[derive(Parser)]
 #[command(name = "demo")]
 struct Cli {
     /// Leave the lab up, with its agents, pods and Service, and print how to look around
-    #[arg(long)]
+    #[arg(long, conflicts_with = "apiserver")]
     keep: bool,
+
+    /// With a real etcd, API server and controller manager, and kubectl, in place of files
+    #[arg(long)]
+    apiserver: bool,
 }
 
 /// How long each load runs on after the last change.
@@ -41,32 +47,22 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli, screen: &mut Screen) -> Result<()> {
     let start = Instant::now();
-    screen.act("A cluster in network namespaces, node-lb on both nodes");
-    let mut ground = Balanced::up(Topology::default()).context("cannot bring the lab up")?;
-    let mut web = Deployment::new("web");
-    if cli.keep {
-        web = web.in_processes();
-    }
-    acts::apply_service(&ground)?;
-    web.add_all(&ground, &[1, 1, 2])?;
-    acts::introduce(screen, &ground, &web, start.elapsed());
+    let mut world: Box<dyn World> = if cli.apiserver {
+        screen.act("A control plane and two nodes in network namespaces, node-lb on both nodes");
+        Box::new(ApiServer::up(screen)?)
+    } else {
+        screen.act("A cluster in network namespaces, node-lb on both nodes");
+        Box::new(Manifests::up(cli.keep)?)
+    };
+    acts::introduce(screen, &*world, start.elapsed())?;
 
-    acts::requests(screen, &ground)?;
-    inspect::commands(screen, &ground)?;
-    inspect::maps(screen, &ground)?;
-    acts::rolling_update(screen, &ground, &mut web)?;
-    acts::drain(screen, &ground, &mut web)?;
-    acts::restart(screen, &mut ground)?;
+    acts::requests(screen, world.ground())?;
+    inspect::commands(screen, &*world)?;
+    inspect::maps(screen, world.ground())?;
+    acts::rolling_update(screen, &mut *world)?;
+    acts::drain(screen, &mut *world)?;
+    acts::restart(screen, world.ground_mut())?;
 
     screen.verdict(start.elapsed());
-    if cli.keep {
-        web.leave_running()?;
-        inspect::how_to_poke(&ground, &lb_tests::balanced::node_lb()?);
-        ground.keep()?;
-    } else {
-        drop(web);
-        drop(ground.agents);
-        ground.lab.down()?;
-    }
-    Ok(())
+    world.end(cli.keep)
 }
