@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::Service;
-use lb_tests::{Cluster, FailureKind, Family, Request, control_plane::service, http_get};
+use lb_tests::{
+    Cluster, FailureKind, Family, Request, balanced::node_lb, control_plane::service, http_get,
+};
 use serde_json::json;
 
 use super::support::{answers, cluster, cluster_ip, node_port, serve, servers_at};
@@ -14,6 +16,7 @@ fn every_kind_of_service_is_programmed_and_reached() {
     let mut cluster = cluster();
     let made = serve(&mut cluster, "web", 2, json!({ "type": "NodePort" }));
     cluster_ips_and_node_ports(&cluster, &made);
+    explained(&cluster, &made);
     load_balancer(&mut cluster);
     external_ip(&mut cluster);
     headless_and_by_name(&mut cluster);
@@ -38,6 +41,26 @@ fn cluster_ips_and_node_ports(cluster: &Cluster, made: &Service) {
             Request::http(outside).send(lab.client()).unwrap();
         }
     }
+}
+
+/// The command line asks the API server by itself, and says so if it cannot.
+fn explained(cluster: &Cluster, made: &Service) {
+    let node = cluster.lab().node(1);
+    let front = cluster.front.address();
+    let kubeconfig = cluster.control_plane.agent_kubeconfig(front).unwrap();
+    let to = SocketAddr::new(cluster_ip(made, Family::V4), 80);
+    let line = format!(
+        "{} explain --kubeconfig {} --node {node} --from {} --to {to}",
+        node_lb().unwrap().display(),
+        kubeconfig.display(),
+        node.ip(Family::V4),
+    );
+    let text = node.run(&line).unwrap();
+    assert!(text.contains("Service default/web:http"), "{text}");
+    let nobody = cluster.control_plane.port(1);
+    let error = node.run(&format!("{line} --master https://{nobody}"));
+    let error = format!("{:#}", error.unwrap_err());
+    assert!(error.contains("cannot reach the API server"), "{error}");
 }
 
 fn load_balancer(cluster: &mut Cluster) {
