@@ -61,10 +61,22 @@ pub fn name() -> String {
 /// # Errors
 /// If the agent cannot be built, or files cannot be written.
 pub fn run(workspace: &Workspace, output: &Output) -> Result<()> {
+    make(workspace, build::Kind::Static, output)
+}
+
+/// Makes the image's files below `root` for tests: of an agent that is not optimised.
+///
+/// # Errors
+/// As for [`run`].
+pub fn for_tests(workspace: &Workspace, root: PathBuf) -> Result<()> {
+    make(workspace, build::Kind::StaticDebug, &Output::Root(root))
+}
+
+fn make(workspace: &Workspace, kind: build::Kind, output: &Output) -> Result<()> {
     let path = workspace.root.join(CONTAINERFILE);
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let recipe = Recipe::parse(&text).with_context(|| path.display().to_string())?;
-    let agent = build::run(workspace, build::Kind::Static)?;
+    let agent = build::run(workspace, kind)?;
     match output {
         Output::Root(root) => {
             install(&agent, root)?;

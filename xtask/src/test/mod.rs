@@ -15,7 +15,7 @@ use xtask::ebpf;
 
 pub use self::fuzz::as_compiler;
 use self::{suite::Suites, tally::Tally};
-use crate::{cargo::Workspace, privilege::Privilege, setup};
+use crate::{cargo::Workspace, image, privilege::Privilege, setup};
 
 /// A part of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +96,8 @@ impl Stage {
                     .map_err(|lack| anyhow!("the kernel tests did not run: {lack}"))?;
                 // They start the agent that lies beside their own directory.
                 workspace.run_cargo(["build"])?;
+                // And one runs the image.
+                image::for_tests(workspace, workspace.target.join("image"))?;
                 let suites = suites
                     .built()?
                     .iter()

@@ -1,0 +1,87 @@
+//! The container image, run as its DaemonSet has it run. Needs root, and the image's files in
+//! `target/image`: `cargo xtask image --root target/image`.
+
+mod container;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use lb_tests::{Endpoint, Lab, Node, Request, Serve, Topology, balanced, http_get, patient};
+
+use self::container::Container;
+
+const CLUSTER_IP: &str = "10.96.0.10";
+/// How long the agent may take to get ready.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Three capabilities, a read-only root and four mounts are enough for all it does.
+#[test]
+fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
+    let lab = Lab::up(Topology {
+        nodes: 1,
+        pods_per_node: 2,
+        ..Topology::default()
+    })?;
+    let (node, pod) = (lab.node(1), lab.pod("pod-1-1"));
+    let _server = Serve::new("web").http(8080).start(pod)?;
+    let service = lab.service("web").cluster_ip(CLUSTER_IP);
+    service.tcp("http", 80, 8080).apply()?;
+    let slices = lab.endpoints("web").tcp("http", 8080);
+    slices.with(Endpoint::ready(pod)).apply()?;
+
+    let container = Container::on(node)?;
+    let settings = settings(node);
+    let arguments = container.arguments();
+    // The same arguments for another command.
+    let mut check = arguments.to_vec();
+    check[0] = "check".to_owned();
+    let check = container
+        .command(&[&check[..], &settings].concat())?
+        .output()?;
+    let said = String::from_utf8_lossy(&check.stdout);
+    ensure!(check.status.success(), "{said}\n{check:?}");
+
+    let arguments = [arguments, &settings].concat();
+    let mut agent = container
+        .command(&arguments)?
+        .stderr(Stdio::inherit())
+        .spawn()?;
+    let start = Instant::now();
+    let readiness = SocketAddr::from((Ipv4Addr::LOCALHOST, 10256));
+    while http_get::get(node, readiness, "/readyz").map_or(0, |answer| answer.status) != 200 {
+        ensure!(agent.try_wait()?.is_none(), "the agent has ended");
+        ensure!(
+            start.elapsed() < patient(DEADLINE),
+            "the agent is not ready"
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+    let target = SocketAddr::new(CLUSTER_IP.parse()?, 80);
+    Request::http(target).send(lab.pod("pod-1-2"))?;
+    Request::http(target).send(node)?;
+    // The socket lies where the node's shell finds it.
+    let program = balanced::node_lb()?;
+    let socket = container.run_directory().join("agent.sock");
+    let (program, socket) = (program.display(), socket.display());
+    let status = node.run(&format!("{program} status --socket {socket}"))?;
+    ensure!(status.contains("1 service ports programmed"), "{status}");
+
+    agent.kill()?;
+    agent.wait()?;
+    lab.down()
+}
+
+/// What is the lab's about a node, and not a cluster's.
+fn settings(node: &Node) -> Vec<String> {
+    vec![
+        format!("--source=dir:{}", container::MANIFESTS),
+        format!("--cluster-cidr={}", balanced::CLUSTER_CIDR),
+        format!("--bpf-root={}", node.pin_root.display()),
+        format!("--cgroup-path={}", node.cgroup_root.display()),
+    ]
+}
