@@ -129,8 +129,8 @@ fn slice(addresses: [&str; 2]) -> EndpointSlice {
                 serving: true,
                 terminating: false,
                 node_name: Some(node.into()),
-                zone_hints: Vec::new(),
-                node_hints: Vec::new(),
+                zone_hints: Box::default(),
+                node_hints: Box::default(),
             })
             .collect(),
     }

@@ -2,10 +2,14 @@
 //!
 //! Kubernetes types stop at [`crate::source`]; nothing after the store mentions them.
 
+mod shared_name;
+
 use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 use uuid::Uuid;
+
+pub use self::shared_name::SharedName;
 
 /// Namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,9 +108,9 @@ pub struct Endpoint {
     pub serving: bool,
     pub terminating: bool,
     /// `None` is never local.
-    pub node_name: Option<String>,
-    pub zone_hints: Vec<String>,
-    pub node_hints: Vec<String>,
+    pub node_name: Option<SharedName>,
+    pub zone_hints: Box<[SharedName]>,
+    pub node_hints: Box<[SharedName]>,
 }
 
 /// This node.

@@ -136,8 +136,8 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
         serving: true,
         terminating: false,
         node_name: None,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
     };
     let slice = EndpointSlice {
         service: name.name.clone(),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::node::LocalNode;
-use crate::model::{Endpoint, EndpointSlice, IpFamily, Protocol};
+use crate::model::{Endpoint, EndpointSlice, IpFamily, Protocol, SharedName};
 
 /// The class of a usable endpoint, in the order the classes lie in [`ClassifiedEndpoints`].
 ///
@@ -221,8 +221,8 @@ fn topology_mode<'a, I>(ready: impl Fn() -> I, node: &LocalNode) -> TopologyMode
 where
     I: Iterator<Item = &'a Endpoint>,
 {
-    let in_force = |hints: fn(&Endpoint) -> &Vec<String>, wanted: &String| {
-        ready().all(|e| !hints(e).is_empty()) && ready().any(|e| hints(e).contains(wanted))
+    let in_force = |hints: fn(&Endpoint) -> &[SharedName], wanted: &str| {
+        ready().all(|e| !hints(e).is_empty()) && ready().any(|e| has(hints(e), wanted))
     };
     if node.honours_node_hints() && in_force(|e| &e.node_hints, node.name()) {
         return TopologyMode::SameNode;
@@ -231,6 +231,10 @@ where
         Some(zone) if in_force(|e| &e.zone_hints, zone) => TopologyMode::SameZone,
         _ => TopologyMode::None,
     }
+}
+
+fn has(hints: &[SharedName], name: &str) -> bool {
+    hints.iter().any(|hint| **hint == *name)
 }
 
 /// The endpoint's class; `None` if it is of no use (neither ready nor serving while terminating).
@@ -250,10 +254,10 @@ fn classify(
 
     let hinted = match topology {
         TopologyMode::None => false,
-        TopologyMode::SameNode => endpoint.node_hints.contains(node.name()),
+        TopologyMode::SameNode => has(&endpoint.node_hints, node.name()),
         TopologyMode::SameZone => node
             .zone()
-            .is_some_and(|zone| endpoint.zone_hints.contains(zone)),
+            .is_some_and(|zone| has(&endpoint.zone_hints, zone)),
     };
     Some(match (local, hinted) {
         (true, false) => EndpointClass::LocalReady,

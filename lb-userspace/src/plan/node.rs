@@ -99,7 +99,7 @@ impl LocalNode {
     }
 
     pub(super) fn hosts(&self, endpoint: &Endpoint) -> bool {
-        endpoint.node_name.as_ref() == Some(&self.name)
+        endpoint.node_name.as_deref() == Some(&*self.name)
     }
 
     pub(super) fn honours_node_hints(&self) -> bool {

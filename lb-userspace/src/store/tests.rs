@@ -251,8 +251,8 @@ fn slice(slice: &str, service: &str, address: &str) -> Event {
         serving: true,
         terminating: false,
         node_name: None,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
     };
     let slice = EndpointSlice {
         name: name(slice),

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use node_lb::{
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, TrafficPolicy,
+        ServicePort, ServiceType, SharedName, TrafficPolicy,
     },
     plan::{LocalNode, PlanOptions},
 };
@@ -287,6 +287,10 @@ struct Hints {
     nodes: Vec<String>,
 }
 
+fn shared(names: &[String]) -> Box<[SharedName]> {
+    names.iter().map(|name| name.as_str().into()).collect()
+}
+
 impl EndpointRow {
     fn model(&self) -> Endpoint {
         Endpoint {
@@ -294,9 +298,9 @@ impl EndpointRow {
             ready: self.ready.unwrap_or(true),
             serving: self.serving.unwrap_or(true),
             terminating: self.terminating.unwrap_or(false),
-            node_name: self.node_name.clone(),
-            zone_hints: self.hints.zones.clone(),
-            node_hints: self.hints.nodes.clone(),
+            node_name: self.node_name.as_deref().map(SharedName::from),
+            zone_hints: shared(&self.hints.zones),
+            node_hints: shared(&self.hints.nodes),
         }
     }
 

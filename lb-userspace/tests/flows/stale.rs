@@ -248,8 +248,8 @@ fn slice(name: &str, ports: &[(&str, u16)], addresses: &[IpAddr]) -> EndpointSli
                 serving: true,
                 terminating: false,
                 node_name: None,
-                zone_hints: Vec::new(),
-                node_hints: Vec::new(),
+                zone_hints: Box::default(),
+                node_hints: Box::default(),
             })
             .collect(),
     }

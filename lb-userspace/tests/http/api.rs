@@ -455,7 +455,7 @@ fn endpoint(address: &str) -> Endpoint {
         serving: true,
         terminating: false,
         node_name: None,
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
     }
 }

@@ -315,8 +315,8 @@ impl Scene {
                         serving: true,
                         terminating,
                         node_name: Some(if remote { "node-2" } else { NODE_NAME }.into()),
-                        zone_hints: Vec::new(),
-                        node_hints: Vec::new(),
+                        zone_hints: Box::default(),
+                        node_hints: Box::default(),
                     }],
                 }
             })

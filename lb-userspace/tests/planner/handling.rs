@@ -388,8 +388,8 @@ fn ready(address: &str, node: &str) -> Endpoint {
         serving: true,
         terminating: false,
         node_name: Some(node.into()),
-        zone_hints: Vec::new(),
-        node_hints: Vec::new(),
+        zone_hints: Box::default(),
+        node_hints: Box::default(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use node_lb::{
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, TrafficPolicy,
+        ServicePort, ServiceType, SharedName, TrafficPolicy,
     },
     plan::{EndpointClass, LocalNode, Plan, PlanOptions, TopologyMode, Verdict, plan},
 };
@@ -181,9 +181,9 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
             ready,
             serving,
             terminating,
-            node_name,
-            zone_hints,
-            node_hints,
+            node_name: node_name.map(SharedName::from),
+            zone_hints: zone_hints.into_iter().map(SharedName::from).collect(),
+            node_hints: node_hints.into_iter().map(SharedName::from).collect(),
         },
     )
 }

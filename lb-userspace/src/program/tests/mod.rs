@@ -145,8 +145,8 @@ impl Spec {
             serving: true,
             terminating: !ready,
             node_name: here.then(|| "here".into()),
-            zone_hints: Vec::new(),
-            node_hints: Vec::new(),
+            zone_hints: Box::default(),
+            node_hints: Box::default(),
         }
     }
 

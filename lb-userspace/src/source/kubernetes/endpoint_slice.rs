@@ -7,7 +7,7 @@ use super::{
     Translate,
     field::{self, Findings, Invalid},
 };
-use crate::model::{Endpoint, EndpointPort, EndpointSlice, ObjectName};
+use crate::model::{Endpoint, EndpointPort, EndpointSlice, ObjectName, SharedName};
 
 /// Names the Service a slice belongs to.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -117,16 +117,16 @@ fn endpoint(index: usize, raw: &discovery::Endpoint, is_ipv4: bool) -> Result<En
         ready: conditions.and_then(|c| c.ready).unwrap_or(true),
         serving: conditions.and_then(|c| c.serving).unwrap_or(true),
         terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
-        node_name: raw.node_name.clone(),
+        node_name: raw.node_name.as_deref().map(SharedName::from),
         zone_hints: zones
             .unwrap_or_default()
             .iter()
-            .map(|zone| zone.name.clone())
+            .map(|zone| zone.name.as_str().into())
             .collect(),
         node_hints: nodes
             .unwrap_or_default()
             .iter()
-            .map(|node| node.name.clone())
+            .map(|node| node.name.as_str().into())
             .collect(),
     })
 }

@@ -55,10 +55,7 @@ fn slice_conditions_hints_and_ports() {
     assert_eq!(set.node_name.as_deref(), Some("node-1"));
     assert_eq!(
         (&set.zone_hints[..], &set.node_hints[..]),
-        (
-            &["a".to_owned(), "b".to_owned()][..],
-            &["node-1".to_owned()][..]
-        )
+        (&["a".into(), "b".into()][..], &["node-1".into()][..])
     );
 }
 
