@@ -90,3 +90,25 @@ No Service has this address, port and protocol here; it is the kernel's.
         assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
     }
 }
+
+#[test]
+fn new_connections_are_another_proxys_while_node_lb_hands_over() {
+    let manifests = manifests(&[NODE, WEB]);
+    let packet = ["--from", "203.0.113.9", "--to", "172.30.0.1:80"];
+    for (handover, expected) in [
+        ("out", "passes untouched (not-service)."),
+        ("in", "is forwarded (opened)."),
+    ] {
+        let output = explain(
+            &manifests,
+            &[&packet[..], &["--handover", handover]].concat(),
+        );
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(
+            text.contains("`handover: out`"),
+            handover == "out",
+            "{text}"
+        );
+    }
+}

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{self, FrontendKey, FrontendKind, plan_flag},
     addr::{Address, Ip4, Ip6},
-    parse::{self, Tuple},
+    parse::{self, Tuple, tcp_flag},
     select::{Policy, Range},
     service::{self, Origin},
     tables::Services,
@@ -105,6 +105,9 @@ impl<'a> Decision<'a> {
         decision.frontend = frontend(&hook, &tuple, decision.origin);
         (decision.verdict, decision.reason) = match service::decide(&hook, &tuple, packet.ifindex) {
             service::Decision::Pass => (Verdict::Pass, Reason::NotService),
+            _ if service::is_left_to_another(&hook, &tuple, tcp_flag::SYN) => {
+                (Verdict::Pass, Reason::NotService)
+            }
             service::Decision::Reject(_, reason) => (Verdict::Reject, reason),
             service::Decision::Drop(_, reason) => (Verdict::Drop, reason),
             service::Decision::Forward(route) => {

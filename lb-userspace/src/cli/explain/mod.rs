@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
+use lb_common::abi::config_flag;
 
 use self::{
     decision::{Decision, FirstPacket},
@@ -12,7 +13,7 @@ use self::{
 };
 use super::{output::json, snapshot::Snapshot};
 use crate::{
-    config::{Config, DatapathConfig, Flags, NetfilterMode},
+    config::{Config, DatapathConfig, Flags, Handover, NetfilterMode},
     memory::{MemoryTables, Settings},
     plan::LocalDetector,
 };
@@ -100,6 +101,9 @@ fn tables(snapshot: &Snapshot, config: &Config) -> MemoryTables {
         flow_records: 0,
         maglev_rows: 0,
     });
+    if config.datapath.handover == Handover::Out {
+        tables.config.flags |= config_flag::HANDOVER_OUT;
+    }
     let plans = snapshot.plans();
     tables.program(plans.iter().flat_map(|service| &service.ports));
     tables

@@ -15,6 +15,10 @@ use crate::model::Algorithm;
 /// Longer sets are cut; `-o json` has all of them.
 const SHOWN_ENDPOINTS: usize = 16;
 
+/// Why a packet to a Service passes.
+const HANDED_OVER: &str =
+    "With `handover: out`, new connections are left to the service proxy that takes over.";
+
 pub fn render(decision: &Decision<'_>) -> String {
     let mut sentences = vec![headline(decision)];
     match &decision.frontend {
@@ -23,6 +27,7 @@ pub fn render(decision: &Decision<'_>) -> String {
             sentences.push(addressed(decision, frontend));
             match decision.verdict {
                 Verdict::Forward => sentences.extend(forwarded(decision, frontend)),
+                Verdict::Pass => sentences.push(HANDED_OVER.to_owned()),
                 _ => sentences.push(refused(decision, frontend)),
             }
         }
