@@ -59,7 +59,7 @@ use crate::{
 
 /// How long a change may wait before the agent counts as stuck, halved: kube-proxy's syncPeriod.
 const SYNC_PERIOD: Duration = Duration::from_secs(30);
-/// Without a change for this long, the agent tidies up.
+/// Without a change for this long, the agent tidies up; so long after an error it reads devices again.
 const QUIET: Duration = Duration::from_secs(1);
 /// Batches of events from the source that may wait.
 const EVENT_QUEUE: usize = 64;
@@ -186,8 +186,20 @@ impl Agent {
         let mut source = tokio::spawn(source.run(sender));
         let mut told_to_stop = self.endpoints.told_to_stop()?;
         let mut quiet = tokio::time::interval(QUIET);
+        let mut retry_devices = Instant::now();
         loop {
             tokio::select! {
+                // In this order: a pod's device is there before its endpoint, and is to be attached to before
+                // the endpoint is in the maps.
+                biased;
+                _ = &mut told_to_stop => break,
+                changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
+                    Ok(changes) => self.devices_changed(&changes).await?,
+                    Err(error) => {
+                        tracing::warn!("cannot follow the node's devices: {error}");
+                        retry_devices = Instant::now() + QUIET;
+                    }
+                },
                 Some(batch) = events.recv() => {
                     let mut batches = vec![batch];
                     while let Ok(more) = events.try_recv() {
@@ -195,13 +207,9 @@ impl Agent {
                     }
                     self.objects_changed(batches).await?;
                 }
-                changed = self.watcher.next() => match changed {
-                    Ok(changes) => self.devices_changed(&changes).await?,
-                    Err(error) => {
-                        tracing::warn!("cannot follow the node's devices: {error}");
-                        tokio::time::sleep(Duration::from_secs(1)).await;
-                    }
-                },
+                ended = &mut source => {
+                    return ended.context("the source panicked")?.context("the source gave up");
+                }
                 // Who asked and does not wait any more needs no answer.
                 Some(reply) = status_asked.recv() => drop(reply.send(self.status().await)),
                 Some(reply) = sample_asked.recv() => drop(reply.send(self.sample())),
@@ -209,10 +217,6 @@ impl Agent {
                     self.syncer.idle(QUIET);
                     self.tell_of_programming();
                 }
-                ended = &mut source => {
-                    return ended.context("the source panicked")?.context("the source gave up");
-                }
-                _ = &mut told_to_stop => break,
             }
         }
         tracing::info!("stopping; programs and maps stay, and traffic goes on");
