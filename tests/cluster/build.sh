@@ -4,7 +4,7 @@
 # What did not change since the last run is not built again.
 #
 #   --control-plane  only etcd, kube-apiserver (and one of an older minor version), kube-controller-manager,
-#                    kubectl and Helm; needs only Go
+#                    kube-proxy, kubectl and Helm; needs only Go
 #   --check          builds nothing; exit status 1 if there is something to build
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -55,7 +55,7 @@ kubernetes_tools() {
 build_control_plane() {
 	cd "$HERE/mods/kubernetes"
 	kubernetes_tools go.etcd.io/etcd/server/v3 \
-		k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kubectl}
+		k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-proxy,kubectl}
 }
 
 build_older() {
@@ -66,7 +66,7 @@ build_older() {
 
 build_kubernetes() {
 	cd "$HERE/mods/kubernetes"
-	local of_control_plane='/etcd/server/v3$|/(kube-apiserver|kube-controller-manager|kubectl)$'
+	local of_control_plane='/etcd/server/v3$|/(kube-apiserver|kube-controller-manager|kube-proxy|kubectl)$'
 	kubernetes_tools $(go list -f '{{.ImportPath}}' tool | grep -Ev "$of_control_plane")
 	go test -c -trimpath -ldflags "$(kubernetes_version)" -o "$BIN/e2e.test" k8s.io/kubernetes/test/e2e
 	install -m 644 "$(go list -m -f '{{.Dir}}' k8s.io/kubernetes)"/test/images/agnhost/porter/localhost.{crt,key} "$BIN/"

@@ -169,6 +169,15 @@ impl Agent {
         Ok(())
     }
 
+    /// Fails if the agent has ended.
+    pub fn check(&mut self) -> Result<()> {
+        match self.process.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => bail!("the agent on {} ended with {status}", self.node.name()),
+            Err(error) => Err(error).context("cannot wait for the agent"),
+        }
+    }
+
     /// The node the agent runs on.
     pub fn node(&self) -> &Node {
         &self.node

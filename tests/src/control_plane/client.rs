@@ -3,6 +3,7 @@
 use std::{fmt::Debug, future::Future, time::Duration};
 
 use anyhow::{Context, Result};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
@@ -24,6 +25,9 @@ use crate::patience::patient;
 
 /// The namespace of all objects that no method names another one for.
 pub const NAMESPACE: &str = "default";
+
+/// How many requests of [`Objects::create_all`] are under way.
+const AT_A_TIME: usize = 8;
 
 /// How long a request may take.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -171,6 +175,31 @@ impl<K: Kind> Objects<K> {
         let api = self.api.clone();
         let work = async move { api.create(&PostParams::default(), &object).await };
         within_deadline(&self.runtime, work).with_context(what)
+    }
+
+    /// Creates many objects, some at a time, and returns them in the same order.
+    ///
+    /// # Errors
+    /// If one is not of this kind, or if the API server refuses it.
+    pub fn create_all(&self, manifests: impl IntoIterator<Item = Value>) -> Result<Vec<K>> {
+        let objects = manifests.into_iter().map(serde_json::from_value::<K>);
+        let objects: Vec<_> = objects.collect::<Result<_, _>>()?;
+        let (api, limit) = (self.api.clone(), patient(DEADLINE));
+        let create = move |object: K| {
+            let api = api.clone();
+            async move {
+                let parameters = PostParams::default();
+                let created = timeout(limit, api.create(&parameters, &object)).await;
+                let created = created.with_context(|| format!("no answer within {limit:?}"))?;
+                anyhow::Ok(created?)
+            }
+        };
+        let work = async move {
+            let requests = stream::iter(objects).map(create).buffered(AT_A_TIME);
+            requests.try_collect().await
+        };
+        let created = self.runtime.wait(work);
+        created.with_context(|| format!("cannot create {} objects", K::kind(&())))
     }
 
     /// The object of this name, if there is one.

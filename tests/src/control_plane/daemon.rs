@@ -24,12 +24,7 @@ pub fn command(host: &Host, name: &str) -> Result<Command> {
             program.display()
         );
     }
-    let mut command = host.command(&program)?;
-    // A web proxy of the machine's has no part in the lab.
-    for proxy in ["http_proxy", "https_proxy", "all_proxy"] {
-        command.env_remove(proxy).env_remove(proxy.to_uppercase());
-    }
-    Ok(command)
+    host.command(&program)
 }
 
 /// A program that runs until it is dropped or its lab is removed.

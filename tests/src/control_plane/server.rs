@@ -100,6 +100,11 @@ impl ControlPlane {
         &self.client
     }
 
+    /// An administrator's kubeconfig.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.keys.path("admin.kubeconfig")
+    }
+
     /// Keys and kubeconfigs.
     pub fn keys(&self) -> &Keys {
         &self.keys

@@ -110,6 +110,10 @@ impl Host {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         let mut command = self.0.netns.command(program)?;
         self.0.cgroup.adopt(&mut command)?;
+        // A web proxy of the machine's has no part in the lab.
+        for proxy in ["http_proxy", "https_proxy", "all_proxy"] {
+            command.env_remove(proxy).env_remove(proxy.to_uppercase());
+        }
         Ok(command)
     }
 

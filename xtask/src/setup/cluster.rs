@@ -1,5 +1,5 @@
 //! What the scripts of `tests/cluster` build from Go modules, once: the Kubernetes control plane that tests
-//! run against, and the rest of a cluster.
+//! run against, with the kube-proxy that the benchmark does, and the rest of a cluster.
 
 use std::{env, path::PathBuf, process::Command};
 
@@ -12,7 +12,7 @@ use crate::cargo::Workspace;
 /// How much of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// etcd, kube-apiserver (also an older one), kube-controller-manager, kubectl and Helm.
+    /// etcd, kube-apiserver (also an older one), kube-controller-manager, kube-proxy, kubectl and Helm.
     ControlPlane,
     /// The nodes' programs, the images of their pods and the end-to-end tests, too.
     Whole,
@@ -36,8 +36,8 @@ pub(super) fn build(
 ) -> Result<()> {
     let (what, title) = match extent {
         Extent::ControlPlane => (
-            "etcd, kube-apiserver, also an older one, kube-controller-manager, kubectl, Helm: what tests run \
-             against",
+            "etcd, kube-apiserver, also an older one, kube-controller-manager, kube-proxy, kubectl, Helm: what \
+             tests and the benchmark run against",
             "building the Kubernetes control plane",
         ),
         Extent::Whole => (

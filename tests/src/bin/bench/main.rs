@@ -2,6 +2,7 @@
 //! to do the same.
 
 mod cluster;
+mod control_plane;
 mod lab;
 mod machine;
 mod options;
@@ -56,10 +57,11 @@ fn main() -> Result<()> {
 type Run = fn(&Options) -> Result<report::Findings>;
 
 /// All parts, in order.
-const PARTS: [(Part, Run); 3] = [
+const PARTS: [(Part, Run); 4] = [
     (Part::Packets, packets::run),
     (Part::Lab, lab::run),
     (Part::Programming, programming::run),
+    (Part::ControlPlane, control_plane::run),
 ];
 
 fn write(path: &Path, text: &str) -> Result<()> {

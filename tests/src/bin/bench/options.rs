@@ -11,23 +11,28 @@ use crate::packets::cases::{self, Case};
 #[derive(Parser)]
 #[command(name = "bench")]
 pub struct Options {
-    /// Parts to run, in place of all
+    /// Parts to run, in place of all but control-plane
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
-    pub only: Vec<Part>,
-    /// Samples of each figure [default: 10 of packets and in the lab, 3 of programming]
+    only: Vec<Part>,
+    /// Run only the part control-plane, which takes a quarter of an hour
+    #[arg(long, conflicts_with = "only")]
+    control_plane: bool,
+    /// Samples of each figure [default: 10 of packets and in the lab, 3 of programming, 1 of
+    /// control-plane]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// A look, not a measurement: 2 rounds, short samples, 1 and 1,000 services
+    /// A look, not a measurement: few rounds, short samples, 1 and 1,000 services (control-plane: 100)
     #[arg(long)]
     pub quick: bool,
-    /// Numbers of services, in the lab and for programming [default: 1,1000,10000]
+    /// Numbers of services, for all parts but packets [default: 1,1000,10000; control-plane:
+    /// 1000,10000]
     #[arg(
         long,
         value_delimiter = ',',
         value_name = "N,...",
         value_parser = clap::value_parser!(u32).range(1..=50_000)
     )]
-    pub services: Vec<u32>,
+    services: Vec<u32>,
     /// How node-lb is attached to the device that clients are behind, in the lab
     #[arg(long, value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,
@@ -71,12 +76,19 @@ pub enum Part {
     Lab,
     /// What it takes to program services, and to change one
     Programming,
+    /// The same and more before an API server, beside kube-proxy
+    ControlPlane,
 }
 
 impl Options {
     /// Whether to run a part.
     pub fn wants(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
+        match &self.only[..] {
+            _ if self.control_plane => part == Part::ControlPlane,
+            // Takes long, and the programs of Kubernetes.
+            [] => part != Part::ControlPlane,
+            only => only.contains(&part),
+        }
     }
 
     /// The CPU to measure on.
@@ -88,6 +100,7 @@ impl Options {
     /// Samples of each figure of a part.
     pub fn rounds(&self, part: Part) -> u32 {
         let usual = match part {
+            Part::ControlPlane => 1,
             _ if self.quick => 2,
             Part::Packets | Part::Lab => 10,
             Part::Programming => 3,
@@ -95,12 +108,14 @@ impl Options {
         self.rounds.unwrap_or(usual)
     }
 
-    /// The numbers of services, in rising order.
-    pub fn services(&self) -> Vec<u32> {
-        let mut services = match &self.services[..] {
-            [] if self.quick => vec![1, 1000],
-            [] => vec![1, 1000, 10_000],
-            given => given.to_vec(),
+    /// The numbers of services of a part, in rising order.
+    pub fn services(&self, part: Part) -> Vec<u32> {
+        let mut services = match (&self.services[..], part) {
+            ([], Part::ControlPlane) if self.quick => vec![100],
+            ([], Part::ControlPlane) => vec![1000, 10_000],
+            ([], _) if self.quick => vec![1, 1000],
+            ([], _) => vec![1, 1000, 10_000],
+            (given, _) => given.to_vec(),
         };
         services.sort_unstable();
         services.dedup();

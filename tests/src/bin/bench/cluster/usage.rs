@@ -5,6 +5,7 @@ use std::{
     io::Write as _,
     iter::Sum,
     mem,
+    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -77,13 +78,49 @@ pub fn so_far(pid: u32, wall: Duration) -> Result<Usage> {
     Ok(Usage {
         wall,
         cpu: cpu_time(pid)?,
-        memory: memory(pid, "VmHWM:")?,
-        own_memory: memory(pid, "RssAnon:")?,
+        memory: status(pid, "VmHWM:")?,
+        own_memory: status(pid, "RssAnon:")?,
     })
 }
 
+/// The memory of a process, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    pub resident: u64,
+    /// The part of that which is shared with nobody.
+    pub own: u64,
+}
+
+/// What a process that runs has at present.
+///
+/// # Errors
+///
+/// If it has ended.
+pub fn memory(pid: u32) -> Result<Memory> {
+    Ok(Memory {
+        resident: status(pid, "VmRSS:")?,
+        own: status(pid, "RssAnon:")?,
+    })
+}
+
+/// CPU time of all processes that are or were in a cgroup.
+///
+/// # Errors
+///
+/// If there is no such cgroup.
+pub fn cgroup_cpu_time(cgroup: &Path) -> Result<Duration> {
+    let path = cgroup.join("cpu.stat");
+    let text = fs::read_to_string(&path);
+    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "));
+    let micros = line.with_context(|| format!("no usage_usec in {}", path.display()))?;
+    Ok(Duration::from_micros(micros.parse()?))
+}
+
 /// A line of `/proc/PID/status` (proc_pid_status(5)), in bytes.
-fn memory(pid: u32, name: &str) -> Result<u64> {
+fn status(pid: u32, name: &str) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(name));

@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<Findings> {
         client: options.cpu(),
         server: neighbour(options.cpu()),
     };
-    let (mut routing, mut clusters) = build(&options.services(), options.xdp_mode)?;
+    let (mut routing, mut clusters) = build(&options.services(Part::Lab), options.xdp_mode)?;
     let mut report = LabReport::new(&clusters, cpus)?;
     let mut random = Random::new(1);
     let rounds = options.rounds(Part::Lab);

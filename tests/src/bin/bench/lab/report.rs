@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Cpus;
 use crate::{
     cluster::{Cluster, Proxy, agent},
-    plot::{Line, Plot},
+    plot::{Line, Lines, Plot},
     report::Findings,
     statistics::Figures,
     table::Table,
@@ -244,13 +244,13 @@ impl LabReport {
             let name = format!("plain routing, {}", metric.name());
             Some((name, median(metric, ROUTING)?))
         });
-        Plot {
+        Plot::Lines(Lines {
             file: "latency-services.svg",
             title: "setting up a connection",
             axes: ["services", "µs"],
             lines: lines.map(line).into(),
             levels: levels.collect(),
-        }
+        })
     }
 
     fn figures(&self, metric: Metric, subject: Subject) -> Option<Figures> {

@@ -10,7 +10,7 @@ use super::{
     sample::Sample,
 };
 use crate::{
-    plot::{Line, Plot},
+    plot::{Line, Lines, Plot},
     report::Findings,
     statistics::Figures,
     table::Table,
@@ -222,12 +222,12 @@ impl Packets {
         let levels = levels
             .iter()
             .filter_map(|floor| Some(((*floor).to_owned(), self.floor(floor)?)));
-        Plot {
+        Plot::Lines(Lines {
             file,
             title,
             axes: ["flows, hit at random", "ns per packet"],
             lines,
             levels: levels.collect(),
-        }
+        })
     }
 }

@@ -31,7 +31,7 @@ pub fn run(options: &Options) -> Result<Findings> {
     let rounds = options.rounds(Part::Programming);
     let mut programming = Programming::default();
     for round in 1..=rounds {
-        for services in options.services() {
+        for services in options.services(Part::Programming) {
             for proxy in [Proxy::Nftables, Proxy::NodeLb] {
                 let (cluster, usage) = Cluster::build(proxy, services, options.xdp_mode)?;
                 programming.add_load(proxy, services, usage);

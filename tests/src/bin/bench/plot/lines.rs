@@ -1,16 +1,15 @@
 //! Line plots over a logarithmic axis.
 
-use std::{fs, path::Path};
+use std::{error::Error, path::Path};
 
-use anyhow::{Context, Result, anyhow};
 use plotters::prelude::*;
 
 /// Size of a plot in pixels.
 const SIZE: (u32, u32) = (800, 500);
 
-/// A plot.
+/// Lines, and levels to compare them with.
 #[derive(Clone, Debug)]
-pub struct Plot {
+pub struct Lines {
     /// Name of its file.
     pub file: &'static str,
     pub title: &'static str,
@@ -28,27 +27,19 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Writes the plots that have a line.
-///
-/// # Errors
-///
-/// If the directory cannot be made or written to.
-pub fn write_all<'a>(plots: impl Iterator<Item = &'a Plot>, directory: &Path) -> Result<()> {
-    fs::create_dir_all(directory)
-        .with_context(|| format!("cannot make the directory {}", directory.display()))?;
-    for plot in plots {
-        let path = directory.join(plot.file);
-        let lines = plot.lines.iter().filter(|line| line.points.len() > 1);
+impl Lines {
+    /// Writes the plot, if there is a line of more than one point.
+    pub fn draw(&self, path: &Path) -> Result<(), Box<dyn Error>> {
+        let lines = self.lines.iter().filter(|line| line.points.len() > 1);
         let lines: Vec<&Line> = lines.collect();
-        if !lines.is_empty() {
-            draw(&path, plot, &lines)
-                .map_err(|error| anyhow!("cannot plot {}: {error}", path.display()))?;
+        if lines.is_empty() {
+            return Ok(());
         }
+        draw(path, self, &lines)
     }
-    Ok(())
 }
 
-fn draw(path: &Path, plot: &Plot, lines: &[&Line]) -> Result<(), Box<dyn std::error::Error>> {
+fn draw(path: &Path, plot: &Lines, lines: &[&Line]) -> Result<(), Box<dyn Error>> {
     let points = || lines.iter().flat_map(|line| line.points.iter().copied());
     let heights = points().map(|(_, y)| y);
     let heights = heights.chain(plot.levels.iter().map(|(_, level)| *level));

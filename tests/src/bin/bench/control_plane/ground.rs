@@ -1,0 +1,109 @@
+//! What the proxies stand on: a node with pods, and a control plane.
+
+use anyhow::Result;
+use lb_tests::{
+    ControlPlane, Lab, Node, Pod, Serve, Topology,
+    control_plane::{Client, ControlPlaneSpec, Kubelets},
+    traffic::RunningServer,
+};
+
+use crate::cluster::services::{ENDPOINTS, TARGET_PORT};
+
+/// One of two groups of pods. All endpoints of a Service are in one group, and change to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    A,
+    B,
+}
+
+impl Group {
+    const ALL: [Self; 2] = [Self::A, Self::B];
+
+    /// What the servers of its pods call themselves.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::A => "a",
+            Self::B => "b",
+        }
+    }
+
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}
+
+/// A lab of one node, whose pods are the two groups and a client, with a control plane.
+pub struct Ground {
+    // The lab last: all others stand on it.
+    pub control_plane: ControlPlane,
+    _servers: Vec<RunningServer>,
+    lab: Lab,
+}
+
+impl Ground {
+    /// Builds the lab, starts servers and the control plane, and makes the node known to it.
+    ///
+    /// # Errors
+    ///
+    /// Without root, or if the control plane does not get ready.
+    pub fn build() -> Result<Self> {
+        let lab = Lab::up(Topology {
+            nodes: 1,
+            pods_per_node: Group::ALL.len() as u8 * ENDPOINTS as u8 + 1,
+            ..Topology::default()
+        })?;
+        let mut servers = Vec::new();
+        for group in Group::ALL {
+            for pod in pods(&lab, group) {
+                let server = Serve::new(group.name()).tcp(TARGET_PORT);
+                servers.push(server.start(pod)?);
+            }
+        }
+        let control_plane = ControlPlane::start(&lab, ControlPlaneSpec::default())?;
+        Kubelets::new(control_plane.client().clone()).register_nodes(&lab)?;
+        Ok(Self {
+            control_plane,
+            _servers: servers,
+            lab,
+        })
+    }
+
+    /// An administrator's access to the API server.
+    pub fn api(&self) -> &Client {
+        self.control_plane.client()
+    }
+
+    /// The node that the proxies run on.
+    pub fn node(&self) -> &Node {
+        self.lab.node(1)
+    }
+
+    /// The pods of a group.
+    pub fn pods(&self, group: Group) -> &[Pod] {
+        pods(&self.lab, group)
+    }
+
+    /// The pod that connects to Services.
+    pub fn client(&self) -> &Pod {
+        &self.lab.pods()[Group::ALL.len() * ENDPOINTS as usize]
+    }
+
+    /// Removes everything.
+    ///
+    /// # Errors
+    ///
+    /// If something of it stays.
+    pub fn down(self) -> Result<()> {
+        drop(self.control_plane);
+        self.lab.down()
+    }
+}
+
+fn pods(lab: &Lab, group: Group) -> &[Pod] {
+    let (count, first) = (ENDPOINTS as usize, group as usize * ENDPOINTS as usize);
+    &lab.pods()[first..first + count]
+}
