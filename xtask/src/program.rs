@@ -32,8 +32,8 @@ pub const PROGRAMS: [Program; 3] = [
     },
 ];
 
-/// What makes them need a control plane.
-const CONTROL_PLANE_FLAGS: [&str; 2] = ["--apiserver", "--control-plane"];
+/// Arguments of theirs with which they need a control plane, or parts of arguments.
+const CONTROL_PLANE_ARGUMENTS: [&str; 2] = ["--apiserver", "control-plane"];
 
 impl Program {
     pub fn exists(&self, workspace: &Workspace) -> bool {
@@ -56,9 +56,11 @@ pub fn run(workspace: &Workspace, name: &str, arguments: &[String]) -> Result<Ex
         .find(|program| program.name == name)
         .context("no such program")?;
     let privilege = Privilege::detect()?;
-    let has_control_plane = arguments
-        .iter()
-        .any(|argument| CONTROL_PLANE_FLAGS.contains(&argument.as_str()));
+    let has_control_plane = arguments.iter().any(|argument| {
+        CONTROL_PLANE_ARGUMENTS
+            .iter()
+            .any(|wanted| argument.contains(wanted))
+    });
     let need = match has_control_plane {
         true => setup::Need::ControlPlane,
         false => setup::Need::Lab,
