@@ -12,6 +12,7 @@ pub mod admission;
 pub mod datapath;
 pub mod program;
 
+pub mod conntrack;
 pub mod flows;
 
 pub mod health;

@@ -149,6 +149,18 @@ for n in cp client $(nodes); do
 		done
 	done
 done
+# What pods send out of the cluster has their node's address there, by conntrack as with most CNIs.
+for i in $(seq "$NODES"); do
+	nsenter -t "$(alive "ns-node-$i")" -n nft -f - <<-END
+	table inet cni-masquerade {
+	  chain postrouting {
+	    type nat hook postrouting priority srcnat
+	    ip saddr 10.244.0.0/16 ip daddr != {10.244.0.0/16, 172.30.77.0/24} masquerade
+	    ip6 saddr fd00:10:244::/48 ip6 daddr != {fd00:10:244::/48, fd00:172:30:77::/64} masquerade
+	  }
+	}
+	END
+done
 say "namespaces and node network"
 
 # --- Keys, tokens and one kubeconfig per user. Nothing here is secret: it dies with the cluster.

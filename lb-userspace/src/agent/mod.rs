@@ -34,6 +34,7 @@ use self::{
 };
 use crate::{
     config::{Config, SocketLb},
+    conntrack,
     datapath::{
         devices::{Event as DeviceEvent, Watcher},
         preflight,
@@ -159,6 +160,7 @@ impl Agent {
         } else {
             self.configure()?;
         }
+        tokio::spawn(conntrack::set_up(self.config.conntrack));
         self.sweeper = Some(self.kernel.sweep_flows(&self.config.timeouts)?);
         self.attachments
             .follow(&self.kernel, self.watcher.devices())?;

@@ -26,7 +26,7 @@ impl Config {
     pub fn configz(&self) -> Value {
         let datapath = &self.datapath;
         let http = &self.http;
-        let timeouts = &self.timeouts;
+        let (timeouts, conntrack) = (&self.timeouts, &self.conntrack);
         let (mode, bridge, prefix) = self.detect_local_names();
         json!({ "node-lb": {
             "source": self.source.to_string(),
@@ -56,6 +56,9 @@ impl Config {
             "conntrack-tcp-timeout-close-wait": duration(timeouts.tcp_close_wait),
             "conntrack-udp-timeout": duration(timeouts.udp),
             "conntrack-udp-timeout-stream": duration(timeouts.udp_stream),
+            "conntrack-max-per-core": conntrack.max_per_core,
+            "conntrack-min": conntrack.min,
+            "conntrack-tcp-be-liberal": conntrack.tcp_be_liberal,
             "device": datapath.devices,
             "pod-device-pattern": datapath.pod_device_patterns,
             "xdp-mode": value_name(&datapath.xdp_mode),

@@ -139,21 +139,43 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
     pub cache_initialization_timeout: Duration,
 
-    /// How long an established TCP flow may be idle; 0 means the default
+    /// How long an established TCP flow may be idle, here and in the kernel's conntrack; 0 means the
+    /// default here and leaves the kernel's
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
     pub conntrack_tcp_timeout_established: Duration,
 
-    /// How long a TCP flow with one side closed may be idle; 0 means the default
+    /// How long a TCP flow with one side closed may be idle, here and in the kernel's conntrack; 0
+    /// means the default here and leaves the kernel's
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1h")]
     pub conntrack_tcp_timeout_close_wait: Duration,
 
-    /// How long an unanswered UDP flow is kept; 0 means the default
+    /// How long an unanswered UDP flow is kept; unless default or 0, in the kernel's conntrack, too
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub conntrack_udp_timeout: Duration,
 
-    /// How long an answered UDP flow may be idle; 0 means the default
+    /// How long an answered UDP flow may be idle; unless default or 0, in the kernel's conntrack, too
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "120s")]
     pub conntrack_udp_timeout_stream: Duration,
+
+    /// Room in the kernel's conntrack table, connections for each core; 0 leaves it as it is
+    #[arg(long, value_name = "CONNECTIONS", default_value = "32768")]
+    pub conntrack_max_per_core: u32,
+
+    /// Least room in the kernel's conntrack table, however few the cores
+    #[arg(long, value_name = "CONNECTIONS", default_value = "131072")]
+    pub conntrack_min: u32,
+
+    /// Have the kernel's conntrack take packets outside the TCP window, too
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub conntrack_tcp_be_liberal: bool,
 
     /// External device to serve; may be repeated [default: those with a default route]
     #[arg(long = "device", value_name = "NAME", value_delimiter = ',')]

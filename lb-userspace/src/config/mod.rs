@@ -51,6 +51,7 @@ pub struct Config {
     pub socket: PathBuf,
     pub http: HttpConfig,
     pub timeouts: FlowTimeouts,
+    pub conntrack: ConntrackConfig,
     pub datapath: DatapathConfig,
 }
 
@@ -119,6 +120,30 @@ impl Default for FlowTimeouts {
     }
 }
 
+/// What is asked of the kernel's own table of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConntrackConfig {
+    /// Connections for each core that there is to be room for; zero leaves the table's size alone.
+    pub max_per_core: u32,
+    /// Connections that there is to be room for at the least.
+    pub min: u32,
+    /// How long connections without traffic are kept; zero leaves the kernel's time.
+    pub timeouts: FlowTimeouts,
+    /// Whether packets outside the TCP window count as of the connection.
+    pub tcp_be_liberal: bool,
+}
+
+impl Default for ConntrackConfig {
+    fn default() -> Self {
+        Self {
+            max_per_core: 32 * 1024,
+            min: 128 * 1024,
+            timeouts: FlowTimeouts::default(),
+            tcp_be_liberal: false,
+        }
+    }
+}
+
 /// Where the programs are attached and how large their tables are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatapathConfig {
@@ -149,6 +174,12 @@ impl TryFrom<Flags> for Config {
     /// Names the flags that contradict each other or lack a partner.
     fn try_from(flags: Flags) -> anyhow::Result<Self> {
         let timeouts = FlowTimeouts::default();
+        let given = FlowTimeouts {
+            tcp_established: flags.conntrack_tcp_timeout_established,
+            tcp_close_wait: flags.conntrack_tcp_timeout_close_wait,
+            udp: flags.conntrack_udp_timeout,
+            udp_stream: flags.conntrack_udp_timeout_stream,
+        };
         Ok(Self {
             node_name: node_name(flags.node.as_deref())?,
             plan: plan_options(&flags)?,
@@ -166,16 +197,16 @@ impl TryFrom<Flags> for Config {
             metrics_bind_address: flags.metrics_bind_address,
             socket: flags.socket,
             timeouts: FlowTimeouts {
-                tcp_established: nonzero_or(
-                    timeouts.tcp_established,
-                    flags.conntrack_tcp_timeout_established,
-                ),
-                tcp_close_wait: nonzero_or(
-                    timeouts.tcp_close_wait,
-                    flags.conntrack_tcp_timeout_close_wait,
-                ),
-                udp: nonzero_or(timeouts.udp, flags.conntrack_udp_timeout),
-                udp_stream: nonzero_or(timeouts.udp_stream, flags.conntrack_udp_timeout_stream),
+                tcp_established: nonzero_or(timeouts.tcp_established, given.tcp_established),
+                tcp_close_wait: nonzero_or(timeouts.tcp_close_wait, given.tcp_close_wait),
+                udp: nonzero_or(timeouts.udp, given.udp),
+                udp_stream: nonzero_or(timeouts.udp_stream, given.udp_stream),
+            },
+            conntrack: ConntrackConfig {
+                max_per_core: flags.conntrack_max_per_core,
+                min: flags.conntrack_min,
+                timeouts: given,
+                tcp_be_liberal: flags.conntrack_tcp_be_liberal,
             },
             datapath: DatapathConfig {
                 devices: flags.devices,

@@ -74,6 +74,7 @@ impl Container {
             fs::create_dir_all(container.root.join(directory))?;
         }
         container.add_mount(Path::new("/proc"), "/proc", false)?;
+        container.add_mount(Path::new("/proc/sys"), "/proc/sys", true)?;
         container.add_mount(Path::new("/dev"), "/dev", false)?;
         container.add_mount(&node.manifests(), MANIFESTS, true)?;
         for mount in list(&spec["volumeMounts"]) {

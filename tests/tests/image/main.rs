@@ -19,7 +19,7 @@ const CLUSTER_IP: &str = "10.96.0.10";
 /// How long the agent may take to get ready.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Three capabilities, a read-only root and four mounts are enough for all it does.
+/// Three capabilities, a read-only root and five mounts are enough for all it does.
 #[test]
 fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     let lab = Lab::up(Topology {
@@ -70,6 +70,10 @@ fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     let (program, socket) = (program.display(), socket.display());
     let status = node.run(&format!("{program} status --socket {socket}"))?;
     ensure!(status.contains("1 service ports programmed"), "{status}");
+
+    // By the mount for it: as in any container, its own /proc/sys is read-only.
+    let close_wait = node.run("cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")?;
+    ensure!(close_wait.trim() == "3600", "CLOSE_WAIT: {close_wait} s");
 
     agent.kill()?;
     agent.wait()?;

@@ -33,6 +33,14 @@ pub struct Options {
         value_parser = clap::value_parser!(u32).range(1..=50_000)
     )]
     services: Vec<u32>,
+    /// Endpoints of each service, for control-plane
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "10",
+        value_parser = clap::value_parser!(u8).range(1..=100)
+    )]
+    pub endpoints: u8,
     /// How node-lb is attached to the device that clients are behind, in the lab
     #[arg(long, value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,

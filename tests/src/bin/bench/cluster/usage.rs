@@ -87,7 +87,9 @@ pub fn so_far(pid: u32, wall: Duration) -> Result<Usage> {
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub resident: u64,
-    /// The part of that which is shared with nobody.
+    /// The most that was resident at a time, so far.
+    pub most: u64,
+    /// The part of what is resident that is shared with nobody.
     pub own: u64,
 }
 
@@ -99,6 +101,7 @@ pub struct Memory {
 pub fn memory(pid: u32) -> Result<Memory> {
     Ok(Memory {
         resident: status(pid, "VmRSS:")?,
+        most: status(pid, "VmHWM:")?,
         own: status(pid, "RssAnon:")?,
     })
 }

@@ -7,7 +7,7 @@ use lb_tests::{
     traffic::RunningServer,
 };
 
-use crate::cluster::services::{ENDPOINTS, TARGET_PORT};
+use crate::cluster::services::TARGET_PORT;
 
 /// One of two groups of pods. All endpoints of a Service are in one group, and change to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,24 +41,27 @@ pub struct Ground {
     // The lab last: all others stand on it.
     pub control_plane: ControlPlane,
     _servers: Vec<RunningServer>,
+    /// Pods in each group.
+    group_size: u8,
     lab: Lab,
 }
 
 impl Ground {
-    /// Builds the lab, starts servers and the control plane, and makes the node known to it.
+    /// Builds the lab with so many pods in each group, starts servers and the control plane, and makes
+    /// the node known to it.
     ///
     /// # Errors
     ///
     /// Without root, or if the control plane does not get ready.
-    pub fn build() -> Result<Self> {
+    pub fn build(group_size: u8) -> Result<Self> {
         let lab = Lab::up(Topology {
             nodes: 1,
-            pods_per_node: Group::ALL.len() as u8 * ENDPOINTS as u8 + 1,
+            pods_per_node: Group::ALL.len() as u8 * group_size + 1,
             ..Topology::default()
         })?;
         let mut servers = Vec::new();
         for group in Group::ALL {
-            for pod in pods(&lab, group) {
+            for pod in pods(&lab, group, group_size) {
                 let server = Serve::new(group.name()).tcp(TARGET_PORT);
                 servers.push(server.start(pod)?);
             }
@@ -68,6 +71,7 @@ impl Ground {
         Ok(Self {
             control_plane,
             _servers: servers,
+            group_size,
             lab,
         })
     }
@@ -84,12 +88,12 @@ impl Ground {
 
     /// The pods of a group.
     pub fn pods(&self, group: Group) -> &[Pod] {
-        pods(&self.lab, group)
+        pods(&self.lab, group, self.group_size)
     }
 
     /// The pod that connects to Services.
     pub fn client(&self) -> &Pod {
-        &self.lab.pods()[Group::ALL.len() * ENDPOINTS as usize]
+        &self.lab.pods()[Group::ALL.len() * usize::from(self.group_size)]
     }
 
     /// Removes everything.
@@ -103,7 +107,7 @@ impl Ground {
     }
 }
 
-fn pods(lab: &Lab, group: Group) -> &[Pod] {
-    let (count, first) = (ENDPOINTS as usize, group as usize * ENDPOINTS as usize);
-    &lab.pods()[first..first + count]
+fn pods(lab: &Lab, group: Group, size: u8) -> &[Pod] {
+    let size = usize::from(size);
+    &lab.pods()[group as usize * size..][..size]
 }

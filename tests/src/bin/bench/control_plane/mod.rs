@@ -30,10 +30,10 @@ use crate::{
 pub fn run(options: &Options) -> Result<Findings> {
     let part = Part::ControlPlane;
     let extent = Extent::of(options);
-    let mut report = ControlPlaneReport::default();
+    let mut report = ControlPlaneReport::new(options.endpoints);
     for count in options.services(part) {
         eprintln!("control plane: making {count} services");
-        let ground = Ground::build()?;
+        let ground = Ground::build(options.endpoints)?;
         let mut services = Services::create(&ground, count)?;
         for _ in 0..options.rounds(part) {
             for proxy in Proxy::ALL {

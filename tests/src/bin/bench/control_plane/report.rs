@@ -23,11 +23,12 @@ enum Metric {
     ChurnRate,
     MemoryAtRest,
     MemoryUnderChurn,
+    MostMemory,
     OwnMemory,
 }
 
 impl Metric {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Programmed,
         Self::ChangeP50,
         Self::ChangeMax,
@@ -36,6 +37,7 @@ impl Metric {
         Self::ChurnRate,
         Self::MemoryAtRest,
         Self::MemoryUnderChurn,
+        Self::MostMemory,
         Self::OwnMemory,
     ];
     /// Those that have a panel of the plot.
@@ -58,6 +60,7 @@ impl Metric {
             Self::ChurnRate => "changes/s",
             Self::MemoryAtRest => "MiB at rest",
             Self::MemoryUnderChurn => "MiB under churn",
+            Self::MostMemory => "MiB at most",
             Self::OwnMemory => "own MiB",
         }
     }
@@ -72,6 +75,7 @@ impl Metric {
             Self::ChurnRate => "churn_changes_per_second",
             Self::MemoryAtRest => "rest_mib",
             Self::MemoryUnderChurn => "churn_mib",
+            Self::MostMemory => "most_mib",
             Self::OwnMemory => "churn_own_mib",
         }
     }
@@ -80,7 +84,11 @@ impl Metric {
         match self {
             Self::Programmed => 2,
             Self::ChangeP50 | Self::ChangeMax | Self::CpuAtRest | Self::CpuUnderChurn => 1,
-            Self::ChurnRate | Self::MemoryAtRest | Self::MemoryUnderChurn | Self::OwnMemory => 0,
+            Self::ChurnRate
+            | Self::MemoryAtRest
+            | Self::MemoryUnderChurn
+            | Self::MostMemory
+            | Self::OwnMemory => 0,
         }
     }
 
@@ -94,18 +102,29 @@ impl Metric {
             Self::ChurnRate => sample.churn_rate,
             Self::MemoryAtRest => mebibytes(sample.rest.memory.resident),
             Self::MemoryUnderChurn => mebibytes(sample.churn.memory.resident),
+            Self::MostMemory => mebibytes(sample.churn.memory.most),
             Self::OwnMemory => mebibytes(sample.churn.memory.own),
         }
     }
 }
 
 /// All samples of a run, by number of Services and proxy.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ControlPlaneReport {
+    /// Of each Service.
+    endpoints: u8,
     samples: BTreeMap<(u32, Proxy), Vec<Sample>>,
 }
 
 impl ControlPlaneReport {
+    /// Without a sample, yet.
+    pub fn new(endpoints: u8) -> Self {
+        Self {
+            endpoints,
+            samples: BTreeMap::new(),
+        }
+    }
+
     /// Adds a sample.
     pub fn add(&mut self, services: u32, proxy: Proxy, sample: Sample) {
         self.samples
@@ -127,13 +146,14 @@ impl ControlPlaneReport {
     fn table(&self) -> Table {
         let mut columns = vec!["by", "services"];
         columns.extend(Metric::ALL.map(Metric::name));
-        let mut table = Table::new(
-            "Before one API server, ten endpoints per Service",
-            1,
-            &columns,
+        let title = format!(
+            "Before one API server, {} endpoints per Service",
+            self.endpoints
         );
+        let mut table = Table::new(&title, 1, &columns);
         table.notes = vec![
-            "CPU in % of one, with the programs that a proxy calls; own MiB: under churn, shared with nobody"
+            "CPU in % of one, with the programs that a proxy calls; MiB at most: until the end of churn; own MiB: \
+             under churn, shared with nobody"
                 .to_owned(),
         ];
         for ((services, proxy), samples) in &self.samples {

@@ -1,0 +1,213 @@
+//! The kernel's own table of connections. Flows to Services are in node-lb's, but what pods send
+//! elsewhere a CNI masquerades by the kernel's. kube-proxy, whose place node-lb takes, sets that one's
+//! size and timeouts (its `conntrack.go`); without that, a node would lose connections it used to keep.
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use crate::config::{ConntrackConfig, FlowTimeouts};
+
+/// Where the kernel has the table's settings, `net.netfilter.*`: first where a container that may not write
+/// to its own `/proc/sys` has the host's.
+const DIRECTORIES: [&str; 2] = ["/host/proc/sys/net/netfilter", "/proc/sys/net/netfilter"];
+
+/// The table's size, a setting that there is wherever there is a table.
+const MAX: &str = "max";
+
+/// The settings are there once the kernel has such a table: it may be a module that a CNI loads later.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// As in kube-proxy: so many connections for each hash bucket.
+const CONNECTIONS_PER_BUCKET: u64 = 4;
+
+/// Sets what is configured, once, as soon as the kernel has the table.
+///
+/// The data plane does not depend on it: what cannot be set is said in the log.
+pub async fn set_up(config: ConntrackConfig) {
+    loop {
+        if let Some(directory) = directory() {
+            return apply(&settings(config, cores()), &directory);
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn apply(settings: &[Setting], directory: &Path) {
+    for setting in settings {
+        match setting.apply(directory) {
+            Ok(None) => {}
+            Ok(Some(before)) => tracing::info!("set {setting}, was {before}"),
+            Err(error) => tracing::warn!(
+                "cannot set {setting} in {}: {error}; in a container, mount the host's /proc/sys/net at \
+                 /host/proc/sys/net; if it is not to be set, see conntrack-* in the configuration reference",
+                directory.display()
+            ),
+        }
+    }
+}
+
+/// The first directory that has settings of the table.
+fn directory() -> Option<PathBuf> {
+    let mut directories = DIRECTORIES.iter().map(PathBuf::from);
+    directories.find(|directory| path(directory, MAX).exists())
+}
+
+/// Where a setting is.
+fn path(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("nf_conntrack_{name}"))
+}
+
+/// The processors that count for the table's size.
+fn cores() -> u64 {
+    thread::available_parallelism().map_or(1, |cores| cores.get() as u64)
+}
+
+/// One of the kernel's settings and what it is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Setting {
+    /// After `net.netfilter.nf_conntrack_`.
+    name: &'static str,
+    wanted: Wanted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Exactly(u64),
+    /// What is larger was somebody's intention.
+    AtLeast(u64),
+}
+
+/// What the configuration comes to on a node with so many cores.
+fn settings(config: ConntrackConfig, cores: u64) -> Vec<Setting> {
+    use Wanted::{AtLeast, Exactly};
+
+    let mut wanted = Vec::new();
+    if config.max_per_core > 0 {
+        let max = (u64::from(config.max_per_core) * cores).max(config.min.into());
+        wanted.push((MAX, AtLeast(max)));
+        wanted.push(("buckets", AtLeast(max / CONNECTIONS_PER_BUCKET)));
+    }
+    let timeouts = config.timeouts;
+    // The defaults for UDP are the kernel's own: a node that has others keeps them, as with kube-proxy.
+    let defaults = FlowTimeouts::default();
+    for (name, timeout, default) in [
+        ("tcp_timeout_established", timeouts.tcp_established, None),
+        ("tcp_timeout_close_wait", timeouts.tcp_close_wait, None),
+        ("udp_timeout", timeouts.udp, Some(defaults.udp)),
+        (
+            "udp_timeout_stream",
+            timeouts.udp_stream,
+            Some(defaults.udp_stream),
+        ),
+    ] {
+        if !timeout.is_zero() && Some(timeout) != default {
+            wanted.push((name, Exactly(timeout.as_secs())));
+        }
+    }
+    if config.tcp_be_liberal {
+        wanted.push(("tcp_be_liberal", Exactly(1)));
+    }
+    wanted
+        .into_iter()
+        .map(|(name, wanted)| Setting { name, wanted })
+        .collect()
+}
+
+impl Setting {
+    /// Writes it unless it is as wanted already; the value that was there before, if it changed.
+    fn apply(self, directory: &Path) -> io::Result<Option<u64>> {
+        let path = path(directory, self.name);
+        let text = fs::read_to_string(&path)?;
+        let present = text.trim().parse().map_err(io::Error::other)?;
+        let (Wanted::Exactly(wanted) | Wanted::AtLeast(wanted)) = self.wanted;
+        let enough = matches!(self.wanted, Wanted::AtLeast(_)) && present > wanted;
+        if enough || present == wanted {
+            return Ok(None);
+        }
+        fs::write(path, wanted.to_string())?;
+        Ok(Some(present))
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Wanted::Exactly(wanted) | Wanted::AtLeast(wanted)) = self.wanted;
+        write!(f, "net.netfilter.nf_conntrack_{} to {wanted}", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel's settings afterwards, if these are there before.
+    fn written(settings: &[Setting], present: &[(&str, &str)]) -> Vec<String> {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, value) in present {
+            fs::write(path(directory.path(), name), value).unwrap();
+        }
+        apply(settings, directory.path());
+        let read = |name| fs::read_to_string(path(directory.path(), name)).unwrap();
+        present
+            .iter()
+            .map(|(name, _)| read(name).trim().to_owned())
+            .collect()
+    }
+
+    const KERNEL: [(&str, &str); 6] = [
+        (MAX, "65536\n"),
+        ("buckets", "65536\n"),
+        ("tcp_timeout_established", "432000\n"),
+        ("tcp_timeout_close_wait", "60\n"),
+        ("udp_timeout", "30\n"),
+        ("tcp_be_liberal", "0\n"),
+    ];
+
+    #[test]
+    fn the_defaults_are_those_of_kube_proxy() {
+        let written = written(&settings(ConntrackConfig::default(), 8), &KERNEL);
+        let expected = ["262144", "65536", "86400", "3600", "30", "0"];
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn a_small_node_has_room_for_the_minimum() {
+        let written = written(&settings(ConntrackConfig::default(), 1), &KERNEL);
+        assert_eq!(written[0], "131072");
+    }
+
+    #[test]
+    fn a_larger_table_is_left_alone() {
+        let mut kernel = KERNEL;
+        kernel[0].1 = "1048576";
+        let written = written(&settings(ConntrackConfig::default(), 2), &kernel);
+        assert_eq!(written[0], "1048576");
+    }
+
+    #[test]
+    fn what_is_configured_is_set_and_nothing_else() {
+        let config = ConntrackConfig {
+            max_per_core: 0,
+            tcp_be_liberal: true,
+            timeouts: FlowTimeouts {
+                tcp_established: Duration::ZERO,
+                udp: Duration::from_secs(10),
+                ..FlowTimeouts::default()
+            },
+            ..ConntrackConfig::default()
+        };
+        let written = written(&settings(config, 64), &KERNEL);
+        let expected = ["65536", "65536", "432000", "3600", "10", "1"];
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_have_stops_nothing() {
+        let settings = settings(ConntrackConfig::default(), 2);
+        assert_eq!(written(&settings, &KERNEL[3..4]), ["3600"]);
+    }
+}
