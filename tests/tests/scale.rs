@@ -11,11 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::sys::resource::{UsageWho, getrusage};
 use node_lb::{
-    datapath::{
-        Loaded, OBJECT, Pins, Settings,
-        bpf::{BatchMap, MappedArray, synchronize_rcu},
-        cleanup, load, preflight,
-    },
+    datapath::{OBJECT, Pins, Settings, cleanup, load, preflight},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
         ServicePort, ServiceType, TrafficPolicy,
@@ -50,7 +46,7 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
     println!("{services} services of {endpoints} endpoints:");
     let memory = resident()?;
 
-    let start = || anyhow::Ok(Programmer::new(maps(&loaded)?, NodeFacts::default())?);
+    let start = || anyhow::Ok(Programmer::new(Maps::open(&loaded)?, NodeFacts::default())?);
     let (mut programmer, took) = timed(start)?;
     println!("  empty maps read in {took}");
     programmer.finish_adoption();
@@ -150,22 +146,6 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
         endpoints: (0..endpoints).map(endpoint).collect(),
     };
     (service, slice)
-}
-
-fn maps(loaded: &Loaded) -> Result<Maps> {
-    let map = |name| loaded.map(name);
-    Ok(Maps {
-        frontends4: Box::new(BatchMap::new(&map("FRONTENDS4")?)?),
-        frontends6: Box::new(BatchMap::new(&map("FRONTENDS6")?)?),
-        services: Box::new(MappedArray::new(&map("SERVICES")?)?),
-        plans: Box::new(MappedArray::new(&map("PLANS")?)?),
-        endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
-        endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
-        service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
-        maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
-        source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
-        grace: Box::new(synchronize_rcu),
-    })
 }
 
 /// How long something took.

@@ -14,7 +14,7 @@ use crate::{
     config::{Config, FlowTimeouts, Handover, NetfilterMode, SocketLb},
     datapath::{
         Loaded, OBJECT, Pins, Settings,
-        bpf::{BatchMap, MappedArray, synchronize_rcu},
+        bpf::{BatchMap, MappedArray},
         hooks, load,
     },
     flows::{
@@ -23,7 +23,6 @@ use crate::{
     },
     model::IpFamily,
     plan::{LocalDetector, LocalNode},
-    program::maps::Maps,
 };
 
 /// ICMP answers per second and CPU.
@@ -60,27 +59,6 @@ impl Kernel {
             devices: BatchMap::new(&loaded.map("DEVICES")?)?,
             pins,
             loaded,
-        })
-    }
-
-    /// The maps that plans are written to.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be mapped into memory.
-    pub fn maps(&self) -> anyhow::Result<Maps> {
-        let map = |name| self.loaded.map(name);
-        Ok(Maps {
-            frontends4: Box::new(BatchMap::new(&map("FRONTENDS4")?)?),
-            frontends6: Box::new(BatchMap::new(&map("FRONTENDS6")?)?),
-            services: Box::new(MappedArray::new(&map("SERVICES")?)?),
-            plans: Box::new(MappedArray::new(&map("PLANS")?)?),
-            endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
-            endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
-            service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
-            maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
-            source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
-            grace: Box::new(synchronize_rcu),
         })
     }
 

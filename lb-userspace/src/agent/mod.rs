@@ -50,7 +50,7 @@ use crate::{
     metrics::{Metrics, Sample, set_to_now},
     model::IpFamily,
     plan::{LocalDetector, LocalNode},
-    program::Programmer,
+    program::{Programmer, maps::Maps},
     source::{
         Batch, Event, Kind, Source, SourceSpec, api::ApiSource, dir::DirSource,
         health::SourceHealth,
@@ -120,7 +120,8 @@ impl Agent {
         let node = local_node(&config, &store, &local_addresses);
         let detector = LocalDetector::new(&config.detect_local, &config.this_node(None));
         let facts = facts(&config, &store, &local_addresses);
-        let programmer = Programmer::new(kernel.maps()?, facts).context("cannot read the maps")?;
+        let programmer =
+            Programmer::new(Maps::open(&kernel.loaded)?, facts).context("cannot read the maps")?;
         let metrics = Arc::new(Metrics::new());
         for (name, stage, enabled) in config.feature_gates() {
             metrics.set_feature(name, stage, enabled);

@@ -12,7 +12,10 @@ use lb_common::{
 };
 use thiserror::Error;
 
-use crate::datapath::bpf::{BatchError, BatchMap, MappedArray};
+use crate::datapath::{
+    Loaded,
+    bpf::{BatchError, BatchMap, MappedArray, synchronize_rcu},
+};
 
 /// An array whose elements the kernel reads while they change.
 #[expect(
@@ -80,6 +83,29 @@ pub struct Maps {
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
     /// Waits until no program can still be reading what has been unpublished.
     pub grace: Box<dyn Fn() + Send>,
+}
+
+impl Maps {
+    /// Those of the programs in the kernel.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be opened or mapped into memory.
+    pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
+        let map = |name| loaded.map(name);
+        Ok(Self {
+            frontends4: Box::new(BatchMap::new(&map("FRONTENDS4")?)?),
+            frontends6: Box::new(BatchMap::new(&map("FRONTENDS6")?)?),
+            services: Box::new(MappedArray::new(&map("SERVICES")?)?),
+            plans: Box::new(MappedArray::new(&map("PLANS")?)?),
+            endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
+            endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
+            service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
+            maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
+            source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
+            grace: Box::new(synchronize_rcu),
+        })
+    }
 }
 
 impl<T: Pod + Send> Elements<T> for MappedArray<T> {

@@ -2,7 +2,6 @@
 //! against their own invariants.
 
 mod classification;
-mod commands;
 mod configuration;
 mod crds;
 mod limits;

@@ -1,12 +1,11 @@
 //! `node-lb plan` as an operator runs it: manifests in, JSON or a table out.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::{fs, process::Output};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::{Files, node_lb, stderr, stdout};
 
 const NODE: &str = "
 apiVersion: v1
@@ -76,9 +75,9 @@ spec:
 
 #[test]
 fn json_has_an_object_per_service_port_with_both_families() {
-    let manifests = manifests(&[NODE, LOAD_BALANCER, CLUSTER_IP]);
+    let manifests = Files::numbered(&[NODE, LOAD_BALANCER, CLUSTER_IP]);
     let output = plan(&manifests, &["--node", "node-1", "-o", "json"]);
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(stderr(&output), "");
     let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
     let frontend = |kind: &str, address: &str, policy: &str, verdict: &str| json!({"kind": kind, "address": address, "policy": policy, "verdict": verdict});
     let external = |kind, address, verdict| frontend(kind, address, "Local", verdict);
@@ -124,10 +123,10 @@ fn json_has_an_object_per_service_port_with_both_families() {
 
 #[test]
 fn table_reads_as_an_explanation() {
-    let manifests = manifests(&[NODE, LOAD_BALANCER, CLUSTER_IP]);
+    let manifests = Files::numbered(&[NODE, LOAD_BALANCER, CLUSTER_IP]);
     let output = plan(&manifests, &["--node", "node-1"]);
     assert_eq!(
-        String::from_utf8(output.stdout).unwrap(),
+        stdout(&output),
         "\
 shop/db TCP
   ClusterIP       172.30.0.2:5432  Cluster  reject: no usable endpoint anywhere
@@ -152,13 +151,13 @@ shop/web:http TCP
 
 #[test]
 fn node_addresses_stand_in_for_a_missing_node_object() {
-    let manifests = manifests(&[LOAD_BALANCER]);
+    let manifests = Files::numbered(&[LOAD_BALANCER]);
     let node_ports = |arguments: &[&str]| -> Vec<String> {
         let output = plan(
             &manifests,
             &[&["-o", "json", "--node", "node-1"], arguments].concat(),
         );
-        assert!(String::from_utf8_lossy(&output.stderr).contains("no Node \"node-1\""));
+        assert!(stderr(&output).contains("no Node \"node-1\""));
         let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
         let frontends = ports[0]["frontends"].as_array().unwrap().iter();
         frontends
@@ -181,7 +180,7 @@ fn node_addresses_stand_in_for_a_missing_node_object() {
 
 #[test]
 fn configuration_file_gives_way_to_the_command_line() {
-    let manifests = manifests(&[NODE, LOAD_BALANCER]);
+    let manifests = Files::numbered(&[NODE, LOAD_BALANCER]);
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("node-lb.yaml");
     let path = manifests.path().display();
@@ -199,10 +198,10 @@ fn configuration_file_gives_way_to_the_command_line() {
 
 #[test]
 fn broken_manifests_are_told_and_the_rest_is_planned() {
-    let manifests = manifests(&[NODE, CLUSTER_IP, "kind: ["]);
+    let manifests = Files::numbered(&[NODE, CLUSTER_IP, "kind: ["]);
     let output = plan(&manifests, &["--node", "node-1", "-o", "json"]);
     assert!(output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("2.yaml"));
+    assert!(stderr(&output).contains("2.yaml"));
     let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(ports[0]["name"], "db");
 }
@@ -226,28 +225,13 @@ fn what_cannot_work_fails_with_a_reason() {
     ] {
         let output = node_lb(arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
-        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stderr = stderr(&output);
         assert!(stderr.contains(reason), "{arguments:?}: {stderr}");
         assert!(output.stdout.is_empty());
     }
 }
 
-fn manifests(documents: &[&str]) -> TempDir {
-    let directory = TempDir::new().unwrap();
-    for (index, document) in documents.iter().enumerate() {
-        fs::write(directory.path().join(format!("{index}.yaml")), document).unwrap();
-    }
-    directory
-}
-
-fn plan(manifests: &TempDir, arguments: &[&str]) -> Output {
+fn plan(manifests: &Files, arguments: &[&str]) -> Output {
     let source = format!("dir:{}", manifests.path().display());
-    node_lb(&[&["plan", "--source", &source], arguments].concat())
-}
-
-fn node_lb(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_node-lb"))
-        .args(arguments)
-        .output()
-        .unwrap()
+    manifests.run(&[&["plan", "--source", &source], arguments].concat())
 }

@@ -1,13 +1,11 @@
 //! `node-lb admission` as an operator runs it.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::{fs, process::Output};
 
 use node_lb::admission::flow_hash::FlowHasher;
 use serde_json::{Value, json};
-use tempfile::TempDir;
+
+use crate::{Files, stderr, stdout};
 
 const CONFIGURATION: &str = "
 apiVersion: node-lb.io/v1alpha1
@@ -55,45 +53,19 @@ metadata: {name: bad}
 spec: {type: Limited, limited: {lendablePercent: 101, limitResponse: {type: Wait}}}
 ";
 
-struct Files(TempDir);
-
-impl Files {
-    fn new(files: &[(&str, &str)]) -> Self {
-        let directory = TempDir::new().unwrap();
-        for (name, text) in files {
-            fs::write(directory.path().join(name), text).unwrap();
-        }
-        Self(directory)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_node-lb"))
-            .arg("admission")
-            .args(arguments)
-            .current_dir(self.0.path())
-            .output()
-            .unwrap()
-    }
-
-    fn json(&self, arguments: &[&str]) -> (Value, Output) {
-        let output = self.run(&[arguments, &["-o", "json"]].concat());
-        (serde_json::from_slice(&output.stdout).unwrap(), output)
-    }
+fn run(files: &Files, arguments: &[&str]) -> Output {
+    files.run(&[&["admission"], arguments].concat())
 }
 
-fn stderr(output: &Output) -> &str {
-    std::str::from_utf8(&output.stderr).unwrap()
-}
-
-fn stdout(output: &Output) -> &str {
-    std::str::from_utf8(&output.stdout).unwrap()
+fn json(files: &Files, arguments: &[&str]) -> (Value, Output) {
+    files.json(&[&["admission"], arguments].concat())
 }
 
 #[test]
 fn plan_has_the_limits_of_every_level() {
     let files = Files::new(&[("a.yaml", CONFIGURATION)]);
     for command in ["plan", "check"] {
-        let (report, output) = files.json(&[command, "-f", "a.yaml", "--concurrency", "400"]);
+        let (report, output) = json(&files, &[command, "-f", "a.yaml", "--concurrency", "400"]);
         assert!(output.status.success());
         assert_eq!(stderr(&output), "");
         let level = |name: &str, type_: &str, seats: [u32; 5], max_seats: Value| {
@@ -115,7 +87,7 @@ fn plan_has_the_limits_of_every_level() {
             })
         );
     }
-    let table = files.run(&["plan", "-f", "a.yaml", "--concurrency", "400"]);
+    let table = run(&files, &["plan", "-f", "a.yaml", "--concurrency", "400"]);
     assert_eq!(
         stdout(&table),
         "\
@@ -125,7 +97,7 @@ exempt     Exempt         0    0  400         0        400          -
 shop       Limited      300  150  330       150         30         45
 "
     );
-    let check = files.run(&["check", "-f", "a.yaml"]);
+    let check = run(&files, &["check", "-f", "a.yaml"]);
     assert_eq!(
         stdout(&check),
         "3 priority levels, 3 flow schemas: all valid\n"
@@ -150,7 +122,7 @@ fn errors_are_listed_and_told_by_the_exit_code() {
         ),
     ];
     for command in ["plan", "check"] {
-        let (report, output) = files.json(&[command, "-f", "a.yaml", "-f", "b.yaml"]);
+        let (report, output) = json(&files, &[command, "-f", "a.yaml", "-f", "b.yaml"]);
         assert_eq!(output.status.code(), Some(1));
         let errors = of_bad.map(|(field, message)| {
             json!({"object": "PriorityLevel/bad", "field": field, "message": message})
@@ -163,14 +135,14 @@ fn errors_are_listed_and_told_by_the_exit_code() {
         );
     }
 
-    let check = files.run(&["check", "-f", "."]);
+    let check = run(&files, &["check", "-f", "."]);
     assert_eq!(check.status.code(), Some(1));
     let lines: Vec<_> = stdout(&check).lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
     assert!(lines[2].starts_with("./c.yaml: line 1: "), "{lines:?}");
     assert_eq!(stderr(&check), "error: the configuration has 3 errors\n");
 
-    let twice = files.run(&["check", "-f", "a.yaml", "-f", "a.yaml"]);
+    let twice = run(&files, &["check", "-f", "a.yaml", "-f", "a.yaml"]);
     let told =
         "PriorityLevel/shop: metadata.name: is taken: such an object comes before, in a.yaml:2";
     assert!(stdout(&twice).contains(told), "{}", stdout(&twice));
@@ -182,7 +154,7 @@ fn what_works_but_was_hardly_meant_is_a_warning() {
         "a.yaml",
         "{kind: FlowSchema, metadata: {name: lost}, spec: {priorityLevelConfiguration: {name: nowhere}, linger: 1h}}",
     )]);
-    let output = files.run(&["check", "-f", "a.yaml"]);
+    let output = run(&files, &["check", "-f", "a.yaml"]);
     assert!(output.status.success());
     assert_eq!(
         stderr(&output),
@@ -194,9 +166,12 @@ fn what_works_but_was_hardly_meant_is_a_warning() {
 #[test]
 fn explain_says_which_flow_and_why() {
     let files = Files::new(&[("a.yaml", CONFIGURATION)]);
-    let (report, _) = files.json(&[
-        "explain", "-f", "a.yaml", "--from", "10.1.2.3", "--to", "shop/web",
-    ]);
+    let (report, _) = json(
+        &files,
+        &[
+            "explain", "-f", "a.yaml", "--from", "10.1.2.3", "--to", "shop/web",
+        ],
+    );
     let hand = report["hand"].as_array().unwrap();
     assert_eq!(hand.len(), 6);
     let hash = report["hash"].as_u64().unwrap();
@@ -222,17 +197,20 @@ fn explain_says_which_flow_and_why() {
         })
     );
 
-    let (external, _) = files.json(&[
-        "explain",
-        "-f",
-        "a.yaml",
-        "--from",
-        "10.1.2.3",
-        "--to",
-        "default/kubernetes",
-        "--ingress",
-        "external",
-    ]);
+    let (external, _) = json(
+        &files,
+        &[
+            "explain",
+            "-f",
+            "a.yaml",
+            "--from",
+            "10.1.2.3",
+            "--to",
+            "default/kubernetes",
+            "--ingress",
+            "external",
+        ],
+    );
     assert_eq!(external["flowSchema"], "catch-all");
     assert_eq!(external["hand"], Value::Null);
     assert_eq!(
@@ -244,31 +222,37 @@ fn explain_says_which_flow_and_why() {
              "reasons": ["rules[0]: namespace default is not among the destinations"]},
         ])
     );
-    let (api, _) = files.json(&[
-        "explain",
-        "-f",
-        "a.yaml",
-        "--from",
-        "10.1.2.3",
-        "--to",
-        "default/kubernetes:443",
-        "--ingress",
-        "node",
-    ]);
+    let (api, _) = json(
+        &files,
+        &[
+            "explain",
+            "-f",
+            "a.yaml",
+            "--from",
+            "10.1.2.3",
+            "--to",
+            "default/kubernetes:443",
+            "--ingress",
+            "node",
+        ],
+    );
     assert_eq!(
         (&api["priorityLevel"], &api["type"]),
         (&json!("exempt"), &json!("Exempt"))
     );
 
-    let unknown = files.run(&[
-        "explain",
-        "-f",
-        "a.yaml",
-        "--from",
-        "192.0.2.1",
-        "--to",
-        "shop/web:80",
-    ]);
+    let unknown = run(
+        &files,
+        &[
+            "explain",
+            "-f",
+            "a.yaml",
+            "--from",
+            "192.0.2.1",
+            "--to",
+            "shop/web:80",
+        ],
+    );
     assert_eq!(
         stdout(&unknown),
         "\
@@ -284,8 +268,12 @@ fn explain_says_which_flow_and_why() {
 #[test]
 fn explain_needs_a_port_where_there_are_several() {
     let files = Files::new(&[("a.yaml", CONFIGURATION)]);
-    let explain =
-        |to: &str| files.run(&["explain", "-f", "a.yaml", "--from", "192.0.2.1", "--to", to]);
+    let explain = |to: &str| {
+        run(
+            &files,
+            &["explain", "-f", "a.yaml", "--from", "192.0.2.1", "--to", to],
+        )
+    };
     let several = explain("shop/db");
     assert_eq!(several.status.code(), Some(1));
     assert!(
@@ -306,10 +294,10 @@ fn explain_needs_a_port_where_there_are_several() {
 #[test]
 fn suggested_configuration_is_the_default() {
     let files = Files::new(&[]);
-    let defaults = files.run(&["defaults"]);
-    fs::write(files.0.path().join("a.yaml"), &defaults.stdout).unwrap();
-    let (without, _) = files.json(&["plan"]);
-    let (with, output) = files.json(&["plan", "-f", "a.yaml"]);
+    let defaults = run(&files, &["defaults"]);
+    fs::write(files.path().join("a.yaml"), &defaults.stdout).unwrap();
+    let (without, _) = json(&files, &["plan"]);
+    let (with, output) = json(&files, &["plan", "-f", "a.yaml"]);
     assert_eq!(without, with);
     assert_eq!(with["errors"], json!([]));
     assert_eq!(stderr(&output), "");
@@ -317,7 +305,7 @@ fn suggested_configuration_is_the_default() {
 
 #[test]
 fn definitions_are_printed_as_one_stream() {
-    let output = Files::new(&[]).run(&["crds"]);
+    let output = run(&Files::new(&[]), &["crds"]);
     let [levels, schemas] = [
         include_str!("../../../deploy/crds/prioritylevels.yaml"),
         include_str!("../../../deploy/crds/flowschemas.yaml"),
@@ -342,7 +330,7 @@ fn what_cannot_work_fails_with_a_reason() {
             "--from",
         ),
     ] {
-        let output = files.run(arguments);
+        let output = run(&files, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         assert!(
             stderr(&output).contains(reason),
@@ -359,9 +347,8 @@ fn output_that_nobody_reads_is_no_crash() {
     for command in ["plan", "check"] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let status = Command::new(env!("CARGO_BIN_EXE_node-lb"))
-            .args(["admission", command, "-f", "b.yaml"])
-            .current_dir(files.0.path())
+        let status = files
+            .command(&["admission", command, "-f", "b.yaml"])
             .stdout(writer.try_clone().unwrap())
             .stderr(writer)
             .status()
@@ -376,17 +363,20 @@ fn explain_shows_no_more_seats_than_the_level_allows() {
     let files = Files::new(&[("a.yaml", &wide)]);
     // 15 of 20 shares, and no more than a sixth of that: 30 seats allow for 3, 60 for 5 and more.
     for (concurrency, seats) in [("24", 3), ("80", 5)] {
-        let (report, output) = files.json(&[
-            "explain",
-            "-f",
-            "a.yaml",
-            "--concurrency",
-            concurrency,
-            "--from",
-            "10.1.2.3",
-            "--to",
-            "shop/web",
-        ]);
+        let (report, output) = json(
+            &files,
+            &[
+                "explain",
+                "-f",
+                "a.yaml",
+                "--concurrency",
+                concurrency,
+                "--from",
+                "10.1.2.3",
+                "--to",
+                "shop/web",
+            ],
+        );
         assert_eq!(report["seats"], seats);
         let is_warned = stderr(&output).contains("SeatsCut");
         assert_eq!(is_warned, seats < 5, "{}", stderr(&output));

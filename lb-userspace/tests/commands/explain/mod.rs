@@ -1,12 +1,10 @@
 //! `node-lb explain` as an operator runs it: manifests in, JSON or sentences out.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::process::Output;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
+
+use crate::{Files, stderr};
 
 mod text;
 
@@ -95,7 +93,7 @@ const BOTH: [&str; 2] = ["10.0.0.1:8080", "10.0.1.1:8080"];
 
 #[test]
 fn json_follows_source_destination_and_detector() {
-    let manifests = manifests(&[NODE, WEB, DB]);
+    let manifests = Files::numbered(&[NODE, WEB, DB]);
     for (from, to, expected) in [
         (
             "203.0.113.9",
@@ -205,7 +203,7 @@ fn json_follows_source_destination_and_detector() {
 #[test]
 fn the_only_endpoint_reaches_itself_through_the_node() {
     let one = WEB.replace("- {addresses: [10.0.1.1], nodeName: node-2}\n", "");
-    let manifests = manifests(&[NODE, &one]);
+    let manifests = Files::numbered(&[NODE, &one]);
     let to_itself = ["--from", "10.0.0.1", "--to", "172.30.0.1:80"];
     let explained = explain_json(&manifests, &to_itself);
     assert_eq!(explained["sourceNAT"], true, "without a detector, too");
@@ -213,7 +211,7 @@ fn the_only_endpoint_reaches_itself_through_the_node() {
 
 #[test]
 fn settings_decide_as_for_the_agent() {
-    let manifests = manifests(&[NODE, WEB]);
+    let manifests = Files::numbered(&[NODE, WEB]);
     let source_nat = |arguments: &[&str]| {
         let pod = ["--from", "10.0.0.7", "--to", "172.30.0.1:80"];
         explain_json(&manifests, &[&pod, arguments].concat())["sourceNAT"].clone()
@@ -241,7 +239,7 @@ fn settings_decide_as_for_the_agent() {
 
 #[test]
 fn what_cannot_work_fails_with_a_reason() {
-    let manifests = manifests(&[NODE]);
+    let manifests = Files::numbered(&[NODE]);
     for (arguments, code, reason) in [
         (&["--to", "192.0.2.1:80"][..], 2, "--from"),
         (&["--from", "192.0.2.1"], 2, "--to"),
@@ -260,7 +258,7 @@ fn what_cannot_work_fails_with_a_reason() {
     ] {
         let output = explain(&manifests, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
-        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stderr = stderr(&output);
         assert!(stderr.contains(reason), "{arguments:?}: {stderr}");
         assert!(output.stdout.is_empty());
     }
@@ -312,25 +310,14 @@ fn passed(reason: &str) -> Value {
     })
 }
 
-fn manifests(documents: &[&str]) -> TempDir {
-    let directory = TempDir::new().unwrap();
-    for (index, document) in documents.iter().enumerate() {
-        fs::write(directory.path().join(format!("{index}.yaml")), document).unwrap();
-    }
-    directory
-}
-
-fn explain_json(manifests: &TempDir, arguments: &[&str]) -> Value {
+fn explain_json(manifests: &Files, arguments: &[&str]) -> Value {
     let output = explain(manifests, &[&["-o", "json"], arguments].concat());
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(stderr(&output), "");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn explain(manifests: &TempDir, arguments: &[&str]) -> Output {
+fn explain(manifests: &Files, arguments: &[&str]) -> Output {
     let source = format!("dir:{}", manifests.path().display());
-    Command::new(env!("CARGO_BIN_EXE_node-lb"))
-        .args(["explain", "--source", &source, "--node", "node-1"])
-        .args(arguments)
-        .output()
-        .unwrap()
+    let own = ["explain", "--source", &source, "--node", "node-1"];
+    manifests.run(&[&own, arguments].concat())
 }

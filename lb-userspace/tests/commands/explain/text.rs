@@ -1,10 +1,11 @@
 //! The sentences.
 
-use crate::{DB, NODE, NODE_CIDR, WEB, explain, manifests};
+use super::{DB, NODE, NODE_CIDR, WEB, explain};
+use crate::{Files, stdout};
 
 #[test]
 fn text_reads_as_an_explanation() {
-    let manifests = manifests(&[NODE, WEB, DB]);
+    let manifests = Files::numbered(&[NODE, WEB, DB]);
     for (from, to, expected) in [
         (
             "203.0.113.9",
@@ -87,13 +88,13 @@ No Service has this address, port and protocol here; it is the kernel's.
     ] {
         let arguments = [&["--from", from, "--to", to], &NODE_CIDR[..]].concat();
         let output = explain(&manifests, &arguments);
-        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+        assert_eq!(stdout(&output), expected);
     }
 }
 
 #[test]
 fn new_connections_are_another_proxys_while_node_lb_hands_over() {
-    let manifests = manifests(&[NODE, WEB]);
+    let manifests = Files::numbered(&[NODE, WEB]);
     let packet = ["--from", "203.0.113.9", "--to", "172.30.0.1:80"];
     for (handover, expected) in [
         ("out", "passes untouched (not-service)."),
@@ -103,7 +104,7 @@ fn new_connections_are_another_proxys_while_node_lb_hands_over() {
             &manifests,
             &[&packet[..], &["--handover", handover]].concat(),
         );
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let text = stdout(&output);
         assert!(text.contains(expected), "{text}");
         assert_eq!(
             text.contains("`handover: out`"),

@@ -1,12 +1,10 @@
 //! `node-lb admission simulate` as an operator runs it: files in, JSON or a table out.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::process::Output;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
+
+use crate::{Files, stderr, stdout};
 
 const LEVELS: &str = "
 apiVersion: node-lb.io/v1alpha1
@@ -20,28 +18,16 @@ spec:
       queuing: {queues: 9, handSize: 3, queueLengthLimit: 8}
 ";
 
-/// Runs the command on files of these names, in a directory of its own.
+/// Runs the command on files of these names.
 fn simulate(files: &[(&str, &str)], arguments: &[&str]) -> Output {
-    let directory = TempDir::new().unwrap();
-    for (name, text) in files {
-        fs::write(directory.path().join(name), text).unwrap();
-    }
-    Command::new(env!("CARGO_BIN_EXE_node-lb"))
-        .args(["admission", "simulate", "-f", "levels.yaml"])
-        .args(arguments)
-        .current_dir(directory.path())
-        .output()
-        .unwrap()
-}
-
-fn text(output: &[u8]) -> String {
-    String::from_utf8_lossy(output).into_owned()
+    let command = ["admission", "simulate", "-f", "levels.yaml"];
+    Files::new(files).run(&[&command, arguments].concat())
 }
 
 #[track_caller]
 fn json_of(files: &[(&str, &str)], arguments: &[&str]) -> Value {
     let output = simulate(files, &[arguments, &["-o", "json"]].concat());
-    assert_eq!(text(&output.stderr), "");
+    assert_eq!(stderr(&output), "");
     assert!(output.status.success());
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -50,9 +36,9 @@ fn json_of(files: &[(&str, &str)], arguments: &[&str]) -> Value {
 #[track_caller]
 fn error_of(files: &[(&str, &str)], arguments: &[&str]) -> String {
     let output = simulate(files, arguments);
-    assert_eq!(text(&output.stdout), "");
+    assert_eq!(stdout(&output), "");
     assert_eq!(output.status.code(), Some(1));
-    text(&output.stderr)
+    stderr(&output).to_owned()
 }
 
 #[test]
@@ -111,7 +97,7 @@ fn a_trace_is_replayed() {
 
     let output = simulate(&files, &["--trace", "trace.csv"]);
     assert!(output.status.success());
-    let table = text(&output.stdout);
+    let table = stdout(&output);
     assert!(
         table.starts_with("10 connections, 0.000 s; 0 still waiting\n"),
         "{table}"
