@@ -222,8 +222,8 @@ pub struct AffinityKey {
 pub struct Affinity {
     /// Endpoint id.
     pub endpoint: u32,
-    /// Time of the client's last new connection, in seconds since boot.
-    pub seconds: u32,
+    /// Time of the client's last new connection, in jiffies.
+    pub jiffies: u32,
 }
 
 /// Key of `FRAGMENTS`: what the fragments of one IP packet have in common.

@@ -105,7 +105,7 @@ fn sticky<A: Address, S: Services<A>>(
     tuple: &Tuple<A>,
 ) -> Option<u32> {
     let set = plan.set(policy);
-    let now = services.seconds();
+    let now = services.jiffies();
     let mut key = AffinityKey {
         service: plan.service,
         set: policy as u32,
@@ -128,7 +128,7 @@ fn sticky<A: Address, S: Services<A>>(
         &key,
         &Affinity {
             endpoint,
-            seconds: now,
+            jiffies: now,
         },
     );
     Some(index)
@@ -144,8 +144,8 @@ fn remembered<A: Address, S: Services<A>>(
     now: u32,
 ) -> Option<u32> {
     let affinity = services.affinity(key)?;
-    // Both ends are cut to whole seconds: better a fraction too long than too short.
-    if now.wrapping_sub(affinity.seconds) > plan.affinity_seconds {
+    let timeout = plan.affinity_seconds.saturating_mul(services.config().hz);
+    if now.wrapping_sub(affinity.jiffies) > timeout {
         return None;
     }
     let [one, two] = services.slots_of(affinity.endpoint);

@@ -31,8 +31,8 @@ pub trait Services<A: Address> {
     fn slots_of(&self, endpoint: u32) -> [u32; 2];
     /// A number that nobody can foresee.
     fn random(&self) -> u32;
-    /// Seconds since boot.
-    fn seconds(&self) -> u32;
+    /// The kernel's clock, of which [`Config::hz`] are a second. Starts anew at its end.
+    fn jiffies(&self) -> u32;
     /// Counts a connection to an endpoint.
     fn count_connection(&self, service: u32, endpoint: u32);
     /// Counts a refused or dropped first packet.

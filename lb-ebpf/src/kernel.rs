@@ -139,10 +139,9 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
     }
 
     #[inline(always)]
-    fn seconds(&self) -> u32 {
+    fn jiffies(&self) -> u32 {
         // SAFETY: no arguments.
-        let jiffies = unsafe { bpf_jiffies64() };
-        jiffies.checked_div(u64::from(self.config.hz)).unwrap_or(0) as u32
+        unsafe { bpf_jiffies64() as u32 }
     }
 
     #[inline(always)]
@@ -349,7 +348,8 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
         let Some(budget) = REJECT_BUDGET.get_ptr_mut(0) else {
             return false;
         };
-        let second = Services::<A>::seconds(self);
+        let jiffies = Services::<A>::jiffies(self);
+        let second = jiffies.checked_div(self.config.hz).unwrap_or(0);
         // SAFETY: the element is this CPU's.
         let budget = unsafe { &mut *budget };
         if budget.second != second {

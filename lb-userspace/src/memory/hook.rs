@@ -109,7 +109,8 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables.random()
     }
 
-    fn seconds(&self) -> u32 {
+    // A second each: the configuration in memory has it so.
+    fn jiffies(&self) -> u32 {
         self.tables
             .seconds
             .load(std::sync::atomic::Ordering::Relaxed)
@@ -155,7 +156,7 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     }
 
     fn ticks(&self) -> u32 {
-        Services::<A>::seconds(self)
+        Services::<A>::jiffies(self)
     }
 
     fn next_hop(&self, _protocol: u8, _source: &A, destination: &A) -> NextHop {

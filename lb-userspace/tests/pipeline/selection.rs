@@ -122,7 +122,6 @@ fn affinity_ends_with_the_timeout() {
     let tables = scene.tables();
     let mut seen = BTreeSet::new();
     for connection in 0..50 {
-        // Whole seconds: what is a second longer ago is surely over.
         tables.set_seconds(u32::from(connection) * (TIMEOUT + 1));
         seen.insert(pick(&scene, &tables, 1 + connection));
     }

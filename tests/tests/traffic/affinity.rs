@@ -79,7 +79,7 @@ fn affinity_ends_after_its_timeout_and_lasts_while_it_is_used() -> Result<()> {
         assert_eq!(servers(lab.client(), request, 1), first);
     }
     let moved = (0..8).any(|_| {
-        thread::sleep(Duration::from_millis(3100));
+        thread::sleep(Duration::from_millis(2100));
         servers(lab.client(), request, 1) != first
     });
     assert!(moved, "still with {first:?}");
