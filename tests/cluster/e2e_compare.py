@@ -14,7 +14,7 @@ def says(test):
     if test is None:
         return "not run"
     why = " ".join(test["why"].split())
-    return test["result"] + (f" ({why[:140]})" if why else "")
+    return test["result"] + (f" ({why[:160]})" if why else "")
 
 
 both, rows = [], []
