@@ -81,6 +81,21 @@ enum Wanted {
     AtLeast(u64),
 }
 
+impl Wanted {
+    /// What to write where it is not met.
+    fn value(self) -> u64 {
+        let (Self::Exactly(value) | Self::AtLeast(value)) = self;
+        value
+    }
+
+    fn is_met_by(self, present: u64) -> bool {
+        match self {
+            Self::Exactly(value) => present == value,
+            Self::AtLeast(value) => present >= value,
+        }
+    }
+}
+
 /// What the configuration comes to on a node with so many cores.
 fn settings(config: ConntrackConfig, cores: u64) -> Vec<Setting> {
     use Wanted::{AtLeast, Exactly};
@@ -123,20 +138,18 @@ impl Setting {
         let path = path(directory, self.name);
         let text = fs::read_to_string(&path)?;
         let present = text.trim().parse().map_err(io::Error::other)?;
-        let (Wanted::Exactly(wanted) | Wanted::AtLeast(wanted)) = self.wanted;
-        let enough = matches!(self.wanted, Wanted::AtLeast(_)) && present > wanted;
-        if enough || present == wanted {
+        if self.wanted.is_met_by(present) {
             return Ok(None);
         }
-        fs::write(path, wanted.to_string())?;
+        fs::write(path, self.wanted.value().to_string())?;
         Ok(Some(present))
     }
 }
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Wanted::Exactly(wanted) | Wanted::AtLeast(wanted)) = self.wanted;
-        write!(f, "net.netfilter.nf_conntrack_{} to {wanted}", self.name)
+        let (name, value) = (self.name, self.wanted.value());
+        write!(f, "net.netfilter.nf_conntrack_{name} to {value}")
     }
 }
 

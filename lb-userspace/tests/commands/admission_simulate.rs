@@ -18,18 +18,20 @@ spec:
       queuing: {queues: 9, handSize: 3, queueLengthLimit: 8}
 ";
 
+/// The command, where [`LEVELS`] are.
+const SIMULATE: [&str; 4] = ["admission", "simulate", "-f", "levels.yaml"];
+
 /// Runs the command on files of these names.
 fn simulate(files: &[(&str, &str)], arguments: &[&str]) -> Output {
-    let command = ["admission", "simulate", "-f", "levels.yaml"];
-    Files::new(files).run(&[&command, arguments].concat())
+    Files::new(files).run(&[&SIMULATE, arguments].concat())
 }
 
 #[track_caller]
 fn json_of(files: &[(&str, &str)], arguments: &[&str]) -> Value {
-    let output = simulate(files, &[arguments, &["-o", "json"]].concat());
+    let (report, output) = Files::new(files).json(&[&SIMULATE, arguments].concat());
     assert_eq!(stderr(&output), "");
     assert!(output.status.success());
-    serde_json::from_slice(&output.stdout).unwrap()
+    report
 }
 
 /// The error that is all that a run says.

@@ -73,12 +73,14 @@ spec:
   ports: [{port: 5432}]
 ";
 
+/// The command, where the manifests are.
+const PLAN: [&str; 3] = ["plan", "--source", "dir:."];
+
 #[test]
 fn json_has_an_object_per_service_port_with_both_families() {
     let manifests = Files::numbered(&[NODE, LOAD_BALANCER, CLUSTER_IP]);
-    let output = plan(&manifests, &["--node", "node-1", "-o", "json"]);
+    let (ports, output) = plan_json(&manifests, &["--node", "node-1"]);
     assert_eq!(stderr(&output), "");
-    let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
     let frontend = |kind: &str, address: &str, policy: &str, verdict: &str| json!({"kind": kind, "address": address, "policy": policy, "verdict": verdict});
     let external = |kind, address, verdict| frontend(kind, address, "Local", verdict);
     let internal = |address, verdict| frontend("ClusterIP", address, "Cluster", verdict);
@@ -124,7 +126,7 @@ fn json_has_an_object_per_service_port_with_both_families() {
 #[test]
 fn table_reads_as_an_explanation() {
     let manifests = Files::numbered(&[NODE, LOAD_BALANCER, CLUSTER_IP]);
-    let output = plan(&manifests, &["--node", "node-1"]);
+    let output = manifests.run(&[&PLAN[..], &["--node", "node-1"]].concat());
     assert_eq!(
         stdout(&output),
         "\
@@ -153,12 +155,9 @@ shop/web:http TCP
 fn node_addresses_stand_in_for_a_missing_node_object() {
     let manifests = Files::numbered(&[LOAD_BALANCER]);
     let node_ports = |arguments: &[&str]| -> Vec<String> {
-        let output = plan(
-            &manifests,
-            &[&["-o", "json", "--node", "node-1"], arguments].concat(),
-        );
+        let arguments = [&["--node", "node-1"], arguments].concat();
+        let (ports, output) = plan_json(&manifests, &arguments);
         assert!(stderr(&output).contains("no Node \"node-1\""));
-        let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
         let frontends = ports[0]["frontends"].as_array().unwrap().iter();
         frontends
             .filter(|frontend| frontend["kind"] == "NodePort")
@@ -187,8 +186,7 @@ fn configuration_file_gives_way_to_the_command_line() {
     fs::write(&file, format!("source: dir:{path}\nnode: node-2\n")).unwrap();
 
     let healthy = |arguments: &[&str]| {
-        let output = node_lb(&[&["plan", "-o", "json", "--config"], arguments].concat());
-        let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let (ports, _) = manifests.json(&[&["plan", "--config"], arguments].concat());
         ports[0]["healthCheck"]["status"].clone()
     };
     let file = file.to_str().unwrap();
@@ -199,10 +197,9 @@ fn configuration_file_gives_way_to_the_command_line() {
 #[test]
 fn broken_manifests_are_told_and_the_rest_is_planned() {
     let manifests = Files::numbered(&[NODE, CLUSTER_IP, "kind: ["]);
-    let output = plan(&manifests, &["--node", "node-1", "-o", "json"]);
+    let (ports, output) = plan_json(&manifests, &["--node", "node-1"]);
     assert!(output.status.success());
     assert!(stderr(&output).contains("2.yaml"));
-    let ports: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(ports[0]["name"], "db");
 }
 
@@ -231,7 +228,6 @@ fn what_cannot_work_fails_with_a_reason() {
     }
 }
 
-fn plan(manifests: &Files, arguments: &[&str]) -> Output {
-    let source = format!("dir:{}", manifests.path().display());
-    manifests.run(&[&["plan", "--source", &source], arguments].concat())
+fn plan_json(manifests: &Files, arguments: &[&str]) -> (Value, Output) {
+    manifests.json(&[&PLAN, arguments].concat())
 }

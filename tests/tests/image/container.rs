@@ -41,6 +41,7 @@ pub struct Container {
 }
 
 /// A directory of the node's in the container.
+#[derive(Clone)]
 struct Mount {
     source: CString,
     target: CString,
@@ -107,17 +108,7 @@ impl Container {
         let root = c_string(&self.root)?;
         let sys = c_string(&self.root.join("sys"))?;
         let kept = self.capabilities.clone();
-        let mounts: Vec<_> = self
-            .mounts
-            .iter()
-            .map(
-                |Mount {
-                     source,
-                     target,
-                     read_only,
-                 }| (source.clone(), target.clone(), *read_only),
-            )
-            .collect();
+        let mounts = self.mounts.clone();
         let enter = move || {
             unshare(CloneFlags::CLONE_NEWNS)?;
             let nothing = None::<&str>;
@@ -137,8 +128,8 @@ impl Container {
                 MsFlags::MS_RDONLY,
                 nothing,
             )?;
-            for (source, target, read_only) in &mounts {
-                bind(source, target, *read_only)?;
+            for mount in &mounts {
+                bind(&mount.source, &mount.target, mount.read_only)?;
             }
             make_read_only(&root)?;
             chroot(&*root)?;

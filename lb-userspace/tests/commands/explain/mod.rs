@@ -87,6 +87,8 @@ endpoints:
   conditions: {ready: false, serving: true, terminating: true}
 ";
 
+/// The command, where the manifests are.
+const EXPLAIN: [&str; 5] = ["explain", "--source", "dir:.", "--node", "node-1"];
 /// Pods by the Node object's podCIDRs.
 const NODE_CIDR: [&str; 2] = ["--detect-local-mode", "NodeCIDR"];
 const BOTH: [&str; 2] = ["10.0.0.1:8080", "10.0.1.1:8080"];
@@ -311,13 +313,11 @@ fn passed(reason: &str) -> Value {
 }
 
 fn explain_json(manifests: &Files, arguments: &[&str]) -> Value {
-    let output = explain(manifests, &[&["-o", "json"], arguments].concat());
+    let (explained, output) = manifests.json(&[&EXPLAIN, arguments].concat());
     assert_eq!(stderr(&output), "");
-    serde_json::from_slice(&output.stdout).unwrap()
+    explained
 }
 
 fn explain(manifests: &Files, arguments: &[&str]) -> Output {
-    let source = format!("dir:{}", manifests.path().display());
-    let own = ["explain", "--source", &source, "--node", "node-1"];
-    manifests.run(&[&own, arguments].concat())
+    manifests.run(&[&EXPLAIN, arguments].concat())
 }

@@ -75,11 +75,12 @@ pub fn run(mut command: Command, input: &str) -> Result<Usage> {
 ///
 /// If it has ended.
 pub fn so_far(pid: u32, wall: Duration) -> Result<Usage> {
+    let memory = memory(pid)?;
     Ok(Usage {
         wall,
         cpu: cpu_time(pid)?,
-        memory: status(pid, "VmHWM:")?,
-        own_memory: status(pid, "RssAnon:")?,
+        memory: memory.most,
+        own_memory: memory.own,
     })
 }
 
@@ -99,10 +100,13 @@ pub struct Memory {
 ///
 /// If it has ended.
 pub fn memory(pid: u32) -> Result<Memory> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let bytes = |name| bytes(&text, name).with_context(|| format!("no {name} in {path}"));
     Ok(Memory {
-        resident: status(pid, "VmRSS:")?,
-        most: status(pid, "VmHWM:")?,
-        own: status(pid, "RssAnon:")?,
+        resident: bytes("VmRSS:")?,
+        most: bytes("VmHWM:")?,
+        own: bytes("RssAnon:")?,
     })
 }
 
@@ -123,15 +127,10 @@ pub fn cgroup_cpu_time(cgroup: &Path) -> Result<Duration> {
 }
 
 /// A line of `/proc/PID/status` (proc_pid_status(5)), in bytes.
-fn status(pid: u32, name: &str) -> Result<u64> {
-    let path = format!("/proc/{pid}/status");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let kib: u64 = line
-        .and_then(|line| line.trim().strip_suffix(" kB"))
-        .with_context(|| format!("no {name} in {path}"))?
-        .parse()?;
-    Ok(kib * 1024)
+fn bytes(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib * 1024)
 }
 
 fn duration(time: libc::timeval) -> Duration {
