@@ -4,10 +4,16 @@
 //! by both families in its IPv6-mapped form. Padding is explicit. A change of any layout raises
 //! [`VERSION`].
 
-use crate::addr::{Address, Ip4, Ip6};
+use crate::{
+    addr::{Address, Ip4, Ip6},
+    flow::Timeouts,
+};
 
 /// Version of the layouts in this file; part of the path that maps are pinned under.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+
+/// Entries of `HOPS`, a power of two.
+pub const HOPS: u32 = 16_384;
 
 /// Declares a map type: `repr(C)`, plain, of a size that must not change unnoticed.
 macro_rules! layout {
@@ -30,7 +36,7 @@ layout! {
     Service = 8,
     Plan = 64,
     Endpoint = 24,
-    EndpointState = 16,
+    EndpointState = 24,
     ServiceStats = 32,
     MaglevRows = 8,
     SourceRangeKey = 20,
@@ -39,10 +45,11 @@ layout! {
     FragmentKey = 40,
     LocalAddress = 4,
     Device = 8,
-    Config = 128,
+    Config = 160,
     SocketKey = 32,
     Socket = 24,
     RejectBudget = 8,
+    crate::flow::Hop = 32,
     crate::flow::Flow<Ip4> = 64,
     crate::flow::Flow<Ip6> = 128,
 }
@@ -175,6 +182,11 @@ pub struct EndpointState {
     pub slots: [u32; 2],
     /// Connections sent to it so far.
     pub connections: u64,
+    /// Ports for source NAT handed out towards it so far: the next one is the one that has been free for
+    /// longest.
+    pub ports: u32,
+    /// [`crate::flow::Flow::hop`] of flows to it with source NAT.
+    pub hop: u32,
 }
 
 /// Element of `SERVICE_STATS`, indexed by service id.
@@ -187,7 +199,11 @@ pub struct ServiceStats {
     pub rejected: u64,
     /// First packets dropped.
     pub dropped: u64,
-    pub pad: u64,
+    /// Flows that have not proved themselves; see [`crate::flow::Stage::Handshake`]. CPUs add and take
+    /// away out of order, so it may be below zero for a moment.
+    pub half_open: i32,
+    /// Flows among them that gave way to a newer one, modulo 2^32.
+    pub gave_way: u32,
 }
 
 /// Element of `MAGLEV`: four rows, each the position of an endpoint in its service's range.
@@ -271,7 +287,7 @@ pub struct Config {
     pub netns_cookie: u64,
     /// [`config_flag`]s.
     pub flags: u32,
-    /// Raised whenever a route or neighbour changed: next hops kept in flows are looked up again.
+    /// Raised whenever a route or neighbour changed: next hops that were kept are looked up again.
     pub hop_generation: u32,
     /// Source addresses for source NAT.
     pub node4: Ip4,
@@ -294,7 +310,10 @@ pub struct Config {
     /// Slots in each flow table less one.
     pub flow_mask4: u32,
     pub flow_mask6: u32,
-    pub pad: [u32; 5],
+    /// Half-open flows that a service may have under pressure, less one.
+    pub half_open_mask: u32,
+    /// How long flows may stay silent.
+    pub timeouts: Timeouts,
 }
 
 /// Bits of [`Config::flags`].

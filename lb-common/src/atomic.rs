@@ -1,4 +1,4 @@
-//! The two atomic operations on shared 32-bit words that records change hands with.
+//! The atomic operations on words in maps that several CPUs share.
 //!
 //! `core::sync::atomic` has no compare-and-swap on the BPF target, whose kernel does have it.
 
@@ -64,5 +64,89 @@ pub unsafe fn add(counter: *mut u64, amount: u64) {
         use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
         // SAFETY: the caller's promise.
         unsafe { AtomicU64::from_ptr(counter) }.fetch_add(amount, Relaxed);
+    }
+}
+
+/// Sets bits of a word that several CPUs share.
+///
+/// # Safety
+///
+/// As for [`compare_and_swap`].
+#[inline(always)]
+pub unsafe fn set_bits(word: *mut u32, bits: u32) {
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering::SeqCst, atomic_or};
+        // SAFETY: the caller's promise.
+        unsafe { atomic_or::<u32, u32, { SeqCst }>(word, bits) };
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(word) }.fetch_or(bits, SeqCst);
+    }
+}
+
+/// Clears bits of a word that several CPUs share.
+///
+/// # Safety
+///
+/// As for [`compare_and_swap`].
+#[inline(always)]
+pub unsafe fn clear_bits(word: *mut u32, bits: u32) {
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering::SeqCst, atomic_and};
+        // SAFETY: the caller's promise.
+        unsafe { atomic_and::<u32, u32, { SeqCst }>(word, !bits) };
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(word) }.fetch_and(!bits, SeqCst);
+    }
+}
+
+/// Adds to a number that several CPUs share, modulo 2^32; what it was before.
+///
+/// # Safety
+///
+/// As for [`compare_and_swap`].
+#[inline(always)]
+pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering::SeqCst, atomic_xadd};
+        // SAFETY: the caller's promise.
+        unsafe { atomic_xadd::<u32, u32, { SeqCst }>(number, amount) }
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(number) }.fetch_add(amount, SeqCst)
+    }
+}
+
+/// Replaces a word that several CPUs share; what it was before.
+///
+/// # Safety
+///
+/// `word` must point to a valid, aligned word that is only accessed atomically.
+#[inline(always)]
+pub unsafe fn exchange(word: *mut u64, new: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering::SeqCst, atomic_xchg};
+        // SAFETY: the caller's promise.
+        unsafe { atomic_xchg::<u64, { SeqCst }>(word, new) }
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU64::from_ptr(word) }.swap(new, SeqCst)
     }
 }

@@ -30,4 +30,4 @@ pub mod socket;
 pub mod tables;
 pub mod verdict;
 
-pub use atomic::add;
+pub use atomic::{add, fetch_add};

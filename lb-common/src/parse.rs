@@ -28,6 +28,10 @@ pub mod tcp_flag {
 
 /// Largest offset of a transport header, in bytes; one less than a power of two.
 const PAYLOAD_LIMIT: usize = 0x1ff;
+/// Largest offset of a TCP option, in bytes; one less than a power of two.
+const OPTIONS_LIMIT: usize = 0x3ff;
+/// Words of options that a TCP header can have.
+const OPTION_WORDS: usize = 10;
 /// IPv6 extension headers walked before giving up (RFC 8200 has no limit; real packets have one or
 /// two).
 const EXTENSION_HEADERS: usize = 4;
@@ -115,13 +119,31 @@ pub enum Fragment {
     Later,
 }
 
-/// Ports and flags of a TCP or UDP header.
+/// Source and destination port of a TCP or UDP header.
 #[derive(Clone, Copy, Debug)]
-pub struct Transport {
-    pub source_port: u16,
-    pub destination_port: u16,
-    /// [`tcp_flag`]s; zero for UDP.
+pub struct Ports {
+    pub source: u16,
+    pub destination: u16,
+}
+
+/// What a TCP segment says of its connection; all zero for UDP.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Number of its first byte, or of its SYN.
+    pub sequence: u32,
+    /// Number after its last byte and its FIN.
+    pub next: u32,
+    /// What it acknowledges; meaningless without [`tcp_flag::ACK`].
+    pub acknowledged: u32,
+    /// Timestamp (RFC 7323), of segments with SYN or FIN only; 0 if it has none.
+    pub stamp: u32,
+    /// The window that it offers, before scaling.
+    pub window: u16,
+    /// [`tcp_flag`]s.
     pub flags: u8,
+    /// Window scale (RFC 7323) of a segment with SYN; 0 if it has none.
+    pub scale: u8,
 }
 
 /// The EtherType of an Ethernet frame.
@@ -147,22 +169,63 @@ pub fn addresses<A: Address>(packet: Packet, offset: usize) -> Option<(A, A)> {
     Some((source, destination))
 }
 
-/// Reads ports and flags of the TCP or UDP header at `offset`.
-///
-/// ICMP errors quote eight bytes of it only: `quoted` says so, and there are no flags then.
+/// Reads the ports of the TCP or UDP header at `offset`.
 #[inline(always)]
-pub fn transport(packet: Packet, offset: usize, protocol: u8, quoted: bool) -> Option<Transport> {
+pub fn ports(packet: Packet, offset: usize) -> Option<Ports> {
     let ports = u32::from_be(packet.load(offset)?);
-    let flags = if protocol == TCP && !quoted {
-        packet.load::<u8>(offset + 13)?
-    } else {
-        0
-    };
-    Some(Transport {
-        source_port: (ports >> 16) as u16,
-        destination_port: ports as u16,
-        flags,
+    Some(Ports {
+        source: (ports >> 16) as u16,
+        destination: ports as u16,
     })
+}
+
+/// Reads what the TCP header of a packet says of its connection.
+#[inline(always)]
+pub fn segment(packet: Packet, network: &Network, segment: &mut Segment) -> Option<()> {
+    let at = network.payload;
+    let [sequence, acknowledged, rest] = packet.load::<[u32; 3]>(at + 4)?.map(u32::from_be);
+    let header = rest >> 28 << 2;
+    let flags = (rest >> 16) as u8;
+    // Of a jumbogram nobody knows: its header has no length.
+    let data = network
+        .length
+        .saturating_sub((at - network.offset) as u32 + header);
+    let ends = u32::from(flags & tcp_flag::FIN != 0) + u32::from(flags & tcp_flag::SYN != 0);
+    *segment = Segment {
+        sequence,
+        next: sequence.wrapping_add(data).wrapping_add(ends),
+        acknowledged,
+        stamp: 0,
+        window: rest as u16,
+        flags,
+        scale: 0,
+    };
+    if flags & (tcp_flag::SYN | tcp_flag::FIN) != 0 {
+        options(packet, at + 20, at + header as usize, segment);
+    }
+    Some(())
+}
+
+/// Reads the options of a TCP header that tell connections apart. They are looked for where every
+/// common stack has them, aligned to words (RFC 7323, appendix A).
+#[inline(never)]
+fn options(packet: Packet, start: usize, end: usize, segment: &mut Segment) {
+    for word in rolled(OPTION_WORDS) {
+        let at = start + 4 * word;
+        if at + 4 > end {
+            return;
+        }
+        let Some(option) = packet.load::<u32>(at & OPTIONS_LIMIT).map(u32::from_be) else {
+            return;
+        };
+        if option & 0xffff == 0x080a {
+            if let Some(stamp) = packet.load::<u32>((at & OPTIONS_LIMIT) + 4) {
+                segment.stamp = u32::from_be(stamp);
+            }
+        } else if option >> 8 == 0x01_03_03 {
+            segment.scale = (option as u8).min(14);
+        }
+    }
 }
 
 /// Offset of the checksum in a TCP or UDP header.

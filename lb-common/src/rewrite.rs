@@ -151,7 +151,7 @@ pub fn looks_partial<A: Address, F: Frame>(frame: &F, network: &Network, tuple: 
 
 /// The flag of a flow for a packet's protocol.
 #[inline(always)]
-pub fn protocol_flag(protocol: u8) -> u16 {
+pub fn protocol_flag(protocol: u8) -> u32 {
     if protocol == UDP { flow_flag::UDP } else { 0 }
 }
 

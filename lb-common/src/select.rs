@@ -21,6 +21,28 @@ impl Range {
         self.count == 0
     }
 
+    /// The first of two indexes that is in the set.
+    #[inline(always)]
+    pub fn first_of(self, [one, two]: [u32; 2]) -> Option<u32> {
+        let index = if self.has(one) { one } else { two };
+        self.has(index).then_some(index)
+    }
+
+    /// Another endpoint of the set than the one at `index`, drawn by a number; the same if it has no
+    /// other.
+    #[inline(always)]
+    pub fn other_than(self, index: u32, number: u32) -> u32 {
+        let others = self.count.wrapping_sub(1);
+        let Some(step) = number.checked_rem(others) else {
+            return index;
+        };
+        let offset = index.wrapping_sub(self.first).wrapping_add(step).wrapping_add(1);
+        match offset.checked_rem(self.count) {
+            Some(offset) => self.first.wrapping_add(offset),
+            None => index,
+        }
+    }
+
     #[inline(always)]
     fn has(self, index: u32) -> bool {
         index.wrapping_sub(self.first) < self.count
@@ -38,7 +60,13 @@ impl Plan {
     /// Whether any usable endpoint exists in the cluster.
     #[inline(always)]
     pub fn has_endpoints(&self) -> bool {
-        self.part(0, CLASSES).count != 0
+        !self.all().is_empty()
+    }
+
+    /// All endpoints of all classes.
+    #[inline(always)]
+    pub fn all(&self) -> Range {
+        self.part(0, CLASSES)
     }
 
     /// The endpoints that serve connections under a policy: ready ones, else serving-terminating ones
@@ -80,18 +108,19 @@ impl Plan {
 }
 
 /// Picks an endpoint of a set for a new connection, by its index: the client's last one under
-/// session affinity, else by Maglev lookup table or at random. `None` only while the agent is
-/// changing the set.
+/// session affinity, else by Maglev lookup table or by `number`, of which any value is as good. `None`
+/// only while the agent is changing the set.
 #[inline(always)]
 pub fn pick<A: Address, S: Services<A>>(
     services: &S,
     plan: &Plan,
     policy: Policy,
     tuple: &Tuple<A>,
+    number: u32,
 ) -> Option<u32> {
     let set = plan.set(policy);
     if plan.affinity_seconds == 0 {
-        return fresh(services, plan, policy, set, tuple);
+        return fresh(services, plan, policy, set, tuple, number);
     }
     sticky(services, plan, policy, tuple)
 }
@@ -121,7 +150,7 @@ fn sticky<A: Address, S: Services<A>>(
     }
     let index = match picked {
         Some(index) => index,
-        None => fresh(services, plan, policy, set, tuple)?,
+        None => fresh(services, plan, policy, set, tuple, services.random())?,
     };
     let endpoint = services.endpoint(index)?.id;
     services.remember_affinity(
@@ -148,9 +177,8 @@ fn remembered<A: Address, S: Services<A>>(
     if now.wrapping_sub(affinity.jiffies) > timeout {
         return None;
     }
-    let [one, two] = services.slots_of(affinity.endpoint);
-    let index = if set.has(one) { one } else { two };
-    (set.has(index) && services.endpoint(index)?.id == affinity.endpoint).then_some(index)
+    let index = set.first_of(services.slots_of(affinity.endpoint))?;
+    (services.endpoint(index)?.id == affinity.endpoint).then_some(index)
 }
 
 /// An endpoint for a client without history.
@@ -161,9 +189,10 @@ fn fresh<A: Address, S: Services<A>>(
     policy: Policy,
     set: Range,
     tuple: &Tuple<A>,
+    number: u32,
 ) -> Option<u32> {
     if plan.maglev_rows == 0 {
-        let scaled = u64::from(services.random()) * u64::from(set.count);
+        let scaled = u64::from(number) * u64::from(set.count);
         return Some(set.first.wrapping_add((scaled >> 32) as u32));
     }
     let table = match policy {

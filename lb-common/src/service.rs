@@ -8,7 +8,7 @@ use crate::{
         endpoint_flag, plan_flag,
     },
     addr::Address,
-    flow::tcp,
+    flow::{Flow, tcp},
     parse::{self, Tuple},
     select::Policy,
     tables::Services,
@@ -147,6 +147,24 @@ impl Route<'_> {
         }
         self.masquerade || tuple.source == A::from_mapped(endpoint.address)
     }
+}
+
+/// Whether an endpoint that a flow goes to is still one of its service's, in whatever state.
+#[inline(always)]
+pub fn still_has<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    endpoint: u32,
+    flow: &Flow<A>,
+) -> bool {
+    let Some(index) = plan.all().first_of(services.slots_of(endpoint)) else {
+        return false;
+    };
+    services.endpoint(index).is_some_and(|found| {
+        found.id == endpoint
+            && found.port == flow.rewrite.destination_port
+            && A::from_mapped(found.address) == flow.rewrite.destination
+    })
 }
 
 /// The policy for a frontend: Local for what comes from outside under externalTrafficPolicy Local,

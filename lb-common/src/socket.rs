@@ -33,7 +33,8 @@ pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -
         Decision::Reject(service, reason) | Decision::Drop(service, reason) => (service, reason),
         Decision::Forward(route) => {
             let service = route.plan.service;
-            let index = select::pick(services, route.plan, route.policy, tuple);
+            let number = services.random();
+            let index = select::pick(services, route.plan, route.policy, tuple, number);
             match index.and_then(|index| services.endpoint(index)) {
                 Some(endpoint) => {
                     services.count_connection(service, endpoint.id);

@@ -1,10 +1,12 @@
 //! What a packet may ask: the state that decisions depend on. The kernel answers from maps, tests and
 //! `explain` from memory.
 
+use core::ptr::NonNull;
+
 use crate::{
-    abi::{Affinity, AffinityKey, Config, Endpoint, FragmentKey, Frontend, FrontendKey, Plan},
+    abi::{Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey, Plan},
     addr::{Address, Ip6},
-    flow::{Hop, table::Slots},
+    flow::{Hop, hop::Hops, table::Slots},
     pipeline::Work,
     verdict::Reason,
 };
@@ -40,18 +42,27 @@ pub trait Services<A: Address> {
 }
 
 /// State and services of the kernel that only packets need, sockets do not.
-pub trait Tables<A: Address>: Services<A> + Slots<A> {
+pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     /// Whether frames can be sent to any device and neighbours be resolved (TC), or only frames with
     /// a complete header to certain devices (XDP).
     const ANY_DEVICE: bool;
 
     /// [`pipeline::open_index`](crate::pipeline::open_index), which the kernel's side makes a function
     /// that the verifier looks at by itself, and only once.
-    fn open_index(&self, work: &mut Work<A>, ifindex: u32, tcp_flags: u8) -> u64;
-    /// The coarse clock, in ticks.
-    fn ticks(&self) -> u32;
-    /// Where a packet with these addresses leaves.
-    fn next_hop(&self, protocol: u8, source: &A, destination: &A) -> NextHop;
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
+    /// What is kept of an endpoint, by its id; its numbers are only accessed atomically.
+    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>>;
+    /// Flows of a service that have not proved themselves.
+    fn half_open(&self, service: u32) -> u32;
+    /// Counts one of them that gave way to a newer one.
+    fn count_gave_way(&self, service: u32);
+    /// A place in the rings of half-open flows: index of the client's direction, and its tag in the upper
+    /// half.
+    fn half_open_place(&self, index: u32) -> Option<NonNull<u64>>;
+    /// Places handed out in a ring so far.
+    fn half_open_cursor(&self, ring: u32) -> Option<NonNull<u32>>;
+    /// Looks up where a packet with these addresses leaves, into `hop`.
+    fn next_hop(&self, protocol: u8, source: &A, destination: &A, hop: &mut Hop) -> NextHop;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
     fn remember_fragment(&self, key: &FragmentKey, flow: u32);
@@ -59,11 +70,13 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> {
     fn may_answer(&self) -> bool;
 }
 
-/// The route of a packet.
+/// How much is known of where a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
-    Known(Hop),
-    /// The neighbour's address is not known yet; the device is.
-    Unresolved(u32),
+    /// Device, addresses and MTU.
+    Known,
+    /// The device; the neighbour's address is not known yet.
+    Unresolved,
+    /// There is no route.
     None,
 }

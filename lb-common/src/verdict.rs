@@ -36,6 +36,9 @@ reasons! {
     NotService = "not-service",
     /// A TCP reset of no flow: it opens nothing.
     StrayReset = "stray-reset",
+    /// A TCP segment of no flow, while its Service has more half-open flows than one that is not attacked:
+    /// it opens none.
+    StraySegment = "stray-segment",
     /// A later fragment of a packet whose first fragment was not of a flow.
     UnknownFragment = "unknown-fragment",
     /// An answer that must cross the host's stack before it is translated.

@@ -9,22 +9,23 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, FragmentKey, Frontend, FrontendKey, Plan,
-        SourceRangeKey,
+        Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        Plan, SourceRangeKey,
     },
     addr::{Address, Family, Ip4, Ip6},
     flow::{
-        Ethernet, Hop,
-        table::{self, Record, Slots},
+        Ethernet, Hop, Record, Timeouts, end,
+        hop::Hops,
+        table::{self, Purpose, Slots},
     },
-    parse::Tuple,
+    parse::{Segment, Tuple},
     pipeline::{self, Work},
     tables::{NextHop, Services, Tables},
     verdict::{Hook, Reason},
 };
 
 use crate::maps::{
-    AFFINITY, CONFIG, COUNTERS, DEVICES, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
+    AFFINITY, CONFIG, COUNTERS, DEVICES, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps, HOPS,
     LOCAL_ADDRESSES, MAGLEV, PLANS, REJECT_BUDGET, SERVICE_STATS, SERVICES, SOURCE_RANGES,
 };
 
@@ -90,7 +91,7 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
         rows.positions.get((row % 4) as usize).copied()
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn source_allowed(&self, set: u32, address: Ip6) -> bool {
         let key = Key::new(
             160,
@@ -102,7 +103,7 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
         SOURCE_RANGES.get(&key).is_some()
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn is_local(&self, address: Ip6) -> bool {
         LOCAL_ADDRESSES.get_ptr(address).is_some()
     }
@@ -194,33 +195,70 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 
     #[inline(always)]
-    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
-        A::claim_index(tuple, opens)
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::claim_index(tuple)
+    }
+
+    #[inline(always)]
+    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
+        A::has_rival(tuple, outcome)
+    }
+
+    #[inline(always)]
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        A::gives_way(index, segment, purpose)
+    }
+
+    #[inline(always)]
+    fn now(&self) -> u32 {
+        // SAFETY: no arguments.
+        (unsafe { bpf_jiffies64() } >> (self.config.tick_shift & 63)) as u32
+    }
+
+    #[inline(always)]
+    fn timeouts(&self) -> &Timeouts {
+        &self.config.timeouts
+    }
+
+    #[inline(always)]
+    fn count_half_open(&self, service: u32, change: i32) {
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
+            // SAFETY: a counter in a map, only ever added to.
+            unsafe { lb_common::fetch_add((&raw mut (*stats).half_open).cast(), change as u32) };
+        }
+    }
+}
+
+// SAFETY: as for `Slots`, with entries of 32 bytes.
+unsafe impl<C, const ANY_DEVICE: bool> Hops for Kernel<C, ANY_DEVICE> {
+    #[inline(always)]
+    fn hop(&self, index: u32) -> Option<NonNull<Hop>> {
+        HOPS.get_ptr_mut(index).and_then(NonNull::new)
     }
 }
 
 /// [`FamilyMaps::open_index`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn open_index4(work: *mut Work<Ip4>, ifindex: u32, tcp_flags: u32) -> u64 {
-    open_index(work, ifindex, tcp_flags)
+pub extern "C" fn open_index4(work: *mut Work<Ip4>, ifindex: u32) -> u64 {
+    open_index(work, ifindex)
 }
 
 /// [`FamilyMaps::open_index`] for IPv6.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn open_index6(work: *mut Work<Ip6>, ifindex: u32, tcp_flags: u32) -> u64 {
-    open_index(work, ifindex, tcp_flags)
+pub extern "C" fn open_index6(work: *mut Work<Ip6>, ifindex: u32) -> u64 {
+    open_index(work, ifindex)
 }
 
 #[inline(always)]
-fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32, tcp_flags: u32) -> u64 {
+fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32) -> u64 {
     // SAFETY: null or this CPU's; the verifier makes sure.
     match (
         unsafe { work.as_mut() },
         Kernel::<_, true>::new((), ifindex),
     ) {
-        (Some(work), Some(kernel)) => pipeline::open_index(&kernel, work, ifindex, tcp_flags as u8),
+        (Some(work), Some(kernel)) => pipeline::open_index(&kernel, work, ifindex),
         _ => u64::MAX,
     }
 }
@@ -240,18 +278,46 @@ pub extern "C" fn find_index6(tuple: *const Tuple<Ip6>) -> u64 {
     find_index(tuple)
 }
 
-/// [`FamilyMaps::claim_index`] for IPv4; `opens` is zero or not.
+/// [`FamilyMaps::claim_index`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>, opens: u32) -> u64 {
-    claim_index(tuple, opens)
+pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    claim_index(tuple)
+}
+
+/// [`FamilyMaps::has_rival`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn has_rival4(tuple: *const Tuple<Ip4>, outcome: u64) -> u64 {
+    has_rival(tuple, outcome)
+}
+
+/// [`FamilyMaps::gives_way`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn gives_way4(segment: *const Segment, index: u32, purpose: u32) -> u64 {
+    gives_way::<Ip4>(segment, index, purpose)
 }
 
 /// [`FamilyMaps::claim_index`] for IPv6.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>, opens: u32) -> u64 {
-    claim_index(tuple, opens)
+pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    claim_index(tuple)
+}
+
+/// [`FamilyMaps::has_rival`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn has_rival6(tuple: *const Tuple<Ip6>, outcome: u64) -> u64 {
+    has_rival(tuple, outcome)
+}
+
+/// [`FamilyMaps::gives_way`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn gives_way6(segment: *const Segment, index: u32, purpose: u32) -> u64 {
+    gives_way::<Ip6>(segment, index, purpose)
 }
 
 #[inline(always)]
@@ -264,11 +330,32 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
 }
 
 #[inline(always)]
-fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, opens: u32) -> u64 {
+fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
     // SAFETY: as above.
     match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple, opens != 0),
-        _ => u64::MAX,
+        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple),
+        _ => 0,
+    }
+}
+
+#[inline(always)]
+fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, outcome: u64) -> u64 {
+    // SAFETY: as above.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => table::has_rival(&kernel, tuple, outcome).into(),
+        _ => 1,
+    }
+}
+
+#[inline(always)]
+fn gives_way<A: FamilyMaps>(segment: *const Segment, index: u32, purpose: u32) -> u64 {
+    // SAFETY: as above.
+    match (unsafe { segment.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(segment), Some(kernel)) => {
+            let purpose = Purpose::from_u32(purpose);
+            end::gives_way::<A, _>(&kernel, index, segment, purpose).into()
+        }
+        _ => 0,
     }
 }
 
@@ -276,18 +363,41 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
     const ANY_DEVICE: bool = ANY_DEVICE;
 
     #[inline(always)]
-    fn open_index(&self, work: &mut Work<A>, ifindex: u32, tcp_flags: u8) -> u64 {
-        A::open_index(work, ifindex, tcp_flags)
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64 {
+        A::open_index(work, ifindex)
     }
 
     #[inline(always)]
-    fn ticks(&self) -> u32 {
-        // SAFETY: no arguments.
-        (unsafe { bpf_jiffies64() } >> (self.config.tick_shift & 63)) as u32
+    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {
+        ENDPOINT_STATES.get_ptr_mut(endpoint).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn half_open(&self, service: u32) -> u32 {
+        let count = SERVICE_STATS.get(service).map_or(0, |stats| stats.half_open);
+        u32::try_from(count).unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn count_gave_way(&self, service: u32) {
+        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
+            // SAFETY: a counter in a map, only ever added to.
+            unsafe { lb_common::fetch_add(&raw mut (*stats).gave_way, 1) };
+        }
+    }
+
+    #[inline(always)]
+    fn half_open_place(&self, index: u32) -> Option<NonNull<u64>> {
+        A::half_open_place(index).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn half_open_cursor(&self, ring: u32) -> Option<NonNull<u32>> {
+        A::half_open_cursor(ring).and_then(NonNull::new)
     }
 
     #[inline(never)]
-    fn next_hop(&self, protocol: u8, source: &A, destination: &A) -> NextHop {
+    fn next_hop(&self, protocol: u8, source: &A, destination: &A, hop: &mut Hop) -> NextHop {
         // SAFETY: integers and unions of integers only.
         let mut params: FibParams = unsafe { mem::zeroed() };
         params.ifindex = self.ifindex;
@@ -315,18 +425,16 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
                 0,
             )
         };
+        hop.ifindex = params.ifindex;
+        hop.ethernet = Ethernet {
+            to: params.dmac,
+            from: params.smac,
+        };
+        // SAFETY: a number whatever was stored.
+        hop.mtu = unsafe { params.__bindgen_anon_1.mtu_result };
         match result as u32 {
-            BPF_FIB_LKUP_RET_SUCCESS => NextHop::Known(Hop {
-                ifindex: params.ifindex,
-                ethernet: Ethernet {
-                    to: params.dmac,
-                    from: params.smac,
-                },
-                // SAFETY: a number whatever was stored.
-                mtu: unsafe { params.__bindgen_anon_1.mtu_result },
-                generation: 0,
-            }),
-            BPF_FIB_LKUP_RET_NO_NEIGH => NextHop::Unresolved(params.ifindex),
+            BPF_FIB_LKUP_RET_SUCCESS => NextHop::Known,
+            BPF_FIB_LKUP_RET_NO_NEIGH => NextHop::Unresolved,
             _ => NextHop::None,
         }
     }

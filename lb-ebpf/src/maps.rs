@@ -1,7 +1,8 @@
 //! All maps. Sizes given here are defaults; the agent sets them at load.
 
 use crate::kernel::{
-    claim_index4, claim_index6, find_index4, find_index6, open_index4, open_index6,
+    claim_index4, claim_index6, find_index4, find_index6, gives_way4, gives_way6, has_rival4,
+    has_rival6, open_index4, open_index6,
 };
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
@@ -11,13 +12,13 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend,
-        FrontendKey, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceStats, Socket,
+        FrontendKey, HOPS as HOP_COUNT, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceStats, Socket,
         SocketKey, SourceRangeKey,
     },
     addr::{Address, Ip4, Ip6},
-    flow::Flow,
-    parse::Tuple,
-    pipeline::Work,
+    flow::{Flow, Hop, table::Purpose},
+    parse::{Segment, Tuple},
+    pipeline::{RINGS, Work},
     verdict::{COUNTERS as COUNTER_COUNT, Hook},
 };
 
@@ -81,6 +82,21 @@ pub static FLOWS4: Array<Flow<Ip4>, 1_048_576, MMAP> = Array::new();
 #[btf_map]
 pub static FLOWS6: Array<Flow<Ip6>, 262_144, MMAP> = Array::new();
 
+/// Next hops of flows.
+#[btf_map]
+pub static HOPS: Array<Hop, { HOP_COUNT as usize }, MMAP> = Array::new();
+
+/// Half-open flows of services under pressure, in the order they came; `RINGS` rings, one after the
+/// other.
+#[btf_map]
+pub static HALF_OPEN4: Array<u64, 1_048_576> = Array::new();
+#[btf_map]
+pub static HALF_OPEN6: Array<u64, 1_048_576> = Array::new();
+
+/// Places handed out in each ring, IPv4's first.
+#[btf_map]
+pub static HALF_OPEN_CURSORS: Array<u32, { 2 * RINGS as usize }> = Array::new();
+
 /// Flows of packets that came in fragments.
 #[btf_map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, u32, 8_192> = LruHashMap::new();
@@ -109,11 +125,19 @@ pub trait FamilyMaps: Address {
     fn frontend(key: &FrontendKey<Self>) -> Option<Frontend>;
     fn flow(index: u32) -> Option<*mut Flow<Self>>;
     /// [`lb_common::pipeline::open_index`] as a function that the verifier looks at once.
-    fn open_index(work: &mut Work<Self>, ifindex: u32, tcp_flags: u8) -> u64;
+    fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64;
     /// [`lb_common::flow::table::find_index`] as a function that the verifier looks at once.
     fn find_index(tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::flow::table::claim_index`], likewise.
-    fn claim_index(tuple: &Tuple<Self>, opens: bool) -> u64;
+    fn claim_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::flow::table::has_rival`], likewise.
+    fn has_rival(tuple: &Tuple<Self>, outcome: u64) -> bool;
+    /// [`lb_common::flow::end::gives_way`], likewise.
+    fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    /// A place in the rings of half-open flows.
+    fn half_open_place(index: u32) -> Option<*mut u64>;
+    /// Places handed out in a ring so far.
+    fn half_open_cursor(ring: u32) -> Option<*mut u32>;
 }
 
 impl FamilyMaps for Ip4 {
@@ -134,8 +158,8 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
-    fn open_index(work: &mut Work<Self>, ifindex: u32, tcp_flags: u8) -> u64 {
-        open_index4(work, ifindex, tcp_flags.into())
+    fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64 {
+        open_index4(work, ifindex)
     }
 
     #[inline(always)]
@@ -144,8 +168,28 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
-    fn claim_index(tuple: &Tuple<Self>, opens: bool) -> u64 {
-        claim_index4(tuple, opens.into())
+    fn claim_index(tuple: &Tuple<Self>) -> u64 {
+        claim_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn has_rival(tuple: &Tuple<Self>, outcome: u64) -> bool {
+        has_rival4(tuple, outcome) != 0
+    }
+
+    #[inline(always)]
+    fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        gives_way4(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn half_open_place(index: u32) -> Option<*mut u64> {
+        HALF_OPEN4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn half_open_cursor(ring: u32) -> Option<*mut u32> {
+        HALF_OPEN_CURSORS.get_ptr_mut(ring)
     }
 }
 
@@ -167,8 +211,8 @@ impl FamilyMaps for Ip6 {
     }
 
     #[inline(always)]
-    fn open_index(work: &mut Work<Self>, ifindex: u32, tcp_flags: u8) -> u64 {
-        open_index6(work, ifindex, tcp_flags.into())
+    fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64 {
+        open_index6(work, ifindex)
     }
 
     #[inline(always)]
@@ -177,7 +221,27 @@ impl FamilyMaps for Ip6 {
     }
 
     #[inline(always)]
-    fn claim_index(tuple: &Tuple<Self>, opens: bool) -> u64 {
-        claim_index6(tuple, opens.into())
+    fn claim_index(tuple: &Tuple<Self>) -> u64 {
+        claim_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn has_rival(tuple: &Tuple<Self>, outcome: u64) -> bool {
+        has_rival6(tuple, outcome) != 0
+    }
+
+    #[inline(always)]
+    fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        gives_way6(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn half_open_place(index: u32) -> Option<*mut u64> {
+        HALF_OPEN6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn half_open_cursor(ring: u32) -> Option<*mut u32> {
+        HALF_OPEN_CURSORS.get_ptr_mut(RINGS + ring)
     }
 }

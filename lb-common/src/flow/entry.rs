@@ -3,8 +3,7 @@
 
 use crate::{
     addr::Address,
-    packet::Plain,
-    parse::{Tuple, UDP},
+    parse::{TCP, Tuple, UDP},
 };
 
 /// Element of `FLOWS4` and `FLOWS6`: one direction of a connection.
@@ -16,22 +15,30 @@ use crate::{
 pub struct Flow<A> {
     /// State, generation and part of the hash; see [`tag`].
     pub tag: u32,
-    /// When a packet last came, in ticks of the coarse clock.
+    /// When a packet last came, in ticks of the coarse clock; of a dead record, when it died.
     pub last_seen: u32,
     /// The direction's packets as they arrive.
     pub source: A,
     pub destination: A,
     pub source_port: u16,
     pub destination_port: u16,
-    /// [`super::tcp`] bits of this direction.
-    pub seen: u8,
-    pub pad: u8,
     /// [`flow_flag`]s.
-    pub flags: u16,
+    pub flags: u32,
     /// The direction's packets as they leave.
     pub rewrite: Rewrite<A>,
-    /// Where they leave to.
-    pub hop: Hop,
+    /// Where they leave to: index into `HOPS` and, in the upper half, the lower half of the entry's
+    /// version; 0 means that it has not been looked up.
+    pub hop: u32,
+    /// TCP: the sequence number after the direction's latest segment.
+    pub next: u32,
+    /// TCP: what that segment acknowledges of the other direction.
+    pub acknowledged: u32,
+    /// TCP: the window that it offers, before scaling.
+    pub window: u16,
+    pub pad: u16,
+    /// Of the client's direction the endpoint id; of the endpoint's the TCP timestamp of the client's
+    /// FIN, 0 if it had none.
+    pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
     /// Service id.
@@ -48,52 +55,51 @@ pub struct Rewrite<A> {
     pub destination_port: u16,
 }
 
-/// The next hop of a forwarded packet.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hop {
-    /// Interface index.
-    pub ifindex: u32,
-    pub ethernet: Ethernet,
-    /// Largest IP packet in bytes.
-    pub mtu: u16,
-    /// Lower bits of the hop generation that this was looked up in.
-    pub generation: u16,
-}
-
-/// Destination and source address of an Ethernet header.
-#[repr(C, align(4))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ethernet {
-    pub to: [u8; 6],
-    pub from: [u8; 6],
-}
-
-// SAFETY: twelve octets, no padding.
-unsafe impl Plain for Ethernet {}
-
-/// Bits of [`Flow::flags`].
+/// Bits of [`Flow::flags`]. The lower eight never change; the others are what the direction's packets
+/// have shown so far.
 pub mod flow_flag {
     /// Endpoint to client; otherwise client to endpoint.
-    pub const REPLY: u16 = 1 << 0;
+    pub const REPLY: u32 = 1 << 0;
     /// UDP; otherwise TCP.
-    pub const UDP: u16 = 1 << 1;
+    pub const UDP: u32 = 1 << 1;
     /// Packets are sent on from the hook they arrive at; otherwise they cross the host's stack.
-    pub const FORWARD: u16 = 1 << 2;
+    pub const FORWARD: u32 = 1 << 2;
     /// The client's address is replaced by the node's.
-    pub const SOURCE_NAT: u16 = 1 << 3;
-    /// `hop` has been looked up.
-    pub const HOP: u16 = 1 << 4;
-    /// `hop` can be reached from XDP.
-    pub const XDP: u16 = 1 << 5;
+    pub const SOURCE_NAT: u32 = 1 << 3;
+    /// The flow began in the middle of a TCP connection, whose record had been lost.
+    pub const PICKED_UP: u32 = 1 << 4;
+
+    /// A packet of the direction came; for TCP, the numbers of the record are valid.
+    pub const SEEN: u32 = 1 << 8;
+    /// Its sender has ended its half of the connection.
+    pub const FIN: u32 = 1 << 9;
+    /// The other side has acknowledged that.
+    pub const FIN_ACKED: u32 = 1 << 10;
+    /// It was the first of the two to do so, and may remember the connection (TIME-WAIT).
+    pub const CLOSED_FIRST: u32 = 1 << 11;
+    /// Its sender has reset the connection.
+    pub const RST: u32 = 1 << 12;
+    /// The next packet may change the connection's stage: look at it closely.
+    pub const WATCH: u32 = 1 << 13;
+    /// The latest segment did not fit the numbers seen before.
+    pub const MISFIT: u32 = 1 << 14;
+    /// Nor did the one before it.
+    pub const MISFITS: u32 = 1 << 15;
+    /// Where the direction's window scale (RFC 7323) begins, of four bits.
+    pub const SCALE_SHIFT: u32 = 16;
 }
 
 /// [`Flow::tag`]: bits 0-2 the state, 3-15 a generation that every claim raises, 16-31 the upper
 /// bits of the tuple's hash.
 ///
-/// `CLEAN` or `TOMB` → `BUSY` → `LIVE` → `DEAD` → `TOMB`, and `TOMB` → `CLEAN` when no search has to
-/// pass over the record any more. Programs make all steps up to `DEAD`; the agent makes the rest, and
-/// between `DEAD` and `TOMB` it lets every program end that may still be using the record.
+/// ```text
+/// CLEAN, TOMB or old DEAD ─claim─▶ BUSY ─publish─▶ HALF ─settle─▶ LIVE ─kill─▶ DEAD ─▶ TOMB ─▶ CLEAN
+/// ```
+///
+/// Programs make all steps up to `DEAD`, and claim a record that has been dead for
+/// [`super::table::GRACE`]. The agent makes the last two steps: `TOMB` after a grace period in which
+/// every program has ended that may still use the record, `CLEAN` when no search has to pass over it
+/// any more.
 pub mod tag {
     /// Free, and a search may end here.
     pub const CLEAN: u32 = 0;
@@ -101,12 +107,17 @@ pub mod tag {
     pub const TOMB: u32 = 1;
     /// Claimed, being written.
     pub const BUSY: u32 = 2;
-    /// In use.
-    pub const LIVE: u32 = 3;
     /// No longer found, not yet free.
-    pub const DEAD: u32 = 4;
+    pub const DEAD: u32 = 3;
+    /// In use.
+    pub const LIVE: u32 = 4;
+    /// In use, of a connection that has not proved itself: see [`super::Stage::Handshake`]. Only the
+    /// client's direction says so.
+    pub const HALF: u32 = 5;
 
     const STATE: u32 = 0x7;
+    /// What [`LIVE`] and [`HALF`] have in common.
+    const IN_USE: u32 = 0x4;
     const GENERATION: u32 = 0xfff8;
     const GENERATION_STEP: u32 = 0x8;
     const HASH: u32 = 0xffff_0000;
@@ -115,6 +126,12 @@ pub mod tag {
     #[inline(always)]
     pub fn state(tag: u32) -> u32 {
         tag & STATE
+    }
+
+    /// Whether the record is found: `LIVE` or `HALF`.
+    #[inline(always)]
+    pub fn in_use(tag: u32) -> bool {
+        tag & IN_USE != 0
     }
 
     /// The same tag in another state.
@@ -129,10 +146,16 @@ pub mod tag {
         hashed(hash) | (free.wrapping_add(GENERATION_STEP) & GENERATION) | BUSY
     }
 
-    /// Whether a record may be that of a tuple with this hash, and is in this state.
+    /// Whether a record in use may be that of a tuple with this hash.
     #[inline(always)]
-    pub fn matches(tag: u32, hash: u64, state: u32) -> bool {
-        tag & (HASH | STATE) == hashed(hash) | state
+    pub fn may_be(tag: u32, hash: u64) -> bool {
+        tag & (HASH | IN_USE) == hashed(hash) | IN_USE
+    }
+
+    /// Whether a record is being written for what may be a tuple with this hash.
+    #[inline(always)]
+    pub fn may_become(tag: u32, hash: u64) -> bool {
+        tag & (HASH | STATE) == hashed(hash) | BUSY
     }
 
     #[inline(always)]
@@ -168,16 +191,21 @@ impl<A: Address> Flow<A> {
     /// IP protocol number.
     #[inline(always)]
     pub fn protocol(&self) -> u8 {
-        if self.has(flow_flag::UDP) {
-            UDP
-        } else {
-            crate::parse::TCP
-        }
+        if self.has(flow_flag::UDP) { UDP } else { TCP }
     }
 
-    /// Whether a flag is set.
+    /// Whether a flag is set, or one of several.
     #[inline(always)]
-    pub fn has(&self, flag: u16) -> bool {
+    pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// The sequence numbers beyond [`Self::acknowledged`] that the direction's sender takes, at least
+    /// one.
+    #[inline(always)]
+    pub fn open_window(&self) -> u32 {
+        // RFC 7323, 2.3: the largest scale is 14.
+        let scale = self.flags >> flow_flag::SCALE_SHIFT & 0xf;
+        (u32::from(self.window) << scale) | 1
     }
 }

@@ -1,8 +1,18 @@
 //! Flows: one record per direction of a connection, in a table of our own.
+//!
+//! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it is
+//! found ([`table`]), where its packets leave ([`hop`]), how far its connection has come ([`stage`]),
+//! what a TCP segment may say about that ([`tcp`]), and when it makes room for another ([`end`]).
 
 pub mod end;
 mod entry;
+pub mod hop;
+pub mod record;
+pub mod stage;
 pub mod table;
 pub mod tcp;
 
-pub use entry::{Ethernet, Flow, Hop, Rewrite, flow_flag, tag};
+pub use entry::{Flow, Rewrite, flow_flag, tag};
+pub use hop::{Ethernet, Hop};
+pub use record::Record;
+pub use stage::{Stage, Timeouts};

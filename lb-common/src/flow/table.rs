@@ -1,43 +1,92 @@
 //! The flow table: an array of records searched by hash, without locks.
 //!
 //! Records lie in groups of [`GROUP`]. A tuple's hash names a home record, and a search visits that
-//! record's group, home first, then one other group. It ends at the first `CLEAN` record, which
+//! record's group, home first, then other groups. It ends at the first `CLEAN` record, which
 //! nearly always is the first or second it looks at: an established packet costs one cold cache line.
 //! Removing needs a tombstone, since later records may have been placed past it; the agent turns
 //! tombstones `CLEAN` again when nothing depends on them.
+//!
+//! Without the agent the table goes on: a claim takes a record that has been dead for [`GRACE`], and
+//! ends a flow that it passes over and that is over, for claims to come.
 
-use core::ptr::{self, NonNull};
-
-use super::{Flow, end, tag};
-use crate::{addr::Address, atomic, opaque::rolled, parse::Tuple};
+use super::{
+    Record, Timeouts,
+    record::{advance, read_tag},
+    tag,
+};
+use crate::{
+    addr::Address,
+    atomic,
+    opaque::rolled,
+    parse::{Segment, Tuple},
+};
 
 /// Records in a group; a power of two.
 pub const GROUP: u32 = 8;
 /// Groups that a tuple's record may be in.
-pub const GROUPS: u32 = 2;
+pub const GROUPS: u32 = 4;
+/// Ticks that a record has been dead when a claim may take it without the agent: a quarter of a second
+/// at least. Programs run with softirqs disabled and end within microseconds; one that found the record
+/// before it died has long returned.
+pub const GRACE: i32 = 2;
 
 /// The memory of a flow table.
 ///
 /// # Safety
 ///
-/// Pointers must stay valid while the table is, and be aligned as [`Flow`] asks for.
+/// Pointers must stay valid while the table is, and be aligned as [`super::Flow`] asks for.
 pub unsafe trait Slots<A: Address> {
-    /// Number of records less one; the number is a power of two and at least `2 * GROUP`.
+    /// Number of records less one; the number is a power of two and at least `GROUPS * GROUP`.
     fn mask(&self) -> u32;
     /// The record at an index; `None` past the end.
     fn slot(&self, index: u32) -> Option<Record<A>>;
     /// Secret of the hash, so that nobody can aim at one group.
     fn secret(&self) -> [u64; 2];
-    /// [`find_index`], which the kernel's side makes a function that the verifier looks at by itself,
-    /// and only once.
+    /// The coarse clock, in ticks.
+    fn now(&self) -> u32;
+    /// How long flows may stay silent.
+    fn timeouts(&self) -> &Timeouts;
+    /// Notes that a service has so many more flows that have not proved themselves.
+    fn count_half_open(&self, service: u32, change: i32);
+    // The work behind a search and a claim, in steps. The kernel's side makes each a function that the
+    // verifier looks at by itself, and only once.
+
+    /// [`find_index`].
     fn find_index(&self, tuple: &Tuple<A>) -> u64;
-    /// [`claim_index`], likewise.
-    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64;
+    /// [`claim_index`].
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64;
+    /// [`has_rival`].
+    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool;
+    /// [`super::end::gives_way`].
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool;
 }
 
-/// A record in the table. One word, as everything that functions of the packet path return: what
-/// does not fit a register goes through the stack, where the verifier loses track of it.
-pub type Record<A> = NonNull<Flow<A>>;
+/// What a record is claimed for: it decides what becomes of a flow that has the tuple already.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A flow that has the tuple keeps it.
+    Plain,
+    /// A SYN, which may take the place of a closed flow.
+    Open,
+    /// The answers to a SYN with a port of the node's, which a closed flow may let go.
+    Port,
+    /// Nothing: the flow is in the way and may be over.
+    Nothing,
+}
+
+impl Purpose {
+    /// The purpose with this number; unknown numbers count as plain.
+    #[inline(always)]
+    pub fn from_u32(purpose: u32) -> Self {
+        match purpose {
+            1 => Self::Open,
+            2 => Self::Port,
+            3 => Self::Nothing,
+            _ => Self::Plain,
+        }
+    }
+}
 
 /// Why a record could not be claimed.
 #[repr(u32)]
@@ -46,7 +95,7 @@ pub enum Refused {
     /// The tuple has a record already.
     #[default]
     Exists,
-    /// Both groups are full.
+    /// All groups are full.
     Full,
     /// Another CPU is claiming one for what may be the same tuple.
     Race,
@@ -104,7 +153,7 @@ fn search<A: Address, S: Slots<A>>(
         let record = slots.slot(*index)?;
         let seen = read_tag(record);
         // SAFETY: live records keep their fields until every program that can see them ends.
-        if tag::matches(seen, hash, tag::LIVE) && unsafe { record.as_ref() }.is(tuple) {
+        if tag::may_be(seen, hash) && unsafe { record.as_ref() }.is(tuple) {
             return Some(record);
         }
         if tag::state(seen) == tag::CLEAN {
@@ -140,10 +189,10 @@ impl<A: Address> Claim<A> {
         self.record
     }
 
-    /// Makes the record visible; all other fields must have been written.
+    /// Makes the record visible, `HALF` or `LIVE`; all other fields must have been written.
     #[inline(always)]
-    pub fn publish(self) {
-        self.hand_over(tag::LIVE);
+    pub fn publish(self, state: u32) {
+        self.hand_over(state);
     }
 
     /// Gives the record back unused. Nobody has seen it live, so it needs no grace; a search may have
@@ -162,140 +211,193 @@ impl<A: Address> Claim<A> {
 }
 
 /// Claims a record for a tuple that has none; `refused` says why if there is none. The record's own
-/// index is in its `peer`. `opens` is true for a SYN, which may take the place of a closing flow.
+/// index is in its `peer`. `segment` is the packet that asks for it.
 #[inline(always)]
 pub fn claim<A: Address, S: Slots<A>>(
     slots: &S,
     tuple: &Tuple<A>,
-    opens: bool,
+    segment: &Segment,
+    purpose: Purpose,
     refused: &mut Refused,
 ) -> Option<Claim<A>> {
-    let outcome = slots.claim_index(tuple, opens);
-    *refused = match outcome >> 32 {
-        0 => return slots.slot(outcome as u32).map(|record| Claim { record }),
-        1 => Refused::Exists,
-        2 => Refused::Full,
+    let mut outcome = Outcome(slots.claim_index(tuple));
+    if outcome.kind() == Outcome::EXISTS
+        && purpose != Purpose::Plain
+        && slots.gives_way(outcome.index(), segment, purpose)
+    {
+        outcome = Outcome(slots.claim_index(tuple));
+    }
+    if outcome.over() != 0 {
+        slots.gives_way(outcome.over(), segment, Purpose::Nothing);
+    }
+    *refused = match outcome.kind() {
+        Outcome::EXISTS => Refused::Exists,
+        Outcome::FULL => Refused::Full,
         _ => Refused::Race,
     };
-    None
+    if outcome.kind() != Outcome::CLAIMED {
+        return None;
+    }
+    let claim = Claim {
+        record: slots.slot(outcome.index())?,
+    };
+    if slots.has_rival(tuple, outcome.0) {
+        claim.release();
+        return None;
+    }
+    Some(claim)
 }
 
-/// The work behind [`claim`]. The lower half of the outcome is the record's index, the upper half
-/// zero, or why there is none.
+/// What came of looking for room: one word, so that it fits a register.
+#[derive(Clone, Copy)]
+struct Outcome(u64);
+
+impl Outcome {
+    // Kinds, in the upper four bits.
+    /// A record is claimed.
+    const CLAIMED: u64 = 1;
+    /// It had been `CLEAN`.
+    const WAS_CLEAN: u64 = 1 << 58;
+    const EXISTS: u64 = 2;
+    const FULL: u64 = 3;
+    const RACE: u64 = 4;
+    /// Bits of an index; no table is larger.
+    const INDEX_BITS: u32 = 29;
+    const INDEX: u64 = (1 << Self::INDEX_BITS) - 1;
+
+    #[inline(always)]
+    fn new(kind: u64, index: u32, over: u32) -> Self {
+        Self(kind << 60 | u64::from(over) << Self::INDEX_BITS | u64::from(index))
+    }
+
+    #[inline(always)]
+    fn kind(self) -> u64 {
+        self.0 >> 60
+    }
+
+    /// Of the record that was claimed, or has the tuple.
+    #[inline(always)]
+    fn index(self) -> u32 {
+        (self.0 & Self::INDEX) as u32
+    }
+
+    /// Index of a record whose flow may be over; 0 means none.
+    #[inline(always)]
+    fn over(self) -> u32 {
+        (self.0 >> Self::INDEX_BITS & Self::INDEX) as u32
+    }
+}
+
+/// The work behind [`claim`]: looks for the tuple and for room, and takes the room. Returns an
+/// [`Outcome`].
 #[inline(always)]
-pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, opens: bool) -> u64 {
-    const EXISTS: u64 = 1 << 32;
-    const FULL: u64 = 2 << 32;
-    const RACE: u64 = 3 << 32;
+pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
     let hash = hash(tuple, slots.secret());
-    let mut free: *mut Flow<A> = ptr::null_mut();
-    let mut free_index = 0;
-    let mut free_tag = 0;
+    let now = slots.now();
+    let shortest = match slots.timeouts().shortest {
+        0 => i32::MAX,
+        ticks => ticks as i32,
+    };
+    let (mut free, mut free_tag, mut over) = (u32::MAX, 0, 0);
     for step in rolled((GROUP * GROUPS) as usize) {
         let index = position(hash, slots.mask(), step as u32);
         let Some(record) = slots.slot(index) else {
-            return FULL;
+            break;
         };
         let seen = read_tag(record);
-        if tag::matches(seen, hash, tag::LIVE) {
-            // SAFETY: live records keep their fields until every program that can see them ends.
-            let same = unsafe { record.as_ref() }.is(tuple);
-            if same && !(opens && end::reopens(slots, record)) {
-                return EXISTS;
-            }
-        } else if tag::matches(seen, hash, tag::BUSY) {
-            return RACE;
-        } else if free.is_null() && matches!(tag::state(seen), tag::CLEAN | tag::TOMB) {
-            free = record.as_ptr();
-            free_index = index;
+        // SAFETY: records keep their fields until every program that can see them ends.
+        let flow = unsafe { record.as_ref() };
+        if tag::may_be(seen, hash) && flow.is(tuple) {
+            return Outcome::new(Outcome::EXISTS, index, 0).0;
+        }
+        if tag::may_become(seen, hash) {
+            return Outcome::new(Outcome::RACE, 0, 0).0;
+        }
+        let silent = now.wrapping_sub(flow.last_seen) as i32;
+        if free == u32::MAX && is_free(seen, silent) {
+            free = index;
             free_tag = seen;
+        }
+        if tag::in_use(seen) && silent > shortest {
+            over = index;
         }
         if tag::state(seen) == tag::CLEAN {
             break;
         }
     }
-    let Some(record) = NonNull::new(free) else {
-        return FULL;
+    let Some(record) = slots.slot(free) else {
+        return Outcome::new(Outcome::FULL, 0, over).0;
     };
     let claimed = tag::claimed(free_tag, hash);
+    let word = record.as_ptr();
     // SAFETY: `slot` promises a valid record; tags are only accessed atomically.
-    if !unsafe { atomic::compare_and_swap(&raw mut (*free).tag, free_tag, claimed) } {
-        return RACE;
-    }
-    if has_rival(slots, tuple, hash, free_index, free_tag) {
-        Claim { record }.release();
-        return RACE;
+    if !unsafe { atomic::compare_and_swap(&raw mut (*word).tag, free_tag, claimed) } {
+        return Outcome::new(Outcome::RACE, 0, over).0;
     }
     // SAFETY: the record is ours until its tag says otherwise.
-    unsafe { (*free).peer = free_index };
-    u64::from(free_index)
+    unsafe { (*word).peer = free };
+    let was_clean = match tag::state(free_tag) {
+        tag::CLEAN => Outcome::WAS_CLEAN,
+        _ => 0,
+    };
+    Outcome::new(Outcome::CLAIMED, free, over).0 | was_clean
 }
 
-/// Takes a live record out of sight; whether it was this call that did it.
+/// Shows that a flow's connection has proved itself; whether it was this call that did it.
 #[inline(always)]
-pub fn kill<A: Address>(record: Record<A>) -> bool {
-    let seen = read_tag(record);
-    if tag::state(seen) != tag::LIVE {
+pub fn settle<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) -> bool {
+    let seen = read_tag(forward);
+    if tag::state(seen) != tag::HALF || !advance(forward, seen, tag::LIVE) {
         return false;
     }
-    let dead = tag::with_state(seen, tag::DEAD);
-    // SAFETY: records stay valid; tags are only accessed atomically.
-    unsafe { atomic::compare_and_swap(&raw mut (*record.as_ptr()).tag, seen, dead) }
+    // SAFETY: records stay valid until every program that can see them ends.
+    slots.count_half_open(unsafe { forward.as_ref() }.service, -1);
+    true
 }
 
 /// Index of the record that a search for `hash` visits at `step`.
 #[inline(always)]
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
     let home = hash as u32;
-    let first = home & mask & !(GROUP - 1);
-    let group = if step < GROUP {
-        first
-    } else {
-        let second = (hash >> 29) as u32 & mask & !(GROUP - 1);
-        if second == first {
-            first ^ GROUP
-        } else {
-            second
-        }
-    };
-    group | (home ^ step) & (GROUP - 1)
+    // Groups that differ, however small the table is.
+    let spread = (hash >> 29) as u32 | GROUP;
+    let group = home.wrapping_add((step / GROUP).wrapping_mul(spread));
+    group & mask & !(GROUP - 1) | (home ^ step) & (GROUP - 1)
 }
 
-/// The tag as it is now.
+/// Whether a claim may take a record with this tag that has been silent for so many ticks.
 #[inline(always)]
-pub fn read_tag<A>(record: Record<A>) -> u32 {
-    // SAFETY: `Slots` promises that records are valid.
-    unsafe { (&raw const (*record.as_ptr()).tag).read_volatile() }
+fn is_free(tag: u32, silent: i32) -> bool {
+    match tag::state(tag) {
+        tag::CLEAN | tag::TOMB => true,
+        tag::DEAD => silent > GRACE,
+        _ => false,
+    }
 }
 
-/// Whether another record was claimed for what may be the same tuple. Of two CPUs that claim at once
-/// at least one sees the other, since a claim is a full barrier; both may, and both give up then.
-/// Past a record that was `CLEAN` (`own_tag` is what it had before the claim) there is none: no search
-/// went further, and whoever comes now sees the claim.
+/// Whether another record was claimed for what may be the same tuple, as well as the one that
+/// [`claim_index`] says. Of two CPUs that claim at once at least one sees the other, since a claim is a
+/// full barrier; both may, and both give up then. Past a record that was `CLEAN` there is none: no
+/// search went further, and whoever comes now sees the claim.
 #[inline(always)]
-fn has_rival<A: Address, S: Slots<A>>(
-    slots: &S,
-    tuple: &Tuple<A>,
-    hash: u64,
-    own: u32,
-    own_tag: u32,
-) -> bool {
+pub fn has_rival<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, outcome: u64) -> bool {
+    let hash = hash(tuple, slots.secret());
+    let own = Outcome(outcome).index();
     for step in rolled((GROUP * GROUPS) as usize) {
         let index = position(hash, slots.mask(), step as u32);
         let Some(record) = slots.slot(index) else {
             return true;
         };
         if index == own {
-            if tag::state(own_tag) == tag::CLEAN {
+            if outcome & Outcome::WAS_CLEAN != 0 {
                 return false;
             }
             continue;
         }
         let seen = read_tag(record);
-        let live = tag::matches(seen, hash, tag::LIVE);
         // SAFETY: live records keep their fields until every program that can see them ends.
-        let same = live && unsafe { record.as_ref() }.is(tuple);
-        if same || tag::matches(seen, hash, tag::BUSY) {
+        let same = tag::may_be(seen, hash) && unsafe { record.as_ref() }.is(tuple);
+        if same || tag::may_become(seen, hash) {
             return true;
         }
         if tag::state(seen) == tag::CLEAN {

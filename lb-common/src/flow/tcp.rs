@@ -1,26 +1,15 @@
-//! What has been seen of a connection, and how long it may stay silent.
+//! What a TCP segment may say about its connection: only what its sequence number entitles it to
+//! (RFC 9293, 3.5.2 and 3.5.3; RFC 5961). Whoever sends blindly does not know the numbers.
 
-use crate::parse::tcp_flag;
+use super::Flow;
+use crate::{
+    addr::Address,
+    parse::{Segment, tcp_flag},
+};
 
-/// A packet of the direction came.
-pub const SEEN: u8 = 1 << 0;
-/// It had a FIN.
-pub const FIN: u8 = 1 << 1;
-/// It had a RST.
-pub const RST: u8 = 1 << 2;
-
-/// The bits that a packet with these TCP flags adds to [`super::Flow::seen`]; UDP has no flags.
-#[inline(always)]
-pub fn bits(flags: u8) -> u8 {
-    let mut bits = SEEN;
-    if flags & tcp_flag::FIN != 0 {
-        bits |= FIN;
-    }
-    if flags & tcp_flag::RST != 0 {
-        bits |= RST;
-    }
-    bits
-}
+/// How far a segment's numbers may lie from those of the segment before it, either way: more than the
+/// largest window in common use.
+const REACH: u32 = 1 << 23;
 
 /// Whether the flags ask for a new connection.
 #[inline(always)]
@@ -28,39 +17,51 @@ pub fn opens(flags: u8) -> bool {
     flags & (tcp_flag::SYN | tcp_flag::ACK | tcp_flag::RST) == tcp_flag::SYN
 }
 
-/// Where a connection stands, from what both directions have seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// The endpoint has not answered.
-    Unreplied,
-    /// Packets in both directions.
-    Established,
-    /// One side has sent its FIN (RFC 9293's half-closed states).
-    HalfClosed,
-    /// Both have, or one reset the connection: only stragglers can come.
-    Closed,
+/// Whether the flags begin, end or reset a connection.
+#[inline(always)]
+pub fn controls(flags: u8) -> bool {
+    flags & (tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST) != 0
 }
 
-impl Stage {
-    /// The stage of a connection with these bits of its two directions.
-    #[inline(always)]
-    pub fn of(forward: u8, reply: u8) -> Self {
-        if (forward | reply) & RST != 0 || forward & reply & FIN != 0 {
-            Self::Closed
-        } else if (forward | reply) & FIN != 0 {
-            Self::HalfClosed
-        } else if reply & SEEN == 0 {
-            Self::Unreplied
-        } else {
-            Self::Established
-        }
-    }
+/// Whether `a` comes after `b` in sequence.
+#[inline(always)]
+pub fn after(a: u32, b: u32) -> bool {
+    (b.wrapping_sub(a) as i32) < 0
+}
 
-    /// Whether a SYN with the same addresses and ports opens another connection.
-    #[inline(always)]
-    pub fn may_reopen(self) -> bool {
-        matches!(self, Self::HalfClosed | Self::Closed)
+/// Whether a segment's numbers go on from those of its direction. Both have to, so that a blind
+/// segment passes once in 65,536.
+#[inline(always)]
+pub fn continues<A: Address>(flow: &Flow<A>, segment: &Segment) -> bool {
+    near(flow.next, segment.next) && near(flow.acknowledged, segment.acknowledged)
+}
+
+/// Whether a segment's numbers go on from what the other direction has said.
+#[inline(always)]
+pub fn answers<A: Address>(other: &Flow<A>, segment: &Segment) -> bool {
+    near(other.acknowledged, segment.sequence) && near(other.next, segment.acknowledged)
+}
+
+/// Whether a sequence number lies in the window of its receiver, whose own segments `receiver`
+/// records: only then does it obey a FIN or a RST.
+#[inline(always)]
+pub fn in_window<A: Address>(receiver: &Flow<A>, sequence: u32) -> bool {
+    sequence.wrapping_sub(receiver.acknowledged) <= receiver.open_window()
+}
+
+/// Whether an endpoint in TIME-WAIT, whose client's direction was `closed`, takes a SYN for a new
+/// connection (RFC 6191; Linux does so too). `stamp` is the last timestamp it had from the client.
+#[inline(always)]
+pub fn wakes<A: Address>(closed: &Flow<A>, stamp: u32, syn: &Segment) -> bool {
+    match stamp != 0 && syn.stamp != 0 {
+        true => after(syn.stamp, stamp),
+        false => after(syn.sequence, closed.next),
     }
+}
+
+#[inline(always)]
+fn near(known: u32, number: u32) -> bool {
+    number.wrapping_sub(known).wrapping_add(REACH) < 2 * REACH
 }
 
 #[cfg(test)]
@@ -68,25 +69,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages() {
-        for (forward, reply, stage) in [
-            (SEEN, 0, Stage::Unreplied),
-            (SEEN, SEEN, Stage::Established),
-            (SEEN | FIN, SEEN, Stage::HalfClosed),
-            (SEEN, SEEN | FIN, Stage::HalfClosed),
-            (SEEN | FIN, SEEN | FIN, Stage::Closed),
-            (SEEN, SEEN | RST, Stage::Closed),
-            (SEEN | RST, 0, Stage::Closed),
-        ] {
-            assert_eq!(Stage::of(forward, reply), stage);
-        }
-    }
-
-    #[test]
     fn only_a_plain_syn_opens() {
         assert!(opens(tcp_flag::SYN));
         assert!(!opens(tcp_flag::SYN | tcp_flag::ACK));
         assert!(!opens(tcp_flag::ACK));
         assert!(!opens(tcp_flag::SYN | tcp_flag::RST));
+    }
+
+    #[test]
+    fn sequence_numbers_wrap() {
+        assert!(after(5, u32::MAX - 5) && !after(u32::MAX - 5, 5) && !after(7, 7));
+        assert!(near(u32::MAX, 3) && near(3, u32::MAX));
+        assert!(!near(0, REACH) && near(0, REACH - 1) && near(0, REACH.wrapping_neg()));
     }
 }

@@ -4,10 +4,7 @@ use super::Work;
 use crate::{
     abi::FragmentKey,
     addr::Address,
-    flow::{
-        table::{self, Record},
-        tag,
-    },
+    flow::{Record, record::read_tag, tag},
     parse::{Network, Tuple},
     tables::Tables,
 };
@@ -21,7 +18,7 @@ pub(super) fn fragment_flow<A: Address, T: Tables<A>>(
 ) -> Option<Record<A>> {
     work.fragment = fragment_key(&work.tuple, network);
     let record = tables.slot(tables.fragment(&work.fragment)?)?;
-    let alive = tag::state(table::read_tag(record)) == tag::LIVE;
+    let alive = tag::in_use(read_tag(record));
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let tuple = &work.tuple;

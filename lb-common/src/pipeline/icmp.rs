@@ -51,7 +51,7 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
         return Verdict::drop(way.reason());
     }
     match rewrite::translate_error(frame, network, &work.tuple, quoted.get(), flow) {
-        Some(()) => go(frame, network, work, flow, way, Reason::IcmpError),
+        Some(()) => go(tables, frame, network, work, record, way, Reason::IcmpError),
         None => Verdict::drop(Reason::NotWritable),
     }
 }
@@ -67,12 +67,12 @@ fn quoted<A: Address, F: Frame>(frame: &F, at: usize, work: &mut Work<A>) -> Opt
     if network.protocol != TCP && network.protocol != UDP || portless {
         return None;
     }
-    let ports = parse::transport(packet, network.payload, network.protocol, true)?;
+    let ports = parse::ports(packet, network.payload)?;
     work.other = Tuple {
         source: destination,
         destination: source,
-        source_port: ports.destination_port,
-        destination_port: ports.source_port,
+        source_port: ports.destination,
+        destination_port: ports.source,
         protocol: network.protocol,
         pad: [0; 3],
     };

@@ -5,29 +5,36 @@
 //! later one finds its record and has all it needs.
 
 mod fragments;
+mod half_open;
 mod icmp;
 mod open;
 mod record;
 mod send;
+mod track;
 
-pub use self::open::{Refusal, open_index};
+pub use self::{
+    half_open::{RINGS, WITHOUT_RING},
+    open::{Refusal, open_index},
+};
 
 use self::{
     fragments::{fragment_flow, remember_fragment},
     icmp::icmp_error,
     open::{open, refuse, unopened},
     send::{leave, send},
+    track::track,
 };
 use crate::{
     abi::FragmentKey,
     addr::Address,
     answer::Message,
     flow::{
-        table::{self, Record, Refused},
+        Hop,
+        table::{self, Refused},
         tcp,
     },
     frame::Frame,
-    parse::{self, ETHERNET, Fragment, Network, TCP, Tuple, UDP},
+    parse::{self, ETHERNET, Fragment, Network, Segment, TCP, Tuple, UDP},
     rewrite,
     tables::Tables,
     verdict::{Reason, Verdict},
@@ -41,14 +48,18 @@ pub struct Work<A> {
     pub tuple: Tuple<A>,
     /// What identifies another packet: one quoted, or the answers to come.
     pub other: Tuple<A>,
+    /// What a TCP packet says of its connection.
+    pub segment: Segment,
     /// Who an answer comes from, and what it says.
     pub answerer: A,
     pub message: Message,
     pub fragment: FragmentKey,
     /// For [`Network::settled`].
     pub memory: u64,
-    /// The device of [`Way::Device`].
-    pub ifindex: u32,
+    /// A next hop that was looked up; the device of [`Way::Device`].
+    pub hop: Hop,
+    /// Id of an endpoint that a connection has left; 0 means none.
+    pub avoided: u32,
     /// Why a record could not be claimed.
     pub refused: Refused,
     /// Why no flow was opened.
@@ -84,18 +95,18 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
             );
         }
     }
-    let Some(tcp_flags) = ports(frame, work, &network) else {
+    if transport(frame, work, &network).is_none() {
         return Verdict::pass(Reason::Malformed);
-    };
+    }
     work.reason = Reason::ToEndpoint;
     // A connection that seems new is not searched for first: see `insert`.
-    let known = match tcp::opens(tcp_flags) {
+    let known = match tcp::opens(work.segment.flags) {
         true => None,
         false => table::find(tables, &work.tuple),
     };
     let record = match known {
         Some(record) => record,
-        None => match open(tables, work, frame.ifindex(), tcp_flags) {
+        None => match open(tables, work, frame.ifindex()) {
             Some(record) => record,
             None => return refuse(tables, frame, &network, work),
         },
@@ -104,7 +115,9 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     if F::MAY_BE_PARTIAL && rewrite::looks_partial(frame, &network, &work.tuple) {
         return Verdict::pass(Reason::PartialChecksum);
     }
-    touch(tables, record, tcp_flags);
+    if reason != Reason::Opened {
+        track(tables, record, work);
+    }
     if network.fragment == Fragment::First {
         remember_fragment(tables, work, &network, record);
     }
@@ -133,16 +146,16 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
             return leave(frame, &network, record, Reason::FollowedFragment);
         }
     }
-    let Some(tcp_flags) = ports(frame, work, &network) else {
+    if transport(frame, work, &network).is_none() {
         return Verdict::pass(Reason::Malformed);
-    };
+    }
     let Some(record) = table::find(tables, &work.tuple) else {
         return match unopened(tables, work) {
             Some(reason) => Verdict::drop(reason),
             None => Verdict::pass(Reason::NotService),
         };
     };
-    touch(tables, record, tcp_flags);
+    track(tables, record, work);
     if network.fragment == Fragment::First {
         remember_fragment(tables, work, &network, record);
     }
@@ -187,30 +200,16 @@ fn network<A: Address, F: Frame>(frame: &F, work: &mut Work<A>) -> Option<Networ
     Some(network)
 }
 
-/// Reads the ports into [`Work::tuple`], and the TCP flags.
+/// Reads the ports into [`Work::tuple`], and what a TCP header says into [`Work::segment`].
 #[inline(always)]
-fn ports<A: Address, F: Frame>(frame: &F, work: &mut Work<A>, network: &Network) -> Option<u8> {
+fn transport<A: Address, F: Frame>(frame: &F, work: &mut Work<A>, network: &Network) -> Option<()> {
     let packet = frame.packet();
-    let transport = parse::transport(packet, network.payload, network.protocol, false)?;
-    work.tuple.source_port = transport.source_port;
-    work.tuple.destination_port = transport.destination_port;
-    Some(transport.flags)
-}
-
-/// Notes what a packet shows of its connection. Writes only what changes.
-#[inline(always)]
-fn touch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, tcp_flags: u8) {
-    // SAFETY: live records stay valid; these fields may be written by several CPUs at once and any
-    // of the values will do.
-    unsafe {
-        let flow = record.as_ptr();
-        let seen = (*flow).seen | tcp::bits(tcp_flags);
-        if (*flow).seen != seen {
-            (*flow).seen = seen;
-        }
-        let now = tables.ticks();
-        if (*flow).last_seen != now {
-            (*flow).last_seen = now;
-        }
+    let ports = parse::ports(packet, network.payload)?;
+    work.tuple.source_port = ports.source;
+    work.tuple.destination_port = ports.destination;
+    if network.protocol != TCP {
+        work.segment = Segment::default();
+        return Some(());
     }
+    parse::segment(packet, network, &mut work.segment)
 }

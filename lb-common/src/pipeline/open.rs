@@ -5,16 +5,26 @@ use crate::{
     addr::Address,
     answer::Message,
     flow::{
-        end,
-        table::{self, Record},
-        tcp,
+        Record, Stage, end, flow_flag,
+        stage::idle,
+        table, tcp,
     },
     frame::Frame,
+    opaque::rolled,
     parse::{Network, tcp_flag},
-    service::{self, Decision},
+    service::{self, Decision, Route},
     tables::Tables,
     verdict::{Reason, Verdict},
 };
+
+/// How often to look for a flow that another CPU is opening for the same packet: longer than that
+/// takes.
+const LOOKS: usize = 64;
+/// Attempts to open a flow when another CPU gets in the way, or an old flow.
+const ATTEMPTS: usize = 2;
+/// Ticks that a SYN has been without an answer when the same SYN goes to another endpoint: a quarter
+/// of a second at least. Clients wait for longer before they send it again (RFC 6298, 2.1).
+const SILENCE: u32 = 3;
 
 /// What becomes of a packet that opens no flow.
 #[repr(u32)]
@@ -35,21 +45,15 @@ pub(super) fn open<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     ifindex: u32,
-    tcp_flags: u8,
 ) -> Option<Record<A>> {
-    let index = tables.open_index(work, ifindex, tcp_flags);
+    let index = tables.open_index(work, ifindex);
     tables.slot(u32::try_from(index).ok()?)
 }
 
 /// The work behind opening a flow: the index of the flow's record, or one that no table has.
 #[inline(always)]
-pub fn open_index<A: Address, T: Tables<A>>(
-    tables: &T,
-    work: &mut Work<A>,
-    ifindex: u32,
-    tcp_flags: u8,
-) -> u64 {
-    let Some(record) = find_or_insert(tables, work, ifindex, tcp_flags) else {
+pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
+    let Some(record) = find_or_insert(tables, work, ifindex) else {
         return u64::MAX;
     };
     // SAFETY: live records stay valid until every program that can see them ends.
@@ -65,13 +69,13 @@ fn find_or_insert<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     ifindex: u32,
-    tcp_flags: u8,
 ) -> Option<Record<A>> {
+    let flags = work.segment.flags;
     let (service, refusal, reason) = match service::decide(tables, &work.tuple, ifindex) {
         Decision::Pass => (0, Refusal::Pass, Reason::NotService),
-        _ if service::is_left_to_another(tables, &work.tuple, tcp_flags) => {
+        _ if service::is_left_to_another(tables, &work.tuple, flags) => {
             // Our own connection's SYN may have come again.
-            if tcp::opens(tcp_flags)
+            if tcp::opens(flags)
                 && let Some(record) = table::find_rarely(tables, &work.tuple)
                 && !end::reopens(tables, record)
             {
@@ -81,11 +85,11 @@ fn find_or_insert<A: Address, T: Tables<A>>(
             (0, Refusal::Pass, Reason::NotService)
         }
         // A reset opens nothing; its connection is gone here, perhaps the kernel knows it.
-        Decision::Forward(_) if tcp_flags & tcp_flag::RST != 0 => {
+        Decision::Forward(_) if flags & tcp_flag::RST != 0 => {
             (0, Refusal::Pass, Reason::StrayReset)
         }
         Decision::Forward(route) => {
-            if let Some(record) = insert(tables, work, &route, tcp_flags) {
+            if let Some(record) = insert_or_join(tables, work, &route) {
                 return Some(record);
             }
             (route.plan.service, Refusal::Drop, work.reason)
@@ -94,13 +98,13 @@ fn find_or_insert<A: Address, T: Tables<A>>(
         Decision::Drop(service, reason) => (service, Refusal::Drop, reason),
     };
     if refusal == Refusal::Pass {
-        if tcp::opens(tcp_flags) {
+        if tcp::opens(flags) {
             make_way(tables, work);
         }
-    } else if tcp::opens(tcp_flags) || reason == Reason::InsertRace {
+    } else if tcp::opens(flags) {
         // The packet may have come before, and opened a flow then.
         if let Some(record) = table::find_rarely(tables, &work.tuple)
-            && !(tcp::opens(tcp_flags) && end::reopens(tables, record))
+            && !end::reopens(tables, record)
         {
             work.reason = Reason::ToEndpoint;
             return Some(record);
@@ -112,6 +116,71 @@ fn find_or_insert<A: Address, T: Tables<A>>(
         tables.count_refusal(service, reason);
     }
     None
+}
+
+/// Opens a flow or, where the packet has come before or comes to another CPU at the same moment, joins
+/// the one that it opened there.
+#[inline(always)]
+fn insert_or_join<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    route: &Route,
+) -> Option<Record<A>> {
+    work.avoided = 0;
+    for _ in rolled(ATTEMPTS) {
+        if let Some(record) = insert(tables, work, route) {
+            return Some(record);
+        }
+        if work.reason != Reason::InsertRace {
+            return None;
+        }
+        if let Some(record) = await_flow(tables, work)
+            && !(tcp::opens(work.segment.flags) && moves_on(tables, work, route, record))
+        {
+            work.reason = Reason::ToEndpoint;
+            return Some(record);
+        }
+    }
+    None
+}
+
+/// The flow of a packet that had one a moment ago, or is getting one.
+#[inline(never)]
+fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Record<A>> {
+    for _ in rolled(LOOKS) {
+        if let Some(record) = table::find_rarely(tables, &work.tuple) {
+            return Some(record);
+        }
+    }
+    None
+}
+
+/// Whether a SYN on a flow goes to another endpoint: the flow's own is gone, or has not answered. The
+/// flow is gone then.
+#[inline(never)]
+fn moves_on<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    route: &Route,
+    record: Record<A>,
+) -> bool {
+    let now = tables.now();
+    // SAFETY: records stay valid until every program that can see them ends.
+    let flow = unsafe { record.as_ref() };
+    if flow.has(flow_flag::REPLY) {
+        return false;
+    }
+    let endpoint = flow.detail;
+    let serves = flow.service == route.plan.service
+        && service::still_has(tables, route.plan, endpoint, flow);
+    let silent = idle(flow.last_seen, now) >= SILENCE;
+    let moves = end::end_if(tables, record, |stage, _, _| {
+        !serves || stage == Stage::Unreplied && silent
+    });
+    if moves {
+        work.avoided = endpoint;
+    }
+    moves
 }
 
 /// The verdict on a packet that opened no flow.
@@ -149,6 +218,6 @@ pub(super) fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> 
 fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other = work.tuple.reversed();
     if let Some(record) = table::find_rarely(tables, &work.other) {
-        end::end_if(tables, record, |stage| stage == tcp::Stage::Closed);
+        end::end_if(tables, record, |stage, _, _| stage == Stage::Closed);
     }
 }

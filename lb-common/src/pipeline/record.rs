@@ -1,26 +1,30 @@
 //! A flow's two records: an endpoint is picked, places are claimed, both directions are written.
 
-use super::Work;
+use super::{
+    Work,
+    half_open::{enter, is_pressed},
+};
 use crate::{
-    abi::{Endpoint, config_flag, endpoint_flag},
+    abi::{Config, Endpoint, config_flag, endpoint_flag},
     addr::Address,
+    atomic,
     flow::{
-        Flow, Hop, Rewrite, flow_flag,
-        table::{self, Claim, Record, Refused},
-        tcp,
+        Flow, Record, Rewrite, flow_flag,
+        record::read_tag,
+        table::{self, Claim, Purpose, Refused},
+        tag, tcp,
     },
     opaque::rolled,
-    parse::Tuple,
+    parse::{TCP, Tuple},
     rewrite, select,
     service::Route,
     tables::Tables,
     verdict::Reason,
 };
 
-/// Ports tried for source NAT before a connection is given up.
-const SNAT_TRIES: usize = 8;
-/// Distance between them: odd and large, so that they land far from each other.
-const SNAT_STRIDE: u32 = 7919;
+/// Ports tried for source NAT before a connection is given up. All but closed flows keep theirs, and
+/// of those half let it go.
+const SNAT_TRIES: usize = 16;
 
 /// Picks an endpoint and records the flow, both directions or none; [`Work::reason`] says why none.
 #[inline(always)]
@@ -28,13 +32,102 @@ pub(super) fn insert<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     route: &Route,
-    tcp_flags: u8,
 ) -> Option<Record<A>> {
     let config = tables.config();
     let plan = route.plan;
+    let opens = tcp::opens(work.segment.flags);
+    let picks_up = work.tuple.protocol == TCP && !opens;
+    if picks_up && is_pressed(tables, plan.service) {
+        // A flood of such segments must not push anybody out.
+        work.reason = Reason::StraySegment;
+        return None;
+    }
+    // A connection whose record was lost finds its endpoint again while the set is what it was.
+    let number = match picks_up {
+        true => (table::hash(&work.tuple, tables.secret()) >> 32) as u32,
+        false => tables.random(),
+    };
     work.reason = Reason::NotProgrammed;
-    let endpoint = tables.endpoint(select::pick(tables, plan, route.policy, &work.tuple)?)?;
+    let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
+    if work.avoided != 0 && tables.endpoint(index)?.id == work.avoided {
+        index = plan.set(route.policy).other_than(index, number);
+    }
+    let endpoint = tables.endpoint(index)?;
     let source_nat = route.source_nat(&work.tuple, endpoint);
+    answers(work, config, endpoint, source_nat);
+    if work.other.destination.sum() == 0 {
+        work.reason = Reason::NoNodeAddress;
+        return None;
+    }
+    if source_nat {
+        work.other.destination_port = next_port(tables, config, endpoint.id);
+    }
+    // Neither record has been looked at so far, so that the waits for their memory overlap.
+    table::approach(tables, &work.tuple, &work.other);
+    let purpose = if opens { Purpose::Open } else { Purpose::Plain };
+    let segment = &work.segment;
+    let Some(forward) = table::claim(tables, &work.tuple, segment, purpose, &mut work.refused)
+    else {
+        work.reason = match work.refused {
+            Refused::Full => Reason::FlowTableFull,
+            // It was opened before, or another CPU is just doing it.
+            _ => Reason::InsertRace,
+        };
+        return None;
+    };
+    let Some(reply) = claim_reply(tables, work, endpoint.id, source_nat) else {
+        forward.release();
+        work.reason = match work.refused {
+            Refused::Full => Reason::FlowTableFull,
+            _ => Reason::SnatPortsExhausted,
+        };
+        return None;
+    };
+    let mut flags = rewrite::protocol_flag(work.tuple.protocol);
+    if source_nat {
+        flags |= flow_flag::SOURCE_NAT;
+    }
+    if bypasses(config.flags, endpoint, source_nat) {
+        flags |= flow_flag::FORWARD;
+    }
+    if picks_up {
+        flags |= flow_flag::PICKED_UP;
+    }
+    let (there, back) = (forward.record(), reply.record());
+    let now = tables.now();
+    let hop = match source_nat {
+        true => tables.endpoint_state(endpoint.id).map_or(0, |state| {
+            // SAFETY: a word of a map's element, of which any value will do.
+            unsafe { (&raw const (*state.as_ptr()).hop).read_volatile() }
+        }),
+        false => 0,
+    };
+    // SAFETY: claimed records are their claimer's alone until they are published.
+    let index = unsafe {
+        (*there.as_ptr()).detail = endpoint.id;
+        (*there.as_ptr()).hop = hop;
+        (*there.as_ptr()).last_seen = now;
+        (*back.as_ptr()).last_seen = now;
+        (*there.as_ptr()).peer
+    };
+    fill(work, there, back, flags, plan.service);
+    reply.publish(tag::LIVE);
+    let published = tag::with_state(read_tag(there), tag::HALF);
+    forward.publish(tag::HALF);
+    enter(tables, work, plan.service, index, published);
+    tables.count_connection(plan.service, endpoint.id);
+    work.reason = Reason::Opened;
+    Some(there)
+}
+
+/// Writes what identifies the endpoint's answers into [`Work::other`].
+#[inline(never)]
+fn answers<A: Address>(
+    work: &mut Work<A>,
+    config: &Config,
+    endpoint: &Endpoint,
+    source_nat: bool,
+) {
     work.other = Tuple {
         source: A::from_mapped(endpoint.address),
         destination: if source_nat {
@@ -47,52 +140,6 @@ pub(super) fn insert<A: Address, T: Tables<A>>(
         protocol: work.tuple.protocol,
         pad: [0; 3],
     };
-    if work.other.destination.sum() == 0 {
-        work.reason = Reason::NoNodeAddress;
-        return None;
-    }
-    if source_nat {
-        work.other.destination_port = snat_port(tables, &work.tuple, 0);
-    }
-    // Neither record has been looked at so far, so that the waits for their memory overlap.
-    table::approach(tables, &work.tuple, &work.other);
-    let opens = tcp::opens(tcp_flags);
-    let Some(forward) = table::claim(tables, &work.tuple, opens, &mut work.refused) else {
-        work.reason = match work.refused {
-            Refused::Full => Reason::FlowTableFull,
-            // It was opened before, or another CPU has just done it.
-            _ => Reason::InsertRace,
-        };
-        return None;
-    };
-    let Some(reply) = claim_reply(tables, work) else {
-        forward.release();
-        work.reason = match work.refused {
-            Refused::Full => Reason::FlowTableFull,
-            _ => Reason::SnatPortsExhausted,
-        };
-        return None;
-    };
-    let flags = rewrite::protocol_flag(work.tuple.protocol)
-        | if source_nat { flow_flag::SOURCE_NAT } else { 0 }
-        | if bypasses(config.flags, endpoint, source_nat) {
-            flow_flag::FORWARD
-        } else {
-            0
-        };
-    let (there, back) = (forward.record(), reply.record());
-    fill(work, there, back, flags, plan.service);
-    let now = tables.ticks();
-    // SAFETY: claimed records are their claimer's alone until they are published.
-    unsafe {
-        (*there.as_ptr()).last_seen = now;
-        (*back.as_ptr()).last_seen = now;
-    }
-    reply.publish();
-    forward.publish();
-    tables.count_connection(plan.service, endpoint.id);
-    work.reason = Reason::Opened;
-    Some(there)
 }
 
 /// Fills the claimed records of a flow, for the packets in [`Work::tuple`] and [`Work::other`].
@@ -101,13 +148,23 @@ fn fill<A: Address>(
     work: &Work<A>,
     mut there: Record<A>,
     mut back: Record<A>,
-    flags: u16,
+    flags: u32,
     service: u32,
 ) {
     // SAFETY: claimed records are their claimer's alone until they are published.
     let (there, back) = unsafe { (there.as_mut(), back.as_mut()) };
-    write(there, &work.tuple, &work.other, flags);
+    let segment = &work.segment;
+    let shown = flow_flag::SEEN | u32::from(segment.scale) << flow_flag::SCALE_SHIFT;
+    write(there, &work.tuple, &work.other, flags | shown | flow_flag::WATCH);
     write(back, &work.other, &work.tuple, flags | flow_flag::REPLY);
+    there.next = segment.next;
+    there.acknowledged = segment.acknowledged;
+    there.window = segment.window;
+    back.next = 0;
+    back.acknowledged = 0;
+    back.window = 0;
+    back.detail = 0;
+    back.hop = 0;
     core::mem::swap(&mut there.peer, &mut back.peer);
     there.service = service;
     back.service = service;
@@ -116,41 +173,53 @@ fn fill<A: Address>(
 /// Claims the record of the answers in [`Work::other`], with a port that no other flow to the
 /// endpoint uses.
 #[inline(always)]
-fn claim_reply<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<Claim<A>> {
-    for attempt in rolled(SNAT_TRIES) {
-        // A client whose address is kept keeps its port too, unless the same client's port already
-        // goes to the same endpoint by way of another frontend.
-        if attempt != 0 {
-            work.other.destination_port = snat_port(tables, &work.tuple, attempt as u32);
-        }
-        if let Some(claim) = table::claim(tables, &work.other, false, &mut work.refused) {
+fn claim_reply<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    endpoint: u32,
+    source_nat: bool,
+) -> Option<Claim<A>> {
+    let purpose = match tcp::opens(work.segment.flags) {
+        true => Purpose::Port,
+        false => Purpose::Plain,
+    };
+    for _ in rolled(SNAT_TRIES) {
+        let segment = &work.segment;
+        if let Some(claim) =
+            table::claim(tables, &work.other, segment, purpose, &mut work.refused)
+        {
             return Some(claim);
         }
-        if work.refused == Refused::Full {
-            return None;
+        // A client whose address is kept keeps its port too, unless the same client's port already
+        // goes to the same endpoint by way of another frontend.
+        if source_nat || work.refused == Refused::Exists {
+            work.other.destination_port = next_port(tables, tables.config(), endpoint);
         }
     }
     None
 }
 
-/// The port that replaces a client's at an attempt.
+/// The next port to replace a client's towards an endpoint: ports are handed out in turn, so that it is
+/// the one that has been free for longest.
 #[inline(never)]
-fn snat_port<A: Address, T: Tables<A>>(tables: &T, tuple: &Tuple<A>, attempt: u32) -> u16 {
-    let config = tables.config();
-    let spread = table::hash(tuple, tables.secret()) as u32 >> 8;
-    let offset = spread.wrapping_add(attempt.wrapping_mul(SNAT_STRIDE));
-    let offset = offset.checked_rem(config.snat_count).unwrap_or(0);
+fn next_port<A: Address, T: Tables<A>>(tables: &T, config: &Config, endpoint: u32) -> u16 {
+    let turn = tables.endpoint_state(endpoint).map_or(0, |state| {
+        // SAFETY: a word of a map's element that is only added to.
+        unsafe { atomic::fetch_add(&raw mut (*state.as_ptr()).ports, 1) }
+    });
+    // Where the turn begins is nobody's to know.
+    let turn = turn.wrapping_add(config.secret[1] as u32);
+    let offset = turn.checked_rem(config.snat_count).unwrap_or(0);
     config.snat_first.wrapping_add(offset) as u16
 }
 
 /// Fills a claimed record for packets of `tuple`; `opposite` are the packets that they answer.
 #[inline(always)]
-fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, opposite: &Tuple<A>, flags: u16) {
+fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, opposite: &Tuple<A>, flags: u32) {
     flow.source = tuple.source;
     flow.destination = tuple.destination;
     flow.source_port = tuple.source_port;
     flow.destination_port = tuple.destination_port;
-    flow.seen = 0;
     flow.flags = flags;
     flow.rewrite = Rewrite {
         source: opposite.destination,
@@ -158,7 +227,6 @@ fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, opposite: &Tuple<A>, 
         source_port: opposite.destination_port,
         destination_port: opposite.source_port,
     };
-    flow.hop = Hop::default();
 }
 
 /// Whether a flow's packets go past the host's stack in both directions. Those with source NAT must:

@@ -5,7 +5,10 @@ use crate::{
     abi::device_flag,
     addr::Address,
     answer::Message,
-    flow::{Flow, Hop, flow_flag, table::Record},
+    flow::{
+        Record, flow_flag,
+        hop::{self, Hop, hop_flag},
+    },
     frame::Frame,
     parse::{Fragment, Network},
     rewrite,
@@ -35,11 +38,11 @@ pub(super) fn send<A: Address, T: Tables<A>, F: Frame>(
     }
     work.message = match way {
         Way::TimeExceeded => Message::time_exceeded::<A>(),
-        Way::TooBig => Message::too_big::<A>(flow.hop.mtu),
+        Way::TooBig => Message::too_big::<A>(kept_hop(tables, record).map_or(0, |hop| hop.mtu)),
         _ => {
             let whole = network.fragment != Fragment::Later;
             return match rewrite::translate(frame, network, flow, whole) {
-                Some(()) => go(frame, network, work, flow, way, reason),
+                Some(()) => go(tables, frame, network, work, record, way, reason),
                 None => Verdict::drop(Reason::NotWritable),
             };
         }
@@ -56,7 +59,7 @@ pub(super) enum Way {
     Stack,
     /// To the flow's next hop.
     Hop,
-    /// Out of the device in [`Work::ifindex`], whose neighbour the kernel has to resolve.
+    /// Out of the device of [`Work::hop`], whose neighbour the kernel has to resolve.
     Device,
     /// Untouched, since the host's stack must see it first.
     ReplyToStack,
@@ -109,44 +112,60 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
     if network.ttl <= 1 {
         return Way::TimeExceeded;
     }
-    let generation = tables.config().hop_generation as u16;
-    if !flow.has(flow_flag::HOP) || flow.hop.generation != generation {
+    let generation = hop::generation(tables.config().hop_generation, tables.now());
+    let known = kept_hop(tables, record).is_some_and(|hop| hop.holds(flow.hop, generation));
+    if !known {
         match find_hop(tables, network.protocol, work, record) {
             Way::Hop => {}
             way => return way,
         }
     }
-    if !T::ANY_DEVICE && !flow.has(flow_flag::XDP) {
+    let Some(hop) = kept_hop(tables, record) else {
+        return Way::LaterHook;
+    };
+    if !T::ANY_DEVICE && hop.flags & hop_flag::XDP == 0 {
         return Way::LaterHook;
     }
     let headers = (network.payload - network.offset) as u32;
-    if frame.wire_length(network.length, headers) > u32::from(flow.hop.mtu) {
+    if frame.wire_length(network.length, headers) > u32::from(hop.mtu) {
         return Way::TooBig;
     }
     Way::Hop
 }
 
+/// The next hop that a flow keeps; it need not be valid any more.
+#[inline(always)]
+fn kept_hop<A: Address, T: Tables<A>>(tables: &T, record: Record<A>) -> Option<&Hop> {
+    // SAFETY: records stay valid until every program that can see them ends.
+    let entry = tables.hop(hop::index(unsafe { record.as_ref() }.hop))?;
+    // SAFETY: entries stay valid; one that is overwritten meanwhile costs this packet its way.
+    Some(unsafe { entry.as_ref() })
+}
+
 /// Sends a translated packet the way found for it.
 #[inline(always)]
-pub(super) fn go<A: Address, F: Frame>(
+pub(super) fn go<A: Address, T: Tables<A>, F: Frame>(
+    tables: &T,
     frame: &mut F,
     network: &Network,
     work: &Work<A>,
-    flow: &Flow<A>,
+    record: Record<A>,
     way: Way,
     reason: Reason,
 ) -> Verdict {
     let packet = frame.packet();
     let (action, ifindex, written) = match way {
-        Way::Hop => (
-            Action::Redirect,
-            flow.hop.ifindex,
-            rewrite::decrement_ttl::<A>(packet, network)
-                .and_then(|()| packet.store(0, flow.hop.ethernet)),
-        ),
+        Way::Hop => {
+            let Some(hop) = kept_hop(tables, record) else {
+                return Verdict::drop(Reason::NoRoute);
+            };
+            let written = rewrite::decrement_ttl::<A>(packet, network)
+                .and_then(|()| packet.store(0, hop.ethernet));
+            (Action::Redirect, hop.ifindex, written)
+        }
         Way::Device => (
             Action::Resolve,
-            work.ifindex,
+            work.hop.ifindex,
             rewrite::decrement_ttl::<A>(packet, network),
         ),
         _ => (Action::Pass, 0, Some(())),
@@ -170,40 +189,41 @@ fn find_hop<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     record: Record<A>,
 ) -> Way {
-    // SAFETY: live records stay valid until every program that can see them ends.
+    // SAFETY: records stay valid until every program that can see them ends.
     let to = unsafe { &record.as_ref().rewrite };
-    match tables.next_hop(protocol, &to.source, &to.destination) {
-        NextHop::Known(hop) => {
-            remember_hop(tables, record, hop);
-            Way::Hop
-        }
-        NextHop::Unresolved(ifindex) if T::ANY_DEVICE => {
-            work.ifindex = ifindex;
-            Way::Device
-        }
+    let known = tables.next_hop(protocol, &to.source, &to.destination, &mut work.hop);
+    match known {
+        NextHop::Known if keep_hop(tables, work, record) => Way::Hop,
         NextHop::None if T::ANY_DEVICE => Way::NoRoute,
+        _ if T::ANY_DEVICE => Way::Device,
         _ => Way::LaterHook,
     }
 }
 
-/// Keeps a next hop in the flow.
+/// Keeps a next hop in the flow and, if it depends on the endpoint only, there for flows to come. Whether
+/// there was room for it.
 #[inline(always)]
-fn remember_hop<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, hop: Hop) {
-    let generation = tables.config().hop_generation as u16;
-    let xdp = tables.device_flags(hop.ifindex) & device_flag::XDP_TARGET != 0;
-    // SAFETY: as in `route`. Another CPU that does the same writes the same; one that reads takes
-    // the hop only once the generation, written last, says that it is whole.
-    unsafe {
-        let flow = record.as_ptr();
-        let flags =
-            (*flow).flags & !flow_flag::XDP | flow_flag::HOP | if xdp { flow_flag::XDP } else { 0 };
-        (*flow).hop = Hop {
-            generation: generation.wrapping_sub(1),
-            ..hop
-        };
-        (&raw mut (*flow).flags).write_volatile(flags);
-        (&raw mut (*flow).hop.generation).write_volatile(generation);
+fn keep_hop<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    mut record: Record<A>,
+) -> bool {
+    let xdp = tables.device_flags(work.hop.ifindex) & device_flag::XDP_TARGET != 0;
+    work.hop.flags = if xdp { hop_flag::XDP } else { 0 };
+    let now = tables.now();
+    let generation = hop::generation(tables.config().hop_generation, now);
+    let Some(kept) = hop::keep(tables, &work.hop, generation, now) else {
+        return false;
+    };
+    // SAFETY: records stay valid; another CPU that does the same writes a number that holds as well.
+    let flow = unsafe { record.as_mut() };
+    flow.hop = kept;
+    let of_endpoint = flow.has(flow_flag::SOURCE_NAT) && !flow.has(flow_flag::REPLY);
+    if of_endpoint && let Some(state) = tables.endpoint_state(flow.detail) {
+        // SAFETY: a word of a map's element, of which any value will do.
+        unsafe { (&raw mut (*state.as_ptr()).hop).write_volatile(kept) };
     }
+    true
 }
 
 /// Translates an answer on its way out of the host's stack.

@@ -7,24 +7,25 @@ use anyhow::Context as _;
 use lb_common::{
     abi::{self, config_flag},
     addr::{Ip4, Ip6},
+    pipeline::RINGS,
 };
 
 use super::flow_source::KernelFlows;
 use crate::{
-    config::{Config, FlowTimeouts, Handover, NetfilterMode, SocketLb},
+    config::{Config, Handover, NetfilterMode, SocketLb},
     datapath::{
         Loaded, OBJECT, Pins, Settings,
         bpf::{BatchMap, MappedArray},
         hooks, load,
     },
-    flows::{
-        FlowSweeper, FlowTables, UdpSockets,
-        clock::{self, TickRate},
-    },
+    flows::{self, FlowSweeper, FlowTables, TickRate, UdpSockets},
     model::IpFamily,
     plan::{LocalDetector, LocalNode},
 };
 
+/// Half-open flows of one service before the oldest gives way to the newest: at 100,000 spoofed SYNs per
+/// second they leave every client 160 ms for its handshake.
+const HALF_OPEN: u32 = 16_384;
 /// ICMP answers per second and CPU.
 const REJECT_RATE: u32 = 1000;
 /// A prefix length that no network has: there is none.
@@ -51,7 +52,9 @@ impl Kernel {
         let slots = slots(datapath.flow_table_size);
         let settings = Settings::default()
             .max_entries("FLOWS4", slots)
-            .max_entries("FLOWS6", slots / 2);
+            .max_entries("FLOWS6", slots / 2)
+            .max_entries("HALF_OPEN4", RINGS * HALF_OPEN)
+            .max_entries("HALF_OPEN6", RINGS * HALF_OPEN);
         let loaded = load(OBJECT, &pins, &hooks::programs(), &settings)?;
         Ok(Self {
             config: MappedArray::new(&loaded.map("CONFIG")?)?,
@@ -110,7 +113,7 @@ impl Kernel {
             }
         }
         let (pods4, pods6) = pod_networks(detector);
-        let hz = clock::hz();
+        let rate = TickRate::of_kernel();
         let slots = slots(config.datapath.flow_table_size);
         let ports = config.datapath.snat_ports;
         let settings = abi::Config {
@@ -136,12 +139,13 @@ impl Kernel {
             pods6_prefix: pods6.1,
             snat_first: u32::from(ports.first),
             snat_count: u32::from(ports.last - ports.first) + 1,
-            tick_shift: TickRate::of_kernel().shift,
-            hz,
+            tick_shift: rate.shift,
+            hz: rate.hz,
             reject_rate: REJECT_RATE,
             flow_mask4: slots - 1,
             flow_mask6: slots / 2 - 1,
-            pad: Default::default(),
+            half_open_mask: HALF_OPEN - 1,
+            timeouts: flows::timeouts(&config.timeouts, rate),
         };
         self.config.write(0, &settings);
         Ok(())
@@ -152,13 +156,15 @@ impl Kernel {
     /// # Errors
     ///
     /// If the flow tables cannot be mapped into memory.
-    pub fn sweep_flows(&self, timeouts: &FlowTimeouts) -> anyhow::Result<FlowSweeper> {
+    pub fn sweep_flows(&self) -> anyhow::Result<FlowSweeper> {
         let tables = FlowTables {
             v4: MappedArray::new(&self.loaded.map("FLOWS4")?)?,
             v6: MappedArray::new(&self.loaded.map("FLOWS6")?)?,
         };
         let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
-        FlowSweeper::start(tables, &self.config.read(0), timeouts, Some(sockets))
+        let config = MappedArray::new(&self.loaded.map("CONFIG")?)?;
+        let services = MappedArray::new(&self.loaded.map("SERVICE_STATS")?)?;
+        FlowSweeper::start(tables, config, services, Some(sockets))
             .context("cannot start ageing flows")
     }
 

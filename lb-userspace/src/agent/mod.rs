@@ -162,7 +162,7 @@ impl Agent {
             self.configure()?;
         }
         tokio::spawn(conntrack::set_up(self.config.conntrack));
-        self.sweeper = Some(self.kernel.sweep_flows(&self.config.timeouts)?);
+        self.sweeper = Some(self.kernel.sweep_flows()?);
         self.attachments
             .follow(&self.kernel, self.watcher.devices())?;
         self.attachments.sweep(&self.kernel)?;

@@ -1,9 +1,9 @@
 //! The flow tables seen from user space: ageing, clean-up, and what there is to see of them.
 //!
-//! Programs open flows and note what they see; they never free a record, but for those of a TCP
-//! connection that a new one replaces. All else is done here, through shared memory and without a
-//! system call per flow: a [`FlowSweeper`] walks over the tables every second or so. What the steps
-//! are and why they are safe beside running programs says [`sweep`].
+//! Programs open flows, note what they see, and end those that are in the way of new ones. All else is
+//! done here, through shared memory and without a system call per flow: a [`FlowSweeper`] walks over
+//! the tables every second or so. What the steps are and why they are safe beside running programs
+//! says [`sweep`].
 
 mod ageing;
 pub mod clock;
@@ -17,7 +17,7 @@ pub mod stats;
 pub mod sweep;
 mod worker;
 
-pub use ageing::{Timeouts, idle};
+pub use ageing::{timeouts, under_pressure};
 pub use clock::{Jiffies, TickRate};
 pub use records::{Connection, Records};
 pub use report::FlowReport;

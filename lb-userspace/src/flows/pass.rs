@@ -2,11 +2,10 @@
 
 use lb_common::{
     addr::Address,
-    flow::{Flow, flow_flag, tcp::Stage},
+    flow::{Flow, Stage, Timeouts, flow_flag, tag},
 };
 
 use super::{
-    Timeouts,
     records::protocol,
     stats::{Removed, ServiceCounts, TableStats},
 };
@@ -40,7 +39,7 @@ pub struct Pass<'a> {
     pub found: Findings,
     /// Records that a search for a live flow passes over, if tombs are cleaned.
     pub passed: Option<Bitmap>,
-    /// What live records say they have seen, with [`Self::LIVE`]. Reading the other half of a pair
+    /// What live records have shown, with [`Self::LIVE`]. Reading the other half of a pair
     /// from here instead of the table, where it is a cold line, makes a pass several times faster.
     seen: Vec<u8>,
     /// Live records.
@@ -56,6 +55,11 @@ pub struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     const LIVE: u8 = 1 << 7;
+    const HALF: u8 = 1 << 6;
+    /// The [`flow_flag`]s that a stage depends on, and where they are kept.
+    const SHOWN: u32 =
+        flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
+    const SHOWN_SHIFT: u32 = 8;
 
     /// `mask` is the number of records less one.
     pub fn new(
@@ -86,7 +90,12 @@ impl<'a> Pass<'a> {
     /// Counts a live record, and its flow if the other half has been counted.
     pub fn count<A: Address>(&mut self, index: u32, flow: &Flow<A>) {
         self.halves += 1;
-        self.seen[index as usize] = Self::LIVE | flow.seen;
+        let half = match tag::state(flow.tag) {
+            tag::HALF => Self::HALF,
+            _ => 0,
+        };
+        let own = Self::LIVE | half | ((flow.flags & Self::SHOWN) >> Self::SHOWN_SHIFT) as u8;
+        self.seen[index as usize] = own;
         let other = match flow.peer < index {
             true => self.seen[flow.peer as usize],
             false => 0,
@@ -95,10 +104,16 @@ impl<'a> Pass<'a> {
             return;
         }
         self.pairs += 1;
-        let stage = match flow.has(flow_flag::REPLY) {
-            true => Stage::of(other, flow.seen),
-            false => Stage::of(flow.seen, other),
+        let (forward, reply) = match flow.has(flow_flag::REPLY) {
+            true => (other, own),
+            false => (own, other),
         };
+        let state = match forward & Self::HALF {
+            0 => tag::LIVE,
+            _ => tag::HALF,
+        };
+        let shown = |seen: u8| u32::from(seen) << Self::SHOWN_SHIFT & Self::SHOWN;
+        let stage = Stage::of(state, shown(forward), shown(reply));
         self.stats.flows.add(protocol(flow), stage);
         self.services.add(flow.service);
     }

@@ -9,13 +9,9 @@ use std::{
 use aya::Pod;
 use lb_common::{
     addr::Address,
-    flow::{
-        Flow, flow_flag, tag,
-        tcp::{self, Stage},
-    },
+    flow::{Flow, Stage, flow_flag, stage::later, tag},
 };
 
-use super::ageing::later;
 use crate::{datapath::bpf::MappedArray, model::Protocol};
 
 /// The records of a flow table, which programs change while they are read.
@@ -24,6 +20,8 @@ pub trait Records<A: Address>: Send {
     fn len(&self) -> u32;
     /// The word that says who a record belongs to (see [`tag`]).
     fn tag(&self, index: u32) -> &AtomicU32;
+    /// When a packet last came; of a dead record, when it died.
+    fn last_seen(&self, index: u32) -> &AtomicU32;
     /// A copy of a record. What a live or dead record is about does not change; its times and hop may.
     fn read(&self, index: u32) -> Flow<A>;
 
@@ -42,6 +40,10 @@ where
 
     fn tag(&self, index: u32) -> &AtomicU32 {
         self.u32_at(index, offset_of!(Flow<A>, tag))
+    }
+
+    fn last_seen(&self, index: u32) -> &AtomicU32 {
+        self.u32_at(index, offset_of!(Flow<A>, last_seen))
     }
 
     fn read(&self, index: u32) -> Flow<A> {
@@ -72,15 +74,7 @@ impl<A: Address> Connection<A> {
     }
 
     pub fn stage(&self) -> Stage {
-        Stage::of(self.forward.seen, self.reply.seen)
-    }
-
-    /// Whether the endpoint may still remember the node's port, though the connection is closed.
-    pub fn holds_port(&self) -> bool {
-        let seen = self.forward.seen | self.reply.seen;
-        self.stage() == Stage::Closed
-            && seen & tcp::RST == 0
-            && self.forward.has(flow_flag::SOURCE_NAT)
+        Stage::of(self.forward.tag, self.forward.flags, self.reply.flags)
     }
 
     /// The tick of the latest packet of either direction.
@@ -106,7 +100,7 @@ pub fn other_direction<A: Address>(
     }
     // Whoever sees the record live sees what was written before.
     let seen = records.tag(flow.peer).load(Ordering::Acquire);
-    if tag::state(seen) != tag::LIVE {
+    if !tag::in_use(seen) {
         return None;
     }
     let other = records.read(flow.peer);

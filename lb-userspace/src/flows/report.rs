@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use lb_common::{
     addr::Address,
-    flow::{flow_flag, tag},
+    flow::{flow_flag, stage::idle, tag},
 };
 use serde::Serialize;
 
-use super::{Connection, Records, TickRate, idle, records::socket_addr, stats::stage_name};
+use super::{Connection, Records, TickRate, records::socket_addr, stats::stage_name};
 use crate::model::Protocol;
 
 /// One connection, both directions together.
@@ -24,7 +24,7 @@ pub struct FlowReport {
     pub endpoint: SocketAddr,
     /// The node's own address and port that the endpoint sees; `None` if it sees the client's.
     pub source_nat: Option<SocketAddr>,
-    /// `unreplied`, `established`, `half-closed` or `closed`.
+    /// `unreplied`, `handshake`, `established`, `half-closed` or `closed`.
     pub stage: &'static str,
     /// Seconds since the last packet, in either direction.
     pub idle_seconds: u64,
@@ -52,7 +52,7 @@ impl FlowReport {
         now: u32,
     ) -> Option<Self> {
         let forward = records.read(index);
-        if tag::state(forward.tag) != tag::LIVE || forward.has(flow_flag::REPLY) {
+        if !tag::in_use(forward.tag) || forward.has(flow_flag::REPLY) {
             return None;
         }
         let connection = Connection::new(records, index, &forward)?;

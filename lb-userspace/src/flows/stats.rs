@@ -2,17 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use lb_common::flow::tcp::Stage;
+use lb_common::flow::{Stage, stage::STAGES};
 
 use crate::model::Protocol;
-
-/// All stages a flow goes through.
-pub const STAGES: [Stage; 4] = [
-    Stage::Unreplied,
-    Stage::Established,
-    Stage::HalfClosed,
-    Stage::Closed,
-];
 
 /// What the latest pass over the tables saw, and what has been removed since the agent started.
 #[derive(Clone, Debug, Default)]
@@ -51,11 +43,11 @@ impl TableStats {
 
 /// Numbers of flows by protocol and stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowCounts([[u64; STAGES.len()]; 2]);
+pub struct FlowCounts([[u64; STAGES]; 2]);
 
 impl FlowCounts {
     pub fn of(&self, protocol: Protocol, stage: Stage) -> u64 {
-        self.0[row(protocol)][column(stage)]
+        self.0[row(protocol)][stage as usize]
     }
 
     pub fn total(&self) -> u64 {
@@ -66,11 +58,11 @@ impl FlowCounts {
     pub fn iter(&self) -> impl Iterator<Item = (Protocol, Stage, u64)> + '_ {
         let protocols = [Protocol::Tcp, Protocol::Udp].into_iter();
         protocols
-            .flat_map(|protocol| STAGES.map(|stage| (protocol, stage, self.of(protocol, stage))))
+            .flat_map(|protocol| Stage::ALL.map(|stage| (protocol, stage, self.of(protocol, stage))))
     }
 
     pub(super) fn add(&mut self, protocol: Protocol, stage: Stage) {
-        self.0[row(protocol)][column(stage)] += 1;
+        self.0[row(protocol)][stage as usize] += 1;
     }
 }
 
@@ -124,6 +116,7 @@ pub struct Removed {
 pub fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Unreplied => "unreplied",
+        Stage::Handshake => "handshake",
         Stage::Established => "established",
         Stage::HalfClosed => "half-closed",
         Stage::Closed => "closed",
@@ -132,13 +125,4 @@ pub fn stage_name(stage: Stage) -> &'static str {
 
 fn row(protocol: Protocol) -> usize {
     usize::from(protocol == Protocol::Udp)
-}
-
-fn column(stage: Stage) -> usize {
-    match stage {
-        Stage::Unreplied => 0,
-        Stage::Established => 1,
-        Stage::HalfClosed => 2,
-        Stage::Closed => 3,
-    }
 }

@@ -3,7 +3,7 @@
 //! A record's tag changes hands by compare-and-swap on the exact word that was seen. It has a
 //! generation that every claim raises, so a record that was freed and claimed meanwhile is noticed.
 //!
-//! - `LIVE` → `DEAD`, both directions of a flow, the forward one first: whoever ends that one ends the
+//! - `LIVE` or `HALF` → `DEAD`, both directions of a flow, the forward one first: whoever ends that one ends the
 //!   other too, program or sweeper.
 //! - `DEAD` → `TOMB` after a *grace period*, in which every program that was running has returned: none
 //!   of them uses the record any more.
@@ -24,14 +24,15 @@ use std::{marker::PhantomData, sync::atomic::Ordering};
 use lb_common::{
     addr::Address,
     flow::{
-        Flow, flow_flag,
+        Flow, Timeouts, flow_flag,
         table::{self, GROUP, GROUPS},
         tag,
     },
 };
 
 use super::{
-    Timeouts, clock,
+    ageing::{expired, may_have_expired},
+    clock,
     pass::{Bitmap, Findings, Pass, Sighting},
     records::{Connection, Records, other_direction},
     stale::StaleUdp,
@@ -43,14 +44,12 @@ const MANY_TOMBS: usize = 32;
 /// Every how many passes few tombs are cleaned: finding out what passes over them costs a hash per
 /// flow.
 const CLEANING_PASSES: u64 = 16;
-/// A table is crowded when more than this part of it is occupied: from about half on, some new flows find
-/// no room.
-const CROWDED: f64 = 0.4;
+/// Takes the service of a flow that ended before it had proved itself.
+pub type HalfOpenEnded = Box<dyn Fn(u32) + Send>;
 
 /// A flow table and what the latest pass over it found remarkable.
 ///
 /// A pass is [`Self::scan`], a grace period if [`Self::needs_grace`], and [`Self::release`].
-#[derive(Debug)]
 pub struct TableSweeper<A, R> {
     records: R,
     /// Number of records less one.
@@ -61,15 +60,22 @@ pub struct TableSweeper<A, R> {
     dead: Vec<Sighting>,
     /// Some live record has no other half: the next pass looks for it.
     has_orphan: bool,
-    crowded: bool,
+    /// Told the service of each flow that ends before it has proved itself.
+    half_open_ended: HalfOpenEnded,
     address: PhantomData<fn() -> A>,
 }
 
 impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     /// `mask` and `secret` are those that programs search the table with. `None` if the table is too
     /// small for them.
-    pub fn new(records: R, mask: u32, secret: [u64; 2]) -> Option<Self> {
-        let fits = mask < records.len() && (mask + 1).is_power_of_two() && mask >= 2 * GROUP - 1;
+    pub fn new(
+        records: R,
+        mask: u32,
+        secret: [u64; 2],
+        half_open_ended: HalfOpenEnded,
+    ) -> Option<Self> {
+        let fits =
+            mask < records.len() && (mask + 1).is_power_of_two() && mask >= GROUPS * GROUP - 1;
         fits.then(|| Self {
             records,
             mask,
@@ -78,7 +84,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             latest: Findings::default(),
             dead: Vec::new(),
             has_orphan: false,
-            crowded: false,
+            half_open_ended,
             address: PhantomData,
         })
     }
@@ -94,12 +100,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let start = clock::cpu_time();
         self.passes += 1;
         self.dead.clear();
-        let timeouts = match self.crowded {
-            true => timeouts.crowded(),
-            false => *timeouts,
-        };
         let passed = self.cleans(self.passes).then(|| Bitmap::new(self.mask));
-        let mut pass = Pass::new(self.mask, now, timeouts, services, removed, passed);
+        let mut pass = Pass::new(self.mask, now, *timeouts, services, removed, passed);
         for index in 0..=self.mask {
             let sighting = self.look(index);
             match tag::state(sighting.tag) {
@@ -108,7 +110,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 state => {
                     pass.stats.occupied += 1;
                     match state {
-                        tag::LIVE => self.visit(sighting, &mut pass),
+                        tag::LIVE | tag::HALF => self.visit(sighting, &mut pass),
                         tag::BUSY => pass.found.busy.push(sighting),
                         _ => self.dead.push(sighting),
                     }
@@ -124,7 +126,6 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let mut stats = pass.stats;
         stats.tombs = u32::try_from(self.latest.tombs.len()).unwrap_or(u32::MAX);
         stats.scan = clock::cpu_time().saturating_sub(start);
-        self.crowded = stats.fill() > CROWDED;
         stats
     }
 
@@ -144,11 +145,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     }
 
     /// Ends the UDP flows that are stale; returns how many. The next pass frees them.
-    pub fn end_stale(&self, stale: &StaleUdp) -> u64 {
+    pub fn end_stale(&self, stale: &StaleUdp, now: u32) -> u64 {
         let mut ended = 0;
         for index in 0..=self.mask {
             let sighting = self.look(index);
-            if tag::state(sighting.tag) != tag::LIVE {
+            if !tag::in_use(sighting.tag) {
                 continue;
             }
             let flow = self.records.read(index);
@@ -160,8 +161,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 continue;
             };
             let over = stale.contains(flow.service, connection.endpoint());
-            if over && self.advance(sighting, tag::DEAD).is_some() {
-                self.advance(Sighting::of(flow.peer, &connection.reply), tag::DEAD);
+            if over && self.end(&connection, now).is_some() {
                 ended += 1;
             }
         }
@@ -178,7 +178,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         if let Some(passed) = &mut pass.passed {
             self.mark(passed, sighting.index, &flow);
         }
-        if pass.timeouts.may_have_expired(&flow, pass.now)
+        if may_have_expired(&pass.timeouts, &flow, pass.now)
             && self.expire(sighting.index, &flow, pass)
         {
             return;
@@ -194,16 +194,14 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let Some(connection) = Connection::new(&self.records, index, flow) else {
             return false;
         };
-        if !pass.timeouts.expired(&connection, pass.now) {
+        if !expired(&pass.timeouts, &connection, pass.now) {
             return false;
         }
-        let Connection { forward, reply } = &connection;
-        let Some(dead) = self.advance(Sighting::of(reply.peer, forward), tag::DEAD) else {
+        let Some(both) = self.end(&connection, pass.now) else {
             // So has a program, just now.
             return true;
         };
-        let answers = self.advance(Sighting::of(forward.peer, reply), tag::DEAD);
-        let both = [Some(dead), answers].into_iter().flatten();
+        let both = both.into_iter().flatten();
         // What lies ahead is found dead when this pass comes by.
         self.dead.extend(both.filter(|dead| dead.index <= index));
         pass.uncount(index, flow);
@@ -217,7 +215,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let again = self.latest.unpaired.binary_search(&sighting).is_ok();
         if !again {
             pass.found.unpaired.push(sighting);
-        } else if let Some(dead) = self.advance(sighting, tag::DEAD) {
+        } else if let Some(dead) = self.kill(sighting, pass.now) {
             self.dead.push(dead);
             pass.removed.orphans += 1;
         }
@@ -229,7 +227,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         for busy in &pass.found.busy {
             let now = self.look(busy.index);
             match tag::state(now.tag) {
-                tag::LIVE => {
+                tag::LIVE | tag::HALF => {
                     if let Some(passed) = &mut pass.passed {
                         self.mark(passed, now.index, &self.records.read(now.index));
                     }
@@ -277,6 +275,27 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             index,
             tag: self.records.tag(index).load(Ordering::Acquire),
         }
+    }
+
+    /// Takes both directions of a flow out of sight, the forward one first; what they are then. `None`
+    /// if somebody else has done it.
+    fn end(&self, connection: &Connection<A>, now: u32) -> Option<[Option<Sighting>; 2]> {
+        let Connection { forward, reply } = connection;
+        let dead = self.kill(Sighting::of(reply.peer, forward), now)?;
+        if tag::state(forward.tag) == tag::HALF {
+            (self.half_open_ended)(forward.service);
+        }
+        let answers = self.kill(Sighting::of(forward.peer, reply), now);
+        Some([Some(dead), answers])
+    }
+
+    /// Takes a record out of sight if it is still what was seen; what it is then.
+    fn kill(&self, seen: Sighting, now: u32) -> Option<Sighting> {
+        // First, or a program would take it for dead long since.
+        self.records
+            .last_seen(seen.index)
+            .store(now, Ordering::Release);
+        self.advance(seen, tag::DEAD)
     }
 
     /// Moves a record on if it is still what was seen; what it is then.

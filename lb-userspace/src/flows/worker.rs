@@ -2,7 +2,8 @@
 
 use std::{
     io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    mem::offset_of,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -10,15 +11,14 @@ use std::{
 use lb_common::{
     abi,
     addr::{Ip4, Ip6},
-    flow::Flow,
+    flow::{Flow, Timeouts},
 };
 
 use super::{
-    Jiffies, StaleUdp, Stats, TickRate, Timeouts, UdpSockets, records::Records,
-    sockets::SocketError, stats::Removed, stats::ServiceCounts, sweep::TableSweeper,
+    Jiffies, StaleUdp, Stats, TickRate, UdpSockets, records::Records, sockets::SocketError,
+    stats::Removed, stats::ServiceCounts, sweep::TableSweeper, under_pressure,
 };
 use crate::{
-    config::FlowTimeouts,
     datapath::bpf::{MappedArray, synchronize_rcu},
 };
 
@@ -44,7 +44,6 @@ pub struct FlowSweeper {
 }
 
 /// The memory of both tables: `FLOWS4` and `FLOWS6`.
-#[derive(Debug)]
 pub struct FlowTables<R4 = MappedArray<Flow<Ip4>>, R6 = MappedArray<Flow<Ip6>>> {
     pub v4: R4,
     pub v6: R6,
@@ -56,35 +55,48 @@ pub struct Kernel {
     pub tick: Box<dyn Fn() -> io::Result<u32> + Send>,
     /// Returns when every program has returned that was running at the call.
     pub grace: Box<dyn Fn() + Send>,
+    /// Takes the service of each flow that ended before it had proved itself.
+    pub half_open_ended: Arc<dyn Fn(u32) + Send + Sync>,
+    /// Tells programs how long flows may stay silent from now on.
+    pub set_timeouts: Box<dyn Fn(&Timeouts) + Send>,
     /// `None` if no sockets are translated.
     pub sockets: Option<UdpSockets>,
 }
 
 impl FlowSweeper {
-    /// Starts sweeping the tables that programs use with these settings. `sockets` is the `SOCKETS` map,
-    /// if sockets are translated.
+    /// Starts sweeping the tables that programs use with the settings in `config`. `sockets` is the
+    /// `SOCKETS` map, if sockets are translated.
     ///
     /// # Errors
     ///
     /// If the settings do not fit the tables, or the kernel's clock cannot be read.
     pub fn start(
         tables: FlowTables,
-        config: &abi::Config,
-        timeouts: &FlowTimeouts,
+        config: MappedArray<abi::Config>,
+        services: MappedArray<abi::ServiceStats>,
         sockets: Option<UdpSockets>,
     ) -> io::Result<Self> {
-        let rate = TickRate::of(config)
+        let settings = config.read(0);
+        let rate = TickRate::of(&settings)
             .ok_or_else(|| misfit("CONFIG has no clock rate: hz is 0 or tick_shift above 31"))?;
         let jiffies = Jiffies::open().map_err(|error| {
             let message = format!("cannot load the program that reads the kernel's clock: {error}");
             io::Error::new(error.kind(), message)
         })?;
+        let half_open = offset_of!(abi::ServiceStats, half_open);
         let kernel = Kernel {
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             grace: Box::new(synchronize_rcu),
+            half_open_ended: Arc::new(move |service| {
+                if service < services.len() {
+                    let count = services.u32_at(service, half_open);
+                    count.fetch_sub(1, Ordering::Relaxed);
+                }
+            }),
+            set_timeouts: Box::new(move |timeouts| set_timeouts(&config, timeouts)),
             sockets,
         };
-        Self::start_with(tables, config, Timeouts::new(timeouts, rate), kernel)
+        Self::start_with(tables, &settings, rate, kernel)
     }
 
     /// As [`Self::start`], for any memory and clock.
@@ -95,7 +107,7 @@ impl FlowSweeper {
     pub fn start_with<R4, R6>(
         tables: FlowTables<R4, R6>,
         config: &abi::Config,
-        timeouts: Timeouts,
+        rate: TickRate,
         kernel: Kernel,
     ) -> io::Result<Self>
     where
@@ -103,12 +115,18 @@ impl FlowSweeper {
         R6: Records<Ip6> + 'static,
     {
         let shared = Arc::<Shared>::default();
+        let ended = || {
+            let ended = kernel.half_open_ended.clone();
+            Box::new(move |service| ended(service))
+        };
         let worker = Worker {
-            v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret)
+            v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret, ended())
                 .ok_or_else(|| misfit("FLOWS4 does not have as many records as CONFIG says"))?,
-            v6: TableSweeper::new(tables.v6, config.flow_mask6, config.secret)
+            v6: TableSweeper::new(tables.v6, config.flow_mask6, config.secret, ended())
                 .ok_or_else(|| misfit("FLOWS6 does not have as many records as CONFIG says"))?,
-            timeouts,
+            configured: config.timeouts,
+            timeouts: config.timeouts,
+            rate,
             kernel,
             removed: Removed::default(),
             passes: 0,
@@ -210,7 +228,10 @@ impl Shared {
 struct Worker<R4, R6> {
     v4: TableSweeper<Ip4, R4>,
     v6: TableSweeper<Ip6, R6>,
+    configured: Timeouts,
+    /// Those in force, shorter under pressure.
     timeouts: Timeouts,
+    rate: TickRate,
     kernel: Kernel,
     removed: Removed,
     passes: u64,
@@ -230,7 +251,10 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
                 Task::Stop => return,
                 Task::EndStale(stale) => {
                     let start = Instant::now();
-                    self.end_stale(&stale);
+                    match (self.kernel.tick)() {
+                        Ok(now) => self.end_stale(&stale, now),
+                        Err(error) => tracing::error!("cannot read the clock: {error}"),
+                    }
                     self.second_look.merge(stale);
                     Arc::make_mut(&mut *self.shared.stats()).removed = self.removed;
                     self.shared.rest((start.elapsed() * 4).min(LONGEST_REST));
@@ -264,8 +288,9 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             self.v6.release();
         }
         if !second_look.is_empty() {
-            self.end_stale(&second_look);
+            self.end_stale(&second_look, now);
         }
+        self.squeeze(v4.fill().max(v6.fill()));
         self.passes += 1;
         let filling = v4.fill() > FILLING || v6.fill() > FILLING;
         let wanted = (v4.scan + v6.scan) * SHARE;
@@ -283,8 +308,18 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    fn end_stale(&mut self, stale: &StaleUdp) {
-        let flows = self.v4.end_stale(stale) + self.v6.end_stale(stale);
+    /// Gives flows the time that there is room for.
+    fn squeeze(&mut self, fill: f64) {
+        let timeouts = under_pressure(&self.configured, fill, self.rate);
+        // Settings that are written anew meanwhile have those configured.
+        if timeouts != self.timeouts || timeouts != self.configured {
+            (self.kernel.set_timeouts)(&timeouts);
+            self.timeouts = timeouts;
+        }
+    }
+
+    fn end_stale(&mut self, stale: &StaleUdp, now: u32) {
+        let flows = self.v4.end_stale(stale, now) + self.v6.end_stale(stale, now);
         self.removed.stale_udp += flows;
         let sockets = self.end_stale_sockets(stale);
         self.removed.stale_sockets += sockets;
@@ -310,6 +345,16 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
                 0
             }
         }
+    }
+}
+
+/// Writes the timeouts into the settings, word by word: programs may read old and new ones side by side,
+/// which are as good as either.
+fn set_timeouts(config: &MappedArray<abi::Config>, timeouts: &Timeouts) {
+    let words = timeouts.tcp.into_iter().chain(timeouts.udp);
+    let words = words.chain([timeouts.port_held, timeouts.shortest]);
+    for (word, offset) in words.zip((offset_of!(abi::Config, timeouts)..).step_by(4)) {
+        config.u32_at(0, offset).store(word, Ordering::Relaxed);
     }
 }
 

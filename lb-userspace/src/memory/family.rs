@@ -7,7 +7,7 @@ use lb_common::{
     addr::{Address, Ip4, Ip6},
 };
 
-use super::{FlowTable, MemoryTables};
+use super::{FlowTable, MemoryTables, shared::HalfOpen};
 
 /// A family whose tables are in [`MemoryTables`].
 pub trait Family: Address + Default {
@@ -31,6 +31,7 @@ pub struct FamilyTables<A: Family> {
     /// By address and IP protocol number.
     pub(super) frontends: HashMap<(SocketAddr, u8), Frontend>,
     pub(super) flows: FlowTable<A>,
+    pub(super) half_open: HalfOpen,
 }
 
 impl<A: Family> FamilyTables<A> {
@@ -38,6 +39,7 @@ impl<A: Family> FamilyTables<A> {
         Self {
             frontends: HashMap::new(),
             flows: FlowTable::new(flow_records),
+            half_open: HalfOpen::new(),
         }
     }
 }

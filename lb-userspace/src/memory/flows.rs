@@ -4,14 +4,24 @@ use std::{cell::UnsafeCell, ptr::NonNull};
 
 use lb_common::{
     flow::{
-        Flow, Hop, Rewrite,
-        table::{self, GROUP, Record, Slots},
+        Flow, Record, Rewrite, Timeouts, end,
+        record::read_tag,
+        stage::STAGES,
+        table::{self, GROUP, GROUPS, Purpose, Slots},
         tag,
     },
-    parse::Tuple,
+    parse::{Segment, Tuple},
 };
 
 use super::Family;
+
+/// Of a table by itself: nothing in it ever ends.
+static NO_TIMEOUTS: Timeouts = Timeouts {
+    tcp: [0; STAGES],
+    udp: [0; STAGES],
+    port_held: 0,
+    shortest: 0,
+};
 
 /// Flow records, searched and claimed by as many threads as like to.
 pub struct FlowTable<A> {
@@ -28,7 +38,7 @@ impl<A: Family> FlowTable<A> {
     /// A table of free records. Their number is rounded up to a power of two that the pipeline can
     /// work with.
     pub fn new(records: u32) -> Self {
-        let records = records.next_power_of_two().max(2 * GROUP);
+        let records = records.next_power_of_two().max(GROUPS * GROUP);
         Self {
             records: (0..records).map(|_| UnsafeCell::new(free())).collect(),
             secret: [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344],
@@ -42,7 +52,7 @@ impl<A: Family> FlowTable<A> {
             .iter()
             .filter_map(|record| NonNull::new(record.get()));
         records
-            .filter(|record| tag::state(table::read_tag(*record)) == tag::LIVE)
+            .filter(|record| tag::in_use(read_tag(*record)))
             // SAFETY: live records keep what identifies them; the rest may be of any moment.
             .map(|record| unsafe { record.read_volatile() })
     }
@@ -73,12 +83,30 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
         self.secret
     }
 
+    fn now(&self) -> u32 {
+        0
+    }
+
+    fn timeouts(&self) -> &Timeouts {
+        &NO_TIMEOUTS
+    }
+
+    fn count_half_open(&self, _service: u32, _change: i32) {}
+
     fn find_index(&self, tuple: &Tuple<A>) -> u64 {
         table::find_index(self, tuple)
     }
 
-    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
-        table::claim_index(self, tuple, opens)
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::claim_index(self, tuple)
+    }
+
+    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
+        table::has_rival(self, tuple, outcome)
+    }
+
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        end::gives_way::<A, _>(self, index, segment, purpose)
     }
 }
 
@@ -90,8 +118,6 @@ fn free<A: Family>() -> Flow<A> {
         destination: A::default(),
         source_port: 0,
         destination_port: 0,
-        seen: 0,
-        pad: 0,
         flags: 0,
         rewrite: Rewrite {
             source: A::default(),
@@ -99,7 +125,12 @@ fn free<A: Family>() -> Flow<A> {
             source_port: 0,
             destination_port: 0,
         },
-        hop: Hop::default(),
+        hop: 0,
+        next: 0,
+        acknowledged: 0,
+        window: 0,
+        pad: 0,
+        detail: 0,
         peer: 0,
         service: 0,
     }

@@ -1,19 +1,29 @@
 //! The tables as a program at a hook sees them, and what such a program does with a frame.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ptr::NonNull,
+};
 
 use lb_common::{
-    abi::{Affinity, AffinityKey, Config, Endpoint, FragmentKey, Frontend, FrontendKey, Plan},
+    abi::{
+        Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        Plan,
+    },
     addr::{Address, Ip4, Ip6},
-    flow::table::{Record, Slots},
+    flow::{
+        Hop as NextHopEntry, Record, Timeouts, end,
+        hop::Hops,
+        table::{self, Purpose, Slots},
+    },
     frame::Frame,
-    parse::{self, Tuple},
+    parse::{self, Segment, Tuple},
     pipeline::{self, Work},
     tables::{NextHop, Services, Tables},
     verdict::{Reason, Verdict},
 };
 
-use super::{Family, MemoryTables, ip};
+use super::{Family, MemoryTables, Route, ip, shared::HOP_ENTRIES};
 
 /// [`MemoryTables`] at a hook; `ANY_DEVICE` as in [`Tables::ANY_DEVICE`].
 #[derive(Clone, Copy)]
@@ -139,28 +149,92 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
         self.tables.flows::<A>().secret()
     }
 
-    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
-        self.tables.flows().find_index(tuple)
+    fn now(&self) -> u32 {
+        Services::<A>::jiffies(self)
     }
 
-    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
-        self.tables.flows().claim_index(tuple, opens)
+    fn timeouts(&self) -> &Timeouts {
+        &self.tables.config.timeouts
+    }
+
+    fn count_half_open(&self, service: u32, change: i32) {
+        self.tables.count_half_open(service, change);
+    }
+
+    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::find_index(self, tuple)
+    }
+
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::claim_index(self, tuple)
+    }
+
+    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
+        table::has_rival(self, tuple, outcome)
+    }
+
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        end::gives_way::<A, _>(self, index, segment, purpose)
+    }
+}
+
+// SAFETY: the entries live, unmoved and aligned, as long as the tables.
+unsafe impl<const ANY_DEVICE: bool> Hops for Hook<'_, ANY_DEVICE> {
+    fn hop_mask(&self) -> u32 {
+        HOP_ENTRIES - 1
+    }
+
+    fn hop(&self, index: u32) -> Option<NonNull<NextHopEntry>> {
+        self.tables.shared.hop(index)
     }
 }
 
 impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     const ANY_DEVICE: bool = ANY_DEVICE;
 
-    fn open_index(&self, work: &mut Work<A>, ifindex: u32, tcp_flags: u8) -> u64 {
-        pipeline::open_index(self, work, ifindex, tcp_flags)
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64 {
+        pipeline::open_index(self, work, ifindex)
     }
 
-    fn ticks(&self) -> u32 {
-        Services::<A>::jiffies(self)
+    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {
+        self.tables.shared.endpoint(endpoint)
     }
 
-    fn next_hop(&self, _protocol: u8, _source: &A, destination: &A) -> NextHop {
-        self.tables.next_hop(ip(*destination))
+    fn half_open(&self, service: u32) -> u32 {
+        let count = self.tables.stats(service).half_open;
+        u32::try_from(count).unwrap_or(0)
+    }
+
+    fn count_gave_way(&self, service: u32) {
+        self.tables.count_gave_way(service);
+    }
+
+    fn half_open_place(&self, index: u32) -> Option<NonNull<u64>> {
+        A::tables(self.tables).half_open.place(index)
+    }
+
+    fn half_open_cursor(&self, ring: u32) -> Option<NonNull<u32>> {
+        A::tables(self.tables).half_open.cursor(ring)
+    }
+
+    fn next_hop(
+        &self,
+        _protocol: u8,
+        _source: &A,
+        destination: &A,
+        hop: &mut NextHopEntry,
+    ) -> NextHop {
+        match self.tables.route(ip(*destination)) {
+            Route::To(found) => {
+                *hop = found;
+                NextHop::Known
+            }
+            Route::Unresolved(ifindex) => {
+                hop.ifindex = ifindex;
+                NextHop::Unresolved
+            }
+            Route::None => NextHop::None,
+        }
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<u32> {

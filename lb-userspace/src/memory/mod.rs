@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{self, Config, Endpoint, ServiceStats},
     addr::{Address, Ip4, Ip6},
-    tables::NextHop,
+    flow,
     verdict::Reason,
 };
 
@@ -35,6 +35,7 @@ mod flows;
 mod frame;
 mod hook;
 mod program;
+mod shared;
 
 /// Everything that packets ask, filled by [`MemoryTables::program`].
 ///
@@ -60,13 +61,23 @@ pub struct MemoryTables {
     detector: LocalDetector,
     /// [`abi::device_flag`]s by interface index less one.
     devices: Vec<u32>,
-    routes: Vec<(IpNet, NextHop)>,
+    routes: Vec<(IpNet, Route)>,
     service_ids: HashMap<(ServicePortName, IpFamily), u32>,
     endpoint_ids: HashMap<(u32, SocketAddr), u32>,
     seconds: AtomicU32,
     random: AtomicU64,
     answers_left: AtomicU32,
     learnt: Mutex<Learnt>,
+    shared: shared::Shared,
+}
+
+/// Where packets to a network leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    To(flow::Hop),
+    /// By a device, to a neighbour whose address is not known yet.
+    Unresolved(u32),
+    None,
 }
 
 /// A programmed service port of one family.
@@ -114,8 +125,8 @@ impl MemoryTables {
     }
 
     /// Sends packets to a network by a next hop; the longest prefix wins.
-    pub fn add_route(&mut self, network: IpNet, hop: NextHop) {
-        self.routes.push((network, hop));
+    pub fn add_route(&mut self, network: IpNet, route: Route) {
+        self.routes.push((network, route));
         // What flows keep is out of date now.
         self.config.hop_generation = self.config.hop_generation.wrapping_add(1);
     }
@@ -197,14 +208,14 @@ impl MemoryTables {
         ranges.iter().any(|range| range.contains(&source))
     }
 
-    fn next_hop(&self, destination: IpAddr) -> NextHop {
+    fn route(&self, destination: IpAddr) -> Route {
         let matching = self
             .routes
             .iter()
             .filter(|(net, _)| net.contains(&destination));
         matching
             .max_by_key(|(net, _)| net.prefix_len())
-            .map_or(NextHop::None, |(_, hop)| *hop)
+            .map_or(Route::None, |(_, route)| *route)
     }
 
     /// SplitMix64 (Steele et al., OOPSLA 2014), of which the upper half is used.
@@ -236,6 +247,16 @@ impl MemoryTables {
         let mut learnt = self.learnt();
         learnt.services.entry(service).or_default().connections += 1;
         *learnt.endpoints.entry(endpoint).or_default() += 1;
+    }
+
+    fn count_half_open(&self, service: u32, change: i32) {
+        let mut learnt = self.learnt();
+        learnt.services.entry(service).or_default().half_open += change;
+    }
+
+    fn count_gave_way(&self, service: u32) {
+        let mut learnt = self.learnt();
+        learnt.services.entry(service).or_default().gave_way += 1;
     }
 
     /// Whole after each change, so a thread that panicked leaves nothing half done.

@@ -15,7 +15,10 @@ use lb_common::{
     parse,
 };
 
-use super::{FamilyTables, Learnt, MemoryTables, Service};
+use super::{
+    FamilyTables, Learnt, MemoryTables, Service,
+    shared::{HALF_OPEN, Shared},
+};
 use crate::{
     config::PortRange,
     model::{Algorithm, IpFamily, Protocol, TrafficPolicy},
@@ -68,6 +71,7 @@ impl MemoryTables {
             random: AtomicU64::new(0),
             answers_left: AtomicU32::new(u32::MAX),
             learnt: Mutex::new(Learnt::default()),
+            shared: Shared::new(),
         }
     }
 
@@ -171,6 +175,7 @@ impl MemoryTables {
     fn add_endpoint(&mut self, service: u32, address: SocketAddr, class: EndpointClass) {
         let next = self.endpoint_ids.len() as u32 + 1;
         let id = *self.endpoint_ids.entry((service, address)).or_insert(next);
+        self.shared.grow(id + 1);
         let mut flags = 0;
         if is_local(class) {
             flags |= endpoint_flag::LOCAL;
@@ -201,6 +206,7 @@ fn config(settings: &Settings<'_>) -> Config {
         snat_first: settings.ports.first.into(),
         snat_count: u32::from(settings.ports.last) - u32::from(settings.ports.first) + 1,
         hz: 1,
+        half_open_mask: HALF_OPEN - 1,
         ..Config::default()
     };
     if settings.masquerade_all {

@@ -262,6 +262,7 @@ impl Programmer {
             let unplaced = EndpointState {
                 slots: [u32::MAX; 2],
                 connections: 0,
+                ..EndpointState::default()
             };
             self.maps.endpoint_states.write(*id, &unplaced);
         }

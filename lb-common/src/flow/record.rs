@@ -1,0 +1,71 @@
+//! How a record changes hands: by compare-and-swap on its tag.
+
+use core::ptr::NonNull;
+
+use super::{Flow, flow_flag, tag};
+use crate::{addr::Address, atomic};
+
+/// A record in the table. One word, as everything that functions of the packet path return: what
+/// does not fit a register goes through the stack, where the verifier loses track of it.
+pub type Record<A> = NonNull<Flow<A>>;
+
+/// The tag as it is now.
+#[inline(always)]
+pub fn read_tag<A>(record: Record<A>) -> u32 {
+    // SAFETY: tables hand out valid records only, and tags are never accessed otherwise than
+    // atomically or volatilely.
+    unsafe { (&raw const (*record.as_ptr()).tag).read_volatile() }
+}
+
+/// Puts a record into another state if its tag is still `seen`; whether it was.
+#[inline(always)]
+pub fn advance<A>(record: Record<A>, seen: u32, state: u32) -> bool {
+    // SAFETY: as for `read_tag`.
+    let tag = unsafe { &raw mut (*record.as_ptr()).tag };
+    // SAFETY: a valid, aligned word.
+    unsafe { atomic::compare_and_swap(tag, seen, tag::with_state(seen, state)) }
+}
+
+/// Takes a record out of sight at tick `now`: the tag it had, if it was this call that did it.
+#[inline(always)]
+pub fn kill<A>(record: Record<A>, now: u32) -> Option<u32> {
+    let seen = read_tag(record);
+    kill_if(record, seen, now).then_some(seen)
+}
+
+/// [`kill`], if the tag is still `seen`; whether it was.
+#[inline(always)]
+pub fn kill_if<A>(record: Record<A>, seen: u32, now: u32) -> bool {
+    if !tag::in_use(seen) {
+        return false;
+    }
+    // First, or somebody would take it for dead long since. SAFETY: the record stays valid. A program
+    // that found it before may write the same word: any of the values will do, they are all of this
+    // moment.
+    unsafe { (&raw mut (*record.as_ptr()).last_seen).write_volatile(now) };
+    advance(record, seen, tag::DEAD)
+}
+
+/// Sets [`flow_flag`]s that packets have shown.
+#[inline(always)]
+pub fn set<A: Address>(record: Record<A>, flags: u32) {
+    // SAFETY: records stay valid; flags of live records are only changed atomically.
+    unsafe { atomic::set_bits(&raw mut (*record.as_ptr()).flags, flags) }
+}
+
+/// Clears [`flow_flag`]s that packets have shown.
+#[inline(always)]
+pub fn clear<A: Address>(record: Record<A>, flags: u32) {
+    // SAFETY: as for `set`.
+    unsafe { atomic::clear_bits(&raw mut (*record.as_ptr()).flags, flags) }
+}
+
+/// A record and its other direction, the client's first.
+#[inline(always)]
+pub fn in_order<A: Address>(record: Record<A>, peer: Record<A>) -> (Record<A>, Record<A>) {
+    // SAFETY: records stay valid, and this flag does not change.
+    match unsafe { record.as_ref() }.has(flow_flag::REPLY) {
+        true => (peer, record),
+        false => (record, peer),
+    }
+}

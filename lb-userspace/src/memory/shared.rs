@@ -1,0 +1,88 @@
+//! Elements that the pipeline changes in place, as programs change those of maps.
+
+use std::{cell::UnsafeCell, ptr::NonNull};
+
+use lb_common::{abi::EndpointState, flow::Hop, pipeline::RINGS};
+
+/// Next hops kept; few are ever in use.
+pub const HOP_ENTRIES: u32 = 64;
+/// Half-open flows of a service before the oldest gives way.
+pub const HALF_OPEN: u32 = 256;
+
+/// Elements that stay where they are.
+struct Elements<T>(Vec<Box<UnsafeCell<T>>>);
+
+// SAFETY: threads reach elements as packets on several CPUs do: atomically, or where any value will do.
+unsafe impl<T: Send> Sync for Elements<T> {}
+
+impl<T: Default> Elements<T> {
+    fn new(count: u32) -> Self {
+        let mut elements = Self(Vec::new());
+        elements.grow(count);
+        elements
+    }
+
+    /// Makes room for `count` elements at least.
+    fn grow(&mut self, count: u32) {
+        let count = self.0.len().max(count as usize);
+        self.0.resize_with(count, Box::default);
+    }
+
+    fn get(&self, index: u32) -> Option<NonNull<T>> {
+        NonNull::new(self.0.get(index as usize)?.get())
+    }
+}
+
+/// What both families share.
+pub struct Shared {
+    hops: Elements<Hop>,
+    endpoints: Elements<EndpointState>,
+}
+
+impl Shared {
+    pub fn new() -> Self {
+        Self {
+            hops: Elements::new(HOP_ENTRIES),
+            endpoints: Elements::new(0),
+        }
+    }
+
+    /// Makes room for endpoints with ids below `ids`.
+    pub fn grow(&mut self, ids: u32) {
+        self.endpoints.grow(ids);
+    }
+
+    pub fn hop(&self, index: u32) -> Option<NonNull<Hop>> {
+        self.hops.get(index)
+    }
+
+    pub fn endpoint(&self, id: u32) -> Option<NonNull<EndpointState>> {
+        self.endpoints.get(id)
+    }
+}
+
+/// The rings of half-open flows.
+pub struct HalfOpen {
+    places: Box<[UnsafeCell<u64>]>,
+    cursors: Box<[UnsafeCell<u32>]>,
+}
+
+// SAFETY: places and cursors are only accessed atomically.
+unsafe impl Sync for HalfOpen {}
+
+impl HalfOpen {
+    pub fn new() -> Self {
+        Self {
+            places: (0..RINGS * HALF_OPEN).map(|_| UnsafeCell::new(0)).collect(),
+            cursors: (0..RINGS).map(|_| UnsafeCell::new(0)).collect(),
+        }
+    }
+
+    pub fn place(&self, index: u32) -> Option<NonNull<u64>> {
+        NonNull::new(self.places.get(index as usize)?.get())
+    }
+
+    pub fn cursor(&self, ring: u32) -> Option<NonNull<u32>> {
+        NonNull::new(self.cursors.get(ring as usize)?.get())
+    }
+}
