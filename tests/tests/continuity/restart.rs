@@ -4,13 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use std::{fs, mem, thread};
 
-use lb_tests::traffic::Protocol;
+use lb_tests::traffic::{Loads, Protocol};
 use lb_tests::{Agent, Condition, Family, Load, Request, Serve, balanced};
 
 use super::maps::{self, Programmed};
-use super::support::{
-    Everywhere, Policy, assert_flawless, cluster_ip, eventually, ground, ground_with,
-};
+use super::support::{Everywhere, Policy, cluster_ip, eventually, ground, ground_with};
 
 #[test]
 fn agents_killed_and_started_again_are_not_noticed() {
@@ -116,12 +114,15 @@ fn a_restart_knows_who_is_a_pod_from_the_start() {
     let (mut ground, _web) = ground_with(Policy::Cluster, &arguments);
     // Without source NAT, a pod of node 2 would answer the client past node 1.
     let outside = Request::http(cluster_ip(Family::V4, Protocol::Http));
-    let load = Load::new(outside).start(ground.lab.client()).unwrap();
+    let mut loads = Loads::beside(ground.lab.router()).unwrap();
+    loads
+        .start(ground.lab.client(), Load::new(outside))
+        .unwrap();
     for _ in 0..5 {
         ground.kill_agents().unwrap();
         ground.start_agents().unwrap();
     }
-    assert_flawless(&load.stop().unwrap());
+    loads.stop().unwrap().assert_flawless();
 }
 
 #[test]
