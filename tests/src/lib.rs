@@ -18,6 +18,7 @@
 //! ```
 
 pub mod agent;
+pub mod another_build;
 pub mod balanced;
 pub mod control_plane;
 pub mod deployment;
