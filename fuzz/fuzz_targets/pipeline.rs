@@ -22,7 +22,7 @@ use node_lb::{
 };
 
 /// Room in each flow table: little, so that inputs fill it, and so that it is forgotten quickly.
-const FLOW_RECORDS: u32 = 1 << 7;
+const FLOW_RECORDS: u32 = 1 << 6;
 
 const ETHERNET: usize = 14;
 
