@@ -125,6 +125,27 @@ pub fn pick<A: Address, S: Services<A>>(
     sticky(services, plan, policy, tuple)
 }
 
+/// Sends a client's later connections to another endpoint than [`pick`] remembers.
+#[inline(never)]
+pub fn remember<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    tuple: &Tuple<A>,
+    endpoint: u32,
+) {
+    let key = AffinityKey {
+        service: plan.service,
+        set: policy as u32,
+        client: tuple.source.to_mapped(),
+    };
+    let affinity = Affinity {
+        endpoint,
+        jiffies: services.jiffies(),
+    };
+    services.remember_affinity(&key, &affinity);
+}
+
 /// Picks under session affinity, and remembers the pick.
 #[inline(never)]
 fn sticky<A: Address, S: Services<A>>(

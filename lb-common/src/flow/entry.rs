@@ -35,9 +35,11 @@ pub struct Flow<A> {
     pub acknowledged: u32,
     /// TCP: the window that it offers, before scaling.
     pub window: u16,
-    pub pad: u16,
-    /// Of the client's direction the endpoint id; of the endpoint's the TCP timestamp of the client's
-    /// FIN, 0 if it had none.
+    /// TCP, with [`flow_flag::MISFIT`]: the tick since when, its lower half.
+    pub misfit_since: u16,
+    /// Of the client's direction the endpoint id. Of the endpoint's, for TCP, the number of its first byte
+    /// while the connection has not proved itself; later the timestamp of the client's FIN, 0 if it had
+    /// none.
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
@@ -75,18 +77,18 @@ pub mod flow_flag {
     pub const FIN: u32 = 1 << 9;
     /// The other side has acknowledged that.
     pub const FIN_ACKED: u32 = 1 << 10;
-    /// It was the first of the two to do so, and may remember the connection (TIME-WAIT).
+    /// It did not know then that the other side had, and may remember the connection (TIME-WAIT).
     pub const CLOSED_FIRST: u32 = 1 << 11;
     /// Its sender has reset the connection.
     pub const RST: u32 = 1 << 12;
     /// The next packet may change the connection's stage: look at it closely.
     pub const WATCH: u32 = 1 << 13;
-    /// The latest segment did not fit the numbers seen before.
+    /// Segments have not fitted the numbers seen before, since [`super::Flow::misfit_since`].
     pub const MISFIT: u32 = 1 << 14;
-    /// Nor did the one before it.
-    pub const MISFITS: u32 = 1 << 15;
-    /// Where the direction's window scale (RFC 7323) begins, of four bits.
+    /// Where the direction's window scale (RFC 7323) begins.
     pub const SCALE_SHIFT: u32 = 16;
+    /// Its four bits.
+    pub const SCALE: u32 = 0xf << SCALE_SHIFT;
 }
 
 /// [`Flow::tag`]: bits 0-2 the state, 3-15 a generation that every claim raises, 16-31 the upper

@@ -360,7 +360,7 @@ pub fn settle<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) -> bool {
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
     let home = hash as u32;
     // Groups that differ, however small the table is.
-    let spread = (hash >> 29) as u32 | GROUP;
+    let spread = (hash >> 29) as u32 & !(GROUP - 1) | GROUP;
     let group = home.wrapping_add((step / GROUP).wrapping_mul(spread));
     group & mask & !(GROUP - 1) | (home ^ step) & (GROUP - 1)
 }

@@ -11,6 +11,9 @@ use crate::{
 /// largest window in common use.
 const REACH: u32 = 1 << 23;
 
+/// More than a SYN can bring along.
+const SYN_DATA: u32 = 1 << 14;
+
 /// Whether the flags ask for a new connection.
 #[inline(always)]
 pub fn opens(flags: u8) -> bool {
@@ -47,6 +50,13 @@ pub fn answers<A: Address>(other: &Flow<A>, segment: &Segment) -> bool {
 #[inline(always)]
 pub fn in_window<A: Address>(receiver: &Flow<A>, sequence: u32) -> bool {
     sequence.wrapping_sub(receiver.acknowledged) <= receiver.open_window()
+}
+
+/// Whether a number acknowledges the SYN that `client` records, if not necessarily the data that came
+/// with it (RFC 7413).
+#[inline(always)]
+pub fn acknowledges_syn<A: Address>(client: &Flow<A>, number: u32) -> bool {
+    client.next.wrapping_sub(number) < SYN_DATA
 }
 
 /// Whether an endpoint in TIME-WAIT, whose client's direction was `closed`, takes a SYN for a new

@@ -58,12 +58,12 @@ pub(super) fn enter<A: Address, T: Tables<A>>(
     // SAFETY: as above.
     work.memory =
         unsafe { atomic::exchange(place.as_ptr(), u64::from(tag) << 32 | u64::from(index)) };
-    give_way(tables, service, work.memory);
+    give_way(tables, work.memory);
 }
 
 /// Ends the flow that had a place before, if it still has not proved itself.
 #[inline(always)]
-fn give_way<A: Address, T: Tables<A>>(tables: &T, service: u32, place: u64) {
+fn give_way<A: Address, T: Tables<A>>(tables: &T, place: u64) {
     let (index, tag) = (place as u32, (place >> 32) as u32);
     if tag::state(tag) != tag::HALF {
         return;
@@ -77,6 +77,7 @@ fn give_way<A: Address, T: Tables<A>>(tables: &T, service: u32, place: u64) {
     };
     let (forward, reply): (Record<A>, _) = in_order(record, peer);
     if end::end(tables, forward, reply, tag) {
-        tables.count_gave_way(service);
+        // SAFETY: as above; a dead record keeps its fields.
+        tables.count_gave_way(unsafe { forward.as_ref() }.service);
     }
 }

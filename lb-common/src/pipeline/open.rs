@@ -6,7 +6,7 @@ use crate::{
     answer::Message,
     flow::{
         Record, Stage, end, flow_flag,
-        stage::idle,
+        stage::{idle, later},
         table, tcp,
     },
     frame::Frame,
@@ -105,6 +105,7 @@ fn find_or_insert<A: Address, T: Tables<A>>(
         // The packet may have come before, and opened a flow then.
         if let Some(record) = table::find_rarely(tables, &work.tuple)
             && !end::reopens(tables, record)
+            && !(reason == Reason::NoEndpoints && ends_silent(tables, record))
         {
             work.reason = Reason::ToEndpoint;
             return Some(record);
@@ -173,14 +174,30 @@ fn moves_on<A: Address, T: Tables<A>>(
     let endpoint = flow.detail;
     let serves = flow.service == route.plan.service
         && service::still_has(tables, route.plan, endpoint, flow);
-    let silent = idle(flow.last_seen, now) >= SILENCE;
-    let moves = end::end_if(tables, record, |stage, _, _| {
-        !serves || stage == Stage::Unreplied && silent
+    let picked_up = flow.has(flow_flag::PICKED_UP);
+    let mut silent = false;
+    let moves = end::end_if(tables, record, |stage, there, back| {
+        silent = idle(later(there.last_seen, back.last_seen), now) >= SILENCE;
+        match stage {
+            // What was taken for a connection under way begins here.
+            Stage::Unreplied => !serves || silent || picked_up,
+            // Whoever still talks to an endpoint that is going has not sent the SYN.
+            _ => !serves && silent,
+        }
     });
-    if moves {
+    if moves && (silent || !serves) {
         work.avoided = endpoint;
     }
     moves
+}
+
+/// Whether a flow whose endpoint is gone has been silent for a moment; it is gone then, too.
+#[inline(always)]
+fn ends_silent<A: Address, T: Tables<A>>(tables: &T, record: Record<A>) -> bool {
+    let now = tables.now();
+    end::end_if(tables, record, |_, there, back| {
+        idle(later(there.last_seen, back.last_seen), now) >= SILENCE
+    })
 }
 
 /// The verdict on a packet that opened no flow.

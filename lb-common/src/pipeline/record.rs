@@ -51,6 +51,10 @@ pub(super) fn insert<A: Address, T: Tables<A>>(
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
     if work.avoided != 0 && tables.endpoint(index)?.id == work.avoided {
         index = plan.set(route.policy).other_than(index, number);
+        if plan.affinity_seconds != 0 {
+            let endpoint = tables.endpoint(index)?.id;
+            select::remember(tables, plan, route.policy, &work.tuple, endpoint);
+        }
     }
     let endpoint = tables.endpoint(index)?;
     let source_nat = route.source_nat(&work.tuple, endpoint);

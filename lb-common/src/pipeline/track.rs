@@ -4,7 +4,7 @@ use super::Work;
 use crate::{
     addr::Address,
     flow::{
-        Flow, Record, end, flow_flag,
+        Flow, Record, flow_flag,
         record::{clear, in_order, read_tag, set},
         table, tag,
         tcp::{self, after},
@@ -12,6 +12,10 @@ use crate::{
     parse::{Segment, tcp_flag},
     tables::Tables,
 };
+
+/// Ticks for which a direction's segments do not fit until they are believed all the same: two seconds at
+/// least. By then its receiver, if it lives, has acknowledged what it really has (RFC 9293, 3.10.7.4).
+const PATIENCE: u16 = 16;
 
 /// Notes what a packet shows. Writes only what changes.
 #[inline(always)]
@@ -67,20 +71,19 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
     }
 }
 
-/// A UDP client that sends again after an answer has got it, or goes on without: either way it is no
-/// single spoofed packet.
+/// A UDP client that sends again after an answer is there: it may well be spoofed, but it has a use for
+/// its flow.
 #[inline(always)]
 fn watch_udp<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, peer: Record<A>) {
     use flow_flag::{REPLY, SEEN, WATCH};
-    // SAFETY: as above.
-    let (flow, other) = unsafe { (record.as_ref(), peer.as_ref()) };
-    if !flow.has(REPLY) && flow.has(SEEN) && other.has(SEEN) {
+    let flags = flags(record);
+    if flags & REPLY == 0 && flags & SEEN != 0 && has(peer, SEEN) {
         prove(tables, record, peer);
     }
-    if !flow.has(SEEN) {
+    if flags & SEEN == 0 {
         set(record, SEEN);
     }
-    if flow.has(REPLY) {
+    if flags & (REPLY | WATCH) == REPLY | WATCH {
         clear(record, WATCH);
     }
 }
@@ -92,110 +95,145 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     peer: Record<A>,
     work: &Work<A>,
 ) {
-    use flow_flag::{CLOSED_FIRST, FIN, FIN_ACKED, MISFIT, MISFITS, REPLY, RST, SEEN, WATCH};
+    use flow_flag::{FIN, FIN_ACKED, MISFIT, RST, SEEN, WATCH};
     // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the values
-    // will do.
+    // will do. Flags change under these references, by the functions of `record` only: see `has`.
     let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
     let (forward, reply) = in_order(record, peer);
     let segment = &work.segment;
-    let seen = read_tag(forward);
-    let half = tag::state(seen) == tag::HALF;
+    let half = tag::state(read_tag(forward)) == tag::HALF;
     if segment.flags & tcp_flag::RST != 0 {
-        if !may_reset(flow, other, segment) {
-            return;
-        }
-        set(record, RST);
-        // Whoever goes on talking did not obey it.
-        set(peer, WATCH);
-        if half {
-            end::end(tables, forward, reply, seen);
+        if may_reset(flow, other, segment) {
+            set(record, RST);
+            // Whoever goes on talking did not obey it.
+            set(peer, WATCH);
         }
         return;
     }
     if segment.flags & tcp_flag::SYN != 0 {
         if half {
-            watch_syn(record, other, segment);
+            watch_syn(record, peer, segment);
         }
         return;
     }
-    // In a handshake the client's first acknowledgement goes on from nothing that it sent.
-    let fits = match !flow.has(SEEN) || half && other.has(SEEN) {
-        true => tcp::answers(other, segment),
-        false => tcp::continues(flow, segment),
-    };
-    if !fits && !(flow.has(SEEN) && flow.has(MISFITS)) {
-        // Several in a row, and none between them that fits: then it is we who have missed something.
-        set(record, if flow.has(MISFIT) { MISFITS } else { MISFIT });
+    if fits(flow, other, segment, half) {
+        if has(record, MISFIT) {
+            clear(record, MISFIT);
+        }
+        if has(peer, MISFIT) {
+            // Its receiver goes on as before: it was not the sender's.
+            clear(peer, MISFIT);
+        }
+    } else if !outlasted(record, peer, tables.now()) {
         return;
     }
-    if segment.flags & tcp_flag::FIN != 0 {
-        if !tcp::in_window(other, segment.sequence) {
-            return;
-        }
-        if !flow.has(FIN) {
-            set(record, FIN | if other.has(FIN) { 0 } else { CLOSED_FIRST });
-            set(peer, WATCH);
-            if !flow.has(REPLY) {
-                // SAFETY: as above.
-                unsafe { (*peer.as_ptr()).detail = segment.stamp };
-            }
-        }
+    let ends = segment.flags & tcp_flag::FIN != 0 && !has(record, FIN);
+    if ends && !tcp::in_window(other, segment.sequence) {
+        return;
     }
     note(flow, segment);
-    if !flow.has(SEEN) {
+    if !has(record, SEEN) {
         set(record, SEEN);
     }
-    if flow.has(MISFIT) {
-        clear(record, MISFIT | MISFITS);
-    }
-    if other.has(RST) {
+    if has(peer, RST) {
         clear(peer, RST);
     }
-    if other.has(FIN) && segment.acknowledged == other.next {
+    if has(peer, FIN) && !has(peer, FIN_ACKED) && segment.acknowledged == other.next {
         set(peer, FIN_ACKED);
     }
-    if half {
-        if !proves(flow, other, segment) {
-            return;
-        }
+    if half && proves(flow, other, segment) {
         prove(tables, forward, reply);
+    } else if half && !flow.has(flow_flag::REPLY) {
+        return;
     }
-    if !other.has(FIN) || other.has(FIN_ACKED) {
+    if ends {
+        note_end(record, peer, segment);
+    }
+    if !has(peer, FIN) || has(peer, FIN_ACKED) {
         clear(record, WATCH);
     }
+}
+
+/// Whether a segment may be its sender's. In a handshake the client's first acknowledgement goes on from
+/// nothing that it sent; later, what one side says tells what to expect of the other one, too.
+#[inline(always)]
+fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bool) -> bool {
+    use flow_flag::SEEN;
+    let goes_on = flow.has(SEEN) && !(half && other.has(SEEN)) && tcp::continues(flow, segment);
+    goes_on || (other.has(SEEN) && tcp::answers(other, segment))
+}
+
+/// Whether a direction has not fitted for so long, without its receiver going on as before, that it is
+/// we who have missed something.
+#[inline(always)]
+fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
+    use flow_flag::{MISFIT, SEEN, WATCH};
+    // SAFETY: as above.
+    let flow = unsafe { &mut *record.as_ptr() };
+    if !flow.has(SEEN) {
+        return false;
+    }
+    if flow.has(MISFIT) {
+        return (now as u16).wrapping_sub(flow.misfit_since) >= PATIENCE;
+    }
+    flow.misfit_since = now as u16;
+    set(record, MISFIT);
+    // Its next segment shows whether it was given something that it could use.
+    set(peer, WATCH);
+    false
 }
 
 /// Whether a RST counts. One that answers a SYN has no number of its own, but acknowledges the SYN.
 #[inline(always)]
 fn may_reset<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment) -> bool {
-    if !other.has(flow_flag::SEEN) {
+    use flow_flag::{PICKED_UP, SEEN};
+    if !other.has(SEEN) {
         // The client takes its SYN back.
         return segment.sequence == flow.next;
     }
-    if !flow.has(flow_flag::SEEN) && segment.flags & tcp_flag::ACK != 0 {
-        return segment.acknowledged == other.next;
+    if !flow.has(SEEN) && !flow.has(PICKED_UP) {
+        return segment.flags & tcp_flag::ACK != 0 && segment.acknowledged == other.next;
     }
     tcp::in_window(other, segment.sequence)
 }
 
 /// A SYN that came again, or its answer.
 #[inline(always)]
-fn watch_syn<A: Address>(record: Record<A>, other: &Flow<A>, segment: &Segment) {
-    use flow_flag::{REPLY, SCALE_SHIFT, SEEN};
+fn watch_syn<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) {
+    use flow_flag::{REPLY, SCALE, SCALE_SHIFT, SEEN};
     // SAFETY: as above.
-    let flow = unsafe { &mut *record.as_ptr() };
+    let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
     let acknowledges = segment.flags & tcp_flag::ACK != 0;
     let counts = match flow.has(REPLY) {
-        true => acknowledges && segment.acknowledged == other.next,
+        true => acknowledges && tcp::acknowledges_syn(other, segment.acknowledged),
         false => !acknowledges && !other.has(SEEN),
     };
     if !counts {
         return;
     }
+    if flow.has(REPLY) {
+        flow.detail = segment.sequence.wrapping_add(1);
+    }
     flow.next = segment.next;
     flow.acknowledged = segment.acknowledged;
     flow.window = segment.window;
+    if has(record, SCALE) {
+        clear(record, SCALE);
+    }
     set(record, SEEN | u32::from(segment.scale) << SCALE_SHIFT);
+}
+
+/// Notes that a segment's sender has ended its half of the connection.
+#[inline(always)]
+fn note_end<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) {
+    use flow_flag::{CLOSED_FIRST, FIN, FIN_ACKED, REPLY, WATCH};
+    let knows = has(peer, FIN_ACKED);
+    set(record, FIN | if knows { 0 } else { CLOSED_FIRST });
+    set(peer, WATCH);
+    if !has(record, REPLY) {
+        // SAFETY: as above.
+        unsafe { (*peer.as_ptr()).detail = segment.stamp };
+    }
 }
 
 /// Whether a segment shows that the client has got what the endpoint sent: of a connection from its
@@ -205,17 +243,33 @@ fn watch_syn<A: Address>(record: Record<A>, other: &Flow<A>, segment: &Segment) 
 fn proves<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment) -> bool {
     use flow_flag::{PICKED_UP, REPLY, SEEN};
     let picked_up = flow.has(PICKED_UP);
-    match flow.has(REPLY) {
-        true => picked_up,
-        false => other.has(SEEN) && (picked_up || segment.acknowledged == other.next),
+    if flow.has(REPLY) {
+        return picked_up;
     }
+    let first = other.detail;
+    let acknowledged = segment.acknowledged.wrapping_sub(first);
+    other.has(SEEN) && (picked_up || acknowledged <= other.next.wrapping_sub(first))
 }
 
 /// Notes that a connection is established.
 #[inline(always)]
 fn prove<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record<A>) {
     if table::settle(tables, forward) {
+        // SAFETY: as above.
+        unsafe { (*reply.as_ptr()).detail = 0 };
         clear(forward, flow_flag::WATCH);
         clear(reply, flow_flag::WATCH);
     }
+}
+
+/// The [`flow_flag`]s as they are now.
+#[inline(always)]
+fn flags<A: Address>(record: Record<A>) -> u32 {
+    // SAFETY: records stay valid; volatile, since it changes under our hands.
+    unsafe { (&raw const (*record.as_ptr()).flags).read_volatile() }
+}
+
+#[inline(always)]
+fn has<A: Address>(record: Record<A>, flag: u32) -> bool {
+    flags(record) & flag != 0
 }

@@ -136,7 +136,7 @@ fn free<A: Family>() -> Flow<A> {
         next: 0,
         acknowledged: 0,
         window: 0,
-        pad: 0,
+        misfit_since: 0,
         detail: 0,
         peer: 0,
         service: 0,

@@ -208,6 +208,9 @@ impl MemoryTables {
     pub fn forget(&mut self) {
         self.v4.flows.clear();
         self.v6.flows.clear();
+        self.v4.half_open.clear();
+        self.v6.half_open.clear();
+        self.shared.clear();
         *self
             .learnt
             .get_mut()

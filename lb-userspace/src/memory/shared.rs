@@ -28,6 +28,12 @@ impl<T: Default> Elements<T> {
         self.0.resize_with(count, Box::default);
     }
 
+    fn clear(&mut self) {
+        for element in &mut self.0 {
+            *element.get_mut() = T::default();
+        }
+    }
+
     fn get(&self, index: u32) -> Option<NonNull<T>> {
         NonNull::new(self.0.get(index as usize)?.get())
     }
@@ -50,6 +56,12 @@ impl Shared {
     /// Makes room for endpoints with ids below `ids`.
     pub fn grow(&mut self, ids: u32) {
         self.endpoints.grow(ids);
+    }
+
+    /// Makes all elements what they are at first.
+    pub fn clear(&mut self) {
+        self.hops.clear();
+        self.endpoints.clear();
     }
 
     pub fn hop(&self, index: u32) -> Option<NonNull<Hop>> {
@@ -76,6 +88,12 @@ impl HalfOpen {
             places: (0..RINGS * HALF_OPEN).map(|_| UnsafeCell::new(0)).collect(),
             cursors: (0..RINGS).map(|_| UnsafeCell::new(0)).collect(),
         }
+    }
+
+    /// Makes all places free.
+    pub fn clear(&mut self) {
+        self.places.iter_mut().for_each(|place| *place.get_mut() = 0);
+        self.cursors.iter_mut().for_each(|cursor| *cursor.get_mut() = 0);
     }
 
     pub fn place(&self, index: u32) -> Option<NonNull<u64>> {

@@ -1,17 +1,22 @@
 //! When flows end, and what is counted.
 
 use lb_common::flow::{
-    tag,
-    tcp::{FIN, RST, SEEN, Stage},
+    Stage,
+    flow_flag::{CLOSED_FIRST, FIN, FIN_ACKED, RST, SEEN},
+    record, tag,
 };
 use node_lb::model::Protocol;
 
 use super::table::{NewFlow, Sweeping, Table};
 
+/// What a direction shows that has ended, if the other side knows it.
+const ENDED: u32 = SEEN | FIN | FIN_ACKED;
+
 #[test]
 fn each_stage_ends_after_its_timeout() {
     for (flow, stage, seconds) in [
-        (NewFlow::tcp(1).seen(SEEN, 0), Stage::Unreplied, 60),
+        (NewFlow::tcp(1).half().seen(SEEN, 0), Stage::Unreplied, 60),
+        (NewFlow::tcp(1).half().seen(SEEN, SEEN), Stage::Handshake, 60),
         (NewFlow::tcp(1).seen(SEEN, SEEN), Stage::Established, 86_400),
         (
             NewFlow::tcp(1).seen(SEEN | FIN, SEEN),
@@ -19,23 +24,31 @@ fn each_stage_ends_after_its_timeout() {
             3_600,
         ),
         (
-            NewFlow::tcp(1).seen(SEEN | FIN, SEEN | FIN),
-            Stage::Closed,
-            5,
+            NewFlow::tcp(1).seen(ENDED, SEEN | FIN),
+            Stage::HalfClosed,
+            3_600,
         ),
+        (NewFlow::tcp(1).seen(ENDED, ENDED), Stage::Closed, 5),
         (NewFlow::tcp(1).seen(SEEN, SEEN | RST), Stage::Closed, 5),
         // The endpoint may remember the node's port.
         (
-            NewFlow::tcp(1).source_nat().seen(SEEN | FIN, SEEN | FIN),
+            NewFlow::tcp(1).source_nat().seen(ENDED, ENDED | CLOSED_FIRST),
             Stage::Closed,
             60,
         ),
+        // It does not if the client closed first.
         (
-            NewFlow::tcp(1).source_nat().seen(SEEN | FIN, SEEN | RST),
+            NewFlow::tcp(1).source_nat().seen(ENDED | CLOSED_FIRST, ENDED),
             Stage::Closed,
             5,
         ),
-        (NewFlow::udp(1).seen(SEEN, 0), Stage::Unreplied, 30),
+        (
+            NewFlow::tcp(1).source_nat().seen(ENDED, ENDED | CLOSED_FIRST | RST),
+            Stage::Closed,
+            5,
+        ),
+        (NewFlow::udp(1).half().seen(SEEN, 0), Stage::Unreplied, 30),
+        (NewFlow::udp(1).half().seen(SEEN, SEEN), Stage::Handshake, 30),
         (NewFlow::udp(1).seen(SEEN, SEEN), Stage::Established, 120),
     ] {
         let protocol = if flow.udp {
@@ -53,12 +66,14 @@ fn each_stage_ends_after_its_timeout() {
             assert!(table.has(&flow), "{flow:?}");
             assert_eq!(sweeping.stats.flows.of(protocol, stage), 1, "{flow:?}");
             assert_eq!(sweeping.services.of(flow.service), 1);
+            assert_eq!(table.half_open(), flow.half.into(), "{flow:?}");
 
             sweeping.pass(start.wrapping_add(seconds + 1));
             assert!(!table.has(&flow), "{flow:?}");
             assert_eq!(sweeping.removed.expired.of(protocol, stage), 1, "{flow:?}");
             assert_eq!(table.count(tag::TOMB), 2, "both directions are free");
             assert_eq!(sweeping.stats.flows.total(), 0);
+            assert_eq!(table.half_open(), 0, "{flow:?}");
         }
     }
 }
@@ -109,7 +124,7 @@ fn half_a_flow_is_ended_when_the_other_half_does_not_come() {
         table.open(&flow).unwrap();
         table.open(&whole).unwrap();
         let (forward, reply) = table.pair(&flow).unwrap();
-        lb_common::flow::table::kill([forward, reply][killed]);
+        record::kill([forward, reply][killed], 0);
 
         let mut passes = 0;
         while sweeping.removed.orphans == 0 {
@@ -149,16 +164,16 @@ fn closed_flows_end_sooner_in_a_crowded_table() {
     let mut sweeping = Sweeping::new(&table);
     let closed = [
         NewFlow::tcp(0).seen(SEEN | RST, SEEN),
-        NewFlow::tcp(0).source_nat().seen(SEEN | FIN, SEEN | FIN),
+        NewFlow::tcp(0).source_nat().seen(ENDED, ENDED | CLOSED_FIRST),
     ];
-    let wanted = (0..250).flat_map(|n| {
+    let wanted = (0..450).flat_map(|n| {
         closed.map(|flow| NewFlow {
             client: n * 2 + u32::from(flow.source_nat),
             ..flow
         })
     });
     let flows: Vec<_> = wanted.filter(|flow| table.open(flow).is_some()).collect();
-    assert!(flows.len() * 2 > 1024 * 4 / 10, "{} flows", flows.len());
+    assert!(flows.len() * 2 > 1024 * 8 / 10, "{} flows", flows.len());
 
     sweeping.pass(2);
     assert!(flows.iter().all(|flow| table.has(flow)));
@@ -234,6 +249,6 @@ fn a_hundred_thousand_flows_a_second_end_as_they_come() {
 
 /// Opens flows that have been closed both ways at a second; how many there was room for.
 fn open_closed(table: &Table, clients: std::ops::Range<u32>, at: u32) -> usize {
-    let flows = clients.map(|n| NewFlow::tcp(n).seen(SEEN | FIN, SEEN | FIN).at(at));
+    let flows = clients.map(|n| NewFlow::tcp(n).seen(ENDED, ENDED).at(at));
     flows.filter(|flow| table.open(flow).is_some()).count()
 }

@@ -11,8 +11,8 @@ use std::{
 };
 
 use lb_common::flow::{
-    tag,
-    tcp::{RST, SEEN},
+    flow_flag::{RST, SEEN},
+    record, tag,
 };
 
 use super::table::{NewFlow, Sweeping, Table};
@@ -165,7 +165,7 @@ impl Cpu {
                 None => State::Absent,
             },
             State::Open => {
-                let (mut forward, mut reply) =
+                let (mut forward, reply) =
                     self.table.pair(&flow).expect("an open flow is not found");
                 assert!(
                     self.table.has(&flow),
@@ -178,11 +178,9 @@ impl Cpu {
                         State::Absent
                     }
                     1 | 2 => {
+                        record::set(reply, RST);
                         // SAFETY: one CPU writes a flow's times here.
-                        unsafe {
-                            reply.as_mut().seen = SEEN | RST;
-                            forward.as_mut().last_seen = now;
-                        }
+                        unsafe { forward.as_mut() }.last_seen = now;
                         State::Closed
                     }
                     _ => State::Open,

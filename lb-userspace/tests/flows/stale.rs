@@ -184,7 +184,7 @@ fn new_flow(rows: &Conntrack, row: &ConntrackFlow, client: u32) -> NewFlow {
 fn end_stale(table: &Arc<Table>, id: u32, serving: impl IntoIterator<Item = SocketAddr>) -> u64 {
     let mut stale = StaleUdp::default();
     stale.add(id, serving);
-    Sweeping::new(table).sweeper().end_stale(&stale)
+    Sweeping::new(table).sweeper().end_stale(&stale, 0)
 }
 
 fn planned(service: &Service, slices: &[EndpointSlice]) -> ServicePlan {

@@ -7,31 +7,54 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use lb_common::{
     addr::Ip4,
     flow::{
-        Flow, flow_flag,
-        table::{self, Record, Refused, Slots},
+        Flow, Record, Timeouts, end, flow_flag,
+        record::{self, read_tag},
+        table::{self, Claim, Purpose, Refused, Slots},
         tag,
     },
-    parse::{TCP, Tuple, UDP},
+    parse::{Segment, TCP, Tuple, UDP, tcp_flag},
 };
-use node_lb::flows::{
-    Records, Timeouts,
-    clock::TickRate,
-    stats::{Removed, ServiceCounts, TableStats},
-    sweep::TableSweeper,
+use node_lb::{
+    config::FlowTimeouts,
+    flows::{
+        Records,
+        clock::TickRate,
+        stats::{Removed, ServiceCounts, TableStats},
+        sweep::TableSweeper,
+        timeouts, under_pressure,
+    },
 };
 
 /// One tick is one second.
 pub const RATE: TickRate = TickRate { hz: 1, shift: 0 };
 const SECRET: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
 
-pub struct Table(Box<[UnsafeCell<Flow<Ip4>>]>);
+/// A plain SYN.
+pub const SYN: Segment = Segment {
+    sequence: 0,
+    next: 1,
+    acknowledged: 0,
+    stamp: 0,
+    window: 0,
+    flags: tcp_flag::SYN,
+    scale: 0,
+};
+
+pub struct Table {
+    records: Box<[UnsafeCell<Flow<Ip4>>]>,
+    /// Seconds, as programs see them.
+    clock: AtomicU32,
+    timeouts: Timeouts,
+    /// Flows that have not proved themselves, as programs and sweeper have counted them.
+    half_open: AtomicI32,
+}
 
 // SAFETY: used as the kernel and the agent use their shared memory: tags atomically, all else by who
 // owns the record.
@@ -40,10 +63,31 @@ unsafe impl Sync for Table {}
 unsafe impl Send for Table {}
 
 impl Table {
+    /// A table in which no claim ends a flow that is over.
     pub fn new(records: usize) -> Arc<Self> {
+        Self::with_timeouts(records, Timeouts::default())
+    }
+
+    /// A table whose claims end what has been silent for longer.
+    pub fn with_timeouts(records: usize, timeouts: Timeouts) -> Arc<Self> {
         // SAFETY: numbers only.
         let empty = || UnsafeCell::new(unsafe { zeroed() });
-        Arc::new(Self((0..records).map(|_| empty()).collect()))
+        Arc::new(Self {
+            records: (0..records).map(|_| empty()).collect(),
+            clock: AtomicU32::new(0),
+            timeouts,
+            half_open: AtomicI32::new(0),
+        })
+    }
+
+    /// Sets the time that programs see.
+    pub fn set_clock(&self, seconds: u32) {
+        self.clock.store(seconds, Ordering::SeqCst);
+    }
+
+    /// Flows that have not proved themselves.
+    pub fn half_open(&self) -> i32 {
+        self.half_open.load(Ordering::SeqCst)
     }
 
     /// Opens a flow as the packet path does: both directions or none.
@@ -54,10 +98,9 @@ impl Table {
     /// The same, with a pause wherever others can see it half done.
     pub fn open_slowly(&self, flow: &NewFlow, pause: impl Fn()) -> Option<Record<Ip4>> {
         let (tuple, answers) = (flow.tuple(), flow.answers());
-        let mut refused = Refused::default();
-        let forward = table::claim(self, &tuple, false, &mut refused)?;
+        let forward = self.claim(&tuple).ok()?;
         pause();
-        let Some(reply) = table::claim(self, &answers, false, &mut refused) else {
+        let Ok(reply) = self.claim(&answers) else {
             forward.release();
             return None;
         };
@@ -66,28 +109,33 @@ impl Table {
         unsafe {
             let (there, back) = (there.as_mut(), back.as_mut());
             let indices = (there.peer, back.peer);
-            let flags = if flow.udp { flow_flag::UDP } else { 0 }
-                | if flow.source_nat {
-                    flow_flag::SOURCE_NAT
-                } else {
-                    0
-                };
-            fill(there, &tuple, &answers, flow, flags);
-            fill(back, &answers, &tuple, flow, flags | flow_flag::REPLY);
+            let udp = if flow.udp { flow_flag::UDP } else { 0 };
+            let source_nat = if flow.source_nat { flow_flag::SOURCE_NAT } else { 0 };
+            let flags = udp | source_nat;
+            fill(there, &tuple, &answers, flow, flags | flow.seen.0);
+            fill(back, &answers, &tuple, flow, flags | flow.seen.1 | flow_flag::REPLY);
             (back.peer, there.peer) = indices;
         }
         pause();
-        reply.publish();
+        reply.publish(tag::LIVE);
         pause();
-        forward.publish();
+        let state = if flow.half { tag::HALF } else { tag::LIVE };
+        forward.publish(state);
+        if flow.half {
+            self.half_open.fetch_add(1, Ordering::SeqCst);
+        }
         Some(there)
     }
 
     /// Claims a flow's first record and goes no further.
     pub fn claim_only(&self, flow: &NewFlow) {
-        let mut refused = Refused::default();
         // A claim is given back or published by hand, never by being dropped.
-        assert!(table::claim(self, &flow.tuple(), false, &mut refused).is_some());
+        assert!(self.claim(&flow.tuple()).is_ok());
+    }
+
+    fn claim(&self, tuple: &Tuple<Ip4>) -> Result<Claim<Ip4>, Refused> {
+        let mut refused = Refused::default();
+        table::claim(self, tuple, &SYN, Purpose::Plain, &mut refused).ok_or(refused)
     }
 
     /// Ends a flow as the packet path does.
@@ -98,9 +146,10 @@ impl Table {
     /// The same, with a pause when it is half done.
     pub fn end_slowly(&self, record: Record<Ip4>, pause: impl Fn()) {
         let peer = self.slot(self.peer(record)).unwrap();
-        if table::kill(record) {
+        let now = self.now();
+        if record::kill_if(record, read_tag(record), now) {
             pause();
-            table::kill(peer);
+            record::kill(peer, now);
         }
     }
 
@@ -121,11 +170,11 @@ impl Table {
     }
 
     fn len(&self) -> u32 {
-        self.0.len() as u32
+        self.records.len() as u32
     }
 
     fn tag(&self, index: u32) -> &AtomicU32 {
-        let flow = self.0[index as usize].get();
+        let flow = self.records[index as usize].get();
         // SAFETY: tags are only accessed atomically or volatilely.
         unsafe { AtomicU32::from_ptr(&raw mut (*flow).tag) }
     }
@@ -143,7 +192,7 @@ unsafe impl Slots<Ip4> for Table {
     }
 
     fn slot(&self, index: u32) -> Option<Record<Ip4>> {
-        NonNull::new(self.0.get(index as usize)?.get())
+        NonNull::new(self.records.get(index as usize)?.get())
     }
 
     fn secret(&self) -> [u64; 2] {
@@ -154,8 +203,28 @@ unsafe impl Slots<Ip4> for Table {
         table::find_index(self, tuple)
     }
 
-    fn claim_index(&self, tuple: &Tuple<Ip4>, opens: bool) -> u64 {
-        table::claim_index(self, tuple, opens)
+    fn claim_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        table::claim_index(self, tuple)
+    }
+
+    fn has_rival(&self, tuple: &Tuple<Ip4>, outcome: u64) -> bool {
+        table::has_rival(self, tuple, outcome)
+    }
+
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        end::gives_way::<Ip4, _>(self, index, segment, purpose)
+    }
+
+    fn now(&self) -> u32 {
+        self.clock.load(Ordering::SeqCst)
+    }
+
+    fn timeouts(&self) -> &Timeouts {
+        &self.timeouts
+    }
+
+    fn count_half_open(&self, _service: u32, change: i32) {
+        self.half_open.fetch_add(change, Ordering::SeqCst);
     }
 }
 
@@ -183,16 +252,24 @@ impl Records<Ip4> for View {
         self.table.tag(index)
     }
 
+    fn last_seen(&self, index: u32) -> &AtomicU32 {
+        let flow = self.table.records[index as usize].get();
+        // SAFETY: inside the table; programs write it as a whole.
+        unsafe { AtomicU32::from_ptr(&raw mut (*flow).last_seen) }
+    }
+
     fn read(&self, index: u32) -> Flow<Ip4> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         // SAFETY: inside the table; volatile, since programs may write the times.
-        unsafe { self.table.0[index as usize].get().read_volatile() }
+        unsafe { self.table.records[index as usize].get().read_volatile() }
     }
 }
 
 /// A sweeper and what it says.
 pub struct Sweeping {
     sweeper: TableSweeper<Ip4, View>,
+    configured: Timeouts,
+    /// Those in force, shorter under pressure.
     timeouts: Timeouts,
     reads: Arc<AtomicU64>,
     pub stats: TableStats,
@@ -204,11 +281,15 @@ impl Sweeping {
     pub fn new(table: &Arc<Table>) -> Self {
         let view = View::new(table);
         let reads = view.reads.clone();
-        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET);
+        let counted = table.clone();
+        let ended = Box::new(move |_| _ = counted.half_open.fetch_sub(1, Ordering::SeqCst));
+        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, ended);
+        let configured = timeouts(&FlowTimeouts::default(), RATE);
         Self {
             sweeper: sweeper.unwrap(),
             reads,
-            timeouts: Timeouts::new(&node_lb::config::FlowTimeouts::default(), RATE),
+            configured,
+            timeouts: configured,
             stats: TableStats::default(),
             services: ServiceCounts::default(),
             removed: Removed::default(),
@@ -230,6 +311,7 @@ impl Sweeping {
             grace();
         }
         self.sweeper.release();
+        self.timeouts = under_pressure(&self.configured, self.stats.fill(), RATE);
     }
 
     /// Records read since this was asked last.
@@ -252,8 +334,10 @@ pub struct NewFlow {
     pub service: u32,
     pub udp: bool,
     pub source_nat: bool,
-    /// Of the two directions.
-    pub seen: (u8, u8),
+    /// [`flow_flag`]s that the packets of the two directions have shown.
+    pub seen: (u32, u32),
+    /// Whether it has not proved itself.
+    pub half: bool,
     pub last_seen: u32,
 }
 
@@ -267,6 +351,7 @@ impl NewFlow {
             udp: false,
             source_nat: false,
             seen: (0, 0),
+            half: false,
             last_seen: 0,
         }
     }
@@ -285,11 +370,15 @@ impl NewFlow {
         }
     }
 
-    pub fn seen(self, forward: u8, reply: u8) -> Self {
+    pub fn seen(self, forward: u32, reply: u32) -> Self {
         Self {
             seen: (forward, reply),
             ..self
         }
+    }
+
+    pub fn half(self) -> Self {
+        Self { half: true, ..self }
     }
 
     pub fn at(self, last_seen: u32) -> Self {
@@ -332,14 +421,12 @@ fn fill(
     tuple: &Tuple<Ip4>,
     opposite: &Tuple<Ip4>,
     flow: &NewFlow,
-    flags: u16,
+    flags: u32,
 ) {
-    let reply = flags & flow_flag::REPLY != 0;
     record.source = tuple.source;
     record.destination = tuple.destination;
     record.source_port = tuple.source_port;
     record.destination_port = tuple.destination_port;
-    record.seen = if reply { flow.seen.1 } else { flow.seen.0 };
     record.flags = flags;
     record.last_seen = flow.last_seen;
     record.service = flow.service;

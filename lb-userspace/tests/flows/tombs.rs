@@ -1,8 +1,8 @@
 //! When freed records become ones that a search may end at.
 
 use lb_common::flow::{
+    flow_flag::{RST, SEEN},
     tag,
-    tcp::{RST, SEEN},
 };
 
 use super::table::{NewFlow, Sweeping, Table};

@@ -14,14 +14,14 @@ use lb_common::{
     addr::Ip6,
     flow::{
         Flow,
+        flow_flag::{RST, SEEN},
         table::Slots as _,
         tag,
-        tcp::{RST, SEEN},
     },
 };
 use node_lb::{
     config::FlowTimeouts,
-    flows::{FlowSweeper, FlowTables, Kernel, Records, StaleUdp, Timeouts},
+    flows::{FlowSweeper, FlowTables, Kernel, Records, StaleUdp, timeouts},
 };
 
 use super::table::{NewFlow, RATE, Table, View};
@@ -121,10 +121,11 @@ fn a_mask_larger_than_the_table_is_refused() {
     let kernel = Kernel {
         tick: Box::new(|| Ok(0)),
         grace: Box::new(|| {}),
+        half_open_ended: Arc::new(|_| {}),
+        set_timeouts: Box::new(|_| {}),
         sockets: None,
     };
-    let timeouts = Timeouts::new(&FlowTimeouts::default(), RATE);
-    let error = FlowSweeper::start_with(tables, &config, timeouts, kernel).unwrap_err();
+    let error = FlowSweeper::start_with(tables, &config, RATE, kernel).unwrap_err();
     assert!(error.to_string().contains("FLOWS4"), "{error}");
 }
 
@@ -133,6 +134,7 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
         flow_mask4: table.mask(),
         flow_mask6: 63,
         secret: table.secret(),
+        timeouts: timeouts(&FlowTimeouts::default(), RATE),
         ..Config::default()
     };
     let tables = FlowTables {
@@ -142,10 +144,11 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
     let kernel = Kernel {
         tick: Box::new(move || Ok(now)),
         grace: Box::new(grace),
+        half_open_ended: Arc::new(|_| {}),
+        set_timeouts: Box::new(|_| {}),
         sockets: None,
     };
-    let timeouts = Timeouts::new(&FlowTimeouts::default(), RATE);
-    FlowSweeper::start_with(tables, &config, timeouts, kernel).unwrap()
+    FlowSweeper::start_with(tables, &config, RATE, kernel).unwrap()
 }
 
 /// Far above what anything here takes, for machines that are busy with other tests.
@@ -173,6 +176,10 @@ impl Records<Ip6> for NoFlows {
 
     fn tag(&self, index: u32) -> &AtomicU32 {
         &self.0[index as usize]
+    }
+
+    fn last_seen(&self, index: u32) -> &AtomicU32 {
+        panic!("record {index} is free")
     }
 
     fn read(&self, index: u32) -> Flow<Ip6> {

@@ -1,11 +1,10 @@
 //! ICMP and ICMPv6 answers: whom they name, what they quote, and when there is none.
 
 use lb_common::{
-    tables::NextHop,
     verdict::{Action, Reason},
 };
 use node_lb::{
-    memory::MemoryTables,
+    memory::{MemoryTables, Route},
     model::{IpFamily, TrafficPolicy},
 };
 
@@ -293,5 +292,5 @@ fn data_of(scene: &Scene, length: usize) -> Vec<u8> {
 
 fn unresolve(tables: &mut MemoryTables, scene: &Scene) {
     let endpoint = scene.endpoint(0).ip();
-    tables.add_route(endpoint.into(), NextHop::Unresolved(3));
+    tables.add_route(endpoint.into(), Route::Unresolved(3));
 }

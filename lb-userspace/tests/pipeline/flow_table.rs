@@ -8,11 +8,12 @@ use std::{
 use lb_common::{
     addr::{Address, Ip4},
     flow::{
-        Flow,
-        table::{self, Claim, Record, Refused, Slots},
+        Flow, Record, Timeouts, end,
+        record::{kill, read_tag},
+        table::{self, Claim, Purpose, Refused, Slots},
         tag,
     },
-    parse::{TCP, Tuple},
+    parse::{Segment, TCP, Tuple},
 };
 use node_lb::memory::{Family, FlowTable};
 use proptest::{collection::vec, prelude::*};
@@ -29,8 +30,8 @@ proptest! {
             prop_assert_eq!(found.is_some(), live.contains_key(&number));
             match (step, found) {
                 (0, Some(record)) => {
-                    prop_assert!(table::kill(record));
-                    prop_assert!(!table::kill(record), "only once");
+                    prop_assert!(kill(record, 0).is_some());
+                    prop_assert!(kill(record, 0).is_none(), "only once");
                     live.remove(&number);
                 }
                 (1, _) => flows.bury_dead(),
@@ -46,9 +47,9 @@ proptest! {
     }
 
     #[test]
-    fn a_search_visits_two_whole_groups(hash: u64, bits in 4..20u32) {
+    fn a_search_visits_whole_groups(hash: u64, bits in 5..20u32) {
         let mask = (1 << bits) - 1;
-        let steps = 2 * table::GROUP;
+        let steps = table::GROUPS * table::GROUP;
         let mut seen: Vec<_> = (0..steps).map(|step| table::position(hash, mask, step)).collect();
         prop_assert!(seen.iter().all(|index| *index <= mask));
         prop_assert_eq!(seen[0], hash as u32 & mask, "home first");
@@ -57,7 +58,7 @@ proptest! {
         prop_assert_eq!(seen.len(), steps as usize);
         let groups: BTreeSet<_> =
             seen.iter().map(|index| index / table::GROUP).collect();
-        prop_assert_eq!(groups.len(), 2);
+        prop_assert_eq!(groups.len(), table::GROUPS as usize);
     }
 }
 
@@ -183,8 +184,28 @@ unsafe impl Slots<Ip4> for Interrupted<'_> {
         table::find_index(self, tuple)
     }
 
-    fn claim_index(&self, tuple: &Tuple<Ip4>, opens: bool) -> u64 {
-        table::claim_index(self, tuple, opens)
+    fn claim_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        table::claim_index(self, tuple)
+    }
+
+    fn has_rival(&self, tuple: &Tuple<Ip4>, outcome: u64) -> bool {
+        table::has_rival(self, tuple, outcome)
+    }
+
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        end::gives_way::<Ip4, _>(self, index, segment, purpose)
+    }
+
+    fn now(&self) -> u32 {
+        self.flows.now()
+    }
+
+    fn timeouts(&self) -> &Timeouts {
+        self.flows.timeouts()
+    }
+
+    fn count_half_open(&self, service: u32, change: i32) {
+        self.flows.count_half_open(service, change);
     }
 }
 
@@ -196,8 +217,8 @@ fn every_claim_raises_the_generation() {
     for _ in 0..4 {
         open(&flows, &tuple, 0).unwrap();
         let record = table::find(&flows, &tuple).unwrap();
-        tags.push(table::read_tag(record));
-        table::kill(record);
+        tags.push(read_tag(record));
+        kill(record, 0);
         flows.bury_dead();
     }
     tags.dedup();
@@ -211,13 +232,14 @@ pub fn open<A: Family>(flows: &FlowTable<A>, tuple: &Tuple<A>, mark: u32) -> Res
 
 fn claim<A: Address, S: Slots<A>>(flows: &S, tuple: &Tuple<A>) -> Result<Claim<A>, Refused> {
     let mut refused = Refused::Exists;
-    table::claim(flows, tuple, false, &mut refused).ok_or(refused)
+    let segment = Segment::default();
+    table::claim(flows, tuple, &segment, Purpose::Plain, &mut refused).ok_or(refused)
 }
 
 fn publish<A: Address>(claim: Claim<A>, tuple: &Tuple<A>, mark: u32) {
     // SAFETY: a claimed record is its claimer's alone.
     write(unsafe { claim.record().as_mut() }, tuple, mark);
-    claim.publish();
+    claim.publish(tag::LIVE);
 }
 
 fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, mark: u32) {

@@ -6,6 +6,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
         Flow,
+        record::kill,
         table::{self, Slots},
     },
     parse::Tuple,
@@ -19,6 +20,7 @@ use node_lb::{
 };
 
 use crate::{
+    conversation::{Conversation, Side},
     hooks::{ingress, through},
     packet::{ACK, FIN, RST, SYN, TCP, UDP},
     scene::{Client, Place, Scene},
@@ -177,28 +179,37 @@ fn room_comes_back_when_flows_end() {
 }
 
 #[test]
-fn a_syn_reopens_a_closing_connection_only() {
-    let (there, back) = (true, false);
+fn a_syn_reopens_a_closed_connection_only() {
+    use Side::{Client, Endpoint};
+    const SHAKEN: [(Side, u8); 2] = [(Endpoint, SYN | ACK), (Client, ACK)];
+    let of = |more: &[(Side, u8)]| [&SHAKEN[..], more].concat();
     for (history, reopens) in [
-        (&[][..], false),
-        (&[(back, SYN | ACK), (there, ACK)], false),
-        (&[(back, SYN | ACK), (there, FIN | ACK)], true),
-        (&[(back, SYN | ACK), (back, FIN | ACK)], true),
-        (&[(there, FIN | ACK), (back, FIN | ACK), (there, ACK)], true),
-        (&[(back, RST | ACK)], true),
-        (&[(there, RST)], true),
+        (vec![], false),
+        (of(&[]), false),
+        (of(&[(Client, FIN | ACK)]), false),
+        (of(&[(Endpoint, FIN | ACK)]), false),
+        (of(&[(Client, FIN | ACK), (Endpoint, ACK)]), false),
+        (of(&[(Client, FIN | ACK), (Endpoint, FIN | ACK)]), false),
+        (
+            of(&[(Client, FIN | ACK), (Endpoint, FIN | ACK), (Client, ACK)]),
+            true,
+        ),
+        (
+            of(&[(Endpoint, FIN | ACK), (Client, FIN | ACK), (Endpoint, ACK)]),
+            true,
+        ),
+        (vec![(Endpoint, RST | ACK)], true),
+        (vec![(Client, RST)], true),
+        (of(&[(Endpoint, RST)]), true),
+        (of(&[(Client, RST)]), true),
     ] {
         for family in [IpFamily::V4, IpFamily::V6] {
             let scene = Scene::new(family, TCP);
             let tables = scene.tables();
-            let (client, target) = (scene.client(4000), scene.target());
-            let first = ingress(&tables, &scene.opening(4000)).read();
-            for (there, flags) in history {
-                let frame = match there {
-                    true => scene.frame(client, target, *flags, b""),
-                    false => scene.frame(first.to(), first.from(), *flags, b""),
-                };
-                ingress(&tables, &frame);
+            let mut talk = Conversation::new(&scene, &tables, 4000);
+            talk.send(Client, SYN, b"");
+            for (side, flags) in &history {
+                talk.send(*side, *flags, b"");
             }
 
             let reason = ingress(&tables, &scene.opening(4000)).reason;
@@ -225,12 +236,8 @@ fn a_closed_flow_does_not_translate_answers_of_a_connection_past_its_service() {
             };
             let tables = scene.tables();
             let (client, endpoint) = (scene.client(4000), scene.endpoint(0));
-            ingress(&tables, &scene.opening(4000));
-            ingress(
-                &tables,
-                &scene.frame(endpoint, client, SYN | ACK, b"answer"),
-            );
-            ingress(&tables, &scene.frame(client, scene.target(), last, b""));
+            let mut talk = Conversation::established(&scene, &tables, 4000);
+            talk.send(Side::Client, last, b"");
 
             let direct = scene.frame(client, endpoint, SYN, b"");
             assert_eq!(ingress(&tables, &direct).frame, direct);
@@ -308,7 +315,7 @@ pub fn kill_all(tables: &MemoryTables, scene: &Scene) {
 fn kill_all_of<A: Family>(tables: &MemoryTables) {
     let flows = tables.flows::<A>();
     for record in (0..=flows.mask()).filter_map(|index| flows.slot(index)) {
-        table::kill(record);
+        kill(record, 0);
     }
 }
 

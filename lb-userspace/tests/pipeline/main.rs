@@ -3,18 +3,23 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod conversation;
 mod hooks;
 mod packet;
 mod read;
 mod scene;
 
 mod answers;
+mod budgets;
+mod connections;
 mod flow_table;
 mod forget;
 mod fragments;
 mod garbage;
+mod hop_cache;
 mod icmp;
 mod limits;
+mod moving;
 mod next_hops;
 mod round_trip;
 mod selection;

@@ -1,10 +1,9 @@
 //! Where packets leave, and which hook sends them.
 
 use lb_common::{
-    tables::NextHop,
     verdict::{Action, Reason},
 };
-use node_lb::memory::MemoryFrame;
+use node_lb::memory::{MemoryFrame, Route};
 
 use crate::{
     hooks::ingress,
@@ -21,7 +20,7 @@ fn next_hops_are_looked_up_again_when_routes_change() {
         let frame = scene.opening(4000);
         assert_eq!(ingress(&tables, &frame).action, Action::Redirect);
 
-        tables.add_route(endpoint.into(), NextHop::None);
+        tables.add_route(endpoint.into(), Route::None);
         let outcome = ingress(&tables, &frame);
         assert_eq!(
             (outcome.action, outcome.reason),
@@ -35,9 +34,9 @@ fn xdp_leaves_what_it_cannot_send_to_a_later_hook() {
     for scene in Scene::each() {
         let endpoint = scene.endpoint(0).ip();
         for unreachable in [
-            NextHop::None,
-            NextHop::Unresolved(1),
-            NextHop::Known(scene::hop(2)),
+            Route::None,
+            Route::Unresolved(1),
+            Route::To(scene::hop(2)),
         ] {
             let mut tables = scene.tables();
             let pod_side = tables.add_device("veth0", 0);

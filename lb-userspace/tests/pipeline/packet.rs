@@ -130,13 +130,58 @@ fn ethernet(address: IpAddr) -> [u8; ETHERNET] {
     header
 }
 
-/// A TCP segment with a valid checksum.
+/// A TCP header to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Tcp {
+    pub sequence: u32,
+    pub acknowledged: u32,
+    pub flags: u8,
+    pub window: u16,
+    /// Window scale (RFC 7323).
+    pub scale: Option<u8>,
+    /// Timestamp (RFC 7323).
+    pub stamp: Option<u32>,
+}
+
+impl Tcp {
+    pub fn new(sequence: u32, acknowledged: u32, flags: u8) -> Self {
+        Self {
+            sequence,
+            acknowledged,
+            flags,
+            window: 0x2000,
+            scale: None,
+            stamp: None,
+        }
+    }
+
+    /// A segment with this header and a valid checksum.
+    pub fn segment(&self, source: SocketAddr, destination: SocketAddr, data: &[u8]) -> Vec<u8> {
+        let mut options = Vec::new();
+        if let Some(stamp) = self.stamp {
+            options.extend([1, 1, 8, 10]);
+            options.extend(stamp.to_be_bytes());
+            options.extend([0; 4]);
+        }
+        if let Some(scale) = self.scale {
+            options.extend([1, 3, 3, scale]);
+        }
+        let mut segment = ports(source, destination);
+        segment.extend(self.sequence.to_be_bytes());
+        segment.extend(self.acknowledged.to_be_bytes());
+        segment.extend([((20 + options.len()) << 2) as u8, self.flags]);
+        segment.extend(self.window.to_be_bytes());
+        segment.extend([0; 4]);
+        segment.extend(options);
+        segment.extend(data);
+        complete(source.ip(), destination.ip(), TCP, &mut segment, 16);
+        segment
+    }
+}
+
+/// A TCP segment with a valid checksum, whose numbers are those of a SYN.
 pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: u8, data: &[u8]) -> Vec<u8> {
-    let mut segment = ports(source, destination);
-    segment.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 0x20, 0, 0, 0, 0, 0]);
-    segment.extend(data);
-    complete(source.ip(), destination.ip(), TCP, &mut segment, 16);
-    segment
+    Tcp::new(1, 2, flags).segment(source, destination, data)
 }
 
 /// A UDP datagram with a valid checksum.

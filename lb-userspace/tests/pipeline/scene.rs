@@ -8,11 +8,10 @@ use std::{
 use lb_common::{
     abi::device_flag,
     flow::{Ethernet, Hop},
-    tables::NextHop,
 };
 use node_lb::{
     config::PortRange,
-    memory::{MemoryTables, Settings},
+    memory::{MemoryTables, Route, Settings},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
         Service, ServicePort, ServiceType, TrafficPolicy,
@@ -51,6 +50,8 @@ pub struct Scene {
     pub internal: TrafficPolicy,
     pub external: TrafficPolicy,
     pub endpoints: Vec<Place>,
+    /// The endpoint that is gone; the others are where they were.
+    pub absent: Option<usize>,
     pub affinity: Option<Duration>,
     pub client: Client,
     pub bypass: bool,
@@ -89,6 +90,7 @@ impl Scene {
             internal: TrafficPolicy::Cluster,
             external: TrafficPolicy::Cluster,
             endpoints: vec![Place::Remote],
+            absent: None,
             affinity: None,
             client: Client::Outside,
             bypass: true,
@@ -164,7 +166,7 @@ impl Scene {
         tables.program(&[self.plan()]);
         let ifindex = tables.add_device("eth0", device_flag::XDP_TARGET);
         for everywhere in ["0.0.0.0/0", "::/0"] {
-            tables.add_route(everywhere.parse().unwrap(), NextHop::Known(hop(ifindex)));
+            tables.add_route(everywhere.parse().unwrap(), Route::To(hop(ifindex)));
         }
         tables
     }
@@ -296,6 +298,7 @@ impl Scene {
     fn slices(&self) -> Vec<EndpointSlice> {
         let places = self.endpoints.iter().enumerate();
         places
+            .filter(|(index, _)| self.absent != Some(*index))
             .map(|(index, place)| {
                 let address = self.endpoint(index);
                 let terminating =
@@ -336,7 +339,7 @@ pub fn hop(ifindex: u32) -> Hop {
         ifindex,
         ethernet: LEFT,
         mtu: MTU,
-        generation: 0,
+        ..Hop::default()
     }
 }
 

@@ -205,7 +205,7 @@ fn maglev_lookup_follows_the_tables() {
         for port in 1..500 {
             let tuple = tuple(&scene, port);
             let row = select::maglev_hash(&tuple) % MAGLEV_ROWS;
-            let index = select::pick(&tables.tc(), &plan, policy, &tuple).unwrap();
+            let index = select::pick(&tables.tc(), &plan, policy, &tuple, port.into()).unwrap();
             let picked = tables.endpoint(index).unwrap();
             let picked = SocketAddr::new(picked.address.into(), picked.port);
             assert_eq!(picked, set[usize::from(table[row as usize])]);
@@ -275,8 +275,8 @@ fn pick_for(tables: &MemoryTables, client: [u8; 4]) -> Option<u32> {
         ..Tuple::default()
     };
     let plan = tables.plan(1)?;
-    let first = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple);
-    let again = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple);
+    let first = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple, 0);
+    let again = select::pick(&tables.tc(), plan, Policy::Cluster, &tuple, u32::MAX);
     assert_eq!(first, again);
     first
 }

@@ -13,6 +13,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
         Flow,
+        record::kill,
         table::{self, Refused},
     },
     verdict::Reason,
@@ -91,7 +92,7 @@ fn threads_claim_and_kill_without_duplicates_or_losses() {
                         let tuple = tuple::<Ip4>(number);
                         match (random >> 28, table::find(flows, &tuple)) {
                             (0..4, Some(record)) => {
-                                if table::kill(record) {
+                                if kill(record, 0).is_some() {
                                     killed.fetch_add(1, Relaxed);
                                 }
                             }

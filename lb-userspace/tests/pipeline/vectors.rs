@@ -6,11 +6,10 @@ use std::{
 };
 
 use lb_common::{
-    tables::NextHop,
     verdict::{Action, Reason},
 };
 use node_lb::{
-    memory::{MemoryTables, Settings},
+    memory::{MemoryTables, Route, Settings},
     plan::{ServicePlan, plan},
 };
 
@@ -63,7 +62,7 @@ fn tables(scenario: &Scenario, fixture: &Fixture) -> MemoryTables {
         .collect();
     tables.program(plans.iter().flat_map(|service| &service.ports));
     for everywhere in ["0.0.0.0/0", "::/0"] {
-        tables.add_route(everywhere.parse().unwrap(), NextHop::Known(scene::hop(1)));
+        tables.add_route(everywhere.parse().unwrap(), Route::To(scene::hop(1)));
     }
     tables
 }

@@ -1,8 +1,8 @@
 use std::{mem::zeroed, sync::atomic::AtomicU32};
 
 use lb_common::flow::{
-    flow_flag, tag,
-    tcp::{FIN, SEEN},
+    flow_flag::{self, FIN, SEEN},
+    tag,
 };
 use serde_json::json;
 
@@ -35,11 +35,12 @@ impl ThreeRecords {
             forward.rewrite.destination,
             forward.rewrite.destination_port,
         ) = (endpoint, 8080);
-        (forward.seen, forward.last_seen) = (SEEN, 100);
+        forward.flags |= SEEN;
+        forward.last_seen = 100;
 
         let mut reply = forward;
-        reply.flags |= flow_flag::REPLY;
-        (reply.seen, reply.last_seen) = (SEEN | FIN, 900);
+        reply.flags |= flow_flag::REPLY | FIN;
+        reply.last_seen = 900;
         (forward.peer, reply.peer) = (1, 0);
         let half = Flow { peer: 2, ..forward };
         let records = [forward, reply, half];
@@ -62,6 +63,10 @@ impl Records<Ip4> for ThreeRecords {
 
     fn tag(&self, index: u32) -> &AtomicU32 {
         &self.1[index as usize]
+    }
+
+    fn last_seen(&self, index: u32) -> &AtomicU32 {
+        panic!("record {index} is not ended here")
     }
 
     fn read(&self, index: u32) -> Flow<Ip4> {

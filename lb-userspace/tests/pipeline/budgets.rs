@@ -1,0 +1,314 @@
+//! What a flood cannot take from others: half-open places, source NAT ports, records.
+
+use std::collections::HashSet;
+
+use lb_common::{
+    addr::Ip4,
+    flow::{Stage, Timeouts, table::GRACE},
+    pipeline::WITHOUT_RING,
+    verdict::Reason,
+};
+use node_lb::{config::PortRange, memory::MemoryTables, model::IpFamily};
+
+use crate::{
+    conversation::{Conversation, Side, half_open},
+    hooks::ingress,
+    packet::{ACK, FIN, RST, SYN, TCP, Tcp, UDP},
+    scene::Scene,
+};
+
+/// Half-open flows that a service has places for: those without a ring, and the ring in memory.
+const PLACES: usize = WITHOUT_RING as usize + RING;
+const RING: usize = 256;
+
+fn scenes() -> impl Iterator<Item = Scene> {
+    [IpFamily::V4, IpFamily::V6].into_iter().map(|family| Scene {
+        flow_records: 1 << 16,
+        ..Scene::new(family, TCP)
+    })
+}
+
+#[test]
+fn in_a_flood_the_oldest_handshake_gives_way() {
+    for scene in scenes() {
+        let tables = scene.tables();
+        let mut opened = Vec::new();
+        for port in 1..=2000 {
+            let mut talk = Conversation::new(&scene, &tables, port);
+            // Answered or not, it has not proved itself.
+            assert_eq!(talk.send(Side::Client, SYN, b"").reason, Reason::Opened);
+            if port % 2 == 0 {
+                talk.send(Side::Endpoint, SYN | ACK, b"");
+            }
+            opened.push(talk);
+        }
+        assert_eq!(half_open(&tables, &scene), PLACES);
+        assert_eq!(tables.stats(1).half_open as usize, PLACES);
+        assert_eq!(tables.stats(1).gave_way as usize, 2000 - PLACES);
+        let kept: Vec<_> = opened.iter().map(|talk| talk.stage().is_some()).collect();
+        assert!(kept[..WITHOUT_RING as usize].iter().all(|kept| *kept));
+        assert!(kept[2000 - RING..].iter().all(|kept| *kept), "the newest");
+        assert!(!kept[WITHOUT_RING as usize..2000 - RING].contains(&true));
+    }
+}
+
+#[test]
+fn who_finishes_the_handshake_stays_whatever_comes_after() {
+    for scene in scenes() {
+        let tables = scene.tables();
+        let mut flood = 20_000u16..;
+        let mut spoof = |count| {
+            for port in flood.by_ref().take(count) {
+                ingress(&tables, &scene.opening(port));
+            }
+        };
+        spoof(500);
+        let mut good = Vec::new();
+        for port in 1..=50 {
+            let mut talk = Conversation::new(&scene, &tables, port);
+            talk.send(Side::Client, SYN, b"");
+            // A round trip, in which a part of the ring is given to others.
+            spoof(RING / 2);
+            talk.send(Side::Endpoint, SYN | ACK, b"");
+            spoof(RING / 4);
+            talk.send(Side::Client, ACK, b"");
+            assert_eq!(talk.stage(), Some(Stage::Established));
+            good.push(talk);
+        }
+        spoof(3 * RING);
+        for talk in &mut good {
+            assert_eq!(talk.stage(), Some(Stage::Established));
+            assert_eq!(talk.send(Side::Client, ACK, b"x").reason, Reason::ToEndpoint);
+        }
+        assert_eq!(tables.stats(1).half_open as usize, half_open(&tables, &scene));
+    }
+}
+
+#[test]
+fn unreplied_datagrams_give_way_too() {
+    for family in [IpFamily::V4, IpFamily::V6] {
+        let scene = Scene {
+            flow_records: 1 << 14,
+            ..Scene::new(family, UDP)
+        };
+        let tables = scene.tables();
+        let first = ingress(&tables, &scene.opening(9)).read();
+        ingress(&tables, &scene.frame(first.to(), first.from(), 0, b"answer"));
+        ingress(&tables, &scene.opening(9));
+        for port in 1000..3000 {
+            ingress(&tables, &scene.opening(port));
+        }
+        assert_eq!(half_open(&tables, &scene), PLACES);
+        let again = ingress(&tables, &scene.opening(9));
+        assert_eq!(again.reason, Reason::ToEndpoint, "who was answered stays");
+        assert_eq!(again.read().from(), first.from());
+    }
+}
+
+#[test]
+fn segments_of_no_connection_open_nothing_while_a_service_is_pressed() {
+    for scene in scenes() {
+        let tables = scene.tables();
+        for port in 1..=WITHOUT_RING as u16 {
+            let stray = scene.frame(scene.client(port), scene.target(), ACK, b"");
+            assert_eq!(ingress(&tables, &stray).reason, Reason::Opened);
+        }
+        let stray = scene.frame(scene.client(5000), scene.target(), ACK, b"");
+        assert_eq!(ingress(&tables, &stray).reason, Reason::StraySegment);
+        assert_eq!(half_open(&tables, &scene), WITHOUT_RING as usize);
+        assert_eq!(ingress(&tables, &scene.opening(5000)).reason, Reason::Opened);
+    }
+}
+
+/// Ports are handed out in turn: one that was just used comes last.
+#[test]
+fn ports_are_used_in_turn() {
+    for scene in scenes() {
+        let ports = PortRange {
+            first: 40_000,
+            last: 40_031,
+        };
+        let scene = Scene { ports, ..scene };
+        let tables = scene.tables();
+        let mut used = Vec::new();
+        for port in 1..=32 {
+            let mut talk = Conversation::established(&scene, &tables, port);
+            used.push(talk.there.unwrap().0.port());
+            talk.close(Side::Client);
+        }
+        let distinct: HashSet<_> = used.iter().collect();
+        assert_eq!(distinct.len(), 32, "each port once before any comes again");
+        // The endpoint has forgotten them all: the client was the first to close.
+        for (port, expected) in (100..132).zip(used) {
+            let talk = Conversation::established(&scene, &tables, port);
+            assert_eq!(talk.there.unwrap().0.port(), expected);
+        }
+    }
+}
+
+/// Where the endpoint closed first, it remembers the port (TIME-WAIT); a SYN that it takes all the same
+/// gets it, another one does not.
+#[test]
+fn a_port_that_the_endpoint_remembers_goes_to_a_syn_that_it_takes() {
+    let newer = |at: u32| at.wrapping_add(10);
+    let older = |at: u32| at.wrapping_sub(10);
+    const STAMP: u32 = u32::MAX - 5;
+    for scene in scenes() {
+        let ports = PortRange {
+            first: 40_000,
+            last: 40_000,
+        };
+        let scene = Scene { ports, ..scene };
+        for (stamps, sequence, stamp, opens) in [
+            // By timestamps, if both have them, whatever the sequence number is.
+            (true, older as fn(u32) -> u32, Some(newer(STAMP)), true),
+            (true, newer, Some(older(STAMP)), false),
+            (true, newer, Some(STAMP), false),
+            // Else by sequence number.
+            (true, newer, None, true),
+            (true, older, None, false),
+            (false, newer, Some(older(STAMP)), true),
+            (false, older, Some(newer(STAMP)), false),
+        ] {
+            let tables = scene.tables();
+            let mut talk = Conversation::new(&scene, &tables, 4000);
+            talk.stamps = [stamps.then_some(STAMP); 2];
+            talk.shake_hands();
+            talk.close(Side::Endpoint);
+            assert_eq!(talk.stage(), Some(Stage::Closed));
+            let syn = Tcp {
+                stamp,
+                ..Tcp::new(sequence(talk.next[0]), 0, SYN)
+            };
+            let mut other = Conversation::new(&scene, &tables, 4001);
+            let reason = other.deliver(Side::Client, syn, b"").reason;
+            let expected = match opens {
+                true => Reason::Opened,
+                false => Reason::SnatPortsExhausted,
+            };
+            assert_eq!(reason, expected, "{stamps} {syn:?}");
+            assert_eq!(talk.stage().is_none(), opens, "its port went to the other");
+        }
+    }
+}
+
+#[test]
+fn a_port_in_use_is_never_taken() {
+    for scene in scenes() {
+        let ports = PortRange {
+            first: 40_000,
+            last: 40_000,
+        };
+        let scene = Scene { ports, ..scene };
+        for last in [ACK, FIN | ACK] {
+            let tables = scene.tables();
+            let mut talk = Conversation::established(&scene, &tables, 4000);
+            talk.send(Side::Endpoint, last, b"");
+            let refused = ingress(&tables, &scene.opening(4001)).reason;
+            assert_eq!(refused, Reason::SnatPortsExhausted);
+            assert!(talk.stage().is_some());
+            // A reset ends it for both sides.
+            talk.send(Side::Endpoint, RST, b"");
+            assert_eq!(ingress(&tables, &scene.opening(4001)).reason, Reason::Opened);
+        }
+    }
+}
+
+/// Nobody sweeps here: what is over makes room for what comes.
+#[test]
+fn room_comes_back_without_an_agent() {
+    for scene in scenes() {
+        let scene = Scene {
+            flow_records: 256,
+            ..scene
+        };
+        let mut tables = scene.tables();
+        tables.config.timeouts = timeouts();
+        let mut seconds = 0;
+        let mut port = 0;
+        for round in 0..40 {
+            let mut opened = 0;
+            for _ in 0..100 {
+                port += 1;
+                let mut talk = Conversation::new(&scene, &tables, port);
+                if talk.send(Side::Client, SYN, b"").reason == Reason::Opened {
+                    talk.send(Side::Endpoint, SYN | ACK, b"");
+                    talk.send(Side::Client, ACK, b"");
+                    talk.close(Side::Client);
+                    opened += 1;
+                }
+                seconds += 1;
+                tables.set_seconds(seconds);
+            }
+            assert!(opened >= 95, "round {round}: {opened}");
+        }
+        assert_eq!(tables.stats(1).half_open as usize, half_open(&tables, &scene));
+    }
+}
+
+#[test]
+fn a_dead_record_is_left_alone_for_the_grace() {
+    let scene = Scene {
+        flow_records: 32,
+        ..Scene::new(IpFamily::V4, TCP)
+    };
+    let mut tables = scene.tables();
+    tables.config.timeouts = timeouts();
+    fill(&scene, &tables);
+    // All are over now, and end as they are passed over; nobody has room yet.
+    tables.set_seconds(100);
+    for port in 1000..1040 {
+        let reason = ingress(&tables, &scene.opening(port)).reason;
+        assert_eq!(reason, Reason::FlowTableFull);
+    }
+    let dead = 32 - tables.flows::<Ip4>().live().count();
+    assert!(dead >= 16, "{dead}");
+    tables.set_seconds(100 + GRACE as u32);
+    assert_eq!(ingress(&tables, &scene.opening(2000)).reason, Reason::FlowTableFull);
+    tables.set_seconds(100 + GRACE as u32 + 1);
+    assert_eq!(ingress(&tables, &scene.opening(2000)).reason, Reason::Opened);
+}
+
+#[test]
+fn what_lives_does_not_make_room() {
+    let scene = Scene {
+        flow_records: 32,
+        ..Scene::new(IpFamily::V4, TCP)
+    };
+    let mut tables = scene.tables();
+    tables.config.timeouts = timeouts();
+    let mut live = Vec::new();
+    for port in 1..=40 {
+        let mut talk = Conversation::new(&scene, &tables, port);
+        if talk.send(Side::Client, SYN, b"").reason == Reason::Opened {
+            talk.send(Side::Endpoint, SYN | ACK, b"");
+            talk.send(Side::Client, ACK, b"");
+            live.push(talk);
+        }
+    }
+    for seconds in [50, 500, 900] {
+        tables.set_seconds(seconds);
+        for port in 1000..1100 {
+            ingress(&tables, &scene.opening(port));
+        }
+        assert!(live.iter().all(|talk| talk.stage() == Some(Stage::Established)));
+    }
+}
+
+/// Opens flows until there is no room left for any.
+fn fill(scene: &Scene, tables: &MemoryTables) {
+    for port in 1..=200 {
+        ingress(tables, &scene.opening(port));
+    }
+    assert_eq!(tables.flows::<Ip4>().live().count(), 32);
+}
+
+fn timeouts() -> Timeouts {
+    Timeouts {
+        tcp: [5, 5, 1000, 100, 2],
+        udp: [5; 5],
+        port_held: 5,
+        shortest: 0,
+    }
+    .with_shortest()
+}

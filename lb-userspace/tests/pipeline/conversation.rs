@@ -1,0 +1,172 @@
+//! A TCP connection through the tables, with the numbers that its two sides would use.
+
+use std::net::SocketAddr;
+
+use lb_common::{
+    addr::{Ip4, Ip6},
+    flow::{Flow, Stage, flow_flag, record::read_tag, table::Slots, tag},
+};
+use node_lb::{
+    memory::{Family, MemoryTables},
+    model::IpFamily,
+};
+
+use crate::{
+    hooks::{Outcome, ingress},
+    packet::{ACK, FIN, Header, SYN, TCP, Tcp},
+    scene::Scene,
+};
+
+/// Who sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Client,
+    Endpoint,
+}
+
+impl Side {
+    pub const BOTH: [Self; 2] = [Self::Client, Self::Endpoint];
+
+    pub fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Endpoint,
+            Self::Endpoint => Self::Client,
+        }
+    }
+}
+
+/// A connection from one of the client's ports.
+pub struct Conversation<'a> {
+    scene: &'a Scene,
+    tables: &'a MemoryTables,
+    port: u16,
+    /// What the endpoint sees: the source, and its own address.
+    pub there: Option<(SocketAddr, SocketAddr)>,
+    /// The next sequence number of each side.
+    pub next: [u32; 2],
+    pub window: u16,
+    pub scale: Option<u8>,
+    /// The timestamp of each side's segments.
+    pub stamps: [Option<u32>; 2],
+}
+
+impl<'a> Conversation<'a> {
+    pub fn new(scene: &'a Scene, tables: &'a MemoryTables, port: u16) -> Self {
+        Self {
+            scene,
+            tables,
+            port,
+            there: None,
+            // Both wrap on the way.
+            next: [u32::MAX - 7, u32::MAX - 3],
+            window: 0x2000,
+            scale: None,
+            stamps: [None; 2],
+        }
+    }
+
+    /// A connection whose handshake is done.
+    pub fn established(scene: &'a Scene, tables: &'a MemoryTables, port: u16) -> Self {
+        let mut conversation = Self::new(scene, tables, port);
+        conversation.shake_hands();
+        conversation
+    }
+
+    pub fn shake_hands(&mut self) {
+        self.send(Side::Client, SYN, b"");
+        self.send(Side::Endpoint, SYN | ACK, b"");
+        self.send(Side::Client, ACK, b"");
+    }
+
+    /// Both sides end it, `first` first.
+    pub fn close(&mut self, first: Side) {
+        self.send(first, FIN | ACK, b"");
+        self.send(first.other(), FIN | ACK, b"");
+        self.send(first, ACK, b"");
+    }
+
+    /// A side's next segment: it has got all that the other one sent.
+    pub fn send(&mut self, side: Side, flags: u8, data: &[u8]) -> Outcome {
+        let outcome = self.deliver(side, self.segment(side, flags), data);
+        let ends = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
+        let next = &mut self.next[side as usize];
+        *next = next.wrapping_add(data.len() as u32 + ends);
+        outcome
+    }
+
+    /// The header of a side's next segment.
+    pub fn segment(&self, side: Side, flags: u8) -> Tcp {
+        let acknowledged = match flags & ACK {
+            0 => 0,
+            _ => self.next[side.other() as usize],
+        };
+        Tcp {
+            window: self.window,
+            scale: self.scale.filter(|_| flags & SYN != 0),
+            stamp: self.stamps[side as usize],
+            ..Tcp::new(self.next[side as usize], acknowledged, flags)
+        }
+    }
+
+    /// Whatever segment, as if from a side: neither side takes note of it.
+    pub fn deliver(&mut self, side: Side, segment: Tcp, data: &[u8]) -> Outcome {
+        let outcome = ingress(self.tables, &self.frame(side, segment, data));
+        if side == Side::Client && outcome.frame.len() > 14 {
+            let read = outcome.read();
+            self.there = Some((read.from(), read.to()));
+        }
+        outcome
+    }
+
+    pub fn frame(&self, side: Side, segment: Tcp, data: &[u8]) -> Vec<u8> {
+        let (from, to) = match side {
+            Side::Client => (self.scene.client(self.port), self.scene.target()),
+            Side::Endpoint => {
+                let (source, endpoint) = self.there.expect("the client sends first");
+                (endpoint, source)
+            }
+        };
+        let bytes = segment.segment(from, to, data);
+        Header::new(from.ip(), to.ip()).frame(TCP, &bytes)
+    }
+
+    /// Where the connection stands; `None` if it has no flow.
+    pub fn stage(&self) -> Option<Stage> {
+        match self.scene.family {
+            IpFamily::V4 => self.stage_of::<Ip4>(),
+            IpFamily::V6 => self.stage_of::<Ip6>(),
+        }
+    }
+
+    fn stage_of<A: Family>(&self) -> Option<Stage> {
+        let (there, back) = self.records::<A>()?;
+        Some(Stage::of(there.tag, there.flags, back.flags))
+    }
+
+    fn records<A: Family>(&self) -> Option<(Flow<A>, Flow<A>)> {
+        let flows = self.tables.flows::<A>();
+        let mut live = flows.live();
+        let there = live.find(|flow| {
+            !flow.has(flow_flag::REPLY) && flow.source_port == self.port
+        })?;
+        let back = flows.slot(there.peer)?;
+        assert!(tag::in_use(read_tag(back)), "half a flow");
+        // SAFETY: one thread.
+        Some((there, unsafe { *back.as_ref() }))
+    }
+}
+
+fn is_half<A>(there: &Flow<A>) -> bool {
+    tag::state(there.tag) == tag::HALF
+}
+
+/// Flows of a service in a table that have not proved themselves.
+pub fn half_open(tables: &MemoryTables, scene: &Scene) -> usize {
+    fn count<A: Family>(tables: &MemoryTables) -> usize {
+        tables.flows::<A>().live().filter(is_half).count()
+    }
+    match scene.family {
+        IpFamily::V4 => count::<Ip4>(tables),
+        IpFamily::V6 => count::<Ip6>(tables),
+    }
+}
