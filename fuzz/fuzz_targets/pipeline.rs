@@ -7,13 +7,12 @@ use std::cell::RefCell;
 use lb_common::{
     checksum,
     flow::{Ethernet, Hop},
-    tables::NextHop,
     verdict::{Action, Reason, Verdict},
 };
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
     config::PortRange,
-    memory::{MemoryFrame, MemoryTables, Settings},
+    memory::{MemoryFrame, MemoryTables, Route, Settings},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
         ServicePort, ServiceType, TrafficPolicy,
@@ -122,10 +121,10 @@ fn tables() -> MemoryTables {
         ifindex: 1,
         ethernet: Ethernet::default(),
         mtu: 1500,
-        generation: 0,
+        ..Hop::default()
     };
     for everywhere in ["0.0.0.0/0", "::/0"] {
-        tables.add_route(everywhere.parse().expect("a network"), NextHop::Known(hop));
+        tables.add_route(everywhere.parse().expect("a network"), Route::To(hop));
     }
     tables
 }

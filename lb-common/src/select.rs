@@ -36,7 +36,10 @@ impl Range {
         let Some(step) = number.checked_rem(others) else {
             return index;
         };
-        let offset = index.wrapping_sub(self.first).wrapping_add(step).wrapping_add(1);
+        let offset = index
+            .wrapping_sub(self.first)
+            .wrapping_add(step)
+            .wrapping_add(1);
         match offset.checked_rem(self.count) {
             Some(offset) => self.first.wrapping_add(offset),
             None => index,

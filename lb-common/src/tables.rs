@@ -4,7 +4,10 @@
 use core::ptr::NonNull;
 
 use crate::{
-    abi::{Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey, Plan},
+    abi::{
+        Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        Plan,
+    },
     addr::{Address, Ip6},
     flow::{Hop, hop::Hops, table::Slots},
     pipeline::Work,

@@ -374,7 +374,9 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
 
     #[inline(always)]
     fn half_open(&self, service: u32) -> u32 {
-        let count = SERVICE_STATS.get(service).map_or(0, |stats| stats.half_open);
+        let count = SERVICE_STATS
+            .get(service)
+            .map_or(0, |stats| stats.half_open);
         u32::try_from(count).unwrap_or(0)
     }
 

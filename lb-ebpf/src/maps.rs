@@ -12,8 +12,8 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend,
-        FrontendKey, HOPS as HOP_COUNT, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceStats, Socket,
-        SocketKey, SourceRangeKey,
+        FrontendKey, HOPS as HOP_COUNT, LocalAddress, MaglevRows, Plan, RejectBudget, Service,
+        ServiceStats, Socket, SocketKey, SourceRangeKey,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},

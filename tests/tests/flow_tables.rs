@@ -13,14 +13,15 @@ use lb_common::{
     abi::Config,
     addr::{Address, Ip4, Ip6},
     flow::{
-        Flow, Rewrite, flow_flag, tag,
-        tcp::{RST, SEEN},
+        Flow, Rewrite,
+        flow_flag::{self, RST, SEEN},
+        tag,
     },
 };
 use node_lb::{
     config::FlowTimeouts,
     datapath::bpf::MappedArray,
-    flows::{FlowSweeper, FlowTables, Jiffies, TickRate, UdpSockets, clock::hz},
+    flows::{FlowSweeper, FlowTables, Jiffies, TickRate, UdpSockets, clock::hz, timeouts},
     model::Protocol,
 };
 
@@ -67,6 +68,7 @@ fn flows_in_the_kernels_tables_are_ended() {
         tick_shift: rate.shift,
         flow_mask4: v4.len() - 1,
         flow_mask6: v6.len() - 1,
+        timeouts: timeouts(&FlowTimeouts::default(), rate),
         ..Config::default()
     };
     let now = rate.tick(Jiffies::open().unwrap().now().unwrap());
@@ -80,8 +82,10 @@ fn flows_in_the_kernels_tables_are_ended() {
         node_lb::datapath::bpf::BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap(),
     );
     let tables = FlowTables { v4, v6 };
-    let timeouts = FlowTimeouts::default();
-    let sweeper = FlowSweeper::start(tables, &config, &timeouts, Some(sockets)).unwrap();
+    let settings = MappedArray::new(&loaded.map("CONFIG").unwrap()).unwrap();
+    settings.write(0, &config);
+    let services = MappedArray::new(&loaded.map("SERVICE_STATS").unwrap()).unwrap();
+    let sweeper = FlowSweeper::start(tables, settings, services, Some(sockets)).unwrap();
     let start = Instant::now();
     while sweeper.stats().passes < 2 {
         assert!(start.elapsed() < Duration::from_secs(20), "no pass");
@@ -110,7 +114,7 @@ fn flows_in_the_kernels_tables_are_ended() {
 }
 
 /// Writes a flow's two records, at `index` and behind it, as if a program had.
-fn insert<A: Address>(records: &MappedArray<Flow<A>>, index: u32, seen: u8, last_seen: u32)
+fn insert<A: Address>(records: &MappedArray<Flow<A>>, index: u32, seen: u32, last_seen: u32)
 where
     Flow<A>: aya::Pod,
 {
@@ -122,16 +126,19 @@ where
         destination: address,
         source_port: 1000,
         destination_port: 80,
-        seen,
-        pad: 0,
-        flags,
+        flags: flags | seen,
         rewrite: Rewrite {
             source: address,
             destination: address,
             source_port: 1000,
             destination_port: 8080,
         },
-        hop: Default::default(),
+        hop: 0,
+        next: 0,
+        acknowledged: 0,
+        window: 0,
+        misfit_since: 0,
+        detail: 0,
         peer,
         service: 1,
     };

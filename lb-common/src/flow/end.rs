@@ -10,6 +10,10 @@ use super::{
 };
 use crate::{addr::Address, parse::Segment};
 
+/// Ticks that a SYN has been without an answer when the same SYN goes to another endpoint: a quarter
+/// of a second at least. Clients wait for longer before they send it again (RFC 6298, 2.1).
+pub const SILENCE: u32 = 3;
+
 /// Whether the flow of the record at `index` makes way for `purpose`; it is gone then.
 #[inline(always)]
 pub fn gives_way<A: Address, S: Slots<A>>(
@@ -21,35 +25,35 @@ pub fn gives_way<A: Address, S: Slots<A>>(
     let Some(record) = slots.slot(index) else {
         return false;
     };
+    // SAFETY: records stay valid, and these flags do not change.
+    let flow = unsafe { record.as_ref() };
+    let (is_reply, picked_up) = (flow.has(flow_flag::REPLY), flow.has(flow_flag::PICKED_UP));
     let now = slots.now();
     end_if(slots, record, |stage, forward, reply| {
         let closed = stage == Stage::Closed;
+        let silence = idle(later(forward.last_seen, reply.last_seen), now);
         match purpose {
             Purpose::Plain => false,
-            Purpose::Open => closed && !is_reply(record),
+            Purpose::Open => closed && !is_reply,
             // The endpoint has forgotten the connection, or takes the SYN all the same.
             Purpose::Port => {
                 let held = holds_port(forward.flags, reply.flags);
                 closed && (!held || tcp::wakes(forward, reply.detail, segment))
             }
+            // What was taken for a connection under way begins with the SYN.
+            Purpose::Again => {
+                !is_reply && stage == Stage::Unreplied && (picked_up || silence >= SILENCE)
+            }
+            // Whoever still talks to an endpoint that is going has not sent the SYN.
+            Purpose::Afresh => {
+                !is_reply && (stage == Stage::Unreplied || closed || silence >= SILENCE)
+            }
+            Purpose::Past => closed,
             Purpose::Nothing => {
-                let timeout = slots.timeouts().of_flow(stage, forward.flags, reply.flags);
-                idle(later(forward.last_seen, reply.last_seen), now) > timeout
+                silence > slots.timeouts().of_flow(stage, forward.flags, reply.flags)
             }
         }
     })
-}
-
-/// Whether a SYN on a found flow opens a new connection instead; the old flow is gone then.
-#[inline(always)]
-pub fn reopens<A: Address, S: Slots<A>>(slots: &S, record: Record<A>) -> bool {
-    !is_reply(record) && end_if(slots, record, |stage, _, _| stage == Stage::Closed)
-}
-
-#[inline(always)]
-fn is_reply<A: Address>(record: Record<A>) -> bool {
-    // SAFETY: records stay valid, and this flag does not change.
-    unsafe { record.as_ref() }.has(flow_flag::REPLY)
 }
 
 /// Takes a flow out of sight if that is true of its stage and its two directions; whether it was.

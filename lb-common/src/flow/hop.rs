@@ -138,13 +138,7 @@ fn read_version(entry: NonNull<Hop>) -> u32 {
 
 /// Writes an entry whose version is still `seen`; its new version.
 #[inline(always)]
-fn write(
-    entry: NonNull<Hop>,
-    seen: u32,
-    found: &Hop,
-    generation: u32,
-    now: u32,
-) -> Option<u32> {
+fn write(entry: NonNull<Hop>, seen: u32, found: &Hop, generation: u32, now: u32) -> Option<u32> {
     if seen & WRITING != 0 {
         return None;
     }

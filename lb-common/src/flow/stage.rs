@@ -137,7 +137,12 @@ mod tests {
             (tag::LIVE, SEEN, SEEN, Stage::Established),
             (tag::LIVE, SEEN | FIN, SEEN, Stage::HalfClosed),
             (tag::LIVE, SEEN, SEEN | FIN, Stage::HalfClosed),
-            (tag::LIVE, SEEN | FIN | FIN_ACKED, SEEN | FIN, Stage::HalfClosed),
+            (
+                tag::LIVE,
+                SEEN | FIN | FIN_ACKED,
+                SEEN | FIN,
+                Stage::HalfClosed,
+            ),
             (
                 tag::LIVE,
                 SEEN | FIN | FIN_ACKED,

@@ -71,6 +71,12 @@ pub enum Purpose {
     Open,
     /// The answers to a SYN with a port of the node's, which a closed flow may let go.
     Port,
+    /// A SYN on a flow whose endpoint may not have answered.
+    Again,
+    /// A SYN on a flow whose endpoint is gone.
+    Afresh,
+    /// A SYN to an endpoint past its Services, whose answers look like the flow's.
+    Past,
     /// Nothing: the flow is in the way and may be over.
     Nothing,
 }
@@ -82,7 +88,10 @@ impl Purpose {
         match purpose {
             1 => Self::Open,
             2 => Self::Port,
-            3 => Self::Nothing,
+            3 => Self::Again,
+            4 => Self::Afresh,
+            5 => Self::Past,
+            6 => Self::Nothing,
             _ => Self::Plain,
         }
     }

@@ -4,11 +4,7 @@ use super::{Work, icmp::answer, record::insert};
 use crate::{
     addr::Address,
     answer::Message,
-    flow::{
-        Record, Stage, end, flow_flag,
-        stage::{idle, later},
-        table, tcp,
-    },
+    flow::{Record, table::Purpose, tcp},
     frame::Frame,
     opaque::rolled,
     parse::{Network, tcp_flag},
@@ -22,10 +18,6 @@ use crate::{
 const LOOKS: usize = 64;
 /// Attempts to open a flow when another CPU gets in the way, or an old flow.
 const ATTEMPTS: usize = 2;
-/// Ticks that a SYN has been without an answer when the same SYN goes to another endpoint: a quarter
-/// of a second at least. Clients wait for longer before they send it again (RFC 6298, 2.1).
-const SILENCE: u32 = 3;
-
 /// What becomes of a packet that opens no flow.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -53,34 +45,14 @@ pub(super) fn open<A: Address, T: Tables<A>>(
 /// The work behind opening a flow: the index of the flow's record, or one that no table has.
 #[inline(always)]
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
-    let Some(record) = find_or_insert(tables, work, ifindex) else {
-        return u64::MAX;
-    };
-    // SAFETY: live records stay valid until every program that can see them ends.
-    match tables.slot(unsafe { record.as_ref() }.peer) {
-        // SAFETY: as above. Its peer's peer is the record itself.
-        Some(peer) => u64::from(unsafe { peer.as_ref() }.peer),
-        None => u64::MAX,
-    }
-}
-
-#[inline(always)]
-fn find_or_insert<A: Address, T: Tables<A>>(
-    tables: &T,
-    work: &mut Work<A>,
-    ifindex: u32,
-) -> Option<Record<A>> {
     let flags = work.segment.flags;
+    let opens = tcp::opens(flags);
     let (service, refusal, reason) = match service::decide(tables, &work.tuple, ifindex) {
         Decision::Pass => (0, Refusal::Pass, Reason::NotService),
         _ if service::is_left_to_another(tables, &work.tuple, flags) => {
             // Our own connection's SYN may have come again.
-            if tcp::opens(flags)
-                && let Some(record) = table::find_rarely(tables, &work.tuple)
-                && !end::reopens(tables, record)
-            {
-                work.reason = Reason::ToEndpoint;
-                return Some(record);
+            if opens && let Some(index) = joined(tables, work, Purpose::Open) {
+                return index;
             }
             (0, Refusal::Pass, Reason::NotService)
         }
@@ -89,26 +61,25 @@ fn find_or_insert<A: Address, T: Tables<A>>(
             (0, Refusal::Pass, Reason::StrayReset)
         }
         Decision::Forward(route) => {
-            if let Some(record) = insert_or_join(tables, work, &route) {
-                return Some(record);
+            let index = insert_or_join(tables, work, &route);
+            if index != NONE {
+                return index;
             }
             (route.plan.service, Refusal::Drop, work.reason)
         }
         Decision::Reject(service, reason) => (service, Refusal::Reject, reason),
         Decision::Drop(service, reason) => (service, Refusal::Drop, reason),
     };
-    if refusal == Refusal::Pass {
-        if tcp::opens(flags) {
-            make_way(tables, work);
-        }
-    } else if tcp::opens(flags) {
+    if opens && refusal == Refusal::Pass {
+        make_way(tables, work);
+    } else if opens {
         // The packet may have come before, and opened a flow then.
-        if let Some(record) = table::find_rarely(tables, &work.tuple)
-            && !end::reopens(tables, record)
-            && !(reason == Reason::NoEndpoints && ends_silent(tables, record))
-        {
-            work.reason = Reason::ToEndpoint;
-            return Some(record);
+        let purpose = match reason {
+            Reason::NoEndpoints => Purpose::Afresh,
+            _ => Purpose::Open,
+        };
+        if let Some(index) = joined(tables, work, purpose) {
+            return index;
         }
     }
     work.refusal = refusal;
@@ -116,44 +87,59 @@ fn find_or_insert<A: Address, T: Tables<A>>(
     if refusal != Refusal::Pass {
         tables.count_refusal(service, reason);
     }
-    None
+    NONE
+}
+
+/// Index of no record.
+const NONE: u64 = u64::MAX;
+
+/// The flow that a SYN has opened before, unless it makes way for a purpose.
+#[inline(always)]
+fn joined<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    purpose: Purpose,
+) -> Option<u64> {
+    let index = tables.find_index(&work.tuple);
+    let known = u32::try_from(index).ok()?;
+    if tables.gives_way(known, &work.segment, purpose) {
+        return None;
+    }
+    work.reason = Reason::ToEndpoint;
+    Some(index)
 }
 
 /// Opens a flow or, where the packet has come before or comes to another CPU at the same moment, joins
 /// the one that it opened there.
 #[inline(always)]
-fn insert_or_join<A: Address, T: Tables<A>>(
-    tables: &T,
-    work: &mut Work<A>,
-    route: &Route,
-) -> Option<Record<A>> {
+fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, route: &Route) -> u64 {
     work.avoided = 0;
     for _ in rolled(ATTEMPTS) {
-        if let Some(record) = insert(tables, work, route) {
-            return Some(record);
+        let index = insert(tables, work, route);
+        if index != NONE || work.reason != Reason::InsertRace {
+            return index;
         }
-        if work.reason != Reason::InsertRace {
-            return None;
-        }
-        if let Some(record) = await_flow(tables, work)
-            && !(tcp::opens(work.segment.flags) && moves_on(tables, work, route, record))
+        let index = await_flow(tables, work);
+        if index != NONE
+            && !(tcp::opens(work.segment.flags) && moves_on(tables, work, route, index))
         {
             work.reason = Reason::ToEndpoint;
-            return Some(record);
+            return index;
         }
     }
-    None
+    NONE
 }
 
 /// The flow of a packet that had one a moment ago, or is getting one.
 #[inline(never)]
-fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Record<A>> {
+fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> u64 {
     for _ in rolled(LOOKS) {
-        if let Some(record) = table::find_rarely(tables, &work.tuple) {
-            return Some(record);
+        let index = tables.find_index(&work.tuple);
+        if index != NONE {
+            return index;
         }
     }
-    None
+    NONE
 }
 
 /// Whether a SYN on a flow goes to another endpoint: the flow's own is gone, or has not answered. The
@@ -163,41 +149,27 @@ fn moves_on<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     route: &Route,
-    record: Record<A>,
+    index: u64,
 ) -> bool {
-    let now = tables.now();
+    let index = index as u32;
+    let Some(record) = tables.slot(index) else {
+        return false;
+    };
     // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
-    if flow.has(flow_flag::REPLY) {
-        return false;
-    }
     let endpoint = flow.detail;
     let serves = flow.service == route.plan.service
         && service::still_has(tables, route.plan, endpoint, flow);
-    let picked_up = flow.has(flow_flag::PICKED_UP);
-    let mut silent = false;
-    let moves = end::end_if(tables, record, |stage, there, back| {
-        silent = idle(later(there.last_seen, back.last_seen), now) >= SILENCE;
-        match stage {
-            // What was taken for a connection under way begins here.
-            Stage::Unreplied => !serves || silent || picked_up,
-            // Whoever still talks to an endpoint that is going has not sent the SYN.
-            _ => !serves && silent,
-        }
-    });
-    if moves && (silent || !serves) {
+    let purpose = if serves {
+        Purpose::Again
+    } else {
+        Purpose::Afresh
+    };
+    let moves = tables.gives_way(index, &work.segment, purpose);
+    if moves {
         work.avoided = endpoint;
     }
     moves
-}
-
-/// Whether a flow whose endpoint is gone has been silent for a moment; it is gone then, too.
-#[inline(always)]
-fn ends_silent<A: Address, T: Tables<A>>(tables: &T, record: Record<A>) -> bool {
-    let now = tables.now();
-    end::end_if(tables, record, |_, there, back| {
-        idle(later(there.last_seen, back.last_seen), now) >= SILENCE
-    })
 }
 
 /// The verdict on a packet that opened no flow.
@@ -234,7 +206,7 @@ pub(super) fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> 
 #[inline(always)]
 fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other = work.tuple.reversed();
-    if let Some(record) = table::find_rarely(tables, &work.other) {
-        end::end_if(tables, record, |stage, _, _| stage == Stage::Closed);
+    if let Ok(index) = u32::try_from(tables.find_index(&work.other)) {
+        tables.gives_way(index, &work.segment, Purpose::Past);
     }
 }

@@ -26,13 +26,26 @@ use crate::{
 /// of those half let it go.
 const SNAT_TRIES: usize = 16;
 
-/// Picks an endpoint and records the flow, both directions or none; [`Work::reason`] says why none.
+/// Picks an endpoint and records the flow, both directions or none: the index of the client's record, or
+/// one that no table has. [`Work::reason`] says why there is none.
 #[inline(always)]
 pub(super) fn insert<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     route: &Route,
-) -> Option<Record<A>> {
+) -> u64 {
+    match try_insert(tables, work, route) {
+        Some(index) => u64::from(index),
+        None => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn try_insert<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    route: &Route,
+) -> Option<u32> {
     let config = tables.config();
     let plan = route.plan;
     let opens = tcp::opens(work.segment.flags);
@@ -121,17 +134,12 @@ pub(super) fn insert<A: Address, T: Tables<A>>(
     enter(tables, work, plan.service, index, published);
     tables.count_connection(plan.service, endpoint.id);
     work.reason = Reason::Opened;
-    Some(there)
+    Some(index)
 }
 
 /// Writes what identifies the endpoint's answers into [`Work::other`].
 #[inline(never)]
-fn answers<A: Address>(
-    work: &mut Work<A>,
-    config: &Config,
-    endpoint: &Endpoint,
-    source_nat: bool,
-) {
+fn answers<A: Address>(work: &mut Work<A>, config: &Config, endpoint: &Endpoint, source_nat: bool) {
     work.other = Tuple {
         source: A::from_mapped(endpoint.address),
         destination: if source_nat {
@@ -159,7 +167,12 @@ fn fill<A: Address>(
     let (there, back) = unsafe { (there.as_mut(), back.as_mut()) };
     let segment = &work.segment;
     let shown = flow_flag::SEEN | u32::from(segment.scale) << flow_flag::SCALE_SHIFT;
-    write(there, &work.tuple, &work.other, flags | shown | flow_flag::WATCH);
+    write(
+        there,
+        &work.tuple,
+        &work.other,
+        flags | shown | flow_flag::WATCH,
+    );
     write(back, &work.other, &work.tuple, flags | flow_flag::REPLY);
     there.next = segment.next;
     there.acknowledged = segment.acknowledged;
@@ -189,8 +202,7 @@ fn claim_reply<A: Address, T: Tables<A>>(
     };
     for _ in rolled(SNAT_TRIES) {
         let segment = &work.segment;
-        if let Some(claim) =
-            table::claim(tables, &work.other, segment, purpose, &mut work.refused)
+        if let Some(claim) = table::claim(tables, &work.other, segment, purpose, &mut work.refused)
         {
             return Some(claim);
         }

@@ -158,8 +158,9 @@ fn watch_tcp<A: Address, T: Tables<A>>(
 /// nothing that it sent; later, what one side says tells what to expect of the other one, too.
 #[inline(always)]
 fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bool) -> bool {
-    use flow_flag::SEEN;
-    let goes_on = flow.has(SEEN) && !(half && other.has(SEEN)) && tcp::continues(flow, segment);
+    use flow_flag::{REPLY, SEEN};
+    let shakes_hands = half && !flow.has(REPLY) && other.has(SEEN);
+    let goes_on = flow.has(SEEN) && !shakes_hands && tcp::continues(flow, segment);
     goes_on || (other.has(SEEN) && tcp::answers(other, segment))
 }
 

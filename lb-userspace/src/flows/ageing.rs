@@ -117,15 +117,25 @@ mod tests {
 
         let half = under_pressure(&usual, 0.45, RATE);
         let [unreplied, handshake, established, half_closed, closed] = half.tcp;
-        assert_eq!((unreplied, handshake), (122, 122), "half of 60 s, and the least");
+        assert_eq!(
+            (unreplied, handshake),
+            (122, 122),
+            "half of 60 s, and the least"
+        );
         assert_eq!(established, usual.tcp[2]);
         assert_eq!(half_closed, usual.tcp[3]);
         assert!(closed < usual.tcp[4] && half.port_held < usual.port_held);
 
         let full = under_pressure(&usual, 1.0, RATE);
-        assert_eq!([full.tcp[0], full.tcp[1], full.tcp[4], full.port_held], [4; 4]);
+        assert_eq!(
+            [full.tcp[0], full.tcp[1], full.tcp[4], full.port_held],
+            [4; 4]
+        );
         assert_eq!(full.udp[..2], [4, 4]);
-        assert_eq!(full.udp[2], usual.udp[2], "who has proved itself keeps its time");
+        assert_eq!(
+            full.udp[2], usual.udp[2],
+            "who has proved itself keeps its time"
+        );
         assert_eq!(full.shortest, 4);
     }
 }

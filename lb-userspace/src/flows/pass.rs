@@ -57,8 +57,7 @@ impl<'a> Pass<'a> {
     const LIVE: u8 = 1 << 7;
     const HALF: u8 = 1 << 6;
     /// The [`flow_flag`]s that a stage depends on, and where they are kept.
-    const SHOWN: u32 =
-        flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
+    const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
     const SHOWN_SHIFT: u32 = 8;
 
     /// `mask` is the number of records less one.

@@ -57,8 +57,9 @@ impl FlowCounts {
     /// Every protocol and stage with its number.
     pub fn iter(&self) -> impl Iterator<Item = (Protocol, Stage, u64)> + '_ {
         let protocols = [Protocol::Tcp, Protocol::Udp].into_iter();
-        protocols
-            .flat_map(|protocol| Stage::ALL.map(|stage| (protocol, stage, self.of(protocol, stage))))
+        protocols.flat_map(|protocol| {
+            Stage::ALL.map(|stage| (protocol, stage, self.of(protocol, stage)))
+        })
     }
 
     pub(super) fn add(&mut self, protocol: Protocol, stage: Stage) {

@@ -18,9 +18,7 @@ use super::{
     Jiffies, StaleUdp, Stats, TickRate, UdpSockets, records::Records, sockets::SocketError,
     stats::Removed, stats::ServiceCounts, sweep::TableSweeper, under_pressure,
 };
-use crate::{
-    datapath::bpf::{MappedArray, synchronize_rcu},
-};
+use crate::datapath::bpf::{MappedArray, synchronize_rcu};
 
 /// The shortest pause between passes: ends of flows are noticed within about this much.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);

@@ -92,8 +92,12 @@ impl HalfOpen {
 
     /// Makes all places free.
     pub fn clear(&mut self) {
-        self.places.iter_mut().for_each(|place| *place.get_mut() = 0);
-        self.cursors.iter_mut().for_each(|cursor| *cursor.get_mut() = 0);
+        self.places
+            .iter_mut()
+            .for_each(|place| *place.get_mut() = 0);
+        self.cursors
+            .iter_mut()
+            .for_each(|cursor| *cursor.get_mut() = 0);
     }
 
     pub fn place(&self, index: u32) -> Option<NonNull<u64>> {

@@ -16,7 +16,11 @@ const ENDED: u32 = SEEN | FIN | FIN_ACKED;
 fn each_stage_ends_after_its_timeout() {
     for (flow, stage, seconds) in [
         (NewFlow::tcp(1).half().seen(SEEN, 0), Stage::Unreplied, 60),
-        (NewFlow::tcp(1).half().seen(SEEN, SEEN), Stage::Handshake, 60),
+        (
+            NewFlow::tcp(1).half().seen(SEEN, SEEN),
+            Stage::Handshake,
+            60,
+        ),
         (NewFlow::tcp(1).seen(SEEN, SEEN), Stage::Established, 86_400),
         (
             NewFlow::tcp(1).seen(SEEN | FIN, SEEN),
@@ -32,23 +36,33 @@ fn each_stage_ends_after_its_timeout() {
         (NewFlow::tcp(1).seen(SEEN, SEEN | RST), Stage::Closed, 5),
         // The endpoint may remember the node's port.
         (
-            NewFlow::tcp(1).source_nat().seen(ENDED, ENDED | CLOSED_FIRST),
+            NewFlow::tcp(1)
+                .source_nat()
+                .seen(ENDED, ENDED | CLOSED_FIRST),
             Stage::Closed,
             60,
         ),
         // It does not if the client closed first.
         (
-            NewFlow::tcp(1).source_nat().seen(ENDED | CLOSED_FIRST, ENDED),
+            NewFlow::tcp(1)
+                .source_nat()
+                .seen(ENDED | CLOSED_FIRST, ENDED),
             Stage::Closed,
             5,
         ),
         (
-            NewFlow::tcp(1).source_nat().seen(ENDED, ENDED | CLOSED_FIRST | RST),
+            NewFlow::tcp(1)
+                .source_nat()
+                .seen(ENDED, ENDED | CLOSED_FIRST | RST),
             Stage::Closed,
             5,
         ),
         (NewFlow::udp(1).half().seen(SEEN, 0), Stage::Unreplied, 30),
-        (NewFlow::udp(1).half().seen(SEEN, SEEN), Stage::Handshake, 30),
+        (
+            NewFlow::udp(1).half().seen(SEEN, SEEN),
+            Stage::Handshake,
+            30,
+        ),
         (NewFlow::udp(1).seen(SEEN, SEEN), Stage::Established, 120),
     ] {
         let protocol = if flow.udp {
@@ -66,7 +80,7 @@ fn each_stage_ends_after_its_timeout() {
             assert!(table.has(&flow), "{flow:?}");
             assert_eq!(sweeping.stats.flows.of(protocol, stage), 1, "{flow:?}");
             assert_eq!(sweeping.services.of(flow.service), 1);
-            assert_eq!(table.half_open(), flow.half.into(), "{flow:?}");
+            assert_eq!(table.half_open(), i32::from(flow.half), "{flow:?}");
 
             sweeping.pass(start.wrapping_add(seconds + 1));
             assert!(!table.has(&flow), "{flow:?}");
@@ -164,7 +178,9 @@ fn closed_flows_end_sooner_in_a_crowded_table() {
     let mut sweeping = Sweeping::new(&table);
     let closed = [
         NewFlow::tcp(0).seen(SEEN | RST, SEEN),
-        NewFlow::tcp(0).source_nat().seen(ENDED, ENDED | CLOSED_FIRST),
+        NewFlow::tcp(0)
+            .source_nat()
+            .seen(ENDED, ENDED | CLOSED_FIRST),
     ];
     let wanted = (0..450).flat_map(|n| {
         closed.map(|flow| NewFlow {

@@ -110,10 +110,20 @@ impl Table {
             let (there, back) = (there.as_mut(), back.as_mut());
             let indices = (there.peer, back.peer);
             let udp = if flow.udp { flow_flag::UDP } else { 0 };
-            let source_nat = if flow.source_nat { flow_flag::SOURCE_NAT } else { 0 };
+            let source_nat = if flow.source_nat {
+                flow_flag::SOURCE_NAT
+            } else {
+                0
+            };
             let flags = udp | source_nat;
             fill(there, &tuple, &answers, flow, flags | flow.seen.0);
-            fill(back, &answers, &tuple, flow, flags | flow.seen.1 | flow_flag::REPLY);
+            fill(
+                back,
+                &answers,
+                &tuple,
+                flow,
+                flags | flow.seen.1 | flow_flag::REPLY,
+            );
             (back.peer, there.peer) = indices;
         }
         pause();

@@ -19,7 +19,8 @@ fn a_flow_behind_a_tomb_is_still_found() {
         .map(|n| NewFlow::tcp(n).seen(SEEN | RST, 0))
         .filter(open)
         .collect();
-    let long: Vec<_> = (10..14).map(NewFlow::tcp).filter(open).collect();
+    let unreplied = (10..14).map(|n| NewFlow::tcp(n).half());
+    let long: Vec<_> = unreplied.filter(open).collect();
     assert!(!short.is_empty() && !long.is_empty());
 
     for now in 6..60 {

@@ -1,8 +1,6 @@
 //! ICMP and ICMPv6 answers: whom they name, what they quote, and when there is none.
 
-use lb_common::{
-    verdict::{Action, Reason},
-};
+use lb_common::verdict::{Action, Reason};
 use node_lb::{
     memory::{MemoryTables, Route},
     model::{IpFamily, TrafficPolicy},

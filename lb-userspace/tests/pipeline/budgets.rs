@@ -22,10 +22,12 @@ const PLACES: usize = WITHOUT_RING as usize + RING;
 const RING: usize = 256;
 
 fn scenes() -> impl Iterator<Item = Scene> {
-    [IpFamily::V4, IpFamily::V6].into_iter().map(|family| Scene {
-        flow_records: 1 << 16,
-        ..Scene::new(family, TCP)
-    })
+    [IpFamily::V4, IpFamily::V6]
+        .into_iter()
+        .map(|family| Scene {
+            flow_records: 1 << 16,
+            ..Scene::new(family, TCP)
+        })
 }
 
 #[test]
@@ -78,9 +80,15 @@ fn who_finishes_the_handshake_stays_whatever_comes_after() {
         spoof(3 * RING);
         for talk in &mut good {
             assert_eq!(talk.stage(), Some(Stage::Established));
-            assert_eq!(talk.send(Side::Client, ACK, b"x").reason, Reason::ToEndpoint);
+            assert_eq!(
+                talk.send(Side::Client, ACK, b"x").reason,
+                Reason::ToEndpoint
+            );
         }
-        assert_eq!(tables.stats(1).half_open as usize, half_open(&tables, &scene));
+        assert_eq!(
+            tables.stats(1).half_open as usize,
+            half_open(&tables, &scene)
+        );
     }
 }
 
@@ -93,7 +101,10 @@ fn unreplied_datagrams_give_way_too() {
         };
         let tables = scene.tables();
         let first = ingress(&tables, &scene.opening(9)).read();
-        ingress(&tables, &scene.frame(first.to(), first.from(), 0, b"answer"));
+        ingress(
+            &tables,
+            &scene.frame(first.to(), first.from(), 0, b"answer"),
+        );
         ingress(&tables, &scene.opening(9));
         for port in 1000..3000 {
             ingress(&tables, &scene.opening(port));
@@ -116,7 +127,10 @@ fn segments_of_no_connection_open_nothing_while_a_service_is_pressed() {
         let stray = scene.frame(scene.client(5000), scene.target(), ACK, b"");
         assert_eq!(ingress(&tables, &stray).reason, Reason::StraySegment);
         assert_eq!(half_open(&tables, &scene), WITHOUT_RING as usize);
-        assert_eq!(ingress(&tables, &scene.opening(5000)).reason, Reason::Opened);
+        assert_eq!(
+            ingress(&tables, &scene.opening(5000)).reason,
+            Reason::Opened
+        );
     }
 }
 
@@ -209,7 +223,10 @@ fn a_port_in_use_is_never_taken() {
             assert!(talk.stage().is_some());
             // A reset ends it for both sides.
             talk.send(Side::Endpoint, RST, b"");
-            assert_eq!(ingress(&tables, &scene.opening(4001)).reason, Reason::Opened);
+            assert_eq!(
+                ingress(&tables, &scene.opening(4001)).reason,
+                Reason::Opened
+            );
         }
     }
 }
@@ -242,7 +259,10 @@ fn room_comes_back_without_an_agent() {
             }
             assert!(opened >= 95, "round {round}: {opened}");
         }
-        assert_eq!(tables.stats(1).half_open as usize, half_open(&tables, &scene));
+        assert_eq!(
+            tables.stats(1).half_open as usize,
+            half_open(&tables, &scene)
+        );
     }
 }
 
@@ -264,9 +284,15 @@ fn a_dead_record_is_left_alone_for_the_grace() {
     let dead = 32 - tables.flows::<Ip4>().live().count();
     assert!(dead >= 16, "{dead}");
     tables.set_seconds(100 + GRACE as u32);
-    assert_eq!(ingress(&tables, &scene.opening(2000)).reason, Reason::FlowTableFull);
+    assert_eq!(
+        ingress(&tables, &scene.opening(2000)).reason,
+        Reason::FlowTableFull
+    );
     tables.set_seconds(100 + GRACE as u32 + 1);
-    assert_eq!(ingress(&tables, &scene.opening(2000)).reason, Reason::Opened);
+    assert_eq!(
+        ingress(&tables, &scene.opening(2000)).reason,
+        Reason::Opened
+    );
 }
 
 #[test]
@@ -291,7 +317,10 @@ fn what_lives_does_not_make_room() {
         for port in 1000..1100 {
             ingress(&tables, &scene.opening(port));
         }
-        assert!(live.iter().all(|talk| talk.stage() == Some(Stage::Established)));
+        assert!(
+            live.iter()
+                .all(|talk| talk.stage() == Some(Stage::Established))
+        );
     }
 }
 

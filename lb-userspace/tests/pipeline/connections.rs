@@ -84,7 +84,11 @@ fn data_that_comes_with_the_handshake_does_not_get_in_its_way() {
                 talk.send(Side::Endpoint, ACK, b"early answer");
             }
             talk.deliver(Side::Client, first, b"");
-            assert_eq!(talk.stage(), Some(Stage::Established), "{takes} {answers_early}");
+            assert_eq!(
+                talk.stage(),
+                Some(Stage::Established),
+                "{takes} {answers_early}"
+            );
         }
     }
 }
@@ -97,7 +101,14 @@ fn an_answer_to_another_syn_is_none() {
         talk.send(Side::Client, SYN, b"");
         let right = talk.segment(Side::Endpoint, SYN | ACK);
         for acknowledged in [right.acknowledged.wrapping_add(1), 0x1234_5678] {
-            talk.deliver(Side::Endpoint, Tcp { acknowledged, ..right }, b"");
+            talk.deliver(
+                Side::Endpoint,
+                Tcp {
+                    acknowledged,
+                    ..right
+                },
+                b"",
+            );
             assert_eq!(talk.stage(), Some(Stage::Unreplied));
         }
     }
@@ -219,10 +230,24 @@ fn a_scaled_window_is_as_large_as_it_says() {
         talk.shake_hands();
         let right = talk.segment(Side::Client, RST);
         let beyond = right.sequence.wrapping_add((0x2000 << 7) + 2);
-        talk.deliver(Side::Client, Tcp { sequence: beyond, ..right }, b"");
+        talk.deliver(
+            Side::Client,
+            Tcp {
+                sequence: beyond,
+                ..right
+            },
+            b"",
+        );
         assert_eq!(talk.stage(), Some(Stage::Established));
         let within = right.sequence.wrapping_add(0x1fff << 7);
-        talk.deliver(Side::Client, Tcp { sequence: within, ..right }, b"");
+        talk.deliver(
+            Side::Client,
+            Tcp {
+                sequence: within,
+                ..right
+            },
+            b"",
+        );
         assert_eq!(talk.stage(), Some(Stage::Closed));
     }
 }
@@ -237,7 +262,14 @@ fn a_reset_that_the_other_side_did_not_obey_is_taken_back() {
             let mut talk = Conversation::established(&scene, &tables, 4000);
             let right = talk.segment(side, RST);
             let guess = right.sequence.wrapping_add(100);
-            talk.deliver(side, Tcp { sequence: guess, ..right }, b"");
+            talk.deliver(
+                side,
+                Tcp {
+                    sequence: guess,
+                    ..right
+                },
+                b"",
+            );
             assert_eq!(talk.stage(), Some(Stage::Closed));
             talk.send(side.other(), ACK, b"");
             assert_eq!(talk.stage(), Some(Stage::Established));
@@ -255,9 +287,19 @@ fn a_reset_answers_a_syn_with_its_number_only() {
         talk.send(Side::Client, SYN, b"");
         let right = Tcp::new(0, talk.next[0], RST | ACK);
         for wrong in [
-            Tcp { acknowledged: 77, ..right },
-            Tcp { flags: RST, ..right },
-            Tcp { flags: RST, acknowledged: 0, ..right },
+            Tcp {
+                acknowledged: 77,
+                ..right
+            },
+            Tcp {
+                flags: RST,
+                ..right
+            },
+            Tcp {
+                flags: RST,
+                acknowledged: 0,
+                ..right
+            },
         ] {
             talk.deliver(Side::Endpoint, wrong, b"");
             assert_eq!(talk.stage(), Some(Stage::Unreplied), "{wrong:?}");
@@ -278,7 +320,11 @@ fn a_client_takes_its_syn_back_with_its_number_only() {
         let tables = scene.tables();
         let mut talk = Conversation::new(&scene, &tables, 4000);
         talk.send(Side::Client, SYN, b"");
-        talk.deliver(Side::Client, Tcp::new(talk.next[0].wrapping_add(5), 0, RST), b"");
+        talk.deliver(
+            Side::Client,
+            Tcp::new(talk.next[0].wrapping_add(5), 0, RST),
+            b"",
+        );
         assert_eq!(talk.stage(), Some(Stage::Unreplied));
         talk.deliver(Side::Client, Tcp::new(talk.next[0], 0, RST), b"");
         assert_eq!(talk.stage(), Some(Stage::Closed));
@@ -312,7 +358,11 @@ fn what_was_missed_is_made_up_for() {
         talk.send(Side::Client, ACK, b"");
         talk.send(Side::Endpoint, ACK, b"");
         talk.send(Side::Client, FIN | ACK, b"");
-        assert_eq!(talk.stage(), Some(Stage::Established), "that was not it yet");
+        assert_eq!(
+            talk.stage(),
+            Some(Stage::Established),
+            "that was not it yet"
+        );
         tables.set_seconds(PATIENCE);
         talk.send(Side::Client, ACK, b"");
         talk.send(Side::Endpoint, ACK, b"");
@@ -388,7 +438,11 @@ proptest! {
 fn one_step(scene: &Scene, tables: &MemoryTables, port: u16, step: u8) {
     let mut talk = Conversation::new(scene, tables, port);
     talk.send(Side::Client, SYN, b"");
-    if step == 0 || talk.there.is_none_or(|(from, _)| from == scene.client(port)) {
+    if step == 0
+        || talk
+            .there
+            .is_none_or(|(from, _)| from == scene.client(port))
+    {
         return;
     }
     talk.send(Side::Endpoint, SYN | ACK, b"");

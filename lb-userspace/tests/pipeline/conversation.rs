@@ -146,9 +146,8 @@ impl<'a> Conversation<'a> {
     fn records<A: Family>(&self) -> Option<(Flow<A>, Flow<A>)> {
         let flows = self.tables.flows::<A>();
         let mut live = flows.live();
-        let there = live.find(|flow| {
-            !flow.has(flow_flag::REPLY) && flow.source_port == self.port
-        })?;
+        let there =
+            live.find(|flow| !flow.has(flow_flag::REPLY) && flow.source_port == self.port)?;
         let back = flows.slot(there.peer)?;
         assert!(tag::in_use(read_tag(back)), "half a flow");
         // SAFETY: one thread.

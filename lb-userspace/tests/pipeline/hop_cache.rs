@@ -57,7 +57,9 @@ fn leads_to(hop: Option<Hop>, number: u8) -> bool {
 #[test]
 fn flows_that_leave_the_same_way_share_an_entry() {
     let cache = Cache::new(64);
-    let kept: HashSet<_> = (0..10).map(|now| hop::keep(&cache, &to(1), 3, now)).collect();
+    let kept: HashSet<_> = (0..10)
+        .map(|now| hop::keep(&cache, &to(1), 3, now))
+        .collect();
     assert_eq!(kept.len(), 1);
     let kept = kept.into_iter().next().flatten().unwrap();
     assert!(leads_to(cache.get(kept, 3), 1));
@@ -79,7 +81,10 @@ fn a_new_generation_asks_again() {
     assert!(cache.get(kept, 4).is_none());
     let again = hop::keep(&cache, &to(1), 4, 0).unwrap();
     assert!(leads_to(cache.get(again, 4), 1));
-    assert!(cache.get(kept, 4).is_none(), "it could lead elsewhere by now");
+    assert!(
+        cache.get(kept, 4).is_none(),
+        "it could lead elsewhere by now"
+    );
     assert_eq!(hop::index(kept), hop::index(again), "in the same place");
 }
 
@@ -96,11 +101,17 @@ fn a_change_of_the_mtu_is_a_change() {
 #[test]
 fn a_full_set_gives_up_what_is_out_of_date_and_nothing_else() {
     let cache = Cache::new(4);
-    let kept: Vec<_> = (1..=4).map(|n| hop::keep(&cache, &to(n), 3, 100).unwrap()).collect();
+    let kept: Vec<_> = (1..=4)
+        .map(|n| hop::keep(&cache, &to(n), 3, 100).unwrap())
+        .collect();
     for now in [100, 100 + UNTOUCHED, 10_000] {
         assert_eq!(hop::keep(&cache, &to(9), 3, now), None);
     }
-    assert_eq!(hop::keep(&cache, &to(9), 4, 100 + UNTOUCHED - 1), None, "just looked up");
+    assert_eq!(
+        hop::keep(&cache, &to(9), 4, 100 + UNTOUCHED - 1),
+        None,
+        "just looked up"
+    );
     let other = hop::keep(&cache, &to(9), 4, 100 + UNTOUCHED).unwrap();
     assert!(leads_to(cache.get(other, 4), 9));
     assert!(kept.iter().all(|kept| cache.get(*kept, 4).is_none()));

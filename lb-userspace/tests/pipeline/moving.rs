@@ -19,10 +19,12 @@ use crate::{
 const SILENCE: u32 = 3;
 
 fn scenes(endpoints: usize) -> impl Iterator<Item = Scene> {
-    [IpFamily::V4, IpFamily::V6].into_iter().map(move |family| Scene {
-        endpoints: vec![Place::Remote; endpoints],
-        ..Scene::new(family, TCP)
-    })
+    [IpFamily::V4, IpFamily::V6]
+        .into_iter()
+        .map(move |family| Scene {
+            endpoints: vec![Place::Remote; endpoints],
+            ..Scene::new(family, TCP)
+        })
 }
 
 #[test]
@@ -211,7 +213,11 @@ fn a_connection_that_was_picked_up_lives_when_the_endpoint_talks_on() {
         talk.send(Side::Client, ACK, b"from the middle");
         assert_eq!(talk.stage(), Some(Stage::Unreplied));
         talk.send(Side::Client, ACK, b"and more");
-        assert_eq!(talk.stage(), Some(Stage::Unreplied), "anybody can send that");
+        assert_eq!(
+            talk.stage(),
+            Some(Stage::Unreplied),
+            "anybody can send that"
+        );
         talk.send(Side::Endpoint, ACK, b"");
         assert_eq!(talk.stage(), Some(Stage::Established));
         talk.close(Side::Client);

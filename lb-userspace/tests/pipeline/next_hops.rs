@@ -1,8 +1,6 @@
 //! Where packets leave, and which hook sends them.
 
-use lb_common::{
-    verdict::{Action, Reason},
-};
+use lb_common::verdict::{Action, Reason};
 use node_lb::memory::{MemoryFrame, Route};
 
 use crate::{
@@ -33,11 +31,7 @@ fn next_hops_are_looked_up_again_when_routes_change() {
 fn xdp_leaves_what_it_cannot_send_to_a_later_hook() {
     for scene in Scene::each() {
         let endpoint = scene.endpoint(0).ip();
-        for unreachable in [
-            Route::None,
-            Route::Unresolved(1),
-            Route::To(scene::hop(2)),
-        ] {
+        for unreachable in [Route::None, Route::Unresolved(1), Route::To(scene::hop(2))] {
             let mut tables = scene.tables();
             let pod_side = tables.add_device("veth0", 0);
             assert_eq!(pod_side, 2);

@@ -5,9 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lb_common::{
-    verdict::{Action, Reason},
-};
+use lb_common::verdict::{Action, Reason};
 use node_lb::{
     memory::{MemoryTables, Route, Settings},
     plan::{ServicePlan, plan},

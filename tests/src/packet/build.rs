@@ -49,6 +49,8 @@ pub struct Packet {
 pub enum Body {
     Tcp {
         ports: (u16, u16),
+        /// Sequence number, and what is acknowledged.
+        numbers: (u32, u32),
         flags: u8,
         payload: Vec<u8>,
     },
@@ -103,6 +105,7 @@ impl Packet {
     pub fn tcp(source: (IpAddr, u16), destination: (IpAddr, u16), flags: u8) -> Self {
         let body = Body::Tcp {
             ports: (source.1, destination.1),
+            numbers: (0x1122_3344, 0x5566_7788),
             flags,
             payload: b"segment".to_vec(),
         };
@@ -246,6 +249,14 @@ impl Packet {
             Body::Tcp { payload, .. } | Body::Udp { payload, .. } => *payload = bytes.to_vec(),
             Body::Icmp { rest, .. } => *rest = bytes.to_vec(),
             Body::Raw { bytes: raw, .. } => *raw = bytes.to_vec(),
+        }
+        self
+    }
+
+    /// A TCP segment with this sequence number, that acknowledges what is before the other.
+    pub fn numbers(mut self, sequence: u32, acknowledged: u32) -> Self {
+        if let Body::Tcp { numbers, .. } = &mut self.body {
+            *numbers = (sequence, acknowledged);
         }
         self
     }
@@ -437,11 +448,13 @@ impl Packet {
             Body::Raw { bytes, .. } => return bytes.clone(),
             Body::Tcp {
                 ports,
+                numbers,
                 flags,
                 payload,
             } => {
                 let mut bytes = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
-                bytes.extend([0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88]);
+                bytes.extend(numbers.0.to_be_bytes());
+                bytes.extend(numbers.1.to_be_bytes());
                 bytes.extend([0x50, *flags, 0xfa, 0xf0, 0, 0, 0, 0]);
                 bytes.extend(payload);
                 (bytes, 16)

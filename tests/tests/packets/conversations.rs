@@ -359,49 +359,69 @@ fn a_computed_checksum_of_zero_is_sent_as_all_ones() {
 }
 
 #[test]
-fn a_syn_reopens_a_closing_connection_only() {
+fn a_syn_reopens_a_closed_connection_only() {
     world(|world| {
         for scene in Scene::both() {
             let (frontend, endpoint) = ((scene.node, 30_080), (scene.remote, 8080));
             let spec = ServiceSpec::new(TCP).node_port(frontend.0, frontend.1);
             world.add(&spec.remote(endpoint.0, endpoint.1));
             let (client, node) = ((scene.client, 40_000), (scene.node, SNAT_PORT));
-            let from_client =
-                |flags| Packet::tcp(client, frontend, flags).macs(EXTERNAL_MAC, ROUTER_MAC);
+            let from_client = |flags, sequence, acknowledged| {
+                let packet = Packet::tcp(client, frontend, flags).payload(b"");
+                let packet = packet.numbers(sequence, acknowledged);
+                packet.macs(EXTERNAL_MAC, ROUTER_MAC)
+            };
             let there = |packet: &Packet| {
                 let packet = packet.clone().source(node).destination(endpoint);
                 packet.hop().macs(PEER_MAC, EXTERNAL_MAC)
             };
-            let send = |world: &mut World, sentence: &str, flags, reason| {
-                let packet = from_client(flags);
+            let send = |world: &mut World, sentence: &str, packet: Packet, reason| {
                 let expected = Expected::transmits(&there(&packet), reason);
                 world.check(sentence, At::Xdp, EXTERNAL, &packet, expected);
             };
-            for close in [tcp::FIN | tcp::ACK, tcp::RST] {
-                world.forget();
-                send(world, "a SYN opens", tcp::SYN, Reason::Opened);
-                let again = "a SYN sent again is of the same connection";
-                send(world, again, tcp::SYN, Reason::ToEndpoint);
-                let reply = Packet::tcp(endpoint, node, tcp::SYN | tcp::ACK);
+            let syn = || from_client(tcp::SYN, 1000, 0);
+            let answer = |world: &mut World, flags, sequence, acknowledged| {
+                let reply = Packet::tcp(endpoint, node, flags).payload(b"");
+                let reply = reply.numbers(sequence, acknowledged);
                 let reply = reply.macs(EXTERNAL_MAC, PEER_MAC);
                 let back = reply.clone().source(frontend).destination(client);
                 let back = back.hop().macs(ROUTER_MAC, EXTERNAL_MAC);
-                world.check(
-                    "the endpoint answers",
-                    At::Xdp,
-                    EXTERNAL,
-                    &reply,
-                    Expected::transmits(&back, Reason::ToClient),
-                );
-                let stray = "so is one in an established connection";
-                send(world, stray, tcp::SYN, Reason::ToEndpoint);
+                let expected = Expected::transmits(&back, Reason::ToClient);
+                world.check("the endpoint answers", At::Xdp, EXTERNAL, &reply, expected);
+            };
+            for resets in [false, true] {
+                world.forget();
+                send(world, "a SYN opens", syn(), Reason::Opened);
+                let again = "a SYN sent again is of the same connection";
+                send(world, again, syn(), Reason::ToEndpoint);
+                answer(world, tcp::SYN | tcp::ACK, 5000, 1001);
+                let acknowledgement = from_client(tcp::ACK, 1001, 5001);
                 send(
                     world,
-                    "a FIN or RST goes its way",
-                    close,
+                    "the client has it",
+                    acknowledgement,
                     Reason::ToEndpoint,
                 );
-                send(world, "now a SYN opens", tcp::SYN, Reason::Opened);
+                let stray = "a SYN in an established connection goes its way";
+                send(world, stray, syn(), Reason::ToEndpoint);
+                for (blind, flags) in [("FIN", tcp::FIN | tcp::ACK), ("RST", tcp::RST)] {
+                    let blind = format!("so does a blind {blind}");
+                    let packet = from_client(flags, 0x4000_0000, 0x5000_0000);
+                    send(world, &blind, packet, Reason::ToEndpoint);
+                }
+                send(world, "and the connection lives", syn(), Reason::ToEndpoint);
+                if resets {
+                    let reset = from_client(tcp::RST, 1001, 0);
+                    send(world, "a RST closes it", reset, Reason::ToEndpoint);
+                } else {
+                    let end = from_client(tcp::FIN | tcp::ACK, 1001, 5001);
+                    send(world, "the client ends", end, Reason::ToEndpoint);
+                    answer(world, tcp::FIN | tcp::ACK, 5001, 1002);
+                    send(world, "that was one side", syn(), Reason::ToEndpoint);
+                    let last = from_client(tcp::ACK, 1002, 5002);
+                    send(world, "now it is closed", last, Reason::ToEndpoint);
+                }
+                send(world, "and a SYN opens", syn(), Reason::Opened);
             }
         }
     });

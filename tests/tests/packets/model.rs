@@ -45,13 +45,69 @@ pub struct Flow {
     forward: bool,
     /// The other direction.
     peer: Tuple,
-    seen: Seen,
+    /// Whether the connection has still to be proved; said by the client's direction.
+    half: bool,
+    picked_up: bool,
+    side: Side,
 }
 
+/// What a TCP segment says of its connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    pub sequence: u32,
+    pub acknowledged: u32,
+    pub flags: u8,
+    /// Bytes of data.
+    pub length: u32,
+}
+
+impl Segment {
+    fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn next(&self) -> u32 {
+        let ends = u32::from(self.has(tcp::SYN)) + u32::from(self.has(tcp::FIN));
+        self.sequence.wrapping_add(self.length + ends)
+    }
+}
+
+/// What a side of a connection has said.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+pub struct Side {
+    seen: bool,
+    pub next: u32,
+    pub acknowledged: u32,
+    /// Of the endpoint: the number of its first byte.
+    first: u32,
     fin: bool,
+    fin_acknowledged: bool,
     rst: bool,
+}
+
+impl Side {
+    fn note(&mut self, segment: &Segment) {
+        let later = segment.next().wrapping_sub(self.next) as i32 > 0;
+        if !self.fin || later {
+            self.next = segment.next();
+        }
+        self.acknowledged = segment.acknowledged;
+        self.seen = true;
+    }
+
+    /// Whether a number lies in the window that this side offers.
+    fn takes(&self, sequence: u32) -> bool {
+        sequence.wrapping_sub(self.acknowledged) <= u32::from(WINDOW) + 1
+    }
+}
+
+/// The window that all segments offer.
+const WINDOW: u16 = 0xfaf0;
+/// How far numbers of segments that follow each other may lie apart.
+const REACH: u32 = 1 << 23;
+
+fn near(one: u32, other: u32) -> bool {
+    one.abs_diff(other).min(one.abs_diff(other).wrapping_neg()) < REACH
 }
 
 /// Where a packet leaves.
@@ -77,12 +133,13 @@ impl Model {
         at: At,
         device: &str,
         packet: &Packet,
-        flags: u8,
+        segment: &Segment,
         tuple: Tuple,
         chosen: impl FnOnce() -> Option<(Address, Address)>,
     ) -> Result<Expected, String> {
+        let flags = segment.flags;
         if at == At::TcEgress {
-            return Ok(self.leave(packet, flags, tuple));
+            return Ok(self.leave(packet, segment, tuple));
         }
         if opens(tuple, flags)
             && let Err(Refusal::Pass(reason)) = self.route(tuple, flags)
@@ -91,8 +148,7 @@ impl Model {
             return Ok(Expected::passes(packet, reason));
         }
         if self.reopens(tuple, flags) {
-            let flow = self.flows.remove(&tuple).ok_or("no flow")?;
-            self.flows.remove(&flow.peer);
+            self.remove(tuple);
         }
         let opens = !self.flows.contains_key(&tuple);
         if opens {
@@ -106,9 +162,10 @@ impl Model {
                 }
             };
             let chosen = chosen().ok_or("no flow was recorded")?;
-            self.open(tuple, &route, chosen)?;
+            self.open(tuple, segment, &route, chosen)?;
+        } else {
+            self.note(tuple, segment);
         }
-        self.note(tuple, flags);
         let flow = self.flows[&tuple];
         let reason = match (opens, flow.reply) {
             (true, _) => Reason::Opened,
@@ -149,8 +206,8 @@ impl Model {
         }
     }
 
-    fn leave(&mut self, packet: &Packet, flags: u8, tuple: Tuple) -> Expected {
-        self.note(tuple, flags);
+    fn leave(&mut self, packet: &Packet, segment: &Segment, tuple: Tuple) -> Expected {
+        self.note(tuple, segment);
         match self.flows.get(&tuple) {
             Some(flow) if flow.reply => {
                 let translated = packet.clone().source(flow.to.0).destination(flow.to.1);
@@ -223,39 +280,113 @@ impl Model {
         }
     }
 
-    /// A SYN of the client on a connection that is closing.
+    /// A SYN of the client on a connection that is closed, or never began with one.
     fn reopens(&self, tuple: Tuple, flags: u8) -> bool {
         let Some(flow) = self.flows.get(&tuple) else {
             return false;
         };
-        let peer = self.flows[&flow.peer].seen;
-        opens(tuple, flags)
-            && !flow.reply
-            && (flow.seen.fin || flow.seen.rst || peer.fin || peer.rst)
+        let unreplied = flow.half && !self.flows[&flow.peer].side.seen;
+        opens(tuple, flags) && !flow.reply && (self.is_closed(flow) || unreplied && flow.picked_up)
+    }
+
+    fn is_closed(&self, flow: &Flow) -> bool {
+        let (one, other) = (flow.side, self.flows[&flow.peer].side);
+        one.rst || other.rst || one.fin_acknowledged && other.fin_acknowledged
     }
 
     /// A closed flow does not translate the answers of a connection past its Service.
     fn make_way(&mut self, tuple: Tuple) {
         let answers = (tuple.0, tuple.2, tuple.1);
-        let Some(flow) = self.flows.get(&answers) else {
-            return;
-        };
-        let (seen, peer) = (flow.seen, flow.peer);
-        let other = self.flows[&peer].seen;
-        if seen.rst || other.rst || seen.fin && other.fin {
-            self.flows.remove(&answers);
-            self.flows.remove(&peer);
+        if self
+            .flows
+            .get(&answers)
+            .is_some_and(|flow| self.is_closed(flow))
+        {
+            self.remove(answers);
         }
     }
 
-    fn note(&mut self, tuple: Tuple, flags: u8) {
-        if tuple.0 == TCP
-            && let Some(flow) = self.flows.get_mut(&tuple)
-        {
-            flow.seen.fin |= flags & tcp::FIN != 0;
-            flow.seen.rst |= flags & tcp::RST != 0;
+    fn remove(&mut self, tuple: Tuple) {
+        if let Some(flow) = self.flows.remove(&tuple) {
+            self.flows.remove(&flow.peer);
         }
     }
+
+    /// What each side of a flow has said, of its own and of the other side.
+    pub fn sides(&self, tuple: &Tuple) -> Option<(Side, Side)> {
+        let flow = self.flows.get(tuple)?;
+        Some((flow.side, self.flows[&flow.peer].side))
+    }
+
+    /// What a segment of a flow shows.
+    fn note(&mut self, tuple: Tuple, segment: &Segment) {
+        let Some(flow) = self.flows.get(&tuple).copied().filter(|_| tuple.0 == TCP) else {
+            return;
+        };
+        let client = if flow.reply { flow.peer } else { tuple };
+        let half = self.flows[&client].half;
+        let (mut own, mut other) = (flow.side, self.flows[&flow.peer].side);
+        let proved = hear(&flow, half, &mut own, &mut other, segment);
+        self.flows.get_mut(&tuple).expect("found").side = own;
+        self.flows.get_mut(&flow.peer).expect("its peer").side = other;
+        self.flows.get_mut(&client).expect("one of the two").half = half && !proved;
+    }
+}
+
+/// What a segment changes of what both sides have said; whether it proves their connection.
+fn hear(flow: &Flow, half: bool, own: &mut Side, other: &mut Side, segment: &Segment) -> bool {
+    if segment.has(tcp::RST) {
+        own.rst |= if !other.seen {
+            segment.sequence == own.next
+        } else if !own.seen && !flow.picked_up {
+            segment.has(tcp::ACK) && segment.acknowledged == other.next
+        } else {
+            other.takes(segment.sequence)
+        };
+        return false;
+    }
+    if segment.has(tcp::SYN) {
+        let counts = match flow.reply {
+            true => {
+                let early = other.next.wrapping_sub(segment.acknowledged);
+                segment.has(tcp::ACK) && early < 1 << 14
+            }
+            false => !segment.has(tcp::ACK) && !other.seen,
+        };
+        if half && counts {
+            own.next = segment.next();
+            own.acknowledged = segment.acknowledged;
+            own.first = segment.sequence.wrapping_add(1);
+            own.seen = true;
+        }
+        return false;
+    }
+    let answers = other.seen
+        && near(other.acknowledged, segment.sequence)
+        && near(other.next, segment.acknowledged);
+    let shakes_hands = half && !flow.reply && other.seen;
+    let goes_on = own.seen
+        && !shakes_hands
+        && near(own.next, segment.next())
+        && near(own.acknowledged, segment.acknowledged);
+    let ends = segment.has(tcp::FIN) && !own.fin;
+    if !(answers || goes_on) || ends && !other.takes(segment.sequence) {
+        return false;
+    }
+    own.note(segment);
+    other.rst = false;
+    other.fin_acknowledged |= other.fin && segment.acknowledged == other.next;
+    let past_first = segment.acknowledged.wrapping_sub(other.first);
+    let proved = half
+        && match flow.reply {
+            true => flow.picked_up,
+            false => {
+                let exact = past_first <= other.next.wrapping_sub(other.first);
+                other.seen && (flow.picked_up || exact)
+            }
+        };
+    own.fin |= ends && (proved || !half || flow.reply);
+    proved
 }
 
 fn opens(tuple: Tuple, flags: u8) -> bool {
@@ -335,6 +466,7 @@ impl Model {
     fn open(
         &mut self,
         tuple: Tuple,
+        segment: &Segment,
         route: &Route,
         chosen: (Address, Address),
     ) -> Result<(), String> {
@@ -355,11 +487,22 @@ impl Model {
             return Err(format!("the source became {source:?}, not {wanted}"));
         }
         let answers = (protocol, destination, source);
+        let taken = (protocol, destination, client);
+        let syn = opens(tuple, segment.flags);
+        let taken = self
+            .flows
+            .get(&taken)
+            .is_some_and(|flow| !(syn && self.is_closed(flow)));
+        if let Some(flow) = self.flows.get(&answers)
+            && syn
+            && self.is_closed(flow)
+        {
+            self.remove(answers);
+        }
         if self.flows.contains_key(&answers) {
             return Err(format!("{answers:?} is another connection's"));
         }
         let ports = SNAT_PORT..SNAT_PORT + self.ports;
-        let taken = self.flows.contains_key(&(protocol, destination, client));
         let may = match masquerade || taken {
             true => ports.contains(&source.1),
             false => source.1 == client.1,
@@ -373,9 +516,13 @@ impl Model {
             reply,
             forward,
             peer,
-            seen: Seen::default(),
+            half: !reply,
+            picked_up: protocol == TCP && !syn,
+            side: Side::default(),
         };
-        self.flows.insert(tuple, flow(chosen, false, answers));
+        let mut there = flow(chosen, false, answers);
+        there.side.note(segment);
+        self.flows.insert(tuple, there);
         self.flows
             .insert(answers, flow((frontend, client), true, tuple));
         Ok(())

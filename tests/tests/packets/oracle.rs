@@ -13,7 +13,7 @@ use lb_common::{
 use lb_tests::packet::{Packet, tcp};
 
 use super::{
-    model::{Address, Model, Tuple},
+    model::{Address, Model, Segment, Tuple},
     scene::{EXTERNAL, EXTERNAL_MAC, POD, ROUTER_MAC, Scene},
     service::{Class, EndpointSpec, ServiceSpec, TCP, UDP},
     world::{At, World, assert_expected, world},
@@ -97,7 +97,8 @@ fn step(world: &mut World, model: &mut Model, random: &mut Random, name: &str) -
         && random.once_in(6)
     {
         // About an answer that whoever sends such packets has got.
-        let about = packet(random, tuple.0, 0, tuple.2, tuple.1);
+        let nothing = random.segment(model, &tuple, 0);
+        let about = packet(random, tuple.0, &nothing, tuple.2, tuple.1);
         let translated = about.clone().source(flow.to.1).destination(flow.to.0);
         let length = *random.of(&[8, 20, 64]);
         let (kind, word) = match model.scene.node.is_ipv4() {
@@ -131,26 +132,31 @@ fn step(world: &mut World, model: &mut Model, random: &mut Random, name: &str) -
         tcp::PSH | tcp::ACK,
         tcp::FIN | tcp::ACK,
         tcp::RST,
+        tcp::RST | tcp::ACK,
     ]);
-    let packet = packet(random, protocol, flags, from, to);
+    let tuple = (protocol, from, to);
+    let segment = random.segment(model, &tuple, flags);
+    let packet = packet(random, protocol, &segment, from, to);
     let found = world.run(at, device, &packet.bytes());
     let chosen = || world.translation(protocol, from, to);
-    let expected = model.handle(at, device, &packet, flags, (protocol, from, to), chosen);
+    let expected = model.handle(at, device, &packet, &segment, tuple, chosen);
     let expected = expected.unwrap_or_else(|error| panic!("{name}: {error}: {found:?}"));
     assert_expected(name, at, &found, &expected);
     found.counted[0].1
 }
 
-fn packet(random: &mut Random, protocol: u8, flags: u8, from: Address, to: Address) -> Packet {
+fn packet(
+    random: &mut Random,
+    protocol: u8,
+    segment: &Segment,
+    from: Address,
+    to: Address,
+) -> Packet {
     let packet = match protocol {
         UDP => Packet::udp(from, to),
-        _ => Packet::tcp(from, to, flags),
+        _ => Packet::tcp(from, to, segment.flags).numbers(segment.sequence, segment.acknowledged),
     };
-    let size = match random.once_in(5) {
-        true => 1330 + random.below(50),
-        false => random.below(64),
-    };
-    let payload: Vec<u8> = (0..size).map(|_| random.next() as u8).collect();
+    let payload: Vec<u8> = (0..segment.length).map(|_| random.next() as u8).collect();
     let packet = packet
         .macs(EXTERNAL_MAC, ROUTER_MAC)
         .ttl(random.ttl())
@@ -270,6 +276,27 @@ impl Random {
 
     fn ttl(&mut self) -> u8 {
         *self.of(&[64, 64, 64, 255, 2, 1, 0])
+    }
+
+    /// A segment that its flow's sender could have sent, or one that is a little or quite wrong.
+    fn segment(&mut self, model: &Model, tuple: &Tuple, flags: u8) -> Segment {
+        let length = match self.once_in(5) {
+            true => 1330 + self.below(50),
+            false => self.below(64),
+        };
+        let (own, other) = model.sides(tuple).unwrap_or_default();
+        let mut number = |right: [u32; 2]| match self.below(16) {
+            0 => self.next() as u32,
+            1 => right[0].wrapping_add(self.next() as u32 % 0x2_0000),
+            2 | 3 => right[1],
+            _ => right[0],
+        };
+        Segment {
+            sequence: number([own.next, other.acknowledged]),
+            acknowledged: number([other.next, own.acknowledged]),
+            flags,
+            length: length as u32,
+        }
     }
 
     /// A flow of the model, if it has any.

@@ -45,6 +45,10 @@ use super::{
 pub const SNAT_PORT: u16 = 50_000;
 /// Records in each flow table.
 const FLOWS: u32 = 1024;
+/// A tick of so many jiffies that time stands still, however slow the machine is.
+const STANDSTILL: u32 = 40;
+/// Half-open flows of a service under pressure.
+pub const HALF_OPEN: u32 = 64;
 /// Room for what a packet becomes, in bytes.
 const OUTPUT: usize = 70_000;
 
@@ -176,6 +180,7 @@ impl Expected {
                 | Reason::SnatPortsExhausted
                 | Reason::InsertRace
                 | Reason::NoNodeAddress
+                | Reason::StraySegment
         );
         [opens, rejected, dropped && ingress].map(u64::from)
     }
@@ -371,7 +376,7 @@ impl World {
                 self.endpoints.write(slot, &value);
                 let state = EndpointState {
                     slots: [slot, u32::MAX],
-                    connections: 0,
+                    ..EndpointState::default()
                 };
                 self.states.write(slot, &state);
                 slot += 1;
@@ -468,6 +473,12 @@ impl World {
             self.flows4.write(index, &[0; 8]);
             self.flows6.write(index, &[0; 16]);
         }
+        let offset = offset_of!(ServiceStats, half_open);
+        for service in 0..self.next.0 {
+            self.stats
+                .u32_at(service, offset)
+                .store(0, Ordering::Relaxed);
+        }
     }
 
     /// Forgets flows, fragments and answers given.
@@ -549,11 +560,12 @@ impl World {
                 pods6_prefix: 64,
                 snat_first: SNAT_PORT.into(),
                 snat_count: 1,
-                tick_shift: clock::TickRate::of_kernel().shift,
+                tick_shift: STANDSTILL,
                 hz,
                 reject_rate: 1000,
                 flow_mask4: FLOWS - 1,
                 flow_mask6: FLOWS - 1,
+                half_open_mask: HALF_OPEN - 1,
                 ..Config::default()
             },
         );
@@ -591,7 +603,7 @@ fn translation<A: Address>(
 ) -> Option<((IpAddr, u16), (IpAddr, u16))> {
     let ip = |address: A| IpAddr::from(address.to_mapped());
     let flow = records.find(|flow| {
-        tag::state(flow.tag) == tag::LIVE
+        tag::in_use(flow.tag)
             && flow.protocol() == protocol
             && (ip(flow.source), flow.source_port) == from
             && (ip(flow.destination), flow.destination_port) == to

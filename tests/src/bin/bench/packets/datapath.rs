@@ -1,6 +1,6 @@
 //! node-lb's own program and maps, filled as the agent fills them.
 
-use std::{marker::PhantomData, ptr::NonNull, sync::atomic::Ordering};
+use std::{marker::PhantomData, mem::offset_of, ptr::NonNull, sync::atomic::Ordering};
 
 use anyhow::{Result, bail};
 use aya::{
@@ -11,15 +11,17 @@ use aya::{
 use lb_common::{
     abi::{
         Config, Device, Endpoint, EndpointState, Frontend, FrontendKey, FrontendKind, LocalAddress,
-        Plan, Service, device_flag, endpoint_flag, plan_flag,
+        Plan, Service, ServiceStats, device_flag, endpoint_flag, plan_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
-        Flow,
-        table::{self, Record, Slots},
+        Flow, Record, Timeouts, end,
+        stage::STAGES,
+        table::{self, Purpose, Slots},
         tag,
     },
-    parse::{TCP, Tuple, UDP},
+    parse::{Segment, TCP, Tuple, UDP},
+    pipeline::RINGS,
     verdict::{Hook, Reason},
 };
 use node_lb::datapath::{OBJECT, bpf::MappedArray};
@@ -36,6 +38,15 @@ const PROGRAM: &str = "xdp_ingress";
 pub const ENDPOINTS: u32 = 100;
 /// Slots per flow table: a million flows, which are two million records, fill half of them.
 const SLOTS: u32 = 1 << 22;
+/// Half-open flows of a service: more than a sample opens, or each would end another.
+pub const HALF_OPEN: u32 = 1 << 17;
+/// Nothing ends by itself.
+static NO_TIMEOUTS: Timeouts = Timeouts {
+    tcp: [0; STAGES],
+    udp: [0; STAGES],
+    port_held: 0,
+    shortest: 0,
+};
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
 const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
@@ -44,6 +55,7 @@ const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 pub struct Datapath {
     ebpf: Ebpf,
     counters: PerCpuArray<MapData, u64>,
+    services: MapData,
 }
 
 impl Datapath {
@@ -56,6 +68,8 @@ impl Datapath {
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(Ip4::FLOWS, SLOTS)
             .map_max_entries(Ip6::FLOWS, SLOTS)
+            .map_max_entries("HALF_OPEN4", RINGS * HALF_OPEN)
+            .map_max_entries("HALF_OPEN6", RINGS * HALF_OPEN)
             .load(OBJECT)?;
         let program: &mut Xdp = match ebpf.program_mut(PROGRAM) {
             Some(program) => program.try_into()?,
@@ -65,7 +79,12 @@ impl Datapath {
         program_services(&mut ebpf)?;
         program_node(&mut ebpf, ifindex)?;
         let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
-        Ok(Self { ebpf, counters })
+        let services = array(&mut ebpf, "SERVICE_STATS")?;
+        Ok(Self {
+            ebpf,
+            counters,
+            services,
+        })
     }
 
     /// The measured program.
@@ -88,7 +107,8 @@ impl Datapath {
 
     /// The flows of a family.
     pub fn flows<A: Family>(&mut self) -> Result<FlowTable<A>> {
-        FlowTable::new(&array(&mut self.ebpf, A::FLOWS)?)
+        let services = MappedArray::new(&self.services)?;
+        FlowTable::new(&array(&mut self.ebpf, A::FLOWS)?, services)
     }
 }
 
@@ -111,30 +131,37 @@ impl Counters {
 /// A flow table in the kernel, seen from outside.
 pub struct FlowTable<A: Family> {
     records: MappedArray<A::Record>,
+    services: MappedArray<ServiceStats>,
     family: PhantomData<A>,
 }
 
 impl<A: Family> FlowTable<A> {
-    fn new(map: &MapData) -> Result<Self> {
+    fn new(map: &MapData, services: MappedArray<ServiceStats>) -> Result<Self> {
         Ok(Self {
             records: MappedArray::new(map)?,
+            services,
             family: PhantomData,
         })
     }
 
-    /// Removes all flows. No program may be running.
+    /// Removes all flows, with what services know of them. No program may be running.
     pub fn clear(&self) {
         for index in 0..self.records.len() {
             if self.tag(index) != tag::CLEAN {
                 self.records.write(index, &A::FREE);
             }
         }
+        let half_open = offset_of!(ServiceStats, half_open);
+        for service in 0..self.services.len() {
+            let count = self.services.u32_at(service, half_open);
+            count.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Number of live records, which is twice that of flows.
     pub fn live(&self) -> usize {
         let tags = (0..self.records.len()).map(|index| self.tag(index));
-        tags.filter(|seen| tag::state(*seen) == tag::LIVE).count()
+        tags.filter(|seen| tag::in_use(*seen)).count()
     }
 
     /// The record of packets with this tuple.
@@ -167,9 +194,27 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
         table::find_index(self, tuple)
     }
 
-    fn claim_index(&self, tuple: &Tuple<A>, opens: bool) -> u64 {
-        table::claim_index(self, tuple, opens)
+    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::claim_index(self, tuple)
     }
+
+    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
+        table::has_rival(self, tuple, outcome)
+    }
+
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        end::gives_way::<A, _>(self, index, segment, purpose)
+    }
+
+    fn now(&self) -> u32 {
+        0
+    }
+
+    fn timeouts(&self) -> &Timeouts {
+        &NO_TIMEOUTS
+    }
+
+    fn count_half_open(&self, _service: u32, _change: i32) {}
 }
 
 fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
@@ -199,6 +244,7 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
         reject_rate: u32::MAX,
         flow_mask4: SLOTS - 1,
         flow_mask6: SLOTS - 1,
+        half_open_mask: HALF_OPEN - 1,
         ..Config::default()
     };
     MappedArray::new(&array(ebpf, "CONFIG")?)?.write(0, &config);
@@ -233,7 +279,7 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
                 endpoints.write(index, &endpoint);
                 let state = EndpointState {
                     slots: [index, u32::MAX],
-                    connections: 0,
+                    ..EndpointState::default()
                 };
                 states.write(index, &state);
             }

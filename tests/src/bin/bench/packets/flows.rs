@@ -10,7 +10,7 @@ use lb_common::{
 use super::{
     cases::{Case, Direction, Service},
     check,
-    datapath::{FlowTable, SNAT_PORTS},
+    datapath::{FlowTable, HALF_OPEN, SNAT_PORTS},
     family::Family,
     harness::{Run, TRACE, Trace, action},
     rig::Rig,
@@ -152,16 +152,33 @@ impl<A: Family> Flows<A> {
         let all: Vec<Tuple<A>> = (0..asked)
             .map(|number| client(number, service.protocol, service.destination))
             .collect();
-        let counted = self.send(rig, &all, Kind::first::<A>(service.protocol))?;
-        let opened = check::opened(&counted, asked, OPENED)?;
-
         let mut crowd = Crowd {
             service,
             asked,
             requests: Vec::with_capacity(all.len()),
             answers: Vec::with_capacity(all.len()),
         };
-        for request in all {
+        // A handshake must be done before too many others have begun.
+        for requests in all.chunks(HALF_OPEN as usize / 2) {
+            self.shake_hands(rig, service, requests, &mut crowd)?;
+        }
+        self.crowd = Some(crowd);
+        Ok(())
+    }
+
+    /// Opens flows and brings them to where both sides have answered.
+    fn shake_hands(
+        &mut self,
+        rig: &mut Rig,
+        service: Service,
+        all: &[Tuple<A>],
+        crowd: &mut Crowd<A>,
+    ) -> Result<()> {
+        let asked = all.len() as u32;
+        let before = crowd.requests.len();
+        let counted = self.send(rig, all, Kind::first::<A>(service.protocol))?;
+        let opened = check::opened(&counted, asked, OPENED)?;
+        for request in all.iter().copied() {
             let Some(flow) = self.table.find(&request) else {
                 continue;
             };
@@ -179,15 +196,20 @@ impl<A: Family> Flows<A> {
             crowd.answers.push(answer);
         }
         ensure!(
-            crowd.requests.len() as u64 == opened,
+            (crowd.requests.len() - before) as u64 == opened,
             "{opened} flows were opened, {} are found",
-            crowd.requests.len()
+            crowd.requests.len() - before
         );
-        if service.destination == Destination::Remote && asked != 0 {
-            let counted = self.send(rig, &crowd.answers, Kind::later::<A>(service.protocol))?;
-            check::counts(&counted, &[(Reason::ToClient, opened as u32)])?;
-        }
-        self.crowd = Some(crowd);
+        let answered = match service.destination {
+            Destination::Remote => Reason::ToClient,
+            _ => Reason::ReplyToStack,
+        };
+        let answers = Kind::answer::<A>(service.protocol);
+        let counted = self.send(rig, &crowd.answers[before..], answers)?;
+        check::counts(&counted, &[(answered, opened as u32)])?;
+        let later = Kind::later::<A>(service.protocol);
+        let counted = self.send(rig, &crowd.requests[before..], later)?;
+        check::counts(&counted, &[(Reason::ToEndpoint, opened as u32)])?;
         Ok(())
     }
 

@@ -130,6 +130,7 @@ impl Rig {
         let kind = Kind {
             protocol: TCP,
             flags: tcp_flag::SYN,
+            numbers: (0, 0),
             // What the answer quotes and no more, so that nothing has to be cut off.
             length: ETHERNET + Ip4::HEADER + 20,
         };

@@ -61,6 +61,8 @@ pub struct Kind {
     pub protocol: u8,
     /// TCP flags; without meaning for UDP.
     pub flags: u8,
+    /// Sequence number, and what is acknowledged.
+    pub numbers: (u8, u8),
     /// Length of the frame in bytes.
     pub length: usize,
 }
@@ -71,7 +73,17 @@ impl Kind {
         Self {
             protocol,
             flags: tcp_flag::SYN,
+            numbers: (0, 0),
             length: frame_length::<A>(),
+        }
+    }
+
+    /// The endpoint's answer to it.
+    pub fn answer<A: Address>(protocol: u8) -> Self {
+        Self {
+            flags: tcp_flag::SYN | tcp_flag::ACK,
+            numbers: (0, 1),
+            ..Self::first::<A>(protocol)
         }
     }
 
@@ -79,6 +91,7 @@ impl Kind {
     pub fn later<A: Address>(protocol: u8) -> Self {
         Self {
             flags: tcp_flag::ACK,
+            numbers: (1, 1),
             ..Self::first::<A>(protocol)
         }
     }
@@ -202,6 +215,8 @@ fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) 
     transport[..2].copy_from_slice(&tuple.source_port.to_be_bytes());
     transport[2..4].copy_from_slice(&tuple.destination_port.to_be_bytes());
     if kind.protocol == TCP {
+        transport[7] = kind.numbers.0;
+        transport[11] = kind.numbers.1;
         transport[12] = 0x50; // five words of header
         transport[13] = kind.flags;
         transport[14] = 0x40; // window
