@@ -14,7 +14,7 @@ use crate::{
         table::{self, Claim, Purpose, Refused},
         tag, tcp,
     },
-    opaque::rolled,
+    opaque::{forgotten, rolled},
     parse::{TCP, Tuple},
     rewrite, select,
     service::Route,
@@ -79,6 +79,9 @@ fn try_insert<A: Address, T: Tables<A>>(
     if source_nat {
         work.other.destination_port = next_port(tables, config, endpoint.id);
     }
+    let known = u64::from(source_nat) | u64::from(opens) << 1 | u64::from(picks_up) << 2;
+    let known = forgotten(known, &mut work.memory);
+    let (source_nat, opens, picks_up) = (known & 1 != 0, known & 2 != 0, known & 4 != 0);
     // Neither record has been looked at so far, so that the waits for their memory overlap.
     table::approach(tables, &work.tuple, &work.other);
     let purpose = if opens { Purpose::Open } else { Purpose::Plain };
@@ -92,7 +95,7 @@ fn try_insert<A: Address, T: Tables<A>>(
         };
         return None;
     };
-    let Some(reply) = claim_reply(tables, work, endpoint.id, source_nat) else {
+    let Some(reply) = claim_reply(tables, work, endpoint.id, source_nat, opens) else {
         forward.release();
         work.reason = match work.refused {
             Refused::Full => Reason::FlowTableFull,
@@ -195,8 +198,9 @@ fn claim_reply<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     endpoint: u32,
     source_nat: bool,
+    opens: bool,
 ) -> Option<Claim<A>> {
-    let purpose = match tcp::opens(work.segment.flags) {
+    let purpose = match opens {
         true => Purpose::Port,
         false => Purpose::Plain,
     };
