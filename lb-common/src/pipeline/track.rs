@@ -79,6 +79,7 @@ fn watch_udp<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, peer: Reco
     let flags = flags(record);
     if flags & REPLY == 0 && flags & SEEN != 0 && has(peer, SEEN) {
         prove(tables, record, peer);
+        clear(record, WATCH);
     }
     if flags & SEEN == 0 {
         set(record, SEEN);
@@ -95,7 +96,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     peer: Record<A>,
     work: &Work<A>,
 ) {
-    use flow_flag::{FIN, FIN_ACKED, MISFIT, RST, SEEN, WATCH};
+    use flow_flag::{FIN, FIN_ACKED, MISFIT, PICKED_UP, RST, SEEN, WATCH};
     // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the values
     // will do. Flags change under these references, by the functions of `record` only: see `has`.
     let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
@@ -111,7 +112,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
         return;
     }
     if segment.flags & tcp_flag::SYN != 0 {
-        if half {
+        if half && !flow.has(PICKED_UP) {
             watch_syn(record, peer, segment);
         }
         return;
@@ -258,8 +259,6 @@ fn prove<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record
     if table::settle(tables, forward) {
         // SAFETY: as above.
         unsafe { (*reply.as_ptr()).detail = 0 };
-        clear(forward, flow_flag::WATCH);
-        clear(reply, flow_flag::WATCH);
     }
 }
 

@@ -4,6 +4,7 @@ use std::{collections::HashMap, net::IpAddr};
 
 use lb_common::{
     abi::{FrontendKind, endpoint_flag, plan_flag},
+    flow::flow_flag,
     verdict::Reason,
 };
 use lb_tests::packet::{Mac, Packet, tcp};
@@ -16,7 +17,7 @@ use super::{
         POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene,
     },
     service::{Class, EndpointSpec, ServiceSpec, TCP},
-    world::{At, Expected, SNAT_PORT},
+    world::{At, Expected, Kept, SNAT_PORT},
 };
 
 pub type Address = (IpAddr, u16);
@@ -95,9 +96,10 @@ impl Side {
         self.seen = true;
     }
 
-    /// Whether a number lies in the window that this side offers.
+    /// Whether a number lies in the window that this side offers, which is none while it is silent.
     fn takes(&self, sequence: u32) -> bool {
-        sequence.wrapping_sub(self.acknowledged) <= u32::from(WINDOW) + 1
+        let window = if self.seen { u32::from(WINDOW) } else { 0 };
+        sequence.wrapping_sub(self.acknowledged) <= window + 1
     }
 }
 
@@ -318,6 +320,32 @@ impl Model {
         Some((flow.side, self.flows[&flow.peer].side))
     }
 
+    /// A packet's flow in both directions, or what would be its flow.
+    pub fn both_ways(&self, tuple: Tuple) -> impl Iterator<Item = Tuple> + use<> {
+        let peer = self.flows.get(&tuple).map(|flow| flow.peer);
+        [tuple].into_iter().chain(peer)
+    }
+
+    /// What has to be kept of one direction of a flow.
+    pub fn kept(&self, tuple: &Tuple) -> Option<Kept> {
+        let flow = self.flows.get(tuple)?;
+        let side = &flow.side;
+        let flags = [
+            (side.seen, flow_flag::SEEN),
+            (side.fin, flow_flag::FIN),
+            (side.fin_acknowledged, flow_flag::FIN_ACKED),
+            (side.rst, flow_flag::RST),
+        ];
+        let shown = flags.into_iter().filter(|(shown, _)| *shown);
+        Some(Kept {
+            to: flow.to,
+            half: flow.half,
+            shown: shown.fold(0, |flags, (_, flag)| flags | flag),
+            next: side.next,
+            acknowledged: side.acknowledged,
+        })
+    }
+
     /// What a segment of a flow shows.
     fn note(&mut self, tuple: Tuple, segment: &Segment) {
         let Some(flow) = self.flows.get(&tuple).copied().filter(|_| tuple.0 == TCP) else {
@@ -353,7 +381,7 @@ fn hear(flow: &Flow, half: bool, own: &mut Side, other: &mut Side, segment: &Seg
             }
             false => !segment.has(tcp::ACK) && !other.seen,
         };
-        if half && counts {
+        if half && counts && !flow.picked_up {
             own.next = segment.next();
             own.acknowledged = segment.acknowledged;
             own.first = segment.sequence.wrapping_add(1);

@@ -138,10 +138,17 @@ fn step(world: &mut World, model: &mut Model, random: &mut Random, name: &str) -
     let segment = random.segment(model, &tuple, flags);
     let packet = packet(random, protocol, &segment, from, to);
     let found = world.run(at, device, &packet.bytes());
-    let chosen = || world.translation(protocol, from, to);
+    let chosen = || world.kept(protocol, from, to).map(|flow| flow.to);
     let expected = model.handle(at, device, &packet, &segment, tuple, chosen);
     let expected = expected.unwrap_or_else(|error| panic!("{name}: {error}: {found:?}"));
     assert_expected(name, at, &found, &expected);
+    for (protocol, from, to) in model.both_ways(tuple).filter(|tuple| tuple.0 == TCP) {
+        assert_eq!(
+            world.kept(protocol, from, to),
+            model.kept(&(protocol, from, to)),
+            "{name}: what is kept of {from:?} to {to:?} after {segment:?} of {tuple:?}"
+        );
+    }
     found.counted[0].1
 }
 

@@ -23,7 +23,7 @@ use lb_common::{
         device_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, tag},
+    flow::{Flow, flow_flag, tag},
     verdict::{COUNTERS, Hook, REASONS, Reason},
 };
 use lb_tests::packet::difference;
@@ -51,6 +51,23 @@ const STANDSTILL: u32 = 40;
 pub const HALF_OPEN: u32 = 64;
 /// Room for what a packet becomes, in bytes.
 const OUTPUT: usize = 70_000;
+
+/// What packets have shown of a flow.
+pub const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
+
+/// What is kept of one direction of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The source and destination that its packets get.
+    pub to: ((IpAddr, u16), (IpAddr, u16)),
+    /// Whether the connection has still to be proved; said by the client's direction.
+    pub half: bool,
+    /// Those of [`flow_flag`] that are among [`SHOWN`].
+    pub shown: u32,
+    /// The sequence number after its latest segment, and what that acknowledged.
+    pub next: u32,
+    pub acknowledged: u32,
+}
 
 /// The programs under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -450,20 +467,15 @@ impl World {
             .fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The source and destination that a live flow's packets get.
-    pub fn translation(
-        &self,
-        protocol: u8,
-        from: (IpAddr, u16),
-        to: (IpAddr, u16),
-    ) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+    /// What the kernel keeps of a live flow, one direction of it.
+    pub fn kept(&self, protocol: u8, from: (IpAddr, u16), to: (IpAddr, u16)) -> Option<Kept> {
         // SAFETY: records are plain words in the map as well.
         let v4 = |(_, words)| unsafe { transmute::<[u64; 8], Flow<Ip4>>(words) };
         // SAFETY: as above.
         let v6 = |(_, words)| unsafe { transmute::<[u64; 16], Flow<Ip6>>(words) };
         match from.0 {
-            IpAddr::V4(_) => translation(self.flows4.iter(0..FLOWS).map(v4), protocol, from, to),
-            IpAddr::V6(_) => translation(self.flows6.iter(0..FLOWS).map(v6), protocol, from, to),
+            IpAddr::V4(_) => kept(self.flows4.iter(0..FLOWS).map(v4), protocol, from, to),
+            IpAddr::V6(_) => kept(self.flows6.iter(0..FLOWS).map(v6), protocol, from, to),
         }
     }
 
@@ -595,12 +607,12 @@ impl World {
     }
 }
 
-fn translation<A: Address>(
+fn kept<A: Address>(
     mut records: impl Iterator<Item = Flow<A>>,
     protocol: u8,
     from: (IpAddr, u16),
     to: (IpAddr, u16),
-) -> Option<((IpAddr, u16), (IpAddr, u16))> {
+) -> Option<Kept> {
     let ip = |address: A| IpAddr::from(address.to_mapped());
     let flow = records.find(|flow| {
         tag::in_use(flow.tag)
@@ -609,10 +621,16 @@ fn translation<A: Address>(
             && (ip(flow.destination), flow.destination_port) == to
     })?;
     let rewrite = flow.rewrite;
-    Some((
-        (ip(rewrite.source), rewrite.source_port),
-        (ip(rewrite.destination), rewrite.destination_port),
-    ))
+    Some(Kept {
+        to: (
+            (ip(rewrite.source), rewrite.source_port),
+            (ip(rewrite.destination), rewrite.destination_port),
+        ),
+        half: tag::state(flow.tag) == tag::HALF,
+        shown: flow.flags & SHOWN,
+        next: flow.next,
+        acknowledged: flow.acknowledged,
+    })
 }
 
 fn key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
