@@ -326,7 +326,10 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
         0 => i32::MAX,
         ticks => ticks as i32,
     };
-    let (mut free, mut free_tag, mut over) = (u32::MAX, 0, 0);
+    // Past the end. A number that the verifier does not know, so that it need not tell apart searches
+    // that have found something from those that have not.
+    let none = slots.mask().wrapping_add(1);
+    let (mut free, mut free_tag, mut over) = (none, none, none);
     for step in rolled((GROUP * GROUPS) as usize) {
         let index = position(hash, slots.mask(), step as u32);
         let Some(record) = slots.slot(index) else {
@@ -342,7 +345,7 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
             return Outcome::new(Outcome::RACE, 0, 0).0;
         }
         let silent = now.wrapping_sub(flow.last_seen) as i32;
-        if free == u32::MAX && is_free(seen, silent) {
+        if free == none && is_free(seen, silent) {
             free = index;
             free_tag = seen;
         }
@@ -353,7 +356,8 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
             break;
         }
     }
-    let Some(record) = slots.slot(free) else {
+    let over = if over == none { 0 } else { over };
+    let Some(record) = slots.slot(free).filter(|_| free != none) else {
         return Outcome::new(Outcome::FULL, 0, over).0;
     };
     let claimed = tag::claimed(free_tag, hash);
