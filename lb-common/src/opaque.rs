@@ -50,13 +50,6 @@ pub fn forgotten(value: u64, memory: &mut u64) -> u64 {
     }
 }
 
-/// Reads what [`forgotten`] has left in memory, which the verifier knows as little of.
-#[inline(always)]
-pub fn recalled(memory: &u64) -> u64 {
-    // SAFETY: a reference; volatile, or LLVM would keep the value in a register.
-    unsafe { (&raw const *memory).read_volatile() }
-}
-
 /// `0..end`, counted so that the loop stays a loop.
 #[inline(always)]
 pub fn rolled(end: usize) -> Rolled {

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     addr::Address,
     atomic,
-    opaque::{forgotten, rolled},
+    opaque::rolled,
     parse::{Segment, Tuple},
 };
 
@@ -196,25 +196,6 @@ impl<A: Address> Claim<A> {
     #[inline(always)]
     pub fn record(&self) -> Record<A> {
         self.record
-    }
-
-    /// A claim as a number that the verifier knows nothing about, so that it looks once at what follows:
-    /// the record's index, or one that no table has.
-    #[inline(always)]
-    pub fn suspended(claim: Option<Self>, memory: &mut u64) -> u64 {
-        let index = match claim {
-            // SAFETY: the record is ours, and `claim_index` has left its index there.
-            Some(claim) => u64::from(unsafe { claim.record.as_ref() }.peer),
-            None => u64::MAX,
-        };
-        forgotten(index, memory)
-    }
-
-    /// What was [`Self::suspended`].
-    #[inline(always)]
-    pub fn resumed<S: Slots<A>>(slots: &S, index: u64) -> Option<Self> {
-        let record = slots.slot(u32::try_from(index).ok()?)?;
-        Some(Self { record })
     }
 
     /// Makes the record visible, `HALF` or `LIVE`; all other fields must have been written.

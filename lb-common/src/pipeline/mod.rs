@@ -54,11 +54,8 @@ pub struct Work<A> {
     pub answerer: A,
     pub message: Message,
     pub fragment: FragmentKey,
-    /// For [`Network::settled`] and [`crate::opaque::forgotten`].
+    /// For [`Network::settled`].
     pub memory: u64,
-    /// What never changes of the flow that is being opened: [`crate::flow::flow_flag`]s of its client's
-    /// direction.
-    pub kind: u64,
     /// A next hop that was looked up; the device of [`Way::Device`].
     pub hop: Hop,
     /// Id of an endpoint that a connection has left; 0 means none.

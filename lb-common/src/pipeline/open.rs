@@ -6,7 +6,7 @@ use crate::{
     answer::Message,
     flow::{Record, table::Purpose, tcp},
     frame::Frame,
-    opaque::{forgotten, rolled},
+    opaque::rolled,
     parse::{Network, tcp_flag},
     service::{self, Decision, Route},
     tables::Tables,
@@ -116,7 +116,6 @@ fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, rout
     work.avoided = 0;
     for _ in rolled(ATTEMPTS) {
         let index = insert(tables, work, route);
-        let index = forgotten(index, &mut work.memory);
         if index != NONE || work.reason != Reason::InsertRace {
             return index;
         }

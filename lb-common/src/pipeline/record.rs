@@ -14,7 +14,7 @@ use crate::{
         table::{self, Claim, Purpose, Refused},
         tag, tcp,
     },
-    opaque::{forgotten, recalled, rolled},
+    opaque::{forgotten, rolled},
     parse::{TCP, Tuple},
     rewrite, select,
     service::Route,
@@ -79,20 +79,15 @@ fn try_insert<A: Address, T: Tables<A>>(
     if source_nat {
         work.other.destination_port = next_port(tables, config, endpoint.id);
     }
-    let mut kind = rewrite::protocol_flag(work.tuple.protocol);
-    if source_nat {
-        kind |= flow_flag::SOURCE_NAT;
-    }
-    if bypasses(config.flags, endpoint, source_nat) {
-        kind |= flow_flag::FORWARD;
-    }
-    if picks_up {
-        kind |= flow_flag::PICKED_UP;
-    }
-    forgotten(u64::from(kind), &mut work.kind);
+    let known = u64::from(source_nat) | u64::from(opens) << 1 | u64::from(picks_up) << 2;
+    let known = forgotten(known, &mut work.memory);
+    let (source_nat, opens, picks_up) = (known & 1 != 0, known & 2 != 0, known & 4 != 0);
     // Neither record has been looked at so far, so that the waits for their memory overlap.
     table::approach(tables, &work.tuple, &work.other);
-    let Some(forward) = claim_forward(tables, work) else {
+    let purpose = if opens { Purpose::Open } else { Purpose::Plain };
+    let segment = &work.segment;
+    let Some(forward) = table::claim(tables, &work.tuple, segment, purpose, &mut work.refused)
+    else {
         work.reason = match work.refused {
             Refused::Full => Reason::FlowTableFull,
             // It was opened before, or another CPU is just doing it.
@@ -100,7 +95,7 @@ fn try_insert<A: Address, T: Tables<A>>(
         };
         return None;
     };
-    let Some(reply) = claim_reply(tables, work, endpoint.id) else {
+    let Some(reply) = claim_reply(tables, work, endpoint.id, source_nat, opens) else {
         forward.release();
         work.reason = match work.refused {
             Refused::Full => Reason::FlowTableFull,
@@ -108,10 +103,19 @@ fn try_insert<A: Address, T: Tables<A>>(
         };
         return None;
     };
+    let mut flags = rewrite::protocol_flag(work.tuple.protocol);
+    if source_nat {
+        flags |= flow_flag::SOURCE_NAT;
+    }
+    if bypasses(config.flags, endpoint, source_nat) {
+        flags |= flow_flag::FORWARD;
+    }
+    if picks_up {
+        flags |= flow_flag::PICKED_UP;
+    }
     let (there, back) = (forward.record(), reply.record());
     let now = tables.now();
-    let kind = recalled(&work.kind) as u32;
-    let hop = match kind & flow_flag::SOURCE_NAT != 0 {
+    let hop = match source_nat {
         true => tables.endpoint_state(endpoint.id).map_or(0, |state| {
             // SAFETY: a word of a map's element, of which any value will do.
             unsafe { (&raw const (*state.as_ptr()).hop).read_volatile() }
@@ -126,7 +130,7 @@ fn try_insert<A: Address, T: Tables<A>>(
         (*back.as_ptr()).last_seen = now;
         (*there.as_ptr()).peer
     };
-    fill(work, there, back, kind, plan.service);
+    fill(work, there, back, flags, plan.service);
     reply.publish(tag::LIVE);
     let published = tag::with_state(read_tag(there), tag::HALF);
     forward.publish(tag::HALF);
@@ -186,23 +190,6 @@ fn fill<A: Address>(
     back.service = service;
 }
 
-/// Claims the record of the client's packets.
-#[inline(always)]
-fn claim_forward<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<Claim<A>> {
-    let purpose = match begins(work) {
-        true => Purpose::Open,
-        false => Purpose::Plain,
-    };
-    let claim = table::claim(
-        tables,
-        &work.tuple,
-        &work.segment,
-        purpose,
-        &mut work.refused,
-    );
-    Claim::resumed(tables, Claim::suspended(claim, &mut work.memory))
-}
-
 /// Claims the record of the answers in [`Work::other`], with a port that no other flow to the
 /// endpoint uses.
 #[inline(always)]
@@ -210,38 +197,26 @@ fn claim_reply<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     endpoint: u32,
+    source_nat: bool,
+    opens: bool,
 ) -> Option<Claim<A>> {
-    let mut index = u64::MAX;
+    let purpose = match opens {
+        true => Purpose::Port,
+        false => Purpose::Plain,
+    };
     for _ in rolled(SNAT_TRIES) {
-        let purpose = match begins(work) {
-            true => Purpose::Port,
-            false => Purpose::Plain,
-        };
-        let claim = table::claim(
-            tables,
-            &work.other,
-            &work.segment,
-            purpose,
-            &mut work.refused,
-        );
-        index = Claim::suspended(claim, &mut work.memory);
-        if index != u64::MAX {
-            break;
+        let segment = &work.segment;
+        if let Some(claim) = table::claim(tables, &work.other, segment, purpose, &mut work.refused)
+        {
+            return Some(claim);
         }
         // A client whose address is kept keeps its port too, unless the same client's port already
         // goes to the same endpoint by way of another frontend.
-        let source_nat = recalled(&work.kind) as u32 & flow_flag::SOURCE_NAT != 0;
         if source_nat || work.refused == Refused::Exists {
             work.other.destination_port = next_port(tables, tables.config(), endpoint);
         }
     }
-    Claim::resumed(tables, forgotten(index, &mut work.memory))
-}
-
-/// Whether a flow begins with a SYN.
-#[inline(always)]
-fn begins<A: Address>(work: &Work<A>) -> bool {
-    recalled(&work.kind) as u32 & (flow_flag::UDP | flow_flag::PICKED_UP) == 0
+    None
 }
 
 /// The next port to replace a client's towards an endpoint: ports are handed out in turn, so that it is
