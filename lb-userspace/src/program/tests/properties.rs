@@ -146,6 +146,10 @@ fn corrupt(state: &mut fake::State, what: u8, at: u32, value: u32) {
     let used: Vec<_> = (0..state.services.len())
         .filter(|id| state.services[*id].plan != 0)
         .collect();
+    if used.is_empty() {
+        // The damage done so far has taken the last plan away.
+        return;
+    }
     let id = used[at(used.len())];
     let plan = state.services[id].plan as usize % state.plans.len();
     match what {
