@@ -49,7 +49,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     match command {
         "setup" => {
             no_arguments(command, rest)?;
-            let tools = setup::run(&workspace, setup::Need::Everything)?;
+            let tools = setup::run(&workspace, &setup::Need::TESTS)?;
             println!("Set-up is complete: eBPF is built with {tools}.");
         }
         "build" => {

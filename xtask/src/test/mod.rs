@@ -112,7 +112,7 @@ impl Stage {
 /// Runs `stages`, all of them even if one fails, and says what ran.
 pub fn run(workspace: &Workspace, stages: &[Stage]) -> Result<ExitCode> {
     let started = Instant::now();
-    let tools = setup::run(workspace, setup::Need::Everything)?;
+    let tools = setup::run(workspace, &setup::Need::TESTS)?;
     println!("eBPF is built with {tools}.");
     let mut suites = Suites::new(workspace);
     let mut outcomes = Vec::new();
