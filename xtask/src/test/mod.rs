@@ -50,7 +50,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
     let mut session = Session {
         workspace,
         options,
-        suites: Suites::new(workspace, &options.only),
+        suites: Suites::new(workspace, &options.stages, &options.only),
     };
     if options.update_counts {
         return session.update_counts();

@@ -57,6 +57,11 @@ impl Stage {
         }
     }
 
+    /// Whether it runs tests of crate `lb-tests`.
+    pub fn needs_lab_tests(self) -> bool {
+        matches!(self, Self::Kernel | Self::Kernels)
+    }
+
     /// The stage of that name.
     pub fn parse(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|stage| stage.name() == name);
@@ -94,18 +99,19 @@ impl Stage {
             Self::Kernel => {
                 let privilege = Privilege::detect()
                     .map_err(|lack| anyhow!("the kernel tests did not run: {lack}"))?;
-                // They start the agent that lies beside their own directory.
-                workspace.run_cargo(["build"])?;
-                // And one runs the image.
-                image::for_tests(workspace, workspace.target.join("image"))?;
-                let tests = session.tests_of(self)?;
+                let mut tests = session.tests_of(self)?;
+                if tests.iter().any(Test::needs_image) {
+                    image::for_tests(workspace, workspace.target.join("image"))?;
+                    // They start the agent that lies beside their own directory; that is the image's now.
+                    session.suites.forget();
+                    tests = session.tests_of(self)?;
+                }
                 let outcomes = session
                     .pool(Some(privilege), NonZeroUsize::MIN)
                     .run(tests)?;
                 return Ok(by_part(&outcomes));
             }
             Self::Kernels => {
-                workspace.run_cargo(["build"])?;
                 let tests = session.tests_of(self)?;
                 return guest::run(workspace, &session.kernels(), &tests);
             }

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
+use super::stage::Stage;
 use crate::cargo::Workspace;
 
 /// A test program.
@@ -103,6 +104,11 @@ impl Test {
         needs_control_plane(&self.name())
     }
 
+    /// Whether it runs the container image.
+    pub fn needs_image(&self) -> bool {
+        self.suite.name == "image"
+    }
+
     /// Whether it runs only if somebody insists.
     pub fn is_ignored(&self) -> bool {
         self.ignored
@@ -136,16 +142,18 @@ impl Test {
 /// The workspace's tests; their programs are built when first asked for.
 pub struct Suites<'a> {
     workspace: &'a Workspace,
+    scope: Scope,
     /// Parts of names of tests; all tests if there is none.
     only: &'a [String],
     built: Option<Result<Vec<Arc<Suite>>, String>>,
 }
 
 impl<'a> Suites<'a> {
-    /// The tests that have one of `only` in their names; all if there is none.
-    pub fn new(workspace: &'a Workspace, only: &'a [String]) -> Self {
+    /// Those of the tests of `stages` that have one of `only` in their names; all if there is none.
+    pub fn new(workspace: &'a Workspace, stages: &[Stage], only: &'a [String]) -> Self {
         Self {
             workspace,
+            scope: Scope::of(workspace, stages, only),
             only,
             built: None,
         }
@@ -169,6 +177,7 @@ impl<'a> Suites<'a> {
 
     fn tests(&mut self, wanted: impl Fn(&Suite, &Workspace) -> bool) -> Result<Vec<Test>> {
         let workspace = self.workspace;
+        let chosen_programs = matches!(self.scope, Scope::Programs(_));
         let suites = self
             .built()?
             .iter()
@@ -177,7 +186,10 @@ impl<'a> Suites<'a> {
             .map(Suite::tests)
             .collect::<Result<Vec<_>>>()?
             .concat();
-        ensure!(!tests.is_empty(), "the test programs have no tests");
+        ensure!(
+            chosen_programs || !tests.is_empty(),
+            "the test programs have no tests"
+        );
         let chosen = |test: &Test| {
             let name = test.name();
             self.only.is_empty() || self.only.iter().any(|word| name.contains(word))
@@ -185,8 +197,13 @@ impl<'a> Suites<'a> {
         Ok(tests.into_iter().filter(chosen).collect())
     }
 
+    /// Has the test programs be built again, with the agent beside them: another build has put its own there.
+    pub fn forget(&mut self) {
+        self.built = None;
+    }
+
     fn built(&mut self) -> Result<&[Arc<Suite>]> {
-        let build = || build(self.workspace).map_err(|error| format!("{error:#}"));
+        let build = || build(self.workspace, &self.scope).map_err(|error| format!("{error:#}"));
         match self.built.get_or_insert_with(build) {
             Ok(suites) => Ok(suites),
             Err(error) => Err(anyhow!("{error}")),
@@ -194,12 +211,70 @@ impl<'a> Suites<'a> {
     }
 }
 
-fn build(workspace: &Workspace) -> Result<Vec<Arc<Suite>>> {
-    let mut command = workspace.cargo([
-        "test",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]);
+/// Which test programs are built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    All,
+    /// Those that need neither privilege nor the kernel.
+    Unit,
+    /// These files of tests, with the programs that tests start.
+    Programs(Vec<String>),
+}
+
+/// The packages whose tests need neither privilege nor the kernel, by directory and name.
+const UNIT: [(&str, &str); 3] = [
+    ("xtask", "xtask"),
+    ("lb-common", "lb-common"),
+    ("lb-userspace", "node-lb"),
+];
+
+impl Scope {
+    /// The least that has all tests of these stages with one of `only` in their names.
+    fn of(workspace: &Workspace, stages: &[Stage], only: &[String]) -> Self {
+        // Whatever is before it, `::` ends the name of a program or of a module.
+        let programs = only.iter().map(|word| {
+            let program = word.split_once("::")?.0;
+            is_test_file(workspace, program).then(|| program.to_owned())
+        });
+        match programs.collect::<Option<Vec<_>>>() {
+            Some(programs) if !programs.is_empty() => Self::Programs(programs),
+            _ if stages.iter().any(|stage| stage.needs_lab_tests()) => Self::All,
+            _ => Self::Unit,
+        }
+    }
+
+    /// What cargo is to build. All of it has the same features in every scope, so that nothing is built twice.
+    fn command(&self, workspace: &Workspace) -> Command {
+        let mut command = match self {
+            Self::All => workspace.cargo(["test", "--no-run"]),
+            Self::Unit => {
+                let mut command = workspace.cargo(["test", "--no-run"]);
+                command.args(UNIT.map(|(_, package)| ["--package", package]).concat());
+                command
+            }
+            Self::Programs(programs) => {
+                let mut command = workspace.cargo(["build", "--bins"]);
+                command.args(programs.iter().flat_map(|program| ["--test", program]));
+                command
+            }
+        };
+        command.arg("--message-format=json-render-diagnostics");
+        command
+    }
+}
+
+/// Whether a package has a file or a directory of tests of this name.
+fn is_test_file(workspace: &Workspace, name: &str) -> bool {
+    let directories = UNIT.map(|(directory, _)| directory);
+    let mut directories = directories.into_iter().chain(["tests"]);
+    directories.any(|directory| {
+        let tests = workspace.root.join(directory).join("tests");
+        tests.join(format!("{name}.rs")).is_file() || tests.join(name).join("main.rs").is_file()
+    })
+}
+
+fn build(workspace: &Workspace, scope: &Scope) -> Result<Vec<Arc<Suite>>> {
+    let mut command = scope.command(workspace);
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
@@ -277,6 +352,25 @@ mod tests {
         let tests = suite.tests().unwrap();
         let name = format!("{}::this_programs_own_tests_are_listed", module_path!());
         assert!(tests.iter().any(|test| test.name() == name), "{tests:?}");
+    }
+
+    #[test]
+    fn no_more_is_built_than_the_tests_asked_for_need() {
+        let workspace = Workspace::locate().unwrap();
+        let scope = |stages: &[Stage], only: &[&str]| {
+            let only: Vec<_> = only.iter().map(ToString::to_string).collect();
+            Scope::of(&workspace, stages, &only)
+        };
+        let both = [Stage::Unit, Stage::Kernel];
+        assert_eq!(scope(&both, &[]), Scope::All);
+        assert_eq!(scope(&[Stage::Unit, Stage::Doc], &[]), Scope::Unit);
+        assert_eq!(scope(&[Stage::Kernels], &[]), Scope::All);
+        let programs = ["traffic", "deploy_manifests"].map(str::to_owned).to_vec();
+        let found = scope(&both, &["traffic::access", "deploy_manifests::"]);
+        assert_eq!(found, Scope::Programs(programs));
+        // Any program may have such a test or module.
+        assert_eq!(scope(&both, &["traffic::access", "access"]), Scope::All);
+        assert_eq!(scope(&both, &["access::"]), Scope::All);
     }
 
     #[test]
