@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything CI checks, on any machine.
 
+mod alone;
 mod command;
 mod counts;
 mod fuzz;

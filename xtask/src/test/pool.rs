@@ -20,6 +20,7 @@ use anyhow::{Context, Result};
 use xtask::ebpf::Places;
 
 use super::{
+    alone,
     outcome::{Outcome, Verdict},
     suite::Test,
 };
@@ -59,22 +60,33 @@ impl Pool {
         let (ignored, tests): (Vec<_>, Vec<_>) = tests.into_iter().partition(Test::is_ignored);
         let ignored = ignored.iter().map(|test| Outcome::ignored(test.name()));
         let mut outcomes: Vec<_> = ignored.inspect(|outcome| outcome.show(false)).collect();
+        let (alone, beside) = tests.into_iter().partition(|test| alone::is(&test.name()));
+        self.run_beside(beside, self.workers, &mut outcomes)?;
+        self.run_beside(alone, NonZeroUsize::MIN, &mut outcomes)?;
+        Ok(outcomes)
+    }
+
+    fn run_beside(
+        &self,
+        tests: Vec<Test>,
+        workers: NonZeroUsize,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<()> {
         let queue = Mutex::new(tests.into_iter());
         let (sender, messages) = channel();
         thread::scope(|scope| {
-            let workers: Vec<_> = (0..self.workers.get())
+            let workers: Vec<_> = (0..workers.get())
                 .map(|_| {
                     let sender = sender.clone();
                     scope.spawn(|| self.work(&queue, sender))
                 })
                 .collect();
             drop(sender);
-            self.follow(&messages, &mut outcomes);
+            self.follow(&messages, outcomes);
             workers
                 .into_iter()
                 .try_for_each(|worker| worker.join().expect("a worker does not panic"))
-        })?;
-        Ok(outcomes)
+        })
     }
 
     fn work(

@@ -106,9 +106,7 @@ impl Stage {
                     session.suites.forget();
                     tests = session.tests_of(self)?;
                 }
-                let outcomes = session
-                    .pool(Some(privilege), NonZeroUsize::MIN)
-                    .run(tests)?;
+                let outcomes = session.pool(Some(privilege), labs()).run(tests)?;
                 return Ok(by_part(&outcomes));
             }
             Self::Kernels => {
@@ -171,6 +169,11 @@ fn doc_tests(session: &Session) -> Result<u64> {
     ensure!(output.status.success(), "the examples cannot be listed");
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(suite::listed(&text).count() as u64)
+}
+
+/// How many tests run beside each other in labs, where they wait more than they compute.
+fn labs() -> NonZeroUsize {
+    processors().saturating_mul(NonZeroUsize::MIN.saturating_add(1))
 }
 
 /// How many tests run beside each other where they need nothing but a processor.
