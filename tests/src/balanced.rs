@@ -9,7 +9,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use node_lb::agent::status::Status;
+use node_lb::{
+    agent::status::Status,
+    plan::{LocalNode, Plan, PlanOptions, plan},
+    source::{Event, dir},
+    store::Store,
+};
 
 use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patient};
 
@@ -159,6 +164,25 @@ impl Balanced {
         versions
             .find(|path| path.is_dir())
             .with_context(|| format!("no maps below {}", root.display()))
+    }
+
+    /// What the manifests mean on node number `index`, by the planner alone and the default settings.
+    ///
+    /// # Errors
+    /// If they cannot be read, or one is broken.
+    pub fn plans(&self, index: usize) -> Result<Vec<Plan>> {
+        let node = self.lab.node(index);
+        let (objects, problems) = dir::load(node.manifests())?;
+        ensure!(problems.is_empty(), "{problems:?}");
+        let mut store = Store::new(node.name());
+        store.apply(objects.into_iter().map(Event::Apply));
+        let local = store.node().context("no Node object")?;
+        let local = LocalNode::new(local, &local.addresses, &PlanOptions::default());
+        let plans = store.services().flat_map(|service| {
+            let slices: Vec<_> = store.slices(&service.name).collect();
+            plan(service, &slices, &local).ports
+        });
+        Ok(plans.collect())
     }
 
     /// Leaves lab and agents on the machine until `lab down` removes them.

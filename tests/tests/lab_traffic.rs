@@ -1,11 +1,12 @@
 //! The lab's servers and clients tell the truth, about successes and about failures.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lb_tests::traffic::Protocol;
+use lb_tests::traffic::{Loads, Protocol};
 use lb_tests::{Failure, FailureKind, Family, Grace, Lab, Load, Request, Serve, Topology};
 
 fn one_node_one_pod() -> Result<Lab> {
@@ -240,6 +241,40 @@ fn load_counts_every_answer_and_every_failure() -> Result<()> {
         kinds.len() > 0 && kinds.all(|kind| kind == FailureKind::Refused),
         "{report}"
     );
+    lab.down()
+}
+
+/// A client with patience does not notice a SYN that is lost, but for the second until the next.
+#[test]
+fn a_lost_syn_is_told_although_the_request_is_answered() -> Result<()> {
+    let lab = one_node_one_pod()?;
+    let pod = lab.pod("pod-1-1");
+    let _server = Serve::new("pod").tcp(1000).start(pod)?;
+    for (lost, flawless) in [(false, true), (true, false)] {
+        if lost {
+            // One of all SYNs, in the middle of the load.
+            lab.node(1).feed(
+                "nft -f -",
+                "table ip loss {
+                    chain forward {
+                        type filter hook forward priority 0;
+                        tcp dport 1000 tcp flags syn / syn,ack numgen inc mod 100 == 3 drop
+                    }
+                }",
+            )?;
+        }
+        let mut loads = Loads::beside(lab.router())?;
+        let load = Load::new(Request::tcp(pod.at(Family::V4, 1000))).workers(2);
+        loads.start(lab.client(), load.pause(Duration::from_millis(20)))?;
+        thread::sleep(Duration::from_secs(2));
+        let reports = loads.stop()?;
+        let found = catch_unwind(AssertUnwindSafe(|| reports.assert_flawless()));
+        assert_eq!(found.is_ok(), flawless, "{reports}");
+        let Err(panic) = found else { continue };
+        let message = panic.downcast_ref::<String>().context("no message")?;
+        assert!(message.starts_with("SYNs were lost"), "{message}");
+        assert!(message.contains(" 0 failed"), "{message}");
+    }
     lab.down()
 }
 

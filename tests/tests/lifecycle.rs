@@ -1,7 +1,6 @@
 //! However a lab ends, nothing of it is left; and labs do not get into each other's way.
 
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -10,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lb_tests::lab::LabId;
+use lb_tests::lab::{LabId, lab_tool};
 use lb_tests::{Family, Lab, Request, Serve, Topology};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -222,40 +221,22 @@ fn kept_labs_stay_until_they_are_taken_down() -> Result<()> {
     Ok(())
 }
 
-/// Not a test by itself: the owner of a lab that other tests kill.
-#[test]
-fn victim() -> Result<()> {
-    if env::var_os(VICTIM).is_none() {
-        return Ok(());
-    }
-    let lab = Lab::up(Topology {
-        nodes: 1,
-        pods_per_node: 1,
-        ..Topology::default()
-    })?;
-    let _server = Serve::new("node").tcp(80).start(lab.node(1))?;
-    println!("\n{VICTIM} {}", lab.id());
-    thread::sleep(Duration::from_secs(60));
-    Ok(())
-}
-
-const VICTIM: &str = "LAB_TESTS_VICTIM";
-
+/// A process that owns a lab in use and does nothing else, to be killed.
 fn start_victim() -> Result<(Child, LabId)> {
-    let mut owner = Command::new(env::current_exe()?)
-        .args(["--exact", "victim", "--nocapture"])
-        .env(VICTIM, "1")
+    let mut owner = Command::new(lab_tool()?)
+        .args(["own", "1"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
-    let stdout = BufReader::new(owner.stdout.take().context("no stdout")?);
-    let id = stdout
-        .lines()
-        .map_while(|line| line.ok())
-        .find_map(|line| Some(line.strip_prefix(VICTIM)?.trim().to_owned()))
-        .context("the victim did not say its lab's name")?
-        .parse()?;
-    assert!(kinds_left_of(&id)?.contains("netns"));
+    let mut name = String::new();
+    BufReader::new(owner.stdout.take().context("no stdout")?).read_line(&mut name)?;
+    let id = name.trim_end().parse();
+    let id = id.context("the victim did not say its lab's name")?;
+    let kinds = kinds_left_of(&id)?;
+    ensure!(
+        kinds == BTreeSet::from(["cgroup", "directory", "netns", "pins"]),
+        "{kinds:?}"
+    );
     Ok((owner, id))
 }
 

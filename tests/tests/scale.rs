@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use lb_tests::MapContents;
 use nix::sys::resource::{UsageWho, getrusage};
 use node_lb::{
     datapath::{OBJECT, Pins, Settings, cleanup, load, preflight},
@@ -62,17 +63,25 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
     assert_eq!(programmer.len(), services as usize);
     assert!(cold.wall < COLD);
     println!("  {} KiB of memory more", (resident()? - memory) / 1024);
+    let maps = pins.map("SERVICES");
+    let maps = MapContents::open(maps.parent().context("maps are in a directory")?)?;
+    let mut plans: Vec<_> = objects.iter().map(plan_of).collect();
+    maps.check(&plans)
+        .context("after programming from nothing")?;
 
     let mut changes = Vec::new();
     for n in 0..1000 {
-        let mut changed = objects[n * 7919 % objects.len()].clone();
+        let number = n * 7919 % objects.len();
+        let mut changed = objects[number].clone();
         changed.1.endpoints[n % endpoints as usize].ready = false;
         let since = Instant::now();
         let plan = plan_of(&changed);
         programmer.apply(Key::of(&plan), Some(&plan))?;
         programmer.settle();
         changes.push(since.elapsed());
+        plans[number] = plan;
     }
+    maps.check(&plans).context("after the changes")?;
     changes.sort_unstable();
     let (p50, p99, max) = (changes[500], changes[990], changes[999]);
     println!("  one endpoint change: p50 {p50:?}, p99 {p99:?}, max {max:?}");
@@ -86,6 +95,7 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
     drop(programmer);
     let (mut programmer, adopted) = timed(start)?;
     println!("  taken over after a restart in {adopted}");
+    maps.check(&plans).context("after a restart")?;
     let ((), applied) = timed(|| {
         for objects in &objects {
             let plan = plan_of(objects);
@@ -98,6 +108,8 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
     println!("  brought into line after it in {applied}");
     assert_eq!(programmer.len(), services as usize);
     assert_eq!(programmer.waiting().count(), 0);
+    let plans: Vec<_> = objects.iter().map(plan_of).collect();
+    maps.check(&plans).context("brought into line")?;
     Ok(())
 }
 

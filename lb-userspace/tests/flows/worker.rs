@@ -115,7 +115,7 @@ fn a_mask_larger_than_the_table_is_refused() {
         ..Config::default()
     };
     let tables = FlowTables {
-        v4: View(Table::new(64)),
+        v4: View::new(&Table::new(64)),
         v6: NoFlows::new(),
     };
     let kernel = Kernel {
@@ -136,7 +136,7 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
         ..Config::default()
     };
     let tables = FlowTables {
-        v4: View(table.clone()),
+        v4: View::new(table),
         v6: NoFlows::new(),
     };
     let kernel = Kernel {

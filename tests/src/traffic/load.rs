@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -93,6 +93,9 @@ pub struct LoadReport {
     pub failed: u64,
     /// Connections the server ended between two requests.
     pub reconnects: u64,
+    /// When connections opened whose SYN had been sent again, in time since the Unix epoch: the SYN was
+    /// lost, or what answers it, or late by a second. The client does not notice but for the wait.
+    pub repeated_syns: Vec<Duration>,
     /// The first failures, with the time since the start.
     pub failures: Vec<(Duration, Failure)>,
     /// How many answers each server gave.
@@ -118,6 +121,7 @@ impl fmt::Display for LoadReport {
             ok,
             failed,
             reconnects,
+            repeated_syns,
             servers,
             p50,
             p99,
@@ -126,7 +130,8 @@ impl fmt::Display for LoadReport {
         } = self;
         write!(
             f,
-            "{ok} ok, {failed} failed, {reconnects} reconnects, {:.0}/s",
+            "{ok} ok, {failed} failed, {reconnects} reconnects, {} SYNs repeated, {:.0}/s",
+            repeated_syns.len(),
             self.rate()
         )?;
         write!(
@@ -265,5 +270,9 @@ async fn ask(
         tally.report.borrow_mut().reconnects += 1;
     }
     let fresh = connection.insert(Connection::open(&load.request).await?);
+    if fresh.repeated_syns() > 0 {
+        let now = UNIX_EPOCH.elapsed().unwrap_or_default();
+        tally.report.borrow_mut().repeated_syns.push(now);
+    }
     Ok(fresh.ask(load.request.ask()).await?.server)
 }

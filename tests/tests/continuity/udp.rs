@@ -2,6 +2,7 @@
 //! their endpoint goes.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
@@ -36,17 +37,40 @@ fn a_client_with_a_fixed_port_outlives_its_pods() {
     }
 }
 
-/// A node's own socket is translated when it is connected, and stays with its endpoint until that
-/// goes.
+/// A node's own socket that is not connected is translated datagram by datagram.
 #[test]
-fn a_socket_of_the_node_outlives_its_pods() {
+fn an_unconnected_socket_of_the_node_outlives_its_pods() {
+    for report in roll_beside(Request::udp_unconnected) {
+        assert_eq!(report.reconnects, 0, "{report}");
+    }
+}
+
+/// A node's own socket that is connected is translated then, and stays with its endpoint until that
+/// goes. The kernel tells the process, which connects again.
+#[test]
+fn a_connected_socket_of_the_node_is_told_when_its_pod_goes_and_connects_again() {
+    for report in roll_beside(Request::udp) {
+        // At most once for each of three pods.
+        assert!((1..=3).contains(&report.reconnects), "{report}");
+    }
+}
+
+/// Replaces all pods while node 2 asks them from one socket of each family.
+fn roll_beside(request: fn(SocketAddr) -> Request) -> Vec<LoadReport> {
     let (ground, mut web) = ground(Policy::Cluster);
-    let node = ground.lab.node(2);
-    let inside = cluster_ip(Family::V4, Protocol::Udp);
-    let unconnected = start(Request::udp_unconnected(inside).from_port(41_000), node);
+    let loads: Vec<_> = (41_000..)
+        .zip(Family::BOTH)
+        .map(|(port, family)| {
+            let request = request(cluster_ip(family, Protocol::Udp)).from_port(port);
+            start(request, ground.lab.node(2))
+        })
+        .collect();
     web.roll(&ground).unwrap();
     thread::sleep(Duration::from_millis(500));
-    assert_moved(&unconnected.stop().unwrap(), &web);
+    let reports = loads.into_iter().map(|load| load.stop().unwrap());
+    reports
+        .inspect(|report| assert_moved(report, &web))
+        .collect()
 }
 
 /// Asserts that the pods that there are now have answered, and that no more was lost on the way
