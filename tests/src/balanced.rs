@@ -16,7 +16,10 @@ use node_lb::{
     store::Store,
 };
 
-use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patient};
+use crate::{
+    Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patience::PATIENCE,
+    patient,
+};
 
 /// The networks of all pods of a lab.
 pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
@@ -24,12 +27,6 @@ pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
 /// How long agents may take to get ready: programming the largest number of Services, on a machine
 /// that others use as well.
 const START_DEADLINE: Duration = Duration::from_secs(60);
-
-/// How long agents may take over a change.
-const CHANGE_DEADLINE: Duration = Duration::from_secs(10);
-
-/// How long after they are ready agents may take to serve metrics.
-const METRICS_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A lab with an agent on each node.
 #[derive(Debug)]
@@ -114,7 +111,7 @@ impl Balanced {
     /// Asks all agents to end, and checks that they do so in good order.
     pub fn stop_agents(&mut self) -> Result<()> {
         for agent in mem::take(&mut self.agents) {
-            let status = agent.stop(Duration::from_secs(5))?;
+            let status = agent.stop(PATIENCE)?;
             ensure!(status.success(), "an agent ended with {status}");
         }
         Ok(())
@@ -132,8 +129,8 @@ impl Balanced {
             .any(|(now, before)| now == before)
         {
             ensure!(
-                start.elapsed() < patient(CHANGE_DEADLINE),
-                "not every agent has a change in its maps after {CHANGE_DEADLINE:?}"
+                start.elapsed() < patient(PATIENCE),
+                "not every agent has a change in its maps after {PATIENCE:?}"
             );
             thread::sleep(Duration::from_millis(5));
         }
@@ -201,7 +198,7 @@ impl Balanced {
                 .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
                 .collect();
             // An agent that has just got ready opens the port for metrics last.
-            if syncs.is_ok() || start.elapsed() > patient(METRICS_DEADLINE) {
+            if syncs.is_ok() || start.elapsed() > patient(PATIENCE) {
                 return syncs;
             }
             thread::sleep(Duration::from_millis(5));
