@@ -36,7 +36,7 @@ impl Kind {
 
 /// Sets up, builds, and returns where the agent is.
 pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
-    setup::run(workspace, setup::Need::Toolchain)?;
+    setup::run(workspace, &[])?;
     // The agent's build script would do it too, but silently.
     if env::var_os(ebpf::OBJECT_VARIABLE).is_none() {
         ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;

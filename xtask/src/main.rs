@@ -25,6 +25,10 @@ Commands:
   image [--output FILE]        the container image as an archive, made without a container engine
   test [STAGE...]              everything CI checks, or some of: fmt clippy unit doc fuzz kernel
                                kernels
+       [--only NAME]           only tests that have this in PROGRAM::MODULE::FUNCTION
+       [--skip PART]           without a stage, control-plane, kernel:6.1 or kernel:6.12
+       [--jobs N]              so many tests beside each other
+       [--update-counts]       count the tests for xtask/test-counts.json instead
   cluster up|down|status       a real Kubernetes cluster on this machine, node-lb deployed on it
   e2e [--focus RE]             Kubernetes' own end-to-end tests on that cluster";
 
@@ -49,7 +53,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     match command {
         "setup" => {
             no_arguments(command, rest)?;
-            let tools = setup::run(&workspace, setup::Need::Everything)?;
+            let tools = setup::run(&workspace, &setup::Need::TESTS)?;
             println!("Set-up is complete: eBPF is built with {tools}.");
         }
         "build" => {
@@ -57,7 +61,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             println!("{}", agent.display());
         }
         "image" => image::run(&workspace, &image::Output::parse(rest, &workspace)?)?,
-        "test" => return test::run(&workspace, &test::Stage::parse(rest)?),
+        "test" => return test::run(&workspace, &test::Options::parse(rest)?),
         "cluster" => return cluster::run(&workspace, &cluster::Action::parse(rest)?),
         "e2e" => return cluster::e2e(&workspace, rest),
         "help" | "--help" | "-h" => println!("{}", usage(&workspace)),

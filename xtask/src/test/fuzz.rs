@@ -5,13 +5,13 @@ use std::{
     env,
     ffi::OsStr,
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, ExitCode},
 };
 
 use anyhow::{Context, Result, ensure};
 
-use super::{suite, tally::Tally};
+use super::{command, tally::Tally};
 use crate::cargo::Workspace;
 
 /// How long each target runs, in seconds.
@@ -45,7 +45,7 @@ const TARGETS_VARIABLE: &str = "NODE_LB_FUZZ_TARGETS";
 /// If they cannot be built or run. What they find is a failed test, whose input libFuzzer names.
 pub fn run(workspace: &Workspace) -> Result<Tally> {
     let sources = workspace.root.join("fuzz");
-    let targets = targets(&sources)?;
+    let targets = targets(workspace)?;
     let programs = build(workspace, &targets)?;
     let directory = workspace.target.join("fuzz");
     let mut total = Tally::default();
@@ -63,7 +63,7 @@ pub fn run(workspace: &Workspace) -> Result<Tally> {
             .arg(format!("-artifact_prefix={}/", found.display()))
             .args(["-timeout=5", "-rss_limit_mb=2048", "-print_final_stats=1"])
             .args([corpus, sources.join("seeds").join(&target)]);
-        let tally = suite::run(&mut command)?;
+        let tally = command::run(&format!("fuzz {target}"), &mut command)?;
         total = [total, tally].into_iter().sum();
     }
     Ok(total)
@@ -108,8 +108,12 @@ pub fn as_compiler() -> Option<Result<ExitCode>> {
 }
 
 /// The names of all targets, in order.
-fn targets(directory: &Path) -> Result<Vec<String>> {
-    let directory = directory.join("fuzz_targets");
+///
+/// # Errors
+///
+/// If there is none.
+pub fn targets(workspace: &Workspace) -> Result<Vec<String>> {
+    let directory = workspace.root.join("fuzz/fuzz_targets");
     let entries =
         fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
     let sources = entries.flatten().map(|entry| entry.path());

@@ -1,55 +1,32 @@
-//! Test programs: built by cargo all at once, then run one by one as each needs.
+//! Test programs, built by cargo all at once, and the tests in them.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write, stdout},
+    collections::BTreeSet,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
-use xtask::ebpf::Places;
 
-use super::tally::Tally;
-use crate::{
-    cargo::{Workspace, describe},
-    privilege::Privilege,
-};
+use crate::cargo::Workspace;
 
 /// A test program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Suite {
+    /// What cargo calls it: the name of the library, program or file of tests.
+    name: String,
     executable: PathBuf,
     /// Directory of its package, where cargo would run it.
     package: PathBuf,
-    /// Package and target.
-    name: String,
 }
 
 impl Suite {
     /// Whether it is one of crate `lb-tests`.
-    pub fn needs_kernel(&self, workspace: &Workspace) -> bool {
+    fn needs_kernel(&self, workspace: &Workspace) -> bool {
         self.package == workspace.root.join("tests")
-    }
-
-    /// Whether it is the test `name` of crate `lb-tests`.
-    pub fn is_test(&self, name: &str) -> bool {
-        self.name == format!("tests (test {name})")
-    }
-
-    /// Package and target.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its file.
-    pub fn executable(&self) -> &Path {
-        &self.executable
-    }
-
-    /// Directory of its package, where cargo would run it.
-    pub fn package(&self) -> &Path {
-        &self.package
     }
 
     /// Reads one message of `cargo test --no-run`; `None` if it is not about a test program.
@@ -58,34 +35,157 @@ impl Suite {
             return None;
         }
         let package = Path::new(message["manifest_path"].as_str()?).parent()?;
-        let target = &message["target"];
-        let kind = target["kind"][0].as_str()?;
-        let directory = package.file_name()?.to_string_lossy();
         Some(Self {
+            name: message["target"]["name"].as_str()?.to_owned(),
             executable: PathBuf::from(message["executable"].as_str()?),
             package: package.to_owned(),
-            name: format!("{directory} ({kind} {})", target["name"].as_str()?),
         })
+    }
+
+    /// The tests in it, in its order.
+    fn tests(self: &Arc<Self>) -> Result<Vec<Test>> {
+        let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();
+        let tests = self.list(&[])?.into_iter().map(|path| Test {
+            suite: Arc::clone(self),
+            ignored: ignored.contains(&path),
+            path,
+        });
+        Ok(tests.collect())
+    }
+
+    /// The paths of tests, as the program lists them.
+    fn list(&self, arguments: &[&str]) -> Result<Vec<String>> {
+        let program = self.executable.display();
+        let output = Command::new(&self.executable)
+            .args(["--list", "--format=terse"])
+            .args(arguments)
+            .current_dir(&self.package)
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("cannot run {program}"))?;
+        ensure!(
+            output.status.success(),
+            "{program} does not list its tests ({})",
+            output.status
+        );
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(listed(&text).map(str::to_owned).collect())
     }
 }
 
-/// The workspace's test programs, built when first asked for.
+/// The tests in a program's list of them.
+pub fn listed(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.strip_suffix(": test"))
+}
+
+/// Whether the test of that name runs a Kubernetes control plane: one program's tests do.
+pub fn needs_control_plane(name: &str) -> bool {
+    name.starts_with("control_plane::")
+}
+
+/// One test of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Test {
+    suite: Arc<Suite>,
+    /// Its modules and its function, as the program knows it.
+    path: String,
+    ignored: bool,
+}
+
+impl Test {
+    /// Its program and its path there: `traffic::singly::all_rules_at_once`.
+    pub fn name(&self) -> String {
+        format!("{}::{}", self.suite.name, self.path)
+    }
+
+    /// Whether it runs a Kubernetes control plane.
+    pub fn needs_control_plane(&self) -> bool {
+        needs_control_plane(&self.name())
+    }
+
+    /// Whether it runs only if somebody insists.
+    pub fn is_ignored(&self) -> bool {
+        self.ignored
+    }
+
+    /// Its program.
+    pub fn executable(&self) -> &Path {
+        &self.suite.executable
+    }
+
+    /// Directory of its package, where cargo would run it.
+    pub fn package(&self) -> &Path {
+        &self.suite.package
+    }
+
+    /// What its program takes to run it and nothing else, without holding back what is printed.
+    pub fn arguments(&self) -> [&str; 3] {
+        ["--exact", &self.path, "--nocapture"]
+    }
+
+    /// Has a command, so far without a program to run, run the test as cargo would.
+    pub fn add_to(&self, command: &mut Command) {
+        command
+            .arg(self.executable())
+            .args(self.arguments())
+            .current_dir(self.package())
+            .env("CARGO_MANIFEST_DIR", self.package());
+    }
+}
+
+/// The workspace's tests; their programs are built when first asked for.
 pub struct Suites<'a> {
     workspace: &'a Workspace,
-    built: Option<Result<Vec<Suite>, String>>,
+    /// Parts of names of tests; all tests if there is none.
+    only: &'a [String],
+    built: Option<Result<Vec<Arc<Suite>>, String>>,
 }
 
 impl<'a> Suites<'a> {
-    pub fn new(workspace: &'a Workspace) -> Self {
+    /// The tests that have one of `only` in their names; all if there is none.
+    pub fn new(workspace: &'a Workspace, only: &'a [String]) -> Self {
         Self {
             workspace,
+            only,
             built: None,
         }
     }
 
+    /// The tests that need neither privilege nor the kernel.
+    ///
     /// # Errors
-    /// Fails if they do not build; says so again each time.
-    pub fn built(&mut self) -> Result<&[Suite]> {
+    /// Fails if they do not build; says so again each time. Fails if there is none.
+    pub fn unit_tests(&mut self) -> Result<Vec<Test>> {
+        self.tests(|suite, workspace| !suite.needs_kernel(workspace))
+    }
+
+    /// The tests of crate `lb-tests`.
+    ///
+    /// # Errors
+    /// As for [`Self::unit_tests`].
+    pub fn kernel_tests(&mut self) -> Result<Vec<Test>> {
+        self.tests(Suite::needs_kernel)
+    }
+
+    fn tests(&mut self, wanted: impl Fn(&Suite, &Workspace) -> bool) -> Result<Vec<Test>> {
+        let workspace = self.workspace;
+        let suites = self
+            .built()?
+            .iter()
+            .filter(|suite| wanted(suite, workspace));
+        let tests = suites
+            .map(Suite::tests)
+            .collect::<Result<Vec<_>>>()?
+            .concat();
+        ensure!(!tests.is_empty(), "the test programs have no tests");
+        let chosen = |test: &Test| {
+            let name = test.name();
+            self.only.is_empty() || self.only.iter().any(|word| name.contains(word))
+        };
+        Ok(tests.into_iter().filter(chosen).collect())
+    }
+
+    fn built(&mut self) -> Result<&[Arc<Suite>]> {
         let build = || build(self.workspace).map_err(|error| format!("{error:#}"));
         match self.built.get_or_insert_with(build) {
             Ok(suites) => Ok(suites),
@@ -94,77 +194,7 @@ impl<'a> Suites<'a> {
     }
 }
 
-/// How test programs are run.
-#[derive(Clone, Copy, Debug)]
-pub enum Manner {
-    /// Tests of one program beside each other.
-    Parallel,
-    /// One test at a time: they share the kernel and the machine's time.
-    AloneAsRoot(Privilege),
-}
-
-/// Runs all of `suites`, whatever fails.
-pub fn run_all<'s>(suites: impl Iterator<Item = &'s Suite>, manner: Manner) -> Result<Tally> {
-    let tallies = suites.map(|suite| {
-        let mut command = match manner {
-            Manner::Parallel => Command::new(&suite.executable),
-            Manner::AloneAsRoot(privilege) => {
-                let mut command = privilege.command(&suite.executable);
-                command.arg("--test-threads=1");
-                // root may have another home.
-                let programs = Places::from_env().cluster_programs();
-                command.env("NODE_LB_CLUSTER_BIN", programs);
-                command
-            }
-        };
-        println!("\n{}", suite.name);
-        let command = command.current_dir(&suite.package);
-        run_named(
-            &suite.name,
-            command.env("CARGO_MANIFEST_DIR", &suite.package),
-        )
-    });
-    tallies.sum()
-}
-
-/// Runs one command that runs tests.
-pub fn run(command: &mut Command) -> Result<Tally> {
-    run_named(&describe(command), command)
-}
-
-/// Shows the output as it comes and counts the results in it.
-fn run_named(name: &str, command: &mut Command) -> Result<Tally> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
-    let mut pipe = child
-        .stdout
-        .take()
-        .context("the test program has no standard output")?;
-    let mut output = Vec::new();
-    let mut chunk = [0; 4096];
-    loop {
-        let length = pipe
-            .read(&mut chunk)
-            .with_context(|| format!("cannot read from {name}"))?;
-        if length == 0 {
-            break;
-        }
-        output.extend_from_slice(&chunk[..length]);
-        stdout().write_all(&chunk[..length])?;
-        stdout().flush()?;
-    }
-    let status = child.wait()?;
-    Ok(Tally::of_program(
-        name,
-        &String::from_utf8_lossy(&output),
-        status.success(),
-    ))
-}
-
-fn build(workspace: &Workspace) -> Result<Vec<Suite>> {
+fn build(workspace: &Workspace) -> Result<Vec<Arc<Suite>>> {
     let mut command = workspace.cargo([
         "test",
         "--no-run",
@@ -181,14 +211,14 @@ fn build(workspace: &Workspace) -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
     for line in BufReader::new(pipe).lines() {
         let message = serde_json::from_str(&line?).context("cannot read what cargo says")?;
-        suites.extend(Suite::parse(&message));
+        suites.extend(Suite::parse(&message).map(Arc::new));
     }
     let status = child.wait()?;
     ensure!(status.success(), "the tests do not build ({status})");
     if suites.is_empty() {
         bail!("cargo built no test program");
     }
-    suites.sort_by(|a, b| a.name.cmp(&b.name));
+    suites.sort();
     Ok(suites)
 }
 
@@ -215,7 +245,7 @@ mod tests {
             suite.executable,
             Path::new("/src/target/debug/deps/packets-1")
         );
-        assert_eq!(suite.name, "tests (test packets)");
+        assert_eq!(suite.name, "packets");
 
         let mut library = artifact();
         library["profile"]["test"] = json!(false);
@@ -235,5 +265,23 @@ mod tests {
         assert!(suite.needs_kernel(&workspace));
         suite.package = "/src/lb-common".into();
         assert!(!suite.needs_kernel(&workspace));
+    }
+
+    #[test]
+    fn this_programs_own_tests_are_listed() {
+        let suite = Arc::new(Suite {
+            name: "xtask".to_owned(),
+            executable: std::env::current_exe().unwrap(),
+            package: env!("CARGO_MANIFEST_DIR").into(),
+        });
+        let tests = suite.tests().unwrap();
+        let name = format!("{}::this_programs_own_tests_are_listed", module_path!());
+        assert!(tests.iter().any(|test| test.name() == name), "{tests:?}");
+    }
+
+    #[test]
+    fn benchmarks_are_no_tests() {
+        let text = "a::b: test\nc: benchmark\nd: test\n";
+        assert_eq!(listed(text).collect::<Vec<_>>(), ["a::b", "d"]);
     }
 }
