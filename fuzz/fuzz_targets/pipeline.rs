@@ -1,12 +1,14 @@
-//! Any frames through the whole pipeline, at every hook, with flows open and without.
+//! Any frames through the whole pipeline, at every hook, with flows open and without. An input finds the
+//! tables as every other does, so that it does the same again.
 #![no_main]
 
-use std::sync::OnceLock;
+use std::cell::RefCell;
 
 use lb_common::{
+    checksum,
     flow::{Ethernet, Hop},
     tables::NextHop,
-    verdict::Action,
+    verdict::{Action, Reason, Verdict},
 };
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
@@ -19,10 +21,24 @@ use node_lb::{
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
 };
 
-// Frames follow each other in the input, each behind its length in two bytes.
+/// Room in each flow table: little, so that inputs fill it, and so that it is forgotten quickly.
+const FLOW_RECORDS: u32 = 1 << 6;
+
+const ETHERNET: usize = 14;
+
+thread_local! {
+    static TABLES: RefCell<MemoryTables> = RefCell::new(tables());
+}
+
 fuzz_target!(|input: &[u8]| {
-    static TABLES: OnceLock<MemoryTables> = OnceLock::new();
-    let tables = TABLES.get_or_init(tables);
+    TABLES.with_borrow_mut(|tables| {
+        tables.forget();
+        send(tables, input);
+    });
+});
+
+/// Sends the frames of an input, which follow each other, each behind its length in two bytes.
+fn send(tables: &MemoryTables, input: &[u8]) {
     let mut rest = input;
     while let Some((length, after)) = rest.split_first_chunk() {
         let (bytes, after) = after.split_at(after.len().min(u16::from_be_bytes(*length).into()));
@@ -34,16 +50,48 @@ fuzz_target!(|input: &[u8]| {
         ] {
             let mut frame = MemoryFrame::new(bytes.to_vec(), 0);
             let verdict = run(tables, &mut frame);
-            if verdict.action != Action::Answer {
-                assert_eq!(
-                    frame.into_bytes().len(),
-                    bytes.len(),
-                    "only answers change it"
-                );
-            }
+            check(verdict, bytes, &frame.into_bytes());
         }
     }
-});
+}
+
+/// What holds of every frame that the pipeline lets go.
+fn check(verdict: Verdict, before: &[u8], after: &[u8]) {
+    if verdict.action == Action::Answer {
+        assert!(has_valid_checksum(after) != Some(false), "{verdict:?}");
+        return;
+    }
+    assert_eq!(after.len(), before.len(), "only answers change it");
+    if !translates(verdict) {
+        assert!(after == before, "{verdict:?} changed the frame");
+    }
+    if has_valid_checksum(before) == Some(true) {
+        assert_eq!(has_valid_checksum(after), Some(true), "{verdict:?}");
+    }
+}
+
+/// Whether a frame with this verdict may have been rewritten.
+fn translates(verdict: Verdict) -> bool {
+    matches!(
+        verdict.reason,
+        Reason::Opened
+            | Reason::ToEndpoint
+            | Reason::ToClient
+            | Reason::FollowedFragment
+            | Reason::IcmpError
+            | Reason::NotWritable
+    )
+}
+
+/// Whether the checksum of an IPv4 header is right; none in frames of anything else.
+fn has_valid_checksum(frame: &[u8]) -> Option<bool> {
+    let packet = frame.get(ETHERNET..)?;
+    let is_ipv4 = frame[12..ETHERNET] == [0x08, 0x00] && packet.first()? >> 4 == 4;
+    let header = packet.get(..usize::from(packet.first()? & 0xf) * 4)?;
+    let words = header.chunks_exact(2);
+    let sum = words.map(|word| u64::from(u16::from_be_bytes([word[0], word[1]])));
+    is_ipv4.then(|| checksum::fold(sum.sum()) == 0xffff)
+}
 
 /// Two Services on TCP and UDP, 172.30.0.1:80 and fd00:30::1, with two endpoints each.
 fn tables() -> MemoryTables {
@@ -64,7 +112,7 @@ fn tables() -> MemoryTables {
             first: 10_000,
             last: 29_999,
         },
-        flow_records: 1 << 12,
+        flow_records: FLOW_RECORDS,
         maglev_rows: 0,
     });
     let slices = [["10.0.0.1", "10.0.1.1"], ["fd00:10::1", "fd00:10::2"]].map(slice);

@@ -9,9 +9,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use node_lb::agent::status::Status;
+use node_lb::{
+    agent::status::Status,
+    plan::{LocalNode, Plan, PlanOptions, plan},
+    source::{Event, dir},
+    store::Store,
+};
 
-use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patient};
+use crate::{
+    Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patience::PATIENCE,
+    patient,
+};
 
 /// The networks of all pods of a lab.
 pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
@@ -19,12 +27,6 @@ pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
 /// How long agents may take to get ready: programming the largest number of Services, on a machine
 /// that others use as well.
 const START_DEADLINE: Duration = Duration::from_secs(60);
-
-/// How long agents may take over a change.
-const CHANGE_DEADLINE: Duration = Duration::from_secs(10);
-
-/// How long after they are ready agents may take to serve metrics.
-const METRICS_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A lab with an agent on each node.
 #[derive(Debug)]
@@ -109,7 +111,7 @@ impl Balanced {
     /// Asks all agents to end, and checks that they do so in good order.
     pub fn stop_agents(&mut self) -> Result<()> {
         for agent in mem::take(&mut self.agents) {
-            let status = agent.stop(Duration::from_secs(5))?;
+            let status = agent.stop(PATIENCE)?;
             ensure!(status.success(), "an agent ended with {status}");
         }
         Ok(())
@@ -127,8 +129,8 @@ impl Balanced {
             .any(|(now, before)| now == before)
         {
             ensure!(
-                start.elapsed() < patient(CHANGE_DEADLINE),
-                "not every agent has a change in its maps after {CHANGE_DEADLINE:?}"
+                start.elapsed() < patient(PATIENCE),
+                "not every agent has a change in its maps after {PATIENCE:?}"
             );
             thread::sleep(Duration::from_millis(5));
         }
@@ -161,6 +163,25 @@ impl Balanced {
             .with_context(|| format!("no maps below {}", root.display()))
     }
 
+    /// What the manifests mean on node number `index`, by the planner alone and the default settings.
+    ///
+    /// # Errors
+    /// If they cannot be read, or one is broken.
+    pub fn plans(&self, index: usize) -> Result<Vec<Plan>> {
+        let node = self.lab.node(index);
+        let (objects, problems) = dir::load(node.manifests())?;
+        ensure!(problems.is_empty(), "{problems:?}");
+        let mut store = Store::new(node.name());
+        store.apply(objects.into_iter().map(Event::Apply));
+        let local = store.node().context("no Node object")?;
+        let local = LocalNode::new(local, &local.addresses, &PlanOptions::default());
+        let plans = store.services().flat_map(|service| {
+            let slices: Vec<_> = store.slices(&service.name).collect();
+            plan(service, &slices, &local).ports
+        });
+        Ok(plans.collect())
+    }
+
     /// Leaves lab and agents on the machine until `lab down` removes them.
     pub fn keep(self) -> Result<LabId> {
         let id = self.lab.keep()?;
@@ -177,7 +198,7 @@ impl Balanced {
                 .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
                 .collect();
             // An agent that has just got ready opens the port for metrics last.
-            if syncs.is_ok() || start.elapsed() > patient(METRICS_DEADLINE) {
+            if syncs.is_ok() || start.elapsed() > patient(PATIENCE) {
                 return syncs;
             }
             thread::sleep(Duration::from_millis(5));

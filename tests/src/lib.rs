@@ -18,12 +18,14 @@
 //! ```
 
 pub mod agent;
+pub mod another_build;
 pub mod balanced;
 pub mod control_plane;
 pub mod deployment;
 pub mod http_get;
 pub mod lab;
 pub mod manifests;
+pub mod map_contents;
 pub mod packet;
 pub mod patience;
 pub mod traffic;
@@ -35,5 +37,6 @@ pub use deployment::{Condition, Deployment};
 pub use http_get::HttpAnswer;
 pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
-pub use patience::patient;
+pub use map_contents::MapContents;
+pub use patience::{PATIENCE, SILENCE, eventually, patient};
 pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};

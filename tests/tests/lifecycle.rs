@@ -1,17 +1,15 @@
 //! However a lab ends, nothing of it is left; and labs do not get into each other's way.
 
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lb_tests::lab::LabId;
-use lb_tests::{Family, Lab, Request, Serve, Topology};
+use lb_tests::lab::{LabId, lab_tool};
+use lb_tests::{Family, Lab, Request, Serve, Topology, eventually};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -184,7 +182,10 @@ fn leftovers_of_a_lab_killed_with_its_guard_go_at_the_next_start() -> Result<()>
     let guard = guard_of(&id)?;
     kill(guard, Signal::SIGKILL)?;
     end(owner, Signal::SIGKILL)?;
-    thread::sleep(Duration::from_millis(50));
+    eventually(|| {
+        ensure!(guard_of(&id).is_err(), "the guard is there still");
+        Ok(())
+    });
     // Another test of this run may be at its start just now and sweep.
     Lab::up(Topology {
         nodes: 1,
@@ -222,40 +223,22 @@ fn kept_labs_stay_until_they_are_taken_down() -> Result<()> {
     Ok(())
 }
 
-/// Not a test by itself: the owner of a lab that other tests kill.
-#[test]
-fn victim() -> Result<()> {
-    if env::var_os(VICTIM).is_none() {
-        return Ok(());
-    }
-    let lab = Lab::up(Topology {
-        nodes: 1,
-        pods_per_node: 1,
-        ..Topology::default()
-    })?;
-    let _server = Serve::new("node").tcp(80).start(lab.node(1))?;
-    println!("\n{VICTIM} {}", lab.id());
-    thread::sleep(Duration::from_secs(60));
-    Ok(())
-}
-
-const VICTIM: &str = "LAB_TESTS_VICTIM";
-
+/// A process that owns a lab in use and does nothing else, to be killed.
 fn start_victim() -> Result<(Child, LabId)> {
-    let mut owner = Command::new(env::current_exe()?)
-        .args(["--exact", "victim", "--nocapture"])
-        .env(VICTIM, "1")
+    let mut owner = Command::new(lab_tool()?)
+        .args(["own", "1"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
-    let stdout = BufReader::new(owner.stdout.take().context("no stdout")?);
-    let id = stdout
-        .lines()
-        .map_while(|line| line.ok())
-        .find_map(|line| Some(line.strip_prefix(VICTIM)?.trim().to_owned()))
-        .context("the victim did not say its lab's name")?
-        .parse()?;
-    assert!(kinds_left_of(&id)?.contains("netns"));
+    let mut name = String::new();
+    BufReader::new(owner.stdout.take().context("no stdout")?).read_line(&mut name)?;
+    let id = name.trim_end().parse();
+    let id = id.context("the victim did not say its lab's name")?;
+    let kinds = kinds_left_of(&id)?;
+    ensure!(
+        kinds == BTreeSet::from(["cgroup", "directory", "netns", "pins"]),
+        "{kinds:?}"
+    );
     Ok((owner, id))
 }
 
@@ -278,15 +261,11 @@ fn guard_of(id: &LabId) -> Result<Pid> {
 }
 
 fn wait_until_gone(id: &LabId) -> Result<()> {
-    let start = Instant::now();
-    while !kinds_left_of(id)?.is_empty() {
-        ensure!(
-            start.elapsed() < Duration::from_secs(5),
-            "left: {:?}",
-            kinds_left_of(id)?
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+    eventually(|| {
+        let left = kinds_left_of(id)?;
+        ensure!(left.is_empty(), "left: {left:?}");
+        Ok(())
+    });
     Ok(())
 }
 

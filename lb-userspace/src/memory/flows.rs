@@ -47,6 +47,13 @@ impl<A: Family> FlowTable<A> {
             .map(|record| unsafe { record.read_volatile() })
     }
 
+    /// Makes all records free, as in a new table.
+    pub(super) fn clear(&mut self) {
+        self.records
+            .iter_mut()
+            .for_each(|record| *record.get_mut() = free());
+    }
+
     /// Makes dead records free again.
     pub fn bury_dead(&mut self) {
         for record in &mut self.records {

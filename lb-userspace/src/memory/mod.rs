@@ -192,6 +192,20 @@ impl MemoryTables {
         self.v6.flows.bury_dead();
     }
 
+    /// Forgets all that packets have left behind, flows among it, and begins time and random numbers
+    /// again: as if nothing but programming had ever happened.
+    pub fn forget(&mut self) {
+        self.v4.flows.clear();
+        self.v6.flows.clear();
+        *self
+            .learnt
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner) = Learnt::default();
+        *self.seconds.get_mut() = 0;
+        *self.random.get_mut() = 0;
+        *self.answers_left.get_mut() = u32::MAX;
+    }
+
     fn source_allowed(&self, set: u32, source: IpAddr) -> bool {
         let ranges = self.source_ranges(set);
         ranges.iter().any(|range| range.contains(&source))

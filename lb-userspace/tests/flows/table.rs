@@ -7,7 +7,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -159,21 +159,34 @@ unsafe impl Slots<Ip4> for Table {
     }
 }
 
-/// The agent's view of the table.
-pub struct View(pub Arc<Table>);
+/// The agent's view of the table, which counts the records that are read.
+pub struct View {
+    table: Arc<Table>,
+    reads: Arc<AtomicU64>,
+}
+
+impl View {
+    pub fn new(table: &Arc<Table>) -> Self {
+        Self {
+            table: table.clone(),
+            reads: Arc::default(),
+        }
+    }
+}
 
 impl Records<Ip4> for View {
     fn len(&self) -> u32 {
-        self.0.len()
+        self.table.len()
     }
 
     fn tag(&self, index: u32) -> &AtomicU32 {
-        self.0.tag(index)
+        self.table.tag(index)
     }
 
     fn read(&self, index: u32) -> Flow<Ip4> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         // SAFETY: inside the table; volatile, since programs may write the times.
-        unsafe { self.0.0[index as usize].get().read_volatile() }
+        unsafe { self.table.0[index as usize].get().read_volatile() }
     }
 }
 
@@ -181,6 +194,7 @@ impl Records<Ip4> for View {
 pub struct Sweeping {
     sweeper: TableSweeper<Ip4, View>,
     timeouts: Timeouts,
+    reads: Arc<AtomicU64>,
     pub stats: TableStats,
     pub services: ServiceCounts,
     pub removed: Removed,
@@ -188,9 +202,12 @@ pub struct Sweeping {
 
 impl Sweeping {
     pub fn new(table: &Arc<Table>) -> Self {
-        let sweeper = TableSweeper::new(View(table.clone()), table.len() - 1, SECRET);
+        let view = View::new(table);
+        let reads = view.reads.clone();
+        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET);
         Self {
             sweeper: sweeper.unwrap(),
+            reads,
             timeouts: Timeouts::new(&node_lb::config::FlowTimeouts::default(), RATE),
             stats: TableStats::default(),
             services: ServiceCounts::default(),
@@ -213,6 +230,11 @@ impl Sweeping {
             grace();
         }
         self.sweeper.release();
+    }
+
+    /// Records read since this was asked last.
+    pub fn reads(&self) -> u64 {
+        self.reads.swap(0, Ordering::Relaxed)
     }
 
     pub fn sweeper(&self) -> &TableSweeper<Ip4, View> {

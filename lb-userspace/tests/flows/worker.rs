@@ -1,6 +1,7 @@
 //! The sweeper's thread: passes by themselves, requests at once.
 
 use std::{
+    iter,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -26,8 +27,10 @@ use node_lb::{
 
 use super::table::{NewFlow, RATE, Table, View};
 
-/// The pause between passes is a second at least.
+/// The pause between passes is a second at least: what waits for the next one is never done within this.
 const AT_ONCE: Duration = Duration::from_millis(900);
+/// How often a machine may be away for so long that what is done at once seems to have waited.
+const TRIES: usize = 20;
 
 #[test]
 fn passes_happen_by_themselves() {
@@ -55,23 +58,26 @@ fn stale_flows_are_ended_at_once() {
         service,
         ..NewFlow::udp(service)
     });
-    for flow in &flows {
+    for flow in &flows[1..] {
         table.open(flow).unwrap();
     }
     let sweeper = start(&table, 0, || {});
     wait(|| sweeper.stats().passes == 1);
 
-    let start = Instant::now();
     let mut stale = StaleUdp::default();
     stale.add(1, []);
     stale.add(2, [flows[1].endpoint()]);
-    sweeper.end_stale_udp(stale);
-    wait(|| !table.has(&flows[0]));
-    println!("a stale flow ended after {:?}", start.elapsed());
-    assert!(start.elapsed() < AT_ONCE);
+    let mut ended = 0;
+    at_once(|| {
+        table.open(&flows[0]).unwrap();
+        sweeper.end_stale_udp(stale.clone());
+        wait(|| !table.has(&flows[0]));
+        ended += 1;
+    });
     assert!(table.has(&flows[1]) && table.has(&flows[2]));
-    wait(|| sweeper.stats().removed.stale_udp == 1);
-    wait(|| table.count(tag::TOMB) == 2);
+    wait(|| sweeper.stats().removed.stale_udp == ended);
+    wait(|| table.count(tag::DEAD) == 0);
+    assert_eq!(table.count(tag::LIVE), 4);
 }
 
 #[test]
@@ -100,11 +106,11 @@ fn a_flow_that_a_program_was_opening_is_ended_too() {
 
 #[test]
 fn it_stops_when_dropped() {
-    let sweeper = start(&Table::new(64), 0, || {});
-    wait(|| sweeper.stats().passes == 1);
-    let start = Instant::now();
-    drop(sweeper);
-    assert!(start.elapsed() < AT_ONCE);
+    at_once(|| {
+        let sweeper = start(&Table::new(64), 0, || {});
+        wait(|| sweeper.stats().passes == 1);
+        drop(sweeper);
+    });
 }
 
 #[test]
@@ -115,7 +121,7 @@ fn a_mask_larger_than_the_table_is_refused() {
         ..Config::default()
     };
     let tables = FlowTables {
-        v4: View(Table::new(64)),
+        v4: View::new(&Table::new(64)),
         v6: NoFlows::new(),
     };
     let kernel = Kernel {
@@ -136,7 +142,7 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
         ..Config::default()
     };
     let tables = FlowTables {
-        v4: View(table.clone()),
+        v4: View::new(table),
         v6: NoFlows::new(),
     };
     let kernel = Kernel {
@@ -146,6 +152,20 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
     };
     let timeouts = Timeouts::new(&FlowTimeouts::default(), RATE);
     FlowSweeper::start_with(tables, &config, timeouts, kernel).unwrap()
+}
+
+/// Has something done until it is done at once.
+fn at_once(mut work: impl FnMut()) {
+    let took = iter::repeat_with(|| {
+        let start = Instant::now();
+        work();
+        start.elapsed()
+    });
+    let took: Vec<_> = took
+        .take(TRIES)
+        .take_while(|took| *took >= AT_ONCE)
+        .collect();
+    assert!(took.len() < TRIES, "never at once: {took:?}");
 }
 
 /// Far above what anything here takes, for machines that are busy with other tests.

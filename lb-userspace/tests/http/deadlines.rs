@@ -27,13 +27,14 @@ use tokio::{
 
 use crate::{
     client::{PATIENCE, Reply, get, read_reply, read_to_close},
-    support::{Of, Parts, ask_over_http2, eventually, get_over_http2, http2},
+    support::{Of, Parts, ask_over_http2, eventually, get_over_http2, http2, steady_clock},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
 
 #[tokio::test]
 async fn a_handler_that_never_answers_is_cut_over_http1_and_http2() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(never);
     let reply = get(server.address(), "/").await;
@@ -75,6 +76,7 @@ async fn a_handler_that_blocks_its_thread_does_not_block_its_client() {
 
 #[tokio::test]
 async fn work_on_another_thread_is_followed_until_it_really_ends() {
+    steady_clock();
     let parts = parts();
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
@@ -100,6 +102,7 @@ async fn work_on_another_thread_is_followed_until_it_really_ends() {
 
 #[tokio::test]
 async fn an_answer_that_has_begun_is_broken_off_over_http1_and_http2() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(async |_: Request| {
         let first = stream::iter([Bytes::from_static(b"begun")]);
@@ -127,6 +130,7 @@ async fn an_answer_that_has_begun_is_broken_off_over_http1_and_http2() {
 
 #[tokio::test]
 async fn a_hot_loop_of_writes_ends_at_the_deadline() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(async |_: Request| {
         stream_of(Body::stream(stream::repeat(Bytes::from_static(
@@ -142,6 +146,7 @@ async fn a_hot_loop_of_writes_ends_at_the_deadline() {
 
 #[tokio::test]
 async fn the_client_may_ask_for_less_time_but_not_for_more() {
+    steady_clock();
     let server = Parts::new(HttpConfig {
         request_timeout: PATIENCE * 2,
         ..HttpConfig::default()
@@ -184,6 +189,7 @@ async fn a_malformed_timeout_is_400_and_the_handler_is_not_called() {
 
 #[tokio::test]
 async fn streams_have_no_deadline_and_do_not_read_the_parameter() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(Of(Class::Stream, async |_: Request| {
         let ticks = stream::unfold(0, async |tick| {
@@ -208,6 +214,7 @@ async fn streams_have_no_deadline_and_do_not_read_the_parameter() {
 
 #[tokio::test]
 async fn a_body_that_never_comes_ends_at_the_deadline_over_http1_and_http2() {
+    steady_clock();
     let server = parts().serve(read_body);
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let half = b"POST / HTTP/1.1\r\nHost: node\r\nContent-Length: 5\r\n\r\nx";
@@ -229,6 +236,7 @@ async fn a_body_that_never_comes_ends_at_the_deadline_over_http1_and_http2() {
 
 #[tokio::test]
 async fn a_connection_serves_on_after_a_request_was_cut() {
+    steady_clock();
     let server = parts().serve(async |request: Request| match request.uri().path() {
         "/never" => never(request).await,
         _ => text(StatusCode::OK, "ok"),
@@ -243,6 +251,7 @@ async fn a_connection_serves_on_after_a_request_was_cut() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_loses_its_place_at_the_deadline() {
+    steady_clock();
     let parts = parts();
     let limits = Limits {
         connections: 1,
@@ -262,6 +271,7 @@ async fn a_client_that_does_not_read_loses_its_place_at_the_deadline() {
 
 #[tokio::test]
 async fn an_http2_client_that_opens_no_window_loses_its_place_at_the_deadline() {
+    steady_clock();
     let parts = parts();
     let limits = Limits {
         connections: 1,
@@ -282,6 +292,7 @@ async fn an_http2_client_that_opens_no_window_loses_its_place_at_the_deadline() 
 
 #[tokio::test]
 async fn trickling_in_or_out_buys_no_time() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve_within(
         async |request: Request| match request.method().as_str() {
@@ -323,6 +334,7 @@ async fn trickling_in_or_out_buys_no_time() {
 
 #[tokio::test]
 async fn a_client_with_the_server_s_own_deadline_leaves_nothing_behind() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(never);
     for _ in 0..20 {
@@ -344,6 +356,7 @@ async fn a_client_with_the_server_s_own_deadline_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_stream_that_is_not_read_is_cut_after_the_write_timeout() {
+    steady_clock();
     let parts = parts();
     let limits = Limits {
         connections: 1,
@@ -374,6 +387,7 @@ async fn a_stream_that_is_not_read_is_cut_after_the_write_timeout() {
 
 #[tokio::test]
 async fn a_client_that_goes_takes_its_handler_with_it() {
+    steady_clock();
     struct Dropped(Arc<AtomicBool>);
     impl Drop for Dropped {
         fn drop(&mut self) {
@@ -401,6 +415,7 @@ async fn a_client_that_goes_takes_its_handler_with_it() {
 
 #[tokio::test]
 async fn without_the_feature_gate_nothing_is_cut() {
+    steady_clock();
     let parts = Parts::new(HttpConfig {
         per_request_deadline: false,
         ..short()
@@ -415,6 +430,7 @@ async fn without_the_feature_gate_nothing_is_cut() {
 
 #[tokio::test]
 async fn a_half_sent_request_line_never_becomes_a_request() {
+    steady_clock();
     let limits = Limits {
         header_timeout: SHORT,
         ..Limits::default()

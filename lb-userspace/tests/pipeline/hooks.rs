@@ -6,7 +6,7 @@ use node_lb::memory::{MemoryFrame, MemoryTables};
 use crate::read::Read;
 
 /// What a hook made of a frame.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub action: Action,
     pub reason: Reason,

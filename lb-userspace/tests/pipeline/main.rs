@@ -10,6 +10,7 @@ mod scene;
 
 mod answers;
 mod flow_table;
+mod forget;
 mod fragments;
 mod garbage;
 mod icmp;

@@ -8,10 +8,11 @@ use lb_tests::traffic::{Job, Load, Request, Serve, run_as_child};
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let (Some(command), Some(argument), None) = (args.next(), args.next(), args.next()) else {
-        bail!("usage: lab-tool guard LAB | request JSON | serve JSON | load JSON");
+        bail!("usage: lab-tool guard LAB | own NODES | request JSON | serve JSON | load JSON");
     };
     match command.as_str() {
         "guard" => lab::guard(&argument.parse()?),
+        "own" => lab::own(argument.parse()?),
         Request::NAME => run_as_child::<Request>(&argument),
         Serve::NAME => run_as_child::<Serve>(&argument),
         Load::NAME => run_as_child::<Load>(&argument),

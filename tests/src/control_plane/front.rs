@@ -5,7 +5,10 @@ use std::{
     convert::Infallible,
     fmt,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use anyhow::{Context as _, Error, Result, anyhow};
@@ -54,6 +57,9 @@ struct Shared {
     connector: TlsConnector,
     rules: Mutex<Vec<Rule>>,
     requests: Mutex<Vec<Request>>,
+    /// How often a fault broke something. Another count after [`Front::clear`], for what was begun
+    /// before goes on.
+    struck: Mutex<Arc<AtomicUsize>>,
     /// Raised to cut every connection.
     cuts: watch::Sender<u64>,
 }
@@ -72,6 +78,7 @@ impl Front {
             connector: keys.connector()?,
             rules: Mutex::default(),
             requests: Mutex::default(),
+            struck: Mutex::default(),
             cuts: watch::Sender::new(0),
         };
         let mut front = Self {
@@ -136,6 +143,13 @@ impl Front {
     /// Removes all rules.
     pub fn clear(&self) {
         self.shared.rules().clear();
+        *self.shared.struck() = Arc::default();
+    }
+
+    /// How often, since [`Front::clear`], a fault has broken something: an answer that was refused, cut
+    /// or late, or an event. A watch that a rule has met but that had no event yet does not count.
+    pub fn faults_struck(&self) -> usize {
+        self.shared.struck().load(Ordering::Relaxed)
     }
 
     /// How often the rules could still meet requests; 0 if all have done what they were there for.
@@ -198,6 +212,10 @@ impl Shared {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn struck(&self) -> MutexGuard<'_, Arc<AtomicUsize>> {
+        self.struck.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The fault that a request meets.
     fn fault(&self, request: &Request) -> Option<Fault> {
         self.rules().iter_mut().find_map(|rule| rule.take(request))
@@ -217,18 +235,28 @@ impl Shared {
         request: hyper::Request<Incoming>,
         fault: Option<Fault>,
     ) -> Result<Response<Body>> {
+        let struck = self.struck().clone();
+        let strike = || struck.fetch_add(1, Ordering::Relaxed);
         let tampering = match fault {
             None => return self.pass_on(request).await,
-            Some(Fault::Answer { code, retry_after }) => return refusal(code, retry_after),
-            Some(Fault::Cut) => return Err(anyhow!("cut")),
+            Some(Fault::Answer { code, retry_after }) => {
+                strike();
+                return refusal(code, retry_after);
+            }
+            Some(Fault::Cut) => {
+                strike();
+                return Err(anyhow!("cut"));
+            }
             Some(Fault::Delay(time)) => {
                 sleep(time).await;
+                strike();
                 return self.pass_on(request).await;
             }
             Some(tampering) => tampering,
         };
         let (head, body) = self.pass_on(request).await?.into_parts();
-        Ok(Response::from_parts(head, tamper::body(body, tampering)))
+        let body = tamper::body(body, tampering, struck);
+        Ok(Response::from_parts(head, body))
     }
 
     /// Asks the API server, on a connection of its own.

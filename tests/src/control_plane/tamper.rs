@@ -1,6 +1,13 @@
 //! Watches whose events are cut, spoilt, doubled or put out of order.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Error, anyhow};
 use bytes::Bytes;
@@ -14,8 +21,13 @@ use super::rule::Fault;
 /// How long an event waits for the one that is to come before it.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// A body with a fault in it. Faults that are not about bodies change nothing.
-pub fn body(inner: UnsyncBoxBody<Bytes, Error>, fault: Fault) -> UnsyncBoxBody<Bytes, Error> {
+/// A body with a fault in it; `struck` counts how often it broke something. Faults that are not about
+/// bodies change nothing.
+pub fn body(
+    inner: UnsyncBoxBody<Bytes, Error>,
+    fault: Fault,
+    struck: Arc<AtomicUsize>,
+) -> UnsyncBoxBody<Bytes, Error> {
     let tampered = Tampered {
         inner,
         partial: Vec::new(),
@@ -24,6 +36,7 @@ pub fn body(inner: UnsyncBoxBody<Bytes, Error>, fault: Fault) -> UnsyncBoxBody<B
         events: 0,
         ended: false,
         fault,
+        struck,
     };
     let frames = stream::unfold(tampered, |mut tampered| async {
         let piece = tampered.next().await?;
@@ -45,6 +58,7 @@ struct Tampered {
     events: usize,
     ended: bool,
     fault: Fault,
+    struck: Arc<AtomicUsize>,
 }
 
 impl Tampered {
@@ -74,25 +88,33 @@ impl Tampered {
             Fault::CutWithin { event } if event == self.events => {
                 let half = line.len() / 2;
                 self.ready.push_back(line[..half].to_vec());
+                self.strike();
             }
             Fault::Garbage { after } if after == self.events => {
                 self.ready.push_back(line);
                 self.ready.push_back(b"}{ this is no event\n".to_vec());
+                self.strike();
             }
             Fault::Twice => {
                 self.ready.push_back(line.clone());
                 self.ready.push_back(line);
+                self.strike();
             }
             Fault::Swapped => {
                 let next = timeout(PATIENCE, self.line()).await;
                 // None in time, or the end: then there is nothing to swap it with.
                 if let Ok(Ok(Some(next))) = next {
                     self.ready.push_back(next);
+                    self.strike();
                 }
                 self.ready.push_back(line);
             }
             _ => self.ready.push_back(line),
         }
+    }
+
+    fn strike(&self) {
+        self.struck.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The next whole line, with its end; what has come of it is kept if nobody waits any more.
@@ -130,13 +152,14 @@ mod tests {
 
     use super::*;
 
-    /// What comes of three events, and whether it comes to its end.
-    fn tampered(fault: Fault) -> (String, bool) {
+    /// What comes of three events, whether it comes to its end, and how often the fault struck.
+    fn tampered(fault: Fault) -> (String, bool, usize) {
         let whole = Full::new(Bytes::from("one\ntwo\nthree\n"));
         let whole = whole.map_err(|never| match never {}).boxed_unsync();
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
-            let mut stream = body(whole, fault).into_data_stream();
+        let struck = Arc::<AtomicUsize>::default();
+        let (text, whole) = runtime.block_on(async {
+            let mut stream = body(whole, fault, struck.clone()).into_data_stream();
             let mut text = String::new();
             while let Some(piece) = stream.next().await {
                 match piece {
@@ -145,16 +168,20 @@ mod tests {
                 }
             }
             (text, true)
-        })
+        });
+        (text, whole, struck.load(Ordering::Relaxed))
     }
 
     #[test]
     fn events_are_broken_as_told() {
-        let of = |fault, text: &str, whole| assert_eq!(tampered(fault), (text.to_owned(), whole));
-        of(Fault::Twice, "one\none\ntwo\ntwo\nthree\nthree\n", true);
-        of(Fault::Swapped, "two\none\nthree\n", true);
-        of(Fault::CutWithin { event: 2 }, "one\ntw", false);
+        let of = |fault, text: &str, whole, struck| {
+            assert_eq!(tampered(fault), (text.to_owned(), whole, struck));
+        };
+        of(Fault::Twice, "one\none\ntwo\ntwo\nthree\nthree\n", true, 3);
+        of(Fault::Swapped, "two\none\nthree\n", true, 1);
+        of(Fault::CutWithin { event: 2 }, "one\ntw", false, 1);
         let garbage = "one\n}{ this is no event\ntwo\nthree\n";
-        of(Fault::Garbage { after: 1 }, garbage, true);
+        of(Fault::Garbage { after: 1 }, garbage, true, 1);
+        of(Fault::Garbage { after: 4 }, "one\ntwo\nthree\n", true, 0);
     }
 }

@@ -39,7 +39,7 @@ use self::registry::{HostRecord, Record, Registry};
 use self::setup::Site;
 pub use self::setup::{LAN, POD_BRIDGE};
 use self::tool::Guard;
-pub use self::tool::{guard, lab_tool};
+pub use self::tool::{guard, lab_tool, own};
 pub use self::topology::{PodNetwork, Topology};
 use crate::manifests::{self, EndpointSlices, Manifests, Service};
 

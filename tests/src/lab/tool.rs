@@ -5,11 +5,15 @@ use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{PathBuf, absolute};
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::unistd::setsid;
 
 use super::registry::{LabId, Registry};
+use super::{Lab, Topology};
+use crate::Serve;
 
 /// Where `lab-tool` is: `$LAB_TOOL`, else beside the running program (cargo puts tests one
 /// directory below).
@@ -96,5 +100,22 @@ pub fn guard(id: &LabId) -> Result<()> {
     }
     Registry::lock()?.remove(id)
 }
+
+/// An owner's side, for tests of how labs end: builds a lab of so many nodes with a server on the
+/// first, says its name and waits to be killed.
+pub fn own(nodes: u8) -> Result<()> {
+    let lab = Lab::up(Topology {
+        nodes,
+        pods_per_node: 1,
+        ..Topology::default()
+    })?;
+    let _server = Serve::new("node").tcp(80).start(lab.node(1))?;
+    println!("{}", lab.id());
+    thread::sleep(LIFETIME);
+    bail!("nobody has ended this process in {LIFETIME:?}")
+}
+
+/// Of an owner whose test is gone.
+const LIFETIME: Duration = Duration::from_secs(120);
 
 const DISMISSAL: &str = "dismissed\n";

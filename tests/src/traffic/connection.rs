@@ -1,7 +1,9 @@
 //! The client's end of a connection, or of what goes for one over UDP.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -22,6 +24,7 @@ pub struct Connection {
     means: Means,
     local: SocketAddr,
     remote: SocketAddr,
+    repeated_syns: u32,
 }
 
 #[derive(Debug)]
@@ -102,6 +105,11 @@ impl Connection {
         self.remote
     }
 
+    /// How often the SYN had to be sent again before the connection was there.
+    pub fn repeated_syns(&self) -> u32 {
+        self.repeated_syns
+    }
+
     async fn open_tcp(request: &Request) -> Result<Self, Failure> {
         let socket = match request.target {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -112,6 +120,8 @@ impl Connection {
             socket.bind(request.source)?;
         }
         let stream = socket.connect(request.target).await?;
+        // Nothing else has been sent yet.
+        let repeated_syns = retransmissions(&stream)?;
         stream.set_nodelay(true)?;
         let (local, remote) = (stream.local_addr()?, stream.peer_addr()?);
         let means = if request.protocol == Protocol::Http {
@@ -129,6 +139,7 @@ impl Connection {
             means,
             local,
             remote,
+            repeated_syns,
         })
     }
 
@@ -141,6 +152,7 @@ impl Connection {
                 means: Means::Udp(socket),
                 local,
                 remote,
+                repeated_syns: 0,
             });
         }
         let local = socket.local_addr()?;
@@ -152,6 +164,7 @@ impl Connection {
             means,
             local,
             remote: request.target,
+            repeated_syns: 0,
         })
     }
 }
@@ -164,6 +177,27 @@ impl Drop for Driver {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// How many segments a connection has sent again, by the kernel's count.
+fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes, which is the room there is.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: plain integers, all zero where the kernel wrote nothing.
+    Ok(unsafe { info.assume_init() }.tcpi_total_retrans)
 }
 
 const MAX_DATAGRAM: usize = 1 << 16;

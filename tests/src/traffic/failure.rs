@@ -28,7 +28,7 @@ pub enum FailureKind {
     /// ICMP host or network unreachable or prohibited, or no route. Of these, Linux tells UDP
     /// sockets only of prohibitions.
     Unreachable,
-    /// TCP reset of an established connection.
+    /// TCP reset of an established connection, or a connected UDP socket that the kernel has ended.
     Reset,
     /// The server closed the connection before it had answered.
     Closed,
@@ -60,6 +60,8 @@ impl From<io::Error> for Failure {
             Io::UnexpectedEof => FailureKind::Closed,
             Io::InvalidData => FailureKind::Malformed,
             _ if error.raw_os_error() == Some(libc::EACCES) => FailureKind::Unreachable,
+            // It was connected.
+            _ if error.raw_os_error() == Some(libc::EDESTADDRREQ) => FailureKind::Reset,
             _ => FailureKind::Local,
         };
         Self::new(kind, error)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,7 @@ pub struct Load {
     workers: usize,
     persistent: bool,
     pause: Duration,
+    at_least: u64,
 }
 
 impl Load {
@@ -37,6 +38,7 @@ impl Load {
             workers: 4,
             persistent: false,
             pause: Duration::ZERO,
+            at_least: 0,
         }
     }
 
@@ -60,6 +62,13 @@ impl Load {
         self
     }
 
+    /// Goes on until so many requests have had their results, even if it is told to stop before:
+    /// what is claimed of a number of requests does not depend on how fast they are.
+    pub fn at_least(mut self, requests: u64) -> Self {
+        self.at_least = requests;
+        self
+    }
+
     /// Starts the load on `host`; when this returns, the first request has had its result.
     pub fn start(self, host: impl AsRef<Host>) -> Result<RunningLoad> {
         Ok(RunningLoad(Running::start(host.as_ref(), self)?))
@@ -78,7 +87,7 @@ impl Load {
 pub struct RunningLoad(Running<Load>);
 
 impl RunningLoad {
-    /// Lets requests under way finish, and reports.
+    /// Lets requests under way finish, and those that [`Load::at_least`] asks for, and reports.
     pub fn stop(self) -> Result<LoadReport> {
         self.0.stop(())
     }
@@ -93,6 +102,9 @@ pub struct LoadReport {
     pub failed: u64,
     /// Connections the server ended between two requests.
     pub reconnects: u64,
+    /// When connections opened whose SYN had been sent again, in time since the Unix epoch: the SYN was
+    /// lost, or what answers it, or late by a second. The client does not notice but for the wait.
+    pub repeated_syns: Vec<Duration>,
     /// The first failures, with the time since the start.
     pub failures: Vec<(Duration, Failure)>,
     /// How many answers each server gave.
@@ -118,6 +130,7 @@ impl fmt::Display for LoadReport {
             ok,
             failed,
             reconnects,
+            repeated_syns,
             servers,
             p50,
             p99,
@@ -126,7 +139,8 @@ impl fmt::Display for LoadReport {
         } = self;
         write!(
             f,
-            "{ok} ok, {failed} failed, {reconnects} reconnects, {:.0}/s",
+            "{ok} ok, {failed} failed, {reconnects} reconnects, {} SYNs repeated, {:.0}/s",
+            repeated_syns.len(),
             self.rate()
         )?;
         write!(
@@ -188,6 +202,11 @@ impl Tally {
         }
     }
 
+    fn results(&self) -> u64 {
+        let report = self.report.borrow();
+        report.ok + report.failed
+    }
+
     fn count(&self, result: Result<String, Failure>, latency: Duration) {
         let mut report = self.report.borrow_mut();
         match result {
@@ -229,7 +248,7 @@ const KEPT_FAILURES: usize = 10;
 
 async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
     let mut connection = None;
-    while !*ending.borrow() {
+    while !*ending.borrow() || tally.results() < load.at_least {
         let start = Instant::now();
         let exchange = ask(&load, &mut connection, &tally);
         let result = match timeout(load.request.deadline, exchange).await {
@@ -265,5 +284,9 @@ async fn ask(
         tally.report.borrow_mut().reconnects += 1;
     }
     let fresh = connection.insert(Connection::open(&load.request).await?);
+    if fresh.repeated_syns() > 0 {
+        let now = UNIX_EPOCH.elapsed().unwrap_or_default();
+        tally.report.borrow_mut().repeated_syns.push(now);
+    }
     Ok(fresh.ask(load.request.ask()).await?.server)
 }

@@ -7,6 +7,7 @@ mod flap;
 mod full_table;
 mod handover;
 mod health;
+mod kills;
 mod maps;
 mod restart;
 mod rollout;

@@ -1,16 +1,19 @@
 //! Agents that end in whatever way, and others that take over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 use std::{fs, mem, thread};
 
-use lb_tests::traffic::Protocol;
-use lb_tests::{Agent, Condition, Family, Load, Request, Serve, balanced};
+use aya::programs::loaded_programs;
+use lb_tests::traffic::{Loads, Protocol};
+use lb_tests::{
+    Agent, Balanced, Condition, Family, Load, Request, Serve, another_build, balanced, eventually,
+};
+use node_lb::datapath::bpf::Link;
 
 use super::maps::{self, Programmed};
-use super::support::{
-    Everywhere, Policy, assert_flawless, cluster_ip, eventually, ground, ground_with,
-};
+use super::support::{Everywhere, Policy, cluster_ip, ground, ground_with};
 
 #[test]
 fn agents_killed_and_started_again_are_not_noticed() {
@@ -34,14 +37,31 @@ fn agents_stopped_and_started_again_are_not_noticed() {
     load.assert_nothing_noticed();
 }
 
-/// The next agent is started before the one before has ended, as when a DaemonSet surges.
+/// There and back again. Each time the next agent is started before the one before has ended, as when a
+/// DaemonSet surges.
 #[test]
 fn another_build_takes_over_while_the_first_still_runs() {
     let (mut ground, _web) = ground(Policy::Cluster);
-    let build = ground.lab.node(1).dir.join("node-lb-next");
-    fs::copy(balanced::node_lb().unwrap(), &build).unwrap();
+    let first = balanced::node_lb().unwrap();
+    let next = ground.lab.node(1).dir.join("node-lb-next");
+    another_build::write(&first, &next).unwrap();
 
     let load = Everywhere::start(&ground);
+    for build in [next, first] {
+        let before = attached(&ground);
+        take_over(&mut ground, &build);
+        let after = attached(&ground);
+        for (link, tag) in &before {
+            assert!(after.contains_key(link), "{link} is gone: {after:?}");
+            assert_ne!(after[link], *tag, "{link} has the same program");
+        }
+        assert_eq!(before.len(), after.len());
+    }
+    load.assert_nothing_noticed();
+}
+
+/// Starts agents of another build beside those that run, and then ends the old ones.
+fn take_over(ground: &mut Balanced, build: &Path) {
     let first = mem::take(&mut ground.agents);
     let next: Vec<_> = ground
         .lab
@@ -49,7 +69,7 @@ fn another_build_takes_over_while_the_first_still_runs() {
         .iter()
         .map(|node| {
             let spec = balanced::spec(node, &["--xdp-mode=native"]).unwrap();
-            Agent::launch(node, spec.program(&build)).unwrap()
+            Agent::launch(node, spec.program(build)).unwrap()
         })
         .collect();
     for agent in first {
@@ -59,7 +79,26 @@ fn another_build_takes_over_while_the_first_still_runs() {
     for agent in &mut ground.agents {
         agent.wait_until_ready().unwrap();
     }
-    load.assert_nothing_noticed();
+}
+
+/// What is attached on all nodes: the kernel's hash of the program in each pinned link.
+fn attached(ground: &Balanced) -> BTreeMap<String, u64> {
+    // Others may be unloading theirs.
+    let programs = loaded_programs().filter_map(Result::ok);
+    let tags: BTreeMap<u32, u64> = programs
+        .map(|program| (program.id(), program.tag()))
+        .collect();
+    let mut attached = BTreeMap::new();
+    for number in 1..=ground.lab.nodes().len() {
+        let links = ground.map_dir(number).unwrap().with_file_name("links");
+        for entry in fs::read_dir(links).unwrap() {
+            let path = entry.unwrap().path();
+            let program = Link::open(&path).unwrap().info().unwrap().program_id;
+            attached.insert(path.display().to_string(), tags[&program]);
+        }
+    }
+    assert!(!attached.is_empty(), "nothing is attached");
+    attached
 }
 
 #[test]
@@ -116,12 +155,15 @@ fn a_restart_knows_who_is_a_pod_from_the_start() {
     let (mut ground, _web) = ground_with(Policy::Cluster, &arguments);
     // Without source NAT, a pod of node 2 would answer the client past node 1.
     let outside = Request::http(cluster_ip(Family::V4, Protocol::Http));
-    let load = Load::new(outside).start(ground.lab.client()).unwrap();
+    let mut loads = Loads::beside(ground.lab.router()).unwrap();
+    loads
+        .start(ground.lab.client(), Load::new(outside))
+        .unwrap();
     for _ in 0..5 {
         ground.kill_agents().unwrap();
         ground.start_agents().unwrap();
     }
-    assert_flawless(&load.stop().unwrap());
+    loads.stop().unwrap().assert_flawless();
 }
 
 #[test]
@@ -136,10 +178,8 @@ fn an_agent_works_while_its_own_ports_are_taken() {
     web.set_oldest(3, Condition::Gone);
     web.write(&ground).unwrap();
     let request = Request::http(cluster_ip(Family::V4, Protocol::Http));
-    eventually(Duration::from_secs(5), || {
-        match request.send(ground.lab.pod("pod-1-1")) {
-            Ok(reply) => Err(format!("{} of {old:?} still answers", reply.server)),
-            Err(_) => Ok(()),
-        }
+    eventually(|| match request.send(ground.lab.pod("pod-1-1")) {
+        Ok(reply) => Err(format!("{} of {old:?} still answers", reply.server)),
+        Err(_) => Ok(()),
     });
 }

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
-use lb_tests::traffic::{LoadReport, Protocol, RunningLoad};
+use lb_tests::traffic::{LoadReports, Loads, Protocol};
 use lb_tests::{
     Balanced, Deployment, Failure, FailureKind, Family, Host, Load, Reply, Request, Service,
     Topology,
@@ -92,82 +92,58 @@ fn port(protocol: Protocol) -> u16 {
 }
 
 /// Load from outside, from a pod and from a node, over IPv4 and IPv6.
-pub struct Everywhere {
-    fresh: Vec<(String, RunningLoad)>,
-    persistent: Vec<(String, RunningLoad)>,
-}
+pub struct Everywhere(Loads);
 
 impl Everywhere {
     /// New connections and persistent ones.
     pub fn start(ground: &Balanced) -> Self {
         let lab = &ground.lab;
-        let mut everywhere = Self {
-            fresh: Vec::new(),
-            persistent: Vec::new(),
-        };
+        let mut loads = Loads::beside(lab.router()).unwrap();
+        let mut start = |host: &Host, load: Load| loads.start(host, load.pause(PAUSE)).unwrap();
+        let fresh = |request| Load::new(request).workers(1);
+        let persistent = |request| Load::new(request).workers(2).persistent();
         for family in Family::BOTH {
             let node_port = |port| lab.node(1).at(family, port);
             let (pod, node) = (lab.pod("pod-2-1"), lab.node(2));
             let vip = |protocol| load_balancer_ip(family, protocol);
             let inside = |protocol| cluster_ip(family, protocol);
-            everywhere.fresh(lab.client(), Request::http(vip(Protocol::Http)));
-            everywhere.fresh(lab.client(), Request::http(node_port(NODE_PORT)));
-            everywhere.fresh(lab.client(), Request::udp(vip(Protocol::Udp)));
-            everywhere.fresh(pod, Request::tcp(inside(Protocol::Tcp)));
-            everywhere.fresh(pod, Request::udp(inside(Protocol::Udp)));
-            everywhere.fresh(node, Request::http(inside(Protocol::Http)));
-            everywhere.fresh(node, Request::udp(inside(Protocol::Udp)));
-            everywhere.persistent(lab.client(), Request::http(vip(Protocol::Http)));
-            everywhere.persistent(lab.client(), Request::tcp(node_port(NODE_PORT_LINES)));
-            everywhere.persistent(pod, Request::http(inside(Protocol::Http)));
-            everywhere.persistent(node, Request::http(inside(Protocol::Http)));
+            start(lab.client(), fresh(Request::http(vip(Protocol::Http))));
+            start(lab.client(), fresh(Request::http(node_port(NODE_PORT))));
+            start(lab.client(), fresh(Request::udp(vip(Protocol::Udp))));
+            start(pod, fresh(Request::tcp(inside(Protocol::Tcp))));
+            start(pod, fresh(Request::udp(inside(Protocol::Udp))));
+            start(node, fresh(Request::http(inside(Protocol::Http))));
+            start(node, fresh(Request::udp(inside(Protocol::Udp))));
+            start(lab.client(), persistent(Request::http(vip(Protocol::Http))));
+            start(
+                lab.client(),
+                persistent(Request::tcp(node_port(NODE_PORT_LINES))),
+            );
+            start(pod, persistent(Request::http(inside(Protocol::Http))));
+            start(node, persistent(Request::http(inside(Protocol::Http))));
         }
-        everywhere
+        Self(loads)
     }
 
-    /// Ends the load; no request may have failed.
+    /// Ends the load; no request may have failed, and no SYN may have been lost.
+    #[track_caller]
     pub fn assert_no_failures(self) {
         self.finish();
     }
 
-    /// Ends the load; no request may have failed, and no connection may have been cut.
+    /// Ends the load; no request may have failed, no SYN may have been lost, and no connection may have
+    /// been cut.
+    #[track_caller]
     pub fn assert_nothing_noticed(self) {
-        let cut: Vec<_> = self
-            .finish()
-            .into_iter()
-            .filter(|(_, report)| report.reconnects > 0)
-            .collect();
-        assert!(cut.is_empty(), "connections were cut: {}", list(&cut));
+        self.finish().assert_no_reconnects();
     }
 
-    fn fresh(&mut self, host: &Host, request: Request) {
-        let load = Load::new(request).workers(1).pause(PAUSE);
-        self.fresh.push((
-            format!("new, {host}, {request:?}"),
-            load.start(host).unwrap(),
-        ));
-    }
-
-    fn persistent(&mut self, host: &Host, request: Request) {
-        let load = Load::new(request).workers(2).pause(PAUSE).persistent();
-        self.persistent.push((
-            format!("persistent, {host}, {request:?}"),
-            load.start(host).unwrap(),
-        ));
-    }
-
-    fn finish(self) -> Vec<(String, LoadReport)> {
+    #[track_caller]
+    fn finish(self) -> LoadReports {
         thread::sleep(AFTERWARDS);
-        let stop = |(name, load): (String, RunningLoad)| (name, load.stop().unwrap());
-        let reports: Vec<_> = self.fresh.into_iter().map(stop).collect();
-        let persistent: Vec<_> = self.persistent.into_iter().map(stop).collect();
-        let all = reports.iter().chain(&persistent);
-        let bad: Vec<_> = all
-            .filter(|(_, report)| report.failed > 0 || report.ok == 0)
-            .cloned()
-            .collect();
-        assert!(bad.is_empty(), "requests failed: {}", list(&bad));
-        persistent
+        let reports = self.0.stop().unwrap();
+        reports.assert_flawless();
+        reports
     }
 }
 
@@ -175,34 +151,6 @@ impl Everywhere {
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long load goes on after the last change.
 const AFTERWARDS: Duration = Duration::from_millis(500);
-
-fn list(reports: &[(String, LoadReport)]) -> String {
-    reports
-        .iter()
-        .map(|(name, report)| format!("\n- {name}\n  {report}"))
-        .collect()
-}
-
-/// A load's report, of which nothing may have failed.
-#[track_caller]
-pub fn assert_flawless(report: &LoadReport) {
-    assert!(report.failed == 0 && report.ok > 0, "{report}");
-}
-
-/// Asks until the answer is as wanted, for at most `limit`.
-#[track_caller]
-pub fn eventually<T>(limit: Duration, mut probe: impl FnMut() -> Result<T, String>) -> T {
-    let start = Instant::now();
-    loop {
-        match probe() {
-            Ok(found) => return found,
-            Err(problem) if start.elapsed() > limit => {
-                panic!("still not so after {limit:?}: {problem}")
-            }
-            Err(_) => thread::sleep(Duration::from_millis(20)),
-        }
-    }
-}
 
 /// Whether a request was refused, as opposed to unanswered.
 #[track_caller]

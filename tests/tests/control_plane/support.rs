@@ -8,9 +8,9 @@ use k8s_openapi::api::{
     core::v1::{Pod, Service},
 };
 use lb_tests::{
-    Cluster, Family, Host, Load, LoadReport, Reply, Request,
+    Cluster, Family, Host, Load, Reply, Request,
     control_plane::{ClusterSpec, deployment, service},
-    traffic::RunningLoad,
+    traffic::Loads,
 };
 use serde_json::{Value, json};
 
@@ -72,13 +72,13 @@ pub fn node_port(service: &Service, port: i32) -> u16 {
 }
 
 /// Load to a Service from outside, from a pod and from a node, in both families.
-pub struct Everywhere(Vec<(String, RunningLoad)>);
+pub struct Everywhere(Loads);
 
 impl Everywhere {
     /// Starts it, on new connections and on persistent ones. The Service has node ports.
     pub fn start(cluster: &Cluster, service: &Service) -> Self {
         let lab = cluster.lab();
-        let mut loads = Vec::new();
+        let mut loads = Loads::beside(lab.router()).unwrap();
         for family in Family::BOTH {
             let inside = SocketAddr::new(cluster_ip(service, family), 80);
             let datagrams = SocketAddr::new(cluster_ip(service, family), 53);
@@ -97,26 +97,16 @@ impl Everywhere {
                 (lab.pod("pod-1-1"), fresh(Request::udp(datagrams))),
             ];
             for (from, load) in ways {
-                loads.push((format!("{from}: {load:?}"), load.start(from).unwrap()));
+                loads.start(from, load).unwrap();
             }
         }
         Self(loads)
     }
 
-    /// Ends it; no request may have failed.
+    /// Ends it; no request may have failed, and no SYN may have been lost.
     #[track_caller]
     pub fn assert_no_failures(self) {
-        let reports: Vec<(String, LoadReport)> = self
-            .0
-            .into_iter()
-            .map(|(name, load)| (name, load.stop().unwrap()))
-            .collect();
-        let all: String = reports
-            .iter()
-            .map(|(name, report)| format!("\n- {name}\n  {report}"))
-            .collect();
-        let flawless = |(_, report): &(String, LoadReport)| report.failed == 0 && report.ok > 0;
-        assert!(reports.iter().all(flawless), "requests failed:{all}");
+        self.0.stop().unwrap().assert_flawless();
     }
 }
 

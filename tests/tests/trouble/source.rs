@@ -1,9 +1,9 @@
 //! Manifests that cannot be used, in `node-lb status`.
 
 use anyhow::Result;
-use lb_tests::{Balanced, Request};
+use lb_tests::{Balanced, Request, eventually};
 
-use crate::support::{CLUSTER_IP, SMALL, eventually, serve_web};
+use crate::support::{CLUSTER_IP, SMALL, serve_web};
 
 #[test]
 fn a_broken_file_is_in_the_status_until_it_is_mended() -> Result<()> {

@@ -1,0 +1,172 @@
+//! What the maps say about Services, read apart from whoever wrote them: which endpoints each address
+//! leads to. And the same of plans, to compare with.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::Pod;
+use lb_common::{
+    abi::{self, CLASSES, FrontendKey},
+    addr::{Address, Ip4, Ip6},
+    parse,
+};
+use node_lb::{
+    datapath::bpf::{BatchMap, MappedArray},
+    model::Protocol,
+    plan::{EndpointClass, Plan},
+};
+
+/// An address, port and IP protocol number that a Service is reached at.
+pub type Frontend = (SocketAddr, u8);
+
+/// The endpoints of each class, in the order of [`EndpointClass::ALL`], sorted.
+pub type Endpoints = [Vec<SocketAddr>; CLASSES];
+
+/// Where every frontend leads.
+pub type Frontends = BTreeMap<Frontend, Endpoints>;
+
+/// The maps below a directory of pins.
+pub struct MapContents {
+    directory: PathBuf,
+    services: MappedArray<abi::Service>,
+    plans: MappedArray<abi::Plan>,
+    endpoints: MappedArray<abi::Endpoint>,
+}
+
+impl MapContents {
+    /// Opens the maps that are pinned in `directory`.
+    ///
+    /// # Errors
+    /// If one is not there, or of another shape.
+    pub fn open(directory: &Path) -> Result<Self> {
+        Ok(Self {
+            directory: directory.to_owned(),
+            services: MappedArray::from_pin(&directory.join("SERVICES"))?,
+            plans: MappedArray::from_pin(&directory.join("PLANS"))?,
+            endpoints: MappedArray::from_pin(&directory.join("ENDPOINTS"))?,
+        })
+    }
+
+    /// Compares all that is there with what these plans want; each address is claimed by one of them.
+    ///
+    /// # Errors
+    /// If anything differs: says what.
+    pub fn check<'a>(&self, plans: impl IntoIterator<Item = &'a Plan> + Clone) -> Result<()> {
+        let (found, wanted) = (self.frontends()?, planned(plans.clone()));
+        for (frontend, endpoints) in &wanted {
+            let found = found.get(frontend);
+            ensure!(
+                found == Some(endpoints),
+                "{frontend:?} leads to {found:?} and not to {endpoints:?}"
+            );
+        }
+        let surplus = found.keys().find(|frontend| !wanted.contains_key(frontend));
+        ensure!(surplus.is_none(), "no plan has the frontend {surplus:?}");
+        let (found, wanted) = (self.published().count(), plans.into_iter().count());
+        ensure!(
+            found == wanted,
+            "{found} services are published, {wanted} are planned"
+        );
+        Ok(())
+    }
+
+    /// Follows every frontend to its endpoints.
+    ///
+    /// # Errors
+    /// If one leads nowhere, or to what is another service's.
+    pub fn frontends(&self) -> Result<Frontends> {
+        let services = self.services()?.into_iter();
+        services
+            .map(|(frontend, service)| {
+                let endpoints = self.endpoints_of(service);
+                Ok((
+                    frontend,
+                    endpoints.with_context(|| format!("{frontend:?}"))?,
+                ))
+            })
+            .collect()
+    }
+
+    /// The number of the service that each frontend leads to.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn services(&self) -> Result<BTreeMap<Frontend, u32>> {
+        let mut found = self.family::<Ip4>("FRONTENDS4")?;
+        found.extend(self.family::<Ip6>("FRONTENDS6")?);
+        Ok(found)
+    }
+
+    /// Numbers of the services that are published.
+    pub fn published(&self) -> impl Iterator<Item = u32> + '_ {
+        let services = self.services.iter(1..self.services.len());
+        services.filter_map(|(id, service)| (service.plan != 0).then_some(id))
+    }
+
+    /// The published endpoints of a service.
+    ///
+    /// # Errors
+    /// If its plan is not its own.
+    pub fn endpoints_of(&self, service: u32) -> Result<Endpoints> {
+        let index = self.services.read(service).plan;
+        ensure!(index != 0, "service {service} is not published");
+        let plan = self.plans.read(index);
+        ensure!(
+            plan.service == service,
+            "plan {index} of service {service} is of service {}",
+            plan.service
+        );
+        let mut next = plan.first;
+        Ok(plan.counts.map(|count| {
+            let slots = next..next + count;
+            next += count;
+            let endpoints = self.endpoints.iter(slots);
+            sorted(endpoints.map(|(_, endpoint)| {
+                SocketAddr::new(IpAddr::from(endpoint.address).to_canonical(), endpoint.port)
+            }))
+        }))
+    }
+
+    fn family<A: Address>(&self, name: &str) -> Result<BTreeMap<Frontend, u32>>
+    where
+        FrontendKey<A>: Pod,
+    {
+        let map = BatchMap::<FrontendKey<A>, abi::Frontend>::from_pin(&self.directory.join(name))?;
+        let entries = map.entries()?.into_iter();
+        Ok(entries
+            .map(|(key, frontend)| {
+                let address = IpAddr::from(key.address.to_mapped()).to_canonical();
+                let address = SocketAddr::new(address, key.port);
+                ((address, key.protocol), frontend.service)
+            })
+            .collect())
+    }
+}
+
+/// Where every frontend leads if these plans are in force.
+fn planned<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Frontends {
+    let mut frontends = Frontends::new();
+    for plan in plans {
+        let classes = EndpointClass::ALL.map(|class| plan.endpoints.class(class).iter().copied());
+        let endpoints = classes.map(sorted);
+        let protocol = match plan.name.protocol {
+            Protocol::Tcp => parse::TCP,
+            Protocol::Udp => parse::UDP,
+            Protocol::Sctp => parse::SCTP,
+        };
+        for frontend in &plan.frontends {
+            frontends.insert((frontend.address, protocol), endpoints.clone());
+        }
+    }
+    frontends
+}
+
+fn sorted(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut addresses: Vec<_> = addresses.collect();
+    addresses.sort_unstable();
+    addresses
+}

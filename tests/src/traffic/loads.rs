@@ -1,0 +1,182 @@
+//! Loads that run together, of which no request may fail and no SYN may have to be sent twice.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::load::{Load, LoadReport, RunningLoad};
+use super::request::Request;
+use super::server::{RunningServer, Serve};
+use crate::lab::{Family, Host};
+
+/// Loads on hosts of a lab. From each host goes one more, the control, to a server that is no endpoint of
+/// any Service: what it suffers is the machine's fault and not node-lb's.
+#[derive(Debug)]
+pub struct Loads {
+    running: Vec<(String, RunningLoad)>,
+    control: BTreeMap<String, RunningLoad>,
+    /// Where the control goes.
+    bystander: Host,
+    _server: RunningServer,
+}
+
+/// What became of [`Loads`].
+#[derive(Debug)]
+pub struct LoadReports {
+    reports: Vec<(String, LoadReport)>,
+    control: Vec<LoadReport>,
+}
+
+/// The port of the control's server.
+const CONTROL: u16 = 7;
+/// Between two requests of the control.
+const PAUSE: Duration = Duration::from_millis(20);
+/// A machine that makes SYNs late does so for everybody, within the time after which they are repeated.
+const SAME_TIME: Duration = Duration::from_secs(2);
+
+impl Loads {
+    /// No loads yet. The control goes to the address of `bystander`, whom nothing is done to.
+    ///
+    /// # Errors
+    /// If the control's server cannot start there.
+    pub fn beside(bystander: impl AsRef<Host>) -> Result<Self> {
+        let bystander = bystander.as_ref().clone();
+        Ok(Self {
+            running: Vec::new(),
+            control: BTreeMap::new(),
+            _server: Serve::new("control").tcp(CONTROL).start(&bystander)?,
+            bystander,
+        })
+    }
+
+    /// Starts a load on `host`; when this returns, the first request has had its result.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(&mut self, host: impl AsRef<Host>, load: Load) -> Result<()> {
+        let host = host.as_ref();
+        if !self.control.contains_key(host.name()) {
+            let request = Request::tcp(self.bystander.at(Family::V4, CONTROL));
+            let control = Load::new(request).workers(1).pause(PAUSE);
+            self.control
+                .insert(host.name().to_owned(), control.start(host)?);
+        }
+        let name = format!("{host}, {load:?}");
+        self.running.push((name, load.start(host)?));
+        Ok(())
+    }
+
+    /// Lets requests under way finish, and reports.
+    ///
+    /// # Errors
+    /// If a load ended early, or the control did nothing.
+    pub fn stop(self) -> Result<LoadReports> {
+        let stop = |(name, load): (String, RunningLoad)| {
+            let report = load.stop().with_context(|| name.clone())?;
+            Ok((name, report))
+        };
+        let reports = self.running.into_iter().map(stop).collect::<Result<_>>()?;
+        let control = self.control.into_values();
+        let control = control.map(RunningLoad::stop).collect::<Result<_>>()?;
+        Ok(LoadReports { reports, control })
+    }
+}
+
+impl LoadReports {
+    /// Fails unless every load had its requests answered, all of them, each at its first SYN.
+    #[track_caller]
+    pub fn assert_flawless(&self) {
+        for report in &self.control {
+            assert!(report.ok > 0, "the control says nothing: {report}");
+        }
+        self.assert_none("requests failed", |report| {
+            report.failed > 0 || report.ok == 0
+        });
+        self.assert_none("SYNs were lost", |report| {
+            report.repeated_syns.iter().any(|at| !self.is_excused(*at))
+        });
+    }
+
+    /// Fails if a connection was cut that was to be used again.
+    #[track_caller]
+    pub fn assert_no_reconnects(&self) {
+        self.assert_none("connections were cut", |report| report.reconnects > 0);
+    }
+
+    /// Answered requests of all loads.
+    pub fn answered(&self) -> u64 {
+        self.reports.iter().map(|(_, report)| report.ok).sum()
+    }
+
+    /// Whether the control, too, had to repeat a SYN at about that time.
+    fn is_excused(&self, at: Duration) -> bool {
+        let mut repeated = self.control.iter().flat_map(|report| &report.repeated_syns);
+        repeated.any(|control| control.abs_diff(at) <= SAME_TIME)
+    }
+
+    #[track_caller]
+    fn assert_none(&self, what: &str, is_bad: impl Fn(&LoadReport) -> bool) {
+        let bad = self.reports.iter().filter(|(_, report)| is_bad(report));
+        let list: String = bad
+            .map(|(name, report)| format!("\n- {name}\n  {report}"))
+            .collect();
+        assert!(list.is_empty(), "{what}:{list}");
+    }
+}
+
+impl fmt::Display for LoadReports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, report) in &self.reports {
+            writeln!(f, "{name}: {report}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    fn report(repeated_syns: &[u64]) -> LoadReport {
+        LoadReport {
+            ok: 1,
+            repeated_syns: repeated_syns
+                .iter()
+                .map(|second| Duration::from_secs(*second))
+                .collect(),
+            ..LoadReport::default()
+        }
+    }
+
+    fn is_flawless(of: LoadReport, control: LoadReport) -> bool {
+        let reports = LoadReports {
+            reports: vec![("a load".to_owned(), of)],
+            control: vec![control],
+        };
+        catch_unwind(|| reports.assert_flawless()).is_ok()
+    }
+
+    #[test]
+    fn a_repeated_syn_is_excused_by_the_control_only() {
+        assert!(is_flawless(report(&[]), report(&[])));
+        assert!(is_flawless(report(&[]), report(&[5])));
+        assert!(!is_flawless(report(&[10]), report(&[])));
+        assert!(is_flawless(report(&[10]), report(&[11])));
+        assert!(!is_flawless(report(&[10, 20]), report(&[11])));
+    }
+
+    #[test]
+    fn a_failure_is_never_excused_and_neither_is_idleness() {
+        let failed = LoadReport {
+            failed: 1,
+            ..report(&[])
+        };
+        assert!(!is_flawless(failed, report(&[5])));
+        assert!(!is_flawless(LoadReport::default(), report(&[])));
+        assert!(!is_flawless(report(&[]), LoadReport::default()));
+    }
+}
