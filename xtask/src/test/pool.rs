@@ -60,7 +60,10 @@ impl Pool {
         let (ignored, tests): (Vec<_>, Vec<_>) = tests.into_iter().partition(Test::is_ignored);
         let ignored = ignored.iter().map(|test| Outcome::ignored(test.name()));
         let mut outcomes: Vec<_> = ignored.inspect(|outcome| outcome.show(false)).collect();
-        let (alone, beside) = tests.into_iter().partition(|test| alone::is(&test.name()));
+        let (alone, mut beside): (Vec<_>, Vec<_>) =
+            tests.into_iter().partition(|test| alone::is(&test.name()));
+        // The longest first, so that no processor is idle at the end.
+        beside.sort_by_key(|test| !test.needs_control_plane());
         self.run_beside(beside, self.workers, &mut outcomes)?;
         self.run_beside(alone, NonZeroUsize::MIN, &mut outcomes)?;
         Ok(outcomes)

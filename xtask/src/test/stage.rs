@@ -95,7 +95,10 @@ impl Stage {
                 let mut tests = workspace.cargo(["test", "--doc", "--no-fail-fast"]);
                 return Ok(vec![(Part::Stage(self), command::run("doc", &mut tests)?)]);
             }
-            Self::Fuzz => return Ok(vec![(Part::Stage(self), fuzz::run(workspace)?)]),
+            Self::Fuzz => {
+                let outcomes = fuzz::run(workspace)?;
+                return Ok(vec![(Part::Stage(self), outcomes.iter().collect())]);
+            }
             Self::Kernel => {
                 let privilege = Privilege::detect()
                     .map_err(|lack| anyhow!("the kernel tests did not run: {lack}"))?;
