@@ -69,6 +69,12 @@ impl Load {
         self
     }
 
+    /// Gives each request this long instead.
+    pub(super) fn deadline(mut self, deadline: Duration) -> Self {
+        self.request = self.request.deadline(deadline);
+        self
+    }
+
     /// Starts the load on `host`; when this returns, the first request has had its result.
     pub fn start(self, host: impl AsRef<Host>) -> Result<RunningLoad> {
         Ok(RunningLoad(Running::start(host.as_ref(), self)?))
