@@ -191,7 +191,6 @@ fn view(ctx: &XdpContext) -> Packet {
 }
 
 #[cfg(target_arch = "bpf")]
-#[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
     loop {}
