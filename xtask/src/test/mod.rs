@@ -8,6 +8,7 @@ mod guest;
 mod options;
 mod outcome;
 mod pool;
+mod queue;
 mod stage;
 mod suite;
 mod summary;

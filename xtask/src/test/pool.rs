@@ -8,10 +8,7 @@ use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{
-        Mutex,
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    },
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread,
     time::{Duration, Instant},
 };
@@ -22,6 +19,7 @@ use xtask::ebpf::Places;
 use super::{
     alone,
     outcome::{Outcome, Verdict},
+    queue::Queue,
     suite::Test,
 };
 use crate::privilege::Privilege;
@@ -60,10 +58,7 @@ impl Pool {
         let (ignored, tests): (Vec<_>, Vec<_>) = tests.into_iter().partition(Test::is_ignored);
         let ignored = ignored.iter().map(|test| Outcome::ignored(test.name()));
         let mut outcomes: Vec<_> = ignored.inspect(|outcome| outcome.show(false)).collect();
-        let (alone, mut beside): (Vec<_>, Vec<_>) =
-            tests.into_iter().partition(|test| alone::is(&test.name()));
-        // The longest first, so that no processor is idle at the end.
-        beside.sort_by_key(|test| !test.needs_control_plane());
+        let (alone, beside) = tests.into_iter().partition(|test| alone::is(&test.name()));
         self.run_beside(beside, self.workers, &mut outcomes)?;
         self.run_beside(alone, NonZeroUsize::MIN, &mut outcomes)?;
         Ok(outcomes)
@@ -75,7 +70,8 @@ impl Pool {
         workers: NonZeroUsize,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<()> {
-        let queue = Mutex::new(tests.into_iter());
+        let half = NonZeroUsize::new(workers.get() / 2).unwrap_or(NonZeroUsize::MIN);
+        let queue = Queue::new(tests, half);
         let (sender, messages) = channel();
         thread::scope(|scope| {
             let workers: Vec<_> = (0..workers.get())
@@ -92,21 +88,15 @@ impl Pool {
         })
     }
 
-    fn work(
-        &self,
-        queue: &Mutex<impl Iterator<Item = Test>>,
-        messages: Sender<Message>,
-    ) -> Result<()> {
-        loop {
-            let next = queue.lock().expect("no worker panics").next();
-            let Some(test) = next else {
-                return Ok(());
-            };
+    fn work(&self, queue: &Queue, messages: Sender<Message>) -> Result<()> {
+        while let Some(test) = queue.next() {
             // The receiver is there until all senders are gone.
             let _ = messages.send(Message::Begun(test.name()));
-            let outcome = self.run_one(&test)?;
-            let _ = messages.send(Message::Ended(outcome));
+            let outcome = self.run_one(&test);
+            queue.end(&test);
+            let _ = messages.send(Message::Ended(outcome?));
         }
+        Ok(())
     }
 
     fn run_one(&self, test: &Test) -> Result<Outcome> {

@@ -129,6 +129,21 @@ impl Test {
         ["--exact", &self.path, "--nocapture"]
     }
 
+    /// A test of this name whose program does not exist.
+    #[cfg(test)]
+    pub fn named(name: &str) -> Self {
+        let (program, path) = name.split_once("::").expect("a program and a path");
+        Self {
+            suite: Arc::new(Suite {
+                name: program.to_owned(),
+                executable: PathBuf::new(),
+                package: PathBuf::new(),
+            }),
+            path: path.to_owned(),
+            ignored: false,
+        }
+    }
+
     /// Has a command, so far without a program to run, run the test as cargo would.
     pub fn add_to(&self, command: &mut Command) {
         command
