@@ -396,9 +396,12 @@ impl Agent {
         services: impl IntoIterator<Item = crate::model::ObjectName>,
         since: Instant,
     ) {
-        let stale = self.syncer.sync(&self.store, &self.node, services);
-        if let (Some(sweeper), false) = (&self.sweeper, stale.is_empty()) {
-            sweeper.end_stale_udp(stale);
+        {
+            let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
+            let stale = self.syncer.sync(&self.store, &self.node, services);
+            if let (Some(publication), false) = (publication, stale.is_empty()) {
+                publication.end_stale_udp(stale);
+            }
         }
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {

@@ -34,7 +34,7 @@ use super::{
     Timeouts, clock,
     pass::{Bitmap, Findings, Pass, Sighting},
     records::{Connection, Records, other_direction},
-    stale::StaleUdp,
+    stale::Staleness,
     stats::{Removed, ServiceCounts, TableStats},
 };
 
@@ -144,7 +144,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     }
 
     /// Ends the UDP flows that are stale; returns how many. The next pass frees them.
-    pub fn end_stale(&self, stale: &StaleUdp) -> u64 {
+    pub fn end_stale(&self, stale: &impl Staleness) -> u64 {
         let mut ended = 0;
         for index in 0..=self.mask {
             let sighting = self.look(index);
@@ -159,8 +159,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             let Some(connection) = Connection::new(&self.records, index, &flow) else {
                 continue;
             };
-            let over = stale.contains(flow.service, connection.endpoint());
-            if over && self.advance(sighting, tag::DEAD).is_some() {
+            let over = stale.confirm(flow.service, connection.endpoint());
+            if over.is_some() && self.advance(sighting, tag::DEAD).is_some() {
                 self.advance(Sighting::of(flow.peer, &connection.reply), tag::DEAD);
                 ended += 1;
             }

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -15,7 +16,8 @@ use lb_common::{
 
 use super::{
     Jiffies, StaleUdp, Stats, TickRate, Timeouts, UdpSockets, records::Records,
-    sockets::SocketError, stats::Removed, stats::ServiceCounts, sweep::TableSweeper,
+    sockets::SocketError, stale::Staleness, stats::Removed, stats::ServiceCounts,
+    sweep::TableSweeper,
 };
 use crate::{
     config::FlowTimeouts,
@@ -125,17 +127,35 @@ impl FlowSweeper {
         })
     }
 
-    /// Ends the UDP flows, and connected UDP sockets, of service ports whose endpoint does not serve any
-    /// more. To be asked after the new endpoints are published; it is done within some
-    /// milliseconds, and once more for what programs were opening meanwhile.
-    pub fn end_stale_udp(&self, stale: StaleUdp) {
-        self.shared.inbox().stale.merge(stale);
-        self.shared.wake.notify_one();
+    /// To be held while endpoints are published: nothing is ended meanwhile for what was asked before. A
+    /// flow to an endpoint that is new is safe from requests that do not know of it yet.
+    pub fn publication(&self) -> Publication<'_> {
+        Publication {
+            inbox: self.shared.inbox(),
+            wake: &self.shared.wake,
+        }
     }
 
     /// As of the latest pass.
     pub fn stats(&self) -> Arc<Stats> {
         self.shared.stats().clone()
+    }
+}
+
+/// Endpoints are being published.
+#[derive(Debug)]
+pub struct Publication<'a> {
+    inbox: MutexGuard<'a, Inbox>,
+    wake: &'a Condvar,
+}
+
+impl Publication<'_> {
+    /// Ends the UDP flows, and connected UDP sockets, of service ports whose endpoint does not serve any
+    /// more, now that the new endpoints are published. It is done within some milliseconds, and once
+    /// more for what programs were opening meanwhile.
+    pub fn end_stale_udp(mut self, stale: StaleUdp) {
+        self.inbox.stale.merge(stale);
+        self.wake.notify_one();
     }
 }
 
@@ -204,6 +224,29 @@ impl Shared {
     fn rest(&self, pause: Duration) {
         let going_on = |inbox: &mut Inbox| !inbox.stop;
         drop(self.wake.wait_timeout_while(self.inbox(), pause, going_on));
+    }
+}
+
+/// A request that is being carried out, unless a newer one knows better.
+struct Newest<'a> {
+    request: &'a StaleUdp,
+    shared: &'a Shared,
+}
+
+impl<'a> Staleness for Newest<'a> {
+    type Hold = MutexGuard<'a, Inbox>;
+
+    fn concerns(&self, service: u32) -> bool {
+        self.request.concerns(service)
+    }
+
+    fn confirm(&self, service: u32, endpoint: SocketAddr) -> Option<Self::Hold> {
+        if !self.request.contains(service, endpoint) {
+            return None;
+        }
+        let inbox = self.shared.inbox();
+        let spared = inbox.stale.concerns(service) && !inbox.stale.contains(service, endpoint);
+        (!spared).then_some(inbox)
     }
 }
 
@@ -283,10 +326,15 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    fn end_stale(&mut self, stale: &StaleUdp) {
-        let flows = self.v4.end_stale(stale) + self.v6.end_stale(stale);
+    fn end_stale(&mut self, request: &StaleUdp) {
+        let shared = self.shared.clone();
+        let stale = Newest {
+            request,
+            shared: &shared,
+        };
+        let flows = self.v4.end_stale(&stale) + self.v6.end_stale(&stale);
         self.removed.stale_udp += flows;
-        let sockets = self.end_stale_sockets(stale);
+        let sockets = self.end_stale_sockets(&stale);
         self.removed.stale_sockets += sockets;
         if flows + sockets != 0 {
             tracing::debug!(
@@ -297,7 +345,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    fn end_stale_sockets(&mut self, stale: &StaleUdp) -> u64 {
+    fn end_stale_sockets(&mut self, stale: &impl Staleness) -> u64 {
         let Some(sockets) = &self.kernel.sockets else {
             return 0;
         };

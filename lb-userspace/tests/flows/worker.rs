@@ -3,7 +3,7 @@
 use std::{
     iter,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -70,7 +70,7 @@ fn stale_flows_are_ended_at_once() {
     let mut ended = 0;
     at_once(|| {
         table.open(&flows[0]).unwrap();
-        sweeper.end_stale_udp(stale.clone());
+        sweeper.publication().end_stale_udp(stale.clone());
         wait(|| !table.has(&flows[0]));
         ended += 1;
     });
@@ -98,10 +98,40 @@ fn a_flow_that_a_program_was_opening_is_ended_too() {
     wait(|| sweeper.stats().passes == 1);
     let mut stale = StaleUdp::default();
     stale.add(flow.service, []);
-    sweeper.end_stale_udp(stale);
+    sweeper.publication().end_stale_udp(stale);
 
     wait(|| sweeper.stats().removed.stale_udp == 1);
     assert!(graces.load(Ordering::SeqCst) > 0 && !table.has(&flow));
+}
+
+#[test]
+fn a_flow_to_an_endpoint_that_has_just_come_is_spared_by_requests_that_do_not_know_it() {
+    let table = Table::new(64);
+    let flow = NewFlow::udp(1);
+    let sweeper = Arc::new(OnceLock::<FlowSweeper>::new());
+    let published = Arc::new(AtomicU32::new(0));
+    let publish = {
+        let (table, sweeper, published) = (table.clone(), sweeper.clone(), published.clone());
+        move || {
+            // Between the first and the second look.
+            if published.fetch_add(1, Ordering::SeqCst) == 0 {
+                let publication = sweeper.get().unwrap().publication();
+                table.open(&flow).unwrap();
+                let mut stale = StaleUdp::default();
+                stale.add(flow.service, [flow.endpoint()]);
+                publication.end_stale_udp(stale);
+            }
+        }
+    };
+    sweeper.set(start(&table, 0, publish)).unwrap();
+    let sweeper = sweeper.get().unwrap();
+    wait(|| sweeper.stats().passes == 1);
+    let mut stale = StaleUdp::default();
+    stale.add(flow.service, []);
+    sweeper.publication().end_stale_udp(stale);
+
+    wait(|| published.load(Ordering::SeqCst) > 0 && sweeper.stats().passes >= 3);
+    assert!(table.has(&flow));
 }
 
 #[test]
