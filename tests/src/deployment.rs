@@ -113,6 +113,9 @@ impl Deployment {
     pub fn remove_oldest(&mut self, ground: &Balanced, count: usize) -> Result<()> {
         self.mark_oldest(ground, count, Condition::Gone)?;
         // UDP flows leave an endpoint soon after the maps have changed, not at the same instant.
+        for replica in &self.replicas[..count] {
+            ground.wait_until_datagrams_leave(&replica.pod)?;
+        }
         thread::sleep(patient(self.grace));
         let old: Vec<_> = self.replicas.drain(..count).collect();
         let mut pods = Vec::new();

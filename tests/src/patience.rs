@@ -31,16 +31,24 @@ pub fn patient(limit: Duration) -> Duration {
 
 /// Probes until the result is as wanted, and panics with the last problem after [`PATIENCE`].
 #[track_caller]
-pub fn eventually<T, E: Display>(mut probe: impl FnMut() -> Result<T, E>) -> T {
+pub fn eventually<T, E: Display>(probe: impl FnMut() -> Result<T, E>) -> T {
+    match try_eventually(probe) {
+        Ok(found) => found,
+        Err(problem) => panic!("still not so after {:?}: {problem:#}", patient(PATIENCE)),
+    }
+}
+
+/// Probes until the result is as wanted.
+///
+/// # Errors
+/// With the last problem, if there still is one after [`PATIENCE`].
+pub fn try_eventually<T, E>(mut probe: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let limit = patient(PATIENCE);
     let start = Instant::now();
     loop {
         match probe() {
-            Ok(found) => return found,
-            Err(problem) if start.elapsed() > limit => {
-                panic!("still not so after {limit:?}: {problem:#}")
-            }
-            Err(_) => thread::sleep(Duration::from_millis(5)),
+            Err(_) if start.elapsed() <= limit => thread::sleep(Duration::from_millis(5)),
+            result => return result,
         }
     }
 }
