@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -51,6 +51,15 @@ async fn a_handler_that_never_answers_is_cut_over_http1_and_http2() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_blocks_its_thread_does_not_block_its_client() {
+    // A blocked thread may be the one that minds the clock, which another takes over once it is woken; in
+    // an agent there is always something that wakes one.
+    let (wake, mut woken) = tokio::sync::mpsc::channel(1);
+    thread::spawn(move || {
+        while wake.blocking_send(()).is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    tokio::spawn(async move { while woken.recv().await.is_some() {} });
     let parts = parts();
     let (release, released) = mpsc::channel::<Infallible>();
     let released = Arc::new(std::sync::Mutex::new(released));
@@ -336,13 +345,23 @@ async fn trickling_in_or_out_buys_no_time() {
 async fn a_client_with_the_server_s_own_deadline_leaves_nothing_behind() {
     steady_clock();
     let parts = parts();
-    let server = parts.serve(never);
-    for _ in 0..20 {
-        let asked = tokio::time::timeout(SHORT, get(server.address(), "/?timeout=300ms"));
-        if let Ok(reply) = asked.await {
+    let heard = Arc::new(AtomicUsize::new(0));
+    let server = parts.serve({
+        let heard = heard.clone();
+        move |request| {
+            heard.fetch_add(1, Ordering::Relaxed);
+            never(request)
+        }
+    });
+    let asked = 20;
+    for _ in 0..asked {
+        let reply = tokio::time::timeout(SHORT, get(server.address(), "/?timeout=300ms"));
+        // Whichever end is first.
+        if let Ok(reply) = reply.await {
             assert_timed_out(&reply);
         }
     }
+    assert_eq!(heard.load(Ordering::Relaxed), asked);
     eventually(|| parts.metric("node_lb_http_requests_past_deadline") == 0.0).await;
     assert!(
         parts

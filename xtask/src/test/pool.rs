@@ -27,6 +27,11 @@ use crate::privilege::Privilege;
 /// A test that has not ended after this is named, once.
 const LONG: Duration = Duration::from_secs(60);
 
+/// A test that has not ended after this never will, and is stopped.
+const ENDLESS: Duration = Duration::from_secs(20 * 60);
+/// What `timeout` says when it has stopped something.
+const STOPPED: i32 = 124;
+
 /// How tests are run.
 #[derive(Clone, Debug)]
 pub struct Pool {
@@ -115,7 +120,10 @@ impl Pool {
             .with_context(|| format!("cannot run {name}"))?;
         let took = start.elapsed();
         let mut output = read(&path)?;
-        if status.code().is_none() {
+        if status.code() == Some(STOPPED) {
+            let limit = ENDLESS.as_secs();
+            output += &format!("\nit had not ended after {limit} s, and was stopped\n");
+        } else if status.code().is_none() {
             output += &format!("\nit was ended by a signal: {status}\n");
         }
         Ok(Outcome {
@@ -138,7 +146,10 @@ impl Pool {
                 command
             }
         };
-        command.args(["--pdeathsig", "KILL"]);
+        const DIE_TOO: [&str; 2] = ["--pdeathsig", "KILL"];
+        command.args(DIE_TOO).args(["timeout", "--foreground"]);
+        command.arg(ENDLESS.as_secs().to_string());
+        command.arg("setpriv").args(DIE_TOO);
         test.add_to(&mut command);
         command
     }

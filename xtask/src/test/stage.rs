@@ -88,7 +88,7 @@ impl Stage {
             }
             Self::Unit => {
                 let tests = session.tests_of(self)?;
-                let outcomes = session.pool(None, processors()).run(tests)?;
+                let outcomes = session.pool(None, per_processor(UNIT_TESTS)).run(tests)?;
                 return Ok(vec![(Part::Stage(self), outcomes.iter().collect())]);
             }
             Self::Doc => {
@@ -109,7 +109,9 @@ impl Stage {
                     session.suites.forget();
                     tests = session.tests_of(self)?;
                 }
-                let outcomes = session.pool(Some(privilege), labs()).run(tests)?;
+                let outcomes = session
+                    .pool(Some(privilege), per_processor(LAB_TESTS))
+                    .run(tests)?;
                 return Ok(by_part(&outcomes));
             }
             Self::Kernels => {
@@ -174,14 +176,14 @@ fn doc_tests(session: &Session) -> Result<u64> {
     Ok(suite::listed(&text).count() as u64)
 }
 
-/// How many tests run beside each other in labs, where they wait more than they compute.
-fn labs() -> NonZeroUsize {
-    processors().saturating_mul(NonZeroUsize::MIN.saturating_add(1))
-}
+/// Tests that run beside each other on a processor: they wait more than they compute.
+const UNIT_TESTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+/// Likewise, in labs.
+const LAB_TESTS: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 
-/// How many tests run beside each other where they need nothing but a processor.
-fn processors() -> NonZeroUsize {
-    thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+fn per_processor(tests: NonZeroUsize) -> NonZeroUsize {
+    let processors = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    processors.saturating_mul(tests)
 }
 
 #[cfg(test)]
