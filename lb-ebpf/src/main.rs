@@ -1,5 +1,4 @@
-#![no_std]
-#![no_main]
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
 //! node-lb's eBPF programs: entry points only.
 
 mod kernel;
@@ -97,3 +96,7 @@ fn panic(_info: &core::panic::PanicInfo) -> ! {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "license")]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+/// For editors, which check this on the host: it has to be a program there.
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}

@@ -17,7 +17,7 @@ pub use self::{
     endpoints::MetricsEndpoints,
     events::EventMetrics,
     http::HttpMetrics,
-    kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceConnections, XdpMode},
+    kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceTraffic, XdpMode},
 };
 use crate::model::IpFamily;
 

@@ -196,8 +196,8 @@ impl Agent {
         Ok(String::from_utf8_lossy(fresh).into_owned())
     }
 
-    /// Asks the agent to end (SIGTERM) and waits; one that takes longer than `deadline` is killed
-    /// and that is an error.
+    /// Asks the agent to end (SIGTERM) and waits; one that takes longer than `deadline` ([`patient`])
+    /// is killed and that is an error.
     pub fn stop(mut self, deadline: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         let start = Instant::now();
@@ -209,7 +209,7 @@ impl Agent {
             {
                 return Ok(status);
             }
-            if start.elapsed() > deadline {
+            if start.elapsed() > patient(deadline) {
                 bail!(
                     "the agent did not end within {deadline:?}; its log:\n{}",
                     self.log()?

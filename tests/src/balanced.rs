@@ -12,11 +12,17 @@ use anyhow::{Context, Result, ensure};
 use node_lb::{
     agent::status::Status,
     plan::{LocalNode, Plan, PlanOptions, plan},
-    source::{Event, dir},
+    source::{Event, Problem, dir},
     store::Store,
 };
+use serde::Deserialize;
 
-use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patient};
+use crate::{
+    Agent, AgentSpec, Family, Host, Lab, MapContents, Node, Readiness, Topology, http_get,
+    lab::LabId,
+    patience::{PATIENCE, try_eventually},
+    patient,
+};
 
 /// The networks of all pods of a lab.
 pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
@@ -24,12 +30,6 @@ pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
 /// How long agents may take to get ready: programming the largest number of Services, on a machine
 /// that others use as well.
 const START_DEADLINE: Duration = Duration::from_secs(60);
-
-/// How long agents may take over a change.
-const CHANGE_DEADLINE: Duration = Duration::from_secs(10);
-
-/// How long after they are ready agents may take to serve metrics.
-const METRICS_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A lab with an agent on each node.
 #[derive(Debug)]
@@ -39,6 +39,20 @@ pub struct Balanced {
     pub lab: Lab,
     source: AgentSource,
     arguments: Vec<String>,
+}
+
+/// A line of `node-lb flows`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowLine {
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub endpoint: SocketAddr,
+    /// The node's own address and port that the endpoint sees.
+    pub source_nat: Option<SocketAddr>,
+    pub stage: String,
 }
 
 /// Where a lab's agents have their objects from.
@@ -114,30 +128,44 @@ impl Balanced {
     /// Asks all agents to end, and checks that they do so in good order.
     pub fn stop_agents(&mut self) -> Result<()> {
         for agent in mem::take(&mut self.agents) {
-            let status = agent.stop(Duration::from_secs(5))?;
+            let status = agent.stop(PATIENCE)?;
             ensure!(status.success(), "an agent ended with {status}");
         }
         Ok(())
     }
 
-    /// Makes a change to manifests and waits until every running agent has it in the maps.
+    /// Makes a change to manifests and waits until every running agent has it in the maps: each has written
+    /// something, and all that the planner wants by the default settings is there.
+    ///
+    /// What a broken manifest means is not for the planner to say: as long as there is one, this is
+    /// [`Balanced::change_something`].
     pub fn change(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
-        let before = self.syncs()?;
-        change()?;
-        let start = Instant::now();
-        while self
-            .syncs()?
-            .iter()
-            .zip(&before)
-            .any(|(now, before)| now == before)
-        {
-            ensure!(
-                start.elapsed() < patient(CHANGE_DEADLINE),
-                "not every agent has a change in its maps after {CHANGE_DEADLINE:?}"
-            );
-            thread::sleep(Duration::from_millis(5));
+        self.change_something(change)?;
+        for agent in &self.agents {
+            let node = agent.node();
+            let is_written = || {
+                let (plans, problems) = self.plans_and_problems(node)?;
+                match problems.is_empty() {
+                    true => MapContents::open(&self.map_dir(node.index.into())?)?.check_for(&plans),
+                    false => Ok(()),
+                }
+            };
+            try_eventually(is_written)
+                .with_context(|| format!("the maps of {} lack a change", node.name()))?;
         }
         Ok(())
+    }
+
+    /// Makes a change and waits until every running agent has written something.
+    pub fn change_something(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        let before = self.syncs()?;
+        change()?;
+        try_eventually(|| {
+            let mut syncs = before.iter().zip(self.syncs()?);
+            let all = syncs.all(|(before, now)| now > *before);
+            ensure!(all, "not every agent has written something since a change");
+            Ok(())
+        })
     }
 
     /// The value of a metric of the agent on node number `index`: of one `name{labels}`, or summed
@@ -153,6 +181,32 @@ impl Balanced {
         let socket = socket(node).display().to_string();
         let text = node.run(&format!("{program} status -o json --socket {socket}"))?;
         serde_json::from_str(&text).context("this is not a status")
+    }
+
+    /// What `node-lb flows` shows on node number `index`, whether or not its agent runs.
+    pub fn flows(&self, index: usize) -> Result<Vec<FlowLine>> {
+        let node = self.lab.node(index);
+        let program = node_lb()?.display().to_string();
+        let root = node.pin_root.display();
+        let text = node.run(&format!("{program} flows -o json --bpf-root {root}"))?;
+        serde_json::from_str(&text).context("these are not flows")
+    }
+
+    /// Waits until no UDP flow leads to `host` any more on nodes with running agents.
+    pub fn wait_until_datagrams_leave(&self, host: &Host) -> Result<()> {
+        let have_left = || {
+            self.agents.iter().try_for_each(|agent| {
+                let flows = self.flows(agent.node().index.into())?;
+                let leads_there = |flow: &&FlowLine| {
+                    let ip = flow.endpoint.ip();
+                    flow.protocol == "UDP" && ip == host.ip(Family::of(ip))
+                };
+                let left = flows.iter().find(leads_there);
+                ensure!(left.is_none(), "{} has {left:?}", agent.node().name());
+                Ok(())
+            })
+        };
+        try_eventually(have_left)
     }
 
     /// Where the agent on node number `index` pins its maps.
@@ -171,9 +225,13 @@ impl Balanced {
     /// # Errors
     /// If they cannot be read, or one is broken.
     pub fn plans(&self, index: usize) -> Result<Vec<Plan>> {
-        let node = self.lab.node(index);
-        let (objects, problems) = dir::load(node.manifests())?;
+        let (plans, problems) = self.plans_and_problems(self.lab.node(index))?;
         ensure!(problems.is_empty(), "{problems:?}");
+        Ok(plans)
+    }
+
+    fn plans_and_problems(&self, node: &Node) -> Result<(Vec<Plan>, Vec<Problem>)> {
+        let (objects, problems) = dir::load(node.manifests())?;
         let mut store = Store::new(node.name());
         store.apply(objects.into_iter().map(Event::Apply));
         let local = store.node().context("no Node object")?;
@@ -182,7 +240,7 @@ impl Balanced {
             let slices: Vec<_> = store.slices(&service.name).collect();
             plan(service, &slices, &local).ports
         });
-        Ok(plans.collect())
+        Ok((plans.collect(), problems))
     }
 
     /// Leaves lab and agents on the machine until `lab down` removes them.
@@ -201,7 +259,7 @@ impl Balanced {
                 .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
                 .collect();
             // An agent that has just got ready opens the port for metrics last.
-            if syncs.is_ok() || start.elapsed() > patient(METRICS_DEADLINE) {
+            if syncs.is_ok() || start.elapsed() > patient(PATIENCE) {
                 return syncs;
             }
             thread::sleep(Duration::from_millis(5));
@@ -257,8 +315,19 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
         address: SocketAddr::from(([127, 0, 0, 1], 10256)),
         path: "/healthz".to_owned(),
     };
-    let arguments = own.iter().chain(arguments).map(ToString::to_string);
+    let arguments = own.iter().chain(small_tables(arguments)).chain(arguments);
+    let arguments = arguments.map(ToString::to_string);
     Ok(AgentSpec::new(node_lb()?, arguments, ready).deadline(START_DEADLINE))
+}
+
+/// An agent that is not optimized takes half a second of CPU time to go through flow tables of the usual
+/// size, and a machine runs a dozen.
+fn small_tables(arguments: &[&str]) -> &'static [&'static str] {
+    let own_size = |argument: &&str| argument.starts_with("--flow-table-size");
+    match cfg!(debug_assertions) && !arguments.iter().any(own_size) {
+        true => &["--flow-table-size=16384"],
+        false => &[],
+    }
 }
 
 /// Where the agent on a node listens for commands.

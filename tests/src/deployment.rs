@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::lab::Pod;
 use crate::traffic::RunningServer;
-use crate::{Balanced, Endpoint, Grace, Serve};
+use crate::{Balanced, Endpoint, Grace, Serve, patient};
 
 /// Port names and numbers that every pod serves, and every slice has: HTTP, lines over TCP, UDP.
 pub const HTTP: (&str, u16) = ("http", 8080);
@@ -105,7 +105,7 @@ impl Deployment {
     /// Ends the `count` oldest pods: terminating but serving, then not serving, then gone.
     pub fn retire(&mut self, ground: &Balanced, count: usize) -> Result<()> {
         self.mark_oldest(ground, count, Condition::Terminating)?;
-        thread::sleep(self.grace);
+        thread::sleep(patient(self.grace));
         self.remove_oldest(ground, count)
     }
 
@@ -113,7 +113,10 @@ impl Deployment {
     pub fn remove_oldest(&mut self, ground: &Balanced, count: usize) -> Result<()> {
         self.mark_oldest(ground, count, Condition::Gone)?;
         // UDP flows leave an endpoint soon after the maps have changed, not at the same instant.
-        thread::sleep(self.grace);
+        for replica in &self.replicas[..count] {
+            ground.wait_until_datagrams_leave(&replica.pod)?;
+        }
+        thread::sleep(patient(self.grace));
         let old: Vec<_> = self.replicas.drain(..count).collect();
         let mut pods = Vec::new();
         for Replica { pod, server, .. } in old {

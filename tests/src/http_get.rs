@@ -22,7 +22,7 @@ pub struct HttpAnswer {
 /// Asks `address` for `path` from `host`, on a connection of its own.
 ///
 /// # Errors
-/// If nobody answers within two seconds, or not with HTTP/1.1.
+/// If nobody answers within ten seconds ([`patient`]), or not with HTTP/1.1.
 pub fn get(host: impl AsRef<Host>, address: SocketAddr, path: &str) -> Result<HttpAnswer> {
     let host = host.as_ref();
     let text = host.netns().run(|| exchange(address, path))?;
@@ -31,7 +31,7 @@ pub fn get(host: impl AsRef<Host>, address: SocketAddr, path: &str) -> Result<Ht
         .with_context(|| format!("{host}: GET http://{address}{path}"))
 }
 
-const DEADLINE: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(10);
 
 fn exchange(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, patient(DEADLINE))?;

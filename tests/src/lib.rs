@@ -38,5 +38,5 @@ pub use http_get::HttpAnswer;
 pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use map_contents::MapContents;
-pub use patience::patient;
+pub use patience::{PATIENCE, SILENCE, eventually, patient};
 pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};

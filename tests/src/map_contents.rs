@@ -57,13 +57,7 @@ impl MapContents {
     /// If anything differs: says what.
     pub fn check<'a>(&self, plans: impl IntoIterator<Item = &'a Plan> + Clone) -> Result<()> {
         let (found, wanted) = (self.frontends()?, planned(plans.clone()));
-        for (frontend, endpoints) in &wanted {
-            let found = found.get(frontend);
-            ensure!(
-                found == Some(endpoints),
-                "{frontend:?} leads to {found:?} and not to {endpoints:?}"
-            );
-        }
+        has_all(&found, &wanted)?;
         let surplus = found.keys().find(|frontend| !wanted.contains_key(frontend));
         ensure!(surplus.is_none(), "no plan has the frontend {surplus:?}");
         let (found, wanted) = (self.published().count(), plans.into_iter().count());
@@ -72,6 +66,14 @@ impl MapContents {
             "{found} services are published, {wanted} are planned"
         );
         Ok(())
+    }
+
+    /// Compares what these plans want with what is there; more may be.
+    ///
+    /// # Errors
+    /// If something is missing, or differs: says what.
+    pub fn check_for<'a>(&self, plans: impl IntoIterator<Item = &'a Plan>) -> Result<()> {
+        has_all(&self.frontends()?, &planned(plans))
     }
 
     /// Follows every frontend to its endpoints.
@@ -145,6 +147,17 @@ impl MapContents {
             })
             .collect())
     }
+}
+
+fn has_all(found: &Frontends, wanted: &Frontends) -> Result<()> {
+    for (frontend, endpoints) in wanted {
+        let found = found.get(frontend);
+        ensure!(
+            found == Some(endpoints),
+            "{frontend:?} leads to {found:?} and not to {endpoints:?}"
+        );
+    }
+    Ok(())
 }
 
 /// Where every frontend leads if these plans are in force.

@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lb_tests::{Agent, AgentSpec, Endpoint, Lab, Node, Readiness, Serve, Topology};
+use lb_tests::{Agent, AgentSpec, Endpoint, Lab, Node, PATIENCE, Readiness, Serve, Topology};
 
 fn two_nodes() -> Result<Lab> {
     Lab::up(Topology {
@@ -36,7 +36,7 @@ fn an_agent_runs_on_its_node_until_it_is_stopped() -> Result<()> {
     // A new start has its own part of the log.
     let agent = Agent::start(node, spec())?;
     assert_eq!(agent.log()?.matches("serving").count(), 1);
-    let status = agent.stop(Duration::from_secs(5))?;
+    let status = agent.stop(PATIENCE)?;
     assert!(!status.success(), "sleep does not handle SIGTERM: {status}");
     lab.down()
 }
@@ -60,7 +60,7 @@ fn readiness_is_asked_over_http_inside_the_node() -> Result<()> {
     let _elsewhere = Serve::new("other").http(10256).start(lab.node(2))?;
     assert!(Agent::start(node, spec.clone()).is_err());
     let _here = Serve::new("agent").http(10256).start(node)?;
-    Agent::start(node, spec)?.kill()?;
+    Agent::start(node, spec.deadline(PATIENCE))?.kill()?;
     lab.down()
 }
 
@@ -69,7 +69,8 @@ fn an_agent_that_ends_early_is_reported_with_its_log() -> Result<()> {
     let lab = two_nodes()?;
     let ready = Readiness::Log("never".to_owned());
     let spec = AgentSpec::new("sh", ["-c", "echo no privileges >&2; exit 3"], ready);
-    let start = Instant::now();
+    // Nobody would wait for that.
+    let spec = spec.deadline(Duration::from_secs(3600));
     let failure = format!(
         "{:#}",
         Agent::start(lab.node(1), spec).map(drop).unwrap_err()
@@ -78,7 +79,6 @@ fn an_agent_that_ends_early_is_reported_with_its_log() -> Result<()> {
         failure.contains("exit status: 3") && failure.contains("no privileges"),
         "{failure}"
     );
-    assert!(start.elapsed() < Duration::from_secs(5));
     lab.down()
 }
 

@@ -6,11 +6,10 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lb_tests::lab::{LabId, lab_tool};
-use lb_tests::{Family, Lab, Request, Serve, Topology};
+use lb_tests::{Family, Lab, Request, Serve, Topology, eventually};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -183,7 +182,10 @@ fn leftovers_of_a_lab_killed_with_its_guard_go_at_the_next_start() -> Result<()>
     let guard = guard_of(&id)?;
     kill(guard, Signal::SIGKILL)?;
     end(owner, Signal::SIGKILL)?;
-    thread::sleep(Duration::from_millis(50));
+    eventually(|| {
+        ensure!(guard_of(&id).is_err(), "the guard is there still");
+        Ok(())
+    });
     // Another test of this run may be at its start just now and sweep.
     Lab::up(Topology {
         nodes: 1,
@@ -259,15 +261,11 @@ fn guard_of(id: &LabId) -> Result<Pid> {
 }
 
 fn wait_until_gone(id: &LabId) -> Result<()> {
-    let start = Instant::now();
-    while !kinds_left_of(id)?.is_empty() {
-        ensure!(
-            start.elapsed() < Duration::from_secs(5),
-            "left: {:?}",
-            kinds_left_of(id)?
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+    eventually(|| {
+        let left = kinds_left_of(id)?;
+        ensure!(left.is_empty(), "left: {left:?}");
+        Ok(())
+    });
     Ok(())
 }
 

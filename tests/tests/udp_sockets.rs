@@ -8,9 +8,9 @@ mod namespace;
 mod root;
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     io::{self, ErrorKind},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     os::fd::AsRawFd,
     thread,
     time::Duration,
@@ -23,11 +23,17 @@ use lb_common::{
 use namespace::Namespace;
 use node_lb::{
     datapath::bpf::BatchMap,
-    flows::{StaleUdp, UdpSockets, sockets::end},
+    flows::{
+        StaleUdp, UdpSockets,
+        sockets::{self, SocketError, Translated},
+    },
 };
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+/// Whose sockets are to be ended.
+const SERVICE: u32 = 7;
 
 #[test]
 fn the_process_is_told_and_may_connect_again() {
@@ -120,7 +126,6 @@ fn sockets_of_other_namespaces_are_out_of_reach() {
 
 #[test]
 fn the_map_says_which_sockets_have_a_stale_endpoint() {
-    const SERVICE: u32 = 7;
     const OTHER: u32 = 8;
     let root = root::Root::new();
     let pins = root.pins();
@@ -179,8 +184,15 @@ fn connected(address: IpAddr, server: &UdpSocket) -> UdpSocket {
     client
 }
 
-fn targets(client: &UdpSocket, server: &UdpSocket) -> HashSet<(u64, SocketAddr)> {
-    HashSet::from([(cookie(client), server.local_addr().unwrap())])
+fn targets(client: &UdpSocket, server: &UdpSocket) -> HashMap<Translated, u32> {
+    HashMap::from([((cookie(client), server.local_addr().unwrap()), SERVICE)])
+}
+
+/// Ends the targets; no endpoint of their service serves.
+fn end(targets: &HashMap<Translated, u32>) -> Result<u64, SocketError> {
+    let mut stale = StaleUdp::default();
+    stale.add(SERVICE, []);
+    sockets::end(targets, &stale)
 }
 
 fn cookie(socket: &UdpSocket) -> u64 {

@@ -1,6 +1,6 @@
 //! `cargo xtask build`.
 
-use std::{env, path::PathBuf};
+use std::{env, fs, path::PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use xtask::ebpf;
@@ -36,7 +36,7 @@ impl Kind {
 
 /// Sets up, builds, and returns where the agent is.
 pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
-    setup::run(workspace, setup::Need::Toolchain)?;
+    setup::run(workspace, &[])?;
     // The agent's build script would do it too, but silently.
     if env::var_os(ebpf::OBJECT_VARIABLE).is_none() {
         ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
@@ -63,27 +63,20 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
 
 /// Builds the agent with the C library inside, and returns where it is.
 fn build_static(workspace: &Workspace, profile: &str, flags: &[&str]) -> Result<PathBuf> {
-    // Naming the target keeps the flag away from build scripts and procedural macros.
-    let target = host_target(workspace)?;
-    let arguments = ["build", "--package", "node-lb", "--target", &target];
-    let mut rust_flags = env::var("RUSTFLAGS").unwrap_or_default();
-    rust_flags += " -Ctarget-feature=+crt-static";
-    crate::cargo::run(
-        workspace
-            .cargo(arguments.iter().chain(flags))
-            .env("RUSTFLAGS", rust_flags.trim_start()),
-    )?;
-    Ok(workspace.target.join(target).join(profile).join("node-lb"))
-}
-
-/// The target triple cargo builds for by default.
-fn host_target(workspace: &Workspace) -> Result<String> {
-    let output = workspace
-        .cargo(["-vV"])
-        .output()
-        .context("cannot ask cargo for its version")?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned)
-        .context("`cargo -vV` does not say its host")
+    // How the C library is linked is decided where the program is: all else is shared with other builds.
+    let arguments = ["rustc", "--package", "node-lb", "--bin", "node-lb"];
+    let link = ["--", "-Ctarget-feature=+crt-static"];
+    workspace.run_cargo([&arguments, flags, &link].concat())?;
+    // The next build of the workspace puts another agent into that place.
+    let built = workspace.target.join(profile).join("node-lb");
+    let agent = workspace
+        .target
+        .join("static")
+        .join(profile)
+        .join("node-lb");
+    let directory = agent.parent().context("the agent is in no directory")?;
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::copy(&built, &agent))
+        .with_context(|| format!("cannot copy {} to {}", built.display(), agent.display()))?;
+    Ok(agent)
 }

@@ -4,6 +4,7 @@ mod build;
 mod cargo;
 mod cluster;
 mod image;
+mod mutants;
 mod privilege;
 mod program;
 mod setup;
@@ -25,6 +26,12 @@ Commands:
   image [--output FILE]        the container image as an archive, made without a container engine
   test [STAGE...]              everything CI checks, or some of: fmt clippy unit doc fuzz kernel
                                kernels
+       [--only NAME]           only tests that have this in PROGRAM::MODULE::FUNCTION
+       [--skip PART]           without a stage, control-plane, kernel:6.1 or kernel:6.12
+       [--jobs N]              so many tests beside each other
+       [--update-counts]       count the tests for xtask/test-counts.json instead
+  mutants [ARG...]             break lb-common and the planner in one place after another, and see
+                               whether tests notice; arguments are cargo-mutants'
   cluster up|down|status       a real Kubernetes cluster on this machine, node-lb deployed on it
   e2e [--focus RE]             Kubernetes' own end-to-end tests on that cluster";
 
@@ -49,7 +56,7 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     match command {
         "setup" => {
             no_arguments(command, rest)?;
-            let tools = setup::run(&workspace, setup::Need::Everything)?;
+            let tools = setup::run(&workspace, &setup::Need::TESTS)?;
             println!("Set-up is complete: eBPF is built with {tools}.");
         }
         "build" => {
@@ -57,7 +64,8 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
             println!("{}", agent.display());
         }
         "image" => image::run(&workspace, &image::Output::parse(rest, &workspace)?)?,
-        "test" => return test::run(&workspace, &test::Stage::parse(rest)?),
+        "test" => return test::run(&workspace, &test::Options::parse(rest)?),
+        "mutants" => return mutants::run(&workspace, rest),
         "cluster" => return cluster::run(&workspace, &cluster::Action::parse(rest)?),
         "e2e" => return cluster::e2e(&workspace, rest),
         "help" | "--help" | "-h" => println!("{}", usage(&workspace)),

@@ -4,7 +4,11 @@ use std::{os::unix::process::CommandExt, process::ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::{cargo::Workspace, privilege::Privilege, setup};
+use crate::{
+    cargo::Workspace,
+    privilege::Privilege,
+    setup::{self, Need},
+};
 
 /// A program that needs root and a set-up machine.
 pub struct Program {
@@ -61,11 +65,11 @@ pub fn run(workspace: &Workspace, name: &str, arguments: &[String]) -> Result<Ex
             .iter()
             .any(|wanted| argument.contains(wanted))
     });
-    let need = match has_control_plane {
-        true => setup::Need::ControlPlane,
-        false => setup::Need::Lab,
+    let needs: &[_] = match has_control_plane {
+        true => &[Need::Lab, Need::ControlPlane],
+        false => &[Need::Lab],
     };
-    setup::run(workspace, need)?;
+    setup::run(workspace, needs)?;
     let (profile, flags) = match program.release {
         true => ("release", &["build", "--release"][..]),
         false => ("debug", &["build"][..]),

@@ -1,5 +1,4 @@
-#![no_std]
-#![no_main]
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
 //! The programs around node-lb's in the benchmark; nothing of this is in the agent.
 //!
 //! `BPF_PROG_TEST_RUN` hands every repeat the packet that the previous one left behind. A harness
@@ -200,3 +199,7 @@ fn panic(_info: &core::panic::PanicInfo) -> ! {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "license")]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+/// For editors, which check this on the host: it has to be a program there.
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}

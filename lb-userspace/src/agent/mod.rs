@@ -33,7 +33,7 @@ use self::{
     sync::Syncer,
 };
 use crate::{
-    config::{Config, SocketLb},
+    config::{Config, SocketLb, snat_ports},
     conntrack,
     datapath::{
         devices::{Event as DeviceEvent, Watcher},
@@ -83,6 +83,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             "the BPF file system was not mounted and now is; in a container, mount the host's, or \
              nothing outlives the container"
         );
+    }
+    let ports = config.datapath.snat_ports;
+    if let Some(problem) = snat_ports::problem(ports, config.datapath.node_ports) {
+        tracing::warn!("source NAT: {problem}");
     }
     let watcher = Watcher::start().await?;
     let kernel = Kernel::start(&config)?;
@@ -396,9 +400,12 @@ impl Agent {
         services: impl IntoIterator<Item = crate::model::ObjectName>,
         since: Instant,
     ) {
-        let stale = self.syncer.sync(&self.store, &self.node, services);
-        if let (Some(sweeper), false) = (&self.sweeper, stale.is_empty()) {
-            sweeper.end_stale_udp(stale);
+        {
+            let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
+            let stale = self.syncer.sync(&self.store, &self.node, services);
+            if let (Some(publication), false) = (publication, stale.is_empty()) {
+                publication.end_stale_udp(stale);
+            }
         }
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {

@@ -21,6 +21,12 @@ impl Agent {
             services: self.syncer.services(),
             service_ports: self.syncer.programmer().len(),
             not_programmed: self.syncer.not_programmed().collect(),
+            pressed: self
+                .syncer
+                .traffic()
+                .iter()
+                .filter_map(status::Pressed::of)
+                .collect(),
             devices: devices.map(Into::into).collect(),
             source_problems: self.source_problems(),
             health_checks: status::HealthChecks {
@@ -54,7 +60,7 @@ impl Agent {
         let devices = self.attachments.devices().values();
         Sample {
             packets: Vec::new(),
-            services: self.syncer.connections(),
+            services: self.syncer.traffic(),
             devices: devices.filter_map(attachments::Attached::mode).collect(),
             flows: flows
                 .as_ref()

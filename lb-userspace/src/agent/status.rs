@@ -2,11 +2,14 @@
 
 use std::time::SystemTime;
 
+use lb_common::pipeline::WITHOUT_RING;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     datapath::{XdpMode, devices::Role},
     flows::Stats,
+    metrics::ServiceTraffic,
+    plan::ServicePortName,
 };
 
 /// What the agent is doing, and what it cannot do.
@@ -25,6 +28,8 @@ pub struct Status {
     pub services: usize,
     pub service_ports: usize,
     pub not_programmed: Vec<NotProgrammed>,
+    /// Service ports under attack, or so it seems.
+    pub pressed: Vec<Pressed>,
     pub devices: Vec<Device>,
     /// What the source has that cannot be used.
     pub source_problems: Vec<String>,
@@ -41,6 +46,36 @@ pub struct NotProgrammed {
     pub protocol: String,
     pub family: String,
     pub reason: String,
+}
+
+/// A service port with more half-open flows than one has that is not attacked: each new one ends the
+/// oldest once its ring is full.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pressed {
+    pub service_port: String,
+    pub protocol: String,
+    pub half_open: u64,
+    /// How many have given way so far.
+    pub gave_way: u64,
+}
+
+impl Pressed {
+    /// Of what has come to a service port, if that is too much.
+    pub fn of(traffic: &ServiceTraffic) -> Option<Self> {
+        let pressed = traffic.half_open >= u64::from(WITHOUT_RING);
+        pressed.then(|| Self {
+            service_port: ServicePortName {
+                service: traffic.service.clone(),
+                port: traffic.port.clone(),
+                protocol: traffic.protocol,
+            }
+            .to_string(),
+            protocol: traffic.protocol.to_string(),
+            half_open: traffic.half_open,
+            gave_way: traffic.gave_way,
+        })
+    }
 }
 
 /// A device that programs are attached to.

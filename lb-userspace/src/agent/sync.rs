@@ -10,7 +10,7 @@ use super::{catalog::Catalog, status};
 use crate::{
     flows::{StaleUdp, stale},
     health::service::ServiceHealth,
-    metrics::{Metrics, ServiceConnections, set_to_now},
+    metrics::{Metrics, ServiceTraffic, set_to_now},
     model::{IpFamily, ObjectName, TrafficPolicy},
     plan::{self, LocalNode, Plan, ServicePlan, ServicePortName},
     program::{Key, NotProgrammed, Programmer},
@@ -142,22 +142,24 @@ impl Syncer {
         Some(SystemTime::now() - self.last_sync?.elapsed())
     }
 
-    /// Connections to every service port, both families together.
-    pub fn connections(&self) -> Vec<ServiceConnections> {
-        let mut connections: BTreeMap<&ServicePortName, u64> = BTreeMap::new();
+    /// What has come to every service port, both families together.
+    pub fn traffic(&self) -> Vec<ServiceTraffic> {
+        let mut traffic: BTreeMap<&ServicePortName, ServiceTraffic> = BTreeMap::new();
         for (key, id) in self.programmer.ids() {
             let stats = self.programmer.stats(id);
-            *connections.entry(&key.name).or_default() += stats.connections;
+            let sum = traffic.entry(&key.name).or_insert_with(|| ServiceTraffic {
+                service: key.name.service.clone(),
+                port: key.name.port.clone(),
+                protocol: key.name.protocol,
+                connections: 0,
+                half_open: 0,
+                gave_way: 0,
+            });
+            sum.connections += stats.connections;
+            sum.half_open += u64::try_from(stats.half_open).unwrap_or(0);
+            sum.gave_way += u64::from(stats.gave_way);
         }
-        connections
-            .into_iter()
-            .map(|(name, connections)| ServiceConnections {
-                service: name.service.clone(),
-                port: name.port.clone(),
-                protocol: name.protocol,
-                connections,
-            })
-            .collect()
+        traffic.into_values().collect()
     }
 
     /// Updates what is counted over all Services.

@@ -6,7 +6,7 @@ use lb_common::abi;
 
 use super::Finding;
 use crate::{
-    config::Config,
+    config::{Config, snat_ports},
     datapath::{OBJECT, Pins, Settings, TcFlavor, hooks, load, preflight},
 };
 
@@ -22,7 +22,7 @@ pub fn check(config: &Config) -> Vec<Finding> {
         capabilities(),
         jit(&fs::read_to_string(JIT)),
         tc(),
-        snat_ports(config),
+        ports(config),
     ]
 }
 
@@ -79,25 +79,18 @@ fn tc() -> Finding {
     Finding::ok(CHECK, found)
 }
 
-/// Source NAT with ports that the node's own sockets use as well confuses both.
-fn snat_ports(config: &Config) -> Finding {
+/// Source NAT with ports that others use as well confuses both.
+fn ports(config: &Config) -> Finding {
     const CHECK: &str = "SNAT ports";
-    const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
     let ours = config.datapath.snat_ports;
-    let text = fs::read_to_string(RANGE).unwrap_or_default();
-    match port_range(&text) {
-        Some((first, last)) if ours.first <= last && first <= ours.last => Finding::warning(
+    match snat_ports::problem(ours, config.datapath.node_ports) {
+        Some(problem) => Finding::warning(
             CHECK,
-            format!("{ours} are also the node's own ({first}-{last})"),
-            format!("set --snat-ports, or {RANGE}, so that they do not overlap"),
+            problem,
+            format!("set --snat-ports, or {}", snat_ports::EPHEMERAL),
         ),
-        _ => Finding::ok(CHECK, ours.to_string()),
+        None => Finding::ok(CHECK, ours.to_string()),
     }
-}
-
-fn port_range(text: &str) -> Option<(u16, u16)> {
-    let (first, last) = text.trim().split_once(char::is_whitespace)?;
-    Some((first.parse().ok()?, last.trim().parse().ok()?))
 }
 
 /// Has the kernel verify all programs, around small maps of their own beside `bpf_root`.
@@ -158,11 +151,5 @@ mod tests {
         assert_eq!(level(Ok("0\n")), Level::Warning);
         assert_eq!(level(Ok("1\n")), Level::Ok);
         assert_eq!(level(Err(io::ErrorKind::NotFound.into())), Level::Ok);
-    }
-
-    #[test]
-    fn port_ranges_are_read_as_the_kernel_writes_them() {
-        assert_eq!(port_range("32768\t60999\n"), Some((32768, 60999)));
-        assert_eq!(port_range(""), None);
     }
 }

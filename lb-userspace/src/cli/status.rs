@@ -84,6 +84,14 @@ fn render(status: &Status) -> String {
         )
     });
     lines.extend(list("Not programmed", not_programmed));
+    let pressed = status.pressed.iter().map(|port| {
+        let (half_open, gave_way) = (port.half_open, port.gave_way);
+        format!(
+            "{} {}: {half_open} half-open flows, {gave_way} gave way",
+            port.service_port, port.protocol
+        )
+    });
+    lines.extend(list("Under pressure", pressed));
     lines.extend(status.devices.iter().map(|device| {
         let reason = device.reason.iter();
         let reason: String = reason.map(|reason| format!(" ({reason})")).collect();

@@ -66,6 +66,7 @@ impl Config {
             "cgroup-path": datapath.cgroup_path,
             "bpf-root": datapath.bpf_root,
             "snat-ports": datapath.snat_ports.to_string(),
+            "service-node-port-range": datapath.node_ports.to_string(),
             "netfilter": value_name(&datapath.netfilter),
             "handover": value_name(&datapath.handover),
             "flow-table-size": datapath.flow_table_size,

@@ -207,9 +207,14 @@ pub struct Flags {
     #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/node-lb")]
     pub bpf_root: PathBuf,
 
-    /// Source ports for source NAT; keep them off the node's ephemeral and node ports
-    #[arg(long, value_name = "FIRST-LAST", default_value = "10000-29999")]
-    pub snat_ports: PortRange,
+    /// Source ports for source NAT; by default the largest range from 1024 on that has neither ports of the
+    /// node's own connections (net.ipv4.ip_local_port_range) nor NodePorts
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub snat_ports: Option<PortRange>,
+
+    /// The API server's setting of the same name: the range that NodePorts come from
+    #[arg(long, value_name = "FIRST-LAST", default_value = "30000-32767")]
+    pub service_node_port_range: PortRange,
 
     /// Whether forwarded traffic passes the host's netfilter rules
     #[arg(long, value_name = "MODE", value_enum, default_value = "bypass")]

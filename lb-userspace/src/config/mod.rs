@@ -26,6 +26,7 @@ use crate::{
 mod configz;
 pub mod file;
 mod flags;
+pub mod snat_ports;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -159,6 +160,8 @@ pub struct DatapathConfig {
     pub bpf_root: PathBuf,
     /// Source ports for source NAT.
     pub snat_ports: PortRange,
+    /// What NodePorts come from.
+    pub node_ports: PortRange,
     pub netfilter: NetfilterMode,
     pub handover: Handover,
     /// Flows.
@@ -215,7 +218,11 @@ impl TryFrom<Flags> for Config {
                 socket_lb: flags.socket_lb,
                 cgroup_path: flags.cgroup_path,
                 bpf_root: flags.bpf_root,
-                snat_ports: flags.snat_ports,
+                snat_ports: flags.snat_ports.unwrap_or_else(|| {
+                    let own = snat_ports::ephemeral().into_iter();
+                    snat_ports::free_beside(own.chain([flags.service_node_port_range]))
+                }),
+                node_ports: flags.service_node_port_range,
                 netfilter: flags.netfilter,
                 handover: flags.handover,
                 flow_table_size: flags.flow_table_size,

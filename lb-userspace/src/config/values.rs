@@ -56,6 +56,13 @@ pub struct PortRange {
     pub last: u16,
 }
 
+impl PortRange {
+    /// How many ports.
+    pub fn len(self) -> u32 {
+        u32::from(self.last) - u32::from(self.first) + 1
+    }
+}
+
 impl FromStr for PortRange {
     type Err = String;
 

@@ -3,7 +3,7 @@
 //! Such a socket was translated when it connected, so it would send to the endpoint for ever. It is
 //! ended: its process is told, connects again, and gets an endpoint that serves.
 
-use std::{collections::HashSet, io, net::SocketAddr};
+use std::{collections::HashMap, io, net::SocketAddr};
 
 use lb_common::{
     abi::{Socket, SocketKey},
@@ -11,7 +11,7 @@ use lb_common::{
 };
 use thiserror::Error;
 
-use super::{diag::SocketDiag, stale::StaleUdp};
+use super::{diag::SocketDiag, stale::Staleness};
 use crate::datapath::bpf::{BatchError, BatchMap};
 
 /// A socket and the endpoint it was translated to. The same socket may have gone on to another one.
@@ -51,25 +51,26 @@ impl UdpSockets {
     /// # Errors
     ///
     /// If the sockets cannot be listed or ended.
-    pub fn end_stale(&self, stale: &StaleUdp) -> Result<u64, SocketError> {
-        let mut targets = HashSet::new();
+    pub fn end_stale(&self, stale: &impl Staleness) -> Result<u64, SocketError> {
+        let mut targets = HashMap::new();
         for (key, socket) in self.translated.entries()? {
             let endpoint = SocketAddr::new(key.address.into(), key.port);
             let udp = key.protocol == u16::from(UDP);
-            if udp && stale.contains(socket.service, endpoint) {
-                targets.insert((key.cookie, endpoint));
+            if udp && stale.confirm(socket.service, endpoint).is_some() {
+                targets.insert((key.cookie, endpoint), socket.service);
             }
         }
-        end(&targets)
+        end(&targets, stale)
     }
 }
 
-/// Ends those UDP sockets of this network namespace that are still connected as said; returns how many.
+/// Ends those UDP sockets of this network namespace, each of a service port, that are still connected as
+/// said and stale; returns how many.
 ///
 /// # Errors
 ///
 /// If the sockets cannot be listed, or one cannot be ended.
-pub fn end(targets: &HashSet<Translated>) -> Result<u64, SocketError> {
+pub fn end(targets: &HashMap<Translated, u32>, stale: &impl Staleness) -> Result<u64, SocketError> {
     if targets.is_empty() {
         return Ok(0);
     }
@@ -79,9 +80,12 @@ pub fn end(targets: &HashSet<Translated>) -> Result<u64, SocketError> {
         .map_err(|source| refused("list", source))?;
     let mut ended = 0;
     for socket in sockets {
-        if !targets.contains(&(socket.cookie, socket.peer)) {
+        let Some(service) = targets.get(&(socket.cookie, socket.peer)) else {
             continue;
-        }
+        };
+        let Some(_hold) = stale.confirm(*service, socket.peer) else {
+            continue;
+        };
         match diag.destroy(socket) {
             Ok(()) => ended += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

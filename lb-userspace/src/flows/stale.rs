@@ -49,6 +49,30 @@ impl StaleUdp {
     }
 }
 
+/// Says what is stale, at the moment when it is ended.
+pub trait Staleness {
+    /// As long as this lives, what was confirmed stays true.
+    type Hold;
+
+    /// Whether flows of a service port may be stale.
+    fn concerns(&self, service: u32) -> bool;
+
+    /// Whether a flow of `service` to `endpoint` is stale.
+    fn confirm(&self, service: u32, endpoint: SocketAddr) -> Option<Self::Hold>;
+}
+
+impl Staleness for StaleUdp {
+    type Hold = ();
+
+    fn concerns(&self, service: u32) -> bool {
+        self.concerns(service)
+    }
+
+    fn confirm(&self, service: u32, endpoint: SocketAddr) -> Option<()> {
+        self.contains(service, endpoint).then_some(())
+    }
+}
+
 /// The UDP ports of a Service that may have stale flows once it has become `after`: those whose
 /// serving endpoints are not what they were. After a start, when there is no `before`, all.
 pub fn changed<'a>(

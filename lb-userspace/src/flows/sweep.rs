@@ -35,7 +35,7 @@ use super::{
     clock,
     pass::{Bitmap, Findings, Pass, Sighting},
     records::{Connection, Records, other_direction},
-    stale::StaleUdp,
+    stale::Staleness,
     stats::{Removed, ServiceCounts, TableStats},
 };
 
@@ -145,7 +145,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     }
 
     /// Ends the UDP flows that are stale; returns how many. The next pass frees them.
-    pub fn end_stale(&self, stale: &StaleUdp, now: u32) -> u64 {
+    pub fn end_stale(&self, stale: &impl Staleness, now: u32) -> u64 {
         let mut ended = 0;
         for index in 0..=self.mask {
             let sighting = self.look(index);
@@ -160,8 +160,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             let Some(connection) = Connection::new(&self.records, index, &flow) else {
                 continue;
             };
-            let over = stale.contains(flow.service, connection.endpoint());
-            if over && self.end(&connection, now).is_some() {
+            let over = stale.confirm(flow.service, connection.endpoint());
+            if over.is_some() && self.end(&connection, now).is_some() {
                 ended += 1;
             }
         }

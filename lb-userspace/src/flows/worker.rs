@@ -3,6 +3,7 @@
 use std::{
     io,
     mem::offset_of,
+    net::SocketAddr,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -16,7 +17,7 @@ use lb_common::{
 
 use super::{
     Jiffies, StaleUdp, Stats, TickRate, UdpSockets, records::Records, sockets::SocketError,
-    stats::Removed, stats::ServiceCounts, sweep::TableSweeper, under_pressure,
+    stale::Staleness, stats::Removed, stats::ServiceCounts, sweep::TableSweeper, under_pressure,
 };
 use crate::datapath::bpf::{MappedArray, synchronize_rcu};
 
@@ -141,17 +142,35 @@ impl FlowSweeper {
         })
     }
 
-    /// Ends the UDP flows, and connected UDP sockets, of service ports whose endpoint does not serve any
-    /// more. To be asked after the new endpoints are published; it is done within some
-    /// milliseconds, and once more for what programs were opening meanwhile.
-    pub fn end_stale_udp(&self, stale: StaleUdp) {
-        self.shared.inbox().stale.merge(stale);
-        self.shared.wake.notify_one();
+    /// To be held while endpoints are published: nothing is ended meanwhile for what was asked before. A
+    /// flow to an endpoint that is new is safe from requests that do not know of it yet.
+    pub fn publication(&self) -> Publication<'_> {
+        Publication {
+            inbox: self.shared.inbox(),
+            wake: &self.shared.wake,
+        }
     }
 
     /// As of the latest pass.
     pub fn stats(&self) -> Arc<Stats> {
         self.shared.stats().clone()
+    }
+}
+
+/// Endpoints are being published.
+#[derive(Debug)]
+pub struct Publication<'a> {
+    inbox: MutexGuard<'a, Inbox>,
+    wake: &'a Condvar,
+}
+
+impl Publication<'_> {
+    /// Ends the UDP flows, and connected UDP sockets, of service ports whose endpoint does not serve any
+    /// more, now that the new endpoints are published. It is done within some milliseconds, and once
+    /// more for what programs were opening meanwhile.
+    pub fn end_stale_udp(mut self, stale: StaleUdp) {
+        self.inbox.stale.merge(stale);
+        self.wake.notify_one();
     }
 }
 
@@ -220,6 +239,29 @@ impl Shared {
     fn rest(&self, pause: Duration) {
         let going_on = |inbox: &mut Inbox| !inbox.stop;
         drop(self.wake.wait_timeout_while(self.inbox(), pause, going_on));
+    }
+}
+
+/// A request that is being carried out, unless a newer one knows better.
+struct Newest<'a> {
+    request: &'a StaleUdp,
+    shared: &'a Shared,
+}
+
+impl<'a> Staleness for Newest<'a> {
+    type Hold = MutexGuard<'a, Inbox>;
+
+    fn concerns(&self, service: u32) -> bool {
+        self.request.concerns(service)
+    }
+
+    fn confirm(&self, service: u32, endpoint: SocketAddr) -> Option<Self::Hold> {
+        if !self.request.contains(service, endpoint) {
+            return None;
+        }
+        let inbox = self.shared.inbox();
+        let spared = inbox.stale.concerns(service) && !inbox.stale.contains(service, endpoint);
+        (!spared).then_some(inbox)
     }
 }
 
@@ -316,10 +358,15 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    fn end_stale(&mut self, stale: &StaleUdp, now: u32) {
-        let flows = self.v4.end_stale(stale, now) + self.v6.end_stale(stale, now);
+    fn end_stale(&mut self, request: &StaleUdp, now: u32) {
+        let shared = self.shared.clone();
+        let stale = Newest {
+            request,
+            shared: &shared,
+        };
+        let flows = self.v4.end_stale(&stale, now) + self.v6.end_stale(&stale, now);
         self.removed.stale_udp += flows;
-        let sockets = self.end_stale_sockets(stale);
+        let sockets = self.end_stale_sockets(&stale);
         self.removed.stale_sockets += sockets;
         if flows + sockets != 0 {
             tracing::debug!(
@@ -330,7 +377,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    fn end_stale_sockets(&mut self, stale: &StaleUdp) -> u64 {
+    fn end_stale_sockets(&mut self, stale: &impl Staleness) -> u64 {
         let Some(sockets) = &self.kernel.sockets else {
             return 0;
         };

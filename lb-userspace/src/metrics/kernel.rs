@@ -15,7 +15,7 @@ pub trait KernelSource: Send + Sync {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     pub packets: Vec<PacketCount>,
-    pub services: Vec<ServiceConnections>,
+    pub services: Vec<ServiceTraffic>,
     pub devices: Vec<DeviceMode>,
     /// Live flows. `None` until the table exists.
     pub flows: Option<u64>,
@@ -33,14 +33,18 @@ pub struct PacketCount {
     pub packets: u64,
 }
 
-/// Connections to one service port.
+/// What has come to one service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceConnections {
+pub struct ServiceTraffic {
     pub service: ObjectName,
     /// The port's name, which may be empty.
     pub port: String,
     pub protocol: Protocol,
     pub connections: u64,
+    /// Flows that have not proved themselves.
+    pub half_open: u64,
+    /// Flows among them that gave way to newer ones.
+    pub gave_way: u64,
 }
 
 /// How packets of one device reach the load balancer.
@@ -61,6 +65,19 @@ pub enum XdpMode {
     Tc,
 }
 
+impl ServiceTraffic {
+    /// A metric of this kind with the service port's labels.
+    fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
+        let labels = [
+            ("namespace", self.service.namespace.as_str()),
+            ("service", &self.service.name),
+            ("port", &self.port),
+            ("protocol", &self.protocol.to_string()),
+        ];
+        of_kind(&labels, value)
+    }
+}
+
 impl XdpMode {
     fn label(self) -> &'static str {
         match self {
@@ -78,16 +95,17 @@ impl Sample {
             let labels = [("hook", count.hook), ("reason", count.reason)];
             counter(&labels, count.packets)
         });
-        let connections = self.services.iter().map(|service| {
-            let protocol = service.protocol.to_string();
-            let labels = [
-                ("namespace", service.service.namespace.as_str()),
-                ("service", service.service.name.as_str()),
-                ("port", service.port.as_str()),
-                ("protocol", protocol.as_str()),
-            ];
-            counter(&labels, service.connections)
-        });
+        let services = self.services.iter();
+        let connections = services
+            .clone()
+            .map(|service| service.metric(counter, service.connections));
+        let half_open = services
+            .clone()
+            .filter(|service| service.half_open > 0)
+            .map(|service| service.metric(gauge, service.half_open));
+        let gave_way = services
+            .filter(|service| service.gave_way > 0)
+            .map(|service| service.metric(counter, service.gave_way));
         let devices = self.devices.iter().map(|device| {
             let labels = [("device", &*device.device), ("mode", device.mode.label())];
             gauge(&labels, 1)
@@ -104,6 +122,18 @@ impl Sample {
                 "Connections load-balanced, by service port.",
                 MetricType::COUNTER,
                 connections,
+            ),
+            family(
+                "node_lb_service_half_open_flows",
+                "Flows that have not proved themselves, by service port, where there are any.",
+                MetricType::GAUGE,
+                half_open,
+            ),
+            family(
+                "node_lb_service_flows_gave_way_total",
+                "Half-open flows that gave way to newer ones, by service port, where there are any.",
+                MetricType::COUNTER,
+                gave_way,
             ),
             family(
                 "node_lb_device_xdp_mode",

@@ -80,11 +80,6 @@ impl Table {
         })
     }
 
-    /// Sets the time that programs see.
-    pub fn set_clock(&self, seconds: u32) {
-        self.clock.store(seconds, Ordering::SeqCst);
-    }
-
     /// Flows that have not proved themselves.
     pub fn half_open(&self) -> i32 {
         self.half_open.load(Ordering::SeqCst)

@@ -1,8 +1,9 @@
 //! The sweeper's thread: passes by themselves, requests at once.
 
 use std::{
+    iter,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -26,8 +27,10 @@ use node_lb::{
 
 use super::table::{NewFlow, RATE, Table, View};
 
-/// The pause between passes is a second at least.
+/// The pause between passes is a second at least: what waits for the next one is never done within this.
 const AT_ONCE: Duration = Duration::from_millis(900);
+/// How often a machine may be away for so long that what is done at once seems to have waited.
+const TRIES: usize = 20;
 
 #[test]
 fn passes_happen_by_themselves() {
@@ -55,23 +58,26 @@ fn stale_flows_are_ended_at_once() {
         service,
         ..NewFlow::udp(service)
     });
-    for flow in &flows {
+    for flow in &flows[1..] {
         table.open(flow).unwrap();
     }
     let sweeper = start(&table, 0, || {});
     wait(|| sweeper.stats().passes == 1);
 
-    let start = Instant::now();
     let mut stale = StaleUdp::default();
     stale.add(1, []);
     stale.add(2, [flows[1].endpoint()]);
-    sweeper.end_stale_udp(stale);
-    wait(|| !table.has(&flows[0]));
-    println!("a stale flow ended after {:?}", start.elapsed());
-    assert!(start.elapsed() < AT_ONCE);
+    let mut ended = 0;
+    at_once(|| {
+        table.open(&flows[0]).unwrap();
+        sweeper.publication().end_stale_udp(stale.clone());
+        wait(|| !table.has(&flows[0]));
+        ended += 1;
+    });
     assert!(table.has(&flows[1]) && table.has(&flows[2]));
-    wait(|| sweeper.stats().removed.stale_udp == 1);
-    wait(|| table.count(tag::TOMB) == 2);
+    wait(|| sweeper.stats().removed.stale_udp == ended);
+    wait(|| table.count(tag::DEAD) == 0);
+    assert_eq!(table.count(tag::LIVE), 4);
 }
 
 #[test]
@@ -92,19 +98,49 @@ fn a_flow_that_a_program_was_opening_is_ended_too() {
     wait(|| sweeper.stats().passes == 1);
     let mut stale = StaleUdp::default();
     stale.add(flow.service, []);
-    sweeper.end_stale_udp(stale);
+    sweeper.publication().end_stale_udp(stale);
 
     wait(|| sweeper.stats().removed.stale_udp == 1);
     assert!(graces.load(Ordering::SeqCst) > 0 && !table.has(&flow));
 }
 
 #[test]
-fn it_stops_when_dropped() {
-    let sweeper = start(&Table::new(64), 0, || {});
+fn a_flow_to_an_endpoint_that_has_just_come_is_spared_by_requests_that_do_not_know_it() {
+    let table = Table::new(64);
+    let flow = NewFlow::udp(1);
+    let sweeper = Arc::new(OnceLock::<FlowSweeper>::new());
+    let published = Arc::new(AtomicU32::new(0));
+    let publish = {
+        let (table, sweeper, published) = (table.clone(), sweeper.clone(), published.clone());
+        move || {
+            // Between the first and the second look.
+            if published.fetch_add(1, Ordering::SeqCst) == 0 {
+                let publication = sweeper.get().unwrap().publication();
+                table.open(&flow).unwrap();
+                let mut stale = StaleUdp::default();
+                stale.add(flow.service, [flow.endpoint()]);
+                publication.end_stale_udp(stale);
+            }
+        }
+    };
+    sweeper.set(start(&table, 0, publish)).unwrap();
+    let sweeper = sweeper.get().unwrap();
     wait(|| sweeper.stats().passes == 1);
-    let start = Instant::now();
-    drop(sweeper);
-    assert!(start.elapsed() < AT_ONCE);
+    let mut stale = StaleUdp::default();
+    stale.add(flow.service, []);
+    sweeper.publication().end_stale_udp(stale);
+
+    wait(|| published.load(Ordering::SeqCst) > 0 && sweeper.stats().passes >= 3);
+    assert!(table.has(&flow));
+}
+
+#[test]
+fn it_stops_when_dropped() {
+    at_once(|| {
+        let sweeper = start(&Table::new(64), 0, || {});
+        wait(|| sweeper.stats().passes == 1);
+        drop(sweeper);
+    });
 }
 
 #[test]
@@ -149,6 +185,20 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
         sockets: None,
     };
     FlowSweeper::start_with(tables, &config, RATE, kernel).unwrap()
+}
+
+/// Has something done until it is done at once.
+fn at_once(mut work: impl FnMut()) {
+    let took = iter::repeat_with(|| {
+        let start = Instant::now();
+        work();
+        start.elapsed()
+    });
+    let took: Vec<_> = took
+        .take(TRIES)
+        .take_while(|took| *took >= AT_ONCE)
+        .collect();
+    assert!(took.len() < TRIES, "never at once: {took:?}");
 }
 
 /// Far above what anything here takes, for machines that are busy with other tests.

@@ -1,6 +1,6 @@
 //! The local API.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
@@ -155,7 +155,7 @@ async fn until_the_caches_are_initialised_nothing_wide_is_served_and_nothing_han
         ("/api/v1/services?watch=true&limit=1", 429),
         ("/flows?follow", 429),
     ] {
-        let reply = timeout(Duration::from_secs(5), get(agent.server.address(), path));
+        let reply = timeout(PATIENCE, get(agent.server.address(), path));
         let reply = reply.await.unwrap_or_else(|_| panic!("{path} hangs"));
         assert_eq!(reply.status, status, "{path}: {}", reply.body);
         let retry_after = reply.headers.get("retry-after").map(String::as_str);

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -27,13 +27,14 @@ use tokio::{
 
 use crate::{
     client::{PATIENCE, Reply, get, read_reply, read_to_close},
-    support::{Of, Parts, ask_over_http2, eventually, get_over_http2, http2},
+    support::{Of, Parts, ask_over_http2, eventually, get_over_http2, http2, steady_clock},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
 
 #[tokio::test]
 async fn a_handler_that_never_answers_is_cut_over_http1_and_http2() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(never);
     let reply = get(server.address(), "/").await;
@@ -50,6 +51,15 @@ async fn a_handler_that_never_answers_is_cut_over_http1_and_http2() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_blocks_its_thread_does_not_block_its_client() {
+    // A blocked thread may be the one that minds the clock, which another takes over once it is woken; in
+    // an agent there is always something that wakes one.
+    let (wake, mut woken) = tokio::sync::mpsc::channel(1);
+    thread::spawn(move || {
+        while wake.blocking_send(()).is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    tokio::spawn(async move { while woken.recv().await.is_some() {} });
     let parts = parts();
     let (release, released) = mpsc::channel::<Infallible>();
     let released = Arc::new(std::sync::Mutex::new(released));
@@ -75,6 +85,7 @@ async fn a_handler_that_blocks_its_thread_does_not_block_its_client() {
 
 #[tokio::test]
 async fn work_on_another_thread_is_followed_until_it_really_ends() {
+    steady_clock();
     let parts = parts();
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
@@ -100,6 +111,7 @@ async fn work_on_another_thread_is_followed_until_it_really_ends() {
 
 #[tokio::test]
 async fn an_answer_that_has_begun_is_broken_off_over_http1_and_http2() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(async |_: Request| {
         let first = stream::iter([Bytes::from_static(b"begun")]);
@@ -127,6 +139,7 @@ async fn an_answer_that_has_begun_is_broken_off_over_http1_and_http2() {
 
 #[tokio::test]
 async fn a_hot_loop_of_writes_ends_at_the_deadline() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(async |_: Request| {
         stream_of(Body::stream(stream::repeat(Bytes::from_static(
@@ -142,6 +155,7 @@ async fn a_hot_loop_of_writes_ends_at_the_deadline() {
 
 #[tokio::test]
 async fn the_client_may_ask_for_less_time_but_not_for_more() {
+    steady_clock();
     let server = Parts::new(HttpConfig {
         request_timeout: PATIENCE * 2,
         ..HttpConfig::default()
@@ -184,6 +198,7 @@ async fn a_malformed_timeout_is_400_and_the_handler_is_not_called() {
 
 #[tokio::test]
 async fn streams_have_no_deadline_and_do_not_read_the_parameter() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve(Of(Class::Stream, async |_: Request| {
         let ticks = stream::unfold(0, async |tick| {
@@ -208,6 +223,7 @@ async fn streams_have_no_deadline_and_do_not_read_the_parameter() {
 
 #[tokio::test]
 async fn a_body_that_never_comes_ends_at_the_deadline_over_http1_and_http2() {
+    steady_clock();
     let server = parts().serve(read_body);
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let half = b"POST / HTTP/1.1\r\nHost: node\r\nContent-Length: 5\r\n\r\nx";
@@ -229,6 +245,7 @@ async fn a_body_that_never_comes_ends_at_the_deadline_over_http1_and_http2() {
 
 #[tokio::test]
 async fn a_connection_serves_on_after_a_request_was_cut() {
+    steady_clock();
     let server = parts().serve(async |request: Request| match request.uri().path() {
         "/never" => never(request).await,
         _ => text(StatusCode::OK, "ok"),
@@ -243,6 +260,7 @@ async fn a_connection_serves_on_after_a_request_was_cut() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_loses_its_place_at_the_deadline() {
+    steady_clock();
     let parts = parts();
     let limits = Limits {
         connections: 1,
@@ -262,6 +280,7 @@ async fn a_client_that_does_not_read_loses_its_place_at_the_deadline() {
 
 #[tokio::test]
 async fn an_http2_client_that_opens_no_window_loses_its_place_at_the_deadline() {
+    steady_clock();
     let parts = parts();
     let limits = Limits {
         connections: 1,
@@ -282,6 +301,7 @@ async fn an_http2_client_that_opens_no_window_loses_its_place_at_the_deadline() 
 
 #[tokio::test]
 async fn trickling_in_or_out_buys_no_time() {
+    steady_clock();
     let parts = parts();
     let server = parts.serve_within(
         async |request: Request| match request.method().as_str() {
@@ -323,14 +343,25 @@ async fn trickling_in_or_out_buys_no_time() {
 
 #[tokio::test]
 async fn a_client_with_the_server_s_own_deadline_leaves_nothing_behind() {
+    steady_clock();
     let parts = parts();
-    let server = parts.serve(never);
-    for _ in 0..20 {
-        let asked = tokio::time::timeout(SHORT, get(server.address(), "/?timeout=300ms"));
-        if let Ok(reply) = asked.await {
+    let heard = Arc::new(AtomicUsize::new(0));
+    let server = parts.serve({
+        let heard = heard.clone();
+        move |request| {
+            heard.fetch_add(1, Ordering::Relaxed);
+            never(request)
+        }
+    });
+    let asked = 20;
+    for _ in 0..asked {
+        let reply = tokio::time::timeout(SHORT, get(server.address(), "/?timeout=300ms"));
+        // Whichever end is first.
+        if let Ok(reply) = reply.await {
             assert_timed_out(&reply);
         }
     }
+    assert_eq!(heard.load(Ordering::Relaxed), asked);
     eventually(|| parts.metric("node_lb_http_requests_past_deadline") == 0.0).await;
     assert!(
         parts
@@ -344,6 +375,7 @@ async fn a_client_with_the_server_s_own_deadline_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_stream_that_is_not_read_is_cut_after_the_write_timeout() {
+    steady_clock();
     let parts = parts();
     let limits = Limits {
         connections: 1,
@@ -374,6 +406,7 @@ async fn a_stream_that_is_not_read_is_cut_after_the_write_timeout() {
 
 #[tokio::test]
 async fn a_client_that_goes_takes_its_handler_with_it() {
+    steady_clock();
     struct Dropped(Arc<AtomicBool>);
     impl Drop for Dropped {
         fn drop(&mut self) {
@@ -401,6 +434,7 @@ async fn a_client_that_goes_takes_its_handler_with_it() {
 
 #[tokio::test]
 async fn without_the_feature_gate_nothing_is_cut() {
+    steady_clock();
     let parts = Parts::new(HttpConfig {
         per_request_deadline: false,
         ..short()
@@ -415,6 +449,7 @@ async fn without_the_feature_gate_nothing_is_cut() {
 
 #[tokio::test]
 async fn a_half_sent_request_line_never_becomes_a_request() {
+    steady_clock();
     let limits = Limits {
         header_timeout: SHORT,
         ..Limits::default()

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     client::{PATIENCE, get},
-    support::{Parts, ask_over_http2, eventually, get_over_http2, http2},
+    support::{Parts, ask_over_http2, eventually, get_over_http2, http2, steady_clock},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -41,6 +41,7 @@ async fn a_large_answer_arrives_whole() {
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_before_and_after_a_request() {
+    steady_clock();
     let limits = Limits {
         header_timeout: SHORT,
         ..Limits::default()
@@ -54,6 +55,7 @@ async fn an_idle_connection_is_closed_before_and_after_a_request() {
 
 #[tokio::test]
 async fn a_connection_that_works_is_not_idle() {
+    steady_clock();
     let limits = Limits {
         header_timeout: SHORT,
         ..Limits::default()

@@ -11,7 +11,7 @@ use tokio::{sync::Semaphore, task::JoinHandle, time::timeout};
 
 use crate::{
     client::{PATIENCE, Reply, get, request},
-    support::{Parts, eventually, get_over_http2, http2},
+    support::{Parts, eventually, get_over_http2, http2, steady_clock},
 };
 
 #[tokio::test]
@@ -91,8 +91,9 @@ async fn zero_means_no_limit() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn what_outlives_its_deadline_keeps_its_place_until_it_ends() {
+    steady_clock();
     let parts = Parts::new(HttpConfig {
         max_requests_inflight: 1,
         request_timeout: Duration::from_millis(200),

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     client::{PATIENCE, any_port, get, is_refused, read_reply, read_to_close, request},
-    support::Parts,
+    support::{Parts, steady_clock},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -46,6 +46,7 @@ async fn a_client_that_shuts_down_its_side_is_still_answered() {
 
 #[tokio::test]
 async fn headers_that_trickle_in_are_cut_off_at_the_header_timeout() {
+    steady_clock();
     let limits = Limits {
         header_timeout: SHORT,
         ..Limits::default()
@@ -63,6 +64,7 @@ async fn headers_that_trickle_in_are_cut_off_at_the_header_timeout() {
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_at_the_header_timeout() {
+    steady_clock();
     let limits = Limits {
         header_timeout: SHORT,
         ..Limits::default()
@@ -135,6 +137,7 @@ async fn a_body_beyond_its_limit_is_refused_declared_or_not() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_cut_at_the_write_timeout() {
+    steady_clock();
     let limits = Limits {
         connections: 1,
         write_timeout: SHORT,
@@ -151,6 +154,7 @@ async fn a_client_that_does_not_read_is_cut_at_the_write_timeout() {
 
 #[tokio::test]
 async fn a_layer_can_move_the_write_deadline() {
+    steady_clock();
     let limits = Limits {
         connections: 1,
         write_timeout: Duration::from_secs(3600),
@@ -164,13 +168,17 @@ async fn a_layer_can_move_the_write_deadline() {
 
 #[tokio::test]
 async fn connections_beyond_the_limit_wait_for_a_place() {
+    steady_clock();
     let limits = Limits {
         connections: 2,
         ..Limits::default()
     };
     let server = start(ok, limits);
-    let first = connect(&server).await;
-    let _second = connect(&server).await;
+    let mut first = connect(&server).await;
+    let mut second = connect(&server).await;
+    for early in [&mut first, &mut second] {
+        early.write_all(b"GET").await.unwrap();
+    }
     let mut third = connect(&server).await;
     third.write_all(KEEP_ALIVE).await.unwrap();
     timeout(SHORT, third.readable())
@@ -204,6 +212,7 @@ async fn a_crowded_server_does_not_keep_connections_alive() {
 
 #[tokio::test]
 async fn closing_without_grace_cuts_connections_and_frees_the_port() {
+    steady_clock();
     let server = start(never, Limits::default());
     let address = server.address();
     let mut busy = connect(&server).await;
@@ -246,6 +255,7 @@ async fn closing_with_grace_lets_requests_finish() {
 
 #[tokio::test]
 async fn grace_ends() {
+    steady_clock();
     let server = start(never, Limits::default());
     let mut busy = connect(&server).await;
     busy.write_all(KEEP_ALIVE).await.unwrap();
@@ -266,6 +276,7 @@ async fn a_dropped_server_closes() {
 
 #[tokio::test]
 async fn a_crowd_of_bad_clients_delays_a_good_one_only_as_long_as_the_limits_allow() {
+    steady_clock();
     const BAD: [&[u8]; 5] = [
         b"",
         b"GET / HTTP/1.1\r\nHalf: a",

@@ -10,8 +10,8 @@ use node_lb::{
     health::readiness::Readiness,
     http::{Limits, Server, bind},
     metrics::{
-        DeviceMode, KernelSource, Metrics, MetricsEndpoints, PacketCount, Sample,
-        ServiceConnections, XdpMode, set_to_now,
+        DeviceMode, KernelSource, Metrics, MetricsEndpoints, PacketCount, Sample, ServiceTraffic,
+        XdpMode, set_to_now,
     },
     model::{IpFamily, ObjectName, Protocol},
 };
@@ -154,6 +154,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             "# TYPE node_lb_packets_total counter",
             r#"node_lb_packets_total{hook="xdp",reason="no_endpoints"} 18014398509481984"#,
             r#"node_lb_service_connections_total{namespace="shop",service="web",port="",protocol="TCP"} 5"#,
+            r#"node_lb_service_half_open_flows{namespace="shop",service="web",port="",protocol="TCP"} 3"#,
+            r#"node_lb_service_flows_gave_way_total{namespace="shop",service="web",port="",protocol="TCP"} 2"#,
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             "node_lb_flows 0",
             "node_lb_flow_table_size 65536",
@@ -189,7 +191,7 @@ fn sample() -> Sample {
             reason: "no_endpoints",
             packets: 1 << 54,
         }],
-        services: vec![ServiceConnections {
+        services: vec![ServiceTraffic {
             service: ObjectName {
                 namespace: "shop".into(),
                 name: "web".into(),
@@ -197,6 +199,8 @@ fn sample() -> Sample {
             port: String::new(),
             protocol: Protocol::Tcp,
             connections: 5,
+            half_open: 3,
+            gave_way: 2,
         }],
         devices: vec![DeviceMode {
             device: "eth\"0".into(),

@@ -2,6 +2,7 @@
 
 use std::{
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -15,7 +16,7 @@ use node_lb::{
     http::{Class, Handler, Limits, Request, Response, Server, Stack, bind},
     metrics::Metrics,
 };
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::mpsc};
 
 use crate::client::{PATIENCE, any_port};
 
@@ -107,6 +108,26 @@ pub async fn ask_over_http2(
     let status = answer.status();
     let body = answer.into_body().collect().await?.to_bytes();
     Ok((status, String::from_utf8(body.to_vec()).unwrap()))
+}
+
+/// Has the clock of a test's runtime go in small steps, between which the runtime has its turn: no
+/// deadline passes while a busy machine keeps the test from running, or the test its runtime. To be
+/// called first, on a runtime of one thread.
+pub fn steady_clock() {
+    const STEP: Duration = Duration::from_millis(5);
+    tokio::time::pause();
+    let (sender, mut steps) = mpsc::channel(1);
+    // As long as a blocking task runs, a paused clock does not advance by itself.
+    tokio::task::spawn_blocking(move || {
+        while sender.blocking_send(()).is_ok() {
+            thread::sleep(STEP);
+        }
+    });
+    tokio::spawn(async move {
+        while steps.recv().await.is_some() {
+            tokio::time::advance(STEP).await;
+        }
+    });
 }
 
 /// Waits for something that is bound to happen.

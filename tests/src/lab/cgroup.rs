@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::patience::{PATIENCE, patient};
+
 /// A cgroup v2 directory made by the lab.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
@@ -62,22 +64,16 @@ impl Cgroup {
         }
         fs::write(path.join("cgroup.kill"), "1")
             .with_context(|| format!("cannot kill the processes of {}", path.display()))?;
-        let deadline = Instant::now() + KILL_DEADLINE;
+        let deadline = Instant::now() + patient(PATIENCE);
         while populated(path)? {
             if Instant::now() > deadline {
-                bail!(
-                    "{} still has processes after {KILL_DEADLINE:?}",
-                    path.display()
-                );
+                bail!("{} still has processes after {PATIENCE:?}", path.display());
             }
             thread::sleep(Duration::from_millis(2));
         }
         remove_tree(path).with_context(|| format!("cannot remove the cgroup {}", path.display()))
     }
 }
-
-/// How long killed processes may take to be gone.
-const KILL_DEADLINE: Duration = Duration::from_secs(5);
 
 fn populated(path: &Path) -> Result<bool> {
     let events = path.join("cgroup.events");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::host::Host;
-use crate::patience::patient;
+use crate::patience::{PATIENCE, patient};
 
 /// Runs lines of `ip -batch` in a host's namespace.
 pub fn ip_batch(host: &Host, lines: &str) -> Result<()> {
@@ -31,15 +31,12 @@ pub fn settle(upper: &Host) -> Result<()> {
             return Ok(());
         };
         ensure!(
-            start.elapsed() < patient(SETTLE_DEADLINE),
+            start.elapsed() < patient(PATIENCE),
             "{upper}: a wire does not come up: {idle}"
         );
         thread::sleep(Duration::from_millis(1));
     }
 }
-
-/// Longer than the kernel ever puts such work off: one second.
-const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Judges one line of `ip -details -oneline link`.
 fn carries_packets(link: &str) -> bool {

@@ -27,6 +27,7 @@ pub struct Load {
     workers: usize,
     persistent: bool,
     pause: Duration,
+    at_least: u64,
 }
 
 impl Load {
@@ -37,6 +38,7 @@ impl Load {
             workers: 4,
             persistent: false,
             pause: Duration::ZERO,
+            at_least: 0,
         }
     }
 
@@ -60,6 +62,19 @@ impl Load {
         self
     }
 
+    /// Goes on until so many requests have had their results, even if it is told to stop before:
+    /// what is claimed of a number of requests does not depend on how fast they are.
+    pub fn at_least(mut self, requests: u64) -> Self {
+        self.at_least = requests;
+        self
+    }
+
+    /// Gives each request this long instead.
+    pub(super) fn deadline(mut self, deadline: Duration) -> Self {
+        self.request = self.request.deadline(deadline);
+        self
+    }
+
     /// Starts the load on `host`; when this returns, the first request has had its result.
     pub fn start(self, host: impl AsRef<Host>) -> Result<RunningLoad> {
         Ok(RunningLoad(Running::start(host.as_ref(), self)?))
@@ -78,7 +93,7 @@ impl Load {
 pub struct RunningLoad(Running<Load>);
 
 impl RunningLoad {
-    /// Lets requests under way finish, and reports.
+    /// Lets requests under way finish, and those that [`Load::at_least`] asks for, and reports.
     pub fn stop(self) -> Result<LoadReport> {
         self.0.stop(())
     }
@@ -193,6 +208,11 @@ impl Tally {
         }
     }
 
+    fn results(&self) -> u64 {
+        let report = self.report.borrow();
+        report.ok + report.failed
+    }
+
     fn count(&self, result: Result<String, Failure>, latency: Duration) {
         let mut report = self.report.borrow_mut();
         match result {
@@ -234,7 +254,7 @@ const KEPT_FAILURES: usize = 10;
 
 async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
     let mut connection = None;
-    while !*ending.borrow() {
+    while !*ending.borrow() || tally.results() < load.at_least {
         let start = Instant::now();
         let exchange = ask(&load, &mut connection, &tally);
         let result = match timeout(load.request.deadline, exchange).await {

@@ -10,6 +10,7 @@ use super::load::{Load, LoadReport, RunningLoad};
 use super::request::Request;
 use super::server::{RunningServer, Serve};
 use crate::lab::{Family, Host};
+use crate::patient;
 
 /// Loads on hosts of a lab. From each host goes one more, the control, to a server that is no endpoint of
 /// any Service: what it suffers is the machine's fault and not node-lb's.
@@ -33,6 +34,9 @@ pub struct LoadReports {
 const CONTROL: u16 = 7;
 /// Between two requests of the control.
 const PAUSE: Duration = Duration::from_millis(20);
+/// A server that other work keeps from a processor answers late, and no packet was lost: repeated SYNs
+/// tell what was.
+const DEADLINE: Duration = Duration::from_secs(10);
 /// A machine that makes SYNs late does so for everybody, within the time after which they are repeated.
 const SAME_TIME: Duration = Duration::from_secs(2);
 
@@ -59,10 +63,12 @@ impl Loads {
         let host = host.as_ref();
         if !self.control.contains_key(host.name()) {
             let request = Request::tcp(self.bystander.at(Family::V4, CONTROL));
-            let control = Load::new(request).workers(1).pause(PAUSE);
+            let control = Load::new(request.deadline(patient(DEADLINE)));
+            let control = control.workers(1).pause(PAUSE);
             self.control
                 .insert(host.name().to_owned(), control.start(host)?);
         }
+        let load = load.deadline(patient(DEADLINE));
         let name = format!("{host}, {load:?}");
         self.running.push((name, load.start(host)?));
         Ok(())

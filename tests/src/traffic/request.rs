@@ -14,7 +14,7 @@ use super::failure::{Failure, FailureKind};
 use super::job::{Job, Running};
 use super::wire::{Answer, Ask};
 use crate::lab::Host;
-use crate::patience::patient;
+use crate::patience::{SILENCE, patient};
 
 /// A request to a [`Serve`](super::Serve).
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -114,6 +114,11 @@ impl Request {
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
+    }
+
+    /// Waits for an answer no longer than [`SILENCE`] ([`patient`]): where there is to be none.
+    pub fn in_vain(self) -> Self {
+        self.deadline(patient(SILENCE))
     }
 
     /// Sends this many bytes along and asks for as many back.

@@ -207,6 +207,9 @@ impl Me {
 
 type Closing = watch::Receiver<bool>;
 
+/// A server that closes goes on until nothing has come for this long: what has arrived is in its sockets, but
+/// on a busy machine it may not have been told of that yet.
+const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);
 
@@ -238,7 +241,7 @@ async fn accept<F>(
         }
         while connections.try_join_next().is_some() {}
     }
-    while let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await {
+    while let Ok(Ok((stream, _))) = timeout(LAST_ARRIVAL, listener.accept()).await {
         connections.spawn(serve(stream, Arc::clone(&me), closing.clone()));
     }
     drop(listener);
@@ -301,10 +304,14 @@ async fn serve_datagrams(socket: Arc<Datagrams>, me: Arc<Me>, mut closing: Closi
     let mut answers = JoinSet::new();
     let mut buffer = vec![0; 1 << 16];
     loop {
+        let end = async {
+            let _ = closing.wait_for(|closing| *closing).await;
+            sleep(LAST_ARRIVAL).await;
+        };
         let received = tokio::select! {
             biased;
             received = socket.receive(&mut buffer) => received,
-            _ = closing.wait_for(|closing| *closing) => break,
+            () = end => break,
         };
         // An error here is an ICMP message about an earlier answer.
         let Ok((size, way)) = received else { continue };

@@ -1,10 +1,16 @@
 //! Devices as netlink tells of them.
 
 use std::{
+    fs,
     net::IpAddr,
     time::{Duration, Instant},
 };
 
+use lb_tests::{PATIENCE, SILENCE, eventually, patient};
+use nix::{
+    sys::resource::{UsageWho, getrusage},
+    time::ClockId,
+};
 use node_lb::datapath::devices::{DeviceKind, Event, Role, RoleRules, Watcher};
 use tokio::time::timeout;
 
@@ -33,32 +39,38 @@ fn within<T: Send + 'static>(
     })
 }
 
-/// `ip` inside the namespace of the calling thread.
-fn ip(arguments: &str) {
+/// `ip` inside the namespace of the calling thread; returns what it prints.
+fn ip(arguments: &str) -> String {
     let output = std::process::Command::new("ip")
         .args(arguments.split_whitespace())
         .output()
         .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "ip {arguments}: {error}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Events up to one that is wanted, or all there are for a while.
 async fn until(watcher: &mut Watcher, wanted: impl Fn(&Event) -> bool) -> Vec<Event> {
     let mut events = Vec::new();
     while !events.iter().any(&wanted) {
-        let next = timeout(Duration::from_secs(5), watcher.next()).await;
+        let next = timeout(patient(PATIENCE), watcher.next()).await;
         events.extend(next.unwrap_or_else(|_| panic!("{events:?}")).unwrap());
     }
     events
 }
 
+/// Follows changes until the state is as it should be.
+async fn follow(watcher: &mut Watcher, is_right: impl Fn(&Watcher) -> bool) {
+    while !is_right(watcher) {
+        let next = timeout(patient(PATIENCE), watcher.next()).await;
+        next.expect("the state is not right yet").unwrap();
+    }
+}
+
 /// Waits for news of routes and neighbours to cease.
 async fn quiet(watcher: &mut Watcher) {
-    while timeout(Duration::from_millis(300), watcher.next())
-        .await
-        .is_ok()
-    {}
+    while timeout(SILENCE, watcher.next()).await.is_ok() {}
 }
 
 fn address(text: &str) -> IpAddr {
@@ -173,6 +185,11 @@ fn a_port_that_leaves_its_bridge_is_still_there() {
 #[test]
 fn changed_next_hops_are_told_of_once_per_swarm() {
     let host = Namespace::new();
+    // Of IPv6 there is news seconds later.
+    for scope in ["all", "default"] {
+        let setting = format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6");
+        host.run(|| fs::write(setting, "1").unwrap());
+    }
     host.ip("link add pod1 type veth peer name eth0");
     host.ip("addr add 10.1.0.1/24 dev pod1");
     host.ip("link set pod1 up");
@@ -197,10 +214,15 @@ fn changed_next_hops_are_told_of_once_per_swarm() {
 
         // News of a neighbour that change nothing.
         ip("link set eth0 up");
+        // The kernel tells of the carrier in its own time.
+        eventually(|| match ip("-oneline link show pod1") {
+            link if link.contains(" state UP ") => Ok(()),
+            link => Err(link),
+        });
         ip("neigh replace 10.1.0.7 lladdr 02:00:00:00:00:03 dev pod1 nud reachable");
         quiet(&mut watcher).await;
         ip("neigh replace 10.1.0.7 lladdr 02:00:00:00:00:03 dev pod1 nud stale");
-        let next = timeout(Duration::from_millis(300), watcher.next()).await;
+        let next = timeout(SILENCE, watcher.next()).await;
         assert!(next.is_err(), "{next:?}");
 
         let start = Instant::now();
@@ -254,29 +276,37 @@ fn a_hundred_pods_come_and_go() {
             script += &format!("addr add 10.1.{pod}.1/24 dev pod{pod}\n");
             script += &format!("link set pod{pod} up\nlink set eth{pod} up\n");
         }
-        let mut events = run_batch(&mut watcher, script).await;
         let pods = |watcher: &Watcher| {
             let devices = watcher.devices().iter();
             devices
                 .filter(|device| device.name.starts_with("pod"))
                 .count()
         };
-        assert_eq!(pods(&watcher), 100);
-        assert!(watcher.devices().is_local(address("10.1.99.1")));
+        let all = |watcher: &Watcher| {
+            pods(watcher) == 100 && watcher.devices().is_local(address("10.1.99.1"))
+        };
+        let mut events = run_batch(&mut watcher, script, all).await;
 
         let script = (0..100).map(|pod| format!("link del pod{pod}\n")).collect();
-        events += run_batch(&mut watcher, script).await;
+        let none = |watcher: &Watcher| watcher.devices().iter().count() == 1;
+        events += run_batch(&mut watcher, script, none).await;
         assert_eq!(pods(&watcher), 0);
-        assert_eq!(watcher.devices().iter().count(), 1);
-        assert!(events >= 600, "{events}");
+        // What a busy machine read anew it was not told one by one.
+        assert!(events >= 600 || watcher.overflows() > 0, "{events}");
     });
 }
 
 /// Runs `ip -batch` beside the watcher until both are done; returns the number of events, and takes
-/// care that following costs little.
-async fn run_batch(watcher: &mut Watcher, script: String) -> usize {
+/// care that following costs little beside what making the changes costs.
+async fn run_batch(
+    watcher: &mut Watcher,
+    script: String,
+    is_done: impl Fn(&Watcher) -> bool,
+) -> usize {
     use std::{io::Write as _, process};
 
+    let start = Instant::now();
+    let before = childrens_cpu_time();
     let mut batch = process::Command::new("ip")
         .args(["-batch", "-"])
         .stdin(process::Stdio::piped())
@@ -292,27 +322,35 @@ async fn run_batch(watcher: &mut Watcher, script: String) -> usize {
     let mut busy = Duration::ZERO;
     let mut ended = false;
     loop {
-        let before = cpu_time();
-        match timeout(Duration::from_millis(300), watcher.next()).await {
+        let before = own_cpu_time();
+        match timeout(SILENCE, watcher.next()).await {
             Ok(next) => events += next.unwrap().len(),
-            Err(_) if ended => break,
-            Err(_) => {}
+            Err(_) if ended && is_done(watcher) => break,
+            Err(_) => assert!(start.elapsed() < patient(2 * PATIENCE), "it does not end"),
         }
-        busy += cpu_time() - before;
+        busy += own_cpu_time() - before;
         ended = batch.try_wait().unwrap().is_some();
     }
     assert!(batch.wait().unwrap().success());
-    assert!(
-        busy < Duration::from_secs(2),
-        "{busy:?} for {events} events"
-    );
+    let made = childrens_cpu_time() - before;
+    println!("{events} events: {made:?} to make, {busy:?} to follow");
+    // About twice as much, without optimisation.
+    assert!(busy < 10 * made, "{busy:?} beside {made:?}");
     events
 }
 
 /// CPU time of this thread so far.
-fn cpu_time() -> Duration {
-    let time = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID.now().unwrap();
-    Duration::new(time.tv_sec() as u64, time.tv_nsec() as u32)
+fn own_cpu_time() -> Duration {
+    ClockId::CLOCK_THREAD_CPUTIME_ID.now().unwrap().into()
+}
+
+/// CPU time of this process's children that have ended.
+fn childrens_cpu_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap();
+    [usage.user_time(), usage.system_time()]
+        .iter()
+        .map(|time| Duration::new(time.tv_sec() as u64, 1000 * time.tv_usec() as u32))
+        .sum()
 }
 
 #[test]
@@ -330,17 +368,16 @@ fn after_lost_messages_the_state_is_right_again() {
         for round in (0..60).step_by(2) {
             ip(&format!("link del pod{round}"));
         }
-        quiet(&mut watcher).await;
+        follow(&mut watcher, |watcher| {
+            let devices = watcher.devices();
+            (0..60).all(|round| {
+                let expected = round % 2 == 1;
+                let address = address(&format!("10.1.{round}.1"));
+                devices.by_name(&format!("pod{round}")).is_some() == expected
+                    && devices.is_local(address) == expected
+            })
+        })
+        .await;
         assert!(watcher.overflows() > 0);
-        for round in 0..60 {
-            let there = watcher.devices().by_name(&format!("pod{round}")).is_some();
-            assert_eq!(there, round % 2 == 1, "pod{round}");
-            assert_eq!(
-                watcher
-                    .devices()
-                    .is_local(address(&format!("10.1.{round}.1"))),
-                there
-            );
-        }
     });
 }

@@ -1,6 +1,6 @@
 //! Attaching, replacing and detaching.
 
-use std::{fs, thread, time::Duration};
+use std::fs;
 
 use node_lb::datapath::{
     Attacher, Direction, Loaded, TcFlavor, XdpAttachment, XdpMode,
@@ -50,7 +50,7 @@ fn native_xdp_is_replaced_under_load_without_loss() {
     });
 
     let path = root.path().to_owned();
-    let packets = lossless(&near, &far, || {
+    lossless(&near, &far, |rounds| {
         near.run(move || {
             let attacher = Attacher::new(&pins, TcFlavor::detect());
             for round in 0..REPLACEMENTS {
@@ -63,11 +63,10 @@ fn native_xdp_is_replaced_under_load_without_loss() {
                     ifindex: index,
                 };
                 assert_eq!(attached(&path, pin), id(loaded, XDP_PROGRAM));
-                thread::sleep(Duration::from_millis(2));
+                rounds.go_on();
             }
         });
     });
-    assert!(packets > 100, "{packets}");
 }
 
 #[test]
@@ -90,17 +89,16 @@ fn tc_is_replaced_under_load_without_loss() {
             (pins, generations)
         });
 
-        let packets = lossless(&near, &far, || {
+        lossless(&near, &far, |rounds| {
             near.run(move || {
                 let attacher = Attacher::new(&pins, flavor);
                 for round in 0..REPLACEMENTS {
                     let replaced = attach(&attacher, &generations[(round + 1) % 2]);
                     assert_eq!(replaced, [true, true], "{flavor:?}");
-                    thread::sleep(Duration::from_millis(2));
+                    rounds.go_on();
                 }
             });
         });
-        assert!(packets > 100, "{flavor:?}: {packets}");
 
         // One filter per direction, however often replaced.
         if flavor == TcFlavor::Clsact {

@@ -1,5 +1,6 @@
 //! The edge to the kernel, for real: programs on devices and cgroups, pins, maps, netlink. Needs root.
 
+mod budget;
 mod cleanup;
 mod devices;
 mod links;

@@ -5,11 +5,13 @@ use std::{
     net::UdpSocket,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
 };
+
+use lb_tests::eventually;
 
 use crate::namespace::Namespace;
 
@@ -20,19 +22,38 @@ pub fn cable() -> (Namespace, Namespace) {
     (near, far)
 }
 
-/// Sends to and fro between two hosts, a few packets at a time, while `work` runs; returns how many
-/// made the round trip. Panics if any did not.
-pub fn lossless(near: &Namespace, far: &Namespace, work: impl FnOnce()) -> usize {
+/// How many times packets have gone to and fro.
+#[derive(Clone, Default)]
+pub struct Rounds(Arc<AtomicUsize>);
+
+impl Rounds {
+    /// Waits until packets have gone to and fro that were sent after the call.
+    pub fn go_on(&self) {
+        let count = || self.0.load(Ordering::Relaxed);
+        let before = count();
+        // The round under way may have begun before.
+        eventually(|| match count() - before {
+            0 | 1 => Err("no packets go to and fro"),
+            _ => Ok(()),
+        });
+    }
+}
+
+/// When a packet is taken for lost: far beyond what it takes on a busy machine.
+const LOST: Duration = Duration::from_secs(10);
+
+/// Sends to and fro between two hosts, a few packets at a time, before, while and after `work` runs.
+/// Panics if any packet is lost.
+pub fn lossless(near: &Namespace, far: &Namespace, work: impl FnOnce(Rounds)) {
     const WINDOW: usize = 16;
 
+    let rounds = Rounds::default();
     let stop = Arc::new(AtomicBool::new(false));
     let server = near.run(|| UdpSocket::bind("10.0.0.1:7").unwrap());
     let client = far.run(|| {
         let client = UdpSocket::bind("10.0.0.2:0").unwrap();
         client.connect("10.0.0.1:7").unwrap();
-        client
-            .set_read_timeout(Some(Duration::from_secs(2)))
-            .unwrap();
+        client.set_read_timeout(Some(LOST)).unwrap();
         client
     });
     server
@@ -60,8 +81,8 @@ pub fn lossless(near: &Namespace, far: &Namespace, work: impl FnOnce()) -> usize
     });
     let flood = thread::spawn({
         let stop = Arc::clone(&stop);
+        let rounds = rounds.clone();
         move || {
-            let mut rounds = 0;
             let mut buffer = [0; 64];
             while !stop.load(Ordering::Relaxed) {
                 for _ in 0..WINDOW {
@@ -70,16 +91,14 @@ pub fn lossless(near: &Namespace, far: &Namespace, work: impl FnOnce()) -> usize
                 for _ in 0..WINDOW {
                     client.recv(&mut buffer).expect("a packet was lost");
                 }
-                rounds += 1;
+                rounds.0.fetch_add(1, Ordering::Relaxed);
             }
-            rounds * WINDOW
         }
     });
-    thread::sleep(Duration::from_millis(50));
-    work();
-    thread::sleep(Duration::from_millis(50));
+    rounds.go_on();
+    work(rounds.clone());
+    rounds.go_on();
     stop.store(true, Ordering::Relaxed);
-    let packets = flood.join().expect("packets were lost");
+    flood.join().expect("packets were lost");
     echo.join().unwrap();
-    packets
 }

@@ -1,12 +1,11 @@
 //! Devices and addresses that come and go.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use lb_tests::traffic::Protocol;
-use lb_tests::{Endpoint, Family, Request, Serve};
+use lb_tests::{Endpoint, Family, Request, Serve, eventually};
 
-use super::support::{Everywhere, NODE_PORT, Policy, cluster_ip, eventually, ground, ground_with};
+use super::support::{Everywhere, NODE_PORT, Policy, cluster_ip, ground, ground_with};
 
 #[test]
 fn pods_that_come_and_go_disturb_nobody() {
@@ -64,7 +63,7 @@ fn node_ports_follow_the_addresses_of_the_node() {
     let (client, node) = (ground.lab.client(), ground.lab.node(1));
     for (address, prefix) in [("172.30.77.200", 24), ("fd00:172:30:77::200", 64)] {
         let target = SocketAddr::new(address.parse().unwrap(), NODE_PORT);
-        let request = Request::http(target).deadline(Duration::from_millis(500));
+        let request = Request::http(target).in_vain();
         for _ in 0..2 {
             assert!(
                 request.send(client).is_err(),
@@ -73,12 +72,10 @@ fn node_ports_follow_the_addresses_of_the_node() {
             let nodad = if target.is_ipv6() { "nodad" } else { "" };
             node.run(&format!("ip addr add {address}/{prefix} dev eth0 {nodad}"))
                 .unwrap();
-            eventually(Duration::from_secs(5), || {
-                request.send(client).map_err(|failure| failure.to_string())
-            });
+            eventually(|| request.send(client));
             node.run(&format!("ip addr del {address}/{prefix} dev eth0"))
                 .unwrap();
-            eventually(Duration::from_secs(5), || match request.send(client) {
+            eventually(|| match request.send(client) {
                 Ok(reply) => Err(format!("{} still answers", reply.server)),
                 Err(_) => Ok(()),
             });

@@ -6,27 +6,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use lb_tests::traffic::Loads;
 use lb_tests::{
-    Balanced, Endpoint, Family, Host, Lab, Load, Node, Pod, PodNetwork, Request, Serve, Topology,
+    Balanced, Endpoint, Family, Host, Load, Node, Pod, PodNetwork, Request, SILENCE, Serve,
+    Topology, eventually, patient,
 };
 
-use super::support::{NODE_PORT, Policy, eventually, ground_on};
+use super::support::{NODE_PORT, Policy, ground_on};
 
 /// How long an outage lasts.
 const OUTAGE: Duration = Duration::from_millis(500);
 /// How long TCP may need after an outage to try again.
 const RETRY: Duration = Duration::from_secs(3);
-/// How long a client waits: longer than any outage here.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client waits: longer than any outage here, and than TCP's timers make of it.
+const ACROSS: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_cable_pulled_and_plugged_in() {
-    flap(|lab, node| {
+    flap(|ground, node| {
         let set = |state| {
             let line = format!("ip link set {} {state}", node.name());
-            lab.router().run(&line).map(drop)
+            ground.lab.router().run(&line).map(drop)
         };
         set("down")?;
         thread::sleep(OUTAGE);
@@ -36,25 +37,50 @@ fn a_cable_pulled_and_plugged_in() {
 
 #[test]
 fn an_uplink_set_down_and_up() {
-    flap(|lab, node| {
+    flap(|ground, node| {
         node.run("ip link set eth0 down")?;
         thread::sleep(OUTAGE);
-        lab.configure_uplink(node)
+        ground.lab.configure_uplink(node)
     });
 }
 
 #[test]
 fn an_uplink_removed_and_added() {
-    flap(|lab, node| {
+    flap(|ground, node| {
+        let (lab, before) = (&ground.lab, attached(ground)?);
         lab.unplug(node)?;
         thread::sleep(OUTAGE);
-        lab.plug_in(node)
+        // Before the agent has seen the new device, what arrives there is the host's, which refuses
+        // connections that it does not know: so nothing arrives until then.
+        lab.router().feed("nft -f -", HOLD)?;
+        lab.plug_in(node)?;
+        eventually(|| {
+            ensure!(attached(ground)? > before, "no programs on the new device");
+            Ok(())
+        });
+        lab.router().run("nft delete table inet hold").map(drop)
     });
+}
+
+/// Has a router forward nothing.
+const HOLD: &str = "
+    table inet hold {
+        chain forward {
+            type filter hook forward priority filter; policy drop;
+        }
+    }
+";
+
+/// How often the agent on node 1 has attached programs to the uplink.
+fn attached(ground: &Balanced) -> Result<usize> {
+    let log = ground.agents[0].log()?;
+    let line = format!("programs attached device={:?}", Node::UPLINK);
+    Ok(log.matches(&line).count())
 }
 
 /// Interrupts node 1's uplink twice. What does not need it notices nothing; connections across it go
 /// on, and new ones are served, once it is back.
-fn flap(outage: impl Fn(&Lab, &Node) -> Result<()>) {
+fn flap(outage: impl Fn(&Balanced, &Node) -> Result<()>) {
     // On a bridge: routes to single pods prefer the uplink's address, and go with it.
     let topology = Topology {
         pod_network: PodNetwork::Bridge,
@@ -73,20 +99,18 @@ fn flap(outage: impl Fn(&Lab, &Node) -> Result<()>) {
         near(Load::new(request).persistent(), lab.pod("pod-1-1"));
         near(Load::new(request), lab.pod("pod-1-1"));
         near(Load::new(request), node);
-        let outside = Request::http(node.at(family, NODE_PORT)).deadline(PATIENCE);
+        let outside = Request::http(node.at(family, NODE_PORT)).deadline(patient(ACROSS));
         let outside = slowly(Load::new(outside).persistent());
         across.push(outside.start(lab.client()).unwrap());
     }
 
     for _ in 0..2 {
-        outage(lab, node).unwrap();
+        outage(&ground, node).unwrap();
         let back = Instant::now();
         for family in Family::BOTH {
             let request = Request::http(node.at(family, NODE_PORT));
-            let request = request.deadline(Duration::from_millis(500));
-            eventually(RETRY, || {
-                request.send(lab.client()).map_err(|e| e.to_string())
-            });
+            let request = request.deadline(patient(SILENCE));
+            eventually(|| request.send(lab.client()));
         }
         println!("served again after {:?}", back.elapsed());
         thread::sleep(RETRY);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::verdict::{Hook, Reason};
 use lb_tests::traffic::{Loads, Protocol};
-use lb_tests::{Balanced, Family, Load, Request};
+use lb_tests::{Balanced, Family, Load, Request, patient};
 
 use super::support::{Policy, ground_with, load_balancer_ip};
 
@@ -24,8 +24,9 @@ fn a_full_table_costs_only_new_flows() {
     // Each request is a flow of its own, and none of them ends soon. The deadline is far beyond what
     // an answer takes on a busy machine, so that who fails was refused.
     let flood = Request::udp(load_balancer_ip(Family::V4, Protocol::Udp));
-    let flood = Load::new(flood.deadline(Duration::from_secs(1)))
-        .workers(128)
+    let flood = Load::new(flood.deadline(patient(Duration::from_secs(2))))
+        .workers(64)
+        .at_least(700)
         .run_for(Duration::from_secs(4), client)
         .unwrap();
     let established = loads.stop().unwrap();

@@ -9,11 +9,13 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use lb_tests::traffic::RunningServer;
 use lb_tests::{
-    Agent, Balanced, Endpoint, Family, Host, Lab, Pod, Request, Serve, Topology, balanced,
+    Agent, Balanced, Endpoint, Family, Host, Lab, PATIENCE, Pod, Request, Serve, Topology,
+    balanced, patient,
 };
 
 const CLUSTER_IP: &str = "10.96.0.10";
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an open connection's answer may take, and how long one that was cut is listened to.
+const ANSWER: Duration = Duration::from_secs(5);
 
 const TOPOLOGY: Topology = Topology {
     nodes: 1,
@@ -161,8 +163,8 @@ impl Open {
         let target = target()?;
         let stream = client
             .netns()
-            .run(|| TcpStream::connect_timeout(&target, PATIENCE))??;
-        stream.set_read_timeout(Some(PATIENCE))?;
+            .run(|| TcpStream::connect_timeout(&target, patient(ANSWER)))??;
+        stream.set_read_timeout(Some(patient(ANSWER)))?;
         Ok(Self(BufReader::new(stream)))
     }
 

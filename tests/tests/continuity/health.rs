@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_tests::traffic::Protocol;
-use lb_tests::{Balanced, Condition, FailureKind, Family, HttpAnswer, Request, Serve, http_get};
+use lb_tests::{
+    Balanced, Condition, FailureKind, Family, HttpAnswer, Request, Serve, eventually, http_get,
+};
 use serde_json::Value;
 
 use super::support::{
-    HEALTH_CHECK_NODE_PORT, Policy, eventually, ground, ground_with, load_balancer_ip, service,
+    HEALTH_CHECK_NODE_PORT, Policy, ground, ground_with, load_balancer_ip, service,
 };
 
 const WEIGHT: &str = "x-load-balancing-endpoint-weight";
@@ -62,7 +64,7 @@ fn a_port_in_use_is_reported_and_opened_once_free() {
     expect(&ground, 2, 200, 1);
 
     drop(squatter);
-    eventually(Duration::from_secs(10), || {
+    eventually(|| {
         let found = ask(&ground, 1, Family::V4).map_err(|error| format!("{error:#}"))?;
         (found.headers.contains_key(WEIGHT))
             .then_some(())

@@ -9,14 +9,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use lb_tests::{
     Agent, Balanced, Condition, Deployment, Endpoint, Family, Lab, MapContents, balanced,
-    map_contents::Endpoints, patient,
+    eventually, map_contents::Endpoints, patient,
 };
 
 use super::{
     maps,
-    support::{Everywhere, Policy, eventually, ground},
+    support::{Everywhere, Policy, ground},
 };
 
 /// An agent is killed while it writes, and the next one while it starts, until so many of the first have
@@ -75,9 +76,9 @@ fn agents_killed_while_they_write_leave_whole_services_and_are_not_noticed() {
     web.write(&ground).unwrap();
     for (node, view) in (1..).zip(&views) {
         let plans = ground.plans(node).unwrap();
-        eventually(patient(Duration::from_secs(20)), || {
+        eventually(|| {
             let contents = view.contents.check(&plans);
-            contents.map_err(|error| format!("node {node}: {error:#}"))
+            contents.with_context(|| format!("node {node}"))
         });
     }
     load.assert_nothing_noticed();
@@ -154,7 +155,7 @@ impl Crowd {
             })
             .unwrap();
         for node in 1..=2 {
-            eventually(Duration::from_secs(10), || {
+            eventually(|| {
                 let found = View::of(ground, node).crowd.len();
                 (found == CROWD)
                     .then_some(())

@@ -7,11 +7,13 @@ use std::{fs, mem, thread};
 
 use aya::programs::loaded_programs;
 use lb_tests::traffic::{Loads, Protocol};
-use lb_tests::{Agent, Balanced, Condition, Family, Load, Request, Serve, another_build, balanced};
+use lb_tests::{
+    Agent, Balanced, Condition, Family, Load, Request, Serve, another_build, balanced, eventually,
+};
 use node_lb::datapath::bpf::Link;
 
 use super::maps::{self, Programmed};
-use super::support::{Everywhere, Policy, cluster_ip, eventually, ground, ground_with};
+use super::support::{Everywhere, Policy, cluster_ip, ground, ground_with};
 
 #[test]
 fn agents_killed_and_started_again_are_not_noticed() {
@@ -176,10 +178,8 @@ fn an_agent_works_while_its_own_ports_are_taken() {
     web.set_oldest(3, Condition::Gone);
     web.write(&ground).unwrap();
     let request = Request::http(cluster_ip(Family::V4, Protocol::Http));
-    eventually(Duration::from_secs(5), || {
-        match request.send(ground.lab.pod("pod-1-1")) {
-            Ok(reply) => Err(format!("{} of {old:?} still answers", reply.server)),
-            Err(_) => Ok(()),
-        }
+    eventually(|| match request.send(ground.lab.pod("pod-1-1")) {
+        Ok(reply) => Err(format!("{} of {old:?} still answers", reply.server)),
+        Err(_) => Ok(()),
     });
 }

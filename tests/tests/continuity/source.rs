@@ -1,8 +1,8 @@
 //! Manifests that break.
 
-use std::time::Duration;
+use lb_tests::eventually;
 
-use super::support::{Everywhere, Policy, eventually, ground, service};
+use super::support::{Everywhere, Policy, ground, service};
 
 #[test]
 fn a_broken_manifest_keeps_the_last_good_state_and_is_reported() {
@@ -17,10 +17,10 @@ fn a_broken_manifest_keeps_the_last_good_state_and_is_reported() {
         )
         .unwrap();
     let problems = |wanted: f64| {
-        eventually(Duration::from_secs(5), || {
+        eventually(|| {
             let found = ground
                 .metric(1, "node_lb_source_problems")
-                .map_err(|e| e.to_string())?;
+                .map_err(|e| format!("{e:#}"))?;
             (found == wanted)
                 .then_some(())
                 .ok_or_else(|| format!("{found} problems"))

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
 use lb_tests::traffic::{LoadReports, Loads, Protocol};
@@ -151,21 +151,6 @@ impl Everywhere {
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long load goes on after the last change.
 const AFTERWARDS: Duration = Duration::from_millis(500);
-
-/// Asks until the answer is as wanted, for at most `limit`.
-#[track_caller]
-pub fn eventually<T>(limit: Duration, mut probe: impl FnMut() -> Result<T, String>) -> T {
-    let start = Instant::now();
-    loop {
-        match probe() {
-            Ok(found) => return found,
-            Err(problem) if start.elapsed() > limit => {
-                panic!("still not so after {limit:?}: {problem}")
-            }
-            Err(_) => thread::sleep(Duration::from_millis(20)),
-        }
-    }
-}
 
 /// Whether a request was refused, as opposed to unanswered.
 #[track_caller]

@@ -17,7 +17,7 @@ use self::container::Container;
 
 const CLUSTER_IP: &str = "10.96.0.10";
 /// How long the agent may take to get ready.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Three capabilities, a read-only root and five mounts are enough for all it does.
 #[test]

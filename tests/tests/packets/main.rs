@@ -1,7 +1,6 @@
 //! Packets through the real programs in the real kernel, one at a time (`BPF_PROG_TEST_RUN`). Needs
 //! root.
 
-mod budget;
 mod conversations;
 mod icmp;
 mod limits;

@@ -596,15 +596,6 @@ impl World {
             local.update(&[node], &[LocalAddress::default()]).unwrap();
         }
     }
-
-    /// The kernel's description of a program.
-    pub fn program_info(&mut self, at: At) -> aya::programs::ProgramInfo {
-        self.loaded
-            .program_mut(at.program())
-            .unwrap()
-            .info()
-            .unwrap()
-    }
 }
 
 fn kept<A: Address>(

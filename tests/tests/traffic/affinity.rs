@@ -1,6 +1,10 @@
 //! Session affinity by client address, and Maglev's by the whole tuple.
 
-use std::{collections::BTreeSet, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use lb_tests::{Endpoint, Family, Request, lab::Host};
@@ -70,19 +74,34 @@ fn a_client_moves_on_when_its_endpoint_leaves_and_stays_there() -> Result<()> {
 
 #[test]
 fn affinity_ends_after_its_timeout_and_lasts_while_it_is_used() -> Result<()> {
+    const TIMEOUT: Duration = Duration::from_secs(2);
     let ground = sticky(2)?;
     let lab = ground.lab();
     let request = Request::tcp(VIPS.at(Frontend::NodePort, Family::V4, lab.node(1)));
-    let first = servers(lab.client(), request, 1);
-    for _ in 0..4 {
-        thread::sleep(Duration::from_millis(1500));
-        assert_eq!(servers(lab.client(), request, 1), first);
+    let mut asked = Instant::now();
+    let mut last = servers(lab.client(), request, 1);
+    let mut stays = 0;
+    for _ in 0..40 {
+        let before = asked;
+        thread::sleep(TIMEOUT * 3 / 4);
+        asked = Instant::now();
+        let next = servers(lab.client(), request, 1);
+        // A machine that was away for longer than the rest of the timeout shows nothing.
+        if before.elapsed() < TIMEOUT {
+            assert_eq!(next, last);
+            stays += 1;
+        }
+        last = next;
+        if stays == 4 {
+            break;
+        }
     }
+    assert_eq!(stays, 4, "no two requests came within the timeout");
     let moved = (0..8).any(|_| {
-        thread::sleep(Duration::from_millis(2100));
-        servers(lab.client(), request, 1) != first
+        thread::sleep(TIMEOUT + Duration::from_millis(100));
+        servers(lab.client(), request, 1) != last
     });
-    assert!(moved, "still with {first:?}");
+    assert!(moved, "still with {last:?}");
     Ok(())
 }
 

@@ -4,14 +4,13 @@ use std::{
     cell::Cell,
     net::{IpAddr, SocketAddr},
     ops::Deref,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::Result;
 use lb_tests::{
-    Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PodNetwork, Request, Serve,
-    Service, Topology,
+    Balanced, Endpoint, EndpointSlices, Family, Lab, Manifests, Node, PATIENCE, PodNetwork,
+    Request, Serve, Service, Topology, eventually,
     lab::{Addresses, Host, address::PODS},
     patient,
     traffic::RunningServer,
@@ -82,7 +81,7 @@ impl Ground {
     pub fn without_agents(self) -> Result<WithoutAgents> {
         let Balanced { agents, lab, .. } = self.balanced;
         for agent in agents {
-            agent.stop(Duration::from_secs(5))?;
+            agent.stop(PATIENCE)?;
         }
         Ok(WithoutAgents {
             _servers: self.servers,
@@ -131,9 +130,10 @@ impl Ground {
         for node in lab.nodes() {
             let pod = lab.pods().iter().rev().find(|pod| pod.node == node.name());
             let request = Request::tcp(SocketAddr::new([10, 96, 255, 1].into(), port));
-            eventually(&format!("{} programs", node.name()), || {
-                let request = request.deadline(patient(Duration::from_millis(200)));
-                request.send(pod.expect("nodes have pods")).map(drop)
+            let request = request.deadline(patient(Duration::from_millis(500)));
+            eventually(|| {
+                let reply = request.send(pod.expect("nodes have pods"));
+                reply.map_err(|failure| format!("{node} does not program: {failure}"))
             });
         }
         Ok(())
@@ -278,21 +278,6 @@ fn open_firewalls(lab: &Lab) -> Result<()> {
         node.feed("nft -f -", &rules)?;
     }
     Ok(())
-}
-
-/// Tries until it works, or panics with the last error after some seconds.
-pub fn eventually<T, E: std::fmt::Display>(
-    what: &str,
-    mut attempt: impl FnMut() -> Result<T, E>,
-) -> T {
-    let deadline = Instant::now() + patient(Duration::from_secs(10));
-    loop {
-        match attempt() {
-            Ok(value) => return value,
-            Err(error) if Instant::now() > deadline => panic!("{what}: {error}"),
-            Err(_) => thread::sleep(Duration::from_millis(20)),
-        }
-    }
 }
 
 /// The names of the servers that answer some requests, in order and without repetition.

@@ -77,7 +77,7 @@ fn an_agent_that_cannot_start_says_why() -> Result<()> {
         let agent = balanced::node_lb()?;
         let ended = output(
             node.command("timeout")?
-                .arg("10")
+                .arg("60")
                 .arg(agent)
                 .arg("agent")
                 .args(arguments),

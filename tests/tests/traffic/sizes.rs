@@ -1,13 +1,12 @@
 //! Large transfers, links of different sizes, fragments, and the ICMP errors about them.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use lb_tests::{
-    Endpoint, FailureKind, Family, PodNetwork, Request, Topology, lab::Host, traffic::Protocol,
+    Endpoint, FailureKind, Family, PATIENCE, PodNetwork, Request, SILENCE, Topology, eventually,
+    lab::Host, patient, traffic::Protocol,
 };
 
-use crate::ground::{Frontend, Ground, PORT, Vips, eventually, harsh};
+use crate::ground::{Frontend, Ground, PORT, Vips, harsh};
 
 /// One Service whose endpoint is on node 1 and one whose is on node 2.
 const BOTH: [(Vips, &str); 2] = [(Vips(1), "pod-1-1"), (Vips(2), "pod-2-1")];
@@ -42,7 +41,7 @@ fn large_bodies(topology: Topology, mode: &str, bytes: usize) -> Result<()> {
     for (client, vips, family) in cases(&ground) {
         let target = vips.cluster(family, PORT + 1);
         let request = Request::http(target).payload(bytes);
-        let reply = request.deadline(Duration::from_secs(20)).send(client);
+        let reply = request.deadline(patient(PATIENCE)).send(client);
         reply.unwrap_or_else(|e| panic!("{mode}: {client} to {target}: {e}"));
     }
     Ok(())
@@ -80,15 +79,16 @@ fn narrow(topology: Topology) -> Result<()> {
             let target = vips.at(frontend, family, node);
             let tcp = Request::tcp(target)
                 .payload(1 << 20)
-                .deadline(Duration::from_secs(10));
+                .deadline(patient(PATIENCE));
             tcp.send(client)
                 .unwrap_or_else(|e| panic!("TCP from {client} to {target}: {e}"));
             // The first datagrams may be lost to learning the path's MTU, each way.
             let udp = Request::udp(target)
                 .payload(1400)
-                .deadline(Duration::from_millis(300));
-            eventually(&format!("UDP from {client} to {target}"), || {
-                udp.send(client)
+                .deadline(patient(SILENCE));
+            eventually(|| {
+                let reply = udp.send(client);
+                reply.map_err(|failure| format!("UDP from {client} to {target}: {failure}"))
             });
         }
     }

@@ -1,9 +1,9 @@
 //! A map that is full: the Service that found no room says so everywhere, the others work, and it heals.
 
 use anyhow::Result;
-use lb_tests::{Balanced, Endpoint, Request, Serve};
+use lb_tests::{Balanced, Endpoint, Request, Serve, eventually};
 
-use crate::support::{CLUSTER_IP, SMALL, eventually, line_with, serve_web};
+use crate::support::{CLUSTER_IP, SMALL, line_with, serve_web};
 
 /// The map has room for 32 tables of this size.
 const MAGLEV: &str = "--maglev-table-size=131071";

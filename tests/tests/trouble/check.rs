@@ -208,7 +208,7 @@ impl Report {
         let socket = balanced::socket(node);
         let output = node
             .command("timeout")?
-            .args(["30", "unshare", "--mount", "sh", "-c", script, "sh"])
+            .args(["60", "unshare", "--mount", "sh", "-c", script, "sh"])
             .arg(balanced::node_lb()?)
             .args(["check", "--output=json", "--node", node.name()])
             .args(["--node-address", &node.ip(lb_tests::Family::V4).to_string()])

@@ -1,12 +1,12 @@
 //! Addresses of the agent's own servers that somebody else has.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use anyhow::Result;
-use lb_tests::{Agent, Readiness, Serve, balanced, http_get};
+use lb_tests::{Agent, PATIENCE, Readiness, Serve, balanced, eventually, http_get};
 use lb_tests::{Lab, Node};
 
-use crate::support::{SMALL, eventually, line_with};
+use crate::support::{SMALL, line_with};
 
 const METRICS: SocketAddr = local(10249);
 const HEALTH: SocketAddr = local(10256);
@@ -39,7 +39,7 @@ fn taken_addresses_are_said_and_opened_once_free() -> Result<()> {
             other => Err(format!("{address}: {other:?}")),
         });
     }
-    assert!(agent.stop(Duration::from_secs(5))?.success());
+    assert!(agent.stop(PATIENCE)?.success());
     Ok(())
 }
 

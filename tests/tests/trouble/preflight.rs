@@ -72,7 +72,7 @@ fn run(node: &Node, script: &str) -> Result<(Option<i32>, String)> {
     std::fs::copy(balanced::node_lb()?, &program)?;
     let output = node
         .command("timeout")?
-        .args(["10", "unshare", "--mount", "sh", "-c", script, "sh"])
+        .args(["60", "unshare", "--mount", "sh", "-c", script, "sh"])
         .arg(program)
         .args(["agent", "--node", node.name(), "--source"])
         .arg(format!("dir:{}", node.manifests().display()))

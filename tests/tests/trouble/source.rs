@@ -1,9 +1,9 @@
 //! Manifests that cannot be used, in `node-lb status`.
 
 use anyhow::Result;
-use lb_tests::{Balanced, Request};
+use lb_tests::{Balanced, Request, eventually};
 
-use crate::support::{CLUSTER_IP, SMALL, eventually, serve_web};
+use crate::support::{CLUSTER_IP, SMALL, serve_web};
 
 #[test]
 fn a_broken_file_is_in_the_status_until_it_is_mended() -> Result<()> {
@@ -26,7 +26,7 @@ fn a_broken_file_is_in_the_status_until_it_is_mended() -> Result<()> {
     // One that can be read, but of which one port cannot be used: the rest of it is.
     let service = ground.lab.service("web").cluster_ip(CLUSTER_IP);
     let service = service.tcp("lines", 80, 9090).tcp("other", 0, 9090);
-    ground.change(|| service.apply())?;
+    ground.change_something(|| service.apply())?;
     let problems = ground.status(1)?.source_problems;
     assert!(
         problems

@@ -1,10 +1,5 @@
 //! A small lab, and questions to its agent.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
 use anyhow::Result;
 use lb_tests::{Balanced, Endpoint, Serve, Topology, traffic::RunningServer};
 
@@ -34,22 +29,6 @@ pub fn serve_web(ground: &Balanced) -> Result<RunningServer> {
         slices.with(Endpoint::ready(pod)).apply()
     })?;
     Ok(server)
-}
-
-/// Asks until the answer is as wanted, for some seconds.
-#[track_caller]
-pub fn eventually<T>(mut probe: impl FnMut() -> Result<T, String>) -> T {
-    const LIMIT: Duration = Duration::from_secs(20);
-    let start = Instant::now();
-    loop {
-        match probe() {
-            Ok(found) => return found,
-            Err(problem) if start.elapsed() > LIMIT => {
-                panic!("still not so after {LIMIT:?}: {problem}")
-            }
-            Err(_) => thread::sleep(Duration::from_millis(20)),
-        }
-    }
 }
 
 /// The line of a log that has this text.

@@ -25,6 +25,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// What to do where one cannot be fetched.
+    pub const REMEDY: &str = "Debian 12 has packages of all (linux-image-*-cloud-amd64): add its list to \
+                              apt's sources and run `cargo xtask setup`, or unpack one with `dpkg-deb --extract` \
+                              into ~/.cache/node-lb/kernels/SERIES, or leave it out with `--skip kernel:SERIES`";
+
     /// The one of `series`, if it has been fetched.
     pub fn find(places: &Places, series: &str) -> Option<Self> {
         let root = directory(places, series);
@@ -55,7 +60,7 @@ pub fn missing(places: &Places) -> Vec<&'static str> {
 }
 
 /// Downloads and unpacks these series' newest packages. One that no package list has is said and
-/// left out: the tests count it as one that did not run.
+/// left out: the tests in it fail, and all else can go on.
 ///
 /// # Errors
 ///
@@ -65,7 +70,7 @@ pub(super) fn fetch(installer: &mut Installer, missing: &[&str]) -> Result<()> {
         let Some(package) = package(installer, series) else {
             println!(
                 "  ATTENTION: no package list of this machine has a cloud kernel {series} \
-                 (Debian's linux-image-{series}.*-{FLAVOR}); tests will not run in it"
+                 (Debian's linux-image-{series}.*-{FLAVOR}); tests in it will fail"
             );
             continue;
         };

@@ -17,41 +17,57 @@ use xtask::ebpf::{Places, Tools};
 use self::{apt::Apt, cluster::Extent};
 use crate::{cargo::Workspace, step::Steps};
 
-/// What the caller is about to do; each needs all that those before it need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What the caller is about to do, beside building.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Build, and nothing else.
-    Toolchain,
+    /// Check how the code is written.
+    Lint,
     /// Run the lab.
     Lab,
     /// Run a Kubernetes control plane in the lab.
     ControlPlane,
-    /// Test, in other kernels and against a control plane too.
-    Everything,
+    /// Build what libFuzzer is linked with.
+    Fuzz,
+    /// Boot other kernels.
+    Kernels,
     /// Run a whole Kubernetes cluster.
     Cluster,
 }
 
-/// Installs what is missing for `need` and returns what eBPF is built with.
+impl Need {
+    /// What all of the tests need.
+    pub const TESTS: [Self; 5] = [
+        Self::Lint,
+        Self::Lab,
+        Self::ControlPlane,
+        Self::Fuzz,
+        Self::Kernels,
+    ];
+}
+
+/// Installs what is missing to build and for `needs`, and returns what eBPF is built with.
 ///
 /// # Errors
 /// Says what could not be installed and how to do it by hand.
-pub fn run(workspace: &Workspace, need: Need) -> Result<Tools> {
+pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
     let places = Places::from_env();
     let tools = Tools::find(&places);
-    let missing = tools::missing(need);
-    let (components, lint) = match need {
-        Need::Toolchain => (Vec::new(), false),
-        Need::Lab | Need::ControlPlane | Need::Everything | Need::Cluster => {
-            (missing_components(), true)
-        }
+    let missing = tools::missing(needs);
+    let lint = needs.contains(&Need::Lint);
+    let components = match lint {
+        true => missing_components(),
+        false => Vec::new(),
     };
-    let (kernels, extent) = match need {
-        Need::Toolchain | Need::Lab => (Vec::new(), None),
-        Need::ControlPlane => (Vec::new(), Some(Extent::ControlPlane)),
-        Need::Everything => (kernels::missing(&places), Some(Extent::ControlPlane)),
-        Need::Cluster => (kernels::missing(&places), Some(Extent::Whole)),
+    let kernels = match needs.contains(&Need::Kernels) {
+        true => kernels::missing(&places),
+        false => Vec::new(),
     };
+    let extent = [
+        (Need::Cluster, Extent::Whole),
+        (Need::ControlPlane, Extent::ControlPlane),
+    ];
+    let extent = extent.iter().find(|(need, _)| needs.contains(need));
+    let extent = extent.map(|(_, extent)| *extent);
     let extent = extent.filter(|extent| cluster::is_missing(workspace, &places, *extent));
     let complete = |tools: &Tools| !lint || tools.compiler.clippy().is_file();
     let nothing_else =

@@ -66,25 +66,25 @@ static TOOLS: [Tool; 19] = [
     Tool {
         command: "c++",
         packages: &["g++"],
-        need: Need::Everything,
+        need: Need::Fuzz,
         purpose: "libFuzzer, which the fuzz targets run in",
     },
     Tool {
         command: "qemu-system-x86_64",
         packages: &["qemu-system-x86"],
-        need: Need::Everything,
+        need: Need::Kernels,
         purpose: "runs older kernels",
     },
     Tool {
         command: "cpio",
         packages: &["cpio"],
-        need: Need::Everything,
+        need: Need::Kernels,
         purpose: "the file systems of those kernels",
     },
     Tool {
         command: "depmod",
         packages: &["kmod"],
-        need: Need::Everything,
+        need: Need::Kernels,
         purpose: "the modules of those kernels",
     },
     Tool {
@@ -131,11 +131,11 @@ static TOOLS: [Tool; 19] = [
     },
 ];
 
-/// What is not there of what `need` takes.
-pub fn missing(need: Need) -> Vec<&'static Tool> {
+/// What is not there of what `needs` take.
+pub fn missing(needs: &[Need]) -> Vec<&'static Tool> {
     TOOLS
         .iter()
-        .filter(|tool| tool.need <= need && !on_path(tool.command))
+        .filter(|tool| needs.contains(&tool.need) && !on_path(tool.command))
         .collect()
 }
 

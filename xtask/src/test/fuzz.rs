@@ -5,13 +5,15 @@ use std::{
     env,
     ffi::OsStr,
     fs,
-    path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    thread,
+    time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
 
-use super::{suite, tally::Tally};
+use super::outcome::{Outcome, Verdict};
 use crate::cargo::Workspace;
 
 /// How long each target runs, in seconds.
@@ -38,35 +40,49 @@ const CRATES: [&str; 2] = ["lb_common", "node_lb"];
 /// Set for the compiler's wrapper: the targets.
 const TARGETS_VARIABLE: &str = "NODE_LB_FUZZ_TARGETS";
 
-/// Builds and runs all targets below `fuzz/fuzz_targets`.
+/// Builds and runs all targets, beside each other, below `fuzz/fuzz_targets`.
 ///
 /// # Errors
 ///
 /// If they cannot be built or run. What they find is a failed test, whose input libFuzzer names.
-pub fn run(workspace: &Workspace) -> Result<Tally> {
+pub fn run(workspace: &Workspace) -> Result<Vec<Outcome>> {
     let sources = workspace.root.join("fuzz");
-    let targets = targets(&sources)?;
+    let targets = targets(workspace)?;
     let programs = build(workspace, &targets)?;
     let directory = workspace.target.join("fuzz");
-    let mut total = Tally::default();
-    for target in targets {
-        println!("\nfuzz {target}");
-        let corpus = directory.join("corpus").join(&target);
-        let found = directory.join("found").join(&target);
+    let run = |target: &String| {
+        let corpus = directory.join("corpus").join(target);
+        let found = directory.join("found").join(target);
         for directory in [&corpus, &found] {
             fs::create_dir_all(directory)
                 .with_context(|| format!("cannot make {}", directory.display()))?;
         }
-        let mut command = Command::new(programs.join(&target));
+        let mut command = Command::new(programs.join(target));
         command
             .arg(format!("-max_total_time={SECONDS}"))
             .arg(format!("-artifact_prefix={}/", found.display()))
-            .args(["-timeout=5", "-rss_limit_mb=2048", "-print_final_stats=1"])
-            .args([corpus, sources.join("seeds").join(&target)]);
-        let tally = suite::run(&mut command)?;
-        total = [total, tally].into_iter().sum();
-    }
-    Ok(total)
+            .args(["-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1"])
+            .args([corpus, sources.join("seeds").join(target)]);
+        let start = Instant::now();
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.with_context(|| format!("cannot run {target}"))?;
+        let outcome = Outcome {
+            name: format!("fuzz {target}"),
+            verdict: Verdict::of(output.status.success()),
+            took: start.elapsed(),
+            output: String::from_utf8_lossy(&output.stderr).into_owned(),
+        };
+        outcome.show(false);
+        Ok(outcome)
+    };
+    thread::scope(|scope| {
+        let runs: Vec<_> = targets
+            .iter()
+            .map(|target| scope.spawn(|| run(target)))
+            .collect();
+        let outcomes = runs.into_iter().map(|run| run.join().expect("no panic"));
+        outcomes.collect::<Result<Vec<_>>>()
+    })
 }
 
 /// Builds the targets and returns the directory that they are put into.
@@ -76,7 +92,12 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
     fs::create_dir_all(workspace.target.join("fuzz"))
         .and_then(|()| fs::copy("/proc/self/exe", &wrapper))
         .with_context(|| format!("cannot copy xtask to {}", wrapper.display()))?;
-    let mut cargo = workspace.cargo(["build", "--package", "node-lb-fuzz", "--bins"]);
+    // All packages, and a test, for dependencies to have the features that the other tests' have.
+    let packages = ["xtask", "lb-common", "node-lb", "lb-tests", "node-lb-fuzz"];
+    let mut cargo = workspace.cargo(["build", "--test", "toolchain_choice"]);
+    cargo
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .args(targets.iter().flat_map(|target| ["--bin", target]));
     cargo
         .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
         .env(TARGETS_VARIABLE, targets.join(","));
@@ -108,8 +129,12 @@ pub fn as_compiler() -> Option<Result<ExitCode>> {
 }
 
 /// The names of all targets, in order.
-fn targets(directory: &Path) -> Result<Vec<String>> {
-    let directory = directory.join("fuzz_targets");
+///
+/// # Errors
+///
+/// If there is none.
+pub fn targets(workspace: &Workspace) -> Result<Vec<String>> {
+    let directory = workspace.root.join("fuzz/fuzz_targets");
     let entries =
         fs::read_dir(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
     let sources = entries.flatten().map(|entry| entry.path());

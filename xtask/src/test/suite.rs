@@ -1,55 +1,33 @@
-//! Test programs: built by cargo all at once, then run one by one as each needs.
+//! Test programs, built by cargo all at once, and the tests in them.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write, stdout},
+    collections::BTreeSet,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
-use xtask::ebpf::Places;
 
-use super::tally::Tally;
-use crate::{
-    cargo::{Workspace, describe},
-    privilege::Privilege,
-};
+use super::stage::Stage;
+use crate::cargo::Workspace;
 
 /// A test program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Suite {
+    /// What cargo calls it: the name of the library, program or file of tests.
+    name: String,
     executable: PathBuf,
     /// Directory of its package, where cargo would run it.
     package: PathBuf,
-    /// Package and target.
-    name: String,
 }
 
 impl Suite {
     /// Whether it is one of crate `lb-tests`.
-    pub fn needs_kernel(&self, workspace: &Workspace) -> bool {
+    fn needs_kernel(&self, workspace: &Workspace) -> bool {
         self.package == workspace.root.join("tests")
-    }
-
-    /// Whether it is the test `name` of crate `lb-tests`.
-    pub fn is_test(&self, name: &str) -> bool {
-        self.name == format!("tests (test {name})")
-    }
-
-    /// Package and target.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its file.
-    pub fn executable(&self) -> &Path {
-        &self.executable
-    }
-
-    /// Directory of its package, where cargo would run it.
-    pub fn package(&self) -> &Path {
-        &self.package
     }
 
     /// Reads one message of `cargo test --no-run`; `None` if it is not about a test program.
@@ -58,35 +36,189 @@ impl Suite {
             return None;
         }
         let package = Path::new(message["manifest_path"].as_str()?).parent()?;
-        let target = &message["target"];
-        let kind = target["kind"][0].as_str()?;
-        let directory = package.file_name()?.to_string_lossy();
         Some(Self {
+            name: message["target"]["name"].as_str()?.to_owned(),
             executable: PathBuf::from(message["executable"].as_str()?),
             package: package.to_owned(),
-            name: format!("{directory} ({kind} {})", target["name"].as_str()?),
         })
+    }
+
+    /// The tests in it, in its order.
+    fn tests(self: &Arc<Self>) -> Result<Vec<Test>> {
+        let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();
+        let tests = self.list(&[])?.into_iter().map(|path| Test {
+            suite: Arc::clone(self),
+            ignored: ignored.contains(&path),
+            path,
+        });
+        Ok(tests.collect())
+    }
+
+    /// The paths of tests, as the program lists them.
+    fn list(&self, arguments: &[&str]) -> Result<Vec<String>> {
+        let program = self.executable.display();
+        let output = Command::new(&self.executable)
+            .args(["--list", "--format=terse"])
+            .args(arguments)
+            .current_dir(&self.package)
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("cannot run {program}"))?;
+        ensure!(
+            output.status.success(),
+            "{program} does not list its tests ({})",
+            output.status
+        );
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(listed(&text).map(str::to_owned).collect())
     }
 }
 
-/// The workspace's test programs, built when first asked for.
+/// The tests in a program's list of them.
+pub fn listed(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.strip_suffix(": test"))
+}
+
+/// Whether the test of that name runs a Kubernetes control plane: one program's tests do.
+pub fn needs_control_plane(name: &str) -> bool {
+    name.starts_with("control_plane::")
+}
+
+/// One test of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Test {
+    suite: Arc<Suite>,
+    /// Its modules and its function, as the program knows it.
+    path: String,
+    ignored: bool,
+}
+
+impl Test {
+    /// Its program and its path there: `traffic::singly::all_rules_at_once`.
+    pub fn name(&self) -> String {
+        format!("{}::{}", self.suite.name, self.path)
+    }
+
+    /// Whether it runs a Kubernetes control plane.
+    pub fn needs_control_plane(&self) -> bool {
+        needs_control_plane(&self.name())
+    }
+
+    /// Whether it runs the container image.
+    pub fn needs_image(&self) -> bool {
+        self.suite.name == "image"
+    }
+
+    /// Whether it runs only if somebody insists.
+    pub fn is_ignored(&self) -> bool {
+        self.ignored
+    }
+
+    /// Its program.
+    pub fn executable(&self) -> &Path {
+        &self.suite.executable
+    }
+
+    /// Directory of its package, where cargo would run it.
+    pub fn package(&self) -> &Path {
+        &self.suite.package
+    }
+
+    /// What its program takes to run it and nothing else, without holding back what is printed.
+    pub fn arguments(&self) -> [&str; 3] {
+        ["--exact", &self.path, "--nocapture"]
+    }
+
+    /// A test of this name whose program does not exist.
+    #[cfg(test)]
+    pub fn named(name: &str) -> Self {
+        let (program, path) = name.split_once("::").expect("a program and a path");
+        Self {
+            suite: Arc::new(Suite {
+                name: program.to_owned(),
+                executable: PathBuf::new(),
+                package: PathBuf::new(),
+            }),
+            path: path.to_owned(),
+            ignored: false,
+        }
+    }
+
+    /// Has a command, so far without a program to run, run the test as cargo would.
+    pub fn add_to(&self, command: &mut Command) {
+        command
+            .arg(self.executable())
+            .args(self.arguments())
+            .current_dir(self.package())
+            .env("CARGO_MANIFEST_DIR", self.package());
+    }
+}
+
+/// The workspace's tests; their programs are built when first asked for.
 pub struct Suites<'a> {
     workspace: &'a Workspace,
-    built: Option<Result<Vec<Suite>, String>>,
+    scope: Scope,
+    /// Parts of names of tests; all tests if there is none.
+    only: &'a [String],
+    built: Option<Result<Vec<Arc<Suite>>, String>>,
 }
 
 impl<'a> Suites<'a> {
-    pub fn new(workspace: &'a Workspace) -> Self {
+    /// Those of the tests of `stages` that have one of `only` in their names; all if there is none.
+    pub fn new(workspace: &'a Workspace, stages: &[Stage], only: &'a [String]) -> Self {
         Self {
             workspace,
+            scope: Scope::of(workspace, stages, only),
+            only,
             built: None,
         }
     }
 
+    /// The tests that need neither privilege nor the kernel.
+    ///
     /// # Errors
-    /// Fails if they do not build; says so again each time.
-    pub fn built(&mut self) -> Result<&[Suite]> {
-        let build = || build(self.workspace).map_err(|error| format!("{error:#}"));
+    /// Fails if they do not build; says so again each time. Fails if there is none.
+    pub fn unit_tests(&mut self) -> Result<Vec<Test>> {
+        self.tests(|suite, workspace| !suite.needs_kernel(workspace))
+    }
+
+    /// The tests of crate `lb-tests`.
+    ///
+    /// # Errors
+    /// As for [`Self::unit_tests`].
+    pub fn kernel_tests(&mut self) -> Result<Vec<Test>> {
+        self.tests(Suite::needs_kernel)
+    }
+
+    fn tests(&mut self, wanted: impl Fn(&Suite, &Workspace) -> bool) -> Result<Vec<Test>> {
+        let workspace = self.workspace;
+        let chosen_programs = matches!(self.scope, Scope::Programs(_));
+        let suites = self
+            .built()?
+            .iter()
+            .filter(|suite| wanted(suite, workspace));
+        let tests = suites
+            .map(Suite::tests)
+            .collect::<Result<Vec<_>>>()?
+            .concat();
+        ensure!(
+            chosen_programs || !tests.is_empty(),
+            "the test programs have no tests"
+        );
+        let chosen = |test: &Test| {
+            let name = test.name();
+            self.only.is_empty() || self.only.iter().any(|word| name.contains(word))
+        };
+        Ok(tests.into_iter().filter(chosen).collect())
+    }
+
+    /// Has the test programs be built again, with the agent beside them: another build has put its own there.
+    pub fn forget(&mut self) {
+        self.built = None;
+    }
+
+    fn built(&mut self) -> Result<&[Arc<Suite>]> {
+        let build = || build(self.workspace, &self.scope).map_err(|error| format!("{error:#}"));
         match self.built.get_or_insert_with(build) {
             Ok(suites) => Ok(suites),
             Err(error) => Err(anyhow!("{error}")),
@@ -94,82 +226,70 @@ impl<'a> Suites<'a> {
     }
 }
 
-/// How test programs are run.
-#[derive(Clone, Copy, Debug)]
-pub enum Manner {
-    /// Tests of one program beside each other.
-    Parallel,
-    /// One test at a time: they share the kernel and the machine's time.
-    AloneAsRoot(Privilege),
+/// Which test programs are built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    All,
+    /// Those that need neither privilege nor the kernel.
+    Unit,
+    /// These files of tests, with the programs that tests start.
+    Programs(Vec<String>),
 }
 
-/// Runs all of `suites`, whatever fails.
-pub fn run_all<'s>(suites: impl Iterator<Item = &'s Suite>, manner: Manner) -> Result<Tally> {
-    let tallies = suites.map(|suite| {
-        let mut command = match manner {
-            Manner::Parallel => Command::new(&suite.executable),
-            Manner::AloneAsRoot(privilege) => {
-                let mut command = privilege.command(&suite.executable);
-                command.arg("--test-threads=1");
-                // root may have another home.
-                let programs = Places::from_env().cluster_programs();
-                command.env("NODE_LB_CLUSTER_BIN", programs);
+/// The packages whose tests need neither privilege nor the kernel, by directory and name.
+const UNIT: [(&str, &str); 3] = [
+    ("xtask", "xtask"),
+    ("lb-common", "lb-common"),
+    ("lb-userspace", "node-lb"),
+];
+
+impl Scope {
+    /// The least that has all tests of these stages with one of `only` in their names.
+    fn of(workspace: &Workspace, stages: &[Stage], only: &[String]) -> Self {
+        // Whatever is before it, `::` ends the name of a program or of a module.
+        let programs = only.iter().map(|word| {
+            let program = word.split_once("::")?.0;
+            is_test_file(workspace, program).then(|| program.to_owned())
+        });
+        match programs.collect::<Option<Vec<_>>>() {
+            Some(programs) if !programs.is_empty() => Self::Programs(programs),
+            _ if stages.iter().any(|stage| stage.needs_lab_tests()) => Self::All,
+            _ => Self::Unit,
+        }
+    }
+
+    /// What cargo is to build. All of it has the same features in every scope, so that nothing is built twice.
+    fn command(&self, workspace: &Workspace) -> Command {
+        let mut command = match self {
+            Self::All => workspace.cargo(["test", "--no-run"]),
+            Self::Unit => {
+                let mut command = workspace.cargo(["test", "--no-run"]);
+                command.args(UNIT.map(|(_, package)| ["--package", package]).concat());
+                command
+            }
+            Self::Programs(programs) => {
+                let mut command = workspace.cargo(["build", "--bins"]);
+                command.args(programs.iter().flat_map(|program| ["--test", program]));
                 command
             }
         };
-        println!("\n{}", suite.name);
-        let command = command.current_dir(&suite.package);
-        run_named(
-            &suite.name,
-            command.env("CARGO_MANIFEST_DIR", &suite.package),
-        )
-    });
-    tallies.sum()
-}
-
-/// Runs one command that runs tests.
-pub fn run(command: &mut Command) -> Result<Tally> {
-    run_named(&describe(command), command)
-}
-
-/// Shows the output as it comes and counts the results in it.
-fn run_named(name: &str, command: &mut Command) -> Result<Tally> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
-    let mut pipe = child
-        .stdout
-        .take()
-        .context("the test program has no standard output")?;
-    let mut output = Vec::new();
-    let mut chunk = [0; 4096];
-    loop {
-        let length = pipe
-            .read(&mut chunk)
-            .with_context(|| format!("cannot read from {name}"))?;
-        if length == 0 {
-            break;
-        }
-        output.extend_from_slice(&chunk[..length]);
-        stdout().write_all(&chunk[..length])?;
-        stdout().flush()?;
+        command.arg("--message-format=json-render-diagnostics");
+        command
     }
-    let status = child.wait()?;
-    Ok(Tally::of_program(
-        name,
-        &String::from_utf8_lossy(&output),
-        status.success(),
-    ))
 }
 
-fn build(workspace: &Workspace) -> Result<Vec<Suite>> {
-    let mut command = workspace.cargo([
-        "test",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]);
+/// Whether a package has a file or a directory of tests of this name.
+fn is_test_file(workspace: &Workspace, name: &str) -> bool {
+    let directories = UNIT.map(|(directory, _)| directory);
+    let mut directories = directories.into_iter().chain(["tests"]);
+    directories.any(|directory| {
+        let tests = workspace.root.join(directory).join("tests");
+        tests.join(format!("{name}.rs")).is_file() || tests.join(name).join("main.rs").is_file()
+    })
+}
+
+fn build(workspace: &Workspace, scope: &Scope) -> Result<Vec<Arc<Suite>>> {
+    let mut command = scope.command(workspace);
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
@@ -181,14 +301,14 @@ fn build(workspace: &Workspace) -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
     for line in BufReader::new(pipe).lines() {
         let message = serde_json::from_str(&line?).context("cannot read what cargo says")?;
-        suites.extend(Suite::parse(&message));
+        suites.extend(Suite::parse(&message).map(Arc::new));
     }
     let status = child.wait()?;
     ensure!(status.success(), "the tests do not build ({status})");
     if suites.is_empty() {
         bail!("cargo built no test program");
     }
-    suites.sort_by(|a, b| a.name.cmp(&b.name));
+    suites.sort();
     Ok(suites)
 }
 
@@ -215,7 +335,7 @@ mod tests {
             suite.executable,
             Path::new("/src/target/debug/deps/packets-1")
         );
-        assert_eq!(suite.name, "tests (test packets)");
+        assert_eq!(suite.name, "packets");
 
         let mut library = artifact();
         library["profile"]["test"] = json!(false);
@@ -235,5 +355,42 @@ mod tests {
         assert!(suite.needs_kernel(&workspace));
         suite.package = "/src/lb-common".into();
         assert!(!suite.needs_kernel(&workspace));
+    }
+
+    #[test]
+    fn this_programs_own_tests_are_listed() {
+        let suite = Arc::new(Suite {
+            name: "xtask".to_owned(),
+            executable: std::env::current_exe().unwrap(),
+            package: env!("CARGO_MANIFEST_DIR").into(),
+        });
+        let tests = suite.tests().unwrap();
+        let name = format!("{}::this_programs_own_tests_are_listed", module_path!());
+        assert!(tests.iter().any(|test| test.name() == name), "{tests:?}");
+    }
+
+    #[test]
+    fn no_more_is_built_than_the_tests_asked_for_need() {
+        let workspace = Workspace::locate().unwrap();
+        let scope = |stages: &[Stage], only: &[&str]| {
+            let only: Vec<_> = only.iter().map(ToString::to_string).collect();
+            Scope::of(&workspace, stages, &only)
+        };
+        let both = [Stage::Unit, Stage::Kernel];
+        assert_eq!(scope(&both, &[]), Scope::All);
+        assert_eq!(scope(&[Stage::Unit, Stage::Doc], &[]), Scope::Unit);
+        assert_eq!(scope(&[Stage::Kernels], &[]), Scope::All);
+        let programs = ["traffic", "deploy_manifests"].map(str::to_owned).to_vec();
+        let found = scope(&both, &["traffic::access", "deploy_manifests::"]);
+        assert_eq!(found, Scope::Programs(programs));
+        // Any program may have such a test or module.
+        assert_eq!(scope(&both, &["traffic::access", "access"]), Scope::All);
+        assert_eq!(scope(&both, &["access::"]), Scope::All);
+    }
+
+    #[test]
+    fn benchmarks_are_no_tests() {
+        let text = "a::b: test\nc: benchmark\nd: test\n";
+        assert_eq!(listed(text).collect::<Vec<_>>(), ["a::b", "d"]);
     }
 }

@@ -1,6 +1,8 @@
-//! Counting what test programs report.
+//! Counting what became of tests.
 
 use std::{fmt, iter::Sum, time::Duration};
+
+use super::outcome::{Outcome, Verdict};
 
 /// How many tests passed, failed and did not run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -8,15 +10,33 @@ pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub ignored: u64,
-    /// Test programs with failures.
-    pub failed_suites: Vec<String>,
+    /// Names of what failed.
+    pub failures: Vec<String>,
+    /// How long tests took, as far as each was run by itself.
+    pub timed: Vec<(Duration, String)>,
 }
 
 impl Tally {
-    /// What a test program printed and how it ended.
+    /// Counts a test.
+    fn add(&mut self, outcome: &Outcome) {
+        match outcome.verdict {
+            Verdict::Passed => self.passed += 1,
+            Verdict::Failed => {
+                self.failed += 1;
+                self.failures.push(outcome.name.clone());
+            }
+            Verdict::Ignored => {
+                self.ignored += 1;
+                return;
+            }
+        }
+        self.timed.push((outcome.took, outcome.name.clone()));
+    }
+
+    /// What a command that runs tests by itself printed and how it ended.
     ///
     /// One without cargo's result line (another harness, or one that crashed) counts as one test.
-    pub fn of_program(name: &str, output: &str, success: bool) -> Self {
+    pub fn of_command(name: &str, output: &str, success: bool, took: Duration) -> Self {
         let mut tally = Self::default();
         for line in output
             .lines()
@@ -32,9 +52,23 @@ impl Tally {
             tally.passed = 1;
         }
         if tally.failed > 0 {
-            tally.failed_suites.push(name.to_owned());
+            tally.failures.push(name.to_owned());
         }
+        tally.timed.push((took, name.to_owned()));
         tally
+    }
+
+    /// How many tests ran.
+    pub fn ran(&self) -> u64 {
+        self.passed + self.failed
+    }
+
+    /// The slowest tests, slowest first.
+    pub fn slowest(&self, count: usize) -> Vec<(Duration, String)> {
+        let mut timed = self.timed.clone();
+        timed.sort_by(|a, b| b.cmp(a));
+        timed.truncate(count);
+        timed
     }
 
     /// The line `cargo test` itself would end with.
@@ -51,13 +85,22 @@ impl Tally {
     }
 }
 
+impl<'o> FromIterator<&'o Outcome> for Tally {
+    fn from_iter<I: IntoIterator<Item = &'o Outcome>>(outcomes: I) -> Self {
+        let mut tally = Self::default();
+        outcomes.into_iter().for_each(|outcome| tally.add(outcome));
+        tally
+    }
+}
+
 impl Sum for Tally {
     fn sum<I: Iterator<Item = Self>>(tallies: I) -> Self {
         tallies.fold(Self::default(), |mut total, tally| {
             total.passed += tally.passed;
             total.failed += tally.failed;
             total.ignored += tally.ignored;
-            total.failed_suites.extend(tally.failed_suites);
+            total.failures.extend(tally.failures);
+            total.timed.extend(tally.timed);
             total
         })
     }
@@ -66,7 +109,7 @@ impl Sum for Tally {
 /// Empty where there is nothing to count.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.passed + self.failed + self.ignored == 0 {
+        if self.ran() + self.ignored == 0 {
             return Ok(());
         }
         write!(f, "{} passed, {} failed", self.passed, self.failed)?;
@@ -94,35 +137,53 @@ mod tests {
     const FAILED: &str = "test result: FAILED. 3 passed; 12 failed; 0 ignored; 0 measured; \
                           0 filtered out; finished in 0.05s\n";
 
+    fn of_command(output: &str, success: bool) -> Tally {
+        Tally::of_command("doc", output, success, Duration::ZERO)
+    }
+
+    fn outcome(name: &str, passed: bool, seconds: u64) -> Outcome {
+        Outcome {
+            name: name.to_owned(),
+            verdict: Verdict::of(passed),
+            took: Duration::from_secs(seconds),
+            output: String::new(),
+        }
+    }
+
     #[test]
     fn adds_up_all_result_lines() {
         let output = format!("running 7 tests\n{OK}\nrunning 15 tests\n{FAILED}");
-        let tally = Tally::of_program("unit", &output, false);
+        let tally = of_command(&output, false);
         assert_eq!((tally.passed, tally.failed, tally.ignored), (8, 12, 2));
-        assert_eq!(tally.failed_suites, ["unit"]);
+        assert_eq!(tally.failures, ["doc"]);
     }
 
     #[test]
     fn crash_counts_even_after_good_results() {
-        assert_eq!(Tally::of_program("unit", OK, false).failed, 1);
-        assert_eq!(
-            Tally::of_program("unit", "running 3 tests\n", false).failed,
-            1
-        );
+        assert_eq!(of_command(OK, false).failed, 1);
+        assert_eq!(of_command("running 3 tests\n", false).failed, 1);
     }
 
     #[test]
-    fn program_with_another_harness_counts_once() {
-        let tally = Tally::of_program("own", "all good\n", true);
+    fn command_with_another_harness_counts_once() {
+        let tally = of_command("all good\n", true);
         assert_eq!((tally.passed, tally.failed), (1, 0));
     }
 
     #[test]
-    fn program_without_tests_counts_nothing() {
-        let empty = OK
-            .replace("5 passed", "0 passed")
-            .replace("2 ignored", "0 ignored");
-        assert_eq!(Tally::of_program("empty", &empty, true), Tally::default());
+    fn tests_are_counted_one_by_one_and_the_slowest_named() {
+        let outcomes = [
+            outcome("a", true, 1),
+            outcome("b", false, 3),
+            outcome("c", true, 2),
+            Outcome::ignored("d".to_owned()),
+        ];
+        let tally: Tally = outcomes.iter().collect();
+        assert_eq!((tally.passed, tally.failed, tally.ignored), (2, 1, 1));
+        assert_eq!(tally.ran(), 3);
+        assert_eq!(tally.failures, ["b"]);
+        let slowest = tally.slowest(2).into_iter().map(|(_, name)| name);
+        assert_eq!(slowest.collect::<Vec<_>>(), ["b", "c"]);
     }
 
     #[test]
@@ -138,6 +199,7 @@ mod tests {
             "test result: ok. 8 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; \
              finished in 1.23s"
         );
-        assert_eq!(Tally::of_program("again", &line, true), tally);
+        let again = of_command(&line, true);
+        assert_eq!((again.passed, again.failed, again.ignored), (8, 0, 2));
     }
 }

@@ -25,8 +25,8 @@ pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/node-lb";
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
 
-/// How long an agent may take to end after the next has started.
-const HANDOVER: Duration = Duration::from_secs(1);
+/// How long an agent may take to end after the next has started, on a busy node.
+const HANDOVER: Duration = Duration::from_secs(10);
 
 /// The pins of one agent, locked against others for as long as this lives.
 #[derive(Debug)]
@@ -211,7 +211,7 @@ fn lock(root: &Path) -> Result<File, PinError> {
         match directory.try_lock() {
             Ok(()) => return Ok(directory),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                thread::sleep(HANDOVER / 50);
+                thread::sleep(HANDOVER / 500);
             }
             Err(TryLockError::WouldBlock) => {
                 return Err(PinError::InUse {

@@ -146,6 +146,10 @@ fn corrupt(state: &mut fake::State, what: u8, at: u32, value: u32) {
     let used: Vec<_> = (0..state.services.len())
         .filter(|id| state.services[*id].plan != 0)
         .collect();
+    // Earlier damage may have unpublished them all.
+    if used.is_empty() {
+        return;
+    }
     let id = used[at(used.len())];
     let plan = state.services[id].plan as usize % state.plans.len();
     match what {
@@ -161,7 +165,7 @@ fn corrupt(state: &mut fake::State, what: u8, at: u32, value: u32) {
             state.plans[plan].maglev_local = value;
         }
         _ => {
-            let count = state.frontends.len();
+            let count = state.frontends.len().max(1);
             if let Some(entry) = state.frontends.values_mut().nth(at(count)) {
                 entry.service = value % 200;
             }

@@ -10,16 +10,17 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::Selected;
 use crate::{
     cargo::{Workspace, run},
     setup::{kernels::Kernel, program_path},
+    test::suite::Test,
 };
 
 /// What the tests call, and `init.sh`.
-const COMMANDS: [&str; 20] = [
-    "bpftool", "cat", "cut", "ethtool", "ip", "ls", "mkdir", "modprobe", "mount", "nft", "nsenter",
-    "ping", "sh", "sleep", "sysctl", "tc", "timeout", "true", "uname", "umount",
+const COMMANDS: [&str; 23] = [
+    "bpftool", "cat", "cut", "ethtool", "head", "ip", "ls", "mkdir", "modprobe", "mount", "nft",
+    "nsenter", "ping", "sh", "sleep", "stty", "sysctl", "tc", "timeout", "true", "uname", "umount",
+    "wc",
 ];
 
 /// What the agent and the labs are, beside the test programs.
@@ -29,7 +30,7 @@ const PROGRAMS: [&str; 3] = ["node-lb", "lab-tool", "lab"];
 const MODULES: [&str; 4] = ["crypto", "drivers/net", "lib", "net"];
 
 /// Builds the file system and returns the archive. Test programs have the same places in it as here.
-pub fn build(workspace: &Workspace, kernel: &Kernel, programs: &[Selected]) -> Result<PathBuf> {
+pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<PathBuf> {
     let directory = workspace.target.join("guest");
     let root = Root::new(directory.join("root"))?;
     for command in COMMANDS {
@@ -44,26 +45,21 @@ pub fn build(workspace: &Workspace, kernel: &Kernel, programs: &[Selected]) -> R
 
     let agents = workspace.target.join("debug");
     let own = PROGRAMS.map(|name| agents.join(name));
-    let tests = programs
-        .iter()
-        .map(|(suite, _)| suite.executable().to_owned());
-    for program in own.into_iter().chain(tests) {
+    let programs: BTreeSet<_> = tests.iter().map(Test::executable).collect();
+    let programs = programs.into_iter().map(Path::to_owned);
+    for program in own.into_iter().chain(programs) {
         root.program(&program, &program)?;
         run(Command::new("strip")
             .arg("--strip-debug")
             .arg(root.place(&program)))?;
     }
     let mut script = String::new();
-    for (suite, arguments) in programs {
-        let (package, executable) = (suite.package(), suite.executable());
-        fs::create_dir_all(root.place(package))?;
-        script += &format!(
-            "echo; echo {}\nrun {} {} {}\n",
-            quoted(suite.name()),
-            quoted(&package.to_string_lossy()),
-            quoted(&executable.to_string_lossy()),
-            arguments.join(" ")
-        );
+    for test in tests {
+        fs::create_dir_all(root.place(test.package()))?;
+        let [package, executable] = [test.package(), test.executable()].map(Path::to_string_lossy);
+        let words = [&*test.name(), &package, &executable].map(quoted);
+        let arguments = test.arguments().map(quoted);
+        script += &format!("run {} {}\n", words.join(" "), arguments.join(" "));
     }
     root.file("init", include_str!("init.sh"), 0o755)?;
     root.file("tests.sh", &script, 0o644)?;

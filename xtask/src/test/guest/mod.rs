@@ -3,76 +3,83 @@
 
 mod image;
 mod machine;
+mod report;
 
 use anyhow::{Result, ensure};
 use xtask::ebpf::Places;
 
-use super::{
-    suite::{Suite, Suites},
-    tally::Tally,
-};
-use crate::{
-    cargo::Workspace,
-    setup::kernels::{Kernel, SERIES},
-};
+use self::machine::{Accelerator, Guest};
+use super::{options::Part, stage::Tallies, suite::Test};
+use crate::{cargo::Workspace, setup::kernels::Kernel};
 
-use self::machine::Accelerator;
-
-/// What runs in every kernel: a test program of crate `lb-tests`, and which of its tests. That every
-/// program loads and is attached, by clsact where there is no tcx; the core of the traffic, with agents
-/// on two nodes that have all of other people's rules; and that removing leaves nothing. Few, because
-/// what loads programs takes a verifier that is emulated as well.
-const SELECTION: [(&str, &[&str]); 2] = [
-    ("attach", &["programs::", "links::this_kernel_has_tcx"]),
-    (
-        "traffic",
-        &[
-            "operation::cleanup_removes_everything",
-            "singly::all_rules_at_once",
-        ],
-    ),
+/// What runs in every kernel: tests whose names begin so. That every program loads and is attached, by
+/// clsact where there is no tcx; the core of the traffic, with agents on two nodes that have all of other
+/// people's rules; and that removing leaves nothing. Few, because what loads programs takes a verifier
+/// that is emulated as well.
+const SELECTION: [&str; 4] = [
+    "attach::programs::",
+    "attach::links::this_kernel_has_tcx",
+    "traffic::operation::cleanup_removes_everything",
+    "traffic::singly::all_rules_at_once",
 ];
 
-/// Boots each kernel and counts what the tests in it say. A kernel that set-up could not get is said
-/// and counted as a test that did not run.
+/// Boots each of these series of kernels and counts what the tests in it say. Where a kernel is not
+/// there, does not come up or hangs, the tests in it have failed.
 ///
 /// # Errors
 ///
-/// If a file system cannot be built or QEMU cannot be run. That a kernel does not come up, or takes
-/// too long, is a failed test.
-pub fn run(workspace: &Workspace, suites: &mut Suites) -> Result<Tally> {
-    workspace.run_cargo(["build"])?;
+/// If a file system cannot be built or QEMU cannot be run.
+pub fn run(workspace: &Workspace, kernels: &[&'static str], tests: &[Test]) -> Result<Tallies> {
     let places = Places::from_env();
-    let programs = suites
-        .built()?
-        .iter()
-        .filter(|suite| suite.needs_kernel(workspace))
-        .filter_map(|suite| {
-            let arguments = SELECTION.iter().find(|(name, _)| suite.is_test(name))?.1;
-            Some((suite, arguments))
-        })
-        .collect::<Vec<_>>();
-    ensure!(
-        programs.len() == SELECTION.len(),
-        "not all of the test programs for older kernels were built"
-    );
-
     let mut accelerator = None;
-    let mut total = Tally::default();
-    for series in SERIES {
-        let Some(kernel) = Kernel::find(&places, series) else {
-            println!("\nATTENTION: nothing was tested in Linux {series}: no package has it here");
-            total.ignored += 1;
-            continue;
+    let mut tallies = Tallies::new();
+    for series in kernels {
+        let names = tests.iter().map(Test::name).collect::<Vec<_>>();
+        let outcomes = match Kernel::find(&places, series) {
+            Some(kernel) => {
+                println!("\nLinux {series}: {}", kernel.release);
+                let image = image::build(workspace, &kernel, tests)?;
+                let guest = Guest {
+                    series,
+                    kernel: &kernel,
+                    image: &image,
+                    console: workspace.target.join(format!("guest/{series}.console")),
+                    tests: names,
+                };
+                let accelerator = *accelerator.get_or_insert_with(|| Accelerator::detect(&kernel));
+                guest.run(accelerator)?
+            }
+            None => {
+                println!(
+                    "\nThere is no Linux {series} to test in. {}.",
+                    Kernel::REMEDY
+                );
+                machine::all_lost(series, &names)
+            }
         };
-        println!("\nLinux {series}: {}", kernel.release);
-        let image = image::build(workspace, &kernel, &programs)?;
-        let accelerator = *accelerator.get_or_insert_with(|| Accelerator::detect(&kernel));
-        let tally = machine::run(&kernel, &image, accelerator)?;
-        total = [total, tally].into_iter().sum();
+        tallies.push((Part::Kernel(series), outcomes.iter().collect()));
     }
-    Ok(total)
+    Ok(tallies)
 }
 
-/// A test program and its arguments.
-type Selected<'a> = (&'a Suite, &'static [&'static str]);
+/// The tests, of all that need a kernel, that run in every kernel.
+///
+/// # Errors
+///
+/// If a part of the selection matches none.
+pub fn selected(tests: Vec<Test>) -> Result<Vec<Test>> {
+    for selection in SELECTION {
+        ensure!(
+            tests.iter().any(|test| test.name().starts_with(selection)),
+            "{selection:?} is to run in older kernels, and no test's name begins so: correct {}",
+            file!()
+        );
+    }
+    let wanted = |test: &Test| {
+        let name = test.name();
+        SELECTION
+            .iter()
+            .any(|selection| name.starts_with(selection))
+    };
+    Ok(tests.into_iter().filter(wanted).collect())
+}

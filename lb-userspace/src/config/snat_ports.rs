@@ -1,0 +1,109 @@
+//! The ports that stand for clients' where the node's address does.
+
+use std::fs;
+
+use super::PortRange;
+
+/// The kernel's setting of the ports that the node's own connections go out from.
+pub const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+/// Below lie the ports of well-known services.
+const LOWEST: u16 = 1024;
+/// With fewer ports, short connections to one endpoint come to an end of them within a second or two:
+/// those that an endpoint remembers (TIME-WAIT) are gone for a minute.
+const FEW: u32 = 8192;
+
+/// The ports that the node's own connections go out from; none if the kernel does not say.
+pub fn ephemeral() -> Option<PortRange> {
+    parse(&fs::read_to_string(EPHEMERAL).ok()?)
+}
+
+fn parse(text: &str) -> Option<PortRange> {
+    let (first, last) = text.trim().split_once(char::is_whitespace)?;
+    Some(PortRange {
+        first: first.parse().ok()?,
+        last: last.trim().parse().ok()?,
+    })
+}
+
+/// The largest range of ports that none of these has; the lowest of them, if all is taken.
+pub fn free_beside(taken: impl IntoIterator<Item = PortRange>) -> PortRange {
+    let mut taken: Vec<_> = taken.into_iter().collect();
+    taken.sort_unstable_by_key(|range| range.first);
+    let mut best: Option<PortRange> = None;
+    let mut next = u32::from(LOWEST);
+    let ends = taken
+        .iter()
+        .map(|range| (u32::from(range.first), range.last));
+    for (end, last) in ends.chain([(1 << 16, u16::MAX)]) {
+        let free = (next < end).then(|| PortRange {
+            first: next as u16,
+            last: (end - 1) as u16,
+        });
+        if free.is_some_and(|free| best.is_none_or(|best| free.len() > best.len())) {
+            best = free;
+        }
+        next = next.max(u32::from(last) + 1);
+    }
+    best.unwrap_or(PortRange {
+        first: LOWEST,
+        last: u16::MAX,
+    })
+}
+
+/// What is wrong with a choice of ports, if anything.
+pub fn problem(ports: PortRange, node_ports: PortRange) -> Option<String> {
+    let count = ports.len();
+    let clash = |of: PortRange, what: &str| {
+        let overlap = ports.first <= of.last && of.first <= ports.last;
+        overlap.then(|| format!("{ports} are also {what} ({of})"))
+    };
+    ephemeral()
+        .and_then(|own| clash(own, "those of the node's own connections"))
+        .or_else(|| clash(node_ports, "NodePorts"))
+        .or_else(|| {
+            let few = count < FEW;
+            few.then(|| format!("{ports} are only {count} ports: connections per endpoint are few"))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(text: &str) -> PortRange {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn ranges_are_read_as_the_kernel_writes_them() {
+        assert_eq!(parse("32768\t60999\n"), Some(range("32768-60999")));
+        assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn the_largest_gap_is_free() {
+        for (taken, free) in [
+            (&["32768-60999", "30000-32767"][..], "1024-29999"),
+            (&["1024-40000"], "40001-65535"),
+            (&["1024-65535"], "1024-65535"),
+            (&["2000-3000", "1500-60000"], "60001-65535"),
+            (&[], "1024-65535"),
+        ] {
+            let taken = taken.iter().map(|text| range(text));
+            assert_eq!(free_beside(taken), range(free));
+        }
+    }
+
+    #[test]
+    fn few_ports_and_those_of_others_are_a_problem() {
+        let node_ports = range("30000-32767");
+        let problem = |ports| problem(range(ports), node_ports);
+        assert!(
+            problem("20000-31000")
+                .unwrap()
+                .contains("NodePorts (30000-32767)")
+        );
+        assert!(problem("2000-2999").unwrap().contains("1000 ports"));
+        assert!(problem("1-65535").unwrap().contains("own connections"));
+    }
+}

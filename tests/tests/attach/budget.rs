@@ -1,0 +1,112 @@
+//! What programs may cost the verifier, which gives up after a million instructions.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use nix::sys::utsname::uname;
+
+/// What was measured: a row for each kernel.
+const MEASURED: &str = include_str!("verifier-budget.txt");
+/// What a program may take beyond what was measured in the same kernel, in percent: stable kernels get
+/// corrections, of the verifier as well.
+const SLACK: u32 = 10;
+/// The same beyond the newest kernel measured, in a newer one. From one long-term kernel to the next, a
+/// program has come to take half as much, or two thirds more.
+const SLACK_OF_NEWER: u32 = 100;
+/// What a program may take in any other kernel that was not measured: a quarter of what the verifier
+/// allows. That is nearly twice what any program takes in any kernel measured, and a program beyond it
+/// would have to fear the next change of a kernel.
+const LIMIT_OF_OTHERS: u32 = 250_000;
+
+/// Major and minor version.
+type Kernel = (u32, u32);
+/// Instructions by program.
+type Row = BTreeMap<String, u32>;
+
+/// Panics if a program takes more than it may in this kernel; says what the limits are if they are not
+/// this kernel's own.
+pub fn check(found: &Row) {
+    let release = uname().unwrap().release().to_string_lossy().into_owned();
+    let kernel = version(&release).unwrap_or_else(|| panic!("Linux {release:?}"));
+    let rows = rows(MEASURED);
+    if !rows.contains_key(&kernel) {
+        println!("Linux {release} has no row in verifier-budget.txt; limits are generous here");
+    }
+    let over: Vec<String> = found
+        .iter()
+        .filter_map(|(program, instructions)| {
+            let limit = limit(&rows, kernel, program);
+            let is_over = limit.is_none_or(|limit| *instructions > limit);
+            is_over.then(|| format!("{program} takes {instructions}, limit {limit:?}"))
+        })
+        .collect();
+    let row = row(kernel, found);
+    assert!(
+        over.is_empty(),
+        "beyond their budget in Linux {release}: {over:#?}\nIf it is worth it, this is the row for \
+         verifier-budget.txt:\n{row}"
+    );
+    println!("{row}");
+}
+
+/// How many instructions a program may take; `None` if it is missing in a row.
+fn limit(rows: &BTreeMap<Kernel, Row>, kernel: Kernel, program: &str) -> Option<u32> {
+    let beyond = |row: &Row, slack| Some(row.get(program)? * (100 + slack) / 100);
+    let (newest, newest_row) = rows.last_key_value()?;
+    match rows.get(&kernel) {
+        Some(row) => beyond(row, SLACK),
+        None if kernel > *newest => beyond(newest_row, SLACK_OF_NEWER),
+        None => Some(LIMIT_OF_OTHERS),
+    }
+}
+
+/// Lines of a kernel's version and `PROGRAM=INSTRUCTIONS`.
+fn rows(text: &str) -> BTreeMap<Kernel, Row> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let mut words = line.split_whitespace();
+            let kernel = words.next().and_then(version).expect("a kernel's version");
+            let programs = words.map(|word| {
+                let (program, instructions) = word.split_once('=').expect("PROGRAM=INSTRUCTIONS");
+                (program.to_owned(), instructions.parse().unwrap())
+            });
+            (kernel, programs.collect())
+        })
+        .collect()
+}
+
+fn row((major, minor): Kernel, programs: &Row) -> String {
+    let mut row = format!("{major}.{minor}");
+    for (program, instructions) in programs {
+        write!(row, " {program}={instructions}").unwrap();
+    }
+    row
+}
+
+/// Of `6.12.48+deb13-amd64`, 6 and 12.
+fn version(release: &str) -> Option<Kernel> {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+#[test]
+fn kernels_have_the_limits_that_were_measured_or_generous_ones() {
+    let rows = rows("# measured\n6.1 a=1000\n6.12 a=800 b=50\n");
+    let limit = |release, program| limit(&rows, version(release).unwrap(), program);
+    assert_eq!(limit("6.1.0-40-amd64", "a"), Some(1100));
+    assert_eq!(limit("6.12.48+deb13-amd64", "a"), Some(880));
+    assert_eq!(
+        limit("6.1.0-40-amd64", "b"),
+        None,
+        "a program without a budget"
+    );
+    assert_eq!(limit("6.18.5", "a"), Some(1600));
+    assert_eq!(limit("7.0", "b"), Some(100));
+    for between_or_before in ["6.6.1", "5.15"] {
+        assert_eq!(limit(between_or_before, "a"), Some(LIMIT_OF_OTHERS));
+    }
+    let row = row((6, 12), &rows[&(6, 12)]);
+    assert_eq!(row, "6.12 a=800 b=50");
+}

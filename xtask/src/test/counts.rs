@@ -1,0 +1,124 @@
+//! How many tests each part has: kept in the repository, so that none goes unnoticed.
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::options::Part;
+use crate::cargo::Workspace;
+
+/// The file, from the workspace's root.
+const FILE: &str = "xtask/test-counts.json";
+
+/// Numbers of tests, by the names of parts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts(BTreeMap<String, u64>);
+
+impl Counts {
+    /// Those that the repository has.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn load(workspace: &Workspace) -> Result<Self> {
+        let path = path(workspace);
+        let what = || format!("cannot read {}", path.display());
+        let text = fs::read_to_string(&path).with_context(what)?;
+        serde_json::from_str(&text).map(Self).with_context(what)
+    }
+
+    /// Puts them into the repository; says where.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    pub fn save(&self, workspace: &Workspace) -> Result<PathBuf> {
+        let path = path(workspace);
+        let text = serde_json::to_string_pretty(&self.0)?;
+        fs::write(&path, text + "\n")
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// The number of a part; none if it has none.
+    pub fn of(&self, part: Part) -> u64 {
+        self.0.get(&part.to_string()).copied().unwrap_or_default()
+    }
+
+    /// Sets the number of a part.
+    pub fn set(&mut self, part: Part, count: u64) {
+        self.0.insert(part.to_string(), count);
+    }
+
+    /// What to say if `ran` tests of a part ran, and whether that is a failure: fewer than there were is
+    /// one.
+    pub fn compare(&self, part: Part, ran: u64) -> Option<Difference> {
+        let known = self.of(part);
+        match known.cmp(&ran) {
+            std::cmp::Ordering::Equal => None,
+            std::cmp::Ordering::Less => Some(Difference {
+                fewer: false,
+                text: format!(
+                    "{part}: {ran} tests, {} more than {FILE} knows of; commit what \
+                     `cargo xtask test --update-counts` writes",
+                    ran - known
+                ),
+            }),
+            std::cmp::Ordering::Greater => Some(Difference {
+                fewer: true,
+                text: format!(
+                    "{part}: only {ran} of {known} tests ran; if {} went on purpose, commit what \
+                     `cargo xtask test --update-counts` writes to {FILE}",
+                    known - ran
+                ),
+            }),
+        }
+    }
+}
+
+/// That a part has another number of tests than it had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Whether tests are missing, which is a failure.
+    pub fewer: bool,
+    pub text: String,
+}
+
+fn path(workspace: &Workspace) -> PathBuf {
+    workspace.root.join(FILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test::stage::Stage;
+
+    #[test]
+    fn fewer_tests_than_before_are_a_failure_and_more_are_not() {
+        let part = Part::Stage(Stage::Unit);
+        let mut counts = Counts::default();
+        counts.set(part, 10);
+        assert_eq!(counts.compare(part, 10), None);
+        let fewer = counts.compare(part, 7).unwrap();
+        assert!(
+            fewer.fewer && fewer.text.contains("only 7 of 10"),
+            "{fewer:?}"
+        );
+        let more = counts.compare(part, 11).unwrap();
+        assert!(!more.fewer && more.text.contains("1 more"), "{more:?}");
+        assert!(counts.compare(Part::ControlPlane, 1).is_some());
+    }
+
+    #[test]
+    fn the_repository_knows_every_part_that_has_tests() {
+        let workspace = Workspace::locate().unwrap();
+        let counts = Counts::load(&workspace).unwrap();
+        let without = [Stage::Fmt, Stage::Clippy].map(Part::Stage);
+        let without = without.into_iter().chain([Part::Stage(Stage::Kernels)]);
+        let without: Vec<_> = without.collect();
+        for part in Part::all() {
+            let counted = counts.of(part) > 0;
+            assert_eq!(counted, !without.contains(&part), "{part}");
+        }
+    }
+}

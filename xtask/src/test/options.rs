@@ -1,0 +1,221 @@
+//! What `cargo xtask test` was asked for.
+
+use std::{fmt, num::NonZeroUsize};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::stage::Stage;
+use crate::setup::{Need, kernels::SERIES};
+
+/// The stages whose tests `--only` chooses among.
+const CHOSEN_AMONG: [Stage; 2] = [Stage::Unit, Stage::Kernel];
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    pub stages: Vec<Stage>,
+    /// What somebody asked to leave out.
+    pub skipped: Vec<Part>,
+    /// Parts of the names of tests; all tests if there is none.
+    pub only: Vec<String>,
+    /// How many tests run beside each other, if somebody says so.
+    pub jobs: Option<NonZeroUsize>,
+    /// Whether to write how many tests there are instead of running them.
+    pub update_counts: bool,
+}
+
+/// What can be left out, and has a number of tests of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Stage(Stage),
+    /// Those of the kernel tests that run a Kubernetes control plane.
+    ControlPlane,
+    /// One of the older kernels.
+    Kernel(&'static str),
+}
+
+impl Part {
+    /// Every part.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let stages = Stage::ALL.into_iter().map(Self::Stage);
+        let kernels = SERIES.into_iter().map(Self::Kernel);
+        stages.chain([Self::ControlPlane]).chain(kernels)
+    }
+
+    fn parse(name: &str) -> Result<Self> {
+        let found = Self::all().find(|part| part.to_string() == name);
+        found.with_context(|| {
+            let names: Vec<_> = Self::all().map(|part| part.to_string()).collect();
+            format!("there is no {name:?} to skip, only {}", names.join(", "))
+        })
+    }
+
+    /// Whether it is all or some of a stage.
+    pub fn is_of(self, stage: Stage) -> bool {
+        match self {
+            Self::Stage(own) => own == stage,
+            Self::ControlPlane => stage == Stage::Kernel,
+            Self::Kernel(_) => stage == Stage::Kernels,
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stage(stage) => f.write_str(stage.name()),
+            Self::ControlPlane => f.write_str("control-plane"),
+            Self::Kernel(series) => write!(f, "kernel:{series}"),
+        }
+    }
+}
+
+impl Options {
+    /// Reads a command line.
+    ///
+    /// # Errors
+    ///
+    /// Names what is unknown, or goes not together.
+    pub fn parse(arguments: &[String]) -> Result<Self> {
+        let mut named = Vec::new();
+        let mut options = Self {
+            stages: Vec::new(),
+            skipped: Vec::new(),
+            only: Vec::new(),
+            jobs: None,
+            update_counts: false,
+        };
+        let mut rest = arguments.iter().map(String::as_str);
+        while let Some(argument) = rest.next() {
+            let mut value = || {
+                let value = rest.next();
+                value.with_context(|| format!("{argument} takes a value"))
+            };
+            match argument {
+                "--skip" => options.skipped.push(Part::parse(value()?)?),
+                "--only" => options.only.push(value()?.to_owned()),
+                "--jobs" => {
+                    let jobs = value()?;
+                    let jobs = jobs.parse().ok();
+                    options.jobs = Some(jobs.context("--jobs takes a number from 1")?);
+                }
+                "--update-counts" => options.update_counts = true,
+                option if option.starts_with('-') => bail!(
+                    "test has no option {option:?}; it has --only NAME, --skip PART, --jobs N and --update-counts"
+                ),
+                stage => named.push(Stage::parse(stage)?),
+            }
+        }
+        let all: &[_] = match options.only.is_empty() {
+            true => &Stage::ALL,
+            false => &CHOSEN_AMONG,
+        };
+        if let Some(stage) = named.iter().find(|stage| !all.contains(stage)) {
+            bail!(
+                "--only chooses among the tests of unit and kernel, not of {}",
+                stage.name()
+            );
+        }
+        ensure!(
+            options.only.is_empty() || !options.update_counts,
+            "--update-counts counts all tests, so it goes not with --only"
+        );
+        let wanted = |stage: &Stage| {
+            let named = named.is_empty() || named.contains(stage);
+            named && !options.skips(Part::Stage(*stage))
+        };
+        options.stages = all.iter().copied().filter(wanted).collect();
+        ensure!(
+            !options.stages.is_empty(),
+            "all that was to run is to be skipped"
+        );
+        Ok(options)
+    }
+
+    /// Whether somebody asked to leave this out.
+    pub fn skips(&self, part: Part) -> bool {
+        self.skipped.contains(&part)
+    }
+
+    /// What has to be set up.
+    pub fn needs(&self) -> Vec<Need> {
+        let mut needs = Vec::new();
+        for stage in &self.stages {
+            match stage {
+                Stage::Fmt | Stage::Clippy => needs.push(Need::Lint),
+                Stage::Unit | Stage::Doc => {}
+                Stage::Fuzz => needs.push(Need::Fuzz),
+                Stage::Kernel => needs.push(Need::Lab),
+                Stage::Kernels => needs.extend([Need::Lab, Need::Kernels]),
+            }
+        }
+        // With --only it is known later whether a test needs one.
+        let all = self.stages.contains(&Stage::Kernel) && self.only.is_empty();
+        if all && !self.skips(Part::ControlPlane) {
+            needs.push(Need::ControlPlane);
+        }
+        needs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options> {
+        let words = line.split_whitespace().map(str::to_owned);
+        Options::parse(&words.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn all_stages_run_unless_some_are_named() {
+        assert_eq!(parse("").unwrap().stages, Stage::ALL);
+        let stages = parse("kernel fmt").unwrap().stages;
+        assert_eq!(stages, [Stage::Fmt, Stage::Kernel]);
+    }
+
+    #[test]
+    fn what_is_unknown_is_an_error_not_an_empty_run() {
+        for (line, word) in [
+            ("fmt kernal", "\"kernal\""),
+            ("--skip kernal", "\"kernal\""),
+            ("--skip kernel:5.4", "\"kernel:5.4\""),
+            ("--skip", "--skip takes a value"),
+            ("--jobs 0", "--jobs takes a number"),
+            ("--fast", "\"--fast\""),
+            ("fmt --skip fmt", "to be skipped"),
+            ("fuzz --only parse", "not of fuzz"),
+            ("--only a --update-counts", "--only"),
+        ] {
+            let message = format!("{:#}", parse(line).unwrap_err());
+            assert!(message.contains(word), "{line}: {message}");
+        }
+    }
+
+    #[test]
+    fn what_is_skipped_is_not_set_up() {
+        let all = parse("").unwrap().needs();
+        assert!(Need::TESTS.iter().all(|need| all.contains(need)), "{all:?}");
+        let needs = parse("--skip kernels --skip control-plane")
+            .unwrap()
+            .needs();
+        assert!(!needs.contains(&Need::Kernels) && !needs.contains(&Need::ControlPlane));
+        assert!(needs.contains(&Need::Lab));
+        assert_eq!(parse("unit doc").unwrap().needs(), []);
+    }
+
+    #[test]
+    fn one_kernel_can_be_skipped() {
+        let options = parse("--skip kernel:6.1").unwrap();
+        assert!(options.skips(Part::Kernel("6.1")) && !options.skips(Part::Kernel("6.12")));
+        assert_eq!(options.stages, Stage::ALL);
+    }
+
+    #[test]
+    fn tests_are_chosen_among_those_with_names() {
+        let options = parse("--only traffic::access").unwrap();
+        assert_eq!(options.stages, [Stage::Unit, Stage::Kernel]);
+        assert_eq!(options.only, ["traffic::access"]);
+        assert_eq!(parse("kernel --only a").unwrap().stages, [Stage::Kernel]);
+    }
+}

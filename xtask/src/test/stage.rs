@@ -1,0 +1,221 @@
+//! The parts of the checks.
+
+use std::{num::NonZeroUsize, process::Stdio, thread};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use xtask::ebpf;
+
+use super::{
+    Session, command, fuzz, guest,
+    options::Part,
+    outcome::Outcome,
+    suite::{self, Test},
+    tally::Tally,
+};
+use crate::{image, privilege::Privilege};
+
+/// A part of the checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Fmt,
+    Clippy,
+    /// Unit and integration tests that need no privilege.
+    Unit,
+    /// Examples in documentation.
+    Doc,
+    /// Each fuzz target for a short time.
+    Fuzz,
+    /// Tests of crate `lb-tests`: root, network namespaces, BPF in the running kernel.
+    Kernel,
+    /// Some of them in older kernels, in virtual machines.
+    Kernels,
+}
+
+/// What became of the parts of a stage; none where nothing is counted.
+pub type Tallies = Vec<(Part, Tally)>;
+
+impl Stage {
+    pub const ALL: [Self; 7] = [
+        Self::Fmt,
+        Self::Clippy,
+        Self::Unit,
+        Self::Doc,
+        Self::Fuzz,
+        Self::Kernel,
+        Self::Kernels,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Clippy => "clippy",
+            Self::Unit => "unit",
+            Self::Doc => "doc",
+            Self::Fuzz => "fuzz",
+            Self::Kernel => "kernel",
+            Self::Kernels => "kernels",
+        }
+    }
+
+    /// Whether it runs tests of crate `lb-tests`.
+    pub fn needs_lab_tests(self) -> bool {
+        matches!(self, Self::Kernel | Self::Kernels)
+    }
+
+    /// The stage of that name.
+    pub fn parse(name: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|stage| stage.name() == name);
+        found.with_context(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("test has no stage {name:?}; it has {names}")
+        })
+    }
+
+    /// Runs it, and says what became of its parts.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be run. A test that fails is no error.
+    pub fn run(self, session: &mut Session) -> Result<Tallies> {
+        let workspace = session.workspace;
+        match self {
+            Self::Fmt => workspace.run_cargo(["fmt", "--all", "--check"])?,
+            Self::Clippy => {
+                let host =
+                    workspace.run_cargo(["clippy", "--all-targets", "--", "--deny=warnings"]);
+                ebpf::lint(&workspace.root, &workspace.target)?;
+                host?;
+            }
+            Self::Unit => {
+                let tests = session.tests_of(self)?;
+                let outcomes = session.pool(None, per_processor(UNIT_TESTS)).run(tests)?;
+                return Ok(vec![(Part::Stage(self), outcomes.iter().collect())]);
+            }
+            Self::Doc => {
+                let mut tests = workspace.cargo(["test", "--doc", "--no-fail-fast"]);
+                return Ok(vec![(Part::Stage(self), command::run("doc", &mut tests)?)]);
+            }
+            Self::Fuzz => {
+                let outcomes = fuzz::run(workspace)?;
+                return Ok(vec![(Part::Stage(self), outcomes.iter().collect())]);
+            }
+            Self::Kernel => {
+                let privilege = Privilege::detect()
+                    .map_err(|lack| anyhow!("the kernel tests did not run: {lack}"))?;
+                let mut tests = session.tests_of(self)?;
+                if tests.iter().any(Test::needs_image) {
+                    image::for_tests(workspace, workspace.target.join("image"))?;
+                    // They start the agent that lies beside their own directory; that is the image's now.
+                    session.suites.forget();
+                    tests = session.tests_of(self)?;
+                }
+                let outcomes = session
+                    .pool(Some(privilege), per_processor(LAB_TESTS))
+                    .run(tests)?;
+                return Ok(by_part(&outcomes));
+            }
+            Self::Kernels => {
+                let tests = session.tests_of(self)?;
+                return guest::run(workspace, &session.kernels(), &tests);
+            }
+        }
+        Ok(Tallies::new())
+    }
+
+    /// How many tests its parts have, as far as they are not to be skipped.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be built or listed.
+    pub fn count(self, session: &mut Session) -> Result<Vec<(Part, u64)>> {
+        let part = Part::Stage(self);
+        Ok(match self {
+            Self::Fmt | Self::Clippy => Vec::new(),
+            Self::Unit => vec![(part, runnable(&session.tests_of(self)?))],
+            Self::Doc => vec![(part, doc_tests(session)?)],
+            Self::Fuzz => vec![(part, fuzz::targets(session.workspace)?.len() as u64)],
+            Self::Kernel => {
+                let tests = session.tests_of(self)?;
+                let (cluster, others): (Vec<_>, Vec<_>) =
+                    tests.into_iter().partition(Test::needs_control_plane);
+                vec![
+                    (part, runnable(&others)),
+                    (Part::ControlPlane, runnable(&cluster)),
+                ]
+            }
+            Self::Kernels => {
+                let count = runnable(&session.tests_of(self)?);
+                let kernels = session.kernels().into_iter().map(Part::Kernel);
+                kernels.map(|part| (part, count)).collect()
+            }
+        })
+    }
+}
+
+/// The kernel stage's outcomes, those that ran a control plane apart.
+fn by_part(outcomes: &[Outcome]) -> Tallies {
+    let (cluster, others): (Vec<_>, Vec<_>) = outcomes
+        .iter()
+        .partition(|outcome| suite::needs_control_plane(&outcome.name));
+    vec![
+        (Part::Stage(Stage::Kernel), others.into_iter().collect()),
+        (Part::ControlPlane, cluster.into_iter().collect()),
+    ]
+}
+
+fn runnable(tests: &[Test]) -> u64 {
+    tests.iter().filter(|test| !test.is_ignored()).count() as u64
+}
+
+fn doc_tests(session: &Session) -> Result<u64> {
+    let mut list = session.workspace.cargo(["test", "--doc", "--", "--list"]);
+    let output = list.stderr(Stdio::inherit()).output();
+    let output = output.context("cannot run cargo")?;
+    ensure!(output.status.success(), "the examples cannot be listed");
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(suite::listed(&text).count() as u64)
+}
+
+/// Tests that run beside each other on a processor: they wait more than they compute.
+const UNIT_TESTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+/// Likewise, in labs.
+const LAB_TESTS: NonZeroUsize = NonZeroUsize::new(2).unwrap();
+
+fn per_processor(tests: NonZeroUsize) -> NonZeroUsize {
+    let processors = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    processors.saturating_mul(tests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_stage_is_an_error_that_names_those_there_are() {
+        assert_eq!(Stage::parse("fuzz").unwrap(), Stage::Fuzz);
+        let message = Stage::parse("kernal").unwrap_err().to_string();
+        assert!(
+            message.contains("\"kernal\"") && message.contains("kernel"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn tests_with_a_control_plane_are_counted_apart() {
+        let outcomes = [
+            "control_plane::lists::a",
+            "traffic::a",
+            "traffic::control_plane::a",
+        ];
+        let outcomes = outcomes.map(|name| Outcome::ignored(name.to_owned()));
+        let tallies = by_part(&outcomes);
+        let ignored: Vec<_> = tallies
+            .iter()
+            .map(|(part, tally)| (*part, tally.ignored))
+            .collect();
+        assert_eq!(
+            ignored,
+            [(Part::Stage(Stage::Kernel), 2), (Part::ControlPlane, 1)]
+        );
+    }
+}
