@@ -320,12 +320,12 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
     Ok(AgentSpec::new(node_lb()?, arguments, ready).deadline(START_DEADLINE))
 }
 
-/// An agent that is not optimized takes half a second of CPU time to go through flow tables of the usual
-/// size, and a machine runs a dozen.
+/// An agent that is hardly optimized takes long to go through flow tables of the usual size, and a machine
+/// runs a dozen.
 fn small_tables(arguments: &[&str]) -> &'static [&'static str] {
     let own_size = |argument: &&str| argument.starts_with("--flow-table-size");
     match cfg!(debug_assertions) && !arguments.iter().any(own_size) {
-        true => &["--flow-table-size=16384"],
+        true => &["--flow-table-size=65536"],
         false => &[],
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use xtask::ebpf::{self, Places};
 
 use crate::{
-    cargo::{Workspace, host_cargo, run as run_command},
+    cargo::{self, Workspace},
     setup,
 };
 
@@ -36,7 +36,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     // Programs in the kernel are not asked, and building them for each mutant takes longest.
     let object = ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
     let packages = PACKAGES.map(|package| format!("--package={package}"));
-    run_command(
+    cargo::run(
         workspace
             .cargo(["test"])
             .args(packages)
@@ -77,15 +77,7 @@ fn install() -> Result<PathBuf> {
     let program = root.join("bin/cargo-mutants");
     if !program.is_file() {
         println!("cargo-mutants {VERSION}: breaks the code for tests to notice");
-        let mut command = host_cargo();
-        command
-            .args(["install", "cargo-mutants", "--locked", "--version", VERSION])
-            .arg("--root")
-            .arg(&root);
-        for foreign in ["RUSTFLAGS", "CARGO_BUILD_TARGET", "CARGO_TARGET_DIR"] {
-            command.env_remove(foreign);
-        }
-        run_command(&mut command)?;
+        cargo::run(&mut cargo::install("cargo-mutants", VERSION, &root))?;
         ensure!(program.is_file(), "{} is not there", program.display());
     }
     Ok(program)
