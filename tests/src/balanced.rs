@@ -18,7 +18,7 @@ use node_lb::{
 use serde::Deserialize;
 
 use crate::{
-    Agent, AgentSpec, Family, Host, Lab, MapContents, Node, Readiness, Topology, http_get,
+    Agent, AgentSpec, Family, Host, Lab, MapContents, Node, Readiness, Topology, agent,
     lab::LabId,
     patience::{PATIENCE, try_eventually},
     patient,
@@ -268,8 +268,7 @@ impl Balanced {
 }
 
 fn metric(node: &Node, name: &str) -> Result<f64> {
-    let address = SocketAddr::from(([127, 0, 0, 1], 10249));
-    let text = http_get::get(node, address, "/metrics")?.body;
+    let text = agent::metrics(node)?;
     let values = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
         let value = match rest.strip_prefix('{') {
