@@ -99,10 +99,11 @@ impl Attachments {
         let attacher = Attacher::new(&kernel.pins, self.tc);
         let mut wanted = BTreeSet::new();
         for device in devices.iter().filter(|device| device.mac.is_some()) {
-            let role = self.rules.role(device);
-            if role == Role::Other {
-                continue;
-            }
+            let role = match self.rules.role(device) {
+                Role::Other if self.was_external(device) => Role::External,
+                Role::Other => continue,
+                role => role,
+            };
             wanted.insert(device.index);
             let known = self.attached.get(&device.index);
             if known.is_some_and(|known| known.role == role && known.name == device.name) {
@@ -131,6 +132,14 @@ impl Attachments {
             attacher.detach_device(index)?;
         }
         kernel.set_devices(&self.flags(devices))
+    }
+
+    /// Whether a device had a default route, say, which it loses while it is down. Its programs stay, so
+    /// that the first packet finds them once it is up again: the host would reset connections that it
+    /// does not know.
+    fn was_external(&self, device: &Device) -> bool {
+        let known = self.attached.get(&device.index);
+        known.is_some_and(|known| known.role == Role::External && known.name == device.name)
     }
 
     /// Takes note that a device is gone: one that has its index later is another.
