@@ -22,8 +22,6 @@ const EXCLUDED: &str = "impl (fmt::)?(Debug|Display)";
 /// The packages whose tests are to notice, and which of their tests.
 const PACKAGES: [&str; 2] = ["lb-common", "node-lb"];
 const TESTS: [&str; 4] = ["--lib", "--test=flows", "--test=pipeline", "--test=planner"];
-/// Seconds until a mutant that loops is cut off; all of the tests take a tenth of this.
-const TIMEOUT: &str = "200";
 
 /// Sets up and runs cargo-mutants, with `arguments` for it. What it finds goes to `target/mutants.out`.
 ///
@@ -35,14 +33,6 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     let program = install()?;
     // Programs in the kernel are not asked, and building them for each mutant takes longest.
     let object = ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
-    let packages = PACKAGES.map(|package| format!("--package={package}"));
-    cargo::run(
-        workspace
-            .cargo(["test"])
-            .args(packages)
-            .args(TESTS)
-            .env(ebpf::OBJECT_VARIABLE, &object),
-    )?;
     let chosen = |argument: &String| argument == "-f" || argument.starts_with("--file");
     let files = match arguments.iter().any(chosen) {
         true => Vec::new(),
@@ -54,10 +44,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
         .args(files)
         .arg(format!("--exclude-re={EXCLUDED}"))
         .args(PACKAGES.map(|package| format!("--test-package={package}")))
-        // The tests have just passed.
-        .args(["--baseline=skip", "--timeout", TIMEOUT])
-        // Dependencies are built already.
-        .args(["--copy-target=true", "--output"])
+        .args(["--profile", "mutants", "--output"])
         .arg(&workspace.target)
         .args(arguments)
         .arg("--")
