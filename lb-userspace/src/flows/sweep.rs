@@ -7,6 +7,9 @@
 //!   other too, program or sweeper.
 //! - `DEAD` → `TOMB` after a *grace period*, in which every program that was running has returned: none
 //!   of them uses the record any more.
+//! - A stale UDP flow loses its forward record only: answers to what the client sent before may be
+//!   under way, and are rewritten until the other record is ended as one without its other direction.
+//!   The dead record stays until then, so that nobody else becomes the other direction.
 //! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish it.
 //! - A live record without its other direction is ended if that is so before and after a grace period:
 //!   whoever was ending, or publishing, the pair has returned.
@@ -110,6 +113,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                     match state {
                         tag::LIVE => self.visit(sighting, &mut pass),
                         tag::BUSY => pass.found.busy.push(sighting),
+                        _ if self.is_answered(index) => {}
                         _ => self.dead.push(sighting),
                     }
                 }
@@ -143,7 +147,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         self.dead.clear();
     }
 
-    /// Ends the UDP flows that are stale; returns how many. The next pass frees them.
+    /// Ends the UDP flows that are stale; returns how many. Answers are let through until two passes
+    /// have seen that they have no flow any more.
     pub fn end_stale(&self, stale: &impl Staleness) -> u64 {
         let mut ended = 0;
         for index in 0..=self.mask {
@@ -161,7 +166,6 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             };
             let over = stale.confirm(flow.service, connection.endpoint());
             if over.is_some() && self.advance(sighting, tag::DEAD).is_some() {
-                self.advance(Sighting::of(flow.peer, &connection.reply), tag::DEAD);
                 ended += 1;
             }
         }
@@ -221,6 +225,13 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             self.dead.push(dead);
             pass.removed.orphans += 1;
         }
+    }
+
+    /// Whether the dead record at `index` is the forward one of a flow whose answers still pass.
+    fn is_answered(&self, index: u32) -> bool {
+        let flow = self.records.read(index);
+        let answers = other_direction(&self.records, index, &flow);
+        answers.is_some_and(|answers| answers.has(flow_flag::REPLY))
     }
 
     /// Looks again at records that were being written. Whether it is known now what all of them are.
