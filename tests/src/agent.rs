@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::http_get;
 use crate::lab::Node;
 use crate::patience::patient;
 
@@ -260,10 +261,22 @@ impl Drop for Agent {
         if thread::panicking() {
             let log = self.log().unwrap_or_default();
             eprintln!("the log of the agent on {}:\n{log}", self.node.name());
+            let metrics = metrics(&self.node).unwrap_or_default();
+            let packets = |line: &&str| line.starts_with("node_lb_packets_total");
+            metrics
+                .lines()
+                .filter(packets)
+                .for_each(|line| eprintln!("{line}"));
         }
         // It may have ended already, which is what is wanted.
         let _ = self.end();
     }
+}
+
+/// What the agent on a node tells Prometheus.
+pub(crate) fn metrics(node: &Node) -> Result<String> {
+    let address = SocketAddr::from(([127, 0, 0, 1], 10249));
+    Ok(http_get::get(node, address, "/metrics")?.body)
 }
 
 fn answers_200(address: SocketAddr, path: &str) -> Result<bool> {

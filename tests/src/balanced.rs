@@ -4,8 +4,7 @@ use std::{
     env, fs, mem,
     net::SocketAddr,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -15,13 +14,11 @@ use node_lb::{
     source::{Event, Problem, dir},
     store::Store,
 };
-use serde::Deserialize;
 
 use crate::{
-    Agent, AgentSpec, Family, Host, Lab, MapContents, Node, Readiness, Topology, http_get,
+    Agent, AgentSpec, Family, Host, Lab, MapContents, Node, Readiness, Topology, agent,
     lab::LabId,
     patience::{PATIENCE, try_eventually},
-    patient,
 };
 
 /// The networks of all pods of a lab.
@@ -39,20 +36,6 @@ pub struct Balanced {
     pub lab: Lab,
     source: AgentSource,
     arguments: Vec<String>,
-}
-
-/// A line of `node-lb flows`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FlowLine {
-    /// `TCP` or `UDP`.
-    pub protocol: String,
-    pub client: SocketAddr,
-    pub frontend: SocketAddr,
-    pub endpoint: SocketAddr,
-    /// The node's own address and port that the endpoint sees.
-    pub source_nat: Option<SocketAddr>,
-    pub stage: String,
 }
 
 /// Where a lab's agents have their objects from.
@@ -146,7 +129,7 @@ impl Balanced {
             let is_written = || {
                 let (plans, problems) = self.plans_and_problems(node)?;
                 match problems.is_empty() {
-                    true => MapContents::open(&self.map_dir(node.index.into())?)?.check_for(&plans),
+                    true => self.map_contents(node)?.check_for(&plans),
                     false => Ok(()),
                 }
             };
@@ -183,30 +166,26 @@ impl Balanced {
         serde_json::from_str(&text).context("this is not a status")
     }
 
-    /// What `node-lb flows` shows on node number `index`, whether or not its agent runs.
-    pub fn flows(&self, index: usize) -> Result<Vec<FlowLine>> {
-        let node = self.lab.node(index);
-        let program = node_lb()?.display().to_string();
-        let root = node.pin_root.display();
-        let text = node.run(&format!("{program} flows -o json --bpf-root {root}"))?;
-        serde_json::from_str(&text).context("these are not flows")
-    }
-
-    /// Waits until no UDP flow leads to `host` any more on nodes with running agents.
-    pub fn wait_until_datagrams_leave(&self, host: &Host) -> Result<()> {
+    /// Waits until no UDP flow leads to any of `hosts` any more on nodes with running agents.
+    pub fn wait_until_datagrams_leave(&self, hosts: &[&Host]) -> Result<()> {
         let have_left = || {
             self.agents.iter().try_for_each(|agent| {
-                let flows = self.flows(agent.node().index.into())?;
-                let leads_there = |flow: &&FlowLine| {
-                    let ip = flow.endpoint.ip();
-                    flow.protocol == "UDP" && ip == host.ip(Family::of(ip))
+                let left = |endpoint: &SocketAddr| {
+                    let ip = endpoint.ip();
+                    hosts.iter().any(|host| host.ip(Family::of(ip)) == ip)
                 };
-                let left = flows.iter().find(leads_there);
-                ensure!(left.is_none(), "{} has {left:?}", agent.node().name());
+                let endpoints = self.map_contents(agent.node())?.udp_flows()?;
+                let left = endpoints.into_iter().find(left);
+                let name = agent.node().name();
+                ensure!(left.is_none(), "{name} has a UDP flow to {left:?}");
                 Ok(())
             })
         };
         try_eventually(have_left)
+    }
+
+    fn map_contents(&self, node: &Node) -> Result<MapContents> {
+        MapContents::open(&self.map_dir(node.index.into())?)
     }
 
     /// Where the agent on node number `index` pins its maps.
@@ -252,24 +231,18 @@ impl Balanced {
 
     /// How often each running agent has written changes.
     fn syncs(&self) -> Result<Vec<f64>> {
-        let start = Instant::now();
-        loop {
+        // An agent that has just got ready opens the port for metrics last.
+        try_eventually(|| {
             let nodes = self.agents.iter().map(Agent::node);
-            let syncs: Result<Vec<_>> = nodes
+            nodes
                 .map(|node| metric(node, "kubeproxy_sync_proxy_rules_duration_seconds_count"))
-                .collect();
-            // An agent that has just got ready opens the port for metrics last.
-            if syncs.is_ok() || start.elapsed() > patient(PATIENCE) {
-                return syncs;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+                .collect()
+        })
     }
 }
 
 fn metric(node: &Node, name: &str) -> Result<f64> {
-    let address = SocketAddr::from(([127, 0, 0, 1], 10249));
-    let text = http_get::get(node, address, "/metrics")?.body;
+    let text = agent::metrics(node)?;
     let values = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
         let value = match rest.strip_prefix('{') {
@@ -320,12 +293,12 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
     Ok(AgentSpec::new(node_lb()?, arguments, ready).deadline(START_DEADLINE))
 }
 
-/// An agent that is not optimized takes half a second of CPU time to go through flow tables of the usual
-/// size, and a machine runs a dozen.
+/// An agent that is hardly optimized takes long to go through flow tables of the usual size, and a machine
+/// runs a dozen.
 fn small_tables(arguments: &[&str]) -> &'static [&'static str] {
     let own_size = |argument: &&str| argument.starts_with("--flow-table-size");
     match cfg!(debug_assertions) && !arguments.iter().any(own_size) {
-        true => &["--flow-table-size=16384"],
+        true => &["--flow-table-size=65536"],
         false => &[],
     }
 }

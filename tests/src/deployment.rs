@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::lab::Pod;
+use crate::lab::{Host, Pod};
 use crate::traffic::RunningServer;
 use crate::{Balanced, Endpoint, Grace, Serve, patient};
 
@@ -113,9 +113,8 @@ impl Deployment {
     pub fn remove_oldest(&mut self, ground: &Balanced, count: usize) -> Result<()> {
         self.mark_oldest(ground, count, Condition::Gone)?;
         // UDP flows leave an endpoint soon after the maps have changed, not at the same instant.
-        for replica in &self.replicas[..count] {
-            ground.wait_until_datagrams_leave(&replica.pod)?;
-        }
+        let leaving: Vec<&Host> = self.pods().take(count).map(|pod| &**pod).collect();
+        ground.wait_until_datagrams_leave(&leaving)?;
         thread::sleep(patient(self.grace));
         let old: Vec<_> = self.replicas.drain(..count).collect();
         let mut pods = Vec::new();

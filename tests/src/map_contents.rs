@@ -12,10 +12,12 @@ use aya::Pod;
 use lb_common::{
     abi::{self, CLASSES, FrontendKey},
     addr::{Address, Ip4, Ip6},
+    flow::Flow,
     parse,
 };
 use node_lb::{
     datapath::bpf::{BatchMap, MappedArray},
+    flows::{FlowReport, TickRate},
     model::Protocol,
     plan::{EndpointClass, Plan},
 };
@@ -131,6 +133,27 @@ impl MapContents {
                 SocketAddr::new(IpAddr::from(endpoint.address).to_canonical(), endpoint.port)
             }))
         }))
+    }
+
+    /// The endpoints of all UDP flows.
+    ///
+    /// # Errors
+    /// If a flow table cannot be read.
+    pub fn udp_flows(&self) -> Result<Vec<SocketAddr>> {
+        let mut endpoints = self.udp_flows_in::<Ip4>("FLOWS4")?;
+        endpoints.extend(self.udp_flows_in::<Ip6>("FLOWS6")?);
+        Ok(endpoints)
+    }
+
+    fn udp_flows_in<A: Address>(&self, name: &str) -> Result<Vec<SocketAddr>>
+    where
+        Flow<A>: Pod,
+    {
+        let records = MappedArray::<Flow<A>>::from_pin(&self.directory.join(name))?;
+        // How long they have been idle is of no interest.
+        let flows = FlowReport::all(&records, TickRate::of_kernel(), 0);
+        let udp = flows.filter(|flow| flow.transport == Protocol::Udp);
+        Ok(udp.map(|flow| flow.endpoint).collect())
     }
 
     fn family<A: Address>(&self, name: &str) -> Result<BTreeMap<Frontend, u32>>

@@ -43,6 +43,19 @@ impl Workspace {
     }
 }
 
+/// Builds a published program for this machine into `root`, whatever the user builds for.
+pub fn install(name: &str, version: &str, root: &Path) -> Command {
+    let mut command = host_cargo();
+    command
+        .args(["install", name, "--locked", "--version", version])
+        .arg("--root")
+        .arg(root);
+    for foreign in ["RUSTFLAGS", "CARGO_BUILD_TARGET", "CARGO_TARGET_DIR"] {
+        command.env_remove(foreign);
+    }
+    command
+}
+
 /// The cargo that runs this program, without what `cargo run` adds to the environment: build
 /// scripts that watch those variables would run again on every change between the two.
 pub fn host_cargo() -> Command {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use xtask::ebpf::{self, Places};
 
 use crate::{
-    cargo::{Workspace, host_cargo, run as run_command},
+    cargo::{self, Workspace},
     setup,
 };
 
@@ -22,8 +22,6 @@ const EXCLUDED: &str = "impl (fmt::)?(Debug|Display)";
 /// The packages whose tests are to notice, and which of their tests.
 const PACKAGES: [&str; 2] = ["lb-common", "node-lb"];
 const TESTS: [&str; 4] = ["--lib", "--test=flows", "--test=pipeline", "--test=planner"];
-/// Seconds until a mutant that loops is cut off; all of the tests take a tenth of this.
-const TIMEOUT: &str = "200";
 
 /// Sets up and runs cargo-mutants, with `arguments` for it. What it finds goes to `target/mutants.out`.
 ///
@@ -35,14 +33,6 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     let program = install()?;
     // Programs in the kernel are not asked, and building them for each mutant takes longest.
     let object = ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
-    let packages = PACKAGES.map(|package| format!("--package={package}"));
-    run_command(
-        workspace
-            .cargo(["test"])
-            .args(packages)
-            .args(TESTS)
-            .env(ebpf::OBJECT_VARIABLE, &object),
-    )?;
     let chosen = |argument: &String| argument == "-f" || argument.starts_with("--file");
     let files = match arguments.iter().any(chosen) {
         true => Vec::new(),
@@ -54,10 +44,7 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
         .args(files)
         .arg(format!("--exclude-re={EXCLUDED}"))
         .args(PACKAGES.map(|package| format!("--test-package={package}")))
-        // The tests have just passed.
-        .args(["--baseline=skip", "--timeout", TIMEOUT])
-        // Dependencies are built already.
-        .args(["--copy-target=true", "--output"])
+        .args(["--profile", "mutants", "--output"])
         .arg(&workspace.target)
         .args(arguments)
         .arg("--")
@@ -77,15 +64,7 @@ fn install() -> Result<PathBuf> {
     let program = root.join("bin/cargo-mutants");
     if !program.is_file() {
         println!("cargo-mutants {VERSION}: breaks the code for tests to notice");
-        let mut command = host_cargo();
-        command
-            .args(["install", "cargo-mutants", "--locked", "--version", VERSION])
-            .arg("--root")
-            .arg(&root);
-        for foreign in ["RUSTFLAGS", "CARGO_BUILD_TARGET", "CARGO_TARGET_DIR"] {
-            command.env_remove(foreign);
-        }
-        run_command(&mut command)?;
+        cargo::run(&mut cargo::install("cargo-mutants", VERSION, &root))?;
         ensure!(program.is_file(), "{} is not there", program.display());
     }
     Ok(program)

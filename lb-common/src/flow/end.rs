@@ -69,9 +69,14 @@ pub fn end_if<A: Address, S: Slots<A>>(
     };
     let (forward, reply) = in_order(record, peer);
     let tag = read_tag(forward);
-    // SAFETY: as above; peers live and die together.
+    // SAFETY: as above.
     let (there, back) = unsafe { (forward.as_ref(), reply.as_ref()) };
-    ends(Stage::of(tag, there.flags, back.flags), there, back) && end(slots, forward, reply, tag)
+    // The agent ends a stale UDP flow before its answers, and another flow may have taken the record.
+    let to = &there.rewrite;
+    let paired = to.destination == back.source && to.destination_port == back.source_port;
+    paired
+        && ends(Stage::of(tag, there.flags, back.flags), there, back)
+        && end(slots, forward, reply, tag)
 }
 
 /// Takes both directions of a flow out of sight if the client's still has this tag; whether it had.

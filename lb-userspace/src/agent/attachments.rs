@@ -99,13 +99,16 @@ impl Attachments {
         let attacher = Attacher::new(&kernel.pins, self.tc);
         let mut wanted = BTreeSet::new();
         for device in devices.iter().filter(|device| device.mac.is_some()) {
-            let role = self.rules.role(device);
-            if role == Role::Other {
-                continue;
-            }
-            wanted.insert(device.index);
             let known = self.attached.get(&device.index);
-            if known.is_some_and(|known| known.role == role && known.name == device.name) {
+            let known = known.filter(|known| known.name == device.name);
+            let known = known.map(|known| known.role);
+            let role = match self.rules.role(device) {
+                Role::Other if stays_external(known, device) => Role::External,
+                Role::Other => continue,
+                role => role,
+            };
+            wanted.insert(device.index);
+            if known == Some(role) {
                 continue;
             }
             let attached = match self.attach(kernel, &attacher, device, role) {
@@ -254,6 +257,13 @@ impl Attachments {
         !matches!(self.detector, LocalDetector::Networks(_))
             && self.detector.is_local_pod(any, Some(&device.name))
     }
+}
+
+/// Whether a device that was `known` as external stays so although nothing shows it any more: while it is
+/// down, it has no default route. Its programs stay, so that the first packet finds them once it is up
+/// again: the host would reset connections that it does not know. A port's packets are its master's.
+fn stays_external(known: Option<Role>, device: &Device) -> bool {
+    known == Some(Role::External) && device.master.is_none()
 }
 
 /// Says loudly what is not as it was asked for.

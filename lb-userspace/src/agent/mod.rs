@@ -400,13 +400,7 @@ impl Agent {
         services: impl IntoIterator<Item = crate::model::ObjectName>,
         since: Instant,
     ) {
-        {
-            let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
-            let stale = self.syncer.sync(&self.store, &self.node, services);
-            if let (Some(publication), false) = (publication, stale.is_empty()) {
-                publication.end_stale_udp(stale);
-            }
-        }
+        self.publish(services);
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {
                 tracing::warn!("{problem}");
@@ -418,6 +412,15 @@ impl Agent {
             self.proxy_health.updated(family);
         }
         self.syncer.measure(&self.metrics, since);
+    }
+
+    /// Writes Services, and has the UDP flows ended that are stale now.
+    fn publish(&mut self, services: impl IntoIterator<Item = crate::model::ObjectName>) {
+        let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
+        let stale = self.syncer.sync(&self.store, &self.node, services);
+        if let (Some(publication), false) = (publication, stale.is_empty()) {
+            publication.end_stale_udp(stale);
+        }
     }
 
     /// No server yet, for the addresses that this node has by now.

@@ -107,7 +107,8 @@ pub struct Removed {
     pub stale_udp: u64,
     /// UDP sockets of the node's own processes that were connected to such an endpoint.
     pub stale_sockets: u64,
-    /// Records whose other direction was gone. An agent that is killed may leave one behind.
+    /// Records whose other direction was gone: a stale UDP flow leaves its answers behind, and an agent
+    /// that is killed may leave either.
     pub orphans: u64,
     /// Records claimed and never published. There should be none.
     pub leaked_claims: u64,

@@ -3,10 +3,13 @@
 //! A record's tag changes hands by compare-and-swap on the exact word that was seen. It has a
 //! generation that every claim raises, so a record that was freed and claimed meanwhile is noticed.
 //!
-//! - `LIVE` or `HALF` → `DEAD`, both directions of a flow, the forward one first: whoever ends that one ends the
-//!   other too, program or sweeper.
+//! - `LIVE` or `HALF` → `DEAD`, both directions of a flow, the forward one first: whoever ends that one
+//!   ends the other too, program or sweeper.
 //! - `DEAD` → `TOMB` after a *grace period*, in which every program that was running has returned: none
 //!   of them uses the record any more.
+//! - A stale UDP flow loses its forward record only: answers to what the client sent before may be
+//!   under way, and are rewritten until the other record is ended as one without its other direction.
+//!   The dead record stays until then, unless a program has to take it.
 //! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish it.
 //! - A live record without its other direction is ended if that is so before and after a grace period:
 //!   whoever was ending, or publishing, the pair has returned.
@@ -112,6 +115,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                     match state {
                         tag::LIVE | tag::HALF => self.visit(sighting, &mut pass),
                         tag::BUSY => pass.found.busy.push(sighting),
+                        _ if self.is_answered(index) => {}
                         _ => self.dead.push(sighting),
                     }
                 }
@@ -144,7 +148,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         self.dead.clear();
     }
 
-    /// Ends the UDP flows that are stale; returns how many. The next pass frees them.
+    /// Ends the UDP flows that are stale; returns how many. Answers are let through until two passes
+    /// have seen that they have no flow any more.
     pub fn end_stale(&self, stale: &impl Staleness, now: u32) -> u64 {
         let mut ended = 0;
         for index in 0..=self.mask {
@@ -161,7 +166,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 continue;
             };
             let over = stale.confirm(flow.service, connection.endpoint());
-            if over.is_some() && self.end(&connection, now).is_some() {
+            if over.is_some() && self.end_forward(&connection, now).is_some() {
                 ended += 1;
             }
         }
@@ -219,6 +224,13 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             self.dead.push(dead);
             pass.removed.orphans += 1;
         }
+    }
+
+    /// Whether the dead record at `index` is the forward one of a flow whose answers still pass.
+    fn is_answered(&self, index: u32) -> bool {
+        let flow = self.records.read(index);
+        let answers = other_direction(&self.records, index, &flow);
+        answers.is_some_and(|answers| answers.has(flow_flag::REPLY))
     }
 
     /// Looks again at records that were being written. Whether it is known now what all of them are.
@@ -280,13 +292,20 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     /// Takes both directions of a flow out of sight, the forward one first; what they are then. `None`
     /// if somebody else has done it.
     fn end(&self, connection: &Connection<A>, now: u32) -> Option<[Option<Sighting>; 2]> {
+        let dead = self.end_forward(connection, now)?;
+        let Connection { forward, reply } = connection;
+        let answers = self.kill(Sighting::of(forward.peer, reply), now);
+        Some([Some(dead), answers])
+    }
+
+    /// Takes the client's direction of a flow out of sight if it is still what was seen.
+    fn end_forward(&self, connection: &Connection<A>, now: u32) -> Option<Sighting> {
         let Connection { forward, reply } = connection;
         let dead = self.kill(Sighting::of(reply.peer, forward), now)?;
         if tag::state(forward.tag) == tag::HALF {
             (self.half_open_ended)(forward.service);
         }
-        let answers = self.kill(Sighting::of(forward.peer, reply), now);
-        Some([Some(dead), answers])
+        Some(dead)
     }
 
     /// Takes a record out of sight if it is still what was seen; what it is then.

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use lb_common::flow::tag;
 use node_lb::{
     flows::{StaleUdp, stale::changed},
     model::{
@@ -155,6 +156,33 @@ fn conntrack_trigger() {
         let required = changed(Some(&before), &after).count() != 0;
         assert_eq!(required, row.cleanup_required, "{}", row.change);
     }
+}
+
+#[test]
+fn answers_that_are_under_way_are_let_through() {
+    let table = Table::new(64);
+    let mut sweeping = Sweeping::new(&table);
+    let flow = NewFlow {
+        service: UDP,
+        ..NewFlow::udp(1)
+    };
+    table.open(&flow).unwrap();
+    sweeping.pass(1);
+    assert_eq!(end_stale(&table, UDP, []), 1);
+    assert!(!table.has(&flow) && table.has_answers(&flow));
+    sweeping.pass(1);
+    assert!(table.has_answers(&flow), "a pass may follow at once");
+    assert_eq!(table.count(tag::DEAD), 1, "another flow may take it");
+
+    let again = table.open(&flow);
+    assert!(
+        again.is_none(),
+        "the answers would be taken for the new flow's"
+    );
+    (0..3).for_each(|_| sweeping.pass(1));
+    assert_eq!(table.count(tag::LIVE) + table.count(tag::DEAD), 0);
+    assert_eq!(sweeping.removed.orphans, 1);
+    assert!(table.open(&flow).is_some());
 }
 
 #[test]

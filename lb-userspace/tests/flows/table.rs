@@ -165,7 +165,12 @@ impl Table {
     }
 
     pub fn has(&self, flow: &NewFlow) -> bool {
-        table::find(self, &flow.tuple()).is_some() && table::find(self, &flow.answers()).is_some()
+        table::find(self, &flow.tuple()).is_some() && self.has_answers(flow)
+    }
+
+    /// Whether answers are rewritten.
+    pub fn has_answers(&self, flow: &NewFlow) -> bool {
+        table::find(self, &flow.answers()).is_some()
     }
 
     /// Number of records in a state.

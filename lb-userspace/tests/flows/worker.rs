@@ -69,15 +69,19 @@ fn stale_flows_are_ended_at_once() {
     stale.add(2, [flows[1].endpoint()]);
     let mut ended = 0;
     at_once(|| {
-        table.open(&flows[0]).unwrap();
+        // The answers of the one before may still be let through.
+        let client = 10 + ended as u32;
+        let flow = NewFlow { client, ..flows[0] };
+        table.open(&flow).unwrap();
         sweeper.publication().end_stale_udp(stale.clone());
-        wait(|| !table.has(&flows[0]));
+        wait(|| !table.has(&flow));
         ended += 1;
     });
     assert!(table.has(&flows[1]) && table.has(&flows[2]));
     wait(|| sweeper.stats().removed.stale_udp == ended);
+    // Without the forward record, the answers end with the second pass that sees them.
     wait(|| table.count(tag::DEAD) == 0);
-    assert_eq!(table.count(tag::LIVE), 4);
+    wait(|| table.count(tag::LIVE) == 4);
 }
 
 #[test]

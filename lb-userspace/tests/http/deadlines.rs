@@ -27,7 +27,9 @@ use tokio::{
 
 use crate::{
     client::{PATIENCE, Reply, get, read_reply, read_to_close},
-    support::{Of, Parts, ask_over_http2, eventually, get_over_http2, http2, steady_clock},
+    support::{
+        Of, Parts, ask_over_http2, eventually, get_over_http2, http2, never_idle, steady_clock,
+    },
 };
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -51,15 +53,7 @@ async fn a_handler_that_never_answers_is_cut_over_http1_and_http2() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_blocks_its_thread_does_not_block_its_client() {
-    // A blocked thread may be the one that minds the clock, which another takes over once it is woken; in
-    // an agent there is always something that wakes one.
-    let (wake, mut woken) = tokio::sync::mpsc::channel(1);
-    thread::spawn(move || {
-        while wake.blocking_send(()).is_ok() {
-            thread::sleep(Duration::from_millis(5));
-        }
-    });
-    tokio::spawn(async move { while woken.recv().await.is_some() {} });
+    never_idle();
     let parts = parts();
     let (release, released) = mpsc::channel::<Infallible>();
     let released = Arc::new(std::sync::Mutex::new(released));

@@ -20,6 +20,9 @@ use tokio::{net::TcpStream, sync::mpsc};
 
 use crate::client::{PATIENCE, any_port};
 
+/// How often what keeps a runtime going comes by.
+const BEAT: Duration = Duration::from_millis(5);
+
 /// A handler of a class of its own.
 pub struct Of<F>(pub Class, pub F);
 
@@ -114,20 +117,32 @@ pub async fn ask_over_http2(
 /// deadline passes while a busy machine keeps the test from running, or the test its runtime. To be
 /// called first, on a runtime of one thread.
 pub fn steady_clock() {
-    const STEP: Duration = Duration::from_millis(5);
     tokio::time::pause();
-    let (sender, mut steps) = mpsc::channel(1);
     // As long as a blocking task runs, a paused clock does not advance by itself.
+    let mut beats = beats();
+    tokio::spawn(async move {
+        while beats.recv().await.is_some() {
+            tokio::time::advance(BEAT).await;
+        }
+    });
+}
+
+/// Has something wake the runtime all the time, as in an agent: a blocked thread may be the one that
+/// minds the clock, which another takes over once it is woken.
+pub fn never_idle() {
+    let mut beats = beats();
+    tokio::spawn(async move { while beats.recv().await.is_some() {} });
+}
+
+/// What comes every [`BEAT`] from a blocking task.
+fn beats() -> mpsc::Receiver<()> {
+    let (sender, beats) = mpsc::channel(1);
     tokio::task::spawn_blocking(move || {
         while sender.blocking_send(()).is_ok() {
-            thread::sleep(STEP);
+            thread::sleep(BEAT);
         }
     });
-    tokio::spawn(async move {
-        while steps.recv().await.is_some() {
-            tokio::time::advance(STEP).await;
-        }
-    });
+    beats
 }
 
 /// Waits for something that is bound to happen.

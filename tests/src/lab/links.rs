@@ -1,12 +1,9 @@
 //! Devices and routes, by way of iproute2.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 
 use super::host::Host;
-use crate::patience::{PATIENCE, patient};
+use crate::patience::try_eventually;
 
 /// Runs lines of `ip -batch` in a host's namespace.
 pub fn ip_batch(host: &Host, lines: &str) -> Result<()> {
@@ -24,18 +21,13 @@ pub fn ip_batch(host: &Host, lines: &str) -> Result<()> {
 /// The end that came up first learns of the other one in a work item of the kernel, and drops what
 /// it is given until then; so does a bridge with a port.
 pub fn settle(upper: &Host) -> Result<()> {
-    let start = Instant::now();
-    loop {
+    try_eventually(|| {
         let links = upper.run("ip -details -oneline link show type veth")?;
-        let Some(idle) = links.lines().find(|link| !carries_packets(link)) else {
-            return Ok(());
-        };
-        ensure!(
-            start.elapsed() < patient(PATIENCE),
-            "{upper}: a wire does not come up: {idle}"
-        );
-        thread::sleep(Duration::from_millis(1));
-    }
+        match links.lines().find(|link| !carries_packets(link)) {
+            Some(idle) => bail!("{upper}: a wire does not come up: {idle}"),
+            None => Ok(()),
+        }
+    })
 }
 
 /// Judges one line of `ip -details -oneline link`.

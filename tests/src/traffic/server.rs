@@ -207,8 +207,8 @@ impl Me {
 
 type Closing = watch::Receiver<bool>;
 
-/// A server that closes goes on until nothing has come for this long: what has arrived is in its sockets, but
-/// on a busy machine it may not have been told of that yet.
+/// A server that closes goes on for so long: what has arrived is in its sockets, but on a busy machine it may
+/// not have been told of that yet.
 const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);
@@ -220,28 +220,36 @@ async fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
         .with_context(|| format!("cannot bind TCP {address}"))
 }
 
+/// Until everything that came before closing has arrived.
+async fn last_arrival(mut closing: Closing) {
+    let _ = closing.wait_for(|closing| *closing).await;
+    sleep(LAST_ARRIVAL).await;
+}
+
 /// Accepts until closing, then takes what is still in the backlog (closing a listener resets
 /// it), and returns when all its connections have ended.
 async fn accept<F>(
     listener: TcpListener,
     me: Arc<Me>,
-    mut closing: Closing,
+    closing: Closing,
     serve: fn(TcpStream, Arc<Me>, Closing) -> F,
 ) where
     F: Future<Output = Result<()>> + Send + 'static,
 {
     let mut connections = JoinSet::new();
+    let end = last_arrival(closing.clone());
+    tokio::pin!(end);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = closing.wait_for(|closing| *closing) => break,
+            () = &mut end => break,
         };
         if let Ok((stream, _)) = accepted {
             connections.spawn(serve(stream, Arc::clone(&me), closing.clone()));
         }
         while connections.try_join_next().is_some() {}
     }
-    while let Ok(Ok((stream, _))) = timeout(LAST_ARRIVAL, listener.accept()).await {
+    while let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await {
         connections.spawn(serve(stream, Arc::clone(&me), closing.clone()));
     }
     drop(listener);
@@ -300,18 +308,16 @@ async fn serve_lines(stream: TcpStream, me: Arc<Me>, mut closing: Closing) -> Re
     }
 }
 
-async fn serve_datagrams(socket: Arc<Datagrams>, me: Arc<Me>, mut closing: Closing) {
+async fn serve_datagrams(socket: Arc<Datagrams>, me: Arc<Me>, closing: Closing) {
     let mut answers = JoinSet::new();
+    let end = last_arrival(closing);
+    tokio::pin!(end);
     let mut buffer = vec![0; 1 << 16];
     loop {
-        let end = async {
-            let _ = closing.wait_for(|closing| *closing).await;
-            sleep(LAST_ARRIVAL).await;
-        };
         let received = tokio::select! {
             biased;
             received = socket.receive(&mut buffer) => received,
-            () = end => break,
+            () = &mut end => break,
         };
         // An error here is an ICMP message about an earlier answer.
         let Ok((size, way)) = received else { continue };

@@ -40,6 +40,10 @@ fn an_uplink_set_down_and_up() {
     flap(|ground, node| {
         node.run("ip link set eth0 down")?;
         thread::sleep(OUTAGE);
+        // Its default route is gone with it, its programs are not.
+        let devices = ground.status(1)?.devices;
+        let has_programs = devices.iter().any(|device| device.name == Node::UPLINK);
+        ensure!(has_programs, "{devices:?}");
         ground.lab.configure_uplink(node)
     });
 }

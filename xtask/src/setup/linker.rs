@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use xtask::ebpf::{Compiler, Linker};
 
 use super::{Installer, on_path};
-use crate::cargo::host_cargo;
+use crate::cargo;
 
 /// Builds a linker that reads what `compiler` emits, or downloads one where the distribution has
 /// no LLVM to build it on.
@@ -44,18 +44,13 @@ fn build(installer: &mut Installer, llvm: u32) -> Result<()> {
             .chain(env::split_paths(&path)),
     )?;
     let release = Linker::PINNED.to_string();
-    let mut command = host_cargo();
+    let root = installer.places.linker_root(Some(llvm));
+    let mut command = cargo::install("bpf-linker", &release, &root);
     command
-        .args(["install", "bpf-linker", "--locked", "--version", &release])
         .args(["--no-default-features", "--features"])
         .arg(format!("llvm-{llvm}"))
-        .arg("--root")
-        .arg(installer.places.linker_root(Some(llvm)))
         .env("LLVM_PREFIX", prefix)
         .env("PATH", path);
-    for foreign in ["RUSTFLAGS", "CARGO_BUILD_TARGET", "CARGO_TARGET_DIR"] {
-        command.env_remove(foreign);
-    }
     let title = format!("building bpf-linker {release} with LLVM {llvm}");
     installer.steps.run(&title, &mut command)
 }

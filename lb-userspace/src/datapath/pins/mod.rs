@@ -27,6 +27,8 @@ const LINKS: &str = "links";
 
 /// How long an agent may take to end after the next has started, on a busy node.
 const HANDOVER: Duration = Duration::from_secs(10);
+/// How often the next one looks.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The pins of one agent, locked against others for as long as this lives.
 #[derive(Debug)]
@@ -211,7 +213,7 @@ fn lock(root: &Path) -> Result<File, PinError> {
         match directory.try_lock() {
             Ok(()) => return Ok(directory),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                thread::sleep(HANDOVER / 500);
+                thread::sleep(LOOK);
             }
             Err(TryLockError::WouldBlock) => {
                 return Err(PinError::InUse {
