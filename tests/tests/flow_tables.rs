@@ -110,7 +110,7 @@ fn flows_in_the_kernels_tables_are_ended() {
             .iter()
             .filter(|(p, ..)| *p == Protocol::Udp)
             .count(),
-        4
+        5
     );
     let v4: MappedArray<Flow<Ip4>> = MappedArray::new(&loaded.map("FLOWS4").unwrap()).unwrap();
     assert_eq!(tag::state(v4.read(8).tag), tag::TOMB);

@@ -25,6 +25,8 @@ use crate::{
 /// Ports tried for source NAT before a connection is given up. All but closed flows keep theirs, and
 /// of those half let it go.
 const SNAT_TRIES: usize = 16;
+/// Spreads numbers that follow each other: 2^32 divided by the golden ratio.
+const GOLDEN: u32 = 0x9e37_79b9;
 
 /// Picks an endpoint and records the flow, both directions or none: the index of the client's record, or
 /// one that no table has. [`Work::reason`] says why there is none.
@@ -77,7 +79,7 @@ fn try_insert<A: Address, T: Tables<A>>(
         return None;
     }
     if source_nat {
-        work.other.destination_port = next_port(tables, config, endpoint.id);
+        work.other.destination_port = next_port(tables, config, endpoint.id, 1);
     }
     let known = u64::from(source_nat) | u64::from(opens) << 1 | u64::from(picks_up) << 2;
     let known = forgotten(known, &mut work.memory);
@@ -204,7 +206,7 @@ fn claim_reply<A: Address, T: Tables<A>>(
         true => Purpose::Port,
         false => Purpose::Plain,
     };
-    for _ in rolled(SNAT_TRIES) {
+    for attempt in rolled(SNAT_TRIES) {
         let segment = &work.segment;
         if let Some(claim) = table::claim(tables, &work.other, segment, purpose, &mut work.refused)
         {
@@ -213,22 +215,31 @@ fn claim_reply<A: Address, T: Tables<A>>(
         // A client whose address is kept keeps its port too, unless the same client's port already
         // goes to the same endpoint by way of another frontend.
         if source_nat || work.refused == Refused::Exists {
-            work.other.destination_port = next_port(tables, tables.config(), endpoint);
+            // A port in use is likely one of many in a row, of another Service with the same endpoint.
+            let further = 1 << attempt;
+            work.other.destination_port =
+                next_port(tables, tables.config(), endpoint, further);
         }
     }
     None
 }
 
-/// The next port to replace a client's towards an endpoint: ports are handed out in turn, so that it is
-/// the one that has been free for longest.
+/// A port to replace a client's towards an endpoint, `further` ahead of the one before: ports are handed
+/// out in turn, so that the next one is that which has been free for longest.
 #[inline(never)]
-fn next_port<A: Address, T: Tables<A>>(tables: &T, config: &Config, endpoint: u32) -> u16 {
+fn next_port<A: Address, T: Tables<A>>(
+    tables: &T,
+    config: &Config,
+    endpoint: u32,
+    further: u32,
+) -> u16 {
     let turn = tables.endpoint_state(endpoint).map_or(0, |state| {
         // SAFETY: a word of a map's element that is only added to.
-        unsafe { atomic::fetch_add(&raw mut (*state.as_ptr()).ports, 1) }
+        unsafe { atomic::fetch_add(&raw mut (*state.as_ptr()).ports, further) }
     });
-    // Where the turn begins is nobody's to know.
-    let turn = turn.wrapping_add(config.secret[1] as u32);
+    // Where the turn begins is nobody's to know, and elsewhere for each Service with the same endpoint.
+    let begin = (config.secret[1] as u32).wrapping_add(endpoint.wrapping_mul(GOLDEN));
+    let turn = turn.wrapping_add(begin).wrapping_add(further - 1);
     let offset = turn.checked_rem(config.snat_count).unwrap_or(0);
     config.snat_first.wrapping_add(offset) as u16
 }

@@ -1,6 +1,6 @@
 //! What a flood cannot take from others: half-open places, source NAT ports, records.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, net::SocketAddr};
 
 use lb_common::{
     addr::Ip4,
@@ -156,6 +156,35 @@ fn ports_are_used_in_turn() {
         for (port, expected) in (100..132).zip(used) {
             let talk = Conversation::established(&scene, &tables, port);
             assert_eq!(talk.there.unwrap().0.port(), expected);
+        }
+    }
+}
+
+/// Each Service counts by itself, but the ports towards an endpoint that they share are one set.
+#[test]
+fn services_that_share_an_endpoint_find_ports_that_the_others_have_not_taken() {
+    for scene in scenes() {
+        let ports = PortRange {
+            first: 40_000,
+            last: 40_999,
+        };
+        let scene = Scene { ports, ..scene };
+        let mut tables = scene.tables();
+        let plans = [80, 81, 82].map(|port| {
+            let mut plan = scene.plan();
+            plan.name.port = port.to_string();
+            for frontend in &mut plan.frontends {
+                frontend.address.set_port(port);
+            }
+            plan
+        });
+        tables.program(&plans);
+        for plan in &plans {
+            let target = SocketAddr::new(scene.target().ip(), plan.frontends[0].address.port());
+            for port in 1..=200 {
+                let syn = scene.frame(scene.client(port), target, SYN, b"");
+                assert_eq!(ingress(&tables, &syn).reason, Reason::Opened, "{target}");
+            }
         }
     }
 }
