@@ -39,17 +39,6 @@ pub fn computed(value: u64) -> u64 {
     value
 }
 
-/// Returns its argument, by way of memory: the verifier forgets what it knows of it, and so verifies once
-/// what follows from different ways to it.
-#[inline(always)]
-pub fn forgotten(value: u64, memory: &mut u64) -> u64 {
-    // SAFETY: a reference; volatile, or LLVM would leave memory out.
-    unsafe {
-        (&raw mut *memory).write_volatile(value);
-        (&raw const *memory).read_volatile()
-    }
-}
-
 /// `0..end`, counted so that the loop stays a loop.
 #[inline(always)]
 pub fn rolled(end: usize) -> Rolled {

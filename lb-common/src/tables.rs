@@ -53,6 +53,8 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     /// [`pipeline::open_index`](crate::pipeline::open_index), which the kernel's side makes a function
     /// that the verifier looks at by itself, and only once.
     fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
+    /// [`pipeline::finish_index`](crate::pipeline::finish_index), likewise.
+    fn finish_index(&self, work: &mut Work<A>) -> u64;
     /// What is kept of an endpoint, by its id; its numbers are only accessed atomically.
     fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>>;
     /// Flows of a service that have not proved themselves.

@@ -263,6 +263,29 @@ fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32) -> u64 {
     }
 }
 
+/// [`FamilyMaps::finish_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn finish_index4(work: *mut Work<Ip4>) -> u64 {
+    finish_index(work)
+}
+
+/// [`FamilyMaps::finish_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn finish_index6(work: *mut Work<Ip6>) -> u64 {
+    finish_index(work)
+}
+
+#[inline(always)]
+fn finish_index<A: FamilyMaps>(work: *mut Work<A>) -> u64 {
+    // SAFETY: null or this CPU's; the verifier makes sure.
+    match (unsafe { work.as_mut() }, Kernel::<_, true>::new((), 0)) {
+        (Some(work), Some(kernel)) => pipeline::finish_index(&kernel, work),
+        _ => u64::MAX,
+    }
+}
+
 /// [`FamilyMaps::find_index`] for IPv4. Exported, which is what makes it a function of its own for
 /// the verifier.
 #[unsafe(no_mangle)]
@@ -365,6 +388,11 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
     #[inline(always)]
     fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64 {
         A::open_index(work, ifindex)
+    }
+
+    #[inline(always)]
+    fn finish_index(&self, work: &mut Work<A>) -> u64 {
+        A::finish_index(work)
     }
 
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! All maps. Sizes given here are defaults; the agent sets them at load.
 
 use crate::kernel::{
-    claim_index4, claim_index6, find_index4, find_index6, gives_way4, gives_way6, has_rival4,
-    has_rival6, open_index4, open_index6,
+    claim_index4, claim_index6, find_index4, find_index6, finish_index4, finish_index6, gives_way4,
+    gives_way6, has_rival4, has_rival6, open_index4, open_index6,
 };
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
@@ -126,7 +126,9 @@ pub trait FamilyMaps: Address {
     fn flow(index: u32) -> Option<*mut Flow<Self>>;
     /// [`lb_common::pipeline::open_index`] as a function that the verifier looks at once.
     fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64;
-    /// [`lb_common::flow::table::find_index`] as a function that the verifier looks at once.
+    /// [`lb_common::pipeline::finish_index`], likewise.
+    fn finish_index(work: &mut Work<Self>) -> u64;
+    /// [`lb_common::flow::table::find_index`], likewise.
     fn find_index(tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::flow::table::claim_index`], likewise.
     fn claim_index(tuple: &Tuple<Self>) -> u64;
@@ -160,6 +162,11 @@ impl FamilyMaps for Ip4 {
     #[inline(always)]
     fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64 {
         open_index4(work, ifindex)
+    }
+
+    #[inline(always)]
+    fn finish_index(work: &mut Work<Self>) -> u64 {
+        finish_index4(work)
     }
 
     #[inline(always)]
@@ -213,6 +220,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64 {
         open_index6(work, ifindex)
+    }
+
+    #[inline(always)]
+    fn finish_index(work: &mut Work<Self>) -> u64 {
+        finish_index6(work)
     }
 
     #[inline(always)]

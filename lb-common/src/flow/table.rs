@@ -192,6 +192,21 @@ pub struct Claim<A> {
 }
 
 impl<A: Address> Claim<A> {
+    /// The claim of the record at an index, which was left there by [`Self::index`].
+    #[inline(always)]
+    pub fn of<S: Slots<A>>(slots: &S, index: u32) -> Option<Self> {
+        Some(Self {
+            record: slots.slot(index)?,
+        })
+    }
+
+    /// Leaves the claim to whoever knows its record's index.
+    #[inline(always)]
+    pub fn index(self) -> u32 {
+        // SAFETY: the record is ours until its tag says otherwise, and has its own index there.
+        unsafe { self.record.as_ref() }.peer
+    }
+
     /// The record, which is the claimer's alone.
     #[inline(always)]
     pub fn record(&self) -> Record<A> {

@@ -15,6 +15,7 @@ mod track;
 pub use self::{
     half_open::{RINGS, WITHOUT_RING},
     open::{Refusal, open_index},
+    record::{Opening, finish_index},
 };
 
 use self::{
@@ -58,6 +59,8 @@ pub struct Work<A> {
     pub memory: u64,
     /// A next hop that was looked up; the device of [`Way::Device`].
     pub hop: Hop,
+    /// A flow that is being opened.
+    pub opening: Opening,
     /// Id of an endpoint that a connection has left; 0 means none.
     pub avoided: u32,
     /// Why a record could not be claimed.

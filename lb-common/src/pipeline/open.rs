@@ -1,6 +1,6 @@
 //! The first packet of a connection: its flow, or why it opens none.
 
-use super::{Work, icmp::answer, record::insert};
+use super::{Work, icmp::answer, record::begin};
 use crate::{
     addr::Address,
     answer::Message,
@@ -38,11 +38,15 @@ pub(super) fn open<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     ifindex: u32,
 ) -> Option<Record<A>> {
-    let index = tables.open_index(work, ifindex);
+    let mut index = tables.open_index(work, ifindex);
+    if index == BEGUN {
+        index = tables.finish_index(work);
+    }
     tables.slot(u32::try_from(index).ok()?)
 }
 
-/// The work behind opening a flow: the index of the flow's record, or one that no table has.
+/// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if it is
+/// for [`Tables::finish_index`] to record it, or [`NONE`].
 #[inline(always)]
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
@@ -92,6 +96,8 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
 
 /// Index of no record.
 const NONE: u64 = u64::MAX;
+/// Index of a record that is not visible yet.
+const BEGUN: u64 = u64::MAX - 1;
 
 /// The flow that a SYN has opened before, unless it makes way for a purpose.
 #[inline(always)]
@@ -115,9 +121,11 @@ fn joined<A: Address, T: Tables<A>>(
 fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, route: &Route) -> u64 {
     work.avoided = 0;
     for _ in rolled(ATTEMPTS) {
-        let index = insert(tables, work, route);
-        if index != NONE || work.reason != Reason::InsertRace {
-            return index;
+        if begin(tables, work, route) {
+            return BEGUN;
+        }
+        if work.reason != Reason::InsertRace {
+            return NONE;
         }
         let index = await_flow(tables, work);
         if index != NONE

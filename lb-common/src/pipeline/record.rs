@@ -1,7 +1,7 @@
 //! A flow's two records: an endpoint is picked, places are claimed, both directions are written.
 
 use super::{
-    Work,
+    Refusal, Work,
     half_open::{enter, is_pressed},
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
         table::{self, Claim, Purpose, Refused},
         tag, tcp,
     },
-    opaque::{forgotten, rolled},
+    opaque::rolled,
     parse::{TCP, Tuple},
     rewrite, select,
     service::Route,
@@ -28,26 +28,37 @@ const SNAT_TRIES: usize = 16;
 /// Spreads numbers that follow each other: 2^32 divided by the golden ratio.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Picks an endpoint and records the flow, both directions or none: the index of the client's record, or
-/// one that no table has. [`Work::reason`] says why there is none.
+/// What [`begin`] leaves to [`finish_index`]: two steps, for the verifier to look at one after the other.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Opening {
+    /// Index of the client's record, which is claimed.
+    forward: u32,
+    /// Endpoint id.
+    endpoint: u32,
+    /// Service id.
+    service: u32,
+    /// [`flow_flag`]s of both directions.
+    flags: u32,
+}
+
+/// Picks an endpoint and claims the client's record of a flow. Whether it could; [`Work::reason`] says
+/// why not.
 #[inline(always)]
-pub(super) fn insert<A: Address, T: Tables<A>>(
+pub(super) fn begin<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     route: &Route,
-) -> u64 {
-    match try_insert(tables, work, route) {
-        Some(index) => u64::from(index),
-        None => u64::MAX,
-    }
+) -> bool {
+    try_begin(tables, work, route).is_some()
 }
 
 #[inline(always)]
-fn try_insert<A: Address, T: Tables<A>>(
+fn try_begin<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     route: &Route,
-) -> Option<u32> {
+) -> Option<()> {
     let config = tables.config();
     let plan = route.plan;
     let opens = tcp::opens(work.segment.flags);
@@ -78,36 +89,10 @@ fn try_insert<A: Address, T: Tables<A>>(
         work.reason = Reason::NoNodeAddress;
         return None;
     }
-    if source_nat {
-        work.other.destination_port = next_port(tables, config, endpoint.id, 1);
-    }
-    let known = u64::from(source_nat) | u64::from(opens) << 1 | u64::from(picks_up) << 2;
-    let known = forgotten(known, &mut work.memory);
-    let (source_nat, opens, picks_up) = (known & 1 != 0, known & 2 != 0, known & 4 != 0);
-    // Neither record has been looked at so far, so that the waits for their memory overlap.
-    table::approach(tables, &work.tuple, &work.other);
-    let purpose = if opens { Purpose::Open } else { Purpose::Plain };
-    let segment = &work.segment;
-    let Some(forward) = table::claim(tables, &work.tuple, segment, purpose, &mut work.refused)
-    else {
-        work.reason = match work.refused {
-            Refused::Full => Reason::FlowTableFull,
-            // It was opened before, or another CPU is just doing it.
-            _ => Reason::InsertRace,
-        };
-        return None;
-    };
-    let Some(reply) = claim_reply(tables, work, endpoint.id, source_nat, opens) else {
-        forward.release();
-        work.reason = match work.refused {
-            Refused::Full => Reason::FlowTableFull,
-            _ => Reason::SnatPortsExhausted,
-        };
-        return None;
-    };
     let mut flags = rewrite::protocol_flag(work.tuple.protocol);
     if source_nat {
         flags |= flow_flag::SOURCE_NAT;
+        work.other.destination_port = next_port(tables, config, endpoint.id, 1);
     }
     if bypasses(config.flags, endpoint, source_nat) {
         flags |= flow_flag::FORWARD;
@@ -115,31 +100,86 @@ fn try_insert<A: Address, T: Tables<A>>(
     if picks_up {
         flags |= flow_flag::PICKED_UP;
     }
+    work.opening = Opening {
+        forward: 0,
+        endpoint: endpoint.id,
+        service: plan.service,
+        flags,
+    };
+    // Neither record has been looked at so far, so that the waits for their memory overlap.
+    table::approach(tables, &work.tuple, &work.other);
+    let purpose = match tcp::opens(work.segment.flags) {
+        true => Purpose::Open,
+        false => Purpose::Plain,
+    };
+    let segment = &work.segment;
+    let claim = table::claim(tables, &work.tuple, segment, purpose, &mut work.refused);
+    let Some(forward) = claim else {
+        work.reason = match work.refused {
+            Refused::Full => Reason::FlowTableFull,
+            // It was opened before, or another CPU is just doing it.
+            _ => Reason::InsertRace,
+        };
+        return None;
+    };
+    work.opening.forward = forward.index();
+    Some(())
+}
+
+/// Records the flow that [`begin`] has begun, both directions or none: the index of the client's record,
+/// or one that no table has. [`Work::refusal`] and [`Work::reason`] say why there is none.
+#[inline(always)]
+pub fn finish_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u64 {
+    match finish(tables, work) {
+        Some(()) => u64::from(work.opening.forward),
+        None => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()> {
+    let Opening {
+        forward: index,
+        endpoint,
+        service,
+        flags,
+    } = work.opening;
+    let source_nat = flags & flow_flag::SOURCE_NAT != 0;
+    let forward = Claim::of(tables, index)?;
+    let Some(reply) = claim_reply(tables, work, endpoint, source_nat) else {
+        forward.release();
+        work.refusal = Refusal::Drop;
+        work.reason = match work.refused {
+            Refused::Full => Reason::FlowTableFull,
+            _ => Reason::SnatPortsExhausted,
+        };
+        tables.count_refusal(service, work.reason);
+        return None;
+    };
     let (there, back) = (forward.record(), reply.record());
     let now = tables.now();
     let hop = match source_nat {
-        true => tables.endpoint_state(endpoint.id).map_or(0, |state| {
+        true => tables.endpoint_state(endpoint).map_or(0, |state| {
             // SAFETY: a word of a map's element, of which any value will do.
             unsafe { (&raw const (*state.as_ptr()).hop).read_volatile() }
         }),
         false => 0,
     };
     // SAFETY: claimed records are their claimer's alone until they are published.
-    let index = unsafe {
-        (*there.as_ptr()).detail = endpoint.id;
+    unsafe {
+        (*there.as_ptr()).detail = endpoint;
         (*there.as_ptr()).hop = hop;
         (*there.as_ptr()).last_seen = now;
         (*back.as_ptr()).last_seen = now;
-        (*there.as_ptr()).peer
-    };
-    fill(work, there, back, flags, plan.service);
+    }
+    fill(work, there, back, flags, service);
     reply.publish(tag::LIVE);
     let published = tag::with_state(read_tag(there), tag::HALF);
     forward.publish(tag::HALF);
-    enter(tables, work, plan.service, index, published);
-    tables.count_connection(plan.service, endpoint.id);
+    enter(tables, work, service, index, published);
+    tables.count_connection(service, endpoint);
     work.reason = Reason::Opened;
-    Some(index)
+    Some(())
 }
 
 /// Writes what identifies the endpoint's answers into [`Work::other`].
@@ -200,9 +240,8 @@ fn claim_reply<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     endpoint: u32,
     source_nat: bool,
-    opens: bool,
 ) -> Option<Claim<A>> {
-    let purpose = match opens {
+    let purpose = match tcp::opens(work.segment.flags) {
         true => Purpose::Port,
         false => Purpose::Plain,
     };
@@ -217,8 +256,7 @@ fn claim_reply<A: Address, T: Tables<A>>(
         if source_nat || work.refused == Refused::Exists {
             // A port in use is likely one of many in a row, of another Service with the same endpoint.
             let further = 1 << attempt;
-            work.other.destination_port =
-                next_port(tables, tables.config(), endpoint, further);
+            work.other.destination_port = next_port(tables, tables.config(), endpoint, further);
         }
     }
     None

@@ -196,6 +196,10 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
         pipeline::open_index(self, work, ifindex)
     }
 
+    fn finish_index(&self, work: &mut Work<A>) -> u64 {
+        pipeline::finish_index(self, work)
+    }
+
     fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {
         self.tables.shared.endpoint(endpoint)
     }
