@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use node_lb::agent::status::Status;
+use serde::Deserialize;
 
 use crate::{Agent, AgentSpec, Lab, Node, Readiness, Topology, http_get, lab::LabId, patient};
 
@@ -34,6 +35,20 @@ pub struct Balanced {
     pub lab: Lab,
     source: AgentSource,
     arguments: Vec<String>,
+}
+
+/// A line of `node-lb flows`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowLine {
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    pub client: SocketAddr,
+    pub frontend: SocketAddr,
+    pub endpoint: SocketAddr,
+    /// The node's own address and port that the endpoint sees.
+    pub source_nat: Option<SocketAddr>,
+    pub stage: String,
 }
 
 /// Where a lab's agents have their objects from.
@@ -148,6 +163,21 @@ impl Balanced {
         let socket = socket(node).display().to_string();
         let text = node.run(&format!("{program} status -o json --socket {socket}"))?;
         serde_json::from_str(&text).context("this is not a status")
+    }
+
+    /// What `node-lb flows` shows on node number `index`, whether or not its agent runs.
+    pub fn flows(&self, index: usize) -> Result<Vec<FlowLine>> {
+        let node = self.lab.node(index);
+        let program = node_lb()?.display().to_string();
+        let root = node.pin_root.display();
+        let text = node.run(&format!("{program} flows -o json --bpf-root {root}"))?;
+        serde_json::from_str(&text).context("these are not flows")
+    }
+
+    /// The flow of a client on node number `index`.
+    pub fn flow_of(&self, index: usize, client: SocketAddr) -> Result<Option<FlowLine>> {
+        let mut flows = self.flows(index)?.into_iter();
+        Ok(flows.find(|flow| flow.client == client))
     }
 
     /// Where the agent on node number `index` pins its maps.

@@ -18,6 +18,7 @@
 //! ```
 
 pub mod agent;
+pub mod attack;
 pub mod balanced;
 pub mod control_plane;
 pub mod deployment;
@@ -29,11 +30,11 @@ pub mod patience;
 pub mod traffic;
 
 pub use agent::{Agent, AgentSpec, Readiness};
-pub use balanced::{AgentSource, Balanced};
+pub use balanced::{AgentSource, Balanced, FlowLine};
 pub use control_plane::{Cluster, ControlPlane};
 pub use deployment::{Condition, Deployment};
 pub use http_get::HttpAnswer;
 pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use patience::patient;
-pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};
+pub use traffic::{Failure, FailureKind, Grace, Held, Load, LoadReport, Reply, Request, Serve};

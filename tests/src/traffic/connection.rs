@@ -14,6 +14,7 @@ use tokio::task::AbortHandle;
 
 use super::failure::{Failure, FailureKind};
 use super::request::{Protocol, Request};
+use super::tcp;
 use super::wire::{Answer, Ask, filling};
 
 /// A connection that questions can be asked on, one after the other.
@@ -59,6 +60,10 @@ impl Connection {
                         "closed without an answer",
                     ));
                 }
+                let mut rest = String::new();
+                if ask.last && stream.read_line(&mut rest).await? != 0 {
+                    return Err(Failure::new(FailureKind::Malformed, rest));
+                }
                 line.into_bytes()
             }
             Means::Http { requests, .. } => ask_http(requests, self.remote, ask).await?,
@@ -90,6 +95,14 @@ impl Connection {
     /// Whether the server is known to have ended the connection.
     pub fn is_closed(&self) -> bool {
         matches!(&self.means, Means::Http { requests, .. } if requests.is_closed())
+    }
+
+    /// Segments that this end of a connection of [`Protocol::Tcp`] sent again.
+    pub fn retransmissions(&self) -> u64 {
+        match &self.means {
+            Means::Tcp(stream) => tcp::retransmissions(stream.get_ref()).unwrap_or(0).into(),
+            _ => 0,
+        }
     }
 
     /// The socket's own address.

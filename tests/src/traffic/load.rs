@@ -93,6 +93,8 @@ pub struct LoadReport {
     pub failed: u64,
     /// Connections the server ended between two requests.
     pub reconnects: u64,
+    /// Segments that clients sent again, over all connections of [`Request::tcp`] that opened.
+    pub retransmissions: u64,
     /// The first failures, with the time since the start.
     pub failures: Vec<(Duration, Failure)>,
     /// How many answers each server gave.
@@ -118,6 +120,7 @@ impl fmt::Display for LoadReport {
             ok,
             failed,
             reconnects,
+            retransmissions,
             servers,
             p50,
             p99,
@@ -126,7 +129,7 @@ impl fmt::Display for LoadReport {
         } = self;
         write!(
             f,
-            "{ok} ok, {failed} failed, {reconnects} reconnects, {:.0}/s",
+            "{ok} ok, {failed} failed, {reconnects} reconnects, {retransmissions} retransmissions, {:.0}/s",
             self.rate()
         )?;
         write!(
@@ -207,6 +210,15 @@ impl Tally {
         self.first.notify_one();
     }
 
+    /// Ends a connection, if there is one; whether there was.
+    fn end(&self, connection: &mut Option<Connection>) -> bool {
+        let Some(ended) = connection.take() else {
+            return false;
+        };
+        self.report.borrow_mut().retransmissions += ended.retransmissions();
+        true
+    }
+
     fn report(&self) -> LoadReport {
         let mut latencies = self.latencies.take();
         latencies.sort_unstable();
@@ -237,7 +249,7 @@ async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
             Err(_) => Err(load.request.too_late()),
         };
         if result.is_err() || !load.persistent {
-            connection = None;
+            tally.end(&mut connection);
         }
         tally.count(result, start.elapsed());
         if !load.pause.is_zero() {
@@ -247,6 +259,7 @@ async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
             }
         }
     }
+    tally.end(&mut connection);
 }
 
 /// Asks once, on the connection there is or on a new one.
@@ -261,7 +274,7 @@ async fn ask(
             result => return result.map(|answer| answer.server),
         }
     }
-    if connection.take().is_some() {
+    if tally.end(connection) {
         tally.report.borrow_mut().reconnects += 1;
     }
     let fresh = connection.insert(Connection::open(&load.request).await?);
