@@ -1,14 +1,15 @@
 //! Segments from somebody who knows a connection's addresses and ports, but not its sequence numbers.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use lb_tests::attack::Wire;
 use lb_tests::packet::{Packet, tcp};
 use lb_tests::traffic::Numbers;
-use lb_tests::{Family, FlowLine, Held};
+use lb_tests::{Family, FlowLine, Held, Host};
 
 use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, within};
 
@@ -17,6 +18,7 @@ const SERVICE: u8 = 10;
 const IDLE: Duration = Duration::from_secs(10);
 /// How soon a flow is gone whose connection has ended.
 const SECONDS: Duration = Duration::from_secs(12);
+const ESTABLISHED: &str = "established";
 /// Random numbers tried of each kind.
 const TRIES: usize = 60;
 
@@ -49,58 +51,49 @@ fn blind_segments_change_nothing_after_a_restart_of_the_agent() -> Result<()> {
     })
 }
 
-/// Opens connections, has `between` happen, and attacks them.
+/// Opens connections, has `between` happen, and attacks each in one way.
 fn blind_segments(family: Family, between: impl FnOnce(&mut Ground) -> Result<()>) -> Result<()> {
     let mut ground = Ground::new(&SMALL_TABLE)?;
     ground.service(SERVICE, Source::Translated, &[ground.pod("pod-2-1")])?;
+    let wires = Wires::open(&ground, family)?;
     let mut victims = Vec::new();
-    for busy in [false, true] {
-        victims.push(Victim::outside(&ground, family, busy)?);
-        victims.push(Victim::inside(&ground, family, busy)?);
-    }
-    between(&mut ground)?;
-
-    let mut findings = Findings::default();
-    for (attempt, flags) in ATTEMPTS {
+    for attempt in ATTEMPTS {
         for side in [Side::Client, Side::Endpoint] {
-            for victim in &mut victims {
-                let mut failed = None;
-                for _ in 0..TRIES {
-                    victim.strike(side, flags)?;
-                    if victim.busy {
-                        failed = failed.or(victim.connection.ask().err());
-                    }
-                }
-                let stage = victim.stage(&ground)?;
-                let alive = failed.is_none() && stage == "established";
-                let what = &victim.name;
-                findings.note(
-                    alive,
-                    match failed {
-                        None => format!("{attempt} as if from the {side:?}, {what}: {stage}"),
-                        Some(error) => {
-                            format!("{attempt} as if from the {side:?}, {what}: {stage}, {error:#}")
-                        }
-                    },
-                );
+            for busy in [false, true] {
+                let outside = Victim::outside(&ground, &wires, family)?;
+                let inside = Victim::inside(&ground, &wires, family)?;
+                victims.extend([outside, inside].map(|victim| (attempt, side, busy, victim)));
             }
         }
     }
+    between(&mut ground)?;
 
+    let mut outcomes = Vec::new();
+    for ((attempt, flags), side, busy, victim) in &mut victims {
+        let mut failed = None;
+        for _ in 0..TRIES {
+            victim.strike(*side, flags)?;
+            if *busy {
+                failed = failed.or(victim.connection.ask().err());
+            }
+        }
+        let load = if *busy { "busy" } else { "idle" };
+        let what = format!("{attempt} as if from the {side:?}, {load}, {}", victim.way);
+        outcomes.push((what, victim.stage(&ground)?, failed));
+    }
     thread::sleep(IDLE);
-    for victim in &mut victims {
-        let what = format!("{}, silent for {IDLE:?}", victim.name);
-        let stage = victim.stage(&ground)?;
-        findings.note(stage == "established", format!("{what}: {stage}"));
-        let answer = victim.connection.ask();
-        let same = answer
-            .as_ref()
-            .is_ok_and(|answer| answer.peer == victim.peer);
-        let seen = answer.map(|answer| answer.peer);
-        findings.note(
-            same,
-            format!("{what}: was {}, answers {seen:?}", victim.peer),
-        );
+    let mut findings = Findings::default();
+    for ((what, at_once, failed), (.., victim)) in outcomes.into_iter().zip(&mut victims) {
+        let later = victim.stage(&ground)?;
+        let failed = failed.or(match victim.connection.ask() {
+            Ok(answer) if answer.peer == victim.peer => None,
+            Ok(answer) => Some(anyhow!("{} has become {}", victim.peer, answer.peer)),
+            Err(error) => Some(error),
+        });
+        let good = at_once == ESTABLISHED && later == ESTABLISHED && failed.is_none();
+        let works = failed.map_or("works".to_owned(), |error| format!("{error:#}"));
+        let what = format!("{what}: {at_once}, after {IDLE:?} of silence {later}; {works}");
+        findings.note(good, what);
     }
     findings.assert_good();
     Ok(())
@@ -113,60 +106,64 @@ enum Side {
     Endpoint,
 }
 
+/// Where forged segments are sent from.
+struct Wires {
+    /// The node network.
+    outside: Rc<Wire>,
+    /// A pod beside the client, on its node.
+    inside: Rc<Wire>,
+}
+
+impl Wires {
+    fn open(ground: &Ground, family: Family) -> Result<Self> {
+        let node = ground.balanced.lab.node(1).ip(family);
+        let service = cluster_ip(family, SERVICE).ip();
+        let from = |host: &Host, to| host.netns().run(|| Wire::towards(to))?.map(Rc::new);
+        Ok(Self {
+            outside: from(&ground.attacker, node)?,
+            inside: from(ground.pod("pod-1-2"), service)?,
+        })
+    }
+}
+
 /// A connection under attack.
 struct Victim {
-    name: String,
+    way: &'static str,
     connection: Held,
-    /// Whether it is asked on meanwhile.
-    busy: bool,
     flow: FlowLine,
     /// The client as the endpoint sees it.
     peer: SocketAddr,
     /// Where segments in the name of the client are sent from, and in that of the endpoint.
-    wires: [Wire; 2],
+    wires: [Rc<Wire>; 2],
 }
 
 impl Victim {
     /// From outside to the node port, with source NAT.
-    fn outside(ground: &Ground, family: Family, busy: bool) -> Result<Self> {
-        let node = ground.balanced.lab.node(1).ip(family);
-        let wire = || ground.attacker.netns().run(|| Wire::towards(node))?;
+    fn outside(ground: &Ground, wires: &Wires, family: Family) -> Result<Self> {
         let connection = Held::open(ground.client(), ground.outside(family, SERVICE))?;
-        Self::new(ground, "node port", connection, busy, [wire()?, wire()?])
+        let wires = [&wires.outside, &wires.outside].map(Rc::clone);
+        Self::new(ground, "node port", connection, wires)
     }
 
     /// From a pod to the ClusterIP; its neighbour on the node sends in its name.
-    fn inside(ground: &Ground, family: Family, busy: bool) -> Result<Self> {
-        let (node, target) = (
-            ground.balanced.lab.node(1).ip(family),
-            cluster_ip(family, SERVICE),
-        );
-        let connection = Held::open(ground.pod("pod-1-1"), target)?;
-        let inside = ground
-            .pod("pod-1-2")
-            .netns()
-            .run(|| Wire::towards(target.ip()))??;
-        let outside = ground.attacker.netns().run(|| Wire::towards(node))??;
-        Self::new(ground, "ClusterIP", connection, busy, [inside, outside])
+    fn inside(ground: &Ground, wires: &Wires, family: Family) -> Result<Self> {
+        let connection = Held::open(ground.pod("pod-1-1"), cluster_ip(family, SERVICE))?;
+        let wires = [&wires.inside, &wires.outside].map(Rc::clone);
+        Self::new(ground, "ClusterIP", connection, wires)
     }
 
     fn new(
         ground: &Ground,
-        way: &str,
+        way: &'static str,
         mut connection: Held,
-        busy: bool,
-        wires: [Wire; 2],
+        wires: [Rc<Wire>; 2],
     ) -> Result<Self> {
         let peer = connection.ask()?.peer;
         let flow = ground.balanced.flow_of(1, connection.local())?;
         Ok(Self {
-            name: format!(
-                "{} connection to the {way}",
-                if busy { "busy" } else { "idle" }
-            ),
+            way,
             flow: flow.context("an open connection has no flow")?,
             connection,
-            busy,
             peer,
             wires,
         })
@@ -274,13 +271,14 @@ fn ends_within_seconds(end: impl Fn(&Victim) -> Result<()>) -> Result<()> {
     ground.service(SERVICE, Source::Translated, &[ground.pod("pod-2-1")])?;
     let mut findings = Findings::default();
     for family in Family::BOTH {
+        let wires = Wires::open(&ground, family)?;
         for victim in [
-            Victim::outside(&ground, family, false)?,
-            Victim::inside(&ground, family, false)?,
+            Victim::outside(&ground, &wires, family)?,
+            Victim::inside(&ground, &wires, family)?,
         ] {
             end(&victim)?;
             let gone = gone(&ground, victim.connection.local());
-            let what = format!("{family:?}, {}: {gone:?}", victim.name);
+            let what = format!("{family:?}, {}: {gone:?}", victim.way);
             findings.note(gone.is_ok(), what);
             victim.connection.vanish()?;
         }

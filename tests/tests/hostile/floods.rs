@@ -1,4 +1,8 @@
 //! Floods from spoofed sources, as fast as one CPU sends, to one Service or to several.
+//!
+//! Most of them come by TC, in a lab without XDP: there each frame's whole way is the work of the CPU that
+//! sends it. The short rings of devices with XDP, which another CPU may be emptying, lose frames of good
+//! clients too when it is busy; so the flood that comes by XDP is a slower one.
 
 use std::thread;
 use std::time::Duration;
@@ -6,9 +10,10 @@ use std::time::Duration;
 use anyhow::Result;
 use lb_tests::attack::{Flood, FloodKind};
 use lb_tests::traffic::{Protocol, RunningLoad};
-use lb_tests::{Family, Held, Host, Load, LoadReport, Request};
+use lb_tests::{Family, Held, Host, Load, LoadReport, Request, Topology};
+use serde_json::Value;
 
-use super::support::{Findings, Ground, Source, attack_time, cluster_ip, within};
+use super::support::{Findings, Ground, Source, attack_time, cluster_ip, filter_input, within};
 
 /// How long a flood lasts in CI: enough for the default source-NAT ports several times over.
 const TIME: Duration = Duration::from_secs(5);
@@ -19,153 +24,197 @@ const SLOWEST: f64 = 5_000.0;
 /// Connections of each kind that are open already.
 const HELD: usize = 10;
 
+/// Flows that good clients open during a scene, at the most.
+const OWN_FLOWS: u64 = 3_000;
+
 /// The Services: two with endpoints on the other node, one whose endpoint is on the node that is attacked
 /// and sees its clients, one whose endpoint is there and which nobody attacks.
 const FIRST: u8 = 10;
 const SECOND: u8 = 11;
 const LOCAL: u8 = 12;
 const NEIGHBOUR: u8 = 13;
+const SERVICES: [u8; 4] = [FIRST, SECOND, LOCAL, NEIGHBOUR];
+
+const WITHOUT_XDP: Topology = Topology {
+    far_ends_take_xdp: false,
+    ..Topology::DEFAULT
+};
 
 #[test]
 fn syns_to_one_service_with_source_nat() -> Result<()> {
-    flood(
-        FloodKind::Syn,
-        Family::V4,
-        &[FIRST],
-        &[SECOND, LOCAL, NEIGHBOUR],
-    )
+    Scene::new(FloodKind::Syn, &[FIRST]).play()
+}
+
+#[test]
+fn syns_to_one_service_by_xdp() -> Result<()> {
+    Scene::new(FloodKind::Syn, &[FIRST]).xdp(20_000).play()
 }
 
 #[test]
 fn syns_to_one_service_that_keeps_the_source() -> Result<()> {
-    flood(
-        FloodKind::Syn,
-        Family::V4,
-        &[LOCAL],
-        &[FIRST, SECOND, NEIGHBOUR],
-    )
+    Scene::new(FloodKind::Syn, &[LOCAL]).play()
 }
 
 #[test]
 fn syns_to_several_services() -> Result<()> {
-    flood(
-        FloodKind::Syn,
-        Family::V4,
-        &[FIRST, SECOND, LOCAL],
-        &[NEIGHBOUR],
-    )
+    Scene::new(FloodKind::Syn, &[FIRST, SECOND, LOCAL]).play()
 }
 
 #[test]
 fn syns_over_ipv6() -> Result<()> {
-    flood(
-        FloodKind::Syn,
-        Family::V6,
-        &[FIRST],
-        &[SECOND, LOCAL, NEIGHBOUR],
-    )
+    Scene::new(FloodKind::Syn, &[FIRST]).ipv6().play()
 }
 
 #[test]
 fn acks_of_no_connection() -> Result<()> {
-    flood(
-        FloodKind::Ack,
-        Family::V4,
-        &[FIRST],
-        &[SECOND, LOCAL, NEIGHBOUR],
-    )
+    Scene::new(FloodKind::Ack, &[FIRST]).play()
 }
 
 #[test]
 fn datagrams_with_source_nat() -> Result<()> {
-    flood(
-        FloodKind::Udp,
-        Family::V4,
-        &[FIRST],
-        &[SECOND, LOCAL, NEIGHBOUR],
-    )
+    Scene::new(FloodKind::Udp, &[FIRST]).play()
 }
 
 #[test]
 fn datagrams_over_ipv6() -> Result<()> {
-    flood(
-        FloodKind::Udp,
-        Family::V6,
-        &[FIRST],
-        &[SECOND, LOCAL, NEIGHBOUR],
-    )
+    Scene::new(FloodKind::Udp, &[FIRST]).ipv6().play()
 }
 
-/// Floods the attacked Services and watches good clients before, meanwhile and afterwards.
-fn flood(kind: FloodKind, family: Family, attacked: &[u8], neighbours: &[u8]) -> Result<()> {
-    let ground = Ground::new(&[])?;
-    ground.service(FIRST, Source::Translated, &[ground.pod("pod-2-1")])?;
-    ground.service(SECOND, Source::Translated, &[ground.pod("pod-2-2")])?;
-    ground.service(LOCAL, Source::Kept, &[ground.pod("pod-1-1")])?;
-    ground.service(NEIGHBOUR, Source::Kept, &[ground.pod("pod-1-2")])?;
-    let protocol = match kind {
-        FloodKind::Udp => Protocol::Udp,
-        FloodKind::Syn | FloodKind::Ack => Protocol::Tcp,
-    };
-    let time = attack_time(TIME);
-    let all = [attacked, neighbours].concat();
-    let mut findings = Findings::default();
+/// A flood, and whom it is aimed at.
+struct Scene {
+    kind: FloodKind,
+    family: Family,
+    attacked: &'static [u8],
+    /// Frames per second, which come by XDP; else by TC and as fast as one CPU sends.
+    xdp: Option<u32>,
+}
 
-    // What happens without a flood, in the same time.
-    let open = Opened::start(&ground, family, &all)?;
-    let before = Fresh::start(&ground, protocol, family, attacked, neighbours)?;
-    thread::sleep(time);
-    before.judge("before", 1.0, &mut findings)?;
-    let without = open.stop()?;
+impl Scene {
+    fn new(kind: FloodKind, attacked: &'static [u8]) -> Self {
+        Self {
+            kind,
+            family: Family::V4,
+            attacked,
+            xdp: None,
+        }
+    }
 
-    let open = Opened::start(&ground, family, &all)?;
-    let fresh = Fresh::start(&ground, protocol, family, attacked, neighbours)?;
-    let flows_before = flows(&ground)?;
-    let targets = attacked
-        .iter()
-        .map(|number| ground.outside(family, *number));
-    let report = Flood::new(kind, targets).run_for(time, &ground.attacker)?;
-    findings.note(report.rate() > SLOWEST, format!("flood: {report}"));
-    let flows_after = flows(&ground)?;
-    fresh.judge("meanwhile", OWN_CLIENTS, &mut findings)?;
-    let with = open.stop()?;
-    for ((number, without), (_, with)) in without.iter().zip(&with) {
-        let good = with.failed == 0
-            && with.reconnects == 0
-            && with.retransmissions <= without.retransmissions;
+    fn ipv6(self) -> Self {
+        Self {
+            family: Family::V6,
+            ..self
+        }
+    }
+
+    fn xdp(self, rate: u32) -> Self {
+        Self {
+            xdp: Some(rate),
+            ..self
+        }
+    }
+
+    fn flood(&self, ground: &Ground) -> Flood {
+        let targets = self
+            .attacked
+            .iter()
+            .map(|number| ground.outside(self.family, *number));
+        let flood = Flood::new(self.kind, targets);
+        match self.xdp {
+            Some(rate) => flood.rate(rate),
+            None => flood,
+        }
+    }
+
+    /// The lab, where no endpoint reads a flood's datagrams: they are shorter than clients'.
+    fn ground(&self) -> Result<Ground> {
+        let ground = match self.xdp {
+            Some(_) => Ground::new(&[])?,
+            None => Ground::with(WITHOUT_XDP, &["--xdp-mode=off"])?,
+        };
+        for pod in ground.balanced.lab.pods() {
+            filter_input(pod, "udp length 16 drop")?;
+        }
+        ground.service(FIRST, Source::Translated, &[ground.pod("pod-2-1")])?;
+        ground.service(SECOND, Source::Translated, &[ground.pod("pod-2-2")])?;
+        ground.service(LOCAL, Source::Kept, &[ground.pod("pod-1-1")])?;
+        ground.service(NEIGHBOUR, Source::Kept, &[ground.pod("pod-1-2")])?;
+        Ok(ground)
+    }
+
+    /// Watches good clients before the flood, meanwhile and afterwards.
+    fn play(self) -> Result<()> {
+        let ground = self.ground()?;
+        let time = attack_time(TIME);
+        let mut findings = Findings::default();
+
+        let open = Opened::start(&ground, self.family)?;
+        let before = Fresh::start(&ground, &self)?;
+        thread::sleep(time);
+        before.judge("before", 1.0, &mut findings)?;
+        let without = open.stop()?;
+
+        let open = Opened::start(&ground, self.family)?;
+        let fresh = Fresh::start(&ground, &self)?;
+        let (flows_before, lost_before) = (flows(&ground)?, lost_frames(&ground)?);
+        let report = self.flood(&ground).run_for(time, &ground.attacker)?;
+        findings.note(report.rate() > SLOWEST, format!("flood: {report}"));
+        let flows_meanwhile = flows(&ground)?;
+        fresh.judge("meanwhile", OWN_CLIENTS, &mut findings)?;
+        let with = open.stop()?;
+        for ((number, without), (_, with)) in without.iter().zip(&with) {
+            let few = with.retransmissions <= without.retransmissions;
+            findings.note(
+                few && with.failed == 0 && with.reconnects == 0,
+                format!(
+                    "open connections of service-{number}: without a flood {} retransmissions, \
+                     with it {with}",
+                    without.retransmissions
+                ),
+            );
+        }
+
+        let after = Fresh::start(&ground, &self)?;
+        thread::sleep(Duration::from_secs(2));
+        after.judge("afterwards", 1.0, &mut findings)?;
         findings.note(
-            good,
+            true,
             format!(
-                "open connections of service-{number}: without a flood {} retransmissions, with it {with}",
-                without.retransmissions
+                "{flows_before} flows before the flood, {flows_meanwhile} at its end; the lab's \
+                 own devices lost {} frames",
+                lost_frames(&ground)? - lost_before
             ),
         );
+        if self.kind == FloodKind::Ack {
+            let gone = within(Duration::from_secs(15), || {
+                let found = flows(&ground).map_err(|error| format!("{error:#}"))?;
+                let most = flows_before + OWN_FLOWS;
+                let problem = || format!("still {found} flows, not {most}");
+                (found <= most).then_some(()).ok_or_else(problem)
+            });
+            findings.note(
+                gone.is_ok(),
+                format!("what the flood opened is gone: {gone:?}"),
+            );
+        }
+        findings.assert_good();
+        Ok(())
     }
+}
 
-    let after = Fresh::start(&ground, protocol, family, attacked, neighbours)?;
-    thread::sleep(Duration::from_secs(2));
-    after.judge("afterwards", 1.0, &mut findings)?;
-    println!("flows: {flows_before} before, {flows_after} at the end of the flood");
-    if kind == FloodKind::Ack {
-        // A segment of no connection opens nothing that lasts longer than a closed flow.
-        let few = || -> Result<(), String> {
-            let found = flows(&ground).map_err(|error| format!("{error:#}"))?;
-            let most = flows_before + 1000;
-            (found <= most)
-                .then_some(())
-                .ok_or_else(|| format!("still {found} flows, not {most}"))
-        };
-        let gone = within(Duration::from_secs(15), few);
-        findings.note(
-            gone.is_ok(),
-            format!("flows that ACKs opened are gone: {gone:?}"),
-        );
+/// Frames that devices of the lab have thrown away for want of room.
+fn lost_frames(ground: &Ground) -> Result<u64> {
+    let lab = &ground.balanced.lab;
+    let nodes = lab.nodes().iter().map(AsRef::as_ref);
+    let pods = lab.pods().iter().map(AsRef::as_ref);
+    let hosts = [lab.client(), lab.router(), &ground.attacker];
+    let mut lost = 0;
+    for host in hosts.into_iter().chain(nodes).chain(pods) {
+        let links: Vec<Value> = serde_json::from_str(&host.run("ip -statistics -json link")?)?;
+        let dropped = |link: &Value, way| link["stats64"][way]["dropped"].as_u64().unwrap_or(0);
+        let of_link = |link| dropped(link, "rx") + dropped(link, "tx");
+        lost += links.iter().map(of_link).sum::<u64>();
     }
-    let (client, target) = (ground.client(), ground.outside(family, attacked[0]));
-    let held = Held::open(client, target).and_then(|mut held| held.ask());
-    findings.note(held.is_ok(), format!("a connection at the end: {held:?}"));
-    findings.assert_good();
-    Ok(())
+    Ok(lost)
 }
 
 /// Flows in both tables of node 1, as the sweeper last saw it.
@@ -181,28 +230,26 @@ struct Fresh {
 }
 
 impl Fresh {
-    fn start(
-        ground: &Ground,
-        protocol: Protocol,
-        family: Family,
-        attacked: &[u8],
-        neighbours: &[u8],
-    ) -> Result<Self> {
+    fn start(ground: &Ground, scene: &Scene) -> Result<Self> {
+        let protocol = match scene.kind {
+            FloodKind::Udp => Protocol::Udp,
+            FloodKind::Syn | FloodKind::Ack => Protocol::Tcp,
+        };
         let outside = |number: &u8| {
-            let request = Request::new(protocol, ground.outside(family, *number));
+            let request = Request::new(protocol, ground.outside(scene.family, *number));
             fresh(request, ground.client(), *number)
         };
         // A pod's client meets no node port and no source NAT.
         let inside = |number: &u8| {
-            let request = Request::new(protocol, cluster_ip(family, *number));
+            let request = Request::new(protocol, cluster_ip(scene.family, *number));
             fresh(request, ground.pod("pod-1-2"), *number)
         };
-        let others = neighbours.iter().map(outside);
+        let is_neighbour = |number: &&u8| !scene.attacked.contains(number);
+        let neighbours = || SERVICES.iter().filter(is_neighbour);
+        let others = neighbours().map(outside).chain(neighbours().map(inside));
         Ok(Self {
-            own: attacked.iter().map(outside).collect::<Result<_>>()?,
-            neighbours: others
-                .chain(neighbours.iter().map(inside))
-                .collect::<Result<_>>()?,
+            own: scene.attacked.iter().map(outside).collect::<Result<_>>()?,
+            neighbours: others.collect::<Result<_>>()?,
         })
     }
 
@@ -241,14 +288,14 @@ fn fresh(request: Request, host: &Host, number: u8) -> Result<(String, RunningLo
 struct Opened(Vec<(u8, RunningLoad)>);
 
 impl Opened {
-    fn start(ground: &Ground, family: Family, services: &[u8]) -> Result<Self> {
+    fn start(ground: &Ground, family: Family) -> Result<Self> {
         let start = |number: &u8| -> Result<_> {
             let request = Request::tcp(ground.outside(family, *number));
             let load = Load::new(request).workers(HELD).persistent();
             let load = load.pause(Duration::from_millis(50));
             Ok((*number, load.start(ground.client())?))
         };
-        let opened = services.iter().map(start).collect::<Result<_>>()?;
+        let opened = SERVICES.iter().map(start).collect::<Result<_>>()?;
         // `start` waits for the first of them.
         thread::sleep(Duration::from_millis(300));
         Ok(Self(opened))

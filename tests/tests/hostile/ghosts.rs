@@ -2,10 +2,11 @@
 //! that connection, and nobody ever will.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use lb_tests::lab::Addresses;
-use lb_tests::{Balanced, Endpoint, Family, Held, Host, Node, Pod};
+use lb_tests::{Balanced, Endpoint, FailureKind, Family, Held, Host, Node, Pod, Request};
 
 use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, serve};
 
@@ -52,7 +53,7 @@ fn a_port_used_again_does_not_reach_a_stranger() -> Result<()> {
     assert_reached(clients, &living)
 }
 
-/// The endpoint has gone, and no other has come: the client is told at once, not after its patience.
+/// The endpoint has gone, and no other has come: the client is told, at its second SYN at the latest.
 #[test]
 fn a_port_used_again_is_refused_where_no_pod_is_left() -> Result<()> {
     let mut ground = Ground::new(&SMALL_TABLE)?;
@@ -60,13 +61,13 @@ fn a_port_used_again_is_refused_where_no_pod_is_left() -> Result<()> {
     ground.endpoints(SERVICE, Vec::new())?;
     let mut findings = Findings::default();
     for Client { host, port, target } in clients {
-        let outcome = Held::open_from(&host, port, target).map(drop);
-        let refused = outcome.as_ref().is_err_and(|error| {
-            let cause = error.root_cause().downcast_ref::<std::io::Error>();
-            cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ConnectionRefused)
-        });
+        let request = Request::tcp(target).from_port(port);
+        let outcome = request.deadline(Duration::from_millis(1_900)).send(&host);
+        let outcome = outcome
+            .map(|reply| reply.server)
+            .map_err(|failure| failure.kind);
         findings.note(
-            refused,
+            outcome == Err(FailureKind::Refused),
             format!("{host} from port {port} to {target}: {outcome:?}"),
         );
     }
@@ -136,6 +137,7 @@ fn assert_reached(clients: Vec<Client>, pod: &Pod) -> Result<()> {
     for Client { host, port, target } in clients {
         let answer = Held::open_from(&host, port, target).and_then(|mut again| again.ask());
         let server = answer.map(|answer| answer.server);
+        let server = server.map_err(|error| format!("{error:#}"));
         let good = server.as_ref().is_ok_and(|server| server == pod.name());
         findings.note(
             good,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use lb_tests::{FailureKind, Family, Host, Request};
 
-use super::support::{Findings, Ground, SMALL_TABLE, Source, TARGET, cluster_ip};
+use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, filter_input};
 
 const SERVICE: u8 = 10;
 const FIRST_CLIENT_PORT: u16 = 46_000;
@@ -116,7 +116,7 @@ fn a_lost_syn_ack_does_not_send_the_client_elsewhere() -> Result<()> {
             let requests: Vec<_> = requests.collect();
             thread::sleep(Duration::from_millis(500));
             let flows = ground.balanced.flows(1)?;
-            from.run("nft delete table inet hole")?;
+            from.run("nft delete table inet input")?;
 
             let mut stayed = 0;
             for (port, request) in requests {
@@ -140,18 +140,4 @@ fn a_lost_syn_ack_does_not_send_the_client_elsewhere() -> Result<()> {
     }
     findings.assert_good();
     Ok(())
-}
-
-/// Has a host treat what arrives by a rule.
-fn filter_input(host: &Host, rule: &str) -> Result<()> {
-    debug_assert!(rule.contains(&TARGET.to_string()) || rule.contains("syn"));
-    let rules = format!(
-        "table inet hole {{
-            chain input {{
-                type filter hook input priority filter
-                {rule}
-            }}
-        }}"
-    );
-    host.feed("nft -f -", &rules).map(drop)
 }

@@ -138,6 +138,19 @@ pub fn serve(pod: &Pod) -> Result<RunningServer> {
     Serve::new(pod.name()).tcp(TARGET).udp(TARGET).start(pod)
 }
 
+/// Has a host treat what arrives for it by a rule, until the table `inet input` is deleted.
+pub fn filter_input(host: &Host, rule: &str) -> Result<()> {
+    let rules = format!(
+        "table inet input {{
+            chain input {{
+                type filter hook input priority filter
+                {rule}
+            }}
+        }}"
+    );
+    host.feed("nft -f -", &rules).map(drop)
+}
+
 /// The ClusterIP of Service number `number`, with its port.
 pub fn cluster_ip(family: Family, number: u8) -> SocketAddr {
     let text = match family {
