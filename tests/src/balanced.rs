@@ -9,6 +9,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use aya::maps::{Map, MapData, PerCpuArray};
+use lb_common::verdict::{Hook, Reason};
 use node_lb::agent::status::Status;
 use serde::Deserialize;
 
@@ -178,6 +180,19 @@ impl Balanced {
     pub fn flow_of(&self, index: usize, client: SocketAddr) -> Result<Option<FlowLine>> {
         let mut flows = self.flows(index)?.into_iter();
         Ok(flows.find(|flow| flow.client == client))
+    }
+
+    /// Packets that something became of for a reason on node number `index`, at all hooks and on all CPUs.
+    pub fn packets(&self, index: usize, reason: Reason) -> Result<u64> {
+        let path = self.map_dir(index)?.join("COUNTERS");
+        let map = Map::PerCpuArray(MapData::from_pin(path)?);
+        let counters: PerCpuArray<_, u64> = map.try_into()?;
+        let mut packets = 0;
+        for hook in Hook::ALL {
+            let of_cpus = counters.get(&hook.counter(reason), 0)?;
+            packets += of_cpus.iter().sum::<u64>();
+        }
+        Ok(packets)
     }
 
     /// Where the agent on node number `index` pins its maps.
