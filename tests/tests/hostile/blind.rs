@@ -20,7 +20,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const SECONDS: Duration = Duration::from_secs(12);
 const ESTABLISHED: &str = "established";
 /// Random numbers tried of each kind.
-const TRIES: usize = 60;
+const TRIES: usize = 25;
 
 /// What is tried, in this order: its name and the flags of the segments, one after the other.
 const ATTEMPTS: [(&str, &[u8]); 7] = [

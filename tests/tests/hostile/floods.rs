@@ -13,7 +13,9 @@ use lb_tests::traffic::{Protocol, RunningLoad};
 use lb_tests::{Family, Held, Host, Load, LoadReport, Request, Topology};
 use serde_json::Value;
 
-use super::support::{Findings, Ground, Source, attack_time, cluster_ip, filter_input, within};
+use super::support::{
+    Findings, Ground, Source, TARGET, attack_time, cluster_ip, filter_input, within,
+};
 
 /// How long a flood lasts in CI: enough for the default source-NAT ports several times over.
 const TIME: Duration = Duration::from_secs(5);
@@ -78,6 +80,32 @@ fn datagrams_with_source_nat() -> Result<()> {
 #[test]
 fn datagrams_over_ipv6() -> Result<()> {
     Scene::new(FloodKind::Udp, &[FIRST]).ipv6().play()
+}
+
+/// What the lab and the endpoint's own kernel bear, without node-lb: a flood straight to a pod harms
+/// nobody.
+#[test]
+fn the_lab_bears_floods() -> Result<()> {
+    let mut findings = Findings::default();
+    let kinds = [
+        (FloodKind::Syn, Protocol::Tcp),
+        (FloodKind::Ack, Protocol::Tcp),
+        (FloodKind::Udp, Protocol::Udp),
+    ];
+    let ground = Scene::new(FloodKind::Syn, &[FIRST]).ground()?;
+    for (kind, protocol) in kinds {
+        let target = ground.pod("pod-2-1").at(Family::V4, TARGET);
+        let (_, load) = fresh(Request::new(protocol, target), ground.client(), FIRST)?;
+        let report =
+            Flood::new(kind, [target]).run_for(Duration::from_secs(2), &ground.attacker)?;
+        let load = load.stop()?;
+        findings.note(
+            load.failed == 0 && load.ok > 0,
+            format!("{report}; clients: {load}"),
+        );
+    }
+    findings.assert_good();
+    Ok(())
 }
 
 /// A flood, and whom it is aimed at.
