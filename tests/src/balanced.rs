@@ -8,8 +8,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use aya::maps::{Map, MapData, PerCpuArray};
+use lb_common::verdict::{Hook, Reason};
 use node_lb::{
     agent::status::Status,
+    flows::FlowReport,
+    model::Protocol,
     plan::{LocalNode, Plan, PlanOptions, plan},
     source::{Event, Problem, dir},
     store::Store,
@@ -168,20 +172,43 @@ impl Balanced {
 
     /// Waits until no UDP flow leads to any of `hosts` any more on nodes with running agents.
     pub fn wait_until_datagrams_leave(&self, hosts: &[&Host]) -> Result<()> {
-        let have_left = || {
-            self.agents.iter().try_for_each(|agent| {
-                let left = |endpoint: &SocketAddr| {
-                    let ip = endpoint.ip();
-                    hosts.iter().any(|host| host.ip(Family::of(ip)) == ip)
-                };
-                let endpoints = self.map_contents(agent.node())?.udp_flows()?;
-                let left = endpoints.into_iter().find(left);
-                let name = agent.node().name();
-                ensure!(left.is_none(), "{name} has a UDP flow to {left:?}");
+        let leads_there = |flow: &FlowReport| {
+            let ip = flow.endpoint.ip();
+            flow.transport == Protocol::Udp
+                && hosts.iter().any(|host| host.ip(Family::of(ip)) == ip)
+        };
+        try_eventually(|| {
+            self.agents.iter().map(Agent::node).try_for_each(|node| {
+                let flows = self.map_contents(node)?.flows()?;
+                let left = flows.iter().find(|flow| leads_there(flow));
+                ensure!(left.is_none(), "{} has {left:?}", node.name());
                 Ok(())
             })
-        };
-        try_eventually(have_left)
+        })
+    }
+
+    /// The flows of node number `index`, whether or not its agent runs.
+    pub fn flows(&self, index: usize) -> Result<Vec<FlowReport>> {
+        self.map_contents(self.lab.node(index))?.flows()
+    }
+
+    /// The flow of a client on node number `index`.
+    pub fn flow_of(&self, index: usize, client: SocketAddr) -> Result<Option<FlowReport>> {
+        let mut flows = self.flows(index)?.into_iter();
+        Ok(flows.find(|flow| flow.client == client))
+    }
+
+    /// Packets that something became of for a reason on node number `index`, at all hooks and on all CPUs.
+    pub fn packets(&self, index: usize, reason: Reason) -> Result<u64> {
+        let path = self.map_dir(index)?.join("COUNTERS");
+        let map = Map::PerCpuArray(MapData::from_pin(path)?);
+        let counters: PerCpuArray<_, u64> = map.try_into()?;
+        let mut packets = 0;
+        for hook in Hook::ALL {
+            let of_cpus = counters.get(&hook.counter(reason), 0)?;
+            packets += of_cpus.iter().sum::<u64>();
+        }
+        Ok(packets)
     }
 
     fn map_contents(&self, node: &Node) -> Result<MapContents> {

@@ -19,6 +19,7 @@
 
 pub mod agent;
 pub mod another_build;
+pub mod attack;
 pub mod balanced;
 pub mod control_plane;
 pub mod deployment;
@@ -39,4 +40,4 @@ pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use map_contents::MapContents;
 pub use patience::{PATIENCE, SILENCE, eventually, patient};
-pub use traffic::{Failure, FailureKind, Grace, Load, LoadReport, Reply, Request, Serve};
+pub use traffic::{Failure, FailureKind, Grace, Held, Load, LoadReport, Reply, Request, Serve};

@@ -2,14 +2,15 @@
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lb_tests::attack::{Flood, FloodKind};
 use lb_tests::lab::registry::{self, Record, Registry};
 use lb_tests::lab::{LabId, open_host};
 use lb_tests::traffic::Protocol;
-use lb_tests::{Lab, PodNetwork, Request, Serve, Topology};
+use lb_tests::{Host, Lab, PodNetwork, Request, Serve, Topology};
 
 /// A cluster's network in network namespaces: a client, a router, nodes and pods.
 #[derive(Parser)]
@@ -40,6 +41,20 @@ enum Cmd {
         protocol: ProtocolArg,
         /// ADDRESS:PORT or [ADDRESS]:PORT.
         target: SocketAddr,
+    },
+    /// Send a flood from spoofed sources, and print how much that was.
+    Flood {
+        lab: LabId,
+        host: String,
+        kind: FloodArg,
+        /// ADDRESS:PORT or [ADDRESS]:PORT, all of one family.
+        #[arg(required = true)]
+        targets: Vec<SocketAddr>,
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// Frames per second; as fast as one CPU sends unless given.
+        #[arg(long)]
+        rate: Option<u32>,
     },
     /// Remove labs.
     Down {
@@ -91,6 +106,13 @@ enum ProtocolArg {
     UdpUnconnected,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum FloodArg {
+    Syn,
+    Ack,
+    Udp,
+}
+
 fn main() -> Result<()> {
     match Cli::parse().command {
         Cmd::Up(up) => bring_up(up),
@@ -102,6 +124,14 @@ fn main() -> Result<()> {
             protocol,
             target,
         } => ask(&lab, &host, protocol, target),
+        Cmd::Flood {
+            lab,
+            host,
+            kind,
+            targets,
+            seconds,
+            rate,
+        } => flood(&open_host(&lab, &host)?, kind, targets, seconds, rate),
         Cmd::Down { lab: Some(lab), .. } => take_down(&lab),
         Cmd::Down { lab: None, .. } => take_all_down(),
     }
@@ -173,6 +203,26 @@ fn ask(id: &LabId, host: &str, protocol: ProtocolArg, target: SocketAddr) -> Res
     };
     let reply = Request::new(protocol, target).send(open_host(id, host)?)?;
     println!("{reply}");
+    Ok(())
+}
+
+fn flood(
+    host: &Host,
+    kind: FloodArg,
+    targets: Vec<SocketAddr>,
+    seconds: u64,
+    rate: Option<u32>,
+) -> Result<()> {
+    let kind = match kind {
+        FloodArg::Syn => FloodKind::Syn,
+        FloodArg::Ack => FloodKind::Ack,
+        FloodArg::Udp => FloodKind::Udp,
+    };
+    let mut flood = Flood::new(kind, targets);
+    if let Some(rate) = rate {
+        flood = flood.rate(rate);
+    }
+    println!("{}", flood.run_for(Duration::from_secs(seconds), host)?);
     Ok(())
 }
 

@@ -78,6 +78,15 @@ pub const PODS: Networks = networks(
     48,
 );
 
+/// The sources of floods, which nobody has: those of RFC 2544 and RFC 3849. The router throws away what is
+/// sent there.
+pub const SPOOFED: Networks = networks(
+    [198, 18, 0, 0],
+    15,
+    [0x2001, 0xdb8, 0xbad, 0, 0, 0, 0, 0],
+    64,
+);
+
 /// The gateway that pods on routed veths know: every host end has it.
 pub const ROUTED_GATEWAY: Addresses = Addresses {
     v4: Ipv4Addr::new(169, 254, 1, 1),

@@ -13,8 +13,8 @@ use std::sync::atomic::AtomicU8;
 use anyhow::{Context, Result, ensure};
 
 use super::address::{
-    self, Addresses, CLIENT, LOAD_BALANCERS, NODES, ROUTED_GATEWAY, SERVICES, gateway_of, host_in,
-    pod_networks,
+    self, Addresses, CLIENT, LOAD_BALANCERS, NODES, ROUTED_GATEWAY, SERVICES, SPOOFED, gateway_of,
+    host_in, pod_networks,
 };
 use super::cgroup::Cgroup;
 use super::host::{Host, Node, Pod, TrafficRunsIn, output_of};
@@ -65,7 +65,11 @@ impl Site {
                 link add {LAN} mtu {mtu} type bridge mcast_snooping 0 forward_delay 0
                 addr add {v4}/24 dev {LAN}
                 addr add {v6}/64 dev {LAN} nodad
-                link set {LAN} up",
+                link set {LAN} up
+                route add blackhole {}
+                route add blackhole {}",
+                SPOOFED.v4,
+                SPOOFED.v6,
                 mtu = self.topology.wire_mtu,
             ),
         )?;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{Manifests, family_name};
-use crate::lab::{Family, Host, Node, Pod};
+use crate::lab::{Addresses, Family, Host, Node, Pod};
 
 /// A Service's EndpointSlices in the making.
 #[derive(Clone, Debug)]
@@ -131,6 +131,15 @@ impl Endpoint {
             ready: true,
             serving: true,
             terminating: false,
+        }
+    }
+
+    /// The same endpoint at other addresses of its pod.
+    pub fn at(self, addresses: Addresses) -> Self {
+        Self {
+            v4: addresses.v4.into(),
+            v6: addresses.v6.into(),
+            ..self
         }
     }
 

@@ -1,9 +1,7 @@
 //! The client's end of a connection, or of what goes for one over UDP.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -16,6 +14,7 @@ use tokio::task::AbortHandle;
 
 use super::failure::{Failure, FailureKind};
 use super::request::{Protocol, Request};
+use super::tcp;
 use super::wire::{Answer, Ask, filling};
 
 /// A connection that questions can be asked on, one after the other.
@@ -62,6 +61,10 @@ impl Connection {
                         "closed without an answer",
                     ));
                 }
+                let mut rest = String::new();
+                if ask.last && stream.read_line(&mut rest).await? != 0 {
+                    return Err(Failure::new(FailureKind::Malformed, rest));
+                }
                 line.into_bytes()
             }
             Means::Http { requests, .. } => ask_http(requests, self.remote, ask).await?,
@@ -95,6 +98,14 @@ impl Connection {
         matches!(&self.means, Means::Http { requests, .. } if requests.is_closed())
     }
 
+    /// Segments that this end of a connection of [`Protocol::Tcp`] sent again.
+    pub fn retransmissions(&self) -> u64 {
+        match &self.means {
+            Means::Tcp(stream) => tcp::retransmissions(stream.get_ref()).unwrap_or(0).into(),
+            _ => 0,
+        }
+    }
+
     /// The socket's own address.
     pub fn local(&self) -> SocketAddr {
         self.local
@@ -121,7 +132,7 @@ impl Connection {
         }
         let stream = socket.connect(request.target).await?;
         // Nothing else has been sent yet.
-        let repeated_syns = retransmissions(&stream)?;
+        let repeated_syns = tcp::retransmissions(&stream)?;
         stream.set_nodelay(true)?;
         let (local, remote) = (stream.local_addr()?, stream.peer_addr()?);
         let means = if request.protocol == Protocol::Http {
@@ -177,27 +188,6 @@ impl Drop for Driver {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-/// How many segments a connection has sent again, by the kernel's count.
-fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
-    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
-    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes, which is the room there is.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: plain integers, all zero where the kernel wrote nothing.
-    Ok(unsafe { info.assume_init() }.tcpi_total_retrans)
 }
 
 const MAX_DATAGRAM: usize = 1 << 16;

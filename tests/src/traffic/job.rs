@@ -53,7 +53,7 @@ enum Means<J: Job> {
 
 impl<J: Job> Running<J> {
     /// Starts a job and returns when it is ready.
-    pub(super) fn start(host: &Host, job: J) -> Result<Self> {
+    pub(crate) fn start(host: &Host, job: J) -> Result<Self> {
         let started = match host.traffic_runs_in() {
             TrafficRunsIn::Thread => Self::start_thread(host, job),
             TrafficRunsIn::Process => Self::start_process(host, job),
@@ -62,7 +62,7 @@ impl<J: Job> Running<J> {
     }
 
     /// Tells the job to stop and returns its report.
-    pub(super) fn stop(self, how: J::Stop) -> Result<J::Report> {
+    pub(crate) fn stop(self, how: J::Stop) -> Result<J::Report> {
         match self.0 {
             Means::Thread { stop, thread } => {
                 // A job that has ended by itself does not listen; its report says all.
@@ -84,7 +84,7 @@ impl<J: Job> Running<J> {
     }
 
     /// Waits until the job ends by itself and returns its report.
-    pub(super) fn wait(self) -> Result<J::Report> {
+    pub(crate) fn wait(self) -> Result<J::Report> {
         match self.0 {
             Means::Thread {
                 stop: _stay,

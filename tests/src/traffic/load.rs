@@ -111,6 +111,8 @@ pub struct LoadReport {
     /// When connections opened whose SYN had been sent again, in time since the Unix epoch: the SYN was
     /// lost, or what answers it, or late by a second. The client does not notice but for the wait.
     pub repeated_syns: Vec<Duration>,
+    /// Segments that clients sent again, over all connections of [`Request::tcp`] that opened.
+    pub retransmissions: u64,
     /// The first failures, with the time since the start.
     pub failures: Vec<(Duration, Failure)>,
     /// How many answers each server gave.
@@ -137,6 +139,7 @@ impl fmt::Display for LoadReport {
             failed,
             reconnects,
             repeated_syns,
+            retransmissions,
             servers,
             p50,
             p99,
@@ -145,7 +148,8 @@ impl fmt::Display for LoadReport {
         } = self;
         write!(
             f,
-            "{ok} ok, {failed} failed, {reconnects} reconnects, {} SYNs repeated, {:.0}/s",
+            "{ok} ok, {failed} failed, {reconnects} reconnects, {} SYNs repeated, \
+             {retransmissions} retransmissions, {:.0}/s",
             repeated_syns.len(),
             self.rate()
         )?;
@@ -232,6 +236,15 @@ impl Tally {
         self.first.notify_one();
     }
 
+    /// Ends a connection, if there is one; whether there was.
+    fn end(&self, connection: &mut Option<Connection>) -> bool {
+        let Some(ended) = connection.take() else {
+            return false;
+        };
+        self.report.borrow_mut().retransmissions += ended.retransmissions();
+        true
+    }
+
     fn report(&self) -> LoadReport {
         let mut latencies = self.latencies.take();
         latencies.sort_unstable();
@@ -262,7 +275,7 @@ async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
             Err(_) => Err(load.request.too_late()),
         };
         if result.is_err() || !load.persistent {
-            connection = None;
+            tally.end(&mut connection);
         }
         tally.count(result, start.elapsed());
         if !load.pause.is_zero() {
@@ -272,6 +285,7 @@ async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
             }
         }
     }
+    tally.end(&mut connection);
 }
 
 /// Asks once, on the connection there is or on a new one.
@@ -286,7 +300,7 @@ async fn ask(
             result => return result.map(|answer| answer.server),
         }
     }
-    if connection.take().is_some() {
+    if tally.end(connection) {
         tally.report.borrow_mut().reconnects += 1;
     }
     let fresh = connection.insert(Connection::open(&load.request).await?);

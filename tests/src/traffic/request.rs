@@ -27,6 +27,7 @@ pub struct Request {
     pub(super) deadline: Duration,
     payload: usize,
     held_for: Duration,
+    server_closes: bool,
 }
 
 /// How a request is made.
@@ -95,6 +96,7 @@ impl Request {
             deadline: patient(Duration::from_secs(2)),
             payload: 0,
             held_for: Duration::ZERO,
+            server_closes: false,
         }
     }
 
@@ -133,6 +135,12 @@ impl Request {
         self
     }
 
+    /// Has the server close the connection first, behind its answer; over TCP only.
+    pub fn server_closes(mut self) -> Self {
+        self.server_closes = true;
+        self
+    }
+
     /// Sends the request from `host`, and waits for the answer.
     pub fn send(self, host: impl AsRef<Host>) -> Result<Reply, Failure> {
         self.start(host)?.reply()
@@ -162,6 +170,7 @@ impl Request {
         Ask {
             payload: self.payload,
             delay: self.held_for,
+            last: self.server_closes,
         }
     }
 

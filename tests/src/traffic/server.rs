@@ -302,8 +302,12 @@ async fn serve_lines(stream: TcpStream, me: Arc<Me>, mut closing: Closing) -> Re
         if size == 0 {
             return Ok(());
         }
-        let answer = me.answer(Ask::parse(line.trim_end()), peer, local).await;
+        let ask = Ask::parse(line.trim_end());
+        let answer = me.answer(ask, peer, local).await;
         stream.write_all(answer.line().as_bytes()).await?;
+        if ask.last {
+            return Ok(());
+        }
         patience = Duration::ZERO;
     }
 }

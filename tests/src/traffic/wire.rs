@@ -13,13 +13,19 @@ pub struct Ask {
     pub payload: usize,
     /// How long the server shall take.
     pub delay: Duration,
+    /// Whether the server shall close the connection behind its answer; over TCP only.
+    pub last: bool,
 }
 
 impl Ask {
     /// The words without the filling, put together with `separator`.
     pub fn words(self, separator: char) -> String {
+        let last = match self.last {
+            true => format!("{separator}last=1"),
+            false => String::new(),
+        };
         format!(
-            "payload={}{separator}delay={}",
+            "payload={}{separator}delay={}{last}",
             self.payload,
             self.delay.as_millis()
         )
@@ -37,6 +43,7 @@ impl Ask {
             match word.split_once('=') {
                 Some(("payload", n)) => ask.payload = n.parse().unwrap_or(0).min(MAX_PAYLOAD),
                 Some(("delay", n)) => ask.delay = Duration::from_millis(n.parse().unwrap_or(0)),
+                Some(("last", n)) => ask.last = n == "1",
                 _ => {}
             }
         }
@@ -82,9 +89,12 @@ mod tests {
         let ask = Ask {
             payload: 3,
             delay: Duration::from_millis(20),
+            last: false,
         };
         assert_eq!(ask.line(), "payload=3 delay=20 xxx\n");
         assert_eq!(Ask::parse(ask.line().trim_end()), ask);
+        let last = Ask { last: true, ..ask };
+        assert_eq!(Ask::parse(last.line().trim_end()), last);
         assert_eq!(Ask::parse(&ask.words('&')), ask);
         assert_eq!(Ask::parse("payload=many =1 x"), Ask::default());
     }

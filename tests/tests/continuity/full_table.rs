@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use aya::maps::{Map, MapData, PerCpuArray};
-use lb_common::verdict::{Hook, Reason};
+use lb_common::verdict::Reason;
 use lb_tests::traffic::{Loads, Protocol};
-use lb_tests::{Balanced, Family, Load, Request, patient};
+use lb_tests::{Family, Load, Request, patient};
 
 use super::support::{Policy, ground_with, load_balancer_ip};
 
@@ -36,19 +35,10 @@ fn a_full_table_costs_only_new_flows() {
         flood.ok > 500 && flood.failed > 0,
         "the table was never full: {flood}"
     );
-    let refused = count(&ground, Reason::FlowTableFull);
+    let refused = ground.packets(1, Reason::FlowTableFull).unwrap();
     assert!(
         refused >= flood.failed,
         "{refused} are counted of {}",
         flood.failed
     );
-}
-
-/// Packets of node 1, at all hooks and CPUs.
-fn count(ground: &Balanced, reason: Reason) -> u64 {
-    let path = ground.map_dir(1).unwrap().join("COUNTERS");
-    let map = Map::PerCpuArray(MapData::from_pin(path).unwrap());
-    let counters: PerCpuArray<_, u64> = map.try_into().unwrap();
-    let at = |hook: &Hook| counters.get(&hook.counter(reason), 0).unwrap();
-    Hook::ALL.iter().flat_map(|hook| at(hook).to_vec()).sum()
 }

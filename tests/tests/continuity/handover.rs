@@ -1,21 +1,15 @@
 //! Another service proxy hands over to node-lb, and node-lb to it: connections go on where they began.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use std::net::SocketAddr;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use lb_tests::traffic::RunningServer;
 use lb_tests::{
-    Agent, Balanced, Endpoint, Family, Host, Lab, PATIENCE, Pod, Request, Serve, Topology,
-    balanced, patient,
+    Agent, Balanced, Endpoint, Family, Held, Host, Lab, PATIENCE, Pod, Request, Serve, Topology,
+    balanced,
 };
 
 const CLUSTER_IP: &str = "10.96.0.10";
-/// How long an open connection's answer may take, and how long one that was cut is listened to.
-const ANSWER: Duration = Duration::from_secs(5);
 
 const TOPOLOGY: Topology = Topology {
     nodes: 1,
@@ -35,19 +29,19 @@ fn connections_of_another_proxy_go_on_while_node_lb_takes_the_new_ones() -> Resu
     let _servers = serve(&lab);
     other_proxy(&lab)?;
     let mut before = [
-        Open::new(lab.client())?,
-        Open::new(lab.pod(POD))?,
-        Open::new(lab.node(1))?,
+        Held::open(lab.client(), target()?)?,
+        Held::open(lab.pod(POD), target()?)?,
+        Held::open(lab.node(1), target()?)?,
     ];
     for open in &mut before {
-        assert_eq!(open.ask()?, THEIRS);
+        assert_eq!(open.ask()?.server, THEIRS);
     }
 
     let ground = Balanced::in_lab(lab, &["--xdp-mode=native", "--handover=in"])?;
     ground.change(|| program(&ground))?;
     let clients: [&Host; 3] = [ground.lab.client(), ground.lab.pod(POD), ground.lab.node(1)];
     for (open, client) in before.iter_mut().zip(clients) {
-        assert_eq!(open.ask()?, THEIRS, "{client}");
+        assert_eq!(open.ask()?.server, THEIRS, "{client}");
         assert_eq!(
             Request::tcp(target()?).send(client)?.server,
             OURS,
@@ -63,8 +57,8 @@ fn without_the_setting_they_are_cut() -> Result<()> {
     let lab = Lab::up(TOPOLOGY)?;
     let _servers = serve(&lab);
     other_proxy(&lab)?;
-    let mut before = Open::new(lab.client())?;
-    assert_eq!(before.ask()?, THEIRS);
+    let mut before = Held::open(lab.client(), target()?)?;
+    assert_eq!(before.ask()?.server, THEIRS);
     let ground = Balanced::in_lab(lab, &["--xdp-mode=native"])?;
     ground.change(|| program(&ground))?;
     before.ask().unwrap_err();
@@ -76,11 +70,11 @@ fn connections_of_node_lb_go_on_while_another_proxy_takes_the_new_ones() -> Resu
     let mut ground = Balanced::up(TOPOLOGY)?;
     let _servers = serve(&ground.lab);
     ground.change(|| program(&ground))?;
-    let open = |client: &Host| Open::new(client);
+    let open = |client: &Host| Held::open(client, target()?);
     let mut before = [open(ground.lab.client())?, open(ground.lab.pod(POD))?];
     other_proxy(&ground.lab)?;
     for open in &mut before {
-        assert_eq!(open.ask()?, OURS);
+        assert_eq!(open.ask()?.server, OURS);
     }
     // The rules see nothing as long as node-lb takes everything.
     let client = ground.lab.client();
@@ -96,7 +90,7 @@ fn connections_of_node_lb_go_on_while_another_proxy_takes_the_new_ones() -> Resu
         assert_eq!(reply.server, THEIRS, "{client}");
     }
     for open in &mut before {
-        assert_eq!(open.ask()?, OURS);
+        assert_eq!(open.ask()?.server, OURS);
     }
 
     // Once they have ended, node-lb can go.
@@ -153,28 +147,4 @@ fn other_proxy(lab: &Lab) -> Result<()> {
         }}"
     );
     lab.node(1).feed("nft -f -", &rules).map(drop)
-}
-
-/// An open connection to the Service.
-struct Open(BufReader<TcpStream>);
-
-impl Open {
-    fn new(client: &Host) -> Result<Self> {
-        let target = target()?;
-        let stream = client
-            .netns()
-            .run(|| TcpStream::connect_timeout(&target, patient(ANSWER)))??;
-        stream.set_read_timeout(Some(patient(ANSWER)))?;
-        Ok(Self(BufReader::new(stream)))
-    }
-
-    /// The name of the server that answers.
-    fn ask(&mut self) -> Result<String> {
-        self.0.get_mut().write_all(b"payload=0 delay=0 \n")?;
-        let mut line = String::new();
-        ensure!(self.0.read_line(&mut line)? > 0, "closed without an answer");
-        let answer: serde_json::Value = serde_json::from_str(&line)?;
-        let server = answer["server"].as_str().context("no server's name")?;
-        Ok(server.to_owned())
-    }
 }

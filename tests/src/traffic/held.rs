@@ -1,0 +1,101 @@
+//! A connection that a test holds in its hands.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use socket2::{Domain, Socket, Type};
+
+use super::tcp::{self, Numbers};
+use super::wire::{Answer, Ask};
+use crate::lab::{Family, Host};
+use crate::patience::patient;
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// A connection over TCP to a [`Serve`](super::Serve), asked on when its owner wants.
+#[derive(Debug)]
+pub struct Held {
+    stream: BufReader<Socket>,
+    local: SocketAddr,
+}
+
+impl Held {
+    /// How long connecting may take: less than until a SYN is sent again for the first time.
+    pub const PATIENCE: Duration = Duration::from_millis(900);
+
+    /// Connects from `host`.
+    pub fn open(host: impl AsRef<Host>, target: SocketAddr) -> Result<Self> {
+        Self::open_from(host, 0, target)
+    }
+
+    /// Connects from a port of `host`; zero leaves it to the kernel.
+    pub fn open_from(host: impl AsRef<Host>, port: u16, target: SocketAddr) -> Result<Self> {
+        let host = host.as_ref();
+        let connect = || -> Result<_> {
+            let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
+            if port != 0 {
+                socket.set_reuse_address(true)?;
+                let any = match Family::of(target.ip()) {
+                    Family::V4 => SocketAddr::from(([0; 4], port)),
+                    Family::V6 => SocketAddr::from(([0; 16], port)),
+                };
+                socket.bind(&any.into())?;
+            }
+            socket.connect_timeout(&target.into(), Self::PATIENCE)?;
+            socket.set_read_timeout(Some(patient(ANSWER)))?;
+            Ok(socket)
+        };
+        let socket = host.netns().run(connect)?;
+        let socket = socket.with_context(|| format!("{host} cannot connect to {target}"))?;
+        socket.set_tcp_nodelay(true)?;
+        let local = socket.local_addr()?.as_socket();
+        Ok(Self {
+            local: local.context("a TCP socket without address")?,
+            stream: BufReader::new(socket),
+        })
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn ask(&mut self) -> Result<Answer> {
+        let line = Ask::default().line();
+        self.stream
+            .get_mut()
+            .write_all(line.as_bytes())
+            .context("cannot ask")?;
+        let mut line = String::new();
+        let size = self.stream.read_line(&mut line).context("no answer")?;
+        ensure!(size > 0, "closed without an answer");
+        serde_json::from_str(&line).with_context(|| format!("{line:?} is no answer"))
+    }
+
+    /// The client's own address.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Its sequence numbers.
+    pub fn numbers(&self) -> Result<Numbers> {
+        tcp::numbers(self.stream.get_ref()).context("cannot read sequence numbers")
+    }
+
+    /// Segments that the client sent again.
+    pub fn retransmissions(&self) -> Result<u32> {
+        tcp::retransmissions(self.stream.get_ref()).context("cannot read TCP_INFO")
+    }
+
+    /// Ends without a word to anybody, as when the client's machine loses power.
+    pub fn vanish(self) -> Result<()> {
+        tcp::silence(self.stream.get_ref()).context("cannot silence a socket")
+    }
+
+    /// Ends with a reset.
+    pub fn reset(self) -> Result<()> {
+        let socket = self.stream.get_ref();
+        socket
+            .set_linger(Some(Duration::ZERO))
+            .context("cannot set a socket to reset")
+    }
+}

@@ -1,0 +1,336 @@
+//! Floods from spoofed sources, as fast as one CPU sends, to one Service or to several.
+//!
+//! Most of them come by TC, in a lab without XDP: there each frame's whole way is the work of the CPU that
+//! sends it. The short rings of devices with XDP, which another CPU may be emptying, lose frames of good
+//! clients too when it is busy; so the flood that comes by XDP is a slower one.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_tests::attack::{Flood, FloodKind};
+use lb_tests::traffic::{Protocol, RunningLoad};
+use lb_tests::{Family, Held, Host, Load, LoadReport, Request, Topology};
+use serde_json::Value;
+
+use super::support::{
+    Findings, Ground, Source, TARGET, attack_time, cluster_ip, filter_input, within,
+};
+
+/// How long a flood lasts in CI: enough for the default source-NAT ports several times over.
+const TIME: Duration = Duration::from_secs(5);
+/// Share of an attacked Service's own new connections that open at their first packet.
+const OWN_CLIENTS: f64 = 0.99;
+/// Fewer frames per second are no flood.
+const SLOWEST: f64 = 5_000.0;
+/// Connections of each kind that are open already.
+const HELD: usize = 10;
+
+/// Flows that good clients open during a scene, at the most.
+const OWN_FLOWS: u64 = 3_000;
+
+/// The Services: two with endpoints on the other node, one whose endpoint is on the node that is attacked
+/// and sees its clients, one whose endpoint is there and which nobody attacks.
+const FIRST: u8 = 10;
+const SECOND: u8 = 11;
+const LOCAL: u8 = 12;
+const NEIGHBOUR: u8 = 13;
+const SERVICES: [u8; 4] = [FIRST, SECOND, LOCAL, NEIGHBOUR];
+
+const WITHOUT_XDP: Topology = Topology {
+    far_ends_take_xdp: false,
+    ..Topology::DEFAULT
+};
+
+#[test]
+fn syns_to_one_service_with_source_nat() -> Result<()> {
+    Scene::new(FloodKind::Syn, &[FIRST]).play()
+}
+
+#[test]
+fn syns_to_one_service_by_xdp() -> Result<()> {
+    Scene::new(FloodKind::Syn, &[FIRST]).xdp(20_000).play()
+}
+
+#[test]
+fn syns_to_one_service_that_keeps_the_source() -> Result<()> {
+    Scene::new(FloodKind::Syn, &[LOCAL]).play()
+}
+
+#[test]
+fn syns_to_several_services() -> Result<()> {
+    Scene::new(FloodKind::Syn, &[FIRST, SECOND, LOCAL]).play()
+}
+
+#[test]
+fn syns_over_ipv6() -> Result<()> {
+    Scene::new(FloodKind::Syn, &[FIRST]).ipv6().play()
+}
+
+#[test]
+fn acks_of_no_connection() -> Result<()> {
+    Scene::new(FloodKind::Ack, &[FIRST]).play()
+}
+
+#[test]
+fn datagrams_with_source_nat() -> Result<()> {
+    Scene::new(FloodKind::Udp, &[FIRST]).play()
+}
+
+#[test]
+fn datagrams_over_ipv6() -> Result<()> {
+    Scene::new(FloodKind::Udp, &[FIRST]).ipv6().play()
+}
+
+/// What the lab and the endpoint's own kernel bear, without node-lb: a flood straight to a pod harms
+/// nobody.
+#[test]
+fn the_lab_bears_floods() -> Result<()> {
+    let mut findings = Findings::default();
+    let kinds = [
+        (FloodKind::Syn, Protocol::Tcp),
+        (FloodKind::Ack, Protocol::Tcp),
+        (FloodKind::Udp, Protocol::Udp),
+    ];
+    let ground = Scene::new(FloodKind::Syn, &[FIRST]).ground()?;
+    for (kind, protocol) in kinds {
+        let target = ground.pod("pod-2-1").at(Family::V4, TARGET);
+        let (_, load) = fresh(Request::new(protocol, target), ground.client(), FIRST)?;
+        let report =
+            Flood::new(kind, [target]).run_for(Duration::from_secs(2), &ground.attacker)?;
+        let load = load.stop()?;
+        findings.note(
+            load.failed == 0 && load.ok > 0,
+            format!("{report}; clients: {load}"),
+        );
+    }
+    findings.assert_good();
+    Ok(())
+}
+
+/// A flood, and whom it is aimed at.
+struct Scene {
+    kind: FloodKind,
+    family: Family,
+    attacked: &'static [u8],
+    /// Frames per second, which come by XDP; else by TC and as fast as one CPU sends.
+    xdp: Option<u32>,
+}
+
+impl Scene {
+    fn new(kind: FloodKind, attacked: &'static [u8]) -> Self {
+        Self {
+            kind,
+            family: Family::V4,
+            attacked,
+            xdp: None,
+        }
+    }
+
+    fn ipv6(self) -> Self {
+        Self {
+            family: Family::V6,
+            ..self
+        }
+    }
+
+    fn xdp(self, rate: u32) -> Self {
+        Self {
+            xdp: Some(rate),
+            ..self
+        }
+    }
+
+    fn flood(&self, ground: &Ground) -> Flood {
+        let targets = self
+            .attacked
+            .iter()
+            .map(|number| ground.outside(self.family, *number));
+        let flood = Flood::new(self.kind, targets);
+        match self.xdp {
+            Some(rate) => flood.rate(rate),
+            None => flood,
+        }
+    }
+
+    /// The lab, where no endpoint reads a flood's datagrams: they are shorter than clients'.
+    fn ground(&self) -> Result<Ground> {
+        let ground = match self.xdp {
+            Some(_) => Ground::new(&[])?,
+            None => Ground::with(WITHOUT_XDP, &["--xdp-mode=off"])?,
+        };
+        for pod in ground.balanced.lab.pods() {
+            filter_input(pod, "udp length 16 drop")?;
+        }
+        ground.service(FIRST, Source::Translated, &[ground.pod("pod-2-1")])?;
+        ground.service(SECOND, Source::Translated, &[ground.pod("pod-2-2")])?;
+        ground.service(LOCAL, Source::Kept, &[ground.pod("pod-1-1")])?;
+        ground.service(NEIGHBOUR, Source::Kept, &[ground.pod("pod-1-2")])?;
+        Ok(ground)
+    }
+
+    /// Watches good clients before the flood, meanwhile and afterwards.
+    fn play(self) -> Result<()> {
+        let ground = self.ground()?;
+        let time = attack_time(TIME);
+        let mut findings = Findings::default();
+
+        let open = Opened::start(&ground, self.family)?;
+        let before = Fresh::start(&ground, &self)?;
+        thread::sleep(time);
+        before.judge("before", 1.0, &mut findings)?;
+        let without = open.stop()?;
+
+        let open = Opened::start(&ground, self.family)?;
+        let fresh = Fresh::start(&ground, &self)?;
+        let (flows_before, lost_before) = (flows(&ground)?, lost_frames(&ground)?);
+        let report = self.flood(&ground).run_for(time, &ground.attacker)?;
+        findings.note(report.rate() > SLOWEST, format!("flood: {report}"));
+        let flows_meanwhile = flows(&ground)?;
+        fresh.judge("meanwhile", OWN_CLIENTS, &mut findings)?;
+        let with = open.stop()?;
+        for ((number, without), (_, with)) in without.iter().zip(&with) {
+            let few = with.retransmissions <= without.retransmissions;
+            findings.note(
+                few && with.failed == 0 && with.reconnects == 0,
+                format!(
+                    "open connections of service-{number}: without a flood {} retransmissions, \
+                     with it {with}",
+                    without.retransmissions
+                ),
+            );
+        }
+
+        let after = Fresh::start(&ground, &self)?;
+        thread::sleep(Duration::from_secs(2));
+        after.judge("afterwards", 1.0, &mut findings)?;
+        findings.note(
+            true,
+            format!(
+                "{flows_before} flows before the flood, {flows_meanwhile} at its end; the lab's \
+                 own devices lost {} frames",
+                lost_frames(&ground)? - lost_before
+            ),
+        );
+        if self.kind == FloodKind::Ack {
+            let gone = within(Duration::from_secs(15), || {
+                let found = flows(&ground).map_err(|error| format!("{error:#}"))?;
+                let most = flows_before + OWN_FLOWS;
+                let problem = || format!("still {found} flows, not {most}");
+                (found <= most).then_some(()).ok_or_else(problem)
+            });
+            findings.note(
+                gone.is_ok(),
+                format!("what the flood opened is gone: {gone:?}"),
+            );
+        }
+        findings.assert_good();
+        Ok(())
+    }
+}
+
+/// Frames that devices of the lab have thrown away for want of room.
+fn lost_frames(ground: &Ground) -> Result<u64> {
+    let lab = &ground.balanced.lab;
+    let nodes = lab.nodes().iter().map(AsRef::as_ref);
+    let pods = lab.pods().iter().map(AsRef::as_ref);
+    let hosts = [lab.client(), lab.router(), &ground.attacker];
+    let mut lost = 0;
+    for host in hosts.into_iter().chain(nodes).chain(pods) {
+        let links: Vec<Value> = serde_json::from_str(&host.run("ip -statistics -json link")?)?;
+        let dropped = |link: &Value, way| link["stats64"][way]["dropped"].as_u64().unwrap_or(0);
+        let of_link = |link| dropped(link, "rx") + dropped(link, "tx");
+        lost += links.iter().map(of_link).sum::<u64>();
+    }
+    Ok(lost)
+}
+
+/// Flows in both tables of node 1, as the sweeper last saw it.
+fn flows(ground: &Ground) -> Result<u64> {
+    let flows = ground.balanced.status(1)?.flows.into_iter().flatten();
+    Ok(flows.map(|table| table.flows).sum())
+}
+
+/// New connections, or datagrams from new ports: to attacked Services, and to their neighbours.
+struct Fresh {
+    own: Vec<(String, RunningLoad)>,
+    neighbours: Vec<(String, RunningLoad)>,
+}
+
+impl Fresh {
+    fn start(ground: &Ground, scene: &Scene) -> Result<Self> {
+        let protocol = match scene.kind {
+            FloodKind::Udp => Protocol::Udp,
+            FloodKind::Syn | FloodKind::Ack => Protocol::Tcp,
+        };
+        let outside = |number: &u8| {
+            let request = Request::new(protocol, ground.outside(scene.family, *number));
+            fresh(request, ground.client(), *number)
+        };
+        // A pod's client meets no node port and no source NAT.
+        let inside = |number: &u8| {
+            let request = Request::new(protocol, cluster_ip(scene.family, *number));
+            fresh(request, ground.pod("pod-1-2"), *number)
+        };
+        let is_neighbour = |number: &&u8| !scene.attacked.contains(number);
+        let neighbours = || SERVICES.iter().filter(is_neighbour);
+        let others = neighbours().map(outside).chain(neighbours().map(inside));
+        Ok(Self {
+            own: scene.attacked.iter().map(outside).collect::<Result<_>>()?,
+            neighbours: others.collect::<Result<_>>()?,
+        })
+    }
+
+    /// Ends the load. Of an attacked Service's clients this share must be served at their first packet; of
+    /// the others, all.
+    fn judge(self, when: &str, share: f64, findings: &mut Findings) -> Result<()> {
+        let own = self.own.into_iter().map(|load| (load, share, "own"));
+        let neighbours = self
+            .neighbours
+            .into_iter()
+            .map(|load| (load, 1.0, "neighbour's"));
+        for ((name, load), least, whose) in own.chain(neighbours) {
+            let report = load.stop()?;
+            let total = report.ok + report.failed;
+            let served = report.ok as f64 / total.max(1) as f64;
+            findings.note(
+                total > 0 && served >= least,
+                format!(
+                    "{when}, {whose} clients, {name}: {:.2} % of {total}: {report}",
+                    served * 100.0
+                ),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A few new clients a second; each counts only if it is served before it asks for the second time.
+fn fresh(request: Request, host: &Host, number: u8) -> Result<(String, RunningLoad)> {
+    let load = Load::new(request.deadline(Held::PATIENCE)).workers(2);
+    let load = load.pause(Duration::from_millis(20));
+    Ok((format!("{host} to service-{number}"), load.start(host)?))
+}
+
+/// Connections that are open all the time, and busy, to each Service.
+struct Opened(Vec<(u8, RunningLoad)>);
+
+impl Opened {
+    fn start(ground: &Ground, family: Family) -> Result<Self> {
+        let start = |number: &u8| -> Result<_> {
+            let request = Request::tcp(ground.outside(family, *number));
+            let load = Load::new(request).workers(HELD).persistent();
+            let load = load.pause(Duration::from_millis(50));
+            Ok((*number, load.start(ground.client())?))
+        };
+        let opened = SERVICES.iter().map(start).collect::<Result<_>>()?;
+        // `start` waits for the first of them.
+        thread::sleep(Duration::from_millis(300));
+        Ok(Self(opened))
+    }
+
+    fn stop(self) -> Result<Vec<(u8, LoadReport)>> {
+        let stop = |(number, load): (u8, RunningLoad)| Ok((number, load.stop()?));
+        self.0.into_iter().map(stop).collect()
+    }
+}

@@ -1,0 +1,83 @@
+//! Short connections through source NAT to one endpoint, without end.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_tests::traffic::RunningLoad;
+use lb_tests::{Family, Host, Load, LoadReport, Request};
+
+use super::support::{Findings, Ground, Source, attack_time};
+
+const SERVICE: u8 = 10;
+/// So few that they are all used within a second or two, and long before an endpoint has forgotten them.
+const PORTS: &str = "--snat-ports=10000-10999";
+const TIME: Duration = Duration::from_secs(15);
+/// As long as this, chance has little to say in a third of the time.
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn the_client_closes_first() -> Result<()> {
+    short_connections(|request| request)
+}
+
+#[test]
+fn the_server_closes_first() -> Result<()> {
+    short_connections(Request::server_closes)
+}
+
+/// Four clients, each on a host of its own.
+fn short_connections(kind: impl Fn(Request) -> Request) -> Result<()> {
+    let ground = Ground::new(&[PORTS])?;
+    ground.service(SERVICE, Source::Translated, &[ground.pod("pod-2-1")])?;
+    let clients = (0..4)
+        .map(|number| client(&ground, number))
+        .collect::<Result<Vec<_>>>()?;
+    let request = kind(Request::tcp(ground.outside(Family::V4, SERVICE)));
+    let time = attack_time(TIME);
+    let mut findings = Findings::default();
+    let mut rates = Vec::new();
+    for third in ["first", "second", "last"] {
+        let start = |client| Load::new(request).workers(1).start(client);
+        let loads = clients.iter().map(start).collect::<Result<Vec<_>>>()?;
+        thread::sleep(time / 3);
+        let reports = loads.into_iter().map(RunningLoad::stop);
+        let reports = reports.collect::<Result<Vec<_>>>()?;
+        let rate: f64 = reports.iter().map(LoadReport::rate).sum();
+        let done: u64 = reports.iter().map(|report| report.ok).sum();
+        let failed: u64 = reports.iter().map(|report| report.failed).sum();
+        let repeated: u64 = reports.iter().map(|report| report.retransmissions).sum();
+        let slowest = reports
+            .iter()
+            .map(|report| report.max)
+            .max()
+            .unwrap_or_default();
+        findings.note(
+            failed == 0,
+            format!(
+                "{third} third of {time:?}: {done} done, {failed} failed, {rate:.0}/s, \
+                 {repeated} retransmissions, slowest {slowest:?}"
+            ),
+        );
+        rates.push(rate);
+    }
+    let least = if time < LONG { 0.8 } else { 0.95 };
+    let share = rates[2] / rates[0];
+    findings.note(
+        share >= least,
+        format!("rate of the last third / first: {share:.2}, at least {least}"),
+    );
+    findings.assert_good();
+    Ok(())
+}
+
+/// A host outside the cluster that may use its ports as fast as it can.
+fn client(ground: &Ground, number: u8) -> Result<Host> {
+    let host = ground
+        .balanced
+        .lab
+        .add_host(&format!("busy-{number}"), 3 + number)?;
+    host.set_sysctl("net/ipv4/ip_local_port_range", "10240 65535")?;
+    host.set_sysctl("net/ipv4/tcp_tw_reuse", "1")?;
+    Ok(host)
+}

@@ -1,0 +1,208 @@
+//! The ground for attacks, and what tells whether anybody noticed them.
+
+use std::env;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use lb_tests::traffic::RunningServer;
+use lb_tests::{Balanced, Endpoint, Family, Host, Pod, Serve, Topology};
+
+/// The port that pods serve lines on, over TCP, and datagrams.
+pub const TARGET: u16 = 9090;
+/// The port of Services' ClusterIPs.
+pub const PORT: u16 = 80;
+
+/// A flow table that is read in no time.
+pub const SMALL_TABLE: [&str; 1] = ["--flow-table-size=4096"];
+
+/// How long a flood or churn lasts, unless `LAB_ATTACK_SECONDS` says otherwise.
+pub fn attack_time(default: Duration) -> Duration {
+    let seconds = env::var("LAB_ATTACK_SECONDS").ok();
+    let seconds = seconds.map(|text| text.parse().expect("LAB_ATTACK_SECONDS is a number"));
+    seconds.map_or(default, Duration::from_secs)
+}
+
+/// Services that are told apart by number, and pods that serve them.
+pub struct Ground {
+    // Dropped first.
+    servers: Vec<RunningServer>,
+    pub balanced: Balanced,
+    /// A host on the node network that is none of the cluster's.
+    pub attacker: Host,
+}
+
+/// Whether a Service keeps its clients' addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Any endpoint may serve clients outside, who are hidden behind the node's address.
+    Translated,
+    /// `externalTrafficPolicy: Local`.
+    Kept,
+}
+
+impl Ground {
+    /// Two nodes of two pods each, all of which serve, and an attacker.
+    pub fn new(arguments: &[&str]) -> Result<Self> {
+        Self::with(Topology::DEFAULT, arguments)
+    }
+
+    /// The same with nodes of another shape.
+    pub fn with(topology: Topology, arguments: &[&str]) -> Result<Self> {
+        let mode = match arguments
+            .iter()
+            .any(|argument| argument.starts_with("--xdp-mode"))
+        {
+            true => &[][..],
+            false => &["--xdp-mode=native"],
+        };
+        let balanced = Balanced::with(topology, &[mode, arguments].concat())?;
+        let attacker = balanced.lab.add_host("attacker", 2)?;
+        let mut ground = Self {
+            servers: Vec::new(),
+            balanced,
+            attacker,
+        };
+        for pod in ground.balanced.lab.pods().to_vec() {
+            ground.serve(&pod)?;
+        }
+        Ok(ground)
+    }
+
+    /// The pod the lab started with.
+    pub fn pod(&self, name: &str) -> &Pod {
+        self.balanced.lab.pod(name)
+    }
+
+    /// The host outside the cluster.
+    pub fn client(&self) -> &Host {
+        self.balanced.lab.client()
+    }
+
+    /// Has a pod serve until the end. Its own kernel is not to be what a flood overwhelms: it answers
+    /// SYNs with cookies once its backlog is full.
+    pub fn serve(&mut self, pod: &Pod) -> Result<()> {
+        let server = serve(pod)?;
+        self.servers.push(server);
+        Ok(())
+    }
+
+    /// Adds Service number `number`, over TCP and UDP, and waits until agents have it.
+    pub fn service(&self, number: u8, source: Source, pods: &[&Pod]) -> Result<()> {
+        let endpoints = pods.iter().map(|pod| Endpoint::ready(pod)).collect();
+        self.balanced.change(|| {
+            let lab = &self.balanced.lab;
+            let mut service = lab.service(&name(number));
+            for family in Family::BOTH {
+                service = service.cluster_ip(&cluster_ip(family, number).ip().to_string());
+            }
+            service = service
+                .tcp("lines", PORT, TARGET)
+                .node_port(node_port(number));
+            service = service
+                .udp("datagrams", PORT, TARGET)
+                .node_port(node_port(number));
+            if source == Source::Kept {
+                service = service.external_local();
+            }
+            service.apply()?;
+            self.write_endpoints(number, endpoints)
+        })
+    }
+
+    /// Replaces the endpoints of Service number `number`, and waits until agents have them.
+    pub fn endpoints(&self, number: u8, endpoints: Vec<Endpoint>) -> Result<()> {
+        self.balanced
+            .change(|| self.write_endpoints(number, endpoints))
+    }
+
+    fn write_endpoints(&self, number: u8, endpoints: Vec<Endpoint>) -> Result<()> {
+        let slices = self.balanced.lab.endpoints(&name(number));
+        let slices = slices.tcp("lines", TARGET).udp("datagrams", TARGET);
+        slices.with_all(endpoints).apply()
+    }
+
+    /// Node 1's port of Service number `number`.
+    pub fn outside(&self, family: Family, number: u8) -> SocketAddr {
+        self.balanced.lab.node(1).at(family, node_port(number))
+    }
+}
+
+/// Has a pod serve.
+pub fn serve(pod: &Pod) -> Result<RunningServer> {
+    pod.set_sysctl("net/ipv4/tcp_syncookies", "1")?;
+    pod.set_sysctl("net/ipv4/tcp_max_syn_backlog", "65536")?;
+    pod.set_sysctl("net/core/somaxconn", "65535")?;
+    Serve::new(pod.name()).tcp(TARGET).udp(TARGET).start(pod)
+}
+
+/// Has a host treat what arrives for it by a rule, until the table `inet input` is deleted.
+pub fn filter_input(host: &Host, rule: &str) -> Result<()> {
+    let rules = format!(
+        "table inet input {{
+            chain input {{
+                type filter hook input priority filter
+                {rule}
+            }}
+        }}"
+    );
+    host.feed("nft -f -", &rules).map(drop)
+}
+
+/// The ClusterIP of Service number `number`, with its port.
+pub fn cluster_ip(family: Family, number: u8) -> SocketAddr {
+    let text = match family {
+        Family::V4 => format!("10.96.0.{number}:{PORT}"),
+        Family::V6 => format!("[fd00:10:96::{number}]:{PORT}"),
+    };
+    text.parse().expect("an address")
+}
+
+fn node_port(number: u8) -> u16 {
+    30_000 + u16::from(number)
+}
+
+fn name(number: u8) -> String {
+    format!("service-{number}")
+}
+
+/// What was measured, and where that is not good enough.
+#[derive(Debug, Default)]
+pub struct Findings {
+    lines: Vec<String>,
+    bad: usize,
+}
+
+impl Findings {
+    /// Notes a measure, which is good enough or not.
+    pub fn note(&mut self, good: bool, what: impl Display) {
+        let mark = if good { "  " } else { "! " };
+        self.bad += usize::from(!good);
+        println!("{mark}{what}");
+        self.lines.push(format!("{mark}{what}"));
+    }
+
+    /// Panics with all measures unless all were good enough.
+    #[track_caller]
+    pub fn assert_good(self) {
+        let lines = self.lines.join("\n");
+        assert!(self.bad == 0, "{} measures are bad:\n{lines}", self.bad);
+    }
+}
+
+/// Asks until the answer is as wanted, for at most `limit`; how long that took, or the last answer.
+pub fn within(
+    limit: Duration,
+    mut probe: impl FnMut() -> Result<(), String>,
+) -> Result<Duration, String> {
+    let start = Instant::now();
+    loop {
+        match probe() {
+            Ok(()) => return Ok(start.elapsed()),
+            Err(problem) if start.elapsed() > limit => return Err(problem),
+            Err(_) => thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
