@@ -29,6 +29,7 @@ pub mod manifests;
 pub mod map_contents;
 pub mod packet;
 pub mod patience;
+pub mod pin_root;
 pub mod traffic;
 
 pub use agent::{Agent, AgentSpec, Readiness};
@@ -40,4 +41,5 @@ pub use lab::{Family, Host, Lab, Node, Pod, PodNetwork, Topology};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use map_contents::MapContents;
 pub use patience::{PATIENCE, SILENCE, eventually, patient};
+pub use pin_root::PinRoot;
 pub use traffic::{Failure, FailureKind, Grace, Held, Load, LoadReport, Reply, Request, Serve};

@@ -1,8 +1,8 @@
 //! Ageing of the real flow tables by the kernel's clock. Needs root.
 
-#[path = "attach/root.rs"]
+#[path = "attach/start.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
-mod root;
+mod start;
 
 use std::{
     thread,
@@ -18,7 +18,7 @@ use lb_common::{
         tag,
     },
 };
-use lb_tests::eventually;
+use lb_tests::{PinRoot, eventually};
 use node_lb::{
     config::FlowTimeouts,
     datapath::bpf::MappedArray,
@@ -63,9 +63,9 @@ fn jiffies_are_the_kernels() {
 
 #[test]
 fn flows_in_the_kernels_tables_are_ended() {
-    let root = root::Root::new();
-    let pins = root.pins();
-    let loaded = root::start(&pins);
+    let root = PinRoot::new();
+    let pins = root.pins(start::VERSION);
+    let loaded = start::start(&pins);
     let v4: MappedArray<Flow<Ip4>> = MappedArray::new(&loaded.map("FLOWS4").unwrap()).unwrap();
     let v6: MappedArray<Flow<Ip6>> = MappedArray::new(&loaded.map("FLOWS6").unwrap()).unwrap();
     let rate = TickRate::of_kernel();

@@ -4,16 +4,14 @@
 
 use std::{
     net::Ipv4Addr,
-    path::PathBuf,
-    process,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
-use lb_tests::MapContents;
+use lb_tests::{MapContents, PinRoot};
 use nix::time::ClockId;
 use node_lb::{
-    datapath::{OBJECT, Pins, Settings, cleanup, load, preflight},
+    datapath::{OBJECT, Settings, load},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
         ServicePort, ServiceType, TrafficPolicy,
@@ -39,8 +37,8 @@ fn five_thousand_services_of_fifty_endpoints() -> Result<()> {
 }
 
 fn measure(services: u32, endpoints: u32) -> Result<()> {
-    let root = Root::new()?;
-    let pins = Pins::open(&root.0, 1)?;
+    let root = PinRoot::new();
+    let pins = root.pins(1);
     let loaded = load(OBJECT, &pins, &[], &Settings::default())?;
     let node = LocalNode::new(&Node::default(), &[], &PlanOptions::default());
     let objects: Vec<_> = (0..services).map(|n| service(n, endpoints)).collect();
@@ -229,30 +227,4 @@ fn resident() -> Result<i64> {
         .context("no RssAnon in /proc/self/status")?
         .parse()?;
     Ok(kib * 1024)
-}
-
-/// A place for pins, removed with what is there.
-struct Root(PathBuf);
-
-impl Root {
-    fn new() -> Result<Self> {
-        let name = format!(
-            "/sys/fs/bpf/node-lb-scale-{}-{:?}",
-            process::id(),
-            std::thread::current().id()
-        );
-        let path = PathBuf::from(name.replace(['(', ')'], ""));
-        preflight::check(&path, true).map_err(|unmet| {
-            anyhow::anyhow!("this machine cannot run the data plane: {unmet:?}")
-        })?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Root {
-    fn drop(&mut self) {
-        if let Err(error) = cleanup(&self.0) {
-            eprintln!("{error}");
-        }
-    }
 }

@@ -3,9 +3,9 @@
 #[path = "attach/namespace.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod namespace;
-#[path = "attach/root.rs"]
+#[path = "attach/start.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
-mod root;
+mod start;
 
 use std::{
     collections::HashMap,
@@ -20,6 +20,7 @@ use lb_common::{
     abi::{Socket, SocketKey},
     addr::Ip6,
 };
+use lb_tests::PinRoot;
 use namespace::Namespace;
 use node_lb::{
     datapath::bpf::BatchMap,
@@ -127,9 +128,9 @@ fn sockets_of_other_namespaces_are_out_of_reach() {
 #[test]
 fn the_map_says_which_sockets_have_a_stale_endpoint() {
     const OTHER: u32 = 8;
-    let root = root::Root::new();
-    let pins = root.pins();
-    let loaded = root::start(&pins);
+    let root = PinRoot::new();
+    let pins = root.pins(start::VERSION);
+    let loaded = start::start(&pins);
     let map = BatchMap::<SocketKey, Socket>::new(&loaded.map("SOCKETS").unwrap()).unwrap();
 
     Namespace::new().run(move || {

@@ -30,8 +30,8 @@ Commands:
        [--skip PART]           without a stage, control-plane, kernel:6.1 or kernel:6.12
        [--jobs N]              so many tests beside each other
        [--update-counts]       count the tests for xtask/test-counts.json instead
-  mutants [ARG...]             break lb-common and the planner in one place after another, and see
-                               whether tests notice; arguments are cargo-mutants'
+  mutants planner|lb-common    break the planner or lb-common in one place after another, and see
+       [ARG...]                whether tests notice; arguments are cargo-mutants'
   cluster up|down|status       a real Kubernetes cluster on this machine, node-lb deployed on it
   e2e [--focus RE]             Kubernetes' own end-to-end tests on that cluster";
 

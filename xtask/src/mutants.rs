@@ -15,40 +15,67 @@ use crate::{
 
 /// The cargo-mutants that is known to work.
 const VERSION: &str = "27.1.0";
-/// What is broken unless the arguments name files: the rules.
-const FILES: [&str; 2] = ["lb-common/src/**/*.rs", "lb-userspace/src/plan/**/*.rs"];
 /// What people read when something else has failed is left alone.
 const EXCLUDED: &str = "impl (fmt::)?(Debug|Display)";
-/// The packages whose tests are to notice, and which of their tests.
-const PACKAGES: [&str; 2] = ["lb-common", "node-lb"];
-const TESTS: [&str; 4] = ["--lib", "--test=flows", "--test=pipeline", "--test=planner"];
 
-/// Sets up and runs cargo-mutants, with `arguments` for it. What it finds goes to `target/mutants.out`.
+/// Rules that tests of the host have to know by heart.
+struct Part {
+    name: &'static str,
+    files: &'static str,
+    /// The packages whose tests are to notice, and which of their tests.
+    packages: &'static [&'static str],
+    tests: &'static [&'static str],
+}
+
+const PARTS: [Part; 2] = [
+    Part {
+        name: "planner",
+        files: "lb-userspace/src/plan/**/*.rs",
+        packages: &["node-lb"],
+        tests: &["--lib", "--test=planner"],
+    },
+    Part {
+        name: "lb-common",
+        files: "lb-common/src/**/*.rs",
+        packages: &["lb-common", "node-lb"],
+        tests: &["--lib", "--test=flows", "--test=pipeline"],
+    },
+];
+
+/// Sets up and runs cargo-mutants for a [`Part`], with `arguments` for it after the part's name. What it
+/// finds goes to `target/mutants.out`.
 ///
 /// # Errors
-/// If it cannot be had or run, or tests fail before anything is broken. Mutants that survive are no
-/// error; the exit code is cargo-mutants'.
+/// If there is no such part, if cargo-mutants cannot be had or run. Mutants that survive, or tests that
+/// fail before anything is broken, are no error; the exit code is cargo-mutants'.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
+    let part = arguments.split_first().and_then(|(name, rest)| {
+        let part = PARTS.iter().find(|part| part.name == name)?;
+        Some((part, rest))
+    });
+    let (part, arguments) = part
+        .with_context(|| format!("say which part: {}", PARTS.map(|part| part.name).join(", ")))?;
     setup::run(workspace, &[])?;
     let program = install()?;
     // Programs in the kernel are not asked, and building them for each mutant takes longest.
     let object = ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
     let chosen = |argument: &String| argument == "-f" || argument.starts_with("--file");
     let files = match arguments.iter().any(chosen) {
-        true => Vec::new(),
-        false => FILES.map(|glob| format!("--file={glob}")).to_vec(),
+        true => None,
+        false => Some(format!("--file={}", part.files)),
     };
+    let packages = part.packages.iter();
     let status = Command::new(program)
         .arg("mutants")
         .current_dir(&workspace.root)
         .args(files)
         .arg(format!("--exclude-re={EXCLUDED}"))
-        .args(PACKAGES.map(|package| format!("--test-package={package}")))
+        .args(packages.map(|package| format!("--test-package={package}")))
         .args(["--profile", "mutants", "--output"])
         .arg(&workspace.target)
         .args(arguments)
         .arg("--")
-        .args(TESTS)
+        .args(part.tests)
         .env(ebpf::OBJECT_VARIABLE, object)
         .status()
         .context("cannot run cargo-mutants")?;

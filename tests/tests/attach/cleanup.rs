@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
+use lb_tests::PinRoot;
 use node_lb::datapath::{
     Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode, cleanup,
     hooks::XDP_PROGRAM,
@@ -10,7 +11,7 @@ use node_lb::datapath::{
 };
 
 use crate::{
-    root::{Root, attached, id, start},
+    start::{VERSION, attached, id, start},
     traffic::cable,
 };
 
@@ -35,8 +36,8 @@ impl Drop for TestCgroup {
 
 #[test]
 fn cgroup_programs_are_replaced_in_their_links() {
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     let (first, second) = (TestCgroup::new("first"), TestCgroup::new("second"));
     let attacher = Attacher::new(&pins, TcFlavor::detect());
     let attach = |cgroup: &TestCgroup| {
@@ -69,10 +70,10 @@ fn cleanup_leaves_nothing_of_ours_and_all_of_others() {
     let (near, _far) = cable();
     near.ip("link add other0 type veth peer name other1");
     near.command("tc", "qdisc add dev other0 clsact");
-    let theirs = Root::new();
+    let theirs = PinRoot::new();
     let program = theirs.path().join("program");
     near.run({
-        let (pins, program) = (theirs.pins(), program.clone());
+        let (pins, program) = (theirs.pins(VERSION), program.clone());
         move || {
             let mut foreign = start(&pins);
             let classifier = foreign.program_mut("tc_ingress").unwrap();
@@ -88,9 +89,9 @@ fn cleanup_leaves_nothing_of_ours_and_all_of_others() {
     );
     fs::remove_file(program).unwrap();
     let (index, other) = (near.index("near0"), near.index("other0"));
-    let root = Root::new();
+    let root = PinRoot::new();
     let path = root.path().to_owned();
-    let pins = root.pins();
+    let pins = root.pins(VERSION);
     let cgroup = TestCgroup::new("cleanup");
     let cgroup_path = cgroup.0.clone();
     // One of them is by whichever way to TC this kernel has.

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use lb_tests::PinRoot;
 use node_lb::datapath::{
     Attacher, Direction, Loaded, TcFlavor, XdpAttachment, XdpMode,
     attach::AttachError,
@@ -12,7 +13,7 @@ use node_lb::datapath::{
 
 use crate::{
     namespace::Namespace,
-    root::{Root, attached, id, start},
+    start::{VERSION, attached, id, start},
     traffic::{cable, lossless},
 };
 
@@ -32,8 +33,8 @@ fn flavors() -> Vec<TcFlavor> {
 fn native_xdp_is_replaced_under_load_without_loss() {
     let (near, far) = cable();
     let index = near.index("near0");
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     let (pins, mut generations) = near.run(move || {
         let generations = [start(&pins), start(&pins)];
         let program = generations[0].program(XDP_PROGRAM).unwrap();
@@ -74,8 +75,8 @@ fn tc_is_replaced_under_load_without_loss() {
     for flavor in flavors() {
         let (near, far) = cable();
         let index = near.index("near0");
-        let root = Root::new();
-        let pins = root.pins();
+        let root = PinRoot::new();
+        let pins = root.pins(VERSION);
         let attach = move |attacher: &Attacher<'_>, loaded: &Loaded| {
             [Direction::Ingress, Direction::Egress].map(|direction| {
                 let program = loaded.program(direction.program()).unwrap();
@@ -117,8 +118,8 @@ fn without_native_xdp_the_generic_kind_is_used_and_said() {
     let host = Namespace::new();
     host.ip("link add br0 type bridge");
     let index = host.index("br0");
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     host.run(move || {
         let loaded = start(&pins);
         let program = loaded.program(XDP_PROGRAM).unwrap();
@@ -145,8 +146,8 @@ fn without_native_xdp_the_generic_kind_is_used_and_said() {
 fn a_mode_that_is_no_longer_allowed_is_left() {
     let (near, _far) = cable();
     let index = near.index("near0");
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     near.run(move || {
         let loaded = start(&pins);
         let program = loaded.program(XDP_PROGRAM).unwrap();
@@ -162,8 +163,8 @@ fn a_mode_that_is_no_longer_allowed_is_left() {
 fn the_xdp_program_of_somebody_else_stays() {
     let (near, _far) = cable();
     let index = near.index("near0");
-    let (theirs, ours) = (Root::new(), Root::new());
-    let (their_pins, our_pins) = (theirs.pins(), ours.pins());
+    let (theirs, ours) = (PinRoot::new(), PinRoot::new());
+    let (their_pins, our_pins) = (theirs.pins(VERSION), ours.pins(VERSION));
     near.run(move || {
         let mut foreign = start(&their_pins);
         let link = Link::create(
@@ -196,8 +197,8 @@ fn the_xdp_program_of_somebody_else_stays() {
 #[test]
 fn a_device_made_again_under_its_name_and_index_gets_a_new_link() {
     let host = Namespace::new();
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     let make = "link add veth1 index 77 type veth peer name veth2";
     host.ip(make);
     let pins = host.run(move || {
@@ -240,8 +241,8 @@ fn a_device_made_again_under_its_name_and_index_gets_a_new_link() {
 fn attaching_to_a_device_that_is_gone_says_so() {
     let host = Namespace::new();
     for flavor in flavors() {
-        let root = Root::new();
-        let pins = root.pins();
+        let root = PinRoot::new();
+        let pins = root.pins(VERSION);
         host.run(move || {
             let loaded = start(&pins);
             let attacher = Attacher::new(&pins, flavor);
@@ -267,8 +268,8 @@ fn unwanted_devices_are_swept() {
     let (near, _far) = cable();
     near.ip("link add other0 type veth peer name other1");
     let (index, other) = (near.index("near0"), near.index("other0"));
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     near.run(move || {
         let loaded = start(&pins);
         let attacher = Attacher::new(&pins, TcFlavor::Tcx);
@@ -293,8 +294,8 @@ fn unwanted_filters_are_swept() {
     let (near, _far) = cable();
     near.ip("link add other0 type veth peer name other1");
     let (index, other) = (near.index("near0"), near.index("other0"));
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     near.run(move || {
         let loaded = start(&pins);
         let attacher = Attacher::new(&pins, TcFlavor::Clsact);
@@ -313,8 +314,8 @@ fn unwanted_filters_are_swept() {
 fn tcx_runs_first_on_ingress_and_last_on_egress() {
     let (near, _far) = cable();
     let index = near.index("near0");
-    let (theirs, ours) = (Root::new(), Root::new());
-    let (their_pins, our_pins) = (theirs.pins(), ours.pins());
+    let (theirs, ours) = (PinRoot::new(), PinRoot::new());
+    let (their_pins, our_pins) = (theirs.pins(VERSION), ours.pins(VERSION));
     near.run(move || {
         use aya::programs::{SchedClassifier, TcAttachType};
 

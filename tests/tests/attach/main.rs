@@ -8,5 +8,5 @@ mod maps;
 mod namespace;
 mod pinned;
 mod programs;
-mod root;
+mod start;
 mod traffic;

@@ -3,13 +3,14 @@
 use std::fs;
 
 use aya::maps::{MapData, MapType};
+use lb_tests::PinRoot;
 use node_lb::datapath::{OBJECT, Pins, Settings, cleanup, load, load::LoadError, pins::PinError};
 
-use crate::root::{Root, VERSION, programs, start};
+use crate::start::{VERSION, programs, start};
 
 #[test]
 fn maps_are_adopted() {
-    let root = Root::new();
+    let root = PinRoot::new();
     let ids = |pins: &Pins| {
         let loaded = start(pins);
         let ids: Vec<u32> = pins
@@ -21,14 +22,14 @@ fn maps_are_adopted() {
         assert!(!ids.is_empty());
         ids
     };
-    let first = ids(&root.pins());
-    assert_eq!(first, ids(&root.pins()));
+    let first = ids(&root.pins(VERSION));
+    assert_eq!(first, ids(&root.pins(VERSION)));
 }
 
 #[test]
 fn a_map_of_another_shape_is_refused_with_a_way_out() {
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     drop(start(&pins));
     let (name, entries) = resizable(&pins);
 
@@ -51,14 +52,14 @@ fn a_map_of_another_shape_is_refused_with_a_way_out() {
 
 #[test]
 fn maps_are_made_as_large_as_told() {
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     drop(start(&pins));
     let (name, entries) = resizable(&pins);
     drop(pins);
     cleanup(root.path()).unwrap();
 
-    let pins = root.pins();
+    let pins = root.pins(VERSION);
     let settings = Settings::default().max_entries(&name, entries * 2);
     let loaded = load(OBJECT, &pins, &programs(), &settings).unwrap();
     let info = loaded.map(&name).unwrap().info().unwrap();
@@ -81,8 +82,8 @@ fn resizable(pins: &Pins) -> (String, u32) {
 
 #[test]
 fn names_that_the_object_lacks_are_errors() {
-    let root = Root::new();
-    let pins = root.pins();
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
     let settings = Settings::default();
     let error = load(OBJECT, &pins, &["no_such_program"], &settings).unwrap_err();
     assert!(error.to_string().contains("no_such_program"), "{error}");
@@ -96,16 +97,16 @@ fn names_that_the_object_lacks_are_errors() {
 
 #[test]
 fn one_agent_at_a_time() {
-    let root = Root::new();
-    let _pins = root.pins();
+    let root = PinRoot::new();
+    let _pins = root.pins(VERSION);
     let error = Pins::open(root.path(), VERSION).unwrap_err();
     assert!(matches!(error, PinError::InUse { .. }), "{error}");
 }
 
 #[test]
 fn other_layouts_are_refused_and_cleaned_up() {
-    let root = Root::new();
-    drop(start(&root.pins()));
+    let root = PinRoot::new();
+    drop(start(&root.pins(VERSION)));
     let error = Pins::open(root.path(), VERSION + 1).unwrap_err();
     assert!(matches!(error, PinError::OtherVersion { .. }), "{error}");
     let text = error.to_string();
@@ -120,8 +121,8 @@ fn other_layouts_are_refused_and_cleaned_up() {
 
 #[test]
 fn what_others_put_there_is_neither_used_nor_removed() {
-    let root = Root::new();
-    drop(start(&root.pins()));
+    let root = PinRoot::new();
+    drop(start(&root.pins(VERSION)));
     let theirs = root.path().join("theirs");
     fs::create_dir(&theirs).unwrap();
     let error = Pins::open(root.path(), VERSION).unwrap_err();

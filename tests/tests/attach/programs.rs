@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Instant};
 use aya::{EbpfLoader, VerifierLogLevel, programs::Program};
 use node_lb::datapath::OBJECT;
 
-use crate::{budget, root::programs};
+use crate::{budget, start::programs};
 
 /// Each by itself, so that a kernel that refuses some says which; what they took is shown with
 /// `--nocapture`.

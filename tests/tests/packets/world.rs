@@ -4,9 +4,7 @@ use std::{
     mem::{offset_of, transmute},
     net::IpAddr,
     panic::resume_unwind,
-    path::PathBuf,
-    process,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::Ordering,
     thread,
 };
 
@@ -26,12 +24,12 @@ use lb_common::{
     flow::{Flow, flow_flag, tag},
     verdict::{COUNTERS, Hook, REASONS, Reason},
 };
-use lb_tests::packet::difference;
+use lb_tests::{PinRoot, packet::difference};
 use node_lb::{
     datapath::{
         Loaded, OBJECT, Pins, Settings,
         bpf::{BatchMap, MappedArray},
-        cleanup, load, preflight,
+        load,
     },
     flows::clock,
 };
@@ -236,7 +234,7 @@ pub struct World {
     /// Next service, and next endpoint slot.
     next: (u32, u32),
     _pins: Pins,
-    _root: Root,
+    _root: PinRoot,
 }
 
 /// Runs a test on a node of its own.
@@ -506,8 +504,8 @@ impl World {
     }
 
     fn new() -> Self {
-        let root = Root::new();
-        let pins = Pins::open(&root.0, abi::VERSION).unwrap();
+        let root = PinRoot::new();
+        let pins = root.pins(abi::VERSION);
         let mut settings = Settings::default()
             .max_entries("FLOWS4", FLOWS)
             .max_entries("FLOWS6", FLOWS);
@@ -630,27 +628,5 @@ fn key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
         port,
         protocol,
         pad: 0,
-    }
-}
-
-/// A `--bpf-root` of a test's own, removed with it.
-struct Root(PathBuf);
-
-impl Root {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = format!("/sys/fs/bpf/node-lb-packets-{}-{number}", process::id());
-        let path = PathBuf::from(path);
-        preflight::check(&path, true).expect("this machine can run the data plane");
-        Self(path)
-    }
-}
-
-impl Drop for Root {
-    fn drop(&mut self) {
-        if let Err(error) = cleanup(&self.0) {
-            eprintln!("{error}");
-        }
     }
 }

@@ -1,14 +1,9 @@
-//! A `--bpf-root` of a test's own, removed with it.
+//! Programs in the kernel and what they are attached by.
 
-use std::{
-    path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU32, Ordering},
-};
+use std::path::Path;
 
 use node_lb::datapath::{
-    Loaded, OBJECT, Pins, Settings, SocketHook, bpf::Link, cleanup, hooks, load, pins::LinkPin,
-    preflight,
+    Loaded, OBJECT, Pins, Settings, SocketHook, bpf::Link, hooks, load, pins::LinkPin,
 };
 
 /// Layout version for tests; any will do.
@@ -26,40 +21,9 @@ pub fn programs() -> Vec<&'static str> {
     programs
 }
 
-pub struct Root(PathBuf);
-
-impl Root {
-    pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "/sys/fs/bpf/node-lb-test-{}-{}",
-            process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        preflight::check(Path::new(&name), true).expect("this machine can run the data plane");
-        Self(name.into())
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub fn pins(&self) -> Pins {
-        Pins::open(&self.0, VERSION).unwrap()
-    }
-}
-
 /// One start of an agent: its programs are other ones than those of the start before.
 pub fn start(pins: &Pins) -> Loaded {
     load(OBJECT, pins, &programs(), &Settings::default()).unwrap()
-}
-
-impl Drop for Root {
-    fn drop(&mut self) {
-        if let Err(error) = cleanup(&self.0) {
-            eprintln!("{error}");
-        }
-    }
 }
 
 /// Id of a program in the kernel.

@@ -1,0 +1,71 @@
+//! A `--bpf-root` of a test's own.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use node_lb::datapath::{Pins, cleanup, preflight};
+
+const BPFFS: &str = "/sys/fs/bpf";
+/// What their names begin with; the process and a number follow.
+const PREFIX: &str = "node-lb-test-";
+
+/// A place for pins, removed with all that is there.
+#[derive(Debug)]
+pub struct PinRoot(PathBuf);
+
+impl PinRoot {
+    /// A place where nothing is yet. Those of tests that were killed are removed.
+    ///
+    /// # Panics
+    /// If this machine cannot run the data plane.
+    #[expect(
+        clippy::new_without_default,
+        reason = "it makes something on the machine"
+    )]
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        left_behind().for_each(|path| remove(&path));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = format!("{BPFFS}/{PREFIX}{}-{number}", process::id());
+        preflight::check(Path::new(&path), true).expect("this machine can run the data plane");
+        Self(path.into())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The pins there of a layout version.
+    ///
+    /// # Panics
+    /// If they cannot be opened.
+    pub fn pins(&self, version: u32) -> Pins {
+        Pins::open(&self.0, version).expect("nobody else uses this place")
+    }
+}
+
+impl Drop for PinRoot {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+fn remove(root: &Path) {
+    if let Err(error) = cleanup(root) {
+        eprintln!("{error}");
+    }
+}
+
+/// The places of processes that have ended.
+fn left_behind() -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(BPFFS).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let owner = name.and_then(|name| name.strip_prefix(PREFIX)?.split_once('-'));
+        owner.is_some_and(|(process, _)| !Path::new("/proc").join(process).exists())
+    })
+}
