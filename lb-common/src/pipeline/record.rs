@@ -68,11 +68,9 @@ fn try_begin<A: Address, T: Tables<A>>(
         work.reason = Reason::StraySegment;
         return None;
     }
-    // A connection whose record was lost finds its endpoint again while the set is what it was.
-    let number = match picks_up {
-        true => (table::hash(&work.tuple, tables.secret()) >> 32) as u32,
-        false => tables.random(),
-    };
+    // Drawn by a keyed hash, so that a connection whose record was lost finds its endpoint again while
+    // the set is what it was.
+    let number = (table::hash(&work.tuple, tables.secret()) >> 32) as u32;
     work.reason = Reason::NotProgrammed;
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
     if work.avoided != 0 && tables.endpoint(index)?.id == work.avoided {
