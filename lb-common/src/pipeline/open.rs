@@ -16,8 +16,9 @@ use crate::{
 /// How often to look for a flow that another CPU is opening for the same packet: longer than that
 /// takes.
 const LOOKS: usize = 64;
-/// Attempts to open a flow when another CPU gets in the way, or an old flow.
-const ATTEMPTS: usize = 2;
+/// Attempts to open a flow when another CPU gets in the way, or an old flow. Of two CPUs with the same
+/// packet both may give up at once, again and again.
+const ATTEMPTS: usize = 8;
 /// What becomes of a packet that opens no flow.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -38,15 +39,24 @@ pub(super) fn open<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     ifindex: u32,
 ) -> Option<Record<A>> {
-    let mut index = tables.open_index(work, ifindex);
-    if index == BEGUN {
-        index = tables.finish_index(work);
+    work.avoided = 0;
+    for _ in rolled(ATTEMPTS) {
+        let mut index = tables.open_index(work, ifindex);
+        if index == BEGUN {
+            index = tables.finish_index(work);
+        }
+        if index != RACED {
+            return tables.slot(u32::try_from(index).ok()?);
+        }
     }
-    tables.slot(u32::try_from(index).ok()?)
+    work.refusal = Refusal::Drop;
+    work.reason = Reason::InsertRace;
+    tables.count_refusal(work.opening.service, work.reason);
+    None
 }
 
 /// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if it is
-/// for [`Tables::finish_index`] to record it, or [`NONE`].
+/// for [`Tables::finish_index`] to record it, [`RACED`] or [`NONE`].
 #[inline(always)]
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
@@ -98,6 +108,8 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
 const NONE: u64 = u64::MAX;
 /// Index of a record that is not visible yet.
 const BEGUN: u64 = u64::MAX - 1;
+/// Index of no record, because another CPU, or an old flow, was in the way.
+const RACED: u64 = u64::MAX - 2;
 
 /// The flow that a SYN has opened before, unless it makes way for a purpose.
 #[inline(always)]
@@ -119,23 +131,19 @@ fn joined<A: Address, T: Tables<A>>(
 /// the one that it opened there.
 #[inline(always)]
 fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, route: &Route) -> u64 {
-    work.avoided = 0;
-    for _ in rolled(ATTEMPTS) {
-        if begin(tables, work, route) {
-            return BEGUN;
-        }
-        if work.reason != Reason::InsertRace {
-            return NONE;
-        }
-        let index = await_flow(tables, work);
-        if index != NONE
-            && !(tcp::opens(work.segment.flags) && moves_on(tables, work, route, index))
-        {
-            work.reason = Reason::ToEndpoint;
-            return index;
-        }
+    if begin(tables, work, route) {
+        return BEGUN;
     }
-    NONE
+    if work.reason != Reason::InsertRace {
+        return NONE;
+    }
+    let index = await_flow(tables, work);
+    let is_syn = tcp::opens(work.segment.flags);
+    if index == NONE || is_syn && moves_on(tables, work, route, index) {
+        return RACED;
+    }
+    work.reason = Reason::ToEndpoint;
+    index
 }
 
 /// The flow of a packet that had one a moment ago, or is getting one.

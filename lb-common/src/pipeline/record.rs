@@ -37,7 +37,7 @@ pub struct Opening {
     /// Endpoint id.
     endpoint: u32,
     /// Service id.
-    service: u32,
+    pub(super) service: u32,
     /// [`flow_flag`]s of both directions.
     flags: u32,
 }
@@ -68,9 +68,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         work.reason = Reason::StraySegment;
         return None;
     }
-    // Drawn by a keyed hash, so that a connection whose record was lost finds its endpoint again while
-    // the set is what it was.
-    let number = (table::hash(&work.tuple, tables.secret()) >> 32) as u32;
+    let number = draw(tables, &work.tuple);
     work.reason = Reason::NotProgrammed;
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
     if work.avoided != 0 && tables.endpoint(index)?.id == work.avoided {
@@ -122,6 +120,13 @@ fn try_begin<A: Address, T: Tables<A>>(
     };
     work.opening.forward = forward.index();
     Some(())
+}
+
+/// The number that picks a connection's endpoint: a keyed hash, so that a connection whose record was lost
+/// finds its endpoint again while the set is what it was.
+#[inline(never)]
+fn draw<A: Address, T: Tables<A>>(tables: &T, tuple: &Tuple<A>) -> u32 {
+    (table::hash(tuple, tables.secret()) >> 32) as u32
 }
 
 /// Records the flow that [`begin`] has begun, both directions or none: the index of the client's record,
