@@ -39,6 +39,19 @@ pub fn computed(value: u64) -> u64 {
     value
 }
 
+/// All ones if `value` is negative, else none, computed without a branch: in a loop the verifier would
+/// look at everything behind it once for each way there.
+#[inline(always)]
+pub fn mask_if_negative(value: i64) -> u32 {
+    computed((value >> 63) as u64) as u32
+}
+
+/// `one` where `mask` has ones, `other` elsewhere.
+#[inline(always)]
+pub fn choose(mask: u32, one: u32, other: u32) -> u32 {
+    other ^ (one ^ other) & mask
+}
+
 /// `0..end`, counted so that the loop stays a loop.
 #[inline(always)]
 pub fn rolled(end: usize) -> Rolled {

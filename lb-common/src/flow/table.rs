@@ -17,7 +17,7 @@ use super::{
 use crate::{
     addr::Address,
     atomic,
-    opaque::rolled,
+    opaque::{choose, mask_if_negative, rolled},
     parse::{Segment, Tuple},
 };
 
@@ -319,8 +319,8 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
     let hash = hash(tuple, slots.secret());
     let now = slots.now();
     let shortest = match slots.timeouts().shortest {
-        0 => i32::MAX,
-        ticks => ticks as i32,
+        0 => i64::from(i32::MAX),
+        ticks => i64::from(ticks),
     };
     // Past the end. A number that the verifier does not know, so that it need not tell apart searches
     // that have found something from those that have not.
@@ -340,14 +340,15 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
         if tag::may_become(seen, hash) {
             return Outcome::new(Outcome::RACE, 0, 0).0;
         }
-        let silent = now.wrapping_sub(flow.last_seen) as i32;
-        if free == none && is_free(seen, silent) {
-            free = index;
-            free_tag = seen;
-        }
-        if tag::in_use(seen) && silent > shortest {
-            over = index;
-        }
+        let silent = i64::from(now.wrapping_sub(flow.last_seen) as i32);
+        let is_first = mask_if_negative(i64::from(free ^ none) - 1) & is_free(seen, silent);
+        free = choose(is_first, index, free);
+        free_tag = choose(is_first, seen, free_tag);
+        over = choose(
+            is_in_use(seen) & mask_if_negative(shortest - silent),
+            index,
+            over,
+        );
         if tag::state(seen) == tag::CLEAN {
             break;
         }
@@ -393,14 +394,21 @@ pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
     group & mask & !(GROUP - 1) | (home ^ step) & (GROUP - 1)
 }
 
-/// Whether a claim may take a record with this tag that has been silent for so many ticks.
+/// Whether a claim may take a record with this tag that has been silent for so many ticks, as a mask:
+/// it is `CLEAN` or a `TOMB`, or has been `DEAD` for long enough.
 #[inline(always)]
-fn is_free(tag: u32, silent: i32) -> bool {
-    match tag::state(tag) {
-        tag::CLEAN | tag::TOMB => true,
-        tag::DEAD => silent > GRACE,
-        _ => false,
-    }
+fn is_free(tag: u32, silent: i64) -> u32 {
+    const { assert!(tag::CLEAN == 0 && tag::TOMB == 1) };
+    let state = i64::from(tag::state(tag));
+    let is_dead = mask_if_negative((state ^ i64::from(tag::DEAD)) - 1);
+    mask_if_negative(state - 2) | is_dead & mask_if_negative(i64::from(GRACE) - silent)
+}
+
+/// [`tag::in_use`] as a mask.
+#[inline(always)]
+fn is_in_use(tag: u32) -> u32 {
+    const { assert!(tag::LIVE == 4 && tag::HALF == 5 && tag::DEAD < tag::LIVE) };
+    mask_if_negative(i64::from(tag::DEAD) - i64::from(tag::state(tag)))
 }
 
 /// Whether another record was claimed for what may be the same tuple, as well as the one that
