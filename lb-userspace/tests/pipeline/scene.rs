@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use lb_common::{
     abi::device_flag,
     flow::{Ethernet, Hop},
@@ -52,6 +53,8 @@ pub struct Scene {
     pub external: TrafficPolicy,
     pub endpoints: Vec<Place>,
     pub affinity: Option<Duration>,
+    /// Of `loadBalancerSourceRanges`.
+    pub source_ranges: Vec<IpNet>,
     pub client: Client,
     pub bypass: bool,
     pub ports: PortRange,
@@ -90,6 +93,7 @@ impl Scene {
             external: TrafficPolicy::Cluster,
             endpoints: vec![Place::Remote],
             affinity: None,
+            source_ranges: Vec::new(),
             client: Client::Outside,
             bypass: true,
             ports: SNAT,
@@ -285,7 +289,7 @@ impl Scene {
             }],
             internal_traffic_policy: self.internal,
             external_traffic_policy: self.external,
-            load_balancer_source_ranges: Vec::new(),
+            load_balancer_source_ranges: self.source_ranges.clone(),
             health_check_node_port: 0,
             session_affinity: self.affinity,
             algorithm: self.algorithm,
