@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use node_lb::{
     agent::status::Status,
+    flows::FlowReport,
+    model::Protocol,
     plan::{LocalNode, Plan, PlanOptions, plan},
     source::{Event, Problem, dir},
     store::Store,
@@ -168,20 +170,19 @@ impl Balanced {
 
     /// Waits until no UDP flow leads to any of `hosts` any more on nodes with running agents.
     pub fn wait_until_datagrams_leave(&self, hosts: &[&Host]) -> Result<()> {
-        let have_left = || {
-            self.agents.iter().try_for_each(|agent| {
-                let left = |endpoint: &SocketAddr| {
-                    let ip = endpoint.ip();
-                    hosts.iter().any(|host| host.ip(Family::of(ip)) == ip)
-                };
-                let endpoints = self.map_contents(agent.node())?.udp_flows()?;
-                let left = endpoints.into_iter().find(left);
-                let name = agent.node().name();
-                ensure!(left.is_none(), "{name} has a UDP flow to {left:?}");
+        let leads_there = |flow: &FlowReport| {
+            let ip = flow.endpoint.ip();
+            flow.transport == Protocol::Udp
+                && hosts.iter().any(|host| host.ip(Family::of(ip)) == ip)
+        };
+        try_eventually(|| {
+            self.agents.iter().map(Agent::node).try_for_each(|node| {
+                let flows = self.map_contents(node)?.flows()?;
+                let left = flows.iter().find(|flow| leads_there(flow));
+                ensure!(left.is_none(), "{} has {left:?}", node.name());
                 Ok(())
             })
-        };
-        try_eventually(have_left)
+        })
     }
 
     fn map_contents(&self, node: &Node) -> Result<MapContents> {

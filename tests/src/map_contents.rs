@@ -135,25 +135,23 @@ impl MapContents {
         }))
     }
 
-    /// The endpoints of all UDP flows.
+    /// The flows, both families'.
     ///
     /// # Errors
     /// If a flow table cannot be read.
-    pub fn udp_flows(&self) -> Result<Vec<SocketAddr>> {
-        let mut endpoints = self.udp_flows_in::<Ip4>("FLOWS4")?;
-        endpoints.extend(self.udp_flows_in::<Ip6>("FLOWS6")?);
-        Ok(endpoints)
+    pub fn flows(&self) -> Result<Vec<FlowReport>> {
+        let mut flows = self.flows_in::<Ip4>("FLOWS4")?;
+        flows.extend(self.flows_in::<Ip6>("FLOWS6")?);
+        Ok(flows)
     }
 
-    fn udp_flows_in<A: Address>(&self, name: &str) -> Result<Vec<SocketAddr>>
+    fn flows_in<A: Address>(&self, name: &str) -> Result<Vec<FlowReport>>
     where
         Flow<A>: Pod,
     {
         let records = MappedArray::<Flow<A>>::from_pin(&self.directory.join(name))?;
         // How long they have been idle is of no interest.
-        let flows = FlowReport::all(&records, TickRate::of_kernel(), 0);
-        let udp = flows.filter(|flow| flow.transport == Protocol::Udp);
-        Ok(udp.map(|flow| flow.endpoint).collect())
+        Ok(FlowReport::all(&records, TickRate::of_kernel(), 0).collect())
     }
 
     fn family<A: Address>(&self, name: &str) -> Result<BTreeMap<Frontend, u32>>
