@@ -4,7 +4,7 @@
 use lb_common::{
     addr::{Address, Ip4, Ip6},
     frame::Frame,
-    parse,
+    parse::{self, Segment},
 };
 use libfuzzer_sys::fuzz_target;
 use node_lb::memory::MemoryFrame;
@@ -22,9 +22,15 @@ fn read<A: Address>(frame: &MemoryFrame) {
     };
     assert!(network.payload >= A::HEADER);
     assert!(network.length as usize >= A::HEADER);
-    if let Some(ports) = parse::transport(packet, network.payload, network.protocol, false) {
-        let at = network.payload;
+    let at = network.payload;
+    if let Some(ports) = parse::ports(packet, at) {
         let source = [packet.load::<u8>(at), packet.load::<u8>(at + 1)].map(Option::unwrap);
-        assert_eq!(ports.source_port, u16::from_be_bytes(source));
+        assert_eq!(ports.source, u16::from_be_bytes(source));
+    }
+    let mut segment = Segment::default();
+    if parse::segment(packet, &network, &mut segment).is_some() {
+        let flags = packet.load::<u8>(at + 13).unwrap();
+        assert_eq!(segment.flags, flags);
+        assert!(segment.scale <= 14);
     }
 }

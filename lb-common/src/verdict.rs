@@ -180,3 +180,19 @@ impl Verdict {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_reason_at_each_hook_has_a_counter() {
+        let counters = Hook::ALL
+            .iter()
+            .flat_map(|hook| Reason::ALL.iter().map(|reason| hook.counter(*reason)));
+        let indexes: BTreeSet<_> = counters.collect();
+        assert_eq!(indexes, (0..COUNTERS as u32).collect());
+    }
+}

@@ -1,7 +1,6 @@
 //! A `--bpf-root` of a test's own.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
@@ -9,7 +8,8 @@ use std::{
 
 use node_lb::datapath::{Pins, cleanup, preflight};
 
-const BPFFS: &str = "/sys/fs/bpf";
+use crate::lab::{bpffs::MOUNT_POINT, registry::entries_with_prefix};
+
 /// What their names begin with; the process and a number follow.
 const PREFIX: &str = "node-lb-test-";
 
@@ -30,7 +30,7 @@ impl PinRoot {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         left_behind().for_each(|path| remove(&path));
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = format!("{BPFFS}/{PREFIX}{}-{number}", process::id());
+        let path = format!("{MOUNT_POINT}/{PREFIX}{}-{number}", process::id());
         preflight::check(Path::new(&path), true).expect("this machine can run the data plane");
         Self(path.into())
     }
@@ -62,10 +62,13 @@ fn remove(root: &Path) {
 
 /// The places of processes that have ended.
 fn left_behind() -> impl Iterator<Item = PathBuf> {
-    let entries = fs::read_dir(BPFFS).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let owner = name.and_then(|name| name.strip_prefix(PREFIX)?.split_once('-'));
-        owner.is_some_and(|(process, _)| !Path::new("/proc").join(process).exists())
-    })
+    let pins = Path::new(MOUNT_POINT);
+    let names = entries_with_prefix(pins, PREFIX).into_iter();
+    let has_owner = |name: &String| {
+        let owner = name[PREFIX.len()..].split('-').next();
+        owner.is_some_and(|process| Path::new("/proc").join(process).exists())
+    };
+    names
+        .filter(move |name| !has_owner(name))
+        .map(|name| pins.join(name))
 }

@@ -32,7 +32,7 @@ const PARTS: [Part; 2] = [
         name: "planner",
         files: "lb-userspace/src/plan/**/*.rs",
         packages: &["node-lb"],
-        tests: &["--lib", "--test=planner"],
+        tests: &["--lib", "--test=planner", "--test=commands"],
     },
     Part {
         name: "lb-common",

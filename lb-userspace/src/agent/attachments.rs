@@ -100,8 +100,9 @@ impl Attachments {
         let mut wanted = BTreeSet::new();
         for device in devices.iter().filter(|device| device.mac.is_some()) {
             let known = self.attached.get(&device.index);
-            let known = known.filter(|known| known.name == device.name);
-            let known = known.map(|known| known.role);
+            let known = known
+                .filter(|known| known.name == device.name)
+                .map(|known| known.role);
             let role = match self.rules.role(device) {
                 Role::Other if stays_external(known, device) => Role::External,
                 Role::Other => continue,

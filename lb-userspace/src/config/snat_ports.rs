@@ -39,7 +39,7 @@ pub fn free_beside(taken: impl IntoIterator<Item = PortRange>) -> PortRange {
             first: next as u16,
             last: (end - 1) as u16,
         });
-        if free.is_some_and(|free| best.is_none_or(|best| free.len() > best.len())) {
+        if free.is_some_and(|free| best.is_none_or(|best| free.count() > best.count())) {
             best = free;
         }
         next = next.max(u32::from(last) + 1);
@@ -52,7 +52,7 @@ pub fn free_beside(taken: impl IntoIterator<Item = PortRange>) -> PortRange {
 
 /// What is wrong with a choice of ports, if anything.
 pub fn problem(ports: PortRange, node_ports: PortRange) -> Option<String> {
-    let count = ports.len();
+    let count = ports.count();
     let clash = |of: PortRange, what: &str| {
         let overlap = ports.first <= of.last && of.first <= ports.last;
         overlap.then(|| format!("{ports} are also {what} ({of})"))

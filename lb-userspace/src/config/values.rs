@@ -58,7 +58,7 @@ pub struct PortRange {
 
 impl PortRange {
     /// How many ports.
-    pub fn len(self) -> u32 {
+    pub fn count(self) -> u32 {
         u32::from(self.last) - u32::from(self.first) + 1
     }
 }

@@ -6,10 +6,10 @@
 //! - `LIVE` or `HALF` → `DEAD`, both directions of a flow, the forward one first: whoever ends that one
 //!   ends the other too, program or sweeper.
 //! - `DEAD` → `TOMB` after a *grace period*, in which every program that was running has returned: none
-//!   of them uses the record any more.
+//!   of them uses the record any more. A dead record stays while its other direction is live, so that
+//!   no other flow's takes its place, unless a program has to take it.
 //! - A stale UDP flow loses its forward record only: answers to what the client sent before may be
 //!   under way, and are rewritten until the other record is ended as one without its other direction.
-//!   The dead record stays until then, unless a program has to take it.
 //! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish it.
 //! - A live record without its other direction is ended if that is so before and after a grace period:
 //!   whoever was ending, or publishing, the pair has returned.
@@ -115,7 +115,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                     match state {
                         tag::LIVE | tag::HALF => self.visit(sighting, &mut pass),
                         tag::BUSY => pass.found.busy.push(sighting),
-                        _ if self.is_answered(index) => {}
+                        _ if self.has_live_half(index) => {}
                         _ => self.dead.push(sighting),
                     }
                 }
@@ -226,11 +226,10 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Whether the dead record at `index` is the forward one of a flow whose answers still pass.
-    fn is_answered(&self, index: u32) -> bool {
+    /// Whether the other direction of the dead record at `index` is still live.
+    fn has_live_half(&self, index: u32) -> bool {
         let flow = self.records.read(index);
-        let answers = other_direction(&self.records, index, &flow);
-        answers.is_some_and(|answers| answers.has(flow_flag::REPLY))
+        other_direction(&self.records, index, &flow).is_some()
     }
 
     /// Looks again at records that were being written. Whether it is known now what all of them are.

@@ -152,6 +152,24 @@ shop/web:http TCP
 }
 
 #[test]
+fn what_the_cluster_policy_does_to_local_pods_needs_no_note() {
+    let open = LOAD_BALANCER
+        .replace(
+            "externalTrafficPolicy: Local",
+            "externalTrafficPolicy: Cluster",
+        )
+        .replace("  healthCheckNodePort: 32000\n", "");
+    let manifests = Files::numbered(&[NODE, &open]);
+    let output = manifests.run(&[&PLAN[..], &["--node", "node-1"]].concat());
+    assert!(stdout(&output).contains("NodePort        192.168.0.2:30080    Cluster  forward"));
+    assert!(
+        !stdout(&output).contains("local pods"),
+        "{}",
+        stdout(&output)
+    );
+}
+
+#[test]
 fn node_addresses_stand_in_for_a_missing_node_object() {
     let manifests = Files::numbered(&[LOAD_BALANCER]);
     let node_ports = |arguments: &[&str]| -> Vec<String> {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use lb_common::{
     abi::device_flag,
     flow::{Ethernet, Hop},
@@ -53,6 +54,8 @@ pub struct Scene {
     /// The endpoint that is gone; the others are where they were.
     pub absent: Option<usize>,
     pub affinity: Option<Duration>,
+    /// Of `loadBalancerSourceRanges`.
+    pub source_ranges: Vec<IpNet>,
     pub client: Client,
     pub bypass: bool,
     pub ports: PortRange,
@@ -92,6 +95,7 @@ impl Scene {
             endpoints: vec![Place::Remote],
             absent: None,
             affinity: None,
+            source_ranges: Vec::new(),
             client: Client::Outside,
             bypass: true,
             ports: SNAT,
@@ -287,7 +291,7 @@ impl Scene {
             }],
             internal_traffic_policy: self.internal,
             external_traffic_policy: self.external,
-            load_balancer_source_ranges: Vec::new(),
+            load_balancer_source_ranges: self.source_ranges.clone(),
             health_check_node_port: 0,
             session_affinity: self.affinity,
             algorithm: self.algorithm,

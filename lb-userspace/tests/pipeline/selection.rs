@@ -55,6 +55,42 @@ fn connections_spread_evenly() {
 }
 
 #[test]
+fn only_clients_inside_the_source_ranges_reach_a_load_balancer() {
+    for scene in Scene::each() {
+        let client = scene.client(1).ip();
+        let elsewhere = match scene.family {
+            IpFamily::V4 => "198.51.100.0/24",
+            IpFamily::V6 => "2001:db8:d::/48",
+        };
+        for (ranges, frontend, reason) in [
+            (
+                vec![client.into()],
+                FrontendKind::LoadBalancerIp,
+                Reason::Opened,
+            ),
+            (
+                vec![elsewhere.parse().unwrap()],
+                FrontendKind::LoadBalancerIp,
+                Reason::SourceRange,
+            ),
+            (
+                vec![elsewhere.parse().unwrap()],
+                FrontendKind::ExternalIp,
+                Reason::Opened,
+            ),
+        ] {
+            let scene = Scene {
+                source_ranges: ranges,
+                frontend,
+                ..scene.clone()
+            };
+            let outcome = ingress(&scene.tables(), &scene.opening(1));
+            assert_eq!(outcome.reason, reason, "{scene:?}");
+        }
+    }
+}
+
+#[test]
 fn a_client_stays_with_its_endpoint_within_the_timeout() {
     let scene = sticky();
     let tables = scene.tables();

@@ -14,7 +14,7 @@
 pub mod address;
 pub mod registry;
 
-mod bpffs;
+pub(crate) mod bpffs;
 mod cgroup;
 pub(crate) mod host;
 mod links;

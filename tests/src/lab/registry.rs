@@ -249,7 +249,8 @@ fn start_time(pid: u32) -> Option<u64> {
     }
 }
 
-fn entries_with_prefix(dir: &Path, prefix: &str) -> Vec<String> {
+/// The names in a directory that begin so.
+pub(crate) fn entries_with_prefix(dir: &Path, prefix: &str) -> Vec<String> {
     // A directory that is not there has no entries.
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
