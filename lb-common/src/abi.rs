@@ -1,8 +1,12 @@
 //! The maps' keys and values: the interface between kernel and user space.
 //!
 //! Ports and numbers are in host order, addresses are octets in network order, IPv4 in maps shared
-//! by both families in its IPv6-mapped form. Padding is explicit. A change of any layout raises
-//! [`VERSION`].
+//! by both families in its IPv6-mapped form. Padding is explicit.
+//!
+//! Another version of node-lb adopts the maps as they are, newer or older, so that connections live on.
+//! So a layout grows by maps of new names and by bits and padding that nobody has used before;
+//! [`crate::flow::flow_flag`] shows how a flow's record does it. What cannot be done so raises [`VERSION`],
+//! and ends that.
 
 use crate::{
     addr::{Address, Ip4, Ip6},
@@ -10,7 +14,7 @@ use crate::{
 };
 
 /// Version of the layouts in this file; part of the path that maps are pinned under.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 2;
 
 /// Entries of `HOPS`, a power of two.
 pub const HOPS: u32 = 16_384;
@@ -36,7 +40,8 @@ layout! {
     Service = 8,
     Plan = 64,
     Endpoint = 24,
-    EndpointState = 24,
+    EndpointState = 16,
+    EndpointNat = 8,
     ServiceStats = 32,
     MaglevRows = 8,
     SourceRangeKey = 20,
@@ -45,7 +50,8 @@ layout! {
     FragmentKey = 40,
     LocalAddress = 4,
     Device = 8,
-    Config = 160,
+    Config = 128,
+    Limits = 56,
     SocketKey = 32,
     Socket = 24,
     RejectBudget = 8,
@@ -182,10 +188,15 @@ pub struct EndpointState {
     pub slots: [u32; 2],
     /// Connections sent to it so far.
     pub connections: u64,
-    /// Ports for source NAT handed out towards it so far: the next one is the one that has been free for
-    /// longest.
+}
+
+/// Element of `ENDPOINT_NAT`, indexed by endpoint id: what flows to it with source NAT share.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointNat {
+    /// Ports handed out so far: the next one is the one that has been free for longest.
     pub ports: u32,
-    /// [`crate::flow::Flow::hop`] of flows to it with source NAT.
+    /// [`crate::flow::Flow::hop`] of the latest of them.
     pub hop: u32,
 }
 
@@ -310,10 +321,18 @@ pub struct Config {
     /// Slots in each flow table less one.
     pub flow_mask4: u32,
     pub flow_mask6: u32,
+    pub pad: [u32; 5],
+}
+
+/// The element of `LIMITS`: what flows may take, and for how long.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// How long they may stay silent.
+    pub timeouts: Timeouts,
     /// Half-open flows that a service may have under pressure, less one.
     pub half_open_mask: u32,
-    /// How long flows may stay silent.
-    pub timeouts: Timeouts,
+    pub pad: u32,
 }
 
 /// Bits of [`Config::flags`].

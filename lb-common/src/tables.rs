@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use crate::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        Affinity, AffinityKey, Config, Endpoint, EndpointNat, FragmentKey, Frontend, FrontendKey,
         Plan,
     },
     addr::{Address, Ip6},
@@ -55,8 +55,10 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
     /// [`pipeline::finish_index`](crate::pipeline::finish_index), likewise.
     fn finish_index(&self, work: &mut Work<A>) -> u64;
-    /// What is kept of an endpoint, by its id; its numbers are only accessed atomically.
-    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>>;
+    /// What flows to an endpoint share, by its id; its numbers are only accessed atomically.
+    fn endpoint_nat(&self, endpoint: u32) -> Option<NonNull<EndpointNat>>;
+    /// [`crate::abi::Limits::half_open_mask`].
+    fn half_open_mask(&self) -> u32;
     /// Flows of a service that have not proved themselves.
     fn half_open(&self, service: u32) -> u32;
     /// Counts one of them that gave way to a newer one.

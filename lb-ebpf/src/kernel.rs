@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        Affinity, AffinityKey, Config, Endpoint, EndpointNat, FragmentKey, Frontend, FrontendKey,
         Plan, SourceRangeKey,
     },
     addr::{Address, Family, Ip4, Ip6},
@@ -25,8 +25,9 @@ use lb_common::{
 };
 
 use crate::maps::{
-    AFFINITY, CONFIG, COUNTERS, DEVICES, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps, HOPS,
-    LOCAL_ADDRESSES, MAGLEV, PLANS, REJECT_BUDGET, SERVICE_STATS, SERVICES, SOURCE_RANGES,
+    AFFINITY, CONFIG, DEVICES, ENDPOINT_NAT, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
+    HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_STATS, SERVICES,
+    SOURCE_RANGES,
 };
 
 /// The maps and helpers, as a hook sees them.
@@ -52,7 +53,7 @@ impl<C, const ANY_DEVICE: bool> Kernel<C, ANY_DEVICE> {
 /// Counts what became of a packet.
 #[inline(always)]
 pub fn count(hook: Hook, reason: Reason) {
-    if let Some(counter) = COUNTERS.get_ptr_mut(hook.counter(reason)) {
+    if let Some(counter) = PACKETS.get_ptr_mut(hook.counter(reason)) {
         // SAFETY: the element is this CPU's.
         unsafe { *counter = (*counter).wrapping_add(1) };
     }
@@ -216,8 +217,8 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 
     #[inline(always)]
-    fn timeouts(&self) -> &Timeouts {
-        &self.config.timeouts
+    fn timeouts(&self) -> Option<&Timeouts> {
+        LIMITS.get(0).map(|limits| &limits.timeouts)
     }
 
     #[inline(always)]
@@ -396,8 +397,13 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
     }
 
     #[inline(always)]
-    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {
-        ENDPOINT_STATES.get_ptr_mut(endpoint).and_then(NonNull::new)
+    fn endpoint_nat(&self, endpoint: u32) -> Option<NonNull<EndpointNat>> {
+        ENDPOINT_NAT.get_ptr_mut(endpoint).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn half_open_mask(&self) -> u32 {
+        LIMITS.get(0).map_or(0, |limits| limits.half_open_mask)
     }
 
     #[inline(always)]

@@ -11,15 +11,15 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend,
-        FrontendKey, HOPS as HOP_COUNT, LocalAddress, MaglevRows, Plan, RejectBudget, Service,
-        ServiceStats, Socket, SocketKey, SourceRangeKey,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointNat, EndpointState, FragmentKey,
+        Frontend, FrontendKey, HOPS as HOP_COUNT, Limits, LocalAddress, MaglevRows, Plan,
+        RejectBudget, Service, ServiceStats, Socket, SocketKey, SourceRangeKey,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},
     parse::{Segment, Tuple},
     pipeline::{RINGS, Work},
-    verdict::{COUNTERS as COUNTER_COUNT, Hook},
+    verdict::{COUNTERS, Hook},
 };
 
 /// The agent reads and writes these through memory, without system calls.
@@ -29,6 +29,10 @@ const HOOKS: usize = Hook::ALL.len();
 /// The node's settings.
 #[btf_map]
 pub static CONFIG: Array<Config, 1, MMAP> = Array::new();
+
+/// What flows may take.
+#[btf_map]
+pub static LIMITS: Array<Limits, 1, MMAP> = Array::new();
 
 /// Address, port and protocol → service, per family.
 #[btf_map]
@@ -51,6 +55,10 @@ pub static ENDPOINTS: Array<Endpoint, 1_048_576, MMAP> = Array::new();
 /// Endpoint id → where it is, and its connections.
 #[btf_map]
 pub static ENDPOINT_STATES: Array<EndpointState, 524_288, MMAP> = Array::new();
+
+/// Endpoint id → what flows to it with source NAT share.
+#[btf_map]
+pub static ENDPOINT_NAT: Array<EndpointNat, 524_288, MMAP> = Array::new();
 
 /// Service id → counters.
 #[btf_map]
@@ -107,7 +115,7 @@ pub static SOCKETS: LruHashMap<SocketKey, Socket, 131_072> = LruHashMap::new();
 
 /// Packets by hook and reason.
 #[btf_map]
-pub static COUNTERS: PerCpuArray<u64, COUNTER_COUNT> = PerCpuArray::new();
+pub static PACKETS: PerCpuArray<u64, COUNTERS> = PerCpuArray::new();
 
 /// What is left of this second's ICMP answers.
 #[btf_map]

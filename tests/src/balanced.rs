@@ -86,16 +86,17 @@ impl Balanced {
 
     /// Starts agents of a build of node-lb.
     pub fn start_agents_of(&mut self, program: &Path) -> Result<()> {
-        self.launch(program)?;
+        self.launch_agents_of(program)?;
         self.agents.iter_mut().try_for_each(Agent::wait_until_ready)
     }
 
     /// Like [`Balanced::start_agents`], but does not wait until they are ready.
     pub fn launch_agents(&mut self) -> Result<()> {
-        self.launch(&node_lb()?)
+        self.launch_agents_of(&node_lb()?)
     }
 
-    fn launch(&mut self, program: &Path) -> Result<()> {
+    /// Like [`Balanced::start_agents_of`], but does not wait until they are ready.
+    pub fn launch_agents_of(&mut self, program: &Path) -> Result<()> {
         let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
         let launch = |node: &Node| {
             let spec = spec_of(node, &self.source, &arguments)?.program(program);
@@ -200,7 +201,7 @@ impl Balanced {
 
     /// Packets that something became of for a reason on node number `index`, at all hooks and on all CPUs.
     pub fn packets(&self, index: usize, reason: Reason) -> Result<u64> {
-        let path = self.map_dir(index)?.join("COUNTERS");
+        let path = self.map_dir(index)?.join("PACKETS");
         let map = Map::PerCpuArray(MapData::from_pin(path)?);
         let counters: PerCpuArray<_, u64> = map.try_into()?;
         let mut packets = 0;
@@ -333,6 +334,19 @@ fn small_tables(arguments: &[&str]) -> &'static [&'static str] {
 /// Where the agent on a node listens for commands.
 pub fn socket(node: &Node) -> PathBuf {
     node.dir.join("agent.sock")
+}
+
+/// Where an older version of it is, which `cargo xtask test` builds: `$NODE_LB_OLDER`, else
+/// `older/node-lb` in the directory of builds.
+pub fn older_node_lb() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("NODE_LB_OLDER") {
+        return Ok(path.into());
+    }
+    let program = env::current_exe().context("cannot tell which program this is")?;
+    let mut found = program.ancestors().map(|dir| dir.join("older/node-lb"));
+    found
+        .find(|path| path.is_file())
+        .context("there is no older node-lb: run `cargo xtask test kernel`, or set NODE_LB_OLDER")
 }
 
 /// Where `node-lb` is: `$NODE_LB`, else beside the running program or one directory above it.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lb_common::{
-    abi::Config,
+    abi::{Config, Limits},
     addr::{Address, Ip4, Ip6},
     flow::{
         Flow, Rewrite,
@@ -74,7 +74,6 @@ fn flows_in_the_kernels_tables_are_ended() {
         tick_shift: rate.shift,
         flow_mask4: v4.len() - 1,
         flow_mask6: v6.len() - 1,
-        timeouts: timeouts(&FlowTimeouts::default(), rate),
         ..Config::default()
     };
     let now = rate.tick(Jiffies::open().unwrap().now().unwrap());
@@ -88,10 +87,16 @@ fn flows_in_the_kernels_tables_are_ended() {
         node_lb::datapath::bpf::BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap(),
     );
     let tables = FlowTables { v4, v6 };
-    let settings = MappedArray::new(&loaded.map("CONFIG").unwrap()).unwrap();
-    settings.write(0, &config);
+    let limits = MappedArray::new(&loaded.map("LIMITS").unwrap()).unwrap();
+    limits.write(
+        0,
+        &Limits {
+            timeouts: timeouts(&FlowTimeouts::default(), rate),
+            ..Limits::default()
+        },
+    );
     let services = MappedArray::new(&loaded.map("SERVICE_STATS").unwrap()).unwrap();
-    let sweeper = FlowSweeper::start(tables, settings, services, Some(sockets)).unwrap();
+    let sweeper = FlowSweeper::start(tables, &config, limits, services, Some(sockets)).unwrap();
     eventually(|| match sweeper.stats().passes {
         passes @ 0..2 => Err(format!("{passes} passes")),
         _ => Ok(()),
@@ -131,7 +136,7 @@ where
         destination: address,
         source_port: 1000,
         destination_port: 80,
-        flags: flags | seen,
+        flags: flow_flag::NUMBERED | flags | seen,
         rewrite: Rewrite {
             source: address,
             destination: address,

@@ -5,6 +5,7 @@ mod cargo;
 mod cluster;
 mod image;
 mod mutants;
+mod older;
 mod privilege;
 mod program;
 mod setup;

@@ -49,9 +49,9 @@ pub fn gives_way<A: Address, S: Slots<A>>(
                 !is_reply && (stage == Stage::Unreplied || closed || silence >= SILENCE)
             }
             Purpose::Past => closed,
-            Purpose::Nothing => {
-                silence > slots.timeouts().of_flow(stage, forward.flags, reply.flags)
-            }
+            Purpose::Nothing => slots.timeouts().is_some_and(|timeouts| {
+                silence > timeouts.of_flow(stage, forward.flags, reply.flags)
+            }),
         }
     })
 }

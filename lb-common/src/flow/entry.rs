@@ -57,46 +57,61 @@ pub struct Rewrite<A> {
     pub destination_port: u16,
 }
 
-/// Bits of [`Flow::flags`]. The lower eight never change; the others are what the direction's packets
-/// have shown so far.
+/// Bits of [`Flow::flags`]. The lower half is what the direction's packets have shown so far, the upper
+/// half does not change.
+///
+/// The first versions of node-lb kept a next hop in the record, where there are numbers now. Their
+/// programs may use the same table, before or after ours, or at the same time while programs are
+/// exchanged. They know the bits that say so here and keep the others, never set [`NUMBERED`](self::NUMBERED), and set
+/// [`OLD_HOP`](self::OLD_HOP) when they write their next hop: see [`super::foreign`].
 pub mod flow_flag {
-    /// Endpoint to client; otherwise client to endpoint.
-    pub const REPLY: u32 = 1 << 0;
-    /// UDP; otherwise TCP.
-    pub const UDP: u32 = 1 << 1;
-    /// Packets are sent on from the hook they arrive at; otherwise they cross the host's stack.
-    pub const FORWARD: u32 = 1 << 2;
-    /// The client's address is replaced by the node's.
-    pub const SOURCE_NAT: u32 = 1 << 3;
-    /// The flow began in the middle of a TCP connection, whose record had been lost.
-    pub const PICKED_UP: u32 = 1 << 4;
-
-    /// A packet of the direction came; for TCP, the numbers of the record are valid.
-    pub const SEEN: u32 = 1 << 8;
-    /// Its sender has ended its half of the connection.
-    pub const FIN: u32 = 1 << 9;
-    /// The other side has acknowledged that.
-    pub const FIN_ACKED: u32 = 1 << 10;
-    /// It did not know then that the other side had, and may remember the connection (TIME-WAIT).
-    pub const CLOSED_FIRST: u32 = 1 << 11;
-    /// Its sender has reset the connection.
-    pub const RST: u32 = 1 << 12;
+    /// A packet of the direction came; for TCP, the numbers of the record are valid. Known to old programs.
+    pub const SEEN: u32 = 1 << 0;
+    /// Its sender has ended its half of the connection. Known to old programs.
+    pub const FIN: u32 = 1 << 1;
+    /// Its sender has reset the connection. Known to old programs.
+    pub const RST: u32 = 1 << 2;
+    /// The other side has acknowledged the sender's end.
+    pub const FIN_ACKED: u32 = 1 << 3;
+    /// The sender did not know when it ended that the other side had, and may remember the connection
+    /// (TIME-WAIT).
+    pub const CLOSED_FIRST: u32 = 1 << 4;
     /// The next packet may change the connection's stage: look at it closely.
-    pub const WATCH: u32 = 1 << 13;
+    pub const WATCH: u32 = 1 << 5;
     /// Segments have not fitted the numbers seen before, since [`super::Flow::misfit_since`].
-    pub const MISFIT: u32 = 1 << 14;
+    pub const MISFIT: u32 = 1 << 6;
     /// Where the direction's window scale (RFC 7323) begins.
-    pub const SCALE_SHIFT: u32 = 16;
+    pub const SCALE_SHIFT: u32 = 8;
     /// Its four bits.
     pub const SCALE: u32 = 0xf << SCALE_SHIFT;
+
+    /// Endpoint to client; otherwise client to endpoint. Known to old programs, as the next three.
+    pub const REPLY: u32 = 1 << 16;
+    /// UDP; otherwise TCP.
+    pub const UDP: u32 = 1 << 17;
+    /// Packets are sent on from the hook they arrive at; otherwise they cross the host's stack.
+    pub const FORWARD: u32 = 1 << 18;
+    /// The client's address is replaced by the node's.
+    pub const SOURCE_NAT: u32 = 1 << 19;
+    /// An old program has kept its next hop here, over the numbers.
+    pub const OLD_HOP: u32 = 1 << 20;
+    /// That next hop can be reached from XDP.
+    pub const OLD_XDP: u32 = 1 << 21;
+    /// The flow began in the middle of a TCP connection, whose record had been lost.
+    pub const PICKED_UP: u32 = 1 << 22;
+    /// The record has the fields that follow the addresses as [`super::Flow`] says.
+    pub const NUMBERED: u32 = 1 << 31;
 }
 
-/// [`Flow::tag`]: bits 0-2 the state, 3-15 a generation that every claim raises, 16-31 the upper
+/// [`Flow::tag`]: bits 0-2 and 15 the state, 3-14 a generation that every claim raises, 16-31 the upper
 /// bits of the tuple's hash.
 ///
 /// ```text
 /// CLEAN, TOMB or old DEAD ─claim─▶ BUSY ─publish─▶ HALF ─settle─▶ LIVE ─kill─▶ DEAD ─▶ TOMB ─▶ CLEAN
 /// ```
+///
+/// `HALF` is `LIVE` with bit 15 set, for programs that do not know of it; their generations have that bit
+/// too, so that it means nothing in other states.
 ///
 /// Programs make all steps up to `DEAD`, and claim a record that has been dead for
 /// [`super::table::GRACE`]. The agent makes the last two steps: `TOMB` after a grace period in which
@@ -109,37 +124,40 @@ pub mod tag {
     pub const TOMB: u32 = 1;
     /// Claimed, being written.
     pub const BUSY: u32 = 2;
-    /// No longer found, not yet free.
-    pub const DEAD: u32 = 3;
     /// In use.
-    pub const LIVE: u32 = 4;
+    pub const LIVE: u32 = 3;
+    /// No longer found, not yet free.
+    pub const DEAD: u32 = 4;
     /// In use, of a connection that has not proved itself: see [`super::Stage::Handshake`]. Only the
     /// client's direction says so.
-    pub const HALF: u32 = 5;
+    pub const HALF: u32 = LIVE | UNPROVEN;
 
-    const STATE: u32 = 0x7;
-    /// What [`LIVE`] and [`HALF`] have in common.
-    const IN_USE: u32 = 0x4;
-    const GENERATION: u32 = 0xfff8;
+    /// What [`LIVE`] and [`HALF`] have in common, and all other states among themselves.
+    pub const KIND: u32 = 0x7;
+    const UNPROVEN: u32 = 1 << 15;
+    const GENERATION: u32 = 0x7ff8;
     const GENERATION_STEP: u32 = 0x8;
     const HASH: u32 = 0xffff_0000;
 
     /// The state.
     #[inline(always)]
     pub fn state(tag: u32) -> u32 {
-        tag & STATE
+        match tag & KIND {
+            LIVE => tag & (KIND | UNPROVEN),
+            kind => kind,
+        }
     }
 
     /// Whether the record is found: `LIVE` or `HALF`.
     #[inline(always)]
     pub fn in_use(tag: u32) -> bool {
-        tag & IN_USE != 0
+        tag & KIND == LIVE
     }
 
     /// The same tag in another state.
     #[inline(always)]
     pub fn with_state(tag: u32, state: u32) -> u32 {
-        tag & !STATE | state
+        tag & !(KIND | UNPROVEN) | state
     }
 
     /// The tag of a free record after its claim for a tuple with this hash.
@@ -151,13 +169,13 @@ pub mod tag {
     /// Whether a record in use may be that of a tuple with this hash.
     #[inline(always)]
     pub fn may_be(tag: u32, hash: u64) -> bool {
-        tag & (HASH | IN_USE) == hashed(hash) | IN_USE
+        tag & (HASH | KIND) == hashed(hash) | LIVE
     }
 
     /// Whether a record is being written for what may be a tuple with this hash.
     #[inline(always)]
     pub fn may_become(tag: u32, hash: u64) -> bool {
-        tag & (HASH | STATE) == hashed(hash) | BUSY
+        tag & (HASH | KIND) == hashed(hash) | BUSY
     }
 
     #[inline(always)]

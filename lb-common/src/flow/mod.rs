@@ -2,10 +2,12 @@
 //!
 //! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it is
 //! found ([`table`]), where its packets leave ([`hop`]), how far its connection has come ([`stage`]),
-//! what a TCP segment may say about that ([`tcp`]), and when it makes room for another ([`end`]).
+//! what a TCP segment may say about that ([`tcp`]), when it makes room for another ([`end`]), and what becomes
+//! of the records of other versions ([`foreign`]).
 
 pub mod end;
 mod entry;
+pub mod foreign;
 pub mod hop;
 pub mod record;
 pub mod stage;

@@ -44,8 +44,8 @@ pub unsafe trait Slots<A: Address> {
     fn secret(&self) -> [u64; 2];
     /// The coarse clock, in ticks.
     fn now(&self) -> u32;
-    /// How long flows may stay silent.
-    fn timeouts(&self) -> &Timeouts;
+    /// How long flows may stay silent, if it is known.
+    fn timeouts(&self) -> Option<&Timeouts>;
     /// Notes that a service has so many more flows that have not proved themselves.
     fn count_half_open(&self, service: u32, change: i32);
     // The work behind a search and a claim, in steps. The kernel's side makes each a function that the
@@ -318,7 +318,7 @@ impl Outcome {
 pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
     let hash = hash(tuple, slots.secret());
     let now = slots.now();
-    let shortest = match slots.timeouts().shortest {
+    let shortest = match slots.timeouts().map_or(0, |timeouts| timeouts.shortest) {
         0 => i64::from(i32::MAX),
         ticks => i64::from(ticks),
     };
@@ -384,14 +384,35 @@ pub fn settle<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) -> bool {
     true
 }
 
-/// Index of the record that a search for `hash` visits at `step`.
+/// Index of the record that a search for `hash` visits at `step`. The first versions of node-lb know the
+/// first two groups.
 #[inline(always)]
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
     let home = hash as u32;
-    // Groups that differ, however small the table is.
-    let spread = (hash >> 29) as u32 & !(GROUP - 1) | GROUP;
-    let group = home.wrapping_add((step / GROUP).wrapping_mul(spread));
-    group & mask & !(GROUP - 1) | (home ^ step) & (GROUP - 1)
+    let first = home & mask & !(GROUP - 1);
+    let group = match step < GROUP {
+        true => first,
+        false => first ^ apart(hash, mask & !(GROUP - 1), first, step / GROUP),
+    };
+    group | (home ^ step) & (GROUP - 1)
+}
+
+/// How the number of a later group differs from the first's: each in another way, however small the table
+/// is. Without branches, which the verifier would follow at every step of a search.
+#[inline(always)]
+fn apart(hash: u64, groups: u32, first: u32, group: u32) -> u32 {
+    let is_zero = |number: u32| mask_if_negative(i64::from(number) - 1);
+    let other = ((hash >> 29) as u32 & groups) ^ first;
+    let second = choose(is_zero(other), GROUP, other);
+    let other = (hash >> 17) as u32 & groups;
+    let unlike_both = choose(is_zero(second ^ GROUP), 2 * GROUP, GROUP);
+    let third = choose(is_zero(other) | is_zero(other ^ second), unlike_both, other);
+    // The fourth is the third of the second.
+    match group {
+        1 => second,
+        2 => third,
+        _ => second ^ third,
+    }
 }
 
 /// Whether a claim may take a record with this tag that has been silent for so many ticks, as a mask:
@@ -399,16 +420,15 @@ pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
 #[inline(always)]
 fn is_free(tag: u32, silent: i64) -> u32 {
     const { assert!(tag::CLEAN == 0 && tag::TOMB == 1) };
-    let state = i64::from(tag::state(tag));
-    let is_dead = mask_if_negative((state ^ i64::from(tag::DEAD)) - 1);
-    mask_if_negative(state - 2) | is_dead & mask_if_negative(i64::from(GRACE) - silent)
+    let kind = i64::from(tag & tag::KIND);
+    let is_dead = mask_if_negative((kind ^ i64::from(tag::DEAD)) - 1);
+    mask_if_negative(kind - 2) | is_dead & mask_if_negative(i64::from(GRACE) - silent)
 }
 
 /// [`tag::in_use`] as a mask.
 #[inline(always)]
 fn is_in_use(tag: u32) -> u32 {
-    const { assert!(tag::LIVE == 4 && tag::HALF == 5 && tag::DEAD < tag::LIVE) };
-    mask_if_negative(i64::from(tag::DEAD) - i64::from(tag::state(tag)))
+    mask_if_negative(i64::from((tag & tag::KIND) ^ tag::LIVE) - 1)
 }
 
 /// Whether another record was claimed for what may be the same tuple, as well as the one that

@@ -11,6 +11,10 @@ use crate::{
 /// largest window in common use.
 const REACH: u32 = 1 << 23;
 
+/// Ticks for which a direction's segments do not fit until they are believed all the same: two seconds at
+/// least. By then its receiver, if it lives, has acknowledged what it really has (RFC 9293, 3.10.7.4).
+pub const PATIENCE: u16 = 16;
+
 /// More than a SYN can bring along.
 const SYN_DATA: u32 = 1 << 14;
 

@@ -50,7 +50,7 @@ pub(super) fn enter<A: Address, T: Tables<A>>(
     };
     // SAFETY: a valid word that is only accessed atomically.
     let turn = unsafe { atomic::fetch_add(cursor.as_ptr(), 1) };
-    let mask = tables.config().half_open_mask;
+    let mask = tables.half_open_mask();
     let place = ring.wrapping_mul(mask.wrapping_add(1)) | turn & mask;
     let Some(place) = tables.half_open_place(place) else {
         return;

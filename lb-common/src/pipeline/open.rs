@@ -174,8 +174,10 @@ fn moves_on<A: Address, T: Tables<A>>(
     // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let endpoint = flow.detail;
+    // Nobody knows which endpoint it is of a flow that another version opened.
+    let is_known = endpoint != 0 && !flow.is_foreign();
     let serves = flow.service == route.plan.service
-        && service::still_has(tables, route.plan, endpoint, flow);
+        && (!is_known || service::still_has(tables, route.plan, endpoint, flow));
     let purpose = if serves {
         Purpose::Again
     } else {

@@ -85,7 +85,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         work.reason = Reason::NoNodeAddress;
         return None;
     }
-    let mut flags = rewrite::protocol_flag(work.tuple.protocol);
+    let mut flags = flow_flag::NUMBERED | rewrite::protocol_flag(work.tuple.protocol);
     if source_nat {
         flags |= flow_flag::SOURCE_NAT;
         work.other.destination_port = next_port(tables, config, endpoint.id, 1);
@@ -162,9 +162,9 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     let (there, back) = (forward.record(), reply.record());
     let now = tables.now();
     let hop = match source_nat {
-        true => tables.endpoint_state(endpoint).map_or(0, |state| {
+        true => tables.endpoint_nat(endpoint).map_or(0, |shared| {
             // SAFETY: a word of a map's element, of which any value will do.
-            unsafe { (&raw const (*state.as_ptr()).hop).read_volatile() }
+            unsafe { (&raw const (*shared.as_ptr()).hop).read_volatile() }
         }),
         false => 0,
     };
@@ -274,9 +274,9 @@ fn next_port<A: Address, T: Tables<A>>(
     endpoint: u32,
     further: u32,
 ) -> u16 {
-    let turn = tables.endpoint_state(endpoint).map_or(0, |state| {
+    let turn = tables.endpoint_nat(endpoint).map_or(0, |shared| {
         // SAFETY: a word of a map's element that is only added to.
-        unsafe { atomic::fetch_add(&raw mut (*state.as_ptr()).ports, further) }
+        unsafe { atomic::fetch_add(&raw mut (*shared.as_ptr()).ports, further) }
     });
     // Where the turn begins is nobody's to know, and elsewhere for each Service with the same endpoint.
     let begin = (config.secret[1] as u32).wrapping_add(endpoint.wrapping_mul(GOLDEN));

@@ -201,8 +201,8 @@ fn find_hop<A: Address, T: Tables<A>>(
 }
 
 /// Keeps a next hop in the flow and, if it depends on the endpoint only, there for flows to come. Whether
-/// there was room for it.
-#[inline(always)]
+/// there was room for it. Out of line, so that the look-up before it has the stack to itself.
+#[inline(never)]
 fn keep_hop<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
@@ -219,9 +219,12 @@ fn keep_hop<A: Address, T: Tables<A>>(
     let flow = unsafe { record.as_mut() };
     flow.hop = kept;
     let of_endpoint = flow.has(flow_flag::SOURCE_NAT) && !flow.has(flow_flag::REPLY);
-    if of_endpoint && let Some(state) = tables.endpoint_state(flow.detail) {
+    if of_endpoint
+        && !flow.is_foreign()
+        && let Some(shared) = tables.endpoint_nat(flow.detail)
+    {
         // SAFETY: a word of a map's element, of which any value will do.
-        unsafe { (&raw mut (*state.as_ptr()).hop).write_volatile(kept) };
+        unsafe { (&raw mut (*shared.as_ptr()).hop).write_volatile(kept) };
     }
     true
 }

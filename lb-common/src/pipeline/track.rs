@@ -4,7 +4,7 @@ use super::Work;
 use crate::{
     addr::Address,
     flow::{
-        Flow, Record, flow_flag,
+        Flow, Record, flow_flag, foreign,
         record::{clear, in_order, read_tag, set},
         table, tag,
         tcp::{self, after},
@@ -13,14 +13,10 @@ use crate::{
     tables::Tables,
 };
 
-/// Ticks for which a direction's segments do not fit until they are believed all the same: two seconds at
-/// least. By then its receiver, if it lives, has acknowledged what it really has (RFC 9293, 3.10.7.4).
-const PATIENCE: u16 = 16;
-
 /// Notes what a packet shows. Writes only what changes.
 #[inline(always)]
 pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>) {
-    use flow_flag::{MISFIT, SEEN, UDP, WATCH};
+    use flow_flag::{MISFIT, NUMBERED, OLD_HOP, SEEN, UDP, WATCH};
     // SAFETY: records stay valid; these fields may be written by several CPUs at once and any of the
     // values will do.
     let flow = unsafe { &mut *record.as_ptr() };
@@ -29,7 +25,7 @@ pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, wor
         flow.last_seen = now;
     }
     let segment = &work.segment;
-    let settled = flow.flags & (SEEN | WATCH | MISFIT) == SEEN;
+    let settled = flow.flags & (SEEN | WATCH | MISFIT | NUMBERED | OLD_HOP) == SEEN | NUMBERED;
     if settled && flow.flags & UDP != 0 {
         return;
     }
@@ -64,6 +60,15 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
     let Some(peer) = tables.slot(unsafe { record.as_ref() }.peer) else {
         return;
     };
+    // SAFETY: as above.
+    if unsafe { peer.as_ref() }.is_foreign() {
+        foreign::adopt(peer, tables.now());
+    }
+    // SAFETY: as above.
+    if unsafe { record.as_ref() }.is_foreign() {
+        foreign::adopt(record, tables.now());
+        set(record, flow_flag::SEEN);
+    }
     // SAFETY: as above.
     match unsafe { record.as_ref() }.has(flow_flag::UDP) {
         true => watch_udp(tables, record, peer),
@@ -176,7 +181,7 @@ fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
         return false;
     }
     if flow.has(MISFIT) {
-        return (now as u16).wrapping_sub(flow.misfit_since) >= PATIENCE;
+        return (now as u16).wrapping_sub(flow.misfit_since) >= tcp::PATIENCE;
     }
     flow.misfit_since = now as u16;
     set(record, MISFIT);

@@ -56,6 +56,12 @@ impl Kernel {
             .max_entries("HALF_OPEN4", RINGS * HALF_OPEN)
             .max_entries("HALF_OPEN6", RINGS * HALF_OPEN);
         let loaded = load(OBJECT, &pins, &hooks::programs(), &settings)?;
+        let limits = abi::Limits {
+            timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
+            half_open_mask: HALF_OPEN - 1,
+            pad: 0,
+        };
+        MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
         Ok(Self {
             config: MappedArray::new(&loaded.map("CONFIG")?)?,
             local_addresses: BatchMap::new(&loaded.map("LOCAL_ADDRESSES")?)?,
@@ -144,8 +150,7 @@ impl Kernel {
             reject_rate: REJECT_RATE,
             flow_mask4: slots - 1,
             flow_mask6: slots / 2 - 1,
-            half_open_mask: HALF_OPEN - 1,
-            timeouts: flows::timeouts(&config.timeouts, rate),
+            pad: [0; 5],
         };
         self.config.write(0, &settings);
         Ok(())
@@ -162,10 +167,16 @@ impl Kernel {
             v6: MappedArray::new(&self.loaded.map("FLOWS6")?)?,
         };
         let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
-        let config = MappedArray::new(&self.loaded.map("CONFIG")?)?;
+        let limits = MappedArray::new(&self.loaded.map("LIMITS")?)?;
         let services = MappedArray::new(&self.loaded.map("SERVICE_STATS")?)?;
-        FlowSweeper::start(tables, config, services, Some(sockets))
-            .context("cannot start ageing flows")
+        FlowSweeper::start(
+            tables,
+            &self.config.read(0),
+            limits,
+            services,
+            Some(sockets),
+        )
+        .context("cannot start ageing flows")
     }
 
     /// The flow tables, to be shown.

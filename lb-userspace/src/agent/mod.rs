@@ -184,7 +184,7 @@ impl Agent {
         let flows = Arc::new(self.kernel.flows()?);
         self.endpoints.serve_locally(&self.config, flows, ask)?;
         let (ask, mut sample_asked) = mpsc::channel::<oneshot::Sender<Sample>>(QUESTION_QUEUE);
-        let observer = Observer::new(self.kernel.loaded.map("COUNTERS")?, ask)?;
+        let observer = Observer::new(self.kernel.loaded.map("PACKETS")?, ask)?;
         self.metrics.set_kernel_source(Arc::new(observer));
         self.endpoints
             .serve(&self.config, &self.metrics, &self.proxy_health);

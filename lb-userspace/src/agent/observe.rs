@@ -14,7 +14,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// `counters` is the map `COUNTERS`; the agent answers with all of a sample but packets.
+    /// `counters` is the map `PACKETS`; the agent answers with all of a sample but packets.
     ///
     /// # Errors
     ///
@@ -30,7 +30,7 @@ impl Observer {
     /// Packets seen at a hook for a reason, over all CPUs.
     fn packets(&self, hook: Hook, reason: Reason) -> anyhow::Result<u64> {
         let counts = self.counters.get(&hook.counter(reason), 0);
-        let counts = counts.context("cannot read map COUNTERS")?;
+        let counts = counts.context("cannot read map PACKETS")?;
         Ok(counts.iter().sum())
     }
 }

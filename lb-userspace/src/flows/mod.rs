@@ -24,4 +24,4 @@ pub use report::FlowReport;
 pub use sockets::UdpSockets;
 pub use stale::StaleUdp;
 pub use stats::Stats;
-pub use worker::{FlowSweeper, FlowTables, Kernel};
+pub use worker::{FlowSweeper, FlowTables, HalfOpen, Kernel};

@@ -56,9 +56,8 @@ pub struct Pass<'a> {
 impl<'a> Pass<'a> {
     const LIVE: u8 = 1 << 7;
     const HALF: u8 = 1 << 6;
-    /// The [`flow_flag`]s that a stage depends on, and where they are kept.
+    /// The [`flow_flag`]s that a stage depends on, where they are.
     const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
-    const SHOWN_SHIFT: u32 = 8;
 
     /// `mask` is the number of records less one.
     pub fn new(
@@ -93,7 +92,7 @@ impl<'a> Pass<'a> {
             tag::HALF => Self::HALF,
             _ => 0,
         };
-        let own = Self::LIVE | half | ((flow.flags & Self::SHOWN) >> Self::SHOWN_SHIFT) as u8;
+        let own = Self::LIVE | half | (flow.flags & Self::SHOWN) as u8;
         self.seen[index as usize] = own;
         let other = match flow.peer < index {
             true => self.seen[flow.peer as usize],
@@ -111,10 +110,10 @@ impl<'a> Pass<'a> {
             0 => tag::LIVE,
             _ => tag::HALF,
         };
-        let shown = |seen: u8| u32::from(seen) << Self::SHOWN_SHIFT & Self::SHOWN;
+        let shown = |seen: u8| u32::from(seen) & Self::SHOWN;
         let stage = Stage::of(state, shown(forward), shown(reply));
         self.stats.flows.add(protocol(flow), stage);
-        self.services.add(flow.service);
+        self.services.add(flow.service, state == tag::HALF);
     }
 
     /// Takes back that the other half of a record was counted: both have been ended.

@@ -18,12 +18,25 @@ use crate::{datapath::bpf::MappedArray, model::Protocol};
 pub trait Records<A: Address>: Send {
     /// Number of records.
     fn len(&self) -> u32;
-    /// The word that says who a record belongs to (see [`tag`]).
-    fn tag(&self, index: u32) -> &AtomicU32;
-    /// When a packet last came; of a dead record, when it died.
-    fn last_seen(&self, index: u32) -> &AtomicU32;
+    /// Four bytes of a record, from an offset that is a multiple of four.
+    fn word(&self, index: u32, offset: usize) -> &AtomicU32;
     /// A copy of a record. What a live or dead record is about does not change; its times and hop may.
     fn read(&self, index: u32) -> Flow<A>;
+
+    /// The word that says who a record belongs to (see [`tag`]).
+    fn tag(&self, index: u32) -> &AtomicU32 {
+        self.word(index, offset_of!(Flow<A>, tag))
+    }
+
+    /// When a packet last came; of a dead record, when it died.
+    fn last_seen(&self, index: u32) -> &AtomicU32 {
+        self.word(index, offset_of!(Flow<A>, last_seen))
+    }
+
+    /// [`flow_flag`]s.
+    fn flags(&self, index: u32) -> &AtomicU32 {
+        self.word(index, offset_of!(Flow<A>, flags))
+    }
 
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -38,12 +51,8 @@ where
         self.len()
     }
 
-    fn tag(&self, index: u32) -> &AtomicU32 {
-        self.u32_at(index, offset_of!(Flow<A>, tag))
-    }
-
-    fn last_seen(&self, index: u32) -> &AtomicU32 {
-        self.u32_at(index, offset_of!(Flow<A>, last_seen))
+    fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
+        self.u32_at(index, offset)
     }
 
     fn read(&self, index: u32) -> Flow<A> {

@@ -30,6 +30,8 @@ pub struct TableStats {
     pub occupied: u32,
     /// Free records that searches have to pass over.
     pub tombs: u32,
+    /// Records that another version's programs had used, made ours in this pass.
+    pub adopted: u32,
     /// CPU time that looking at all records took.
     pub scan: Duration,
 }
@@ -69,32 +71,51 @@ impl FlowCounts {
 
 /// Numbers of live flows by service id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServiceCounts(Vec<u32>);
+pub struct ServiceCounts(Vec<ServiceFlows>);
+
+/// The live flows of a service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ServiceFlows {
+    all: u32,
+    /// Those that have not proved themselves.
+    half_open: u32,
+}
 
 impl ServiceCounts {
     /// More services than any node has; a larger id is a broken record.
     const LIMIT: u32 = 1 << 20;
 
     pub fn of(&self, service: u32) -> u32 {
-        self.0.get(service as usize).copied().unwrap_or(0)
+        self.get(service).all
+    }
+
+    /// Flows of a service that have not proved themselves.
+    pub fn half_open(&self, service: u32) -> u32 {
+        self.get(service).half_open
+    }
+
+    fn get(&self, service: u32) -> ServiceFlows {
+        self.0.get(service as usize).copied().unwrap_or_default()
     }
 
     /// Services with live flows, and how many.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        (0..)
-            .zip(self.0.iter().copied())
-            .filter(|(_, flows)| *flows != 0)
+        let all = self.0.iter().map(|flows| flows.all);
+        (0..).zip(all).filter(|(_, flows)| *flows != 0)
     }
 
-    pub(super) fn add(&mut self, service: u32) {
+    pub(super) fn add(&mut self, service: u32, half_open: bool) {
         let index = service as usize;
         if index >= self.0.len() {
             if service >= Self::LIMIT {
                 return;
             }
-            self.0.resize((index + 1).next_power_of_two(), 0);
+            let services = (index + 1).next_power_of_two();
+            self.0.resize(services, ServiceFlows::default());
         }
-        self.0[index] += 1;
+        let flows = &mut self.0[index];
+        flows.all += 1;
+        flows.half_open += u32::from(half_open);
     }
 }
 

@@ -22,14 +22,15 @@
 //!   if it is still being written nobody knows what it passed over, and nothing is cleaned this time.
 //!   Dead records are not searched for, so they do not count.
 
-use std::{marker::PhantomData, sync::atomic::Ordering};
+use std::{marker::PhantomData, mem::offset_of, sync::atomic::Ordering};
 
 use lb_common::{
     addr::Address,
     flow::{
-        Flow, Timeouts, flow_flag,
+        Flow, Timeouts, flow_flag, foreign,
         table::{self, GROUP, GROUPS},
         tag,
+        tcp::PATIENCE,
     },
 };
 
@@ -47,8 +48,8 @@ const MANY_TOMBS: usize = 32;
 /// Every how many passes few tombs are cleaned: finding out what passes over them costs a hash per
 /// flow.
 const CLEANING_PASSES: u64 = 16;
-/// Takes the service of a flow that ended before it had proved itself.
-pub type HalfOpenEnded = Box<dyn Fn(u32) + Send>;
+/// Counts a service's flows that have not proved themselves: it has so many more.
+pub type CountHalfOpen = Box<dyn Fn(u32, i32) + Send>;
 
 /// A flow table and what the latest pass over it found remarkable.
 ///
@@ -63,8 +64,7 @@ pub struct TableSweeper<A, R> {
     dead: Vec<Sighting>,
     /// Some live record has no other half: the next pass looks for it.
     has_orphan: bool,
-    /// Told the service of each flow that ends before it has proved itself.
-    half_open_ended: HalfOpenEnded,
+    count_half_open: CountHalfOpen,
     address: PhantomData<fn() -> A>,
 }
 
@@ -75,7 +75,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         records: R,
         mask: u32,
         secret: [u64; 2],
-        half_open_ended: HalfOpenEnded,
+        count_half_open: CountHalfOpen,
     ) -> Option<Self> {
         let fits =
             mask < records.len() && (mask + 1).is_power_of_two() && mask >= GROUPS * GROUP - 1;
@@ -87,7 +87,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             latest: Findings::default(),
             dead: Vec::new(),
             has_orphan: false,
-            half_open_ended,
+            count_half_open,
             address: PhantomData,
         })
     }
@@ -183,6 +183,10 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         if let Some(passed) = &mut pass.passed {
             self.mark(passed, sighting.index, &flow);
         }
+        if flow.is_foreign() {
+            self.adopt(sighting, &flow, pass.now);
+            pass.stats.adopted += 1;
+        }
         if may_have_expired(&pass.timeouts, &flow, pass.now)
             && self.expire(sighting.index, &flow, pass)
         {
@@ -192,6 +196,41 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         if self.has_orphan && other_direction(&self.records, sighting.index, &flow).is_none() {
             self.unpaired(sighting, pass);
         }
+    }
+
+    /// Makes a record ours that another version's programs have written (see [`foreign`]). A client that
+    /// has had no answer so far has to prove itself.
+    fn adopt(&self, seen: Sighting, flow: &Flow<A>, now: u32) {
+        let Sighting { index, tag } = seen;
+        let store = |offset, value| {
+            self.records
+                .word(index, offset)
+                .store(value, Ordering::Relaxed)
+        };
+        store(offset_of!(Flow<A>, hop), 0);
+        store(offset_of!(Flow<A>, next), 0);
+        store(offset_of!(Flow<A>, acknowledged), 0);
+        let since = (now as u16).wrapping_sub(PATIENCE);
+        store(offset_of!(Flow<A>, window), u32::from(since) << 16);
+        store(offset_of!(Flow<A>, detail), 0);
+        let set = |index, flags| _ = self.records.flags(index).fetch_or(flags, Ordering::SeqCst);
+        let answers = other_direction(&self.records, index, flow)
+            .filter(|answers| answers.has(flow_flag::REPLY) && !answers.has(flow_flag::SEEN));
+        self.records
+            .flags(index)
+            .fetch_and(!foreign::OURS, Ordering::SeqCst);
+        if answers.is_some() && self.advance(seen, tag::HALF).is_some() {
+            (self.count_half_open)(flow.service, 1);
+            if !flow.has(flow_flag::UDP) {
+                // Its numbers are not known: the first that answer them prove it.
+                set(flow.peer, flow_flag::SEEN);
+                set(index, flow_flag::SEEN | flow_flag::PICKED_UP);
+            }
+        } else if tag::state(tag) == tag::HALF {
+            // That bit was part of another version's generation.
+            self.advance(seen, tag::LIVE);
+        }
+        set(index, foreign::adopted(flow.flags));
     }
 
     /// Ends the flow that a record is one direction of, if it is over. Whether it is gone.
@@ -302,7 +341,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let Connection { forward, reply } = connection;
         let dead = self.kill(Sighting::of(reply.peer, forward), now)?;
         if tag::state(forward.tag) == tag::HALF {
-            (self.half_open_ended)(forward.service);
+            (self.count_half_open)(forward.service, -1);
         }
         Some(dead)
     }

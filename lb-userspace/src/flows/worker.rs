@@ -4,7 +4,10 @@ use std::{
     io,
     mem::offset_of,
     net::SocketAddr,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -54,48 +57,81 @@ pub struct Kernel {
     pub tick: Box<dyn Fn() -> io::Result<u32> + Send>,
     /// Returns when every program has returned that was running at the call.
     pub grace: Box<dyn Fn() + Send>,
-    /// Takes the service of each flow that ended before it had proved itself.
-    pub half_open_ended: Arc<dyn Fn(u32) + Send + Sync>,
+    pub half_open: Arc<dyn HalfOpen>,
     /// Tells programs how long flows may stay silent from now on.
     pub set_timeouts: Box<dyn Fn(&Timeouts) + Send>,
     /// `None` if no sockets are translated.
     pub sockets: Option<UdpSockets>,
 }
 
+/// Numbers of flows that have not proved themselves, by service, which programs change as well.
+pub trait HalfOpen: Send + Sync {
+    /// A service has so many more.
+    fn count(&self, service: u32, change: i32);
+    /// The numbers as they are, from service 0 on.
+    fn read(&self) -> Vec<i32>;
+    /// Replaces a number if it is still what was read.
+    fn correct(&self, service: u32, read: i32, counted: i32);
+}
+
+impl HalfOpen for MappedArray<abi::ServiceStats> {
+    fn count(&self, service: u32, change: i32) {
+        if service < self.len() {
+            half_open(self, service).fetch_add(change as u32, Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self) -> Vec<i32> {
+        let services = 0..self.len();
+        services
+            .map(|service| half_open(self, service).load(Ordering::Relaxed) as i32)
+            .collect()
+    }
+
+    fn correct(&self, service: u32, read: i32, counted: i32) {
+        // Whoever counts meanwhile is right: the next agent looks again.
+        let _ = half_open(self, service).compare_exchange(
+            read as u32,
+            counted as u32,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+}
+
+fn half_open(services: &MappedArray<abi::ServiceStats>, service: u32) -> &AtomicU32 {
+    services.u32_at(service, offset_of!(abi::ServiceStats, half_open))
+}
+
 impl FlowSweeper {
-    /// Starts sweeping the tables that programs use with the settings in `config`. `sockets` is the
-    /// `SOCKETS` map, if sockets are translated.
+    /// Starts sweeping the tables that programs use with these settings. `sockets` is the `SOCKETS` map, if
+    /// sockets are translated.
     ///
     /// # Errors
     ///
     /// If the settings do not fit the tables, or the kernel's clock cannot be read.
     pub fn start(
         tables: FlowTables,
-        config: MappedArray<abi::Config>,
+        config: &abi::Config,
+        limits: MappedArray<abi::Limits>,
         services: MappedArray<abi::ServiceStats>,
         sockets: Option<UdpSockets>,
     ) -> io::Result<Self> {
-        let settings = config.read(0);
-        let rate = TickRate::of(&settings)
+        let timeouts = limits.read(0).timeouts;
+        let rate = TickRate::of(config)
             .ok_or_else(|| misfit("CONFIG has no clock rate: hz is 0 or tick_shift above 31"))?;
         let jiffies = Jiffies::open().map_err(|error| {
             let message = format!("cannot load the program that reads the kernel's clock: {error}");
             io::Error::new(error.kind(), message)
         })?;
-        let half_open = offset_of!(abi::ServiceStats, half_open);
         let kernel = Kernel {
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             grace: Box::new(synchronize_rcu),
-            half_open_ended: Arc::new(move |service| {
-                if service < services.len() {
-                    let count = services.u32_at(service, half_open);
-                    count.fetch_sub(1, Ordering::Relaxed);
-                }
-            }),
-            set_timeouts: Box::new(move |timeouts| set_timeouts(&config, timeouts)),
+            half_open: Arc::new(services),
+            set_timeouts: Box::new(move |timeouts| set_timeouts(&limits, timeouts)),
             sockets,
         };
-        Self::start_with(tables, &settings, rate, kernel)
+        Self::start_with(tables, config, timeouts, rate, kernel)
     }
 
     /// As [`Self::start`], for any memory and clock.
@@ -106,6 +142,7 @@ impl FlowSweeper {
     pub fn start_with<R4, R6>(
         tables: FlowTables<R4, R6>,
         config: &abi::Config,
+        timeouts: Timeouts,
         rate: TickRate,
         kernel: Kernel,
     ) -> io::Result<Self>
@@ -114,17 +151,17 @@ impl FlowSweeper {
         R6: Records<Ip6> + 'static,
     {
         let shared = Arc::<Shared>::default();
-        let ended = || {
-            let ended = kernel.half_open_ended.clone();
-            Box::new(move |service| ended(service))
+        let count = || {
+            let half_open = kernel.half_open.clone();
+            Box::new(move |service, change| half_open.count(service, change))
         };
         let worker = Worker {
-            v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret, ended())
+            v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret, count())
                 .ok_or_else(|| misfit("FLOWS4 does not have as many records as CONFIG says"))?,
-            v6: TableSweeper::new(tables.v6, config.flow_mask6, config.secret, ended())
+            v6: TableSweeper::new(tables.v6, config.flow_mask6, config.secret, count())
                 .ok_or_else(|| misfit("FLOWS6 does not have as many records as CONFIG says"))?,
-            configured: config.timeouts,
-            timeouts: config.timeouts,
+            configured: timeouts,
+            timeouts,
             rate,
             kernel,
             removed: Removed::default(),
@@ -315,12 +352,24 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
     /// One pass over both tables; returns how long the next one may be put off beyond the shortest pause.
     fn pass(&mut self, now: u32) -> Duration {
         let mut services = ServiceCounts::default();
+        // The agent before may have been of a version that does not count.
+        let counted_before = (self.passes == 0).then(|| self.kernel.half_open.read());
         let v4 = self
             .v4
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
         let v6 = self
             .v6
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
+        if v4.adopted + v6.adopted != 0 {
+            let records = v4.adopted + v6.adopted;
+            tracing::info!(records, "took over flow records of another version");
+        }
+        for (service, read) in (0..).zip(counted_before.into_iter().flatten()) {
+            let counted = services.half_open(service) as i32;
+            if counted != read {
+                self.kernel.half_open.correct(service, read, counted);
+            }
+        }
         let second_look = std::mem::take(&mut self.second_look);
         if self.v4.needs_grace() || self.v6.needs_grace() || !second_look.is_empty() {
             (self.kernel.grace)();
@@ -395,11 +444,11 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
 
 /// Writes the timeouts into the settings, word by word: programs may read old and new ones side by side,
 /// which are as good as either.
-fn set_timeouts(config: &MappedArray<abi::Config>, timeouts: &Timeouts) {
+fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
     let words = timeouts.tcp.into_iter().chain(timeouts.udp);
     let words = words.chain([timeouts.port_held, timeouts.shortest]);
-    for (word, offset) in words.zip((offset_of!(abi::Config, timeouts)..).step_by(4)) {
-        config.u32_at(0, offset).store(word, Ordering::Relaxed);
+    for (word, offset) in words.zip((offset_of!(abi::Limits, timeouts)..).step_by(4)) {
+        limits.u32_at(0, offset).store(word, Ordering::Relaxed);
     }
 }
 

@@ -6,7 +6,6 @@ use lb_common::{
     flow::{
         Flow, Record, Rewrite, Timeouts, end,
         record::read_tag,
-        stage::STAGES,
         table::{self, GROUP, GROUPS, Purpose, Slots},
         tag,
     },
@@ -14,14 +13,6 @@ use lb_common::{
 };
 
 use super::Family;
-
-/// Of a table by itself: nothing in it ever ends.
-static NO_TIMEOUTS: Timeouts = Timeouts {
-    tcp: [0; STAGES],
-    udp: [0; STAGES],
-    port_held: 0,
-    shortest: 0,
-};
 
 /// Flow records, searched and claimed by as many threads as like to.
 pub struct FlowTable<A> {
@@ -94,8 +85,9 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
         0
     }
 
-    fn timeouts(&self) -> &Timeouts {
-        &NO_TIMEOUTS
+    /// Of a table by itself: nothing in it ever ends.
+    fn timeouts(&self) -> Option<&Timeouts> {
+        None
     }
 
     fn count_half_open(&self, _service: u32, _change: i32) {}

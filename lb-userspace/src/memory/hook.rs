@@ -7,7 +7,7 @@ use std::{
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        Affinity, AffinityKey, Config, Endpoint, EndpointNat, FragmentKey, Frontend, FrontendKey,
         Plan,
     },
     addr::{Address, Ip4, Ip6},
@@ -23,7 +23,10 @@ use lb_common::{
     verdict::{Reason, Verdict},
 };
 
-use super::{Family, MemoryTables, Route, ip, shared::HOP_ENTRIES};
+use super::{
+    Family, MemoryTables, Route, ip,
+    shared::{HALF_OPEN, HOP_ENTRIES},
+};
 
 /// [`MemoryTables`] at a hook; `ANY_DEVICE` as in [`Tables::ANY_DEVICE`].
 #[derive(Clone, Copy)]
@@ -153,8 +156,8 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
         Services::<A>::jiffies(self)
     }
 
-    fn timeouts(&self) -> &Timeouts {
-        &self.tables.config.timeouts
+    fn timeouts(&self) -> Option<&Timeouts> {
+        Some(&self.tables.timeouts)
     }
 
     fn count_half_open(&self, service: u32, change: i32) {
@@ -200,8 +203,12 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
         pipeline::finish_index(self, work)
     }
 
-    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {
+    fn endpoint_nat(&self, endpoint: u32) -> Option<NonNull<EndpointNat>> {
         self.tables.shared.endpoint(endpoint)
+    }
+
+    fn half_open_mask(&self) -> u32 {
+        HALF_OPEN - 1
     }
 
     fn half_open(&self, service: u32) -> u32 {

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{self, Config, Endpoint, ServiceStats},
     addr::{Address, Ip4, Ip6},
-    flow,
+    flow::{self, Timeouts},
     verdict::Reason,
 };
 
@@ -45,6 +45,8 @@ mod shared;
 pub struct MemoryTables {
     /// Tests may change what the pipeline reads here; all else has methods.
     pub config: Config,
+    /// How long flows may stay silent; none ends at first.
+    pub timeouts: Timeouts,
     v4: FamilyTables<Ip4>,
     v6: FamilyTables<Ip6>,
     /// By service id.

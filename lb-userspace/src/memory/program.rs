@@ -12,13 +12,11 @@ use std::{
 use lb_common::{
     abi::{self, Config, config_flag, endpoint_flag, plan_flag},
     addr::{Ip4, Ip6},
+    flow::Timeouts,
     parse,
 };
 
-use super::{
-    FamilyTables, Learnt, MemoryTables, Service,
-    shared::{HALF_OPEN, Shared},
-};
+use super::{FamilyTables, Learnt, MemoryTables, Service, shared::Shared};
 use crate::{
     config::PortRange,
     model::{Algorithm, IpFamily, Protocol, TrafficPolicy},
@@ -53,6 +51,7 @@ impl MemoryTables {
     pub fn new(settings: &Settings<'_>) -> Self {
         Self {
             config: config(settings),
+            timeouts: Timeouts::default(),
             v4: FamilyTables::new(settings.flow_records),
             v6: FamilyTables::new(settings.flow_records),
             services: BTreeMap::new(),
@@ -206,7 +205,6 @@ fn config(settings: &Settings<'_>) -> Config {
         snat_first: settings.ports.first.into(),
         snat_count: u32::from(settings.ports.last) - u32::from(settings.ports.first) + 1,
         hz: 1,
-        half_open_mask: HALF_OPEN - 1,
         ..Config::default()
     };
     if settings.masquerade_all {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lb_common::{
-    abi::{self, EndpointState, ServiceStats, endpoint_flag, plan_flag},
+    abi::{self, EndpointNat, EndpointState, ServiceStats, endpoint_flag, plan_flag},
     addr::Ip6,
 };
 
@@ -262,9 +262,9 @@ impl Programmer {
             let unplaced = EndpointState {
                 slots: [u32::MAX; 2],
                 connections: 0,
-                ..EndpointState::default()
             };
             self.maps.endpoint_states.write(*id, &unplaced);
+            self.maps.endpoint_nat.write(*id, &EndpointNat::default());
         }
         Ok(endpoints)
     }

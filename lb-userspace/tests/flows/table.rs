@@ -104,13 +104,13 @@ impl Table {
         unsafe {
             let (there, back) = (there.as_mut(), back.as_mut());
             let indices = (there.peer, back.peer);
-            let udp = if flow.udp { flow_flag::UDP } else { 0 };
+            let transport = flow_flag::NUMBERED | if flow.udp { flow_flag::UDP } else { 0 };
             let source_nat = if flow.source_nat {
                 flow_flag::SOURCE_NAT
             } else {
                 0
             };
-            let flags = udp | source_nat;
+            let flags = transport | source_nat;
             fill(there, &tuple, &answers, flow, flags | flow.seen.0);
             fill(
                 back,
@@ -229,8 +229,8 @@ unsafe impl Slots<Ip4> for Table {
         self.clock.load(Ordering::SeqCst)
     }
 
-    fn timeouts(&self) -> &Timeouts {
-        &self.timeouts
+    fn timeouts(&self) -> Option<&Timeouts> {
+        Some(&self.timeouts)
     }
 
     fn count_half_open(&self, _service: u32, change: i32) {
@@ -258,14 +258,11 @@ impl Records<Ip4> for View {
         self.table.len()
     }
 
-    fn tag(&self, index: u32) -> &AtomicU32 {
-        self.table.tag(index)
-    }
-
-    fn last_seen(&self, index: u32) -> &AtomicU32 {
+    fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
+        assert!(offset < size_of::<Flow<Ip4>>() && offset.is_multiple_of(4));
         let flow = self.table.records[index as usize].get();
         // SAFETY: inside the table; programs write it as a whole.
-        unsafe { AtomicU32::from_ptr(&raw mut (*flow).last_seen) }
+        unsafe { AtomicU32::from_ptr(flow.byte_add(offset).cast()) }
     }
 
     fn read(&self, index: u32) -> Flow<Ip4> {
@@ -292,8 +289,9 @@ impl Sweeping {
         let view = View::new(table);
         let reads = view.reads.clone();
         let counted = table.clone();
-        let ended = Box::new(move |_| _ = counted.half_open.fetch_sub(1, Ordering::SeqCst));
-        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, ended);
+        let count =
+            Box::new(move |_, change| _ = counted.half_open.fetch_add(change, Ordering::SeqCst));
+        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, count);
         let configured = timeouts(&FlowTimeouts::default(), RATE);
         Self {
             sweeper: sweeper.unwrap(),

@@ -14,7 +14,7 @@ use lb_common::{
     abi::Config,
     addr::Ip6,
     flow::{
-        Flow,
+        Flow, Timeouts,
         flow_flag::{RST, SEEN},
         table::Slots as _,
         tag,
@@ -22,7 +22,7 @@ use lb_common::{
 };
 use node_lb::{
     config::FlowTimeouts,
-    flows::{FlowSweeper, FlowTables, Kernel, Records, StaleUdp, timeouts},
+    flows::{FlowSweeper, FlowTables, HalfOpen, Kernel, Records, StaleUdp, timeouts},
 };
 
 use super::table::{NewFlow, RATE, Table, View};
@@ -161,11 +161,12 @@ fn a_mask_larger_than_the_table_is_refused() {
     let kernel = Kernel {
         tick: Box::new(|| Ok(0)),
         grace: Box::new(|| {}),
-        half_open_ended: Arc::new(|_| {}),
+        half_open: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
         sockets: None,
     };
-    let error = FlowSweeper::start_with(tables, &config, RATE, kernel).unwrap_err();
+    let error =
+        FlowSweeper::start_with(tables, &config, Timeouts::default(), RATE, kernel).unwrap_err();
     assert!(error.to_string().contains("FLOWS4"), "{error}");
 }
 
@@ -174,7 +175,6 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
         flow_mask4: table.mask(),
         flow_mask6: 63,
         secret: table.secret(),
-        timeouts: timeouts(&FlowTimeouts::default(), RATE),
         ..Config::default()
     };
     let tables = FlowTables {
@@ -184,11 +184,12 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
     let kernel = Kernel {
         tick: Box::new(move || Ok(now)),
         grace: Box::new(grace),
-        half_open_ended: Arc::new(|_| {}),
+        half_open: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
         sockets: None,
     };
-    FlowSweeper::start_with(tables, &config, RATE, kernel).unwrap()
+    let timeouts = timeouts(&FlowTimeouts::default(), RATE);
+    FlowSweeper::start_with(tables, &config, timeouts, RATE, kernel).unwrap()
 }
 
 /// Has something done until it is done at once.
@@ -223,17 +224,32 @@ impl NoFlows {
     }
 }
 
+/// Flows that have not proved themselves, which nobody asks for.
+struct Uncounted;
+
+impl HalfOpen for Uncounted {
+    fn count(&self, _service: u32, _change: i32) {}
+
+    fn read(&self) -> Vec<i32> {
+        Vec::new()
+    }
+
+    fn correct(&self, service: u32, _read: i32, _counted: i32) {
+        panic!("service {service} was not read");
+    }
+}
+
 impl Records<Ip6> for NoFlows {
     fn len(&self) -> u32 {
         64
     }
 
-    fn tag(&self, index: u32) -> &AtomicU32 {
+    fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
+        assert_eq!(
+            offset, 0,
+            "record {index} is free, so that only its tag is of interest"
+        );
         &self.0[index as usize]
-    }
-
-    fn last_seen(&self, index: u32) -> &AtomicU32 {
-        panic!("record {index} is free")
     }
 
     fn read(&self, index: u32) -> Flow<Ip6> {

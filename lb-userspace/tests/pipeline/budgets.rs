@@ -269,7 +269,7 @@ fn room_comes_back_without_an_agent() {
             ..scene
         };
         let mut tables = scene.tables();
-        tables.config.timeouts = timeouts();
+        tables.timeouts = timeouts();
         let mut seconds = 0;
         let mut port = 0;
         for round in 0..40 {
@@ -302,7 +302,7 @@ fn a_dead_record_is_left_alone_for_the_grace() {
         ..Scene::new(IpFamily::V4, TCP)
     };
     let mut tables = scene.tables();
-    tables.config.timeouts = timeouts();
+    tables.timeouts = timeouts();
     fill(&scene, &tables);
     // All are over now, and end as they are passed over; nobody has room yet.
     tables.set_seconds(100);
@@ -331,7 +331,7 @@ fn what_lives_does_not_make_room() {
         ..Scene::new(IpFamily::V4, TCP)
     };
     let mut tables = scene.tables();
-    tables.config.timeouts = timeouts();
+    tables.timeouts = timeouts();
     let mut live = Vec::new();
     for port in 1..=40 {
         let mut talk = Conversation::new(&scene, &tables, port);

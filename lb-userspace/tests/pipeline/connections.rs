@@ -424,7 +424,7 @@ proptest! {
     fn half_open_flows_are_counted_right(steps in vec((0..600u16, 0..9u8, 0..3u32), 1..1500)) {
         let scene = Scene { flow_records: 4096, ..Scene::new(IpFamily::V4, TCP) };
         let mut tables = scene.tables();
-        tables.config.timeouts = short_timeouts();
+        tables.timeouts = short_timeouts();
         let mut seconds = 0;
         for (port, step, pause) in steps {
             seconds += pause / 2;

@@ -200,7 +200,7 @@ unsafe impl Slots<Ip4> for Interrupted<'_> {
         self.flows.now()
     }
 
-    fn timeouts(&self) -> &Timeouts {
+    fn timeouts(&self) -> Option<&Timeouts> {
         self.flows.timeouts()
     }
 

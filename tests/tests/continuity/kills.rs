@@ -263,6 +263,6 @@ impl View {
 }
 
 /// Any number below `end`.
-fn random(end: u64) -> u64 {
+pub fn random(end: u64) -> u64 {
     RandomState::new().hash_one(()) % end
 }

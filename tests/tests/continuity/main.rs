@@ -14,3 +14,4 @@ mod rollout;
 mod source;
 mod support;
 mod udp;
+mod versions;

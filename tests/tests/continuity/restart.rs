@@ -1,19 +1,18 @@
 //! Agents that end in whatever way, and others that take over.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::time::Duration;
-use std::{fs, mem, thread};
+use std::{fs, thread};
 
 use aya::programs::loaded_programs;
 use lb_tests::traffic::{Loads, Protocol};
 use lb_tests::{
-    Agent, Balanced, Condition, Family, Load, Request, Serve, another_build, balanced, eventually,
+    Balanced, Condition, Family, Load, Request, Serve, another_build, balanced, eventually,
 };
 use node_lb::datapath::bpf::Link;
 
 use super::maps::{self, Programmed};
-use super::support::{Everywhere, Policy, cluster_ip, ground, ground_with};
+use super::support::{Everywhere, Policy, cluster_ip, ground, ground_with, take_over};
 
 #[test]
 fn agents_killed_and_started_again_are_not_noticed() {
@@ -58,27 +57,6 @@ fn another_build_takes_over_while_the_first_still_runs() {
         assert_eq!(before.len(), after.len());
     }
     load.assert_nothing_noticed();
-}
-
-/// Starts agents of another build beside those that run, and then ends the old ones.
-fn take_over(ground: &mut Balanced, build: &Path) {
-    let first = mem::take(&mut ground.agents);
-    let next: Vec<_> = ground
-        .lab
-        .nodes()
-        .iter()
-        .map(|node| {
-            let spec = balanced::spec(node, &["--xdp-mode=native"]).unwrap();
-            Agent::launch(node, spec.program(build)).unwrap()
-        })
-        .collect();
-    for agent in first {
-        agent.stop(Duration::from_secs(5)).unwrap();
-    }
-    ground.agents = next;
-    for agent in &mut ground.agents {
-        agent.wait_until_ready().unwrap();
-    }
 }
 
 /// What is attached on all nodes: the kernel's hash of the program in each pinned link.

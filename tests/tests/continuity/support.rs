@@ -1,20 +1,21 @@
 //! Grounds to test on, and load from everywhere whose every failure matters.
 
 use std::net::SocketAddr;
-use std::thread;
+use std::path::Path;
 use std::time::Duration;
+use std::{mem, thread};
 
 use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
 use lb_tests::traffic::{LoadReports, Loads, Protocol};
 use lb_tests::{
-    Balanced, Deployment, Failure, FailureKind, Family, Host, Load, Reply, Request, Service,
-    Topology,
+    Agent, Balanced, Deployment, Failure, FailureKind, Family, Host, Load, Reply, Request, Service,
+    Topology, balanced,
 };
 
 /// The only Service most tests need.
 pub const SERVICE: &str = "web";
 pub const NODE_PORT: u16 = 30080;
-const NODE_PORT_LINES: u16 = 30081;
+pub const NODE_PORT_LINES: u16 = 30081;
 pub const HEALTH_CHECK_NODE_PORT: u16 = 32080;
 
 /// The external traffic policy.
@@ -151,6 +152,27 @@ impl Everywhere {
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long load goes on after the last change.
 const AFTERWARDS: Duration = Duration::from_millis(500);
+
+/// Starts agents of another build beside those that run, and then ends the old ones.
+pub fn take_over(ground: &mut Balanced, build: &Path) {
+    let first = mem::take(&mut ground.agents);
+    let next: Vec<_> = ground
+        .lab
+        .nodes()
+        .iter()
+        .map(|node| {
+            let spec = balanced::spec(node, &["--xdp-mode=native"]).unwrap();
+            Agent::launch(node, spec.program(build)).unwrap()
+        })
+        .collect();
+    for agent in first {
+        agent.stop(Duration::from_secs(5)).unwrap();
+    }
+    ground.agents = next;
+    for agent in &mut ground.agents {
+        agent.wait_until_ready().unwrap();
+    }
+}
 
 /// Whether a request was refused, as opposed to unanswered.
 #[track_caller]

@@ -16,13 +16,13 @@ use aya::{
 };
 use lb_common::{
     abi::{
-        self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey,
+        self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey, Limits,
         LocalAddress, Plan, RejectBudget, Service, ServiceStats, SourceRangeKey, config_flag,
         device_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, flow_flag, tag},
-    verdict::{COUNTERS, Hook, REASONS, Reason},
+    verdict::{COUNTERS, Hook, Reason},
 };
 use lb_tests::{PinRoot, packet::difference};
 use node_lb::{
@@ -336,8 +336,12 @@ impl World {
         differences
             .filter(|(_, (now, before))| *now != before)
             .map(|(index, (now, before))| {
-                let hook = Hook::ALL[index / REASONS];
-                (hook, Reason::ALL[index % REASONS], now - before)
+                let room = COUNTERS / Hook::ALL.len();
+                (
+                    Hook::ALL[index / room],
+                    Reason::ALL[index % room],
+                    now - before,
+                )
             })
             .collect()
     }
@@ -539,7 +543,7 @@ impl World {
             fragments: BatchMap::new(&map("FRAGMENTS")).unwrap(),
             flows4: MappedArray::new(&map("FLOWS4")).unwrap(),
             flows6: MappedArray::new(&map("FLOWS6")).unwrap(),
-            counters: Map::PerCpuArray(map("COUNTERS")).try_into().unwrap(),
+            counters: Map::PerCpuArray(map("PACKETS")).try_into().unwrap(),
             budget: Map::PerCpuArray(map("REJECT_BUDGET")).try_into().unwrap(),
             counted: vec![0; COUNTERS],
             summed: [0; 3],
@@ -575,8 +579,15 @@ impl World {
                 reject_rate: 1000,
                 flow_mask4: FLOWS - 1,
                 flow_mask6: FLOWS - 1,
-                half_open_mask: HALF_OPEN - 1,
                 ..Config::default()
+            },
+        );
+        let limits = MappedArray::new(&self.loaded.map("LIMITS").unwrap()).unwrap();
+        limits.write(
+            0,
+            &Limits {
+                half_open_mask: HALF_OPEN - 1,
+                ..Limits::default()
             },
         );
         let devices = BatchMap::new(&self.loaded.map("DEVICES").unwrap()).unwrap();

@@ -12,7 +12,7 @@ use super::{
     suite::{self, Test},
     tally::Tally,
 };
-use crate::{image, privilege::Privilege};
+use crate::{image, older, privilege::Privilege};
 
 /// A part of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +108,9 @@ impl Stage {
                     // They start the agent that lies beside their own directory; that is the image's now.
                     session.suites.forget();
                     tests = session.tests_of(self)?;
+                }
+                if tests.iter().any(Test::needs_older) {
+                    older::for_tests(workspace)?;
                 }
                 let outcomes = session
                     .pool(Some(privilege), per_processor(LAB_TESTS))

@@ -109,6 +109,11 @@ impl Test {
         self.suite.name == "image"
     }
 
+    /// Whether it runs an older version of the agent.
+    pub fn needs_older(&self) -> bool {
+        self.path.starts_with("versions::")
+    }
+
     /// Whether it runs only if somebody insists.
     pub fn is_ignored(&self) -> bool {
         self.ignored

@@ -26,6 +26,10 @@ pub use shape::MapShape;
 /// The eBPF object that this binary was built with.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
+/// Maps that programs use as memory while they handle a packet. Nothing in them lasts, and another version's
+/// may be of another size.
+const SCRATCH: [&str; 2] = ["WORK4", "WORK6"];
+
 /// Lines of the verifier's log that an error shows: its end, where the refusal is.
 const LOG_LINES: usize = 25;
 
@@ -119,7 +123,8 @@ pub fn load(
     for name in pins.maps()? {
         match shapes.get(&name) {
             Some(expected) => check_pinned(&name, pins, *expected)?,
-            None => tracing::warn!(map = name, "a pinned map is not used any more"),
+            None if SCRATCH.contains(&name.as_str()) => {}
+            None => tracing::info!(map = name, "a pinned map is of another version"),
         }
     }
 
@@ -191,7 +196,8 @@ impl Loaded {
     }
 }
 
-/// The maps of the object that are pinned, all but sections of global data, as they will be created.
+/// The maps of the object that are pinned, all but sections of global data and [`SCRATCH`], as they will be
+/// created.
 fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
     let object = aya_obj::Object::parse(object).map_err(EbpfError::from)?;
     if let Some(name) = settings
@@ -204,7 +210,7 @@ fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, Map
     Ok(object
         .maps
         .iter()
-        .filter(|(name, _)| !name.starts_with('.'))
+        .filter(|(name, _)| !name.starts_with('.') && !SCRATCH.contains(&name.as_str()))
         .map(|(name, map)| {
             let max_entries = settings
                 .max_entries

@@ -9,7 +9,8 @@ use std::{
 
 use lb_common::{
     abi::{
-        Endpoint, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service, ServiceStats,
+        Endpoint, EndpointNat, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
+        ServiceStats,
     },
     addr::{Ip4, Ip6},
 };
@@ -80,6 +81,7 @@ pub struct State {
     pub plans: Vec<Plan>,
     pub endpoints: Vec<Endpoint>,
     pub endpoint_states: Vec<EndpointState>,
+    endpoint_nat: Vec<EndpointNat>,
     service_stats: Vec<ServiceStats>,
     pub maglev: Vec<MaglevRows>,
     /// Set, prefix length, address.
@@ -107,6 +109,7 @@ impl Kernel {
             plans: vec![Plan::default(); sizes.plans],
             endpoints: vec![Endpoint::default(); sizes.endpoints],
             endpoint_states: vec![EndpointState::default(); sizes.endpoint_states],
+            endpoint_nat: vec![EndpointNat::default(); sizes.endpoint_states],
             service_stats: vec![ServiceStats::default(); sizes.services],
             maglev: vec![MaglevRows::default(); sizes.maglev],
             source_ranges: BTreeSet::new(),
@@ -131,6 +134,7 @@ impl Kernel {
             plans: self.array(|s| &mut s.plans, Element::Plan),
             endpoints: self.array(|s| &mut s.endpoints, Element::Slot),
             endpoint_states: self.plain(|s| &mut s.endpoint_states),
+            endpoint_nat: self.plain(|s| &mut s.endpoint_nat),
             service_stats: self.plain(|s| &mut s.service_stats),
             maglev: self.array(|s| &mut s.maglev, Element::Rows),
             source_ranges: Box::new(self.clone()),
@@ -307,7 +311,7 @@ macro_rules! never_poked {
     };
 }
 
-never_poked!(Plan, Endpoint, ServiceStats, MaglevRows);
+never_poked!(Plan, Endpoint, EndpointNat, ServiceStats, MaglevRows);
 
 struct Array<T> {
     kernel: Kernel,

@@ -10,13 +10,12 @@ use aya::{
 };
 use lb_common::{
     abi::{
-        Config, Device, Endpoint, EndpointState, Frontend, FrontendKey, FrontendKind, LocalAddress,
-        Plan, Service, ServiceStats, device_flag, endpoint_flag, plan_flag,
+        Config, Device, Endpoint, EndpointState, Frontend, FrontendKey, FrontendKind, Limits,
+        LocalAddress, Plan, Service, ServiceStats, device_flag, endpoint_flag, plan_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
         Flow, Record, Timeouts, end,
-        stage::STAGES,
         table::{self, Purpose, Slots},
         tag,
     },
@@ -40,13 +39,6 @@ pub const ENDPOINTS: u32 = 100;
 const SLOTS: u32 = 1 << 22;
 /// Half-open flows of a service: more than a sample opens, or each would end another.
 pub const HALF_OPEN: u32 = 1 << 17;
-/// Nothing ends by itself.
-static NO_TIMEOUTS: Timeouts = Timeouts {
-    tcp: [0; STAGES],
-    udp: [0; STAGES],
-    port_held: 0,
-    shortest: 0,
-};
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
 const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
@@ -78,7 +70,7 @@ impl Datapath {
         program.load()?;
         program_services(&mut ebpf)?;
         program_node(&mut ebpf, ifindex)?;
-        let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
+        let counters = PerCpuArray::try_from(take(&mut ebpf, "PACKETS")?)?;
         let services = array(&mut ebpf, "SERVICE_STATS")?;
         Ok(Self {
             ebpf,
@@ -210,8 +202,9 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
         0
     }
 
-    fn timeouts(&self) -> &Timeouts {
-        &NO_TIMEOUTS
+    /// Nothing ends by itself.
+    fn timeouts(&self) -> Option<&Timeouts> {
+        None
     }
 
     fn count_half_open(&self, _service: u32, _change: i32) {}
@@ -244,10 +237,14 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
         reject_rate: u32::MAX,
         flow_mask4: SLOTS - 1,
         flow_mask6: SLOTS - 1,
-        half_open_mask: HALF_OPEN - 1,
         ..Config::default()
     };
     MappedArray::new(&array(ebpf, "CONFIG")?)?.write(0, &config);
+    let limits = Limits {
+        half_open_mask: HALF_OPEN - 1,
+        ..Limits::default()
+    };
+    MappedArray::new(&array(ebpf, "LIMITS")?)?.write(0, &limits);
     Ok(())
 }
 

@@ -1,0 +1,57 @@
+//! Records that other versions' programs have written, or written to: see [`flow_flag`].
+//!
+//! Their connections go on. What we keep and they do not, sequence numbers above all, is learnt from
+//! the next packets.
+
+use super::{
+    Flow, Record, flow_flag,
+    record::{clear, set},
+    tcp,
+};
+use crate::addr::Address;
+
+/// Flags that only mean something in a record of ours. The bits may be left from one that had its place.
+pub const OURS: u32 = flow_flag::FIN_ACKED
+    | flow_flag::CLOSED_FIRST
+    | flow_flag::WATCH
+    | flow_flag::MISFIT
+    | flow_flag::SCALE
+    | flow_flag::OLD_HOP
+    | flow_flag::OLD_XDP;
+
+impl<A> Flow<A> {
+    /// Whether the fields after the addresses are another version's, but for `peer` and `service`.
+    #[inline(always)]
+    pub fn is_foreign(&self) -> bool {
+        self.flags & (flow_flag::NUMBERED | flow_flag::OLD_HOP) != flow_flag::NUMBERED
+    }
+}
+
+/// The flags that a foreign record gets in place of [`OURS`]. What TCP segments say is believed as after a
+/// long time without a fit; a UDP flow has nothing to fit.
+#[inline(always)]
+pub fn adopted(flags: u32) -> u32 {
+    match flags & flow_flag::UDP {
+        0 => flow_flag::NUMBERED | flow_flag::MISFIT,
+        _ => flow_flag::NUMBERED | flow_flag::WATCH,
+    }
+}
+
+/// Makes a foreign record ours, at tick `now`.
+#[inline(always)]
+pub fn adopt<A: Address>(record: Record<A>, now: u32) {
+    let flow = record.as_ptr();
+    // SAFETY: records stay valid; whoever does the same at the same time writes the same. The flags say
+    // last that the fields are ours.
+    unsafe {
+        (*flow).hop = 0;
+        (*flow).next = 0;
+        (*flow).acknowledged = 0;
+        (*flow).window = 0;
+        (*flow).misfit_since = (now as u16).wrapping_sub(tcp::PATIENCE);
+        (*flow).detail = 0;
+        let flags = (&raw const (*flow).flags).read_volatile();
+        clear(record, OURS);
+        set(record, adopted(flags));
+    }
+}
