@@ -41,7 +41,7 @@ layout! {
     Plan = 64,
     Endpoint = 24,
     EndpointState = 16,
-    EndpointNat = 8,
+    EndpointMemory = 16,
     ServiceStats = 32,
     MaglevRows = 8,
     SourceRangeKey = 20,
@@ -190,14 +190,18 @@ pub struct EndpointState {
     pub connections: u64,
 }
 
-/// Element of `ENDPOINT_NAT`, indexed by endpoint id: what flows to it with source NAT share.
+/// Element of `ENDPOINT_MEMORY`, indexed by endpoint id: what programs remember of it for new flows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EndpointNat {
-    /// Ports handed out so far: the next one is the one that has been free for longest.
+pub struct EndpointMemory {
+    /// Ports for source NAT handed out so far: the next one is the one that has been free for longest.
     pub ports: u32,
-    /// [`crate::flow::Flow::hop`] of the latest of them.
+    /// [`crate::flow::Flow::hop`] of the latest flow with source NAT.
     pub hop: u32,
+    /// SYNs in a row that it has refused, which count several times, or not answered.
+    pub failures: u32,
+    /// Tick of the latest of them, or of the latest connection that was to try.
+    pub failed_at: u32,
 }
 
 /// Element of `SERVICE_STATS`, indexed by service id.
@@ -351,6 +355,8 @@ pub mod config_flag {
     pub const HANDOVER_IN: u32 = 1 << 5;
     /// New connections are another service proxy's.
     pub const HANDOVER_OUT: u32 = 1 << 6;
+    /// New connections avoid endpoints that have just failed.
+    pub const AVOID_FAILING: u32 = 1 << 7;
 }
 
 /// Key of `SOCKETS`: a socket and the endpoint it was sent to.

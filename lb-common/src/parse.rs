@@ -243,6 +243,18 @@ pub fn is_icmp_error<A: Address>(icmp_type: u8) -> bool {
     }
 }
 
+/// Whether an ICMP or ICMPv6 message says that a packet cannot reach its destination, whatever its size
+/// (RFC 792, RFC 4443).
+#[inline(always)]
+pub fn is_unreachable<A: Address>(packet: Packet, offset: usize) -> bool {
+    const FRAGMENTATION_NEEDED: u8 = 4;
+    match (A::FAMILY, packet.load::<[u8; 2]>(offset)) {
+        (Family::V4, Some([3, code])) => code != FRAGMENTATION_NEEDED,
+        (Family::V6, Some([1, _])) => true,
+        _ => false,
+    }
+}
+
 #[inline(always)]
 fn network4(packet: Packet, offset: usize) -> Option<Network> {
     // RFC 791, section 3.1: the first three words.

@@ -5,8 +5,8 @@ use core::ptr::NonNull;
 
 use crate::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointNat, FragmentKey, Frontend, FrontendKey,
-        Plan,
+        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        FrontendKey, Plan,
     },
     addr::{Address, Ip6},
     flow::{Hop, hop::Hops, table::Slots},
@@ -55,8 +55,8 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
     /// [`pipeline::finish_index`](crate::pipeline::finish_index), likewise.
     fn finish_index(&self, work: &mut Work<A>) -> u64;
-    /// What flows to an endpoint share, by its id; its numbers are only accessed atomically.
-    fn endpoint_nat(&self, endpoint: u32) -> Option<NonNull<EndpointNat>>;
+    /// What is remembered of an endpoint, by its id; its numbers are only accessed atomically.
+    fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>>;
     /// [`crate::abi::Limits::half_open_mask`].
     fn half_open_mask(&self) -> u32;
     /// Flows of a service that have not proved themselves.

@@ -85,6 +85,8 @@ reasons! {
     NotWritable = "not-writable",
     /// A socket's destination was replaced by an endpoint.
     SocketTranslated = "socket-translated",
+    /// An endpoint refused a connection that another one may take: the client is not told.
+    EndpointRefused = "endpoint-refused",
 }
 
 /// Number of reasons.

@@ -9,8 +9,8 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointNat, FragmentKey, Frontend, FrontendKey,
-        Plan, SourceRangeKey,
+        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        FrontendKey, Plan, SourceRangeKey,
     },
     addr::{Address, Family, Ip4, Ip6},
     flow::{
@@ -25,7 +25,7 @@ use lb_common::{
 };
 
 use crate::maps::{
-    AFFINITY, CONFIG, DEVICES, ENDPOINT_NAT, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
+    AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
     HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_STATS, SERVICES,
     SOURCE_RANGES,
 };
@@ -397,8 +397,8 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
     }
 
     #[inline(always)]
-    fn endpoint_nat(&self, endpoint: u32) -> Option<NonNull<EndpointNat>> {
-        ENDPOINT_NAT.get_ptr_mut(endpoint).and_then(NonNull::new)
+    fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>> {
+        ENDPOINT_MEMORY.get_ptr_mut(endpoint).and_then(NonNull::new)
     }
 
     #[inline(always)]

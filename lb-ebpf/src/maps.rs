@@ -11,9 +11,9 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointNat, EndpointState, FragmentKey,
-        Frontend, FrontendKey, HOPS as HOP_COUNT, Limits, LocalAddress, MaglevRows, Plan,
-        RejectBudget, Service, ServiceStats, Socket, SocketKey, SourceRangeKey,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
+        FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Limits, LocalAddress, MaglevRows,
+        Plan, RejectBudget, Service, ServiceStats, Socket, SocketKey, SourceRangeKey,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},
@@ -56,9 +56,9 @@ pub static ENDPOINTS: Array<Endpoint, 1_048_576, MMAP> = Array::new();
 #[btf_map]
 pub static ENDPOINT_STATES: Array<EndpointState, 524_288, MMAP> = Array::new();
 
-/// Endpoint id → what flows to it with source NAT share.
+/// Endpoint id → what is remembered of it for new flows.
 #[btf_map]
-pub static ENDPOINT_NAT: Array<EndpointNat, 524_288, MMAP> = Array::new();
+pub static ENDPOINT_MEMORY: Array<EndpointMemory, 524_288, MMAP> = Array::new();
 
 /// Service id → counters.
 #[btf_map]

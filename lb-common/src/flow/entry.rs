@@ -80,6 +80,8 @@ pub mod flow_flag {
     pub const WATCH: u32 = 1 << 5;
     /// Segments have not fitted the numbers seen before, since [`super::Flow::misfit_since`].
     pub const MISFIT: u32 = 1 << 6;
+    /// The endpoint refused the connection, and the client is not told: another one may take it.
+    pub const WITHHELD: u32 = 1 << 7;
     /// Where the direction's window scale (RFC 7323) begins.
     pub const SCALE_SHIFT: u32 = 8;
     /// Its four bits.

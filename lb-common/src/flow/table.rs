@@ -17,7 +17,7 @@ use super::{
 use crate::{
     addr::Address,
     atomic,
-    opaque::{choose, mask_if_negative, rolled},
+    opaque::{choose, computed, mask_if_negative, rolled},
     parse::{Segment, Tuple},
 };
 
@@ -401,6 +401,8 @@ pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
 /// is. Without branches, which the verifier would follow at every step of a search.
 #[inline(always)]
 fn apart(hash: u64, groups: u32, first: u32, group: u32) -> u32 {
+    // Here and now: before the loop it would be in every packet's way, and need room on the stack.
+    let hash = computed(hash);
     let is_zero = |number: u32| mask_if_negative(i64::from(number) - 1);
     let other = ((hash >> 29) as u32 & groups) ^ first;
     let second = choose(is_zero(other), GROUP, other);

@@ -5,6 +5,7 @@ use core::num::NonZeroUsize;
 use super::{
     Work,
     send::{Way, go, route},
+    track::track_unreachable,
 };
 use crate::{
     addr::Address,
@@ -36,10 +37,16 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
     let Some(record) = table::find_rarely(tables, &work.other) else {
         return Verdict::pass(Reason::NotService);
     };
+    if parse::is_unreachable::<A>(packet, network.payload)
+        && let Some(sequence) = packet.load::<u32>(quoted.get() + 4)
+    {
+        track_unreachable(tables, record, u32::from_be(sequence));
+    }
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let way = match INGRESS {
         true => route(tables, frame, network, work, record),
+        false if flow.has(flow_flag::WITHHELD) => Way::Withheld,
         false if flow.has(flow_flag::REPLY) => Way::Stack,
         false => return Verdict::pass(Reason::NotService),
     };

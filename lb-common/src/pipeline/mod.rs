@@ -4,6 +4,7 @@
 //! connection pays for the service lookup, the choice of an endpoint and two flow records; every
 //! later one finds its record and has all it needs.
 
+mod failing;
 mod fragments;
 mod half_open;
 mod icmp;
@@ -13,6 +14,7 @@ mod send;
 mod track;
 
 pub use self::{
+    failing::LIMIT as FAILING,
     half_open::{RINGS, WITHOUT_RING},
     open::{Refusal, open_index},
     record::{Opening, finish_index},

@@ -1,10 +1,15 @@
 //! The first packet of a connection: its flow, or why it opens none.
 
-use super::{Work, icmp::answer, record::begin};
+use super::{
+    Work,
+    failing::{Failure, note_failure},
+    icmp::answer,
+    record::begin,
+};
 use crate::{
     addr::Address,
     answer::Message,
-    flow::{Record, table::Purpose, tcp},
+    flow::{Record, flow_flag, table::Purpose, tcp},
     frame::Frame,
     opaque::rolled,
     parse::{Network, tcp_flag},
@@ -186,6 +191,9 @@ fn moves_on<A: Address, T: Tables<A>>(
     let moves = tables.gives_way(index, &work.segment, purpose);
     if moves {
         work.avoided = endpoint;
+        if is_known && serves && !flow.has(flow_flag::PICKED_UP) {
+            note_failure(tables, endpoint, Failure::Silent);
+        }
     }
     moves
 }

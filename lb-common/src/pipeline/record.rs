@@ -2,6 +2,7 @@
 
 use super::{
     Refusal, Work,
+    failing::is_avoided,
     half_open::{enter, is_pressed},
 };
 use crate::{
@@ -71,11 +72,18 @@ fn try_begin<A: Address, T: Tables<A>>(
     let number = draw(tables, &work.tuple);
     work.reason = Reason::NotProgrammed;
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
-    if work.avoided != 0 && tables.endpoint(index)?.id == work.avoided {
-        index = plan.set(route.policy).other_than(index, number);
-        if plan.affinity_seconds != 0 {
-            let endpoint = tables.endpoint(index)?.id;
-            select::remember(tables, plan, route.policy, &work.tuple, endpoint);
+    if opens {
+        let first = tables.endpoint(index)?.id;
+        let left = first == work.avoided;
+        if left || is_avoided(tables, first) {
+            let other = plan.set(route.policy).other_than(index, number);
+            let endpoint = tables.endpoint(other)?.id;
+            if left || !is_avoided(tables, endpoint) {
+                index = other;
+                if plan.affinity_seconds != 0 {
+                    select::remember(tables, plan, route.policy, &work.tuple, endpoint);
+                }
+            }
         }
     }
     let endpoint = tables.endpoint(index)?;
@@ -162,7 +170,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     let (there, back) = (forward.record(), reply.record());
     let now = tables.now();
     let hop = match source_nat {
-        true => tables.endpoint_nat(endpoint).map_or(0, |shared| {
+        true => tables.endpoint_memory(endpoint).map_or(0, |shared| {
             // SAFETY: a word of a map's element, of which any value will do.
             unsafe { (&raw const (*shared.as_ptr()).hop).read_volatile() }
         }),
@@ -274,7 +282,7 @@ fn next_port<A: Address, T: Tables<A>>(
     endpoint: u32,
     further: u32,
 ) -> u16 {
-    let turn = tables.endpoint_nat(endpoint).map_or(0, |shared| {
+    let turn = tables.endpoint_memory(endpoint).map_or(0, |shared| {
         // SAFETY: a word of a map's element that is only added to.
         unsafe { atomic::fetch_add(&raw mut (*shared.as_ptr()).ports, further) }
     });

@@ -66,6 +66,8 @@ pub(super) enum Way {
     /// Not from this hook.
     LaterHook,
     NoRoute,
+    /// Nowhere: the client is not told that its endpoint refused the connection.
+    Withheld,
     TimeExceeded,
     TooBig,
 }
@@ -76,7 +78,7 @@ impl Way {
     pub(super) fn stop(self) -> Option<Verdict> {
         match self {
             Self::ReplyToStack | Self::LaterHook => Some(Verdict::pass(self.reason())),
-            Self::NoRoute => Some(Verdict::drop(Reason::NoRoute)),
+            Self::NoRoute | Self::Withheld => Some(Verdict::drop(self.reason())),
             _ => None,
         }
     }
@@ -86,6 +88,7 @@ impl Way {
         match self {
             Self::ReplyToStack => Reason::ReplyToStack,
             Self::LaterHook => Reason::LaterHook,
+            Self::Withheld => Reason::EndpointRefused,
             Self::TimeExceeded => Reason::TimeExceeded,
             Self::TooBig => Reason::TooBig,
             _ => Reason::NoRoute,
@@ -103,6 +106,9 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
 ) -> Way {
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
+    if flow.has(flow_flag::WITHHELD) {
+        return Way::Withheld;
+    }
     if !flow.has(flow_flag::FORWARD) {
         return match flow.has(flow_flag::REPLY) {
             true => Way::ReplyToStack,
@@ -221,7 +227,7 @@ fn keep_hop<A: Address, T: Tables<A>>(
     let of_endpoint = flow.has(flow_flag::SOURCE_NAT) && !flow.has(flow_flag::REPLY);
     if of_endpoint
         && !flow.is_foreign()
-        && let Some(shared) = tables.endpoint_nat(flow.detail)
+        && let Some(shared) = tables.endpoint_memory(flow.detail)
     {
         // SAFETY: a word of a map's element, of which any value will do.
         unsafe { (&raw mut (*shared.as_ptr()).hop).write_volatile(kept) };
@@ -241,6 +247,9 @@ pub(super) fn leave<A: Address, F: Frame>(
     let flow = unsafe { record.as_ref() };
     if !flow.has(flow_flag::REPLY) {
         return Verdict::pass(Reason::NotService);
+    }
+    if flow.has(flow_flag::WITHHELD) {
+        return Verdict::drop(Reason::EndpointRefused);
     }
     let whole = network.fragment != Fragment::Later;
     match rewrite::translate(frame, network, flow, whole) {

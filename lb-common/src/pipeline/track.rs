@@ -1,6 +1,6 @@
 //! What packets show of their flow's connection: how far it has come, and that it lives.
 
-use super::Work;
+use super::{Work, failing};
 use crate::{
     addr::Address,
     flow::{
@@ -72,7 +72,63 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
     // SAFETY: as above.
     match unsafe { record.as_ref() }.has(flow_flag::UDP) {
         true => watch_udp(tables, record, peer),
+        false if refuses(record, peer, &work.segment) => {
+            note_refusal(tables, record, peer);
+        }
         false => watch_tcp(tables, record, peer, work),
+    }
+}
+
+/// Closes a flow whose endpoint, of the direction `record`, has refused the connection.
+#[inline(always)]
+fn note_refusal<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, forward: Record<A>) {
+    use flow_flag::{RST, WITHHELD};
+    let withheld = match failing::is_withheld(tables, forward) {
+        true => WITHHELD,
+        false => 0,
+    };
+    set(record, RST | withheld);
+}
+
+/// Whether a segment is an endpoint's RST in answer to a SYN.
+#[inline(always)]
+fn refuses<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) -> bool {
+    // SAFETY: as above.
+    let (flow, other) = unsafe { (record.as_ref(), peer.as_ref()) };
+    segment.flags & tcp_flag::RST != 0
+        && flow.has(flow_flag::REPLY)
+        && is_unanswered(flow, peer)
+        && may_reset(flow, other, segment)
+}
+
+/// Whether an endpoint, whose direction is `flow`, has not yet answered the client's SYN.
+#[inline(always)]
+fn is_unanswered<A: Address>(flow: &Flow<A>, forward: Record<A>) -> bool {
+    use flow_flag::{PICKED_UP, SEEN};
+    tag::state(read_tag(forward)) == tag::HALF && !flow.has(SEEN) && !flow.has(PICKED_UP)
+}
+
+/// Notes that somebody on the way says that the SYN with this sequence number does not reach the endpoint,
+/// whose direction is `record`.
+#[inline(never)]
+pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
+    tables: &T,
+    record: Record<A>,
+    sequence: u32,
+) {
+    // SAFETY: as above.
+    let flow = unsafe { record.as_ref() };
+    let Some(forward) = tables.slot(flow.peer) else {
+        return;
+    };
+    // SAFETY: as above.
+    let syn = unsafe { forward.as_ref() };
+    let is_about_syn = flow.has(flow_flag::REPLY)
+        && !flow.has(flow_flag::UDP)
+        && is_unanswered(flow, forward)
+        && sequence == syn.next.wrapping_sub(1);
+    if is_about_syn {
+        note_refusal(tables, record, forward);
     }
 }
 
@@ -118,7 +174,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     }
     if segment.flags & tcp_flag::SYN != 0 {
         if half && !flow.has(PICKED_UP) {
-            watch_syn(record, peer, segment);
+            watch_syn(tables, record, peer, segment);
         }
         return;
     }
@@ -206,7 +262,12 @@ fn may_reset<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment) -> 
 
 /// A SYN that came again, or its answer.
 #[inline(always)]
-fn watch_syn<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) {
+fn watch_syn<A: Address, T: Tables<A>>(
+    tables: &T,
+    record: Record<A>,
+    peer: Record<A>,
+    segment: &Segment,
+) {
     use flow_flag::{REPLY, SCALE, SCALE_SHIFT, SEEN};
     // SAFETY: as above.
     let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
@@ -220,6 +281,7 @@ fn watch_syn<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) 
     }
     if flow.has(REPLY) {
         flow.detail = segment.sequence.wrapping_add(1);
+        failing::note_success(tables, other.detail);
     }
     flow.next = segment.next;
     flow.acknowledged = segment.acknowledged;

@@ -12,7 +12,7 @@ use lb_common::{
 
 use super::flow_source::KernelFlows;
 use crate::{
-    config::{Config, Handover, NetfilterMode, SocketLb},
+    config::{Config, FailingEndpoints, Handover, NetfilterMode, SocketLb},
     datapath::{
         Loaded, OBJECT, Pins, Settings,
         bpf::{BatchMap, MappedArray},
@@ -112,6 +112,10 @@ impl Kernel {
             (
                 config_flag::HANDOVER_OUT,
                 config.datapath.handover == Handover::Out,
+            ),
+            (
+                config_flag::AVOID_FAILING,
+                config.datapath.failing_endpoints == FailingEndpoints::Avoid,
             ),
         ] {
             if set {

@@ -12,6 +12,7 @@ impl Agent {
     /// What `node-lb status` shows.
     pub(super) async fn status(&mut self) -> Status {
         let devices = self.attachments.devices().values();
+        let traffic = self.syncer.traffic();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.config.node_name.clone(),
@@ -21,12 +22,8 @@ impl Agent {
             services: self.syncer.services(),
             service_ports: self.syncer.programmer().len(),
             not_programmed: self.syncer.not_programmed().collect(),
-            pressed: self
-                .syncer
-                .traffic()
-                .iter()
-                .filter_map(status::Pressed::of)
-                .collect(),
+            pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
+            failing: traffic.iter().filter_map(status::Failing::of).collect(),
             devices: devices.map(Into::into).collect(),
             source_problems: self.source_problems(),
             health_checks: status::HealthChecks {

@@ -1,6 +1,6 @@
 //! The agent's state for people: what `node-lb status` shows.
 
-use std::time::SystemTime;
+use std::{net::SocketAddr, time::SystemTime};
 
 use lb_common::pipeline::WITHOUT_RING;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,8 @@ pub struct Status {
     pub not_programmed: Vec<NotProgrammed>,
     /// Service ports under attack, or so it seems.
     pub pressed: Vec<Pressed>,
+    /// Service ports with endpoints that do not serve.
+    pub failing: Vec<Failing>,
     pub devices: Vec<Device>,
     /// What the source has that cannot be used.
     pub source_problems: Vec<String>,
@@ -60,17 +62,43 @@ pub struct Pressed {
     pub gave_way: u64,
 }
 
+/// A service port whose endpoints have refused or not answered the latest connections. New connections
+/// avoid them, if there are others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Failing {
+    pub service_port: String,
+    pub protocol: String,
+    pub endpoints: Vec<SocketAddr>,
+}
+
+impl Failing {
+    /// Of what has come to a service port, if an endpoint fails.
+    pub fn of(traffic: &ServiceTraffic) -> Option<Self> {
+        let fails = !traffic.failing.is_empty();
+        fails.then(|| Self {
+            service_port: service_port(traffic),
+            protocol: traffic.protocol.to_string(),
+            endpoints: traffic.failing.clone(),
+        })
+    }
+}
+
+fn service_port(traffic: &ServiceTraffic) -> String {
+    let name = ServicePortName {
+        service: traffic.service.clone(),
+        port: traffic.port.clone(),
+        protocol: traffic.protocol,
+    };
+    name.to_string()
+}
+
 impl Pressed {
     /// Of what has come to a service port, if that is too much.
     pub fn of(traffic: &ServiceTraffic) -> Option<Self> {
         let pressed = traffic.half_open >= u64::from(WITHOUT_RING);
         pressed.then(|| Self {
-            service_port: ServicePortName {
-                service: traffic.service.clone(),
-                port: traffic.port.clone(),
-                protocol: traffic.protocol,
-            }
-            .to_string(),
+            service_port: service_port(traffic),
             protocol: traffic.protocol.to_string(),
             half_open: traffic.half_open,
             gave_way: traffic.gave_way,

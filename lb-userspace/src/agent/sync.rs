@@ -154,10 +154,12 @@ impl Syncer {
                 connections: 0,
                 half_open: 0,
                 gave_way: 0,
+                failing: Vec::new(),
             });
             sum.connections += stats.connections;
             sum.half_open += u64::try_from(stats.half_open).unwrap_or(0);
             sum.gave_way += u64::from(stats.gave_way);
+            sum.failing.extend(self.programmer.failing_endpoints(key));
         }
         traffic.into_values().collect()
     }

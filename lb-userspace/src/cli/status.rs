@@ -92,6 +92,13 @@ fn render(status: &Status) -> String {
         )
     });
     lines.extend(list("Under pressure", pressed));
+    let failing = status.failing.iter().map(|port| {
+        let endpoints = port.endpoints.iter().map(ToString::to_string);
+        let endpoints: Vec<_> = endpoints.collect();
+        let endpoints = endpoints.join(", ");
+        format!("{} {}: {endpoints}", port.service_port, port.protocol)
+    });
+    lines.extend(list("Failing endpoints", failing));
     lines.extend(status.devices.iter().map(|device| {
         let reason = device.reason.iter();
         let reason: String = reason.map(|reason| format!(" ({reason})")).collect();

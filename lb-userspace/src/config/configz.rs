@@ -69,6 +69,7 @@ impl Config {
             "service-node-port-range": datapath.node_ports.to_string(),
             "netfilter": value_name(&datapath.netfilter),
             "handover": value_name(&datapath.handover),
+            "failing-endpoints": value_name(&datapath.failing_endpoints),
             "flow-table-size": datapath.flow_table_size,
             "maglev-table-size": datapath.maglev_table_size,
         }})

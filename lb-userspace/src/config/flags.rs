@@ -10,9 +10,9 @@ use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
 use super::values::{
-    DetectLocalMode, FeatureGate, Handover, NetfilterMode, NodePortAddress, PortRange, SocketLb,
-    XdpMode, api_server_url, duration, healthz_address, maglev_table_size, metrics_address,
-    positive_duration,
+    DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
+    PortRange, SocketLb, XdpMode, api_server_url, duration, healthz_address, maglev_table_size,
+    metrics_address, positive_duration,
 };
 use crate::source::SourceSpec;
 
@@ -224,6 +224,11 @@ pub struct Flags {
     /// to take the new ones (`out`)
     #[arg(long, value_name = "DIRECTION", value_enum, default_value = "off")]
     pub handover: Handover,
+
+    /// Whether new connections go to an endpoint that has just refused some, or not answered, while the
+    /// Service has another
+    #[arg(long, value_name = "CHOICE", value_enum, default_value = "avoid")]
+    pub failing_endpoints: FailingEndpoints,
 
     /// How many flows there is room for
     #[arg(

@@ -13,8 +13,8 @@ use ipnet::IpNet;
 pub use self::{
     flags::{DEFAULT_SOCKET, Flags},
     values::{
-        DetectLocalMode, FeatureGate, Gate, Handover, NetfilterMode, NodePortAddress, PortRange,
-        SocketLb, XdpMode,
+        DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover, NetfilterMode,
+        NodePortAddress, PortRange, SocketLb, XdpMode,
     },
 };
 use crate::{
@@ -164,6 +164,7 @@ pub struct DatapathConfig {
     pub node_ports: PortRange,
     pub netfilter: NetfilterMode,
     pub handover: Handover,
+    pub failing_endpoints: FailingEndpoints,
     /// Flows.
     pub flow_table_size: u32,
     /// Entries per Service, a prime number.
@@ -225,6 +226,7 @@ impl TryFrom<Flags> for Config {
                 node_ports: flags.service_node_port_range,
                 netfilter: flags.netfilter,
                 handover: flags.handover,
+                failing_endpoints: flags.failing_endpoints,
                 flow_table_size: flags.flow_table_size,
                 maglev_table_size: flags.maglev_table_size,
             },

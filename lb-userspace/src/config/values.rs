@@ -191,6 +191,15 @@ pub enum Handover {
     Out,
 }
 
+/// What becomes of endpoints that refuse connections or do not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FailingEndpoints {
+    /// New connections go to others for some seconds
+    Avoid,
+    /// They are chosen like any other
+    Use,
+}
+
 /// A duration as Go writes it: `24h`, `1h30m`, `500ms`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 24h, 1h30m or 500ms"))

@@ -7,8 +7,8 @@ use std::{
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointNat, FragmentKey, Frontend, FrontendKey,
-        Plan,
+        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        FrontendKey, Plan,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -203,7 +203,7 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
         pipeline::finish_index(self, work)
     }
 
-    fn endpoint_nat(&self, endpoint: u32) -> Option<NonNull<EndpointNat>> {
+    fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>> {
         self.tables.shared.endpoint(endpoint)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{cell::UnsafeCell, ptr::NonNull};
 
-use lb_common::{abi::EndpointNat, flow::Hop, pipeline::RINGS};
+use lb_common::{abi::EndpointMemory, flow::Hop, pipeline::RINGS};
 
 /// Next hops kept; few are ever in use.
 pub const HOP_ENTRIES: u32 = 64;
@@ -42,7 +42,7 @@ impl<T: Default> Elements<T> {
 /// What both families share.
 pub struct Shared {
     hops: Elements<Hop>,
-    endpoints: Elements<EndpointNat>,
+    endpoints: Elements<EndpointMemory>,
 }
 
 impl Shared {
@@ -68,7 +68,7 @@ impl Shared {
         self.hops.get(index)
     }
 
-    pub fn endpoint(&self, id: u32) -> Option<NonNull<EndpointNat>> {
+    pub fn endpoint(&self, id: u32) -> Option<NonNull<EndpointMemory>> {
         self.endpoints.get(id)
     }
 }

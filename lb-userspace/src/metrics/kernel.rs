@@ -1,5 +1,7 @@
 //! Metrics that live in the kernel's maps and are read when somebody asks.
 
+use std::net::SocketAddr;
+
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
 use crate::model::{ObjectName, Protocol};
@@ -45,6 +47,8 @@ pub struct ServiceTraffic {
     pub half_open: u64,
     /// Flows among them that gave way to newer ones.
     pub gave_way: u64,
+    /// Endpoints that have refused or not answered the latest connections.
+    pub failing: Vec<SocketAddr>,
 }
 
 /// How packets of one device reach the load balancer.
@@ -106,6 +110,11 @@ impl Sample {
         let gave_way = services
             .filter(|service| service.gave_way > 0)
             .map(|service| service.metric(counter, service.gave_way));
+        let failing = self
+            .services
+            .iter()
+            .filter(|service| !service.failing.is_empty())
+            .map(|service| service.metric(gauge, service.failing.len() as u64));
         let devices = self.devices.iter().map(|device| {
             let labels = [("device", &*device.device), ("mode", device.mode.label())];
             gauge(&labels, 1)
@@ -134,6 +143,13 @@ impl Sample {
                 "Half-open flows that gave way to newer ones, by service port, where there are any.",
                 MetricType::COUNTER,
                 gave_way,
+            ),
+            family(
+                "node_lb_service_failing_endpoints",
+                "Endpoints that have refused or not answered the latest connections, by service port, where \
+                 there are any.",
+                MetricType::GAUGE,
+                failing,
             ),
             family(
                 "node_lb_device_xdp_mode",

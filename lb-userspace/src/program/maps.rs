@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use aya::Pod;
 use lb_common::{
     abi::{
-        Endpoint, EndpointNat, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
+        Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
         ServiceStats, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
@@ -78,7 +78,7 @@ pub struct Maps {
     pub plans: Box<dyn Elements<Plan>>,
     pub endpoints: Box<dyn Elements<Endpoint>>,
     pub endpoint_states: Box<dyn Elements<EndpointState>>,
-    pub endpoint_nat: Box<dyn Elements<EndpointNat>>,
+    pub endpoint_memory: Box<dyn Elements<EndpointMemory>>,
     pub service_stats: Box<dyn Elements<ServiceStats>>,
     pub maglev: Box<dyn Elements<MaglevRows>>,
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
@@ -101,7 +101,7 @@ impl Maps {
             plans: Box::new(MappedArray::new(&map("PLANS")?)?),
             endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
             endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
-            endpoint_nat: Box::new(MappedArray::new(&map("ENDPOINT_NAT")?)?),
+            endpoint_memory: Box::new(MappedArray::new(&map("ENDPOINT_MEMORY")?)?),
             service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
             maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
             source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),

@@ -26,7 +26,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::abi;
+use lb_common::{abi, pipeline::FAILING};
 use siphasher::sip::SipHasher13;
 use thiserror::Error;
 
@@ -278,6 +278,16 @@ impl Programmer {
                 let address = SocketAddr::new(endpoint.address.into(), endpoint.port);
                 (address, state.connections)
             })
+            .collect()
+    }
+
+    /// Endpoints of a service port that have refused or not answered the latest connections.
+    pub fn failing_endpoints(&self, key: &Key) -> Vec<SocketAddr> {
+        let programmed = self.programmed.get(key).into_iter();
+        let endpoints = programmed.flat_map(|programmed| &programmed.endpoints);
+        endpoints
+            .filter(|endpoint| self.maps.endpoint_memory.read(endpoint.id).failures >= FAILING)
+            .map(|endpoint| SocketAddr::new(endpoint.address.into(), endpoint.port))
             .collect()
     }
 

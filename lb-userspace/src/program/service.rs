@@ -8,7 +8,7 @@ use std::{
 };
 
 use lb_common::{
-    abi::{self, EndpointNat, EndpointState, ServiceStats, endpoint_flag, plan_flag},
+    abi::{self, EndpointMemory, EndpointState, ServiceStats, endpoint_flag, plan_flag},
     addr::Ip6,
 };
 
@@ -264,7 +264,9 @@ impl Programmer {
                 connections: 0,
             };
             self.maps.endpoint_states.write(*id, &unplaced);
-            self.maps.endpoint_nat.write(*id, &EndpointNat::default());
+            self.maps
+                .endpoint_memory
+                .write(*id, &EndpointMemory::default());
         }
         Ok(endpoints)
     }

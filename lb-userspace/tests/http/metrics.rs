@@ -156,6 +156,7 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_service_connections_total{namespace="shop",service="web",port="",protocol="TCP"} 5"#,
             r#"node_lb_service_half_open_flows{namespace="shop",service="web",port="",protocol="TCP"} 3"#,
             r#"node_lb_service_flows_gave_way_total{namespace="shop",service="web",port="",protocol="TCP"} 2"#,
+            r#"node_lb_service_failing_endpoints{namespace="shop",service="web",port="",protocol="TCP"} 1"#,
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             "node_lb_flows 0",
             "node_lb_flow_table_size 65536",
@@ -201,6 +202,7 @@ fn sample() -> Sample {
             connections: 5,
             half_open: 3,
             gave_way: 2,
+            failing: vec!["10.0.1.5:8080".parse().unwrap()],
         }],
         devices: vec![DeviceMode {
             device: "eth\"0".into(),

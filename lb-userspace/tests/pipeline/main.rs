@@ -12,6 +12,7 @@ mod scene;
 mod answers;
 mod budgets;
 mod connections;
+mod failing;
 mod flow_table;
 mod forget;
 mod fragments;

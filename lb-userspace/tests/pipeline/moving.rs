@@ -18,7 +18,7 @@ use crate::{
 /// Seconds after which an endpoint counts as silent.
 const SILENCE: u32 = 3;
 
-fn scenes(endpoints: usize) -> impl Iterator<Item = Scene> {
+pub fn scenes(endpoints: usize) -> impl Iterator<Item = Scene> {
     [IpFamily::V4, IpFamily::V6]
         .into_iter()
         .map(move |family| Scene {
@@ -260,12 +260,12 @@ fn a_syn_on_a_flow_that_was_picked_up_begins_a_connection() {
     }
 }
 
-fn endpoint_of(talk: &Conversation<'_>) -> SocketAddr {
+pub fn endpoint_of(talk: &Conversation<'_>) -> SocketAddr {
     talk.there.expect("sent").1
 }
 
 /// The SYN that a conversation begins with, sent again.
-fn first_syn() -> Tcp {
+pub fn first_syn() -> Tcp {
     Tcp::new(u32::MAX - 7, 0, SYN)
 }
 

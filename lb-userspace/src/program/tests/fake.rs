@@ -9,7 +9,7 @@ use std::{
 
 use lb_common::{
     abi::{
-        Endpoint, EndpointNat, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
+        Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
         ServiceStats,
     },
     addr::{Ip4, Ip6},
@@ -81,7 +81,7 @@ pub struct State {
     pub plans: Vec<Plan>,
     pub endpoints: Vec<Endpoint>,
     pub endpoint_states: Vec<EndpointState>,
-    endpoint_nat: Vec<EndpointNat>,
+    endpoint_memory: Vec<EndpointMemory>,
     service_stats: Vec<ServiceStats>,
     pub maglev: Vec<MaglevRows>,
     /// Set, prefix length, address.
@@ -109,7 +109,7 @@ impl Kernel {
             plans: vec![Plan::default(); sizes.plans],
             endpoints: vec![Endpoint::default(); sizes.endpoints],
             endpoint_states: vec![EndpointState::default(); sizes.endpoint_states],
-            endpoint_nat: vec![EndpointNat::default(); sizes.endpoint_states],
+            endpoint_memory: vec![EndpointMemory::default(); sizes.endpoint_states],
             service_stats: vec![ServiceStats::default(); sizes.services],
             maglev: vec![MaglevRows::default(); sizes.maglev],
             source_ranges: BTreeSet::new(),
@@ -134,7 +134,7 @@ impl Kernel {
             plans: self.array(|s| &mut s.plans, Element::Plan),
             endpoints: self.array(|s| &mut s.endpoints, Element::Slot),
             endpoint_states: self.plain(|s| &mut s.endpoint_states),
-            endpoint_nat: self.plain(|s| &mut s.endpoint_nat),
+            endpoint_memory: self.plain(|s| &mut s.endpoint_memory),
             service_stats: self.plain(|s| &mut s.service_stats),
             maglev: self.array(|s| &mut s.maglev, Element::Rows),
             source_ranges: Box::new(self.clone()),
@@ -311,7 +311,7 @@ macro_rules! never_poked {
     };
 }
 
-never_poked!(Plan, Endpoint, EndpointNat, ServiceStats, MaglevRows);
+never_poked!(Plan, Endpoint, EndpointMemory, ServiceStats, MaglevRows);
 
 struct Array<T> {
     kernel: Kernel,

@@ -1,0 +1,131 @@
+//! Endpoints that fail: they refuse connections, or say nothing. New connections avoid them for some
+//! seconds where the set has another endpoint; then one of them tries.
+//!
+//! Whoever can send SYNs that an endpoint does not answer, as a client that a network policy keeps away
+//! from it, can have it avoided until it answers somebody else. So an endpoint whose place nobody else can
+//! take is never avoided.
+
+use crate::{
+    abi::{EndpointMemory, config_flag, plan_flag},
+    addr::Address,
+    atomic,
+    flow::{Flow, Record, stage::idle},
+    select::Policy,
+    tables::Tables,
+};
+use core::ptr::NonNull;
+
+/// Failures in a row from which on an endpoint is avoided.
+pub const LIMIT: u32 = 3;
+/// Ticks until a connection tries it again: five seconds at least.
+const AVOIDED: u32 = 40;
+
+/// How an endpoint has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// It has not answered a SYN. That may be the client's fault.
+    Silent,
+    /// It has refused one: nobody listens there.
+    Refused,
+}
+
+/// Whether a new connection goes elsewhere, if it can. If it was time to try, nobody else does for a while.
+#[inline(never)]
+pub(super) fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) -> bool {
+    let Some(memory) = memory(tables, endpoint) else {
+        return false;
+    };
+    let (failures, failed_at) = read(memory);
+    let now = tables.now();
+    if failures < LIMIT || idle(failed_at, now) < AVOIDED {
+        return failures >= LIMIT;
+    }
+    // SAFETY: a word of a map's element, changed by compare-and-swap or where any value will do.
+    unsafe { !atomic::compare_and_swap(&raw mut (*memory.as_ptr()).failed_at, failed_at, now) }
+}
+
+/// Notes that an endpoint has failed.
+#[inline(always)]
+pub(super) fn note_failure<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, failure: Failure) {
+    let Some(memory) = memory(tables, endpoint) else {
+        return;
+    };
+    let weight = match failure {
+        Failure::Silent => 1,
+        Failure::Refused => LIMIT,
+    };
+    // SAFETY: words of a map's element: one that any value will do for, and a counter.
+    unsafe {
+        (&raw mut (*memory.as_ptr()).failed_at).write_volatile(tables.now());
+        atomic::fetch_add(&raw mut (*memory.as_ptr()).failures, weight);
+    }
+}
+
+/// Notes that an endpoint has answered a SYN.
+#[inline(always)]
+pub(super) fn note_success<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) {
+    if let Some(memory) = memory(tables, endpoint)
+        && read(memory).0 != 0
+    {
+        // SAFETY: a word of a map's element, of which any value will do.
+        unsafe { (&raw mut (*memory.as_ptr()).failures).write_volatile(0) };
+    }
+}
+
+/// Notes that the endpoint of a client's direction has refused the connection. Whether the client is
+/// better not told: its next SYN finds an endpoint that may serve.
+#[inline(never)]
+pub(super) fn is_withheld<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>) -> bool {
+    // SAFETY: records stay valid until every program that can see them ends.
+    let flow = unsafe { forward.as_ref() };
+    if flow.is_foreign() || memory(tables, flow.detail).is_none() {
+        return false;
+    }
+    note_failure(tables, flow.detail, Failure::Refused);
+    has_alternative(tables, flow)
+}
+
+/// Whether a service has another endpoint than a flow's, which is not avoided itself.
+#[inline(always)]
+fn has_alternative<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool {
+    let Some(plan) = tables.plan(flow.service) else {
+        return false;
+    };
+    // By which policy it was chosen is not known here. The smaller set is safe.
+    let policy = match plan.has(plan_flag::INTERNAL_LOCAL | plan_flag::EXTERNAL_LOCAL) {
+        true => Policy::Local,
+        false => Policy::Cluster,
+    };
+    let set = plan.set(policy);
+    let Some(index) = set.first_of(tables.slots_of(flow.detail)) else {
+        return !set.is_empty();
+    };
+    let other = set.other_than(index, tables.random());
+    let Some(endpoint) = tables.endpoint(other).filter(|_| other != index) else {
+        return false;
+    };
+    let (failures, failed_at) = memory(tables, endpoint.id).map_or((0, 0), read);
+    failures < LIMIT || idle(failed_at, tables.now()) >= AVOIDED
+}
+
+/// What is remembered of an endpoint, if failing ones are avoided.
+#[inline(always)]
+fn memory<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) -> Option<NonNull<EndpointMemory>> {
+    if tables.config().flags & config_flag::AVOID_FAILING == 0 || endpoint == 0 {
+        return None;
+    }
+    tables.endpoint_memory(endpoint)
+}
+
+/// Failures in a row, and the tick of the latest.
+#[inline(always)]
+fn read(memory: NonNull<EndpointMemory>) -> (u32, u32) {
+    let memory = memory.as_ptr();
+    // SAFETY: words of a map's element, changed by other CPUs.
+    unsafe {
+        (
+            (&raw const (*memory).failures).read_volatile(),
+            (&raw const (*memory).failed_at).read_volatile(),
+        )
+    }
+}
