@@ -1,4 +1,4 @@
-//! ICMP answers built in place of the packet they are about (RFC 792, RFC 4443).
+//! Answers built in place of the packet they are about: ICMP errors (RFC 792, RFC 4443) and TCP resets.
 
 use crate::{
     addr::{Address, Family},
@@ -7,7 +7,7 @@ use crate::{
     frame::Frame,
     opaque::rolled,
     packet::Packet,
-    parse::{ETHERNET, Network, TCP},
+    parse::{ETHERNET, Network, TCP, tcp_flag},
 };
 
 /// Length of the ICMP header of an error, in bytes.
@@ -17,7 +17,10 @@ const QUOTE_LIMIT: usize = 96;
 /// Time to live of answers.
 const TTL: u8 = 64;
 
-/// What an answer says: ICMP type, code and the word behind the checksum.
+/// Length of a TCP header without options, in bytes.
+const TCP_HEADER: usize = 20;
+
+/// What an answer says: ICMP type, code and the word behind the checksum; or [`Message::RESET`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     pub kind: (u8, u8),
@@ -25,6 +28,12 @@ pub struct Message {
 }
 
 impl Message {
+    /// The connection is no more: no ICMP error, but a TCP segment.
+    pub const RESET: Self = Self {
+        kind: (u8::MAX, u8::MAX),
+        word: 0,
+    };
+
     /// Nobody listens at the port.
     #[inline(always)]
     pub fn port_unreachable<A: Address>() -> Self {
@@ -54,11 +63,62 @@ impl Message {
 }
 
 /// Turns a frame into an answer from `source` to the frame's own source, `to_address`.
+#[inline(always)]
+pub fn build<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    message: &Message,
+    source: &A,
+    to_address: &A,
+) -> Option<()> {
+    match *message == Message::RESET {
+        true => reset(frame, network, source, to_address),
+        false => error(frame, network, message, source, to_address),
+    }
+}
+
+/// Turns a segment into the RST that its receiver would answer with if it did not know the connection (RFC
+/// 9293, 3.10.7.1).
+#[inline(never)]
+fn reset<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    source: &A,
+    to_address: &A,
+) -> Option<()> {
+    /// Five words of header, and the flag.
+    const RST: u32 = (TCP_HEADER as u32) << 26 | (tcp_flag::RST as u32) << 16;
+    let packet = frame.packet();
+    let Ethernet { to, from } = packet.load(0)?;
+    let ports = packet.load::<u32>(network.payload)?.rotate_left(16);
+    let acknowledged = packet.load::<u32>(network.payload + 8)?;
+    frame.reshape(0, ETHERNET + A::HEADER + TCP_HEADER)?;
+
+    let packet = frame.packet();
+    packet.store(0, Ethernet { to: from, from: to })?;
+    packet.store(12, A::ETHERTYPE.to_be())?;
+    store_network(packet, TCP, TCP_HEADER as u16, source, to_address)?;
+    let at = ETHERNET + A::HEADER;
+    let rst = RST.to_be();
+    packet.store(at, ports)?;
+    packet.store(at + 4, acknowledged)?;
+    packet.store(at + 8, 0_u32)?;
+    packet.store(at + 12, rst)?;
+    packet.store(at + 16, 0_u32)?;
+    let pseudo = source.sum()
+        + to_address.sum()
+        + u64::from((TCP_HEADER as u16).to_be())
+        + u64::from(u16::from(TCP).to_be());
+    let sum = pseudo + u64::from(ports) + u64::from(acknowledged) + u64::from(rst);
+    packet.store(at + 16, !fold(sum))
+}
+
+/// Turns a frame into an ICMP error.
 ///
 /// The quote reaches at least to the end of the checksum, since a packet whose checksum a device has
 /// yet to complete cannot be cut shorter.
 #[inline(never)]
-pub fn build<A: Address, F: Frame>(
+fn error<A: Address, F: Frame>(
     frame: &mut F,
     network: &Network,
     message: &Message,
@@ -84,7 +144,7 @@ pub fn build<A: Address, F: Frame>(
     packet.store(0, Ethernet { to: from, from: to })?;
     packet.store(12, A::ETHERTYPE.to_be())?;
     let message_length = (ICMP + quote) as u16;
-    store_network(packet, message_length, source, to_address)?;
+    store_network(packet, A::ICMP, message_length, source, to_address)?;
     let at = ETHERNET + A::HEADER;
     packet.store(
         at,
@@ -112,6 +172,7 @@ pub fn build<A: Address, F: Frame>(
 #[inline(always)]
 fn store_network<A: Address>(
     packet: Packet,
+    protocol: u8,
     payload: u16,
     source: &A,
     destination: &A,
@@ -122,12 +183,12 @@ fn store_network<A: Address>(
             let [l0, l1] = (A::HEADER as u16 + payload).to_be_bytes();
             packet.store(at, u32::from_ne_bytes([0x45, 0, l0, l1]))?;
             packet.store(at + 4, u32::from_ne_bytes([0, 0, 0x40, 0]))?;
-            packet.store(at + 8, u32::from_ne_bytes([TTL, A::ICMP, 0, 0]))?;
+            packet.store(at + 8, u32::from_ne_bytes([TTL, protocol, 0, 0]))?;
         }
         Family::V6 => {
             let [l0, l1] = payload.to_be_bytes();
             packet.store(at, u32::from_ne_bytes([0x60, 0, 0, 0]))?;
-            packet.store(at + 4, u32::from_ne_bytes([l0, l1, A::ICMP, TTL]))?;
+            packet.store(at + 4, u32::from_ne_bytes([l0, l1, protocol, TTL]))?;
         }
     }
     packet.store(at + A::OFFSETS.0, *source)?;

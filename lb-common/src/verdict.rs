@@ -87,6 +87,8 @@ reasons! {
     SocketTranslated = "socket-translated",
     /// An endpoint refused a connection that another one may take: the client is not told.
     EndpointRefused = "endpoint-refused",
+    /// The endpoint has left the service and does not answer any more: the client's connection is reset.
+    EndpointGone = "endpoint-gone",
 }
 
 /// Number of reasons.

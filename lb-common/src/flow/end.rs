@@ -13,6 +13,9 @@ use crate::{addr::Address, parse::Segment};
 /// Ticks that a SYN has been without an answer when the same SYN goes to another endpoint: a quarter
 /// of a second at least. Clients wait for longer before they send it again (RFC 6298, 2.1).
 pub const SILENCE: u32 = 3;
+/// Ticks that a connection has been silent when a SYN with its addresses and ports begins another one, if its
+/// endpoint is gone: whoever still talks to that endpoint has not sent the SYN.
+const PAUSE: u32 = 1;
 
 /// Whether the flow of the record at `index` makes way for `purpose`; it is gone then.
 #[inline(always)]
@@ -44,9 +47,8 @@ pub fn gives_way<A: Address, S: Slots<A>>(
             Purpose::Again => {
                 !is_reply && stage == Stage::Unreplied && (picked_up || silence >= SILENCE)
             }
-            // Whoever still talks to an endpoint that is going has not sent the SYN.
             Purpose::Afresh => {
-                !is_reply && (stage == Stage::Unreplied || closed || silence >= SILENCE)
+                !is_reply && (stage == Stage::Unreplied || closed || silence >= PAUSE)
             }
             Purpose::Past => closed,
             Purpose::Nothing => slots.timeouts().is_some_and(|timeouts| {

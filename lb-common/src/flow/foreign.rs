@@ -16,6 +16,7 @@ pub const OURS: u32 = flow_flag::FIN_ACKED
     | flow_flag::WATCH
     | flow_flag::MISFIT
     | flow_flag::WITHHELD
+    | flow_flag::GONE
     | flow_flag::SCALE
     | flow_flag::OLD_HOP
     | flow_flag::OLD_XDP;

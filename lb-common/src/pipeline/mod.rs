@@ -6,6 +6,7 @@
 
 mod failing;
 mod fragments;
+mod gone;
 mod half_open;
 mod icmp;
 mod open;

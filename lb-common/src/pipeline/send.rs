@@ -36,7 +36,12 @@ pub(super) fn send<A: Address, T: Tables<A>, F: Frame>(
     if let Some(stop) = way.stop() {
         return stop;
     }
+    work.answerer = tables.config().node();
     work.message = match way {
+        Way::Gone => {
+            work.answerer = work.tuple.destination;
+            Message::RESET
+        }
         Way::TimeExceeded => Message::time_exceeded::<A>(),
         Way::TooBig => Message::too_big::<A>(kept_hop(tables, record).map_or(0, |hop| hop.mtu)),
         _ => {
@@ -47,7 +52,6 @@ pub(super) fn send<A: Address, T: Tables<A>, F: Frame>(
             };
         }
     };
-    work.answerer = tables.config().node();
     work.reason = way.reason();
     answer(tables, frame, network, work)
 }
@@ -68,6 +72,8 @@ pub(super) enum Way {
     NoRoute,
     /// Nowhere: the client is not told that its endpoint refused the connection.
     Withheld,
+    /// Nowhere: the endpoint is gone.
+    Gone,
     TimeExceeded,
     TooBig,
 }
@@ -89,6 +95,7 @@ impl Way {
             Self::ReplyToStack => Reason::ReplyToStack,
             Self::LaterHook => Reason::LaterHook,
             Self::Withheld => Reason::EndpointRefused,
+            Self::Gone => Reason::EndpointGone,
             Self::TimeExceeded => Reason::TimeExceeded,
             Self::TooBig => Reason::TooBig,
             _ => Reason::NoRoute,
@@ -106,8 +113,11 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
 ) -> Way {
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
-    if flow.has(flow_flag::WITHHELD) {
-        return Way::Withheld;
+    if flow.has(flow_flag::WITHHELD | flow_flag::GONE) {
+        return match flow.has(flow_flag::GONE) {
+            true => Way::Gone,
+            false => Way::Withheld,
+        };
     }
     if !flow.has(flow_flag::FORWARD) {
         return match flow.has(flow_flag::REPLY) {

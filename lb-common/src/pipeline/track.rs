@@ -1,6 +1,6 @@
 //! What packets show of their flow's connection: how far it has come, and that it lives.
 
-use super::{Work, failing};
+use super::{Work, failing, gone};
 use crate::{
     addr::Address,
     flow::{
@@ -29,11 +29,21 @@ pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, wor
     if settled && flow.flags & UDP != 0 {
         return;
     }
-    if settled && !tcp::controls(segment.flags) && tcp::continues(flow, segment) {
+    if settled
+        && !repeats(flow, segment)
+        && !tcp::controls(segment.flags)
+        && tcp::continues(flow, segment)
+    {
         note(flow, segment);
         return;
     }
     watch(tables, record, work);
+}
+
+/// Whether a segment brings the data that the one before it brought: its receiver has not acknowledged it.
+#[inline(always)]
+fn repeats<A: Address>(flow: &Flow<A>, segment: &Segment) -> bool {
+    segment.next == flow.next && segment.next != segment.sequence
 }
 
 /// Keeps the numbers of a segment.
@@ -193,6 +203,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if ends && !tcp::in_window(other, segment.sequence) {
         return;
     }
+    let repeated = repeats(flow, segment);
     note(flow, segment);
     if !has(record, SEEN) {
         set(record, SEEN);
@@ -202,6 +213,11 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     }
     if has(peer, FIN) && !has(peer, FIN_ACKED) && segment.acknowledged == other.next {
         set(peer, FIN_ACKED);
+    }
+    if !half && repeated && gone::is_gone(tables, record, peer) {
+        // Its own connection must not be the last to know.
+        set(record, flow_flag::GONE | RST);
+        return;
     }
     if half && proves(flow, other, segment) {
         prove(tables, forward, reply);

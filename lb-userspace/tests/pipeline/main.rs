@@ -17,6 +17,7 @@ mod flow_table;
 mod forget;
 mod fragments;
 mod garbage;
+mod gone;
 mod hop_cache;
 mod icmp;
 mod limits;

@@ -270,7 +270,7 @@ pub fn first_syn() -> Tcp {
 }
 
 /// Programs the scene's Service without one of its endpoints.
-fn program_without(scene: &Scene, tables: &mut MemoryTables, gone: SocketAddr) {
+pub fn program_without(scene: &Scene, tables: &mut MemoryTables, gone: SocketAddr) {
     let index = (0..scene.endpoints.len()).find(|index| scene.endpoint(*index) == gone);
     let other = Scene {
         absent: index,

@@ -2,7 +2,8 @@
 //! that connection, and nobody ever will.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use lb_tests::lab::Addresses;
@@ -13,6 +14,8 @@ use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, serve};
 const SERVICE: u8 = 10;
 const STRANGERS: u8 = 11;
 const CLIENT_PORT: u16 = 45_000;
+/// A client whose segments nobody answers is told by then: it sends one after 3 to 7 seconds.
+const TOLD_BY: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_port_used_again_reaches_a_living_pod() -> Result<()> {
@@ -24,7 +27,7 @@ fn a_port_used_again_reaches_a_living_pod() -> Result<()> {
         .add_pod(ground.balanced.lab.node(2), "living")?;
     ground.serve(&pod)?;
     ground.endpoints(SERVICE, vec![Endpoint::ready(&pod)])?;
-    assert_reached(clients, &pod)
+    assert_reached(&ground, clients, &pod)
 }
 
 /// The dead pod's address has gone to a pod of another Service, which would answer.
@@ -50,7 +53,7 @@ fn a_port_used_again_does_not_reach_a_stranger() -> Result<()> {
         there.ask()?.server == "stranger",
         "the stranger has the address"
     );
-    assert_reached(clients, &living)
+    assert_reached(&ground, clients, &living)
 }
 
 /// The endpoint has gone, and no other has come: the client is told, at its second SYN at the latest.
@@ -73,6 +76,70 @@ fn a_port_used_again_is_refused_where_no_pod_is_left() -> Result<()> {
     }
     findings.assert_good();
     Ok(())
+}
+
+/// Clients that were connected when the pod vanished, and still have something to say.
+#[test]
+fn a_client_whose_pod_was_deleted_is_told() -> Result<()> {
+    let mut ground = Ground::new(&SMALL_TABLE)?;
+    let node = ground.balanced.lab.node(2).clone();
+    let dying = ground.balanced.lab.add_pod(&node, "dying")?;
+    let living = ground.balanced.lab.add_pod(&node, "living")?;
+    let server = serve(&dying)?;
+    ground.serve(&living)?;
+    ground.service(SERVICE, Source::Translated, &[&dying])?;
+    let mut connections = Vec::new();
+    for family in Family::BOTH {
+        for (host, target) in ways(&ground, family) {
+            let mut connection = Held::open(&host, target)?;
+            ensure!(connection.ask()?.server == "dying", "there is one pod");
+            connections.push((format!("{host} to {target}"), connection));
+        }
+    }
+    ground.endpoints(SERVICE, vec![Endpoint::ready(&living)])?;
+    // It is asked to end, and answers as long as it is there.
+    for (_, connection) in &mut connections {
+        ensure!(connection.ask()?.server == "dying", "the connection stays");
+    }
+    ground.balanced.lab.remove_pod(&dying)?;
+    drop(server);
+
+    let mut findings = Findings::default();
+    let asked = Instant::now();
+    let told: Vec<_> = thread::scope(|scope| {
+        let ask = |(name, mut connection): (String, Held)| {
+            scope.spawn(move || (name, wait(&mut connection, asked), asked.elapsed()))
+        };
+        let asking: Vec<_> = connections.into_iter().map(ask).collect();
+        asking
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
+    });
+    for (name, end, after) in told {
+        let reset = end.contains("reset by peer");
+        findings.note(
+            reset && after < TOLD_BY,
+            format!("{name}: {end} after {after:?}"),
+        );
+    }
+    findings.assert_good();
+    Ok(())
+}
+
+/// Asks, and waits for an answer or an error for as long as the client may have to.
+fn wait(connection: &mut Held, asked: Instant) -> String {
+    loop {
+        match connection.ask() {
+            Ok(answer) => return format!("served by {}", answer.server),
+            Err(error) => {
+                let error = format!("{error:#}");
+                if !error.contains("temporarily unavailable") || asked.elapsed() > TOLD_BY {
+                    return error;
+                }
+            }
+        }
+    }
 }
 
 /// A client that had a connection from this port.
@@ -104,21 +171,27 @@ fn old_connections_to(ground: &mut Ground, address: Addresses) -> Result<Vec<Cli
 
     let mut clients = Vec::new();
     for (port, family) in (CLIENT_PORT..).zip(Family::BOTH) {
-        let ways: [(&Host, SocketAddr); 2] = [
-            (ground.client(), ground.outside(family, SERVICE)),
-            (ground.pod("pod-1-1"), cluster_ip(family, SERVICE)),
-        ];
-        for (host, target) in ways {
-            let mut connection = Held::open_from(host, port, target)?;
+        for (host, target) in ways(ground, family) {
+            let mut connection = Held::open_from(&host, port, target)?;
             ensure!(connection.ask()?.server == "dying", "there is one pod");
             connection.vanish()?;
-            let host = host.clone();
             clients.push(Client { host, port, target });
         }
     }
     lab.remove_pod(&dying)?;
     drop(server);
+    // A client's port is not used again at once.
+    thread::sleep(Duration::from_millis(250));
     Ok(clients)
+}
+
+/// A client with source NAT and one without, and what they connect to.
+fn ways(ground: &Ground, family: Family) -> [(Host, SocketAddr); 2] {
+    let pod: &Host = ground.pod("pod-1-1").as_ref();
+    [
+        (ground.client().clone(), ground.outside(family, SERVICE)),
+        (pod.clone(), cluster_ip(family, SERVICE)),
+    ]
 }
 
 /// Gives a pod one more address of each family.
@@ -132,12 +205,15 @@ fn take_address(node: &Node, pod: &Pod, Addresses { v4, v6 }: Addresses) -> Resu
 }
 
 /// Each client connects again from its port, and is served by this pod at its first SYN.
-fn assert_reached(clients: Vec<Client>, pod: &Pod) -> Result<()> {
+fn assert_reached(ground: &Ground, clients: Vec<Client>, pod: &Pod) -> Result<()> {
     let mut findings = Findings::default();
     for Client { host, port, target } in clients {
         let answer = Held::open_from(&host, port, target).and_then(|mut again| again.ask());
         let server = answer.map(|answer| answer.server);
-        let server = server.map_err(|error| format!("{error:#}"));
+        let flow = ground
+            .balanced
+            .flow_of(1, SocketAddr::new(host.ip(Family::of(target.ip())), port))?;
+        let server = server.map_err(|error| format!("{error:#}; its flow: {flow:?}"));
         let good = server.as_ref().is_ok_and(|server| server == pod.name());
         findings.note(
             good,

@@ -1,7 +1,7 @@
 //! Short connections through source NAT to one endpoint, without end.
 
-use std::thread;
 use std::time::Duration;
+use std::{iter, thread};
 
 use anyhow::Result;
 use lb_tests::traffic::RunningLoad;
@@ -13,6 +13,9 @@ const SERVICE: u8 = 10;
 /// So few that they are all used within a second or two, and long before an endpoint has forgotten them.
 const PORTS: &str = "--snat-ports=10000-10999";
 const TIME: Duration = Duration::from_secs(15);
+/// If the last third is slower than the first, so many more are looked at: what has run out stays so, and a
+/// machine that has other things to do does them one after the other.
+const MORE: usize = 3;
 /// As long as this, chance has little to say in a third of the time.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -37,7 +40,12 @@ fn short_connections(kind: impl Fn(Request) -> Request) -> Result<()> {
     let time = attack_time(TIME);
     let mut findings = Findings::default();
     let mut rates = Vec::new();
-    for third in ["first", "second", "last"] {
+    let least = if time < LONG { 0.8 } else { 0.95 };
+    let thirds = ["first", "second", "last"].into_iter();
+    for third in thirds.chain(iter::repeat_n("another", MORE)) {
+        if rates.len() >= 3 && rates[rates.len() - 1] >= least * rates[0] {
+            break;
+        }
         let start = |client| Load::new(request).workers(1).start(client);
         let loads = clients.iter().map(start).collect::<Result<Vec<_>>>()?;
         thread::sleep(time / 3);
@@ -61,8 +69,7 @@ fn short_connections(kind: impl Fn(Request) -> Request) -> Result<()> {
         );
         rates.push(rate);
     }
-    let least = if time < LONG { 0.8 } else { 0.95 };
-    let share = rates[2] / rates[0];
+    let share = rates[rates.len() - 1] / rates[0];
     findings.note(
         share >= least,
         format!("rate of the last third / first: {share:.2}, at least {least}"),

@@ -1,0 +1,112 @@
+//! Clients of endpoints that are gone are told; those of endpoints that answer are left alone.
+
+use std::net::SocketAddr;
+
+use lb_common::{
+    flow::Stage,
+    verdict::{Action, Reason},
+};
+use node_lb::memory::MemoryTables;
+
+use crate::{
+    conversation::{Conversation, Side},
+    hooks::Outcome,
+    moving::{program_without, scenes},
+    packet::{ACK, ETHERNET, RST, transport_sum},
+    scene::Scene,
+};
+
+/// Seconds after which data without an answer tells.
+const PATIENCE: u32 = 24;
+const DATA: &[u8] = b"are you there?";
+
+/// The client's data, sent once more; `talk` has not noted it.
+fn ask(talk: &mut Conversation<'_>) -> Outcome {
+    let segment = talk.segment(Side::Client, ACK);
+    talk.deliver(Side::Client, segment, DATA)
+}
+
+#[test]
+fn a_client_that_nobody_answers_is_told() {
+    for scene in scenes(2) {
+        let mut tables = scene.tables();
+        let there = Conversation::established(&scene, &tables, 1).there.unwrap();
+        program_without(&scene, &mut tables, there.1);
+        let mut talk = resumed(&scene, &tables, there);
+        // It has been silent for long, as the connection has.
+        tables.set_seconds(1000);
+        assert_eq!(ask(&mut talk).reason, Reason::ToEndpoint);
+        for second in [1001, 1003, 1007, 1000 + PATIENCE] {
+            tables.set_seconds(second);
+            assert_eq!(ask(&mut talk).reason, Reason::ToEndpoint);
+        }
+        tables.set_seconds(1001 + PATIENCE);
+        let told = ask(&mut talk);
+        assert_eq!(
+            (told.action, told.reason),
+            (Action::Answer, Reason::EndpointGone)
+        );
+        assert_is_reset(&scene, &talk, &told);
+        assert_eq!(talk.stage(), Some(Stage::Closed));
+    }
+}
+
+#[test]
+fn a_client_whose_endpoint_answers_is_left_alone() {
+    for scene in scenes(2) {
+        let mut tables = scene.tables();
+        let there = Conversation::established(&scene, &tables, 1).there.unwrap();
+        program_without(&scene, &mut tables, there.1);
+        let mut talk = resumed(&scene, &tables, there);
+        for round in 1..20 {
+            tables.set_seconds(round * 1000);
+            ask(&mut talk);
+            tables.set_seconds(round * 1000 + 1);
+            ask(&mut talk);
+            // Slow, but there.
+            tables.set_seconds(round * 1000 + PATIENCE);
+            talk.send(Side::Endpoint, ACK, b"");
+            tables.set_seconds(round * 1000 + PATIENCE + 1);
+            assert_eq!(ask(&mut talk).reason, Reason::ToEndpoint);
+            // What comes twice is acknowledged twice.
+            talk.send(Side::Endpoint, ACK, b"");
+        }
+    }
+}
+
+#[test]
+fn a_client_of_an_endpoint_that_serves_is_left_alone() {
+    for scene in scenes(2) {
+        let tables = scene.tables();
+        let mut talk = Conversation::established(&scene, &tables, 1);
+        for second in 0..100 {
+            tables.set_seconds(second);
+            assert_eq!(ask(&mut talk).reason, Reason::ToEndpoint);
+        }
+    }
+}
+
+/// An established conversation that goes on after the tables have changed.
+fn resumed<'a>(
+    scene: &'a Scene,
+    tables: &'a MemoryTables,
+    there: (SocketAddr, SocketAddr),
+) -> Conversation<'a> {
+    let mut talk = Conversation::new(scene, tables, 1);
+    talk.next = talk.next.map(|next| next.wrapping_add(1));
+    talk.there = Some(there);
+    talk
+}
+
+/// A RST from the Service's address with the number that the client expects next.
+fn assert_is_reset(scene: &Scene, talk: &Conversation<'_>, told: &Outcome) {
+    let (from, to) = (scene.target(), scene.client(1));
+    let header = if from.is_ipv4() { 20 } else { 40 };
+    let segment = &told.frame[ETHERNET + header..];
+    assert_eq!(segment.len(), 20);
+    let word = |at: usize| u32::from_be_bytes(segment[at..at + 4].try_into().unwrap());
+    assert_eq!(word(0), u32::from(from.port()) << 16 | u32::from(to.port()));
+    assert_eq!(word(4), talk.next[Side::Endpoint as usize]);
+    assert_eq!(segment[13], RST);
+    assert_eq!(transport_sum(from.ip(), to.ip(), 6, segment), 0xffff);
+}
