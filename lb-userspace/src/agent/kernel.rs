@@ -35,6 +35,8 @@ const NO_NETWORK: u32 = 255;
 pub struct Kernel {
     pub pins: Pins,
     pub loaded: Loaded,
+    /// Records of `FLOWS4`; half as many are of `FLOWS6`.
+    slots: u32,
     config: MappedArray<abi::Config>,
     local_addresses: BatchMap<Ip6, abi::LocalAddress>,
     devices: BatchMap<u32, abi::Device>,
@@ -49,7 +51,17 @@ impl Kernel {
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let datapath = &config.datapath;
         let pins = Pins::open(&datapath.bpf_root, abi::VERSION)?;
-        let slots = slots(datapath.flow_table_size);
+        let wanted = slots(datapath.flow_table_size);
+        let slots = load::pinned_entries(&pins, "FLOWS4")?.unwrap_or(wanted);
+        if slots != wanted {
+            tracing::warn!(
+                "the flow table stays as it is, with room for {} flows: connections are in it. \
+                 --flow-table-size={} comes into force once node-lb starts without it, after a reboot of \
+                 the node or `node-lb cleanup` (which ends connections through node-lb)",
+                slots / RECORDS_PER_FLOW,
+                datapath.flow_table_size,
+            );
+        }
         let settings = Settings::default()
             .max_entries("FLOWS4", slots)
             .max_entries("FLOWS6", slots / 2)
@@ -68,6 +80,7 @@ impl Kernel {
             devices: BatchMap::new(&loaded.map("DEVICES")?)?,
             pins,
             loaded,
+            slots,
         })
     }
 
@@ -124,7 +137,6 @@ impl Kernel {
         }
         let (pods4, pods6) = pod_networks(detector);
         let rate = TickRate::of_kernel();
-        let slots = slots(config.datapath.flow_table_size);
         let ports = config.datapath.snat_ports;
         let settings = abi::Config {
             // Flows can only be found with the secret they were recorded with.
@@ -152,8 +164,8 @@ impl Kernel {
             tick_shift: rate.shift,
             hz: rate.hz,
             reject_rate: REJECT_RATE,
-            flow_mask4: slots - 1,
-            flow_mask6: slots / 2 - 1,
+            flow_mask4: self.slots - 1,
+            flow_mask6: self.slots / 2 - 1,
             pad: [0; 5],
         };
         self.config.write(0, &settings);
@@ -242,10 +254,13 @@ impl Kernel {
     }
 }
 
-/// Records in the IPv4 flow table: two for each flow, half of them free so that searches stay short.
+/// Records for a flow: two, and as many free ones, so that searches stay short.
+const RECORDS_PER_FLOW: u32 = 4;
+
+/// Records in the IPv4 flow table.
 fn slots(flows: u32) -> u32 {
     flows
-        .saturating_mul(4)
+        .saturating_mul(RECORDS_PER_FLOW)
         .clamp(1 << 10, 1 << 27)
         .next_power_of_two()
 }

@@ -28,7 +28,7 @@ pub fn start(pins: &Pins) -> Loaded {
 
 /// Id of a program in the kernel.
 pub fn id(loaded: &mut Loaded, name: &str) -> u32 {
-    let program = loaded.program_mut(name).unwrap();
+    let program = loaded.tested(name).unwrap();
     program.info().unwrap().id()
 }
 

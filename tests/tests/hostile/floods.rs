@@ -23,7 +23,7 @@ const TIME: Duration = Duration::from_secs(5);
 const OWN_CLIENTS: f64 = 0.99;
 /// Share of its neighbours' where the lab itself, or the machine, has lost frames: good clients' among them.
 /// Else it is all.
-const UNLUCKY: f64 = 0.99;
+const UNLUCKY: f64 = 0.95;
 /// Fewer frames per second are no flood.
 const SLOWEST: f64 = 5_000.0;
 /// Connections of each kind that are open already.

@@ -141,8 +141,8 @@ fn a_full_flow_table_takes_no_more_and_keeps_what_it_has() {
             world.forget();
             world.configure(|config| {
                 config.snat_count = 10_000;
-                config.flow_mask4 = 15;
-                config.flow_mask6 = 15;
+                config.flow_mask4 = 31;
+                config.flow_mask6 = 31;
             });
             let frontend = (scene.node, 30_080);
             let spec = ServiceSpec::new(TCP).node_port(frontend.0, frontend.1);
@@ -151,8 +151,8 @@ fn a_full_flow_table_takes_no_more_and_keeps_what_it_has() {
                 let request = first(TCP, (scene.client, port), frontend);
                 request.macs(EXTERNAL_MAC, ROUTER_MAC)
             };
-            // Sixteen records are eight connections.
-            for port in 40_000..40_008 {
+            // The smallest table: 32 records are sixteen connections.
+            for port in 40_000..40_016 {
                 let found = world.run(At::Xdp, EXTERNAL, &request(port).bytes());
                 assert_eq!(found.counted[0].1, Reason::Opened, "{port}");
             }
@@ -161,10 +161,10 @@ fn a_full_flow_table_takes_no_more_and_keeps_what_it_has() {
                     "there is no room for another",
                     at,
                     EXTERNAL,
-                    &request(40_008),
+                    &request(40_016),
                     Expected::drops(Reason::FlowTableFull),
                 );
-                for port in 40_000..40_008 {
+                for port in 40_000..40_016 {
                     let found = world.run(at, EXTERNAL, &request(port).bytes());
                     assert_eq!(found.counted[0].1, Reason::ToEndpoint, "{port}");
                 }

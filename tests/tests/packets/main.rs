@@ -8,6 +8,7 @@ mod malformed;
 mod model;
 mod odd;
 mod oracle;
+mod processors;
 mod refusals;
 mod scene;
 mod service;

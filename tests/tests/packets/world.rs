@@ -21,7 +21,7 @@ use lb_common::{
         device_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, flow_flag, tag},
+    flow::{Flow, Timeouts, flow_flag, tag},
     verdict::{COUNTERS, Hook, Reason},
 };
 use lb_tests::{PinRoot, packet::difference};
@@ -31,7 +31,7 @@ use node_lb::{
         bpf::{BatchMap, MappedArray},
         load,
     },
-    flows::clock,
+    flows::{FlowSweeper, FlowTables, clock},
 };
 
 use super::{
@@ -292,37 +292,41 @@ impl World {
         self.run_as(at, device, frame, 0)
     }
 
+    /// Sends frames through programs from so many threads at once, which share the programs, until there is no
+    /// frame any more. Returns how many there were.
+    pub fn run_beside(
+        &self,
+        programs: [At; 2],
+        device: &str,
+        threads: usize,
+        next: impl Fn() -> Option<Vec<u8>> + Sync,
+    ) -> u64 {
+        let ifindex = scene::index(device);
+        let run = |at: At| {
+            let program = self.loaded.tested(at.program()).unwrap();
+            let mut frames = 0;
+            while let Some(frame) = next() {
+                test_run(program, at, ifindex, &frame, 0);
+                frames += 1;
+            }
+            frames
+        };
+        thread::scope(|scope| {
+            let start = |number| scope.spawn(move || run(programs[number % programs.len()]));
+            let running: Vec<_> = (0..threads).map(start).collect();
+            running
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .sum()
+        })
+    }
+
     /// [`World::run`] with a frame that a device will segment, each with `gso_size` bytes (TC only).
     pub fn run_as(&mut self, at: At, device: &str, frame: &[u8], gso_size: u32) -> Outcome {
-        let ifindex = scene::index(device);
-        let mut output = vec![0; OUTPUT];
-        // `struct xdp_md` and `struct __sk_buff`, all words of 32 bits.
-        let context: Vec<u32> = match at.is_xdp() {
-            true => vec![0, frame.len() as u32, 0, ifindex, 0, 0],
-            false => {
-                let mut context = vec![0; 48];
-                context[10] = ifindex;
-                context[44] = gso_size;
-                context
-            }
-        };
-        let context: Vec<u8> = context.into_iter().flat_map(u32::to_ne_bytes).collect();
-        let options = TestRunOptions {
-            data_in: Some(frame),
-            data_out: Some(&mut output),
-            ctx_in: Some(&context),
-            ..TestRunOptions::default()
-        };
-        let result = match self.loaded.program_mut(at.program()).unwrap() {
-            Program::Xdp(program) => program.test_run(options),
-            Program::SchedClassifier(program) => program.test_run(options),
-            _ => unreachable!("packets are for XDP and TC"),
-        };
-        let result = result
-            .unwrap_or_else(|error| panic!("{} on {} bytes: {error:?}", at.program(), frame.len()));
-        output.truncate(result.data_size_out as usize);
+        let program = self.loaded.tested(at.program()).unwrap();
+        let (value, output) = test_run(program, at, scene::index(device), frame, gso_size);
         Outcome {
-            action: Action::of(at, result.return_value),
+            action: Action::of(at, value),
             frame: output,
             counted: self.newly_counted(),
             stats: self.newly_summed(),
@@ -481,6 +485,49 @@ impl World {
         }
     }
 
+    /// Says how long flows may stay silent.
+    pub fn limit(&self, timeouts: Timeouts) {
+        let limits = MappedArray::<Limits>::new(&self.loaded.map("LIMITS").unwrap()).unwrap();
+        let before = limits.read(0);
+        limits.write(0, &Limits { timeouts, ..before });
+    }
+
+    /// Starts sweeping the flow tables as the agent does.
+    pub fn sweep(&self) -> FlowSweeper {
+        let map = |name| self.loaded.map(name).unwrap();
+        let tables = FlowTables {
+            v4: MappedArray::new(&map("FLOWS4")).unwrap(),
+            v6: MappedArray::new(&map("FLOWS6")).unwrap(),
+        };
+        let limits = MappedArray::new(&map("LIMITS")).unwrap();
+        let services = MappedArray::new(&map("SERVICE_STATS")).unwrap();
+        FlowSweeper::start(tables, &self.config.read(0), limits, services, None).unwrap()
+    }
+
+    /// The records of the IPv4 table.
+    pub fn records4(&self) -> Vec<Flow<Ip4>> {
+        let records = self.flows4.iter(0..FLOWS);
+        // SAFETY: records are plain words in the map as well.
+        records
+            .map(|(_, words)| unsafe { transmute::<[u64; 8], Flow<Ip4>>(words) })
+            .collect()
+    }
+
+    /// The records of the IPv6 table.
+    pub fn records6(&self) -> Vec<Flow<Ip6>> {
+        let records = self.flows6.iter(0..FLOWS);
+        // SAFETY: as above.
+        records
+            .map(|(_, words)| unsafe { transmute::<[u64; 16], Flow<Ip6>>(words) })
+            .collect()
+    }
+
+    /// Flows of all services that have not proved themselves, as programs and sweeper count them.
+    pub fn half_open(&self) -> i64 {
+        let stats = (0..self.next.0).map(|service| self.stats.read(service));
+        stats.map(|stats| i64::from(stats.half_open)).sum()
+    }
+
     /// Forgets flows.
     pub fn forget_flows(&self) {
         for index in 0..FLOWS {
@@ -605,6 +652,43 @@ impl World {
             local.update(&[node], &[LocalAddress::default()]).unwrap();
         }
     }
+}
+
+/// Has the kernel run a program on a frame that came in by a device: what it returned, and the frame then.
+fn test_run(
+    program: &Program,
+    at: At,
+    ifindex: u32,
+    frame: &[u8],
+    gso_size: u32,
+) -> (u32, Vec<u8>) {
+    let mut output = vec![0; OUTPUT];
+    // `struct xdp_md` and `struct __sk_buff`, all words of 32 bits.
+    let context: Vec<u32> = match at.is_xdp() {
+        true => vec![0, frame.len() as u32, 0, ifindex, 0, 0],
+        false => {
+            let mut context = vec![0; 48];
+            context[10] = ifindex;
+            context[44] = gso_size;
+            context
+        }
+    };
+    let context: Vec<u8> = context.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        data_out: Some(&mut output),
+        ctx_in: Some(&context),
+        ..TestRunOptions::default()
+    };
+    let result = match program {
+        Program::Xdp(program) => program.test_run(options),
+        Program::SchedClassifier(program) => program.test_run(options),
+        _ => unreachable!("packets are for XDP and TC"),
+    };
+    let result = result
+        .unwrap_or_else(|error| panic!("{} on {} bytes: {error:?}", at.program(), frame.len()));
+    output.truncate(result.data_size_out as usize);
+    (result.return_value, output)
 }
 
 fn kept<A: Address>(

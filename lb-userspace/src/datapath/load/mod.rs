@@ -176,6 +176,17 @@ impl Loaded {
     /// # Errors
     ///
     /// If it is not in the object.
+    pub fn tested(&self, name: &str) -> Result<&Program, LoadError> {
+        self.ebpf
+            .program(name)
+            .ok_or_else(|| missing("program", name))
+    }
+
+    /// A loaded program, to attach in other ways than [`super::Attacher`] does.
+    ///
+    /// # Errors
+    ///
+    /// If it is not in the object.
     pub fn program_mut(&mut self, name: &str) -> Result<&mut Program, LoadError> {
         self.ebpf
             .program_mut(name)
@@ -220,6 +231,22 @@ fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, Map
             (name.clone(), MapShape::of(map, max_entries))
         })
         .collect())
+}
+
+/// Number of entries of a pinned map; `None` if there is none.
+///
+/// # Errors
+///
+/// If it is there and cannot be opened.
+pub fn pinned_entries(pins: &Pins, name: &str) -> Result<Option<u32>, LoadError> {
+    if !pins.maps()?.contains(name) {
+        return Ok(None);
+    }
+    let path = pins.map(name);
+    match MapData::from_pin(&path).and_then(|map| map.info()) {
+        Ok(info) => Ok(Some(info.max_entries())),
+        Err(source) => Err(LoadError::Pinned { path, source }),
+    }
 }
 
 fn check_pinned(name: &str, pins: &Pins, expected: MapShape) -> Result<(), LoadError> {
