@@ -62,8 +62,9 @@ pub struct Rewrite<A> {
 ///
 /// The first versions of node-lb kept a next hop in the record, where there are numbers now. Their
 /// programs may use the same table, before or after ours, or at the same time while programs are
-/// exchanged. They know the bits that say so here and keep the others, never set [`NUMBERED`](self::NUMBERED), and set
-/// [`OLD_HOP`](self::OLD_HOP) when they write their next hop: see [`super::foreign`].
+/// exchanged. They know the bits that say so here and keep the others, never set
+/// [`flow_flag::NUMBERED`], and set [`flow_flag::OLD_HOP`] when they write their next hop: see
+/// [`super::foreign`].
 pub mod flow_flag {
     /// A packet of the direction came; for TCP, the numbers of the record are valid. Known to old programs.
     pub const SEEN: u32 = 1 << 0;
