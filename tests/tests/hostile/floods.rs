@@ -21,8 +21,10 @@ use super::support::{
 const TIME: Duration = Duration::from_secs(5);
 /// Share of an attacked Service's own new connections that open at their first packet.
 const OWN_CLIENTS: f64 = 0.99;
+/// Share of its neighbours' datagrams: one in some hundreds has been seen to be lost, and nobody knows yet
+/// where. It should be all.
+const DATAGRAMS: f64 = 0.99;
 /// Share of its neighbours' where the lab itself, or the machine, has lost frames: good clients' among them.
-/// Else it is all.
 const UNLUCKY: f64 = 0.95;
 /// Fewer frames per second are no flood.
 const SLOWEST: f64 = 5_000.0;
@@ -191,7 +193,11 @@ impl Scene {
         findings.note(report.rate() > SLOWEST, format!("flood: {report}"));
         let flows_meanwhile = flows(&ground)?;
         let lost = lost_frames(&ground)? - lost_before;
-        let neighbours = if lost == 0 { 1.0 } else { UNLUCKY };
+        let neighbours = match self.kind {
+            _ if lost != 0 => UNLUCKY,
+            FloodKind::Udp => DATAGRAMS,
+            _ => 1.0,
+        };
         fresh.judge("meanwhile", OWN_CLIENTS, neighbours, &mut findings)?;
         let with = open.stop()?;
         for ((number, without), (_, with)) in without.iter().zip(&with) {

