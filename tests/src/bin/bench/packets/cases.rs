@@ -27,8 +27,10 @@ pub enum Work {
     Floor(&'static str),
     /// Finds its flow.
     Established(Service, Direction),
-    /// Opens a flow never seen before.
+    /// Opens a flow never seen before, of a service whose clients complete their handshakes.
     New(Service),
+    /// The same with none of them completed: each flow ends the oldest of the service's budget.
+    Flood(Service),
     /// Is no service traffic.
     Pass,
     /// Is refused, and answered so.
@@ -121,6 +123,8 @@ pub const CASES: &[Case] = &[
     new("tcp6-new", TCP6, 0, M1),
     new("tcp6-new-1m", TCP6, M1, M1 / 8),
     new("udp4-new", UDP4, 0, M1),
+    flood("tcp4-flood", TCP4),
+    flood("tcp6-flood", TCP6),
 ];
 
 /// The case with this name.
@@ -183,5 +187,14 @@ const fn new(name: &'static str, service: Service, flows: u32, repeat: u32) -> C
         flows,
         repeat,
         work: Work::New(service),
+    }
+}
+
+const fn flood(name: &'static str, service: Service) -> Case {
+    Case {
+        name,
+        flows: 0,
+        repeat: M1,
+        work: Work::Flood(service),
     }
 }

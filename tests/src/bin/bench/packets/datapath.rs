@@ -37,8 +37,11 @@ const PROGRAM: &str = "xdp_ingress";
 pub const ENDPOINTS: u32 = 100;
 /// Slots per flow table: a million flows, which are two million records, fill half of them.
 const SLOTS: u32 = 1 << 22;
-/// Half-open flows of a service: more than a sample opens, or each would end another.
-pub const HALF_OPEN: u32 = 1 << 17;
+/// Half-open flows that a service may have, as the agent sets it.
+pub const HALF_OPEN: u32 = 1 << 14;
+/// What a service's count of half-open flows starts at when its clients complete their handshakes: so
+/// far below zero that no sample brings it to where the budget begins.
+const NONE_HALF_OPEN: u32 = i32::MIN.cast_unsigned();
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
 const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
@@ -136,17 +139,19 @@ impl<A: Family> FlowTable<A> {
         })
     }
 
-    /// Removes all flows, with what services know of them. No program may be running.
-    pub fn clear(&self) {
+    /// Removes all flows. No program may be running. Flows to come have a budget of half-open ones, or
+    /// count as if every handshake was completed.
+    pub fn clear(&self, has_budget: bool) {
         for index in 0..self.records.len() {
             if self.tag(index) != tag::CLEAN {
                 self.records.write(index, &A::FREE);
             }
         }
         let half_open = offset_of!(ServiceStats, half_open);
+        let start = if has_budget { 0 } else { NONE_HALF_OPEN };
         for service in 0..self.services.len() {
             let count = self.services.u32_at(service, half_open);
-            count.store(0, Ordering::Relaxed);
+            count.store(start, Ordering::Relaxed);
         }
     }
 

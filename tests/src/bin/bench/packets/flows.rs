@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use lb_common::{
     flow::Flow,
     parse::{Tuple, checksum_offset},
+    pipeline::WITHOUT_RING,
     verdict::Reason,
 };
 
@@ -106,7 +107,23 @@ impl<A: Family> Flows<A> {
         self.crowd = None;
         self.gather(rig, service, case.flows)?;
         self.crowd = None;
-        let present = self.table.live();
+        let present = self.table.live() as u64;
+        let (sample, opened) = self.open(rig, service, case)?;
+        self.check_live(present + 2 * opened)?;
+        Ok(sample)
+    }
+
+    /// A sample of packets that open flows which nobody completes, more than their service may have.
+    pub fn flooded(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
+        self.crowd = None;
+        self.table.clear(true);
+        let (sample, opened) = self.open(rig, service, case)?;
+        self.check_live(2 * opened.min((WITHOUT_RING + HALF_OPEN).into()))?;
+        Ok(sample)
+    }
+
+    /// Opens flows beside those that exist; how many in all.
+    fn open(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<(Sample, u64)> {
         let kind = Kind::first::<A>(service.protocol);
         let numbers = case.flows..case.flows + WARM_UP + case.repeat;
         let requests: Vec<Tuple<A>> = numbers
@@ -120,13 +137,6 @@ impl<A: Family> Flows<A> {
         let (_, warm) = rig.follow(&mut self.trace, WARM_UP)?;
         let (run, counted) = rig.follow(&mut self.trace, case.repeat)?;
         let opened = check::opened(&counted, case.repeat, OPENED)?;
-        let records = 2 * (opened + check::opened(&warm, WARM_UP, OPENED)?);
-        ensure!(
-            self.table.live() as u64 == present as u64 + records,
-            "{} live records before and {} after {records} should have come",
-            present,
-            self.table.live()
-        );
         match self.table.find(&requests[self.trace.last()]) {
             Some(flow) => {
                 let left = translated(&flow);
@@ -134,10 +144,18 @@ impl<A: Family> Flows<A> {
             }
             None => check::action(&run, action::DROP)?,
         }
-        Ok(Sample {
+        let sample = Sample {
             ns: run.ns - overhead,
             opened: Some(opened as f64 / f64::from(case.repeat)),
-        })
+        };
+        Ok((sample, opened + check::opened(&warm, WARM_UP, OPENED)?))
+    }
+
+    /// Checks how many records are in use.
+    fn check_live(&self, expected: u64) -> Result<()> {
+        let live = self.table.live() as u64;
+        ensure!(live == expected, "{live} live records, not {expected}");
+        Ok(())
     }
 
     /// Makes sure that `asked` flows to a service exist and no others, and that their next hops are
@@ -148,34 +166,29 @@ impl<A: Family> Flows<A> {
             return Ok(());
         }
         self.crowd = None;
-        self.table.clear();
+        self.table.clear(false);
         let all: Vec<Tuple<A>> = (0..asked)
             .map(|number| client(number, service.protocol, service.destination))
             .collect();
-        let mut crowd = Crowd {
+        let (requests, answers) = self.shake_hands(rig, service, &all)?;
+        self.crowd = Some(Crowd {
             service,
             asked,
-            requests: Vec::with_capacity(all.len()),
-            answers: Vec::with_capacity(all.len()),
-        };
-        // A handshake must be done before too many others have begun.
-        for requests in all.chunks(HALF_OPEN as usize / 2) {
-            self.shake_hands(rig, service, requests, &mut crowd)?;
-        }
-        self.crowd = Some(crowd);
+            requests,
+            answers,
+        });
         Ok(())
     }
 
-    /// Opens flows and brings them to where both sides have answered.
+    /// Opens flows and brings them to where both sides have answered: the packets of both.
     fn shake_hands(
         &mut self,
         rig: &mut Rig,
         service: Service,
         all: &[Tuple<A>],
-        crowd: &mut Crowd<A>,
-    ) -> Result<()> {
+    ) -> Result<(Vec<Tuple<A>>, Vec<Tuple<A>>)> {
         let asked = all.len() as u32;
-        let before = crowd.requests.len();
+        let (mut requests, mut answers) = (Vec::new(), Vec::new());
         let counted = self.send(rig, all, Kind::first::<A>(service.protocol))?;
         let opened = check::opened(&counted, asked, OPENED)?;
         for request in all.iter().copied() {
@@ -192,25 +205,25 @@ impl<A: Family> Flows<A> {
                 translated(&reply).reversed() == request,
                 "a flow's records disagree"
             );
-            crowd.requests.push(request);
-            crowd.answers.push(answer);
+            requests.push(request);
+            answers.push(answer);
         }
         ensure!(
-            (crowd.requests.len() - before) as u64 == opened,
+            requests.len() as u64 == opened,
             "{opened} flows were opened, {} are found",
-            crowd.requests.len() - before
+            requests.len()
         );
         let answered = match service.destination {
             Destination::Remote => Reason::ToClient,
             _ => Reason::ReplyToStack,
         };
-        let answers = Kind::answer::<A>(service.protocol);
-        let counted = self.send(rig, &crowd.answers[before..], answers)?;
+        let kind = Kind::answer::<A>(service.protocol);
+        let counted = self.send(rig, &answers, kind)?;
         check::counts(&counted, &[(answered, opened as u32)])?;
-        let later = Kind::later::<A>(service.protocol);
-        let counted = self.send(rig, &crowd.requests[before..], later)?;
+        let kind = Kind::later::<A>(service.protocol);
+        let counted = self.send(rig, &requests, kind)?;
         check::counts(&counted, &[(Reason::ToEndpoint, opened as u32)])?;
-        Ok(())
+        Ok((requests, answers))
     }
 
     /// Sends one packet of each tuple; what was counted.

@@ -70,6 +70,10 @@ impl Sampler {
                 IpFamily::V4 => flows4.opening(rig, service, case),
                 IpFamily::V6 => flows6.opening(rig, service, case),
             },
+            Work::Flood(service) => match service.family {
+                IpFamily::V4 => flows4.flooded(rig, service, case),
+                IpFamily::V6 => flows6.flooded(rig, service, case),
+            },
         };
         sample.with_context(|| format!("case {}", case.name))
     }

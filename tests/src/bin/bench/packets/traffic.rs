@@ -25,6 +25,8 @@ pub const TARGET_PORT: u16 = 8080;
 
 /// Time to live of frames as they arrive.
 const TTL: u8 = 64;
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
 
 /// What packets are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +164,9 @@ pub fn forwarded<A: Address>(ethernet: Ethernet, tuple: &Tuple<A>, kind: Kind) -
 
 /// The answer to an IPv4 frame whose port nobody listens at (RFC 792), from where the frame went.
 pub fn port_unreachable(frame: &[u8]) -> Vec<u8> {
-    let (ethernet, quote) = frame.split_at(ETHERNET);
+    let (ethernet, padded) = frame.split_at(ETHERNET);
+    let length = u16::from_be_bytes([padded[2], padded[3]]);
+    let quote = &padded[..usize::from(length)];
     let (to, from) = (&ethernet[..6], &ethernet[6..12]);
     let mut ip = vec![0; 20];
     ip[0] = 0x45;
@@ -187,7 +191,12 @@ fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) 
     bytes[6..12].copy_from_slice(&ethernet.from);
     bytes[12..14].copy_from_slice(&A::ETHERTYPE.to_be_bytes());
 
-    let payload = (kind.length - ETHERNET - A::HEADER) as u16;
+    // A segment has no data: it would be the same data in every packet, which is a rare case. The rest of
+    // a short frame is padding.
+    let payload = match kind.protocol {
+        TCP => TCP_HEADER,
+        _ => kind.length - ETHERNET - A::HEADER,
+    } as u16;
     let (ip, transport) = bytes[ETHERNET..].split_at_mut(A::HEADER);
     let (from, to) = A::OFFSETS;
     let width = to - from;
