@@ -55,14 +55,25 @@ pub fn decide<'a, A: Address, S: Services<A>>(
     tuple: &Tuple<A>,
     ifindex: u32,
 ) -> Decision<'a> {
-    let Ok(found) = u64::try_from(frontend(services, tuple)) else {
-        return Decision::Pass;
-    };
-    let (service, kind) = (found as u32, (found >> 32) as u8);
+    match addressed(services, tuple) {
+        Some(frontend) => decide_for(services, tuple, ifindex, frontend),
+        None => Decision::Pass,
+    }
+}
+
+/// [`decide`] for a packet that is addressed to a frontend.
+#[inline(always)]
+pub fn decide_for<'a, A: Address, S: Services<A>>(
+    services: &'a S,
+    tuple: &Tuple<A>,
+    ifindex: u32,
+    frontend: Addressed,
+) -> Decision<'a> {
+    let service = frontend.service();
     let Some(plan) = services.plan(service) else {
         return Decision::Drop(service, Reason::NotProgrammed);
     };
-    let kind = FrontendKind::from_u8(kind);
+    let kind = frontend.kind();
     if kind == FrontendKind::LoadBalancerIp
         && plan.source_set != 0
         && !services.source_allowed(plan.source_set, tuple.source.to_mapped())
@@ -72,12 +83,10 @@ pub fn decide<'a, A: Address, S: Services<A>>(
     if !plan.has_endpoints() {
         return Decision::Reject(service, Reason::NoEndpoints);
     }
-    let origin = origin(services, tuple, ifindex);
-    let policy = policy(plan, kind, origin);
+    let (policy, masquerade) = treatment(services, tuple, ifindex, plan, kind);
     if plan.set(policy).is_empty() {
         return Decision::Drop(service, Reason::NoLocalEndpoints);
     }
-    let masquerade = masquerade::<A, S>(services, plan, kind, origin);
     Decision::Forward(Route {
         plan,
         kind,
@@ -100,8 +109,31 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
             && !tcp::opens(tcp_flags)
 }
 
-/// The frontend that a packet is addressed to: service and kind in one word, negative if there is none.
-/// Out of line, since its key would lie on the stack to the end.
+/// The frontend that a packet is addressed to: service id and, above it, the kind.
+#[repr(transparent)]
+#[derive(Clone, Copy, Default)]
+pub struct Addressed(u64);
+
+impl Addressed {
+    #[inline(always)]
+    fn service(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline(always)]
+    fn kind(self) -> FrontendKind {
+        FrontendKind::from_u8((self.0 >> 32) as u8)
+    }
+}
+
+/// The frontend that a packet is addressed to.
+#[inline(always)]
+pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Option<Addressed> {
+    u64::try_from(frontend(services, tuple)).ok().map(Addressed)
+}
+
+/// The work behind [`addressed`]: negative if there is none. Out of line, since its key would lie on the
+/// stack to the end.
 #[inline(never)]
 fn frontend<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> i64 {
     let key = FrontendKey {
@@ -119,20 +151,24 @@ fn frontend<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> i64 {
 /// Where a connection comes from. A node address that lies in the pods' range counts as a pod.
 #[inline(always)]
 pub fn origin<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>, ifindex: u32) -> Origin {
-    let config = services.config();
-    let pod = if config.flags & config_flag::DETECT_BY_CIDR != 0 {
-        let (network, prefix) = config.pods::<A>();
-        prefix <= 128 && tuple.source.within(network, prefix)
-    } else {
-        config.flags & config_flag::DETECT_BY_DEVICE != 0
-            && services.device_flags(ifindex) & device_flag::PODS != 0
-    };
-    if pod {
+    if is_from_pod(services, tuple, ifindex) {
         Origin::Pod
     } else if services.is_local(tuple.source.to_mapped()) {
         Origin::Node
     } else {
         Origin::Outside
+    }
+}
+
+#[inline(always)]
+fn is_from_pod<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>, ifindex: u32) -> bool {
+    let config = services.config();
+    if config.flags & config_flag::DETECT_BY_CIDR != 0 {
+        let (network, prefix) = config.pods::<A>();
+        prefix <= 128 && tuple.source.within(network, prefix)
+    } else {
+        config.flags & config_flag::DETECT_BY_DEVICE != 0
+            && services.device_flags(ifindex) & device_flag::PODS != 0
     }
 }
 
@@ -182,20 +218,26 @@ pub fn policy(plan: &Plan, kind: FrontendKind, origin: Origin) -> Policy {
     }
 }
 
+/// The policy for a connection, and whether its source address must be replaced. Most need not know
+/// where it comes from, which takes a look-up.
 #[inline(always)]
-fn masquerade<A: Address, S: Services<A>>(
+fn treatment<A: Address, S: Services<A>>(
     services: &S,
+    tuple: &Tuple<A>,
+    ifindex: u32,
     plan: &Plan,
     kind: FrontendKind,
-    origin: Origin,
-) -> bool {
+) -> (Policy, bool) {
     let config = services.config();
-    match kind {
-        FrontendKind::ClusterIp => {
-            config.flags & config_flag::MASQUERADE_ALL != 0
-                || config.has_detector::<A>() && origin != Origin::Pod
-        }
-        _ if plan.has(plan_flag::EXTERNAL_LOCAL) => origin == Origin::Node,
-        _ => true,
+    if kind == FrontendKind::ClusterIp {
+        // Policies inside the cluster do not ask.
+        let masquerade = config.flags & config_flag::MASQUERADE_ALL != 0
+            || config.has_detector::<A>() && !is_from_pod(services, tuple, ifindex);
+        return (policy(plan, kind, Origin::Pod), masquerade);
     }
+    if !plan.has(plan_flag::EXTERNAL_LOCAL) {
+        return (Policy::Cluster, true);
+    }
+    let origin = origin(services, tuple, ifindex);
+    (policy(plan, kind, origin), origin == Origin::Node)
 }

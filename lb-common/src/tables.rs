@@ -10,7 +10,7 @@ use crate::{
     },
     addr::{Address, Ip6},
     flow::{Hop, hop::Hops, table::Slots},
-    pipeline::Work,
+    pipeline::{self, Work},
     verdict::Reason,
 };
 
@@ -52,9 +52,19 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
 
     /// [`pipeline::open_index`](crate::pipeline::open_index), which the kernel's side makes a function
     /// that the verifier looks at by itself, and only once.
-    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64
+    where
+        Self: Sized,
+    {
+        pipeline::open_index(self, work, ifindex)
+    }
     /// [`pipeline::finish_index`](crate::pipeline::finish_index), likewise.
-    fn finish_index(&self, work: &mut Work<A>) -> u64;
+    fn finish_index(&self, work: &mut Work<A>) -> u64
+    where
+        Self: Sized,
+    {
+        pipeline::finish_index(self, work)
+    }
     /// What is remembered of an endpoint, by its id; its numbers are only accessed atomically.
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>>;
     /// [`crate::abi::Limits::half_open_mask`].

@@ -196,13 +196,13 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 
     #[inline(always)]
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
-        A::claim_index(tuple)
+    fn claim_index(&self, tuple: &Tuple<A>, hash: u64) -> u64 {
+        A::claim_index(tuple, hash)
     }
 
     #[inline(always)]
-    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
-        A::has_rival(tuple, outcome)
+    fn has_rival(&self, tuple: &Tuple<A>, hash: u64, outcome: u64) -> bool {
+        A::has_rival(tuple, hash, outcome)
     }
 
     #[inline(always)]
@@ -305,15 +305,15 @@ pub extern "C" fn find_index6(tuple: *const Tuple<Ip6>) -> u64 {
 /// [`FamilyMaps::claim_index`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>) -> u64 {
-    claim_index(tuple)
+pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>, hash: u64) -> u64 {
+    claim_index(tuple, hash)
 }
 
 /// [`FamilyMaps::has_rival`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn has_rival4(tuple: *const Tuple<Ip4>, outcome: u64) -> u64 {
-    has_rival(tuple, outcome)
+pub extern "C" fn has_rival4(tuple: *const Tuple<Ip4>, hash: u64, outcome: u64) -> u64 {
+    has_rival(tuple, hash, outcome)
 }
 
 /// [`FamilyMaps::gives_way`] for IPv4.
@@ -326,15 +326,15 @@ pub extern "C" fn gives_way4(segment: *const Segment, index: u32, purpose: u32) 
 /// [`FamilyMaps::claim_index`] for IPv6.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>) -> u64 {
-    claim_index(tuple)
+pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>, hash: u64) -> u64 {
+    claim_index(tuple, hash)
 }
 
 /// [`FamilyMaps::has_rival`] for IPv6.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn has_rival6(tuple: *const Tuple<Ip6>, outcome: u64) -> u64 {
-    has_rival(tuple, outcome)
+pub extern "C" fn has_rival6(tuple: *const Tuple<Ip6>, hash: u64, outcome: u64) -> u64 {
+    has_rival(tuple, hash, outcome)
 }
 
 /// [`FamilyMaps::gives_way`] for IPv6.
@@ -354,19 +354,19 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
 }
 
 #[inline(always)]
-fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64) -> u64 {
     // SAFETY: as above.
     match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple),
+        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple, hash),
         _ => 0,
     }
 }
 
 #[inline(always)]
-fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, outcome: u64) -> u64 {
+fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64, outcome: u64) -> u64 {
     // SAFETY: as above.
     match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::has_rival(&kernel, tuple, outcome).into(),
+        (Some(tuple), Some(kernel)) => table::has_rival(&kernel, tuple, hash, outcome).into(),
         _ => 1,
     }
 }

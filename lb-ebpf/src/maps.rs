@@ -139,9 +139,9 @@ pub trait FamilyMaps: Address {
     /// [`lb_common::flow::table::find_index`], likewise.
     fn find_index(tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::flow::table::claim_index`], likewise.
-    fn claim_index(tuple: &Tuple<Self>) -> u64;
+    fn claim_index(tuple: &Tuple<Self>, hash: u64) -> u64;
     /// [`lb_common::flow::table::has_rival`], likewise.
-    fn has_rival(tuple: &Tuple<Self>, outcome: u64) -> bool;
+    fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool;
     /// [`lb_common::flow::end::gives_way`], likewise.
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool;
     /// A place in the rings of half-open flows.
@@ -183,13 +183,13 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
-    fn claim_index(tuple: &Tuple<Self>) -> u64 {
-        claim_index4(tuple)
+    fn claim_index(tuple: &Tuple<Self>, hash: u64) -> u64 {
+        claim_index4(tuple, hash)
     }
 
     #[inline(always)]
-    fn has_rival(tuple: &Tuple<Self>, outcome: u64) -> bool {
-        has_rival4(tuple, outcome) != 0
+    fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool {
+        has_rival4(tuple, hash, outcome) != 0
     }
 
     #[inline(always)]
@@ -241,13 +241,13 @@ impl FamilyMaps for Ip6 {
     }
 
     #[inline(always)]
-    fn claim_index(tuple: &Tuple<Self>) -> u64 {
-        claim_index6(tuple)
+    fn claim_index(tuple: &Tuple<Self>, hash: u64) -> u64 {
+        claim_index6(tuple, hash)
     }
 
     #[inline(always)]
-    fn has_rival(tuple: &Tuple<Self>, outcome: u64) -> bool {
-        has_rival6(tuple, outcome) != 0
+    fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool {
+        has_rival6(tuple, hash, outcome) != 0
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@
 
 use super::{
     Record, Timeouts,
+    end::gives_way,
     record::{advance, read_tag},
     tag,
 };
@@ -48,17 +49,38 @@ pub unsafe trait Slots<A: Address> {
     fn timeouts(&self) -> Option<&Timeouts>;
     /// Notes that a service has so many more flows that have not proved themselves.
     fn count_half_open(&self, service: u32, change: i32);
+
     // The work behind a search and a claim, in steps. The kernel's side makes each a function that the
     // verifier looks at by itself, and only once.
 
     /// [`find_index`].
-    fn find_index(&self, tuple: &Tuple<A>) -> u64;
+    fn find_index(&self, tuple: &Tuple<A>) -> u64
+    where
+        Self: Sized,
+    {
+        find_index(self, tuple)
+    }
     /// [`claim_index`].
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64;
+    fn claim_index(&self, tuple: &Tuple<A>, hash: u64) -> u64
+    where
+        Self: Sized,
+    {
+        claim_index(self, tuple, hash)
+    }
     /// [`has_rival`].
-    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool;
+    fn has_rival(&self, tuple: &Tuple<A>, hash: u64, outcome: u64) -> bool
+    where
+        Self: Sized,
+    {
+        has_rival(self, tuple, hash, outcome)
+    }
     /// [`super::end::gives_way`].
-    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool
+    where
+        Self: Sized,
+    {
+        gives_way(self, index, segment, purpose)
+    }
 }
 
 /// What a record is claimed for: it decides what becomes of a flow that has the tuple already.
@@ -172,13 +194,12 @@ fn search<A: Address, S: Slots<A>>(
     None
 }
 
-/// Reads the home records of two tuples that are about to be claimed: the processor fetches both at
-/// once, where claims, which are barriers, would wait for one after the other.
-#[inline(never)]
-pub fn approach<A: Address, S: Slots<A>>(slots: &S, one: &Tuple<A>, other: &Tuple<A>) {
-    for tuple in [one, other] {
-        let home = position(hash(tuple, slots.secret()), slots.mask(), 0);
-        if let Some(record) = slots.slot(home) {
+/// Reads the home records of tuples with these hashes, which are about to be claimed: the processor
+/// fetches both at once, where claims, which are barriers, would wait for one after the other.
+#[inline(always)]
+pub fn approach<A: Address, S: Slots<A>>(slots: &S, hashes: [u64; 2]) {
+    for hash in hashes {
+        if let Some(record) = slots.slot(home(hash, slots.mask())) {
             read_tag(record);
         }
     }
@@ -234,22 +255,23 @@ impl<A: Address> Claim<A> {
     }
 }
 
-/// Claims a record for a tuple that has none; `refused` says why if there is none. The record's own
-/// index is in its `peer`. `segment` is the packet that asks for it.
+/// Claims a record for a tuple with this [`hash`] that has none; `refused` says why if there is none. The
+/// record's own index is in its `peer`. `segment` is the packet that asks for it.
 #[inline(always)]
 pub fn claim<A: Address, S: Slots<A>>(
     slots: &S,
     tuple: &Tuple<A>,
+    hash: u64,
     segment: &Segment,
     purpose: Purpose,
     refused: &mut Refused,
 ) -> Option<Claim<A>> {
-    let mut outcome = Outcome(slots.claim_index(tuple));
+    let mut outcome = Outcome(slots.claim_index(tuple, hash));
     if outcome.kind() == Outcome::EXISTS
         && purpose != Purpose::Plain
         && slots.gives_way(outcome.index(), segment, purpose)
     {
-        outcome = Outcome(slots.claim_index(tuple));
+        outcome = Outcome(slots.claim_index(tuple, hash));
     }
     if outcome.over() != 0 {
         slots.gives_way(outcome.over(), segment, Purpose::Nothing);
@@ -265,7 +287,7 @@ pub fn claim<A: Address, S: Slots<A>>(
     let claim = Claim {
         record: slots.slot(outcome.index())?,
     };
-    if slots.has_rival(tuple, outcome.0) {
+    if outcome.may_have_rival() && slots.has_rival(tuple, hash, outcome.0) {
         claim.release();
         return None;
     }
@@ -282,6 +304,8 @@ impl Outcome {
     const CLAIMED: u64 = 1;
     /// It had been `CLEAN`.
     const WAS_CLEAN: u64 = 1 << 58;
+    /// And it is the first that a search visits.
+    const WAS_CLEAN_HOME: u64 = 1 << 59;
     const EXISTS: u64 = 2;
     const FULL: u64 = 3;
     const RACE: u64 = 4;
@@ -297,6 +321,12 @@ impl Outcome {
     #[inline(always)]
     fn kind(self) -> u64 {
         self.0 >> 60
+    }
+
+    /// Whether [`has_rival`] has anywhere to look.
+    #[inline(always)]
+    fn may_have_rival(self) -> bool {
+        self.0 & Self::WAS_CLEAN_HOME == 0
     }
 
     /// Of the record that was claimed, or has the tuple.
@@ -315,8 +345,7 @@ impl Outcome {
 /// The work behind [`claim`]: looks for the tuple and for room, and takes the room. Returns an
 /// [`Outcome`].
 #[inline(always)]
-pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
-    let hash = hash(tuple, slots.secret());
+pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64) -> u64 {
     let now = slots.now();
     let shortest = match slots.timeouts().map_or(0, |timeouts| timeouts.shortest) {
         0 => i64::from(i32::MAX),
@@ -366,6 +395,9 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 
     // SAFETY: the record is ours until its tag says otherwise.
     unsafe { (*word).peer = free };
     let was_clean = match tag::state(free_tag) {
+        tag::CLEAN if free == home(hash, slots.mask()) => {
+            Outcome::WAS_CLEAN | Outcome::WAS_CLEAN_HOME
+        }
         tag::CLEAN => Outcome::WAS_CLEAN,
         _ => 0,
     };
@@ -384,7 +416,13 @@ pub fn settle<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) -> bool {
     true
 }
 
-/// Index of the record that a search for `hash` visits at `step`. The first versions of node-lb know the
+/// Index of the record that a search for `hash` visits first.
+#[inline(always)]
+fn home(hash: u64, mask: u32) -> u32 {
+    hash as u32 & mask
+}
+
+/// Index of the record that a search for `hash` visits at `step`, 0 being its [`home`]. The first versions of node-lb know the
 /// first two groups.
 #[inline(always)]
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
@@ -438,8 +476,12 @@ fn is_in_use(tag: u32) -> u32 {
 /// full barrier; both may, and both give up then. Past a record that was `CLEAN` there is none: no
 /// search went further, and whoever comes now sees the claim.
 #[inline(always)]
-pub fn has_rival<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, outcome: u64) -> bool {
-    let hash = hash(tuple, slots.secret());
+pub fn has_rival<A: Address, S: Slots<A>>(
+    slots: &S,
+    tuple: &Tuple<A>,
+    hash: u64,
+    outcome: u64,
+) -> bool {
     let own = Outcome(outcome).index();
     for step in rolled((GROUP * GROUPS) as usize) {
         let index = position(hash, slots.mask(), step as u32);

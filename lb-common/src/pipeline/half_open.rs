@@ -31,7 +31,7 @@ pub fn is_pressed<A: Address, T: Tables<A>>(tables: &T, service: u32) -> bool {
 /// Counts a flow that was just opened, and ends the service's oldest half-open one if the budget is
 /// used up. `index` is the flow's own, of the client's direction, and `tag` the one it was published
 /// with.
-#[inline(never)]
+#[inline(always)]
 pub(super) fn enter<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
@@ -41,9 +41,21 @@ pub(super) fn enter<A: Address, T: Tables<A>>(
 ) {
     let before = tables.half_open(service);
     tables.count_half_open(service, 1);
-    if before < WITHOUT_RING {
-        return;
+    if before >= WITHOUT_RING {
+        take_place(tables, work, service, index, tag);
     }
+}
+
+/// Puts a flow in its service's ring, and ends the one that had the place before. Out of line: a service
+/// that is not attacked does without.
+#[inline(never)]
+fn take_place<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    service: u32,
+    index: u32,
+    tag: u32,
+) {
     let ring = service % RINGS;
     let Some(cursor) = tables.half_open_cursor(ring) else {
         return;

@@ -40,6 +40,7 @@ use crate::{
     frame::Frame,
     parse::{self, ETHERNET, Fragment, Network, Segment, TCP, Tuple, UDP},
     rewrite,
+    service::Addressed,
     tables::Tables,
     verdict::{Reason, Verdict},
 };
@@ -52,6 +53,9 @@ pub struct Work<A> {
     pub tuple: Tuple<A>,
     /// What identifies another packet: one quoted, or the answers to come.
     pub other: Tuple<A>,
+    /// Hashes of the two in the flow table, while a flow is being opened.
+    pub hash: u64,
+    pub other_hash: u64,
     /// What a TCP packet says of its connection.
     pub segment: Segment,
     /// Who an answer comes from, and what it says.
@@ -62,6 +66,8 @@ pub struct Work<A> {
     pub memory: u64,
     /// A next hop that was looked up; the device of [`Way::Device`].
     pub hop: Hop,
+    /// What the packet is addressed to, if it opens a flow.
+    pub frontend: Addressed,
     /// A flow that is being opened.
     pub opening: Opening,
     /// Id of an endpoint that a connection has left; 0 means none.

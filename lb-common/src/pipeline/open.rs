@@ -24,6 +24,7 @@ const LOOKS: usize = 64;
 /// Attempts to open a flow when another CPU gets in the way, or an old flow. Of two CPUs with the same
 /// packet both may give up at once, again and again.
 const ATTEMPTS: usize = 8;
+
 /// What becomes of a packet that opens no flow.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -44,6 +45,16 @@ pub(super) fn open<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     ifindex: u32,
 ) -> Option<Record<A>> {
+    let Some(frontend) = service::addressed(tables, &work.tuple) else {
+        // At once: on some nodes this is most of what arrives.
+        if tcp::opens(work.segment.flags) {
+            make_way(tables, work);
+        }
+        work.refusal = Refusal::Pass;
+        work.reason = Reason::NotService;
+        return None;
+    };
+    work.frontend = frontend;
     work.avoided = 0;
     for _ in rolled(ATTEMPTS) {
         let mut index = tables.open_index(work, ifindex);
@@ -66,7 +77,8 @@ pub(super) fn open<A: Address, T: Tables<A>>(
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
     let opens = tcp::opens(flags);
-    let (service, refusal, reason) = match service::decide(tables, &work.tuple, ifindex) {
+    let decision = service::decide_for(tables, &work.tuple, ifindex, work.frontend);
+    let (service, refusal, reason) = match decision {
         Decision::Pass => (0, Refusal::Pass, Reason::NotService),
         _ if service::is_left_to_another(tables, &work.tuple, flags) => {
             // Our own connection's SYN may have come again.
@@ -229,7 +241,7 @@ pub(super) fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> 
 
 /// Makes way for a connection that goes to an endpoint past its Services: a closed flow must not
 /// translate its answers, which look like the flow's.
-#[inline(always)]
+#[inline(never)]
 fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other = work.tuple.reversed();
     if let Ok(index) = u32::try_from(tables.find_index(&work.other)) {

@@ -69,7 +69,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         work.reason = Reason::StraySegment;
         return None;
     }
-    let number = draw(tables, &work.tuple);
+    let number = draw(tables, work);
     work.reason = Reason::NotProgrammed;
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
     if opens {
@@ -111,13 +111,20 @@ fn try_begin<A: Address, T: Tables<A>>(
         flags,
     };
     // Neither record has been looked at so far, so that the waits for their memory overlap.
-    table::approach(tables, &work.tuple, &work.other);
+    approach(tables, work);
     let purpose = match tcp::opens(work.segment.flags) {
         true => Purpose::Open,
         false => Purpose::Plain,
     };
     let segment = &work.segment;
-    let claim = table::claim(tables, &work.tuple, segment, purpose, &mut work.refused);
+    let claim = table::claim(
+        tables,
+        &work.tuple,
+        work.hash,
+        segment,
+        purpose,
+        &mut work.refused,
+    );
     let Some(forward) = claim else {
         work.reason = match work.refused {
             Refused::Full => Reason::FlowTableFull,
@@ -133,8 +140,16 @@ fn try_begin<A: Address, T: Tables<A>>(
 /// The number that picks a connection's endpoint: a keyed hash, so that a connection whose record was lost
 /// finds its endpoint again while the set is what it was.
 #[inline(never)]
-fn draw<A: Address, T: Tables<A>>(tables: &T, tuple: &Tuple<A>) -> u32 {
-    (table::hash(tuple, tables.secret()) >> 32) as u32
+fn draw<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u32 {
+    work.hash = table::hash(&work.tuple, tables.secret());
+    (work.hash >> 32) as u32
+}
+
+/// Has the processor fetch the records that are about to be claimed.
+#[inline(never)]
+fn approach<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
+    work.other_hash = table::hash(&work.other, tables.secret());
+    table::approach(tables, [work.hash, work.other_hash]);
 }
 
 /// Records the flow that [`begin`] has begun, both directions or none: the index of the client's record,
@@ -258,9 +273,16 @@ fn claim_reply<A: Address, T: Tables<A>>(
     };
     for attempt in rolled(SNAT_TRIES) {
         let segment = &work.segment;
-        if let Some(claim) = table::claim(tables, &work.other, segment, purpose, &mut work.refused)
-        {
-            return Some(claim);
+        let claim = table::claim(
+            tables,
+            &work.other,
+            work.other_hash,
+            segment,
+            purpose,
+            &mut work.refused,
+        );
+        if claim.is_some() {
+            return claim;
         }
         // A client whose address is kept keeps its port too, unless the same client's port already
         // goes to the same endpoint by way of another frontend.
@@ -268,6 +290,7 @@ fn claim_reply<A: Address, T: Tables<A>>(
             // A port in use is likely one of many in a row, of another Service with the same endpoint.
             let further = 1 << attempt;
             work.other.destination_port = next_port(tables, tables.config(), endpoint, further);
+            approach(tables, work);
         }
     }
     None

@@ -2,14 +2,11 @@
 
 use std::{cell::UnsafeCell, ptr::NonNull};
 
-use lb_common::{
-    flow::{
-        Flow, Record, Rewrite, Timeouts, end,
-        record::read_tag,
-        table::{self, GROUP, GROUPS, Purpose, Slots},
-        tag,
-    },
-    parse::{Segment, Tuple},
+use lb_common::flow::{
+    Flow, Record, Rewrite, Timeouts,
+    record::read_tag,
+    table::{GROUP, GROUPS, Slots},
+    tag,
 };
 
 use super::Family;
@@ -91,22 +88,6 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
     }
 
     fn count_half_open(&self, _service: u32, _change: i32) {}
-
-    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::find_index(self, tuple)
-    }
-
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::claim_index(self, tuple)
-    }
-
-    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
-        table::has_rival(self, tuple, outcome)
-    }
-
-    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
-        end::gives_way::<A, _>(self, index, segment, purpose)
-    }
 }
 
 fn free<A: Family>() -> Flow<A> {

@@ -11,13 +11,9 @@ use lb_common::{
         FrontendKey, Plan,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{
-        Hop as NextHopEntry, Record, Timeouts, end,
-        hop::Hops,
-        table::{self, Purpose, Slots},
-    },
+    flow::{Hop as NextHopEntry, Record, Timeouts, hop::Hops, table::Slots},
     frame::Frame,
-    parse::{self, Segment, Tuple},
+    parse,
     pipeline::{self, Work},
     tables::{NextHop, Services, Tables},
     verdict::{Reason, Verdict},
@@ -163,22 +159,6 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
     fn count_half_open(&self, service: u32, change: i32) {
         self.tables.count_half_open(service, change);
     }
-
-    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::find_index(self, tuple)
-    }
-
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::claim_index(self, tuple)
-    }
-
-    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
-        table::has_rival(self, tuple, outcome)
-    }
-
-    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
-        end::gives_way::<A, _>(self, index, segment, purpose)
-    }
 }
 
 // SAFETY: the entries live, unmoved and aligned, as long as the tables.
@@ -194,14 +174,6 @@ unsafe impl<const ANY_DEVICE: bool> Hops for Hook<'_, ANY_DEVICE> {
 
 impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     const ANY_DEVICE: bool = ANY_DEVICE;
-
-    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64 {
-        pipeline::open_index(self, work, ifindex)
-    }
-
-    fn finish_index(&self, work: &mut Work<A>) -> u64 {
-        pipeline::finish_index(self, work)
-    }
 
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>> {
         self.tables.shared.endpoint(endpoint)

@@ -14,7 +14,7 @@ use std::{
 use lb_common::{
     addr::Ip4,
     flow::{
-        Flow, Record, Timeouts, end, flow_flag,
+        Flow, Record, Timeouts, flow_flag,
         record::{self, read_tag},
         table::{self, Claim, Purpose, Refused, Slots},
         tag,
@@ -140,7 +140,8 @@ impl Table {
 
     fn claim(&self, tuple: &Tuple<Ip4>) -> Result<Claim<Ip4>, Refused> {
         let mut refused = Refused::default();
-        table::claim(self, tuple, &SYN, Purpose::Plain, &mut refused).ok_or(refused)
+        let hash = table::hash(tuple, self.secret());
+        table::claim(self, tuple, hash, &SYN, Purpose::Plain, &mut refused).ok_or(refused)
     }
 
     /// Ends a flow as the packet path does.
@@ -207,22 +208,6 @@ unsafe impl Slots<Ip4> for Table {
 
     fn secret(&self) -> [u64; 2] {
         SECRET
-    }
-
-    fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        table::find_index(self, tuple)
-    }
-
-    fn claim_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        table::claim_index(self, tuple)
-    }
-
-    fn has_rival(&self, tuple: &Tuple<Ip4>, outcome: u64) -> bool {
-        table::has_rival(self, tuple, outcome)
-    }
-
-    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
-        end::gives_way::<Ip4, _>(self, index, segment, purpose)
     }
 
     fn now(&self) -> u32 {

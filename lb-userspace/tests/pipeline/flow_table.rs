@@ -8,7 +8,7 @@ use std::{
 use lb_common::{
     addr::{Address, Ip4},
     flow::{
-        Flow, Record, Timeouts, end,
+        Flow, Record, Timeouts,
         record::{kill, read_tag},
         table::{self, Claim, Purpose, Refused, Slots},
         tag,
@@ -180,22 +180,6 @@ unsafe impl Slots<Ip4> for Interrupted<'_> {
         self.flows.secret()
     }
 
-    fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        table::find_index(self, tuple)
-    }
-
-    fn claim_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        table::claim_index(self, tuple)
-    }
-
-    fn has_rival(&self, tuple: &Tuple<Ip4>, outcome: u64) -> bool {
-        table::has_rival(self, tuple, outcome)
-    }
-
-    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
-        end::gives_way::<Ip4, _>(self, index, segment, purpose)
-    }
-
     fn now(&self) -> u32 {
         self.flows.now()
     }
@@ -233,7 +217,8 @@ pub fn open<A: Family>(flows: &FlowTable<A>, tuple: &Tuple<A>, mark: u32) -> Res
 fn claim<A: Address, S: Slots<A>>(flows: &S, tuple: &Tuple<A>) -> Result<Claim<A>, Refused> {
     let mut refused = Refused::Exists;
     let segment = Segment::default();
-    table::claim(flows, tuple, &segment, Purpose::Plain, &mut refused).ok_or(refused)
+    let hash = table::hash(tuple, flows.secret());
+    table::claim(flows, tuple, hash, &segment, Purpose::Plain, &mut refused).ok_or(refused)
 }
 
 fn publish<A: Address>(claim: Claim<A>, tuple: &Tuple<A>, mark: u32) {

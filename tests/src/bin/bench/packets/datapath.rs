@@ -15,11 +15,11 @@ use lb_common::{
     },
     addr::{Address, Ip4, Ip6},
     flow::{
-        Flow, Record, Timeouts, end,
-        table::{self, Purpose, Slots},
+        Flow, Record, Timeouts,
+        table::{self, Slots},
         tag,
     },
-    parse::{Segment, TCP, Tuple, UDP},
+    parse::{TCP, Tuple, UDP},
     pipeline::RINGS,
     verdict::{Hook, Reason},
 };
@@ -185,22 +185,6 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
 
     fn secret(&self) -> [u64; 2] {
         SECRET
-    }
-
-    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::find_index(self, tuple)
-    }
-
-    fn claim_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::claim_index(self, tuple)
-    }
-
-    fn has_rival(&self, tuple: &Tuple<A>, outcome: u64) -> bool {
-        table::has_rival(self, tuple, outcome)
-    }
-
-    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
-        end::gives_way::<A, _>(self, index, segment, purpose)
     }
 
     fn now(&self) -> u32 {
