@@ -89,14 +89,13 @@ fn reset<A: Address, F: Frame>(
     /// Five words of header, and the flag.
     const RST: u32 = (TCP_HEADER as u32) << 26 | (tcp_flag::RST as u32) << 16;
     let packet = frame.packet();
-    let Ethernet { to, from } = packet.load(0)?;
     let ports = packet.load::<u32>(network.payload)?.rotate_left(16);
     let acknowledged = packet.load::<u32>(network.payload + 8)?;
+    let back = ethernet_back(packet)?;
     frame.reshape(0, ETHERNET + A::HEADER + TCP_HEADER)?;
 
     let packet = frame.packet();
-    packet.store(0, Ethernet { to: from, from: to })?;
-    packet.store(12, A::ETHERTYPE.to_be())?;
+    store_ethernet::<A>(packet, back)?;
     store_network(packet, TCP, TCP_HEADER as u16, source, to_address)?;
     let at = ETHERNET + A::HEADER;
     let rst = RST.to_be();
@@ -135,14 +134,12 @@ fn error<A: Address, F: Frame>(
     if source.sum() == 0 {
         return None;
     }
-    let packet = frame.packet();
-    let Ethernet { to, from } = packet.load(0)?;
+    let back = ethernet_back(frame.packet())?;
     let front = A::HEADER + ICMP;
     frame.reshape(front, ETHERNET + front + quote)?;
 
     let packet = frame.packet();
-    packet.store(0, Ethernet { to: from, from: to })?;
-    packet.store(12, A::ETHERTYPE.to_be())?;
+    store_ethernet::<A>(packet, back)?;
     let message_length = (ICMP + quote) as u16;
     store_network(packet, A::ICMP, message_length, source, to_address)?;
     let at = ETHERNET + A::HEADER;
@@ -167,6 +164,19 @@ fn error<A: Address, F: Frame>(
         sum += u64::from(packet.load::<u32>(at + word * 4)?);
     }
     packet.store(at + 2, !fold(sum))
+}
+
+/// The addresses that lead back to where a frame came from.
+#[inline(always)]
+fn ethernet_back(packet: Packet) -> Option<Ethernet> {
+    let Ethernet { to, from } = packet.load(0)?;
+    Some(Ethernet { to: from, from: to })
+}
+
+#[inline(always)]
+fn store_ethernet<A: Address>(packet: Packet, addresses: Ethernet) -> Option<()> {
+    packet.store(0, addresses)?;
+    packet.store(12, A::ETHERTYPE.to_be())
 }
 
 #[inline(always)]

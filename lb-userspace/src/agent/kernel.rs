@@ -160,7 +160,7 @@ impl Kernel {
             pods4_prefix: pods4.1,
             pods6_prefix: pods6.1,
             snat_first: u32::from(ports.first),
-            snat_count: u32::from(ports.last - ports.first) + 1,
+            snat_count: ports.count(),
             tick_shift: rate.shift,
             hz: rate.hz,
             reject_rate: REJECT_RATE,

@@ -62,6 +62,19 @@ pub struct Pressed {
     pub gave_way: u64,
 }
 
+impl Pressed {
+    /// Of what has come to a service port, if that is too much.
+    pub fn of(traffic: &ServiceTraffic) -> Option<Self> {
+        let pressed = traffic.half_open >= u64::from(WITHOUT_RING);
+        pressed.then(|| Self {
+            service_port: service_port(traffic),
+            protocol: traffic.protocol.to_string(),
+            half_open: traffic.half_open,
+            gave_way: traffic.gave_way,
+        })
+    }
+}
+
 /// A service port whose endpoints have refused or not answered the latest connections. New connections
 /// avoid them, if there are others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,19 +104,6 @@ fn service_port(traffic: &ServiceTraffic) -> String {
         protocol: traffic.protocol,
     };
     name.to_string()
-}
-
-impl Pressed {
-    /// Of what has come to a service port, if that is too much.
-    pub fn of(traffic: &ServiceTraffic) -> Option<Self> {
-        let pressed = traffic.half_open >= u64::from(WITHOUT_RING);
-        pressed.then(|| Self {
-            service_port: service_port(traffic),
-            protocol: traffic.protocol.to_string(),
-            half_open: traffic.half_open,
-            gave_way: traffic.gave_way,
-        })
-    }
 }
 
 /// A device that programs are attached to.

@@ -203,7 +203,7 @@ fn config(settings: &Settings<'_>) -> Config {
         pods4_prefix: NO_NETWORK,
         pods6_prefix: NO_NETWORK,
         snat_first: settings.ports.first.into(),
-        snat_count: u32::from(settings.ports.last) - u32::from(settings.ports.first) + 1,
+        snat_count: settings.ports.count(),
         hz: 1,
         ..Config::default()
     };

@@ -99,20 +99,15 @@ impl Sample {
             let labels = [("hook", count.hook), ("reason", count.reason)];
             counter(&labels, count.packets)
         });
-        let services = self.services.iter();
-        let connections = services
-            .clone()
-            .map(|service| service.metric(counter, service.connections));
-        let half_open = services
-            .clone()
+        let services = || self.services.iter();
+        let connections = services().map(|service| service.metric(counter, service.connections));
+        let half_open = services()
             .filter(|service| service.half_open > 0)
             .map(|service| service.metric(gauge, service.half_open));
-        let gave_way = services
+        let gave_way = services()
             .filter(|service| service.gave_way > 0)
             .map(|service| service.metric(counter, service.gave_way));
-        let failing = self
-            .services
-            .iter()
+        let failing = services()
             .filter(|service| !service.failing.is_empty())
             .map(|service| service.metric(gauge, service.failing.len() as u64));
         let devices = self.devices.iter().map(|device| {
