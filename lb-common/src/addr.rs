@@ -30,6 +30,9 @@ pub trait Address: Plain + PartialEq + 'static {
     fn to_mapped(self) -> Ip6;
     /// The inverse of [`Address::to_mapped`]; the other family's addresses give nonsense.
     fn from_mapped(mapped: Ip6) -> Self;
+    /// Whether packets from the address can come from another host: it is not unspecified, loopback,
+    /// multicast or broadcast (RFC 1122, 3.2.1.3; RFC 4291, 2.5 and 2.7).
+    fn is_source(self) -> bool;
     /// Whether the first `prefix` bits equal those of `network`.
     fn within(self, network: Self, prefix: u32) -> bool;
 }
@@ -113,6 +116,12 @@ impl Address for Ip4 {
     }
 
     #[inline(always)]
+    fn is_source(self) -> bool {
+        let [first, ..] = self.octets;
+        !matches!(first, 0 | 127 | 224..=239) && self.word() != u32::MAX
+    }
+
+    #[inline(always)]
     fn within(self, network: Self, prefix: u32) -> bool {
         let difference = u32::from_be(self.word() ^ network.word());
         same_prefix(difference, prefix)
@@ -169,6 +178,12 @@ impl Address for Ip6 {
     #[inline(always)]
     fn from_mapped(mapped: Ip6) -> Self {
         mapped
+    }
+
+    #[inline(always)]
+    fn is_source(self) -> bool {
+        let [a, b, c, d] = self.words().map(u32::from_be);
+        a >> 24 != 0xff && (a | b | c != 0 || d > 1)
     }
 
     #[inline(always)]

@@ -89,6 +89,12 @@ reasons! {
     EndpointRefused = "endpoint-refused",
     /// The endpoint has left the service and does not answer any more: the client's connection is reset.
     EndpointGone = "endpoint-gone",
+    /// Of no flow, in a frame to a link-layer broadcast or multicast address: the kernel's business, which
+    /// forwards none.
+    LinkMulticast = "link-multicast",
+    /// A packet to a Service from an address that no host sends from, such as loopback or multicast: the
+    /// kernel's business, which drops it.
+    MartianSource = "martian-source",
 }
 
 /// Number of reasons.

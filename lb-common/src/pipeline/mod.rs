@@ -118,6 +118,7 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     };
     let record = match known {
         Some(record) => record,
+        None if is_to_group(frame) => return Verdict::pass(Reason::LinkMulticast),
         None => match open(tables, work, frame.ifindex()) {
             Some(record) => record,
             None => return refuse(tables, frame, &network, work),
@@ -198,6 +199,16 @@ impl Kind {
             Self::Other
         }
     }
+}
+
+/// Whether a frame is addressed to a group of hosts rather than to this one (IEEE 802, the individual/group
+/// bit). The kernel forwards no packet that came so, or every node on the link would.
+#[inline(always)]
+fn is_to_group<F: Frame>(frame: &F) -> bool {
+    frame
+        .packet()
+        .load::<u8>(0)
+        .is_some_and(|first| first & 1 != 0)
 }
 
 /// Reads the network header; the addresses go to [`Work::tuple`].

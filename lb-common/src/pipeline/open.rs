@@ -18,12 +18,13 @@ use crate::{
     verdict::{Reason, Verdict},
 };
 
-/// How often to look for a flow that another CPU is opening for the same packet: longer than that
+/// How often at most to look for a flow that another CPU is opening for the same packet: longer than that
 /// takes.
-const LOOKS: usize = 64;
-/// Attempts to open a flow when another CPU gets in the way, or an old flow. Of two CPUs with the same
-/// packet both may give up at once, again and again.
-const ATTEMPTS: usize = 8;
+const LOOKS: u32 = 64;
+/// How often at least.
+const LEAST_LOOKS: u32 = 8;
+/// Attempts to open a flow when another CPU gets in the way, or an old flow.
+const ATTEMPTS: usize = 16;
 
 /// What becomes of a packet that opens no flow.
 #[repr(u32)]
@@ -77,6 +78,11 @@ pub(super) fn open<A: Address, T: Tables<A>>(
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
     let opens = tcp::opens(flags);
+    if !work.tuple.source.is_source() {
+        work.refusal = Refusal::Pass;
+        work.reason = Reason::MartianSource;
+        return NONE;
+    }
     let decision = service::decide_for(tables, &work.tuple, ifindex, work.frontend);
     let (service, refusal, reason) = match decision {
         Decision::Pass => (0, Refusal::Pass, Reason::NotService),
@@ -163,10 +169,15 @@ fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, rout
     index
 }
 
-/// The flow of a packet that had one a moment ago, or is getting one.
+/// The flow of a packet that had one a moment ago, or is getting one. Of two CPUs with the same packet both
+/// may have given up; if they waited for equally long, they would again and again.
 #[inline(never)]
 fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> u64 {
-    for _ in rolled(LOOKS) {
+    let looks = LEAST_LOOKS + tables.random() % (LOOKS - LEAST_LOOKS);
+    for look in rolled(LOOKS as usize) {
+        if look >= looks as usize {
+            break;
+        }
         let index = tables.find_index(&work.tuple);
         if index != NONE {
             return index;

@@ -21,6 +21,7 @@ mod gone;
 mod hop_cache;
 mod icmp;
 mod limits;
+mod martians;
 mod moving;
 mod next_hops;
 mod round_trip;

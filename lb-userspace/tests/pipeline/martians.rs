@@ -1,0 +1,79 @@
+//! Packets that the kernel would drop are not sent on to endpoints: they open nothing, and pass to the kernel.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lb_common::verdict::{Action, Reason};
+use node_lb::model::IpFamily;
+
+use crate::{hooks::ingress, packet::SYN, scene::Scene};
+
+#[test]
+fn nothing_opens_for_addresses_that_nobody_sends_from() {
+    for scene in Scene::each() {
+        let sources = match scene.family {
+            IpFamily::V4 => [
+                "0.0.0.0",
+                "127.0.0.1",
+                "224.0.0.1",
+                "239.1.2.3",
+                "255.255.255.255",
+            ],
+            IpFamily::V6 => ["::", "::1", "ff02::1", "ff0e::1", "ff00::"],
+        };
+        let martians = sources.map(|source| source.parse::<IpAddr>().expect("an address"));
+        for source in martians {
+            passes(&scene, &from(&scene, source), Reason::MartianSource);
+        }
+    }
+}
+
+#[test]
+fn addresses_beside_those_are_served() {
+    for scene in Scene::each() {
+        let sources = match scene.family {
+            IpFamily::V4 => [
+                "1.0.0.0",
+                "126.255.255.255",
+                "128.0.0.1",
+                "223.255.255.255",
+                "240.0.0.1",
+            ],
+            IpFamily::V6 => ["::2", "1::", "0:1::1", "fe80::1", "feff::1"],
+        };
+        for source in sources {
+            let source = source.parse().expect("an address");
+            let outcome = ingress(&scene.tables(), &from(&scene, source));
+            assert_eq!(outcome.reason, Reason::Opened, "{source}");
+        }
+    }
+}
+
+#[test]
+fn nothing_opens_for_frames_to_a_group() {
+    for scene in Scene::each() {
+        for first in [0xff, 0x01, 0x33] {
+            let mut frame = scene.opening(4000);
+            frame[0] = first;
+            passes(&scene, &frame, Reason::LinkMulticast);
+        }
+    }
+}
+
+/// A connection's first packet from an address.
+fn from(scene: &Scene, source: IpAddr) -> Vec<u8> {
+    scene.frame(SocketAddr::new(source, 4000), scene.target(), SYN, b"hello")
+}
+
+/// Asserts that a packet passes as it is, for a reason, and leaves nothing behind.
+fn passes(scene: &Scene, frame: &[u8], reason: Reason) {
+    let tables = scene.tables();
+    let outcome = ingress(&tables, frame);
+    assert_eq!((outcome.action, outcome.reason), (Action::Pass, reason));
+    assert_eq!(outcome.frame, frame);
+    // The first of a client that is one.
+    assert_eq!(
+        ingress(&tables, &scene.opening(4000)).reason,
+        Reason::Opened
+    );
+    assert_eq!(tables.stats(1).connections, 1);
+}
