@@ -43,6 +43,7 @@ layout! {
     EndpointState = 16,
     EndpointMemory = 16,
     ServiceStats = 32,
+    Shortages = 16,
     MaglevRows = 8,
     SourceRangeKey = 20,
     AffinityKey = 24,
@@ -219,6 +220,17 @@ pub struct ServiceStats {
     pub half_open: i32,
     /// Flows among them that gave way to a newer one, modulo 2^32.
     pub gave_way: u32,
+}
+
+/// Element of `SERVICE_SHORTAGES`, indexed by service id: first packets dropped because there was no room
+/// for their connections. [`ServiceStats::dropped`] has them too.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shortages {
+    /// For want of a free record: [`FlowTableFull`](crate::verdict::Reason::FlowTableFull).
+    pub flow_table_full: u64,
+    /// For want of a port towards the endpoint: [`SnatPortsExhausted`](crate::verdict::Reason::SnatPortsExhausted).
+    pub snat_ports_exhausted: u64,
 }
 
 /// Element of `MAGLEV`: four rows, each the position of an endpoint in its service's range.

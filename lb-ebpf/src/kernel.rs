@@ -26,8 +26,8 @@ use lb_common::{
 
 use crate::maps::{
     AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
-    HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_STATS, SERVICES,
-    SOURCE_RANGES,
+    HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_SHORTAGES,
+    SERVICE_STATS, SERVICES, SOURCE_RANGES,
 };
 
 /// The maps and helpers, as a hook sees them.
@@ -167,6 +167,20 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
                     Reason::NoEndpoints => lb_common::add(&raw mut (*stats).rejected, 1),
                     _ => lb_common::add(&raw mut (*stats).dropped, 1),
                 }
+            }
+        }
+        if matches!(reason, Reason::FlowTableFull | Reason::SnatPortsExhausted)
+            && let Some(shortages) = SERVICE_SHORTAGES.get_ptr_mut(service)
+        {
+            // SAFETY: as above.
+            unsafe {
+                lb_common::add(
+                    match reason {
+                        Reason::FlowTableFull => &raw mut (*shortages).flow_table_full,
+                        _ => &raw mut (*shortages).snat_ports_exhausted,
+                    },
+                    1,
+                );
             }
         }
     }

@@ -13,7 +13,7 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Limits, LocalAddress, MaglevRows,
-        Plan, RejectBudget, Service, ServiceStats, Socket, SocketKey, SourceRangeKey,
+        Plan, RejectBudget, Service, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},
@@ -63,6 +63,10 @@ pub static ENDPOINT_MEMORY: Array<EndpointMemory, 524_288, MMAP> = Array::new();
 /// Service id → counters.
 #[btf_map]
 pub static SERVICE_STATS: Array<ServiceStats, 65_536, MMAP> = Array::new();
+
+/// Service id → connections that there was no room for.
+#[btf_map]
+pub static SERVICE_SHORTAGES: Array<Shortages, 65_536, MMAP> = Array::new();
 
 /// Maglev lookup tables, one after the other.
 #[btf_map]

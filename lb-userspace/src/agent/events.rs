@@ -42,14 +42,15 @@ impl Agent {
     }
 
     /// Tells what became of service ports since the last call.
-    pub(super) fn tell_of_programming(&mut self) {
+    pub(super) fn tell_of_service_ports(&mut self) {
         for news in self.syncer.take_news() {
-            let (News::Waiting(key, _) | News::Programmed(key)) = &news;
+            let (News::Waiting(key, _) | News::Programmed(key) | News::AtLimit(key, _)) = &news;
             let service = &key.name.service;
             let (uid, port) = (self.uid(service), key.to_string());
             self.events.record(match &news {
                 News::Waiting(_, error) => Notice::not_programmed(service, uid, &port, error),
                 News::Programmed(_) => Notice::programmed(service, uid, &port),
+                News::AtLimit(_, limit) => Notice::at_limit(service, uid, &port, *limit),
             });
         }
     }

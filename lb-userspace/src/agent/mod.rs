@@ -222,7 +222,8 @@ impl Agent {
                 Some(reply) = sample_asked.recv() => drop(reply.send(self.sample())),
                 _ = quiet.tick() => {
                     self.syncer.idle(QUIET);
-                    self.tell_of_programming();
+                    self.syncer.watch_limits(Instant::now());
+                    self.tell_of_service_ports();
                 }
             }
         }
@@ -407,7 +408,7 @@ impl Agent {
                 self.tell_of_health_check(&problem);
             }
         }
-        self.tell_of_programming();
+        self.tell_of_service_ports();
         for family in [IpFamily::V4, IpFamily::V6] {
             self.proxy_health.updated(family);
         }

@@ -23,6 +23,7 @@ impl Agent {
             service_ports: self.syncer.programmer().len(),
             not_programmed: self.syncer.not_programmed().collect(),
             pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
+            at_limit: self.syncer.at_limit().collect(),
             failing: traffic.iter().filter_map(status::Failing::of).collect(),
             devices: devices.map(Into::into).collect(),
             source_problems: self.source_problems(),

@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     datapath::{XdpMode, devices::Role},
-    flows::Stats,
+    flows::{Limit, Stats},
     metrics::ServiceTraffic,
     plan::ServicePortName,
+    program::Key,
 };
 
 /// What the agent is doing, and what it cannot do.
@@ -30,6 +31,8 @@ pub struct Status {
     pub not_programmed: Vec<NotProgrammed>,
     /// Service ports under attack, or so it seems.
     pub pressed: Vec<Pressed>,
+    /// Service ports that have come to a limit within the last minute.
+    pub at_limit: Vec<AtLimit>,
     /// Service ports with endpoints that do not serve.
     pub failing: Vec<Failing>,
     pub devices: Vec<Device>,
@@ -72,6 +75,29 @@ impl Pressed {
             half_open: traffic.half_open,
             gave_way: traffic.gave_way,
         })
+    }
+}
+
+/// A service port whose flows take all that they may of something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AtLimit {
+    pub service_port: String,
+    pub protocol: String,
+    pub family: String,
+    /// What there is no more of, for people.
+    pub exhausted: Vec<String>,
+}
+
+impl AtLimit {
+    pub fn new(key: &Key, limits: &[Limit]) -> Self {
+        let exhausted = limits.iter().map(|limit| limit.name().to_owned());
+        Self {
+            service_port: key.name.to_string(),
+            protocol: key.name.protocol.to_string(),
+            family: key.family.to_string(),
+            exhausted: exhausted.collect(),
+        }
     }
 }
 

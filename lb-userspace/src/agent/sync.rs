@@ -8,7 +8,7 @@ use std::{
 
 use super::{catalog::Catalog, status};
 use crate::{
-    flows::{StaleUdp, stale},
+    flows::{Change, Limit, Limits, Met, StaleUdp, stale},
     health::service::ServiceHealth,
     metrics::{Metrics, ServiceTraffic, set_to_now},
     model::{IpFamily, ObjectName, TrafficPolicy},
@@ -16,6 +16,9 @@ use crate::{
     program::{Key, NotProgrammed, Programmer},
     store::Store,
 };
+
+/// How often it is looked at whether service ports are at a limit.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Keeps the maps equal to the store. A sync costs what changed, not what is there.
 pub struct Syncer {
@@ -28,6 +31,9 @@ pub struct Syncer {
     lacking: [Lacking; 2],
     on_terminating: [OnTerminating; 2],
     not_programmed: BTreeMap<Key, NotProgrammed>,
+    limits: Limits<Key>,
+    /// When it was last looked at who is at a limit.
+    last_look: Option<Instant>,
     /// What nobody has been told yet.
     news: Vec<News>,
     last_sync: Option<Instant>,
@@ -40,6 +46,8 @@ pub enum News {
     Waiting(Key, NotProgrammed),
     /// It is at last.
     Programmed(Key),
+    /// It has come to this limit of what its flows may take.
+    AtLimit(Key, Limit),
 }
 
 /// Service ports of a family that drop connections because their policy is Local.
@@ -66,6 +74,8 @@ impl Syncer {
             lacking: [Lacking::default(); 2],
             on_terminating: [OnTerminating::default(); 2],
             not_programmed: BTreeMap::new(),
+            limits: Limits::default(),
+            last_look: None,
             news: Vec::new(),
             last_sync: None,
         }
@@ -104,6 +114,33 @@ impl Syncer {
             self.programmer.tidy();
             self.report();
         }
+    }
+
+    /// Notices who has come to a limit, once the first state is written: to be called every now and then.
+    pub fn watch_limits(&mut self, now: Instant) {
+        let is_due = self.last_look.is_none_or(|last| now >= last + LOOK);
+        if self.last_sync.is_none() || !is_due {
+            return;
+        }
+        self.last_look = Some(now);
+        let ids = self.programmer.ids();
+        let met = ids.map(|(key, id)| (key, met(&self.programmer, id)));
+        for (key, limit, change) in self.limits.look(now, met) {
+            match change {
+                Change::Begun => {
+                    tracing::warn!("{key} is at its limit: no more {}", limit.name());
+                    self.news.push(News::AtLimit(key, limit));
+                }
+                Change::Over => tracing::info!("{key} is below its limit again: {}", limit.name()),
+            }
+        }
+    }
+
+    /// Service ports that have lately been at a limit.
+    pub fn at_limit(&self) -> impl Iterator<Item = status::AtLimit> {
+        self.limits
+            .at_limit()
+            .map(|(key, limits)| status::AtLimit::new(key, &limits))
     }
 
     /// The healthCheckNodePort servers that should be, if they are not those of the last call.
@@ -147,6 +184,7 @@ impl Syncer {
         let mut traffic: BTreeMap<&ServicePortName, ServiceTraffic> = BTreeMap::new();
         for (key, id) in self.programmer.ids() {
             let stats = self.programmer.stats(id);
+            let shortages = self.programmer.shortages(id);
             let sum = traffic.entry(&key.name).or_insert_with(|| ServiceTraffic {
                 service: key.name.service.clone(),
                 port: key.name.port.clone(),
@@ -154,11 +192,15 @@ impl Syncer {
                 connections: 0,
                 half_open: 0,
                 gave_way: 0,
+                flow_table_full: 0,
+                snat_ports_exhausted: 0,
                 failing: Vec::new(),
             });
             sum.connections += stats.connections;
             sum.half_open += u64::try_from(stats.half_open).unwrap_or(0);
             sum.gave_way += u64::from(stats.gave_way);
+            sum.flow_table_full += shortages.flow_table_full;
+            sum.snat_ports_exhausted += shortages.snat_ports_exhausted;
             sum.failing.extend(self.programmer.failing_endpoints(key));
         }
         traffic.into_values().collect()
@@ -297,4 +339,14 @@ impl Syncer {
         }
         self.not_programmed = now;
     }
+}
+
+/// How often a service port has met each limit.
+fn met(programmer: &Programmer, id: u32) -> Met {
+    let shortages = programmer.shortages(id);
+    Limit::ALL.map(|limit| match limit {
+        Limit::HalfOpen => programmer.stats(id).gave_way.into(),
+        Limit::SnatPorts => shortages.snat_ports_exhausted,
+        Limit::FlowTable => shortages.flow_table_full,
+    })
 }

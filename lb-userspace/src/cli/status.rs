@@ -92,6 +92,14 @@ fn render(status: &Status) -> String {
         )
     });
     lines.extend(list("Under pressure", pressed));
+    let at_limit = status.at_limit.iter().map(|port| {
+        let (family, exhausted) = (&port.family, port.exhausted.join(", "));
+        format!(
+            "{} {} {family}: no more {exhausted}",
+            port.service_port, port.protocol
+        )
+    });
+    lines.extend(list("At their limit", at_limit));
     let failing = status.failing.iter().map(|port| {
         let endpoints = port.endpoints.iter().map(ToString::to_string);
         let endpoints: Vec<_> = endpoints.collect();

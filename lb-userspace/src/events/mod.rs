@@ -14,8 +14,9 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::{
-    health::service::Problem as HealthProblem, metrics::EventMetrics, model::ObjectName,
-    program::NotProgrammed, source::Problem as SourceProblem, source::api::ApiWriter,
+    flows::Limit, health::service::Problem as HealthProblem, metrics::EventMetrics,
+    model::ObjectName, program::NotProgrammed, source::Problem as SourceProblem,
+    source::api::ApiWriter,
 };
 use writer::Writer;
 
@@ -109,6 +110,36 @@ impl Notice {
             reason: "ServiceProgrammed",
             action: "Program",
             note: format!("{port}: programmed after having waited for room"),
+            scope: Scope::Node,
+        }
+    }
+
+    /// A service port, named by `port`, has come to a limit of what its flows may take. There are no numbers
+    /// in it, so that every time is a repetition of one Event.
+    pub fn at_limit(service: &ObjectName, uid: Option<Uuid>, port: &str, limit: Limit) -> Self {
+        let (reason, what) = match limit {
+            Limit::HalfOpen => (
+                "HalfOpenFlowsExhausted",
+                "so many flows are half open that the oldest give way to new ones; somebody sends from \
+                 spoofed addresses, or endpoints do not answer",
+            ),
+            Limit::SnatPorts => (
+                "SourceNATPortsExhausted",
+                "the node has no free port left towards an endpoint; new connections to it that need \
+                 one are dropped",
+            ),
+            Limit::FlowTable => (
+                "FlowTableFull",
+                "the node's flow table has no room left; new connections are dropped",
+            ),
+        };
+        Self {
+            service: service.clone(),
+            uid,
+            event_type: EventType::Warning,
+            reason,
+            action: "Forward",
+            note: format!("{port}: {what}"),
             scope: Scope::Node,
         }
     }

@@ -8,6 +8,7 @@
 mod ageing;
 pub mod clock;
 mod diag;
+mod limits;
 mod pass;
 pub mod records;
 mod report;
@@ -19,6 +20,7 @@ mod worker;
 
 pub use ageing::{timeouts, under_pressure};
 pub use clock::{Jiffies, TickRate};
+pub use limits::{Change, Limit, Limits, Met};
 pub use records::{Connection, Records};
 pub use report::FlowReport;
 pub use sockets::UdpSockets;

@@ -12,7 +12,7 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{
-    abi::{self, Config, Endpoint, ServiceStats},
+    abi::{self, Config, Endpoint, ServiceStats, Shortages},
     addr::{Address, Ip4, Ip6},
     flow::{self, Timeouts},
     verdict::Reason,
@@ -97,6 +97,7 @@ struct Learnt {
     /// By source, destination, identification and protocol.
     fragments: HashMap<(IpAddr, IpAddr, u32, u32), u32>,
     services: HashMap<u32, ServiceStats>,
+    shortages: HashMap<u32, Shortages>,
     /// Connections by endpoint id.
     endpoints: HashMap<u32, u64>,
 }
@@ -187,6 +188,12 @@ impl MemoryTables {
         learnt.services.get(&service).copied().unwrap_or_default()
     }
 
+    /// The connections of a service that there was no room for.
+    pub fn shortages(&self, service: u32) -> Shortages {
+        let learnt = self.learnt();
+        learnt.shortages.get(&service).copied().unwrap_or_default()
+    }
+
     /// Connections sent to an endpoint, by its id.
     pub fn connections(&self, endpoint: u32) -> u64 {
         let learnt = self.learnt();
@@ -259,6 +266,12 @@ impl MemoryTables {
         match reason {
             Reason::NoEndpoints => stats.rejected += 1,
             _ => stats.dropped += 1,
+        }
+        let shortages = learnt.shortages.entry(service).or_default();
+        match reason {
+            Reason::FlowTableFull => shortages.flow_table_full += 1,
+            Reason::SnatPortsExhausted => shortages.snat_ports_exhausted += 1,
+            _ => {}
         }
     }
 

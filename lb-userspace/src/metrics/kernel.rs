@@ -47,6 +47,10 @@ pub struct ServiceTraffic {
     pub half_open: u64,
     /// Flows among them that gave way to newer ones.
     pub gave_way: u64,
+    /// Connections dropped for want of a record in the flow table.
+    pub flow_table_full: u64,
+    /// Connections dropped for want of a port for source NAT.
+    pub snat_ports_exhausted: u64,
     /// Endpoints that have refused or not answered the latest connections.
     pub failing: Vec<SocketAddr>,
 }
@@ -104,6 +108,12 @@ impl Sample {
         let half_open = services()
             .filter(|service| service.half_open > 0)
             .map(|service| service.metric(gauge, service.half_open));
+        let flow_table_full = services()
+            .filter(|service| service.flow_table_full > 0)
+            .map(|service| service.metric(counter, service.flow_table_full));
+        let snat_ports_exhausted = services()
+            .filter(|service| service.snat_ports_exhausted > 0)
+            .map(|service| service.metric(counter, service.snat_ports_exhausted));
         let gave_way = services()
             .filter(|service| service.gave_way > 0)
             .map(|service| service.metric(counter, service.gave_way));
@@ -138,6 +148,19 @@ impl Sample {
                 "Half-open flows that gave way to newer ones, by service port, where there are any.",
                 MetricType::COUNTER,
                 gave_way,
+            ),
+            family(
+                "node_lb_service_flow_table_full_total",
+                "Connections dropped for want of a record in the flow table, by service port, where there are \
+                 any.",
+                MetricType::COUNTER,
+                flow_table_full,
+            ),
+            family(
+                "node_lb_service_snat_ports_exhausted_total",
+                "Connections dropped for want of a port for source NAT, by service port, where there are any.",
+                MetricType::COUNTER,
+                snat_ports_exhausted,
             ),
             family(
                 "node_lb_service_failing_endpoints",

@@ -6,7 +6,7 @@ use aya::Pod;
 use lb_common::{
     abi::{
         Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceStats, SourceRangeKey,
+        ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
 };
@@ -80,6 +80,7 @@ pub struct Maps {
     pub endpoint_states: Box<dyn Elements<EndpointState>>,
     pub endpoint_memory: Box<dyn Elements<EndpointMemory>>,
     pub service_stats: Box<dyn Elements<ServiceStats>>,
+    pub service_shortages: Box<dyn Elements<Shortages>>,
     pub maglev: Box<dyn Elements<MaglevRows>>,
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
     /// Waits until no program can still be reading what has been unpublished.
@@ -103,6 +104,7 @@ impl Maps {
             endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
             endpoint_memory: Box::new(MappedArray::new(&map("ENDPOINT_MEMORY")?)?),
             service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
+            service_shortages: Box::new(MappedArray::new(&map("SERVICE_SHORTAGES")?)?),
             maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
             source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
             grace: Box::new(synchronize_rcu),

@@ -268,6 +268,11 @@ impl Programmer {
         self.maps.service_stats.read(id)
     }
 
+    /// The connections of a service port that there was no room for.
+    pub fn shortages(&self, id: u32) -> abi::Shortages {
+        self.maps.service_shortages.read(id)
+    }
+
     /// Connections sent to each endpoint of a service port.
     pub fn endpoint_connections(&self, key: &Key) -> Vec<(SocketAddr, u64)> {
         let programmed = self.programmed.get(key).into_iter();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lb_common::{
-    abi::{self, EndpointMemory, EndpointState, ServiceStats, endpoint_flag, plan_flag},
+    abi::{self, EndpointMemory, EndpointState, ServiceStats, Shortages, endpoint_flag, plan_flag},
     addr::Ip6,
 };
 
@@ -131,6 +131,8 @@ impl Programmer {
         };
         self.maps.services.write(id, &service);
         self.maps.service_stats.write(id, &ServiceStats::default());
+        let none = Shortages::default();
+        self.maps.service_shortages.write(id, &none);
         Ok(Programmed::new(id))
     }
 

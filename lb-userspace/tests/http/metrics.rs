@@ -156,12 +156,17 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_service_connections_total{namespace="shop",service="web",port="",protocol="TCP"} 5"#,
             r#"node_lb_service_half_open_flows{namespace="shop",service="web",port="",protocol="TCP"} 3"#,
             r#"node_lb_service_flows_gave_way_total{namespace="shop",service="web",port="",protocol="TCP"} 2"#,
+            r#"node_lb_service_snat_ports_exhausted_total{namespace="shop",service="web",port="",protocol="TCP"} 7"#,
             r#"node_lb_service_failing_endpoints{namespace="shop",service="web",port="",protocol="TCP"} 1"#,
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             "node_lb_flows 0",
             "node_lb_flow_table_size 65536",
             "node_lb_kernel_read_errors_total 0",
         ],
+    );
+    assert!(
+        !text.contains("node_lb_service_flow_table_full_total"),
+        "there are none"
     );
 }
 
@@ -202,6 +207,8 @@ fn sample() -> Sample {
             connections: 5,
             half_open: 3,
             gave_way: 2,
+            flow_table_full: 0,
+            snat_ports_exhausted: 7,
             failing: vec!["10.0.1.5:8080".parse().unwrap()],
         }],
         devices: vec![DeviceMode {

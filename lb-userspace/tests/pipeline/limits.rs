@@ -64,6 +64,9 @@ fn a_connection_without_a_free_port_is_dropped() {
         assert_flows(&scene, &tables, 4);
         assert_eq!(tables.stats(1).connections, 4);
         assert_eq!(tables.stats(1).dropped, 36);
+        let shortages = tables.shortages(1);
+        assert_eq!(shortages.snat_ports_exhausted, 36);
+        assert_eq!(shortages.flow_table_full, 0);
 
         // Those who were refused have left nothing behind.
         kill_all(&tables, &scene);
@@ -150,6 +153,9 @@ fn a_full_table_refuses_new_flows_and_keeps_the_old() {
                 (Action::Drop, Reason::FlowTableFull)
             );
         }
+        let shortages = tables.shortages(1);
+        assert_eq!(shortages.flow_table_full, refused.len() as u64);
+        assert_eq!(shortages.snat_ports_exhausted, 0);
         for (port, first) in opened {
             let frame = scene.frame(scene.client(*port), scene.target(), ACK, b"");
             let later = ingress(&tables, &frame);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hyper::Method;
 use node_lb::{
     events::{EventType, Notice, Recorder, Scope},
+    flows::Limit,
     metrics::Metrics,
     model::ObjectName,
     source::api::ApiSource,
@@ -129,6 +130,41 @@ async fn repetitions_become_a_series_of_one_event() {
     last.written();
     events.api.silent("events", Duration::from_secs(3600)).await;
     assert_eq!(events.metric("node_lb_events_total{result=\"counted\"}"), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_limit_of_a_service_port_is_one_event_however_often_it_is_met() {
+    let mut events = Events::start();
+    let service = notice("").service;
+    for limit in [Limit::HalfOpen, Limit::SnatPorts, Limit::FlowTable] {
+        let at_limit = Notice::at_limit(
+            &service,
+            UID.parse().ok(),
+            "default/web:http TCP (IPv4)",
+            limit,
+        );
+        events.recorder.record(at_limit.clone());
+        let call = events.call().await;
+        let event = &call.object;
+        let reason = match limit {
+            Limit::HalfOpen => "HalfOpenFlowsExhausted",
+            Limit::SnatPorts => "SourceNATPortsExhausted",
+            Limit::FlowTable => "FlowTableFull",
+        };
+        assert_eq!(event["reason"], reason);
+        assert_eq!(event["type"], "Warning");
+        let note = event["note"].as_str().unwrap();
+        assert!(note.starts_with("node node-1: default/web:http TCP (IPv4): "));
+        call.written();
+        // The next flood, some minutes later.
+        sleep(Duration::from_secs(200)).await;
+        events.recorder.record(at_limit);
+        let again = events.call().await;
+        assert_eq!(again.method, Method::PATCH, "{reason}");
+        assert_eq!(again.object["series"]["count"], 2);
+        again.written();
+    }
+    assert_eq!(events.dropped("rate_limited"), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@
 //! sends it. The short rings of devices with XDP, which another CPU may be emptying, lose frames of good
 //! clients too when it is busy; so the flood that comes by XDP is a slower one.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 use std::{fs, thread};
 
@@ -19,6 +20,10 @@ use super::support::{
 
 /// How long a flood lasts in CI: enough for the default source-NAT ports several times over.
 const TIME: Duration = Duration::from_secs(5);
+/// Half-open flows of a Service before the oldest gives way.
+const HALF_OPEN: u64 = 16_384;
+/// How soon the agent names whom a flood brings to a limit: it looks every five seconds.
+const NAMED_WITHIN: Duration = Duration::from_secs(15);
 /// Share of an attacked Service's own new connections that open at their first packet.
 const OWN_CLIENTS: f64 = 0.99;
 /// Share of its neighbours' datagrams: one in some hundreds has been seen to be lost, and nobody knows yet
@@ -174,6 +179,45 @@ impl Scene {
         Ok(ground)
     }
 
+    /// Services that so many frames bring to the limit of half-open flows. ACKs open no more than there is
+    /// room for.
+    fn at_limit(&self, frames: u64) -> BTreeSet<String> {
+        let of_each = frames / self.attacked.len() as u64;
+        let attacked = match self.kind {
+            FloodKind::Syn | FloodKind::Udp if of_each > 2 * HALF_OPEN => self.attacked,
+            _ => &[],
+        };
+        let names = attacked.iter().map(|number| format!("service-{number}"));
+        names.collect()
+    }
+
+    /// Whether the agent's status and log name these Services as being at a limit, and none that is not
+    /// attacked.
+    fn names(&self, at_limit: &BTreeSet<String>, ground: &Ground) -> Result<(), String> {
+        let status = ground.balanced.status(1);
+        let status = status.map_err(|error| format!("{error:#}"))?;
+        let agent = &ground.balanced.agents[0];
+        let log = agent.log().map_err(|error| format!("{error:#}"))?;
+        let is_said = |name: &str| {
+            let port = format!("/{name}:");
+            let mut lines = log.lines().filter(|line| line.contains(&port));
+            let mut ports = status.at_limit.iter();
+            lines.any(|line| line.contains("is at its limit: no more half-open flows"))
+                && ports.any(|found| found.service_port.contains(&port))
+        };
+        let unsaid: Vec<_> = at_limit.iter().filter(|name| !is_said(name)).collect();
+        let is_attacked = |port: &str| {
+            let mut attacked = self.attacked.iter();
+            attacked.any(|number| port.contains(&format!("/service-{number}:")))
+        };
+        let mut ports = status.at_limit.iter();
+        let wrong = ports.find(|port| !is_attacked(&port.service_port));
+        match (unsaid.as_slice(), wrong) {
+            ([], None) => Ok(()),
+            _ => Err(format!("not said: {unsaid:?}; wrong: {wrong:?}")),
+        }
+    }
+
     /// Watches good clients before the flood, meanwhile and afterwards.
     fn play(self) -> Result<()> {
         let ground = self.ground()?;
@@ -221,6 +265,12 @@ impl Scene {
                 "{flows_before} flows before the flood, {flows_meanwhile} at its end; the lab \
                  itself lost {lost} frames"
             ),
+        );
+        let at_limit = self.at_limit(report.sent);
+        let named = within(NAMED_WITHIN, || self.names(&at_limit, &ground));
+        findings.note(
+            named.is_ok(),
+            format!("status and log name {at_limit:?}, and nobody who is not attacked: {named:?}"),
         );
         if self.kind == FloodKind::Ack {
             let gone = within(Duration::from_secs(15), || {

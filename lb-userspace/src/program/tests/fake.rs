@@ -10,7 +10,7 @@ use std::{
 use lb_common::{
     abi::{
         Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceStats,
+        ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
 };
@@ -83,6 +83,7 @@ pub struct State {
     pub endpoint_states: Vec<EndpointState>,
     endpoint_memory: Vec<EndpointMemory>,
     service_stats: Vec<ServiceStats>,
+    service_shortages: Vec<Shortages>,
     pub maglev: Vec<MaglevRows>,
     /// Set, prefix length, address.
     pub source_ranges: BTreeSet<(u32, u32, [u8; 16])>,
@@ -111,6 +112,7 @@ impl Kernel {
             endpoint_states: vec![EndpointState::default(); sizes.endpoint_states],
             endpoint_memory: vec![EndpointMemory::default(); sizes.endpoint_states],
             service_stats: vec![ServiceStats::default(); sizes.services],
+            service_shortages: vec![Shortages::default(); sizes.services],
             maglev: vec![MaglevRows::default(); sizes.maglev],
             source_ranges: BTreeSet::new(),
             allowed: None,
@@ -136,6 +138,7 @@ impl Kernel {
             endpoint_states: self.plain(|s| &mut s.endpoint_states),
             endpoint_memory: self.plain(|s| &mut s.endpoint_memory),
             service_stats: self.plain(|s| &mut s.service_stats),
+            service_shortages: self.plain(|s| &mut s.service_shortages),
             maglev: self.array(|s| &mut s.maglev, Element::Rows),
             source_ranges: Box::new(self.clone()),
             grace: Box::new(move || {
@@ -311,7 +314,14 @@ macro_rules! never_poked {
     };
 }
 
-never_poked!(Plan, Endpoint, EndpointMemory, ServiceStats, MaglevRows);
+never_poked!(
+    Plan,
+    Endpoint,
+    EndpointMemory,
+    ServiceStats,
+    Shortages,
+    MaglevRows
+);
 
 struct Array<T> {
     kernel: Kernel,
