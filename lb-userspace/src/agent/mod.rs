@@ -85,7 +85,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         );
     }
     let ports = config.datapath.snat_ports;
-    if let Some(problem) = snat_ports::problem(ports, config.datapath.node_ports) {
+    let own = snat_ports::ephemeral();
+    if let Some(problem) = snat_ports::problem(ports, own, config.datapath.node_ports) {
         tracing::warn!("source NAT: {problem}");
     }
     let watcher = Watcher::start().await?;

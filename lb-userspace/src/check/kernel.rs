@@ -79,15 +79,18 @@ fn tc() -> Finding {
     Finding::ok(CHECK, found)
 }
 
-/// Source NAT with ports that others use as well confuses both.
+/// Source NAT with ports that others use as well confuses both, and few ports are soon used up.
 fn ports(config: &Config) -> Finding {
     const CHECK: &str = "SNAT ports";
     let ours = config.datapath.snat_ports;
-    match snat_ports::problem(ours, config.datapath.node_ports) {
+    match snat_ports::problem(ours, snat_ports::ephemeral(), config.datapath.node_ports) {
         Some(problem) => Finding::warning(
             CHECK,
             problem,
-            format!("set --snat-ports, or {}", snat_ports::EPHEMERAL),
+            format!(
+                "set --snat-ports, or make {} smaller",
+                snat_ports::EPHEMERAL
+            ),
         ),
         None => Finding::ok(CHECK, ours.to_string()),
     }

@@ -9,7 +9,7 @@ pub const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 /// Below lie the ports of well-known services.
 const LOWEST: u16 = 1024;
 /// With fewer ports, short connections to one endpoint come to an end of them within a second or two:
-/// those that an endpoint remembers (TIME-WAIT) are gone for a minute.
+/// those that an endpoint remembers (TIME-WAIT) are gone for a minute, but for a SYN that fits.
 const FEW: u32 = 8192;
 
 /// The ports that the node's own connections go out from; none if the kernel does not say.
@@ -50,20 +50,26 @@ pub fn free_beside(taken: impl IntoIterator<Item = PortRange>) -> PortRange {
     })
 }
 
-/// What is wrong with a choice of ports, if anything.
-pub fn problem(ports: PortRange, node_ports: PortRange) -> Option<String> {
-    let count = ports.count();
+/// What is wrong with a choice of ports, if anything; `own` are [`ephemeral`] ones.
+pub fn problem(ports: PortRange, own: Option<PortRange>, node_ports: PortRange) -> Option<String> {
     let clash = |of: PortRange, what: &str| {
         let overlap = ports.first <= of.last && of.first <= ports.last;
         overlap.then(|| format!("{ports} are also {what} ({of})"))
     };
-    ephemeral()
-        .and_then(|own| clash(own, "those of the node's own connections"))
-        .or_else(|| clash(node_ports, "NodePorts"))
-        .or_else(|| {
-            let few = count < FEW;
-            few.then(|| format!("{ports} are only {count} ports: connections per endpoint are few"))
-        })
+    let count = ports.count();
+    let few = || {
+        format!(
+            "{ports} are only {count} ports: so many connections fit to an endpoint at a time, those that \
+             have just ended among them"
+        )
+    };
+    let problems = [
+        own.and_then(|own| clash(own, "those of the node's own connections")),
+        clash(node_ports, "NodePorts"),
+        (count < FEW).then(few),
+    ];
+    let problems: Vec<_> = problems.into_iter().flatten().collect();
+    (!problems.is_empty()).then(|| problems.join("; "))
 }
 
 #[cfg(test)]
@@ -96,14 +102,40 @@ mod tests {
 
     #[test]
     fn few_ports_and_those_of_others_are_a_problem() {
+        let own = range("32768-60999");
+        let problem = |ports| problem(range(ports), Some(own), range("30000-32767"));
+        assert_eq!(problem("1024-29999"), None);
+        assert_eq!(problem("20000-28191"), None, "just enough");
+        let few = problem("20000-28190").unwrap();
+        assert!(few.contains("only 8191 ports"), "{few}");
+        let node_ports = problem("20000-31000").unwrap();
+        assert_eq!(node_ports, "20000-31000 are also NodePorts (30000-32767)");
+        let all = problem("32000-33000").unwrap();
+        for part in ["own connections (32768-60999)", "NodePorts", "1001 ports"] {
+            assert!(all.contains(part), "{all}");
+        }
+    }
+
+    #[test]
+    fn the_default_is_a_problem_only_where_the_node_leaves_little() {
         let node_ports = range("30000-32767");
-        let problem = |ports| problem(range(ports), node_ports);
-        assert!(
-            problem("20000-31000")
-                .unwrap()
-                .contains("NodePorts (30000-32767)")
-        );
-        assert!(problem("2000-2999").unwrap().contains("1000 ports"));
-        assert!(problem("1-65535").unwrap().contains("own connections"));
+        for (own, ports, words) in [
+            ("32768-60999", "1024-29999", None),
+            ("1024-60999", "61000-65535", Some("only 4536 ports")),
+            (
+                "1024-65535",
+                "1024-65535",
+                Some("the node's own connections"),
+            ),
+        ] {
+            let own = range(own);
+            let chosen = free_beside([own, node_ports]);
+            assert_eq!(chosen, range(ports));
+            let problem = problem(chosen, Some(own), node_ports);
+            match words {
+                None => assert_eq!(problem, None),
+                Some(words) => assert!(problem.unwrap().contains(words)),
+            }
+        }
     }
 }
