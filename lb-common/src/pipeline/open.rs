@@ -212,9 +212,10 @@ fn moves_on<A: Address, T: Tables<A>>(
         Purpose::Afresh
     };
     let moves = tables.gives_way(index, &work.segment, purpose);
-    if moves {
+    // The segment that a flow was picked up with was no SYN that an endpoint had to answer.
+    if moves && !flow.has(flow_flag::PICKED_UP) {
         work.avoided = endpoint;
-        if is_known && serves && !flow.has(flow_flag::PICKED_UP) {
+        if is_known && serves {
             note_failure(tables, endpoint, Failure::Silent);
         }
     }

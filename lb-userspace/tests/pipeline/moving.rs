@@ -260,6 +260,32 @@ fn a_syn_on_a_flow_that_was_picked_up_begins_a_connection() {
     }
 }
 
+/// Nobody has been silent yet: session affinity and lookup tables hold.
+#[test]
+fn a_syn_after_a_stray_segment_goes_where_its_client_belongs() {
+    for scene in scenes(5) {
+        let sticky = Scene {
+            affinity: Some(Duration::from_secs(1000)),
+            ..scene.clone()
+        };
+        let by_table = Scene {
+            algorithm: Algorithm::Maglev,
+            ..scene
+        };
+        for scene in [sticky, by_table] {
+            let tables = scene.tables();
+            for port in 1..=20 {
+                let mut talk = Conversation::new(&scene, &tables, port);
+                talk.deliver(Side::Client, Tcp::new(0, 0, ACK), b"");
+                let endpoint = endpoint_of(&talk);
+                let begins = talk.deliver(Side::Client, first_syn(), b"");
+                assert_eq!(begins.reason, Reason::Opened);
+                assert_eq!(endpoint_of(&talk), endpoint);
+            }
+        }
+    }
+}
+
 pub fn endpoint_of(talk: &Conversation<'_>) -> SocketAddr {
     talk.there.expect("sent").1
 }
