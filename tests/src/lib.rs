@@ -27,6 +27,7 @@ pub mod http_get;
 pub mod lab;
 pub mod manifests;
 pub mod map_contents;
+pub mod oracle;
 pub mod packet;
 pub mod patience;
 pub mod pin_root;

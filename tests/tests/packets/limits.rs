@@ -1,11 +1,13 @@
 //! Where something runs out: time to live, packet size, flow records, ports, routes.
 
 use lb_common::verdict::Reason;
-use lb_tests::packet::pseudo_header_sum;
+use lb_tests::{
+    oracle::expected::{TIME_EXCEEDED, TOO_BIG, answer},
+    packet::pseudo_header_sum,
+};
 
 use super::{
     conversations::{first, packet},
-    refusals::answer,
     scene::{
         self, EXTERNAL, EXTERNAL_MAC, NARROW_MAC, NARROW_MTU, NARROW_PEER_MAC, PEER_MAC,
         ROUTER_MAC, Scene,
@@ -13,11 +15,6 @@ use super::{
     service::{ServiceSpec, TCP, UDP},
     world::{Action, At, Expected, SNAT_PORT, world},
 };
-
-/// ICMP's and ICMPv6's type and code.
-pub const TIME_EXCEEDED: [(u8, u8); 2] = [(11, 0), (3, 0)];
-/// As above.
-pub const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
 
 #[test]
 fn a_packet_at_the_end_of_its_life_is_answered() {

@@ -5,11 +5,11 @@ mod conversations;
 mod icmp;
 mod limits;
 mod malformed;
-mod model;
 mod odd;
 mod oracle;
 mod processors;
 mod refusals;
 mod scene;
-mod service;
 mod world;
+
+use lb_tests::oracle::service;

@@ -1,9 +1,10 @@
 //! Connections that get no endpoint: rejected, dropped, or none of node-lb's business.
 
-use std::net::IpAddr;
-
 use lb_common::verdict::Reason;
-use lb_tests::packet::{Packet, tcp};
+use lb_tests::{
+    oracle::expected::{PORT_UNREACHABLE, answer},
+    packet::{Packet, tcp},
+};
 
 use super::{
     conversations::first,
@@ -11,21 +12,6 @@ use super::{
     service::{Class, ServiceSpec, TCP, UDP},
     world::{At, Expected, world},
 };
-
-/// The ICMP error that a node sends about a packet: with `kind` of its family, and quoting it as far
-/// as its ports and checksum.
-pub fn answer(packet: &Packet, from: IpAddr, kinds: [(u8, u8); 2], word: u32) -> Packet {
-    let kind = kinds[usize::from(from.is_ipv6())];
-    let quote = packet.quote(if packet.protocol() == TCP { 20 } else { 8 });
-    let (to_mac, from_mac) = packet.ethernet();
-    Packet::icmp(from, packet.source_address(), kind, word, quote)
-        .id(0)
-        .flow_label(0)
-        .macs(from_mac, to_mac)
-}
-
-/// Port unreachable, as RFC 792 and RFC 4443 number it.
-pub const PORT_UNREACHABLE: [(u8, u8); 2] = [(3, 3), (1, 4)];
 
 #[test]
 fn a_service_without_endpoints_answers_port_unreachable() {

@@ -2,7 +2,7 @@
 
 use std::{
     mem::{offset_of, transmute},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     panic::resume_unwind,
     sync::atomic::Ordering,
     thread,
@@ -17,14 +17,19 @@ use aya::{
 use lb_common::{
     abi::{
         self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey, Limits,
-        LocalAddress, Plan, RejectBudget, Service, ServiceStats, SourceRangeKey, config_flag,
-        device_flag,
+        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceStats, Shortages,
+        SourceRangeKey, config_flag, device_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, Timeouts, flow_flag, tag},
+    flow::{Flow, Timeouts},
+    select::Policy,
     verdict::{COUNTERS, Hook, Reason},
 };
-use lb_tests::{PinRoot, packet::difference};
+pub use lb_tests::oracle::{expected::*, scene::SNAT_PORT};
+use lb_tests::{
+    PinRoot,
+    oracle::{self, service::MAGLEV_ROWS},
+};
 use node_lb::{
     datapath::{
         Loaded, OBJECT, Pins, Settings,
@@ -32,6 +37,7 @@ use node_lb::{
         load,
     },
     flows::{FlowSweeper, FlowTables, clock},
+    program::maglev,
 };
 
 use super::{
@@ -39,8 +45,6 @@ use super::{
     service::{Class, ServiceSpec},
 };
 
-/// First port for source NAT. There is one only, unless a test says otherwise: so it is known.
-pub const SNAT_PORT: u16 = 50_000;
 /// Records in each flow table.
 const FLOWS: u32 = 1024;
 /// A tick of so many jiffies that time stands still, however slow the machine is.
@@ -49,168 +53,6 @@ const STANDSTILL: u32 = 40;
 pub const HALF_OPEN: u32 = 64;
 /// Room for what a packet becomes, in bytes.
 const OUTPUT: usize = 70_000;
-
-/// What packets have shown of a flow.
-pub const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
-
-/// What is kept of one direction of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
-    /// The source and destination that its packets get.
-    pub to: ((IpAddr, u16), (IpAddr, u16)),
-    /// Whether the connection has still to be proved; said by the client's direction.
-    pub half: bool,
-    /// Those of [`flow_flag`] that are among [`SHOWN`].
-    pub shown: u32,
-    /// The sequence number after its latest segment, and what that acknowledged.
-    pub next: u32,
-    pub acknowledged: u32,
-}
-
-/// The programs under test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
-    /// XDP on a device that completes checksums.
-    Xdp,
-    /// XDP on a virtual device.
-    XdpVirtual,
-    TcIngress,
-    TcEgress,
-}
-
-impl At {
-    pub const ALL: [Self; 4] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress, Self::TcEgress];
-    pub const INGRESS: [Self; 3] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress];
-
-    pub fn program(self) -> &'static str {
-        match self {
-            Self::Xdp => "xdp_ingress",
-            Self::XdpVirtual => "xdp_ingress_virtual",
-            Self::TcIngress => "tc_ingress",
-            Self::TcEgress => "tc_egress",
-        }
-    }
-
-    pub fn is_xdp(self) -> bool {
-        matches!(self, Self::Xdp | Self::XdpVirtual)
-    }
-
-    fn hook(self) -> Hook {
-        match self {
-            Self::Xdp | Self::XdpVirtual => Hook::Xdp,
-            Self::TcIngress => Hook::TcIngress,
-            Self::TcEgress => Hook::TcEgress,
-        }
-    }
-}
-
-/// What a program told the kernel to do with a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    Pass,
-    Drop,
-    /// Out of the device it came in by. TC has no other word for that than `Redirect`.
-    Transmit,
-    Redirect,
-}
-
-impl Action {
-    fn of(at: At, value: u32) -> Self {
-        match (at.is_xdp(), value) {
-            (true, 1) | (false, 2) => Self::Drop,
-            (true, 2) | (false, u32::MAX) => Self::Pass,
-            (true, 3) => Self::Transmit,
-            (true, 4) | (false, 7) => Self::Redirect,
-            _ => panic!("{} returned {value}", at.program()),
-        }
-    }
-
-    fn at(self, at: At) -> Self {
-        match self {
-            Self::Transmit if !at.is_xdp() => Self::Redirect,
-            action => action,
-        }
-    }
-}
-
-/// What is expected of a run: the action, the frame then, and what is counted.
-#[derive(Clone, Debug)]
-pub struct Expected {
-    action: Action,
-    /// Dropped frames do not matter.
-    frame: Option<Vec<u8>>,
-    reason: Reason,
-    opens: Option<bool>,
-}
-
-impl Expected {
-    pub fn passes(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
-        Self::new(Action::Pass, Some(frame.into()), reason)
-    }
-
-    pub fn transmits(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
-        Self::new(Action::Transmit, Some(frame.into()), reason)
-    }
-
-    pub fn redirects(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
-        Self::new(Action::Redirect, Some(frame.into()), reason)
-    }
-
-    pub fn drops(reason: Reason) -> Self {
-        Self::new(Action::Drop, None, reason)
-    }
-
-    fn new(action: Action, frame: Option<Vec<u8>>, reason: Reason) -> Self {
-        Self {
-            action,
-            frame,
-            reason,
-            opens: None,
-        }
-    }
-
-    /// A connection is counted, whatever the reason says.
-    pub fn and_opens(self) -> Self {
-        Self {
-            opens: Some(true),
-            ..self
-        }
-    }
-
-    /// How connections, rejections and drops of services are to move.
-    fn stats(&self, at: At) -> [u64; 3] {
-        let opens = self.opens.unwrap_or(self.reason == Reason::Opened);
-        let ingress = at != At::TcEgress;
-        let rejected = match self.reason {
-            Reason::NoEndpoints => true,
-            Reason::AnswerRateLimited => !opens,
-            _ => false,
-        };
-        let dropped = matches!(
-            self.reason,
-            Reason::NoLocalEndpoints
-                | Reason::SourceRange
-                | Reason::NotProgrammed
-                | Reason::FlowTableFull
-                | Reason::SnatPortsExhausted
-                | Reason::InsertRace
-                | Reason::NoNodeAddress
-                | Reason::StraySegment
-        );
-        [opens, rejected, dropped && ingress].map(u64::from)
-    }
-}
-
-/// What came of a run.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    pub action: Action,
-    pub frame: Vec<u8>,
-    /// Counters that moved, and by how much.
-    pub counted: Vec<(Hook, Reason, u64)>,
-    /// Connections, rejections and drops counted for services.
-    pub stats: [u64; 3],
-}
 
 /// A node with node-lb's programs.
 pub struct World {
@@ -221,6 +63,8 @@ pub struct World {
     endpoints: MappedArray<Endpoint>,
     states: MappedArray<EndpointState>,
     stats: MappedArray<ServiceStats>,
+    shortages: MappedArray<Shortages>,
+    maglev: MappedArray<MaglevRows>,
     frontends4: BatchMap<FrontendKey<Ip4>, Frontend>,
     frontends6: BatchMap<FrontendKey<Ip6>, Frontend>,
     source_ranges: BatchMap<Key<SourceRangeKey>, u8>,
@@ -230,9 +74,11 @@ pub struct World {
     counters: PerCpuArray<MapData, u64>,
     budget: PerCpuArray<MapData, RejectBudget>,
     counted: Vec<u64>,
-    summed: [u64; 3],
+    summed: Stats,
     /// Next service, and next endpoint slot.
     next: (u32, u32),
+    /// Next element of `MAGLEV`.
+    next_rows: u32,
     _pins: Pins,
     _root: PinRoot,
 }
@@ -246,27 +92,6 @@ pub fn world(test: impl FnOnce(&mut World) + Send) {
         });
         thread.join().unwrap_or_else(|panic| resume_unwind(panic));
     });
-}
-
-/// Compares everything that came of a run.
-#[track_caller]
-pub fn assert_expected(name: &str, at: At, found: &Outcome, expected: &Expected) {
-    let wanted = vec![(at.hook(), expected.reason, 1)];
-    assert_eq!(
-        (found.action, &found.counted),
-        (expected.action.at(at), &wanted),
-        "{name}"
-    );
-    if let Some(wanted) = &expected.frame
-        && let Some(difference) = difference(wanted, &found.frame)
-    {
-        panic!("{name}: the frame is another\n{difference}");
-    }
-    let counted = expected.stats(at);
-    assert_eq!(
-        found.stats, counted,
-        "{name}: connections, rejected, dropped"
-    );
 }
 
 /// Running packets.
@@ -357,10 +182,20 @@ impl World {
     }
 
     /// Also makes sure that endpoints' connections are those of services.
-    fn newly_summed(&mut self) -> [u64; 3] {
-        let services = self.stats.iter(0..self.next.0);
-        let now = services.fold([0; 3], |[a, b, c], (_, stats)| {
-            [a + stats.connections, b + stats.rejected, c + stats.dropped]
+    fn newly_summed(&mut self) -> Stats {
+        let services = (0..self.next.0).map(|service| {
+            let stats = self.stats.read(service);
+            let shortages = self.shortages.read(service);
+            [
+                stats.connections,
+                stats.rejected,
+                stats.dropped,
+                shortages.flow_table_full,
+                shortages.snat_ports_exhausted,
+            ]
+        });
+        let now = services.fold(Stats::default(), |sum, counted| {
+            std::array::from_fn(|i| sum[i] + counted[i])
         });
         let states = self.states.iter(0..self.next.1);
         let connections: u64 = states.map(|(_, state)| state.connections).sum();
@@ -369,12 +204,36 @@ impl World {
             "connections of endpoints and of services"
         );
         let before = std::mem::replace(&mut self.summed, now);
-        [0, 1, 2].map(|i| now[i] - before[i])
+        std::array::from_fn(|i| now[i] - before[i])
+    }
+}
+
+impl oracle::Subject for World {
+    fn run(&mut self, at: At, device: &str, frame: &[u8]) -> Outcome {
+        World::run(self, at, device, frame)
+    }
+
+    fn kept(&self, protocol: u8, from: (IpAddr, u16), to: (IpAddr, u16)) -> Option<Kept> {
+        World::kept(self, protocol, from, to)
     }
 }
 
 /// Filling maps.
 impl World {
+    /// Makes this the model's node, without flows.
+    pub fn become_like(&mut self, model: &oracle::Model) {
+        self.forget();
+        self.configure(|config| {
+            let bypass = if model.bypass { config_flag::BYPASS } else { 0 };
+            config.snat_count = model.ports.into();
+            config.reject_rate = u32::MAX;
+            config.flags = config_flag::DETECT_BY_CIDR | bypass;
+        });
+        for service in &model.services {
+            self.add(service);
+        }
+    }
+
     /// Adds a service. Its number is also that of its plan.
     pub fn add(&mut self, spec: &ServiceSpec) -> u32 {
         let (id, first) = self.next;
@@ -405,6 +264,11 @@ impl World {
                 slot += 1;
             }
         }
+        if spec.maglev {
+            plan.maglev_rows = MAGLEV_ROWS;
+            plan.maglev_cluster = self.add_lookup_table(&plan, Policy::Cluster);
+            plan.maglev_local = self.add_lookup_table(&plan, Policy::Local);
+        }
         for (network, prefix) in &spec.source_ranges {
             let key = SourceRangeKey {
                 set: id.to_be(),
@@ -427,6 +291,25 @@ impl World {
         }
         self.next = (id + 1, slot);
         id
+    }
+
+    /// The first row of a lookup table for one of a plan's sets.
+    fn add_lookup_table(&mut self, plan: &Plan, policy: Policy) -> u32 {
+        let set = plan.set(policy);
+        let endpoints = (set.first..set.first + set.count).map(|slot| {
+            let endpoint = self.endpoints.read(slot);
+            SocketAddr::new(endpoint.address.into(), endpoint.port)
+        });
+        let endpoints: Vec<_> = endpoints.collect();
+        let offset = (set.first - plan.first) as u16;
+        let first = self.next_rows;
+        for rows in maglev::table(&endpoints, offset, MAGLEV_ROWS).chunks(4) {
+            let position = |index: usize| rows.get(index).copied().unwrap_or(u16::MAX);
+            let positions = std::array::from_fn(position);
+            self.maglev.write(self.next_rows, &MaglevRows { positions });
+            self.next_rows += 1;
+        }
+        first * 4
     }
 
     fn add_frontend(
@@ -568,7 +451,8 @@ impl World {
             ("ENDPOINTS", 4096),
             ("ENDPOINT_STATES", 4096),
             ("SERVICE_STATS", 1024),
-            ("MAGLEV", 1024),
+            ("SERVICE_SHORTAGES", 1024),
+            ("MAGLEV", 4096),
             ("AFFINITY", 1024),
             ("SOCKETS", 1024),
         ] {
@@ -584,6 +468,8 @@ impl World {
             endpoints: MappedArray::new(&map("ENDPOINTS")).unwrap(),
             states: MappedArray::new(&map("ENDPOINT_STATES")).unwrap(),
             stats: MappedArray::new(&map("SERVICE_STATS")).unwrap(),
+            shortages: MappedArray::new(&map("SERVICE_SHORTAGES")).unwrap(),
+            maglev: MappedArray::new(&map("MAGLEV")).unwrap(),
             frontends4: BatchMap::new(&map("FRONTENDS4")).unwrap(),
             frontends6: BatchMap::new(&map("FRONTENDS6")).unwrap(),
             source_ranges: BatchMap::new(&map("SOURCE_RANGES")).unwrap(),
@@ -593,8 +479,9 @@ impl World {
             counters: Map::PerCpuArray(map("PACKETS")).try_into().unwrap(),
             budget: Map::PerCpuArray(map("REJECT_BUDGET")).try_into().unwrap(),
             counted: vec![0; COUNTERS],
-            summed: [0; 3],
+            summed: [0; 5],
             next: (1, 1),
+            next_rows: 0,
             loaded,
             _pins: pins,
             _root: root,
@@ -689,32 +576,6 @@ fn test_run(
         .unwrap_or_else(|error| panic!("{} on {} bytes: {error:?}", at.program(), frame.len()));
     output.truncate(result.data_size_out as usize);
     (result.return_value, output)
-}
-
-fn kept<A: Address>(
-    mut records: impl Iterator<Item = Flow<A>>,
-    protocol: u8,
-    from: (IpAddr, u16),
-    to: (IpAddr, u16),
-) -> Option<Kept> {
-    let ip = |address: A| IpAddr::from(address.to_mapped());
-    let flow = records.find(|flow| {
-        tag::in_use(flow.tag)
-            && flow.protocol() == protocol
-            && (ip(flow.source), flow.source_port) == from
-            && (ip(flow.destination), flow.destination_port) == to
-    })?;
-    let rewrite = flow.rewrite;
-    Some(Kept {
-        to: (
-            (ip(rewrite.source), rewrite.source_port),
-            (ip(rewrite.destination), rewrite.destination_port),
-        ),
-        half: tag::state(flow.tag) == tag::HALF,
-        shown: flow.flags & SHOWN,
-        next: flow.next,
-        acknowledged: flow.acknowledged,
-    })
 }
 
 fn key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {

@@ -4,8 +4,12 @@ use std::net::IpAddr;
 
 use lb_common::abi::{FrontendKind, endpoint_flag, plan_flag};
 
+/// IP protocol numbers.
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
+
+/// Rows of Maglev lookup tables, a prime.
+pub const MAGLEV_ROWS: u32 = 13;
 
 /// Classes of endpoints, by their place in a plan's counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +23,7 @@ pub enum Class {
 }
 
 impl Class {
+    /// All classes, in their order.
     pub const ALL: [Self; 6] = [
         Self::LocalReady,
         Self::LocalHinted,
@@ -28,6 +33,17 @@ impl Class {
         Self::RemoteTerminating,
     ];
 
+    /// Whether topology hints name this node, or its zone.
+    pub fn is_hinted(self) -> bool {
+        matches!(self, Self::LocalHinted | Self::RemoteHinted)
+    }
+
+    /// Whether such endpoints serve only where no ready one does.
+    pub fn is_terminating(self) -> bool {
+        matches!(self, Self::LocalTerminating | Self::RemoteTerminating)
+    }
+
+    /// Whether such endpoints are on this node.
     pub fn is_local(self) -> bool {
         matches!(
             self,
@@ -36,6 +52,7 @@ impl Class {
     }
 }
 
+/// An endpoint as a plan has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointSpec {
     pub class: Class,
@@ -44,6 +61,7 @@ pub struct EndpointSpec {
     pub flags: u16,
 }
 
+/// A service port of one family.
 #[derive(Clone, Debug)]
 pub struct ServiceSpec {
     pub protocol: u8,
@@ -52,11 +70,14 @@ pub struct ServiceSpec {
     /// Flags of the plan.
     pub flags: u32,
     pub affinity_seconds: u32,
+    /// Whether endpoints are picked by lookup table.
+    pub maglev: bool,
     /// Networks that LoadBalancer addresses are open to; none means all.
     pub source_ranges: Vec<(IpAddr, u8)>,
 }
 
 impl ServiceSpec {
+    /// Without frontends, endpoints and anything special.
     pub fn new(protocol: u8) -> Self {
         Self {
             protocol,
@@ -64,22 +85,27 @@ impl ServiceSpec {
             endpoints: Vec::new(),
             flags: 0,
             affinity_seconds: 0,
+            maglev: false,
             source_ranges: Vec::new(),
         }
     }
 
+    /// Is reached at a ClusterIP.
     pub fn cluster_ip(self, address: IpAddr, port: u16) -> Self {
         self.frontend(FrontendKind::ClusterIp, address, port)
     }
 
+    /// Is reached at a port of a node's address.
     pub fn node_port(self, address: IpAddr, port: u16) -> Self {
         self.frontend(FrontendKind::NodePort, address, port)
     }
 
+    /// Is reached at a load balancer's address.
     pub fn load_balancer(self, address: IpAddr, port: u16) -> Self {
         self.frontend(FrontendKind::LoadBalancerIp, address, port)
     }
 
+    /// Is reached at an address of any kind.
     pub fn frontend(mut self, kind: FrontendKind, address: IpAddr, port: u16) -> Self {
         self.frontends.push((kind, address, port));
         self
@@ -121,6 +147,7 @@ impl ServiceSpec {
         self
     }
 
+    /// With these flags of the plan, instead of those before.
     pub fn flags(self, flags: u32) -> Self {
         Self { flags, ..self }
     }
@@ -130,6 +157,7 @@ impl ServiceSpec {
         self.flags(plan_flag::EXTERNAL_LOCAL)
     }
 
+    /// Opens its load balancer's addresses to this network, and to others that are named so.
     pub fn source_range(mut self, network: IpAddr, prefix: u8) -> Self {
         self.source_ranges.push((network, prefix));
         self

@@ -1,0 +1,264 @@
+//! What can become of a packet, and what is kept of its flow.
+
+use std::net::IpAddr;
+
+use lb_common::{
+    addr::Address,
+    flow::{Flow, flow_flag, tag},
+    verdict::{Hook, Reason},
+};
+
+use super::service::TCP;
+use crate::packet::{Packet, difference};
+
+/// Port unreachable: ICMP's type and code (RFC 792), and ICMPv6's (RFC 4443).
+pub const PORT_UNREACHABLE: [(u8, u8); 2] = [(3, 3), (1, 4)];
+/// Time exceeded, as above.
+pub const TIME_EXCEEDED: [(u8, u8); 2] = [(11, 0), (3, 0)];
+/// Packet too big, as above.
+pub const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
+
+/// What packets have shown of a flow.
+pub const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
+
+/// What is kept of one direction of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The source and destination that its packets get.
+    pub to: ((IpAddr, u16), (IpAddr, u16)),
+    /// Whether the connection has still to be proved; said by the client's direction.
+    pub half: bool,
+    /// Those of [`flow_flag`] that are among [`SHOWN`].
+    pub shown: u32,
+    /// The sequence number after its latest segment, and what that acknowledged.
+    pub next: u32,
+    pub acknowledged: u32,
+}
+
+/// The programs under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// XDP on a device that completes checksums.
+    Xdp,
+    /// XDP on a virtual device.
+    XdpVirtual,
+    TcIngress,
+    TcEgress,
+}
+
+impl At {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress, Self::TcEgress];
+    /// Those for packets that come in.
+    pub const INGRESS: [Self; 3] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress];
+
+    /// The program's name in the object.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp_ingress",
+            Self::XdpVirtual => "xdp_ingress_virtual",
+            Self::TcIngress => "tc_ingress",
+            Self::TcEgress => "tc_egress",
+        }
+    }
+
+    /// Whether it is a program of XDP, not of TC.
+    pub fn is_xdp(self) -> bool {
+        matches!(self, Self::Xdp | Self::XdpVirtual)
+    }
+
+    /// The hook that it counts packets at.
+    pub fn hook(self) -> Hook {
+        match self {
+            Self::Xdp | Self::XdpVirtual => Hook::Xdp,
+            Self::TcIngress => Hook::TcIngress,
+            Self::TcEgress => Hook::TcEgress,
+        }
+    }
+}
+
+/// What a program told the kernel to do with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Pass,
+    Drop,
+    /// Out of the device it came in by. TC has no other word for that than `Redirect`.
+    Transmit,
+    Redirect,
+}
+
+impl Action {
+    /// What a program's return value says.
+    pub fn of(at: At, value: u32) -> Self {
+        match (at.is_xdp(), value) {
+            (true, 1) | (false, 2) => Self::Drop,
+            (true, 2) | (false, u32::MAX) => Self::Pass,
+            (true, 3) => Self::Transmit,
+            (true, 4) | (false, 7) => Self::Redirect,
+            _ => panic!("{} returned {value}", at.program()),
+        }
+    }
+
+    /// The word that programs at a hook have for it.
+    pub fn at(self, at: At) -> Self {
+        match self {
+            Self::Transmit if !at.is_xdp() => Self::Redirect,
+            action => action,
+        }
+    }
+}
+
+/// What is expected of a run: the action, the frame then, and what is counted.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    action: Action,
+    /// Dropped frames do not matter.
+    frame: Option<Vec<u8>>,
+    reason: Reason,
+    opens: Option<bool>,
+}
+
+impl Expected {
+    /// The frame goes on its way like this.
+    pub fn passes(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
+        Self::new(Action::Pass, Some(frame.into()), reason)
+    }
+
+    /// It goes back to the device that it came in by, like this.
+    pub fn transmits(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
+        Self::new(Action::Transmit, Some(frame.into()), reason)
+    }
+
+    /// It is sent out of another device, like this.
+    pub fn redirects(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
+        Self::new(Action::Redirect, Some(frame.into()), reason)
+    }
+
+    /// It is dropped.
+    pub fn drops(reason: Reason) -> Self {
+        Self::new(Action::Drop, None, reason)
+    }
+
+    fn new(action: Action, frame: Option<Vec<u8>>, reason: Reason) -> Self {
+        Self {
+            action,
+            frame,
+            reason,
+            opens: None,
+        }
+    }
+
+    /// A connection is counted, whatever the reason says.
+    pub fn and_opens(self) -> Self {
+        Self {
+            opens: Some(true),
+            ..self
+        }
+    }
+
+    /// How the counters of services are to move.
+    fn stats(&self, at: At) -> Stats {
+        let opens = self.opens.unwrap_or(self.reason == Reason::Opened);
+        let ingress = at != At::TcEgress;
+        let rejected = match self.reason {
+            Reason::NoEndpoints => true,
+            Reason::AnswerRateLimited => !opens,
+            _ => false,
+        };
+        let dropped = matches!(
+            self.reason,
+            Reason::NoLocalEndpoints
+                | Reason::SourceRange
+                | Reason::NotProgrammed
+                | Reason::FlowTableFull
+                | Reason::SnatPortsExhausted
+                | Reason::InsertRace
+                | Reason::NoNodeAddress
+                | Reason::StraySegment
+        );
+        let full = self.reason == Reason::FlowTableFull;
+        let exhausted = self.reason == Reason::SnatPortsExhausted;
+        [opens, rejected, dropped && ingress, full, exhausted].map(u64::from)
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub action: Action,
+    pub frame: Vec<u8>,
+    /// Counters that moved, and by how much.
+    pub counted: Vec<(Hook, Reason, u64)>,
+    pub stats: Stats,
+}
+
+/// Connections, rejections and drops counted for services; drops among them for want of a record in the
+/// flow table, and for want of a port.
+pub type Stats = [u64; 5];
+
+/// Compares everything that came of a run.
+///
+/// # Panics
+///
+/// If anything differs; the message has `name`.
+#[track_caller]
+pub fn assert_expected(name: &str, at: At, found: &Outcome, expected: &Expected) {
+    let wanted = vec![(at.hook(), expected.reason, 1)];
+    assert_eq!(
+        (found.action, &found.counted),
+        (expected.action.at(at), &wanted),
+        "{name}"
+    );
+    if let Some(wanted) = &expected.frame
+        && let Some(difference) = difference(wanted, &found.frame)
+    {
+        panic!("{name}: the frame is another\n{difference}");
+    }
+    let counted = expected.stats(at);
+    assert_eq!(
+        found.stats, counted,
+        "{name}: connections, rejected, dropped, table full, ports exhausted"
+    );
+}
+
+/// What is kept of one direction of a flow that is among these records.
+pub fn kept<A: Address>(
+    mut records: impl Iterator<Item = Flow<A>>,
+    protocol: u8,
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
+) -> Option<Kept> {
+    let ip = |address: A| IpAddr::from(address.to_mapped());
+    let flow = records.find(|flow| {
+        tag::in_use(flow.tag)
+            && flow.protocol() == protocol
+            && (ip(flow.source), flow.source_port) == from
+            && (ip(flow.destination), flow.destination_port) == to
+    })?;
+    let rewrite = flow.rewrite;
+    Some(Kept {
+        to: (
+            (ip(rewrite.source), rewrite.source_port),
+            (ip(rewrite.destination), rewrite.destination_port),
+        ),
+        half: tag::state(flow.tag) == tag::HALF,
+        shown: flow.flags & SHOWN,
+        next: flow.next,
+        acknowledged: flow.acknowledged,
+    })
+}
+
+/// The ICMP error that a node sends about a packet: with `kind` of its family, and quoting it as far
+/// as its ports and checksum.
+pub fn answer(packet: &Packet, from: IpAddr, kinds: [(u8, u8); 2], word: u32) -> Packet {
+    let kind = kinds[usize::from(from.is_ipv6())];
+    let quote = packet.quote(match packet.protocol() {
+        TCP => 20,
+        _ => 8,
+    });
+    let (to_mac, from_mac) = packet.ethernet();
+    Packet::icmp(from, packet.source_address(), kind, word, quote)
+        .id(0)
+        .flow_label(0)
+        .macs(from_mac, to_mac)
+}

@@ -1,0 +1,351 @@
+//! The data plane again, from its rules and with nothing of its code but Maglev's hash and tables: what has to
+//! become of a packet.
+
+mod opening;
+mod tcp;
+
+use std::{collections::HashMap, net::IpAddr};
+
+use lb_common::{flow::flow_flag, verdict::Reason};
+
+pub use self::tcp::{Segment, Side};
+use self::{opening::Refusal, tcp::opens};
+use super::{
+    expected::{At, Expected, Kept, PORT_UNREACHABLE, TIME_EXCEEDED, TOO_BIG, answer},
+    scene::{
+        EXTERNAL, EXTERNAL_MAC, NARROW, NARROW_MAC, NARROW_MTU, NARROW_PEER_MAC, PEER_MAC, POD,
+        POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene,
+    },
+    sent::{FragmentsOf, Sent},
+    service::{ServiceSpec, TCP},
+};
+use crate::packet::{Mac, Packet};
+
+/// Address and port.
+pub type Address = (IpAddr, u16);
+
+/// Protocol, source and destination of a flow's packets.
+pub type Tuple = (u8, Address, Address);
+
+/// A node's services and flows.
+pub struct Model {
+    pub scene: Scene,
+    pub services: Vec<ServiceSpec>,
+    /// Whether service traffic goes past the host's stack where it can.
+    pub bypass: bool,
+    /// Number of ports for source NAT.
+    pub ports: u16,
+    pub flows: HashMap<Tuple, Flow>,
+    /// The flows that packets in fragments belong to.
+    fragments: HashMap<FragmentsOf, Tuple>,
+    /// Where clients have been, by service under session affinity.
+    visited: HashMap<(usize, IpAddr), Vec<Address>>,
+}
+
+/// One direction of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow {
+    /// Source and destination that its packets get.
+    pub to: (Address, Address),
+    reply: bool,
+    /// Whether packets go past the host's stack.
+    forward: bool,
+    /// The other direction.
+    peer: Tuple,
+    /// Whether the connection has still to be proved; said by the client's direction.
+    half: bool,
+    picked_up: bool,
+    side: Side,
+}
+
+/// Where a packet leaves.
+enum Hop {
+    By {
+        device: &'static str,
+        macs: (Mac, Mac),
+        mtu: usize,
+    },
+    NeighbourUnknown,
+    Nowhere,
+}
+
+impl Model {
+    /// A node without flows.
+    pub fn new(scene: Scene, services: Vec<ServiceSpec>, bypass: bool, ports: u16) -> Self {
+        Self {
+            scene,
+            services,
+            bypass,
+            ports,
+            flows: HashMap::new(),
+            fragments: HashMap::new(),
+            visited: HashMap::new(),
+        }
+    }
+
+    /// What has to become of a TCP or UDP packet, or of the first fragment of one. `chosen` tells what was
+    /// chosen for a new connection, the source and destination that its packets get.
+    ///
+    /// # Errors
+    ///
+    /// If it should not have chosen that.
+    pub fn handle(
+        &mut self,
+        at: At,
+        device: &str,
+        sent: &Sent,
+        segment: &Segment,
+        tuple: Tuple,
+        chosen: impl FnOnce() -> Option<(Address, Address)>,
+    ) -> Result<Expected, String> {
+        let flags = segment.flags;
+        if at == At::TcEgress {
+            return Ok(self.leave(sent, segment, tuple));
+        }
+        let packet = &sent.packet();
+        if opens(tuple, flags)
+            && let Err(Refusal::Pass(reason)) = self.route(tuple, flags)
+        {
+            self.make_way(tuple);
+            return Ok(Expected::passes(packet, reason));
+        }
+        if self.reopens(tuple, flags) {
+            self.remove(tuple);
+        }
+        let opens = !self.flows.contains_key(&tuple);
+        if opens {
+            let route = match self.route(tuple, flags) {
+                Ok(route) => route,
+                Err(Refusal::Pass(reason)) => return Ok(Expected::passes(packet, reason)),
+                Err(Refusal::Drop(reason)) => return Ok(Expected::drops(reason)),
+                Err(Refusal::Reject) => {
+                    let answer = answer(packet, tuple.2.0, PORT_UNREACHABLE, 0);
+                    return Ok(Expected::transmits(&answer, Reason::NoEndpoints));
+                }
+            };
+            let chosen = chosen().ok_or("no flow was recorded")?;
+            self.open(tuple, segment, &route, chosen)?;
+        } else {
+            self.note(tuple, segment);
+        }
+        self.note_fragments(sent, tuple);
+        let flow = self.flows[&tuple];
+        let reason = match (opens, flow.reply) {
+            (true, _) => Reason::Opened,
+            (false, true) => Reason::ToClient,
+            (false, false) => Reason::ToEndpoint,
+        };
+        let translated = sent.translated(flow.to);
+        let expected = self.send(at, device, packet, &flow, translated, reason, true);
+        Ok(if opens {
+            expected.and_opens()
+        } else {
+            expected
+        })
+    }
+
+    /// What has to become of an ICMP error that quotes the answer to a packet of `tuple`, and that
+    /// would be `translated` if it is a flow's.
+    pub fn handle_error(
+        &self,
+        at: At,
+        device: &str,
+        error: &Packet,
+        flow: &Flow,
+        translated: Packet,
+    ) -> Expected {
+        match at {
+            At::TcEgress if flow.reply => Expected::passes(&translated, Reason::IcmpError),
+            At::TcEgress => Expected::passes(error, Reason::NotService),
+            _ => self.send(
+                at,
+                device,
+                error,
+                flow,
+                translated,
+                Reason::IcmpError,
+                false,
+            ),
+        }
+    }
+
+    /// What has to become of a later fragment, known by `of`: the same as of its first.
+    pub fn handle_fragment(&self, at: At, device: &str, sent: &Sent, of: FragmentsOf) -> Expected {
+        let packet = &sent.packet();
+        let Some(tuple) = self.fragments.get(&of) else {
+            return Expected::passes(packet, Reason::UnknownFragment);
+        };
+        let flow = self.flows[tuple];
+        let translated = sent.translated(flow.to);
+        let reason = Reason::FollowedFragment;
+        match at {
+            At::TcEgress if flow.reply => Expected::passes(&translated, reason),
+            At::TcEgress => Expected::passes(packet, Reason::NotService),
+            // No ICMP error about a later fragment (RFC 1122, 3.2.2).
+            _ => self.send(at, device, packet, &flow, translated, reason, false),
+        }
+    }
+
+    fn note_fragments(&mut self, sent: &Sent, tuple: Tuple) {
+        if let Some(fragments) = sent.begins() {
+            self.fragments.insert(fragments, tuple);
+        }
+    }
+
+    fn leave(&mut self, sent: &Sent, segment: &Segment, tuple: Tuple) -> Expected {
+        let packet = &sent.packet();
+        self.note(tuple, segment);
+        if self.flows.contains_key(&tuple) {
+            self.note_fragments(sent, tuple);
+        }
+        match self.flows.get(&tuple) {
+            Some(flow) if flow.reply => {
+                Expected::passes(&sent.translated(flow.to), Reason::ToClient)
+            }
+            Some(_) => Expected::passes(packet, Reason::NotService),
+            // Whatever else is to be done, it is done where packets come in.
+            None => match self.route(tuple, 0) {
+                Err(Refusal::Drop(reason)) => Expected::drops(reason),
+                _ => Expected::passes(packet, Reason::NotService),
+            },
+        }
+    }
+
+    /// A packet of a flow goes on from where it came in.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a packet and all that is known of it"
+    )]
+    fn send(
+        &self,
+        at: At,
+        device: &str,
+        packet: &Packet,
+        flow: &Flow,
+        translated: Packet,
+        reason: Reason,
+        answers: bool,
+    ) -> Expected {
+        if !flow.forward {
+            return match flow.reply {
+                true => Expected::passes(packet, Reason::ReplyToStack),
+                false => Expected::passes(&translated, reason),
+            };
+        }
+        let refused = |kinds, word, reason| match answers {
+            true => Expected::transmits(&answer(packet, self.scene.node, kinds, word), reason),
+            false => Expected::drops(reason),
+        };
+        if packet.time_to_live() <= 1 {
+            return refused(TIME_EXCEEDED, 0, Reason::TimeExceeded);
+        }
+        let (out, macs, mtu) = match self.hop(flow.to.1.0) {
+            Hop::By { device, macs, mtu } if !at.is_xdp() || device != POD => (device, macs, mtu),
+            _ if at.is_xdp() => return Expected::passes(packet, Reason::LaterHook),
+            Hop::NeighbourUnknown => return Expected::redirects(&translated.hop(), reason),
+            _ => return Expected::drops(Reason::NoRoute),
+        };
+        if packet.ip_bytes().len() > mtu {
+            return refused(TOO_BIG, mtu as u32, Reason::TooBig);
+        }
+        let sent = translated.hop().macs(macs.0, macs.1);
+        match out == device {
+            true => Expected::transmits(&sent, reason),
+            false => Expected::redirects(&sent, reason),
+        }
+    }
+
+    fn hop(&self, to: IpAddr) -> Hop {
+        let scene = &self.scene;
+        let by = |device, macs, mtu| Hop::By { device, macs, mtu };
+        match to {
+            _ if to == scene.local => by(POD, (POD_MAC, POD_SIDE_MAC), 1500),
+            _ if to == scene.remote => by(EXTERNAL, (PEER_MAC, EXTERNAL_MAC), 1500),
+            _ if to == scene.narrow => by(NARROW, (NARROW_PEER_MAC, NARROW_MAC), NARROW_MTU.into()),
+            _ if to == scene.unresolved => Hop::NeighbourUnknown,
+            // To itself the node forwards nothing.
+            _ if to == scene.unroutable || to == scene.node => Hop::Nowhere,
+            _ => by(EXTERNAL, (ROUTER_MAC, EXTERNAL_MAC), 1500),
+        }
+    }
+
+    /// A SYN of the client on a connection that is closed, or never began with one.
+    fn reopens(&self, tuple: Tuple, flags: u8) -> bool {
+        let Some(flow) = self.flows.get(&tuple) else {
+            return false;
+        };
+        let unreplied = flow.half && !self.flows[&flow.peer].side.seen;
+        opens(tuple, flags) && !flow.reply && (self.is_closed(flow) || unreplied && flow.picked_up)
+    }
+
+    fn is_closed(&self, flow: &Flow) -> bool {
+        let (one, other) = (flow.side, self.flows[&flow.peer].side);
+        one.rst || other.rst || one.fin_acknowledged && other.fin_acknowledged
+    }
+
+    /// A closed flow does not translate the answers of a connection past its Service.
+    fn make_way(&mut self, tuple: Tuple) {
+        let answers = (tuple.0, tuple.2, tuple.1);
+        if self
+            .flows
+            .get(&answers)
+            .is_some_and(|flow| self.is_closed(flow))
+        {
+            self.remove(answers);
+        }
+    }
+
+    fn remove(&mut self, tuple: Tuple) {
+        if let Some(flow) = self.flows.remove(&tuple) {
+            self.flows.remove(&flow.peer);
+            self.fragments
+                .retain(|_, of| *of != tuple && *of != flow.peer);
+        }
+    }
+
+    /// What each side of a flow has said, of its own and of the other side.
+    pub fn sides(&self, tuple: &Tuple) -> Option<(Side, Side)> {
+        let flow = self.flows.get(tuple)?;
+        Some((flow.side, self.flows[&flow.peer].side))
+    }
+
+    /// A packet's flow in both directions, or what would be its flow.
+    pub fn both_ways(&self, tuple: Tuple) -> impl Iterator<Item = Tuple> + use<> {
+        let peer = self.flows.get(&tuple).map(|flow| flow.peer);
+        [tuple].into_iter().chain(peer)
+    }
+
+    /// What has to be kept of one direction of a flow.
+    pub fn kept(&self, tuple: &Tuple) -> Option<Kept> {
+        let flow = self.flows.get(tuple)?;
+        let side = &flow.side;
+        let flags = [
+            (side.seen, flow_flag::SEEN),
+            (side.fin, flow_flag::FIN),
+            (side.fin_acknowledged, flow_flag::FIN_ACKED),
+            (side.rst, flow_flag::RST),
+        ];
+        let shown = flags.into_iter().filter(|(shown, _)| *shown);
+        Some(Kept {
+            to: flow.to,
+            half: flow.half,
+            shown: shown.fold(0, |flags, (_, flag)| flags | flag),
+            next: side.next,
+            acknowledged: side.acknowledged,
+        })
+    }
+
+    /// What a segment of a flow shows.
+    fn note(&mut self, tuple: Tuple, segment: &Segment) {
+        let Some(flow) = self.flows.get(&tuple).copied().filter(|_| tuple.0 == TCP) else {
+            return;
+        };
+        let client = if flow.reply { flow.peer } else { tuple };
+        let half = self.flows[&client].half;
+        let (mut own, mut other) = (flow.side, self.flows[&flow.peer].side);
+        let proved = tcp::hear(&flow, half, &mut own, &mut other, segment);
+        self.flows.get_mut(&tuple).expect("found").side = own;
+        self.flows.get_mut(&flow.peer).expect("its peer").side = other;
+        self.flows.get_mut(&client).expect("one of the two").half = half && !proved;
+    }
+}
