@@ -35,7 +35,7 @@ const FLAGS: [&str; 10] = [
 
 /// The crates that are built with [`FLAGS`], besides the targets; what they depend on is taken as the
 /// other tests have it.
-const CRATES: [&str; 2] = ["lb_common", "node_lb"];
+const CRATES: [&str; 3] = ["lb_common", "lb_tests", "node_lb"];
 
 /// Set for the compiler's wrapper: the targets.
 const TARGETS_VARIABLE: &str = "NODE_LB_FUZZ_TARGETS";
