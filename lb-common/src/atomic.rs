@@ -2,6 +2,8 @@
 //!
 //! `core::sync::atomic` has no compare-and-swap on the BPF target, whose kernel does have it.
 
+use crate::model::{Access, before};
+
 /// Sets `*word` to `new` if it is `old`; whether it was. A full barrier.
 ///
 /// # Safety
@@ -9,6 +11,7 @@
 /// `word` must point to a valid, aligned word that is only accessed atomically or volatilely.
 #[inline(always)]
 pub unsafe fn compare_and_swap(word: *mut u32, old: u32, new: u32) -> bool {
+    before(word, Access::CompareAndSwap { old, new });
     #[cfg(target_arch = "bpf")]
     {
         use core::intrinsics::{AtomicOrdering::SeqCst, atomic_cxchg};
@@ -32,6 +35,7 @@ pub unsafe fn compare_and_swap(word: *mut u32, old: u32, new: u32) -> bool {
 /// As for [`compare_and_swap`].
 #[inline(always)]
 pub unsafe fn publish(word: *mut u32, new: u32) {
+    before(word, Access::Write);
     #[cfg(target_arch = "bpf")]
     {
         use core::intrinsics::{AtomicOrdering::SeqCst, atomic_xchg};
@@ -53,6 +57,7 @@ pub unsafe fn publish(word: *mut u32, new: u32) {
 /// As for [`compare_and_swap`].
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, amount: u64) {
+    before(counter, Access::Update);
     #[cfg(target_arch = "bpf")]
     {
         use core::intrinsics::{AtomicOrdering::Relaxed, atomic_xadd};
@@ -74,6 +79,7 @@ pub unsafe fn add(counter: *mut u64, amount: u64) {
 /// As for [`compare_and_swap`].
 #[inline(always)]
 pub unsafe fn set_bits(word: *mut u32, bits: u32) {
+    before(word, Access::Update);
     #[cfg(target_arch = "bpf")]
     {
         use core::intrinsics::{AtomicOrdering::SeqCst, atomic_or};
@@ -95,6 +101,7 @@ pub unsafe fn set_bits(word: *mut u32, bits: u32) {
 /// As for [`compare_and_swap`].
 #[inline(always)]
 pub unsafe fn clear_bits(word: *mut u32, bits: u32) {
+    before(word, Access::Update);
     #[cfg(target_arch = "bpf")]
     {
         use core::intrinsics::{AtomicOrdering::SeqCst, atomic_and};
@@ -116,6 +123,7 @@ pub unsafe fn clear_bits(word: *mut u32, bits: u32) {
 /// As for [`compare_and_swap`].
 #[inline(always)]
 pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
+    before(number, Access::Update);
     #[cfg(target_arch = "bpf")]
     {
         use core::intrinsics::{AtomicOrdering::SeqCst, atomic_xadd};
@@ -137,6 +145,7 @@ pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
 /// `word` must point to a valid, aligned word that is only accessed atomically.
 #[inline(always)]
 pub unsafe fn exchange(word: *mut u64, new: u64) -> u64 {
+    before(word, Access::Update);
     #[cfg(target_arch = "bpf")]
     {
         use core::intrinsics::{AtomicOrdering::SeqCst, atomic_xchg};

@@ -1,4 +1,4 @@
-#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(any(test, feature = "model")), no_std)]
 #![cfg_attr(
     target_arch = "bpf",
     expect(
@@ -19,6 +19,7 @@ mod atomic;
 pub mod checksum;
 pub mod flow;
 pub mod frame;
+pub mod model;
 mod opaque;
 pub mod packet;
 pub mod parse;

@@ -5,7 +5,7 @@
 
 use super::{
     Flow, Record, flow_flag,
-    record::{clear, set},
+    record::{self, clear, set},
     tcp,
 };
 use crate::addr::Address;
@@ -52,8 +52,8 @@ pub fn adopt<A: Address>(record: Record<A>, now: u32) {
         (*flow).window = 0;
         (*flow).misfit_since = (now as u16).wrapping_sub(tcp::PATIENCE);
         (*flow).detail = 0;
-        let flags = (&raw const (*flow).flags).read_volatile();
-        clear(record, OURS);
-        set(record, adopted(flags));
     }
+    let flags = record::flags(record);
+    clear(record, OURS);
+    set(record, adopted(flags));
 }

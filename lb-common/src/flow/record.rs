@@ -3,7 +3,11 @@
 use core::ptr::NonNull;
 
 use super::{Flow, flow_flag, tag};
-use crate::{addr::Address, atomic};
+use crate::{
+    addr::Address,
+    atomic,
+    model::{Access, before},
+};
 
 /// A record in the table. One word, as everything that functions of the packet path return: what
 /// does not fit a register goes through the stack, where the verifier loses track of it.
@@ -12,9 +16,11 @@ pub type Record<A> = NonNull<Flow<A>>;
 /// The tag as it is now.
 #[inline(always)]
 pub fn read_tag<A>(record: Record<A>) -> u32 {
-    // SAFETY: tables hand out valid records only, and tags are never accessed otherwise than
-    // atomically or volatilely.
-    unsafe { (&raw const (*record.as_ptr()).tag).read_volatile() }
+    // SAFETY: tables hand out valid records only.
+    let tag = unsafe { &raw mut (*record.as_ptr()).tag };
+    before(tag, Access::Read);
+    // SAFETY: tags are never accessed otherwise than atomically or volatilely.
+    unsafe { tag.read_volatile() }
 }
 
 /// Puts a record into another state if its tag is still `seen`; whether it was.
@@ -39,11 +45,23 @@ pub fn kill_if<A>(record: Record<A>, seen: u32, now: u32) -> bool {
     if !tag::in_use(seen) {
         return false;
     }
-    // First, or somebody would take it for dead long since. SAFETY: the record stays valid. A program
-    // that found it before may write the same word: any of the values will do, they are all of this
-    // moment.
-    unsafe { (&raw mut (*record.as_ptr()).last_seen).write_volatile(now) };
+    // SAFETY: the record stays valid.
+    let last_seen = unsafe { &raw mut (*record.as_ptr()).last_seen };
+    before(last_seen, Access::Write);
+    // First, or somebody would take it for dead long since. SAFETY: a program that found the record before
+    // may write the same word: any of the values will do, they are all of this moment.
+    unsafe { last_seen.write_volatile(now) };
     advance(record, seen, tag::DEAD)
+}
+
+/// The [`flow_flag`]s as they are now.
+#[inline(always)]
+pub fn flags<A>(record: Record<A>) -> u32 {
+    // SAFETY: records stay valid.
+    let flags = unsafe { &raw mut (*record.as_ptr()).flags };
+    before(flags, Access::Read);
+    // SAFETY: as above; volatile, since it changes under our hands.
+    unsafe { flags.read_volatile() }
 }
 
 /// Sets [`flow_flag`]s that packets have shown.

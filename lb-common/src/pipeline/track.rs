@@ -5,7 +5,7 @@ use crate::{
     addr::Address,
     flow::{
         Flow, Record, flow_flag, foreign,
-        record::{clear, in_order, read_tag, set},
+        record::{clear, flags, in_order, read_tag, set},
         table, tag,
         tcp::{self, after},
     },
@@ -343,13 +343,6 @@ fn prove<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record
         // SAFETY: as above.
         unsafe { (*reply.as_ptr()).detail = 0 };
     }
-}
-
-/// The [`flow_flag`]s as they are now.
-#[inline(always)]
-fn flags<A: Address>(record: Record<A>) -> u32 {
-    // SAFETY: records stay valid; volatile, since it changes under our hands.
-    unsafe { (&raw const (*record.as_ptr()).flags).read_volatile() }
 }
 
 #[inline(always)]
