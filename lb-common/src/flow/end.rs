@@ -6,7 +6,7 @@ use super::{
     record::{self, in_order, read_tag},
     stage::{holds_port, idle, later},
     table::{Purpose, Slots},
-    tcp,
+    tag, tcp,
 };
 use crate::{addr::Address, parse::Segment};
 
@@ -32,7 +32,7 @@ pub fn gives_way<A: Address, S: Slots<A>>(
     let flow = unsafe { record.as_ref() };
     let (is_reply, picked_up) = (flow.has(flow_flag::REPLY), flow.has(flow_flag::PICKED_UP));
     let now = slots.now();
-    end_if(slots, record, |stage, forward, reply| {
+    let ended = end_if(slots, record, |stage, forward, reply| {
         let closed = stage == Stage::Closed;
         let silence = idle(later(forward.last_seen, reply.last_seen), now);
         match purpose {
@@ -55,7 +55,16 @@ pub fn gives_way<A: Address, S: Slots<A>>(
                 silence > timeouts.of_flow(stage, forward.flags, reply.flags)
             }),
         }
-    })
+    });
+    let is_wanted = is_reply && matches!(purpose, Purpose::Plain | Purpose::Port);
+    // The answers of a stale UDP flow stay for a while.
+    if ended || !is_wanted || flow.has(flow_flag::UDP) {
+        return ended;
+    }
+    if is_left(slots, record) {
+        record::kill(record, now);
+    }
+    !tag::in_use(read_tag(record))
 }
 
 /// Takes a flow out of sight if that is true of its stage and its two directions; whether it was.
@@ -74,11 +83,32 @@ pub fn end_if<A: Address, S: Slots<A>>(
     // SAFETY: as above.
     let (there, back) = unsafe { (forward.as_ref(), reply.as_ref()) };
     // The agent ends a stale UDP flow before its answers, and another flow may have taken the record.
-    let to = &there.rewrite;
-    let paired = to.destination == back.source && to.destination_port == back.source_port;
-    paired
+    are_paired(there, back)
         && ends(Stage::of(tag, there.flags, back.flags), there, back)
         && end(slots, forward, reply, tag)
+}
+
+/// Whether the client's direction of a flow was ended, and the endpoint's, `reply`, was not yet. Whoever does
+/// that may be held up in between: a new flow that needs the record for its own answers does not wait.
+#[inline(always)]
+fn is_left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) -> bool {
+    // SAFETY: as above.
+    let back = unsafe { reply.as_ref() };
+    let Some(forward) = slots.slot(back.peer) else {
+        return false;
+    };
+    let tag = read_tag(forward);
+    // A flow that is being opened shows the endpoint's direction first. SAFETY: as above.
+    !tag::in_use(tag)
+        && tag::state(tag) != tag::BUSY
+        && are_paired(unsafe { forward.as_ref() }, back)
+}
+
+/// Whether two records that name each other are, or were, of one flow.
+#[inline(always)]
+fn are_paired<A: Address>(forward: &Flow<A>, reply: &Flow<A>) -> bool {
+    let to = &forward.rewrite;
+    to.destination == reply.source && to.destination_port == reply.source_port
 }
 
 /// Takes both directions of a flow out of sight if the client's still has this tag; whether it had.
@@ -95,7 +125,7 @@ pub fn end<A: Address, S: Slots<A>>(
         return false;
     }
     record::kill(reply, now);
-    if super::tag::state(tag) == super::tag::HALF {
+    if tag::state(tag) == tag::HALF {
         // SAFETY: as above; a dead record keeps its fields.
         slots.count_half_open(unsafe { forward.as_ref() }.service, -1);
     }

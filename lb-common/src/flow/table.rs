@@ -87,7 +87,7 @@ pub unsafe trait Slots<A: Address> {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A flow that has the tuple keeps it.
+    /// A flow that has the tuple keeps it, unless it is just being ended.
     Plain,
     /// A SYN, which may take the place of a closed flow.
     Open,
@@ -267,10 +267,7 @@ pub fn claim<A: Address, S: Slots<A>>(
     refused: &mut Refused,
 ) -> Option<Claim<A>> {
     let mut outcome = Outcome(slots.claim_index(tuple, hash));
-    if outcome.kind() == Outcome::EXISTS
-        && purpose != Purpose::Plain
-        && slots.gives_way(outcome.index(), segment, purpose)
-    {
+    if outcome.kind() == Outcome::EXISTS && slots.gives_way(outcome.index(), segment, purpose) {
         outcome = Outcome(slots.claim_index(tuple, hash));
     }
     if outcome.over() != 0 {
