@@ -15,7 +15,7 @@ use crate::{
 pub struct Flow<A> {
     /// State, generation and part of the hash; see [`tag`].
     pub tag: u32,
-    /// When a packet last came, in ticks of the coarse clock; of a dead record, when it died.
+    /// When a packet last came, in ticks of the coarse clock; of a [`tag::DEAD`] record, when it died.
     pub last_seen: u32,
     /// The direction's packets as they arrive.
     pub source: A,
@@ -112,7 +112,8 @@ pub mod flow_flag {
 /// bits of the tuple's hash.
 ///
 /// ```text
-/// CLEAN, TOMB or old DEAD ─claim─▶ BUSY ─publish─▶ HALF ─settle─▶ LIVE ─kill─▶ DEAD ─▶ TOMB ─▶ CLEAN
+/// CLEAN, TOMB or old DEAD ─claim─▶ BUSY ─publish─▶ HALF ─settle─▶ LIVE
+/// HALF or LIVE ─kill─▶ DEAD or SWEPT ─▶ TOMB ─▶ CLEAN
 /// ```
 ///
 /// `HALF` is `LIVE` with bit 15 set, for programs that do not know of it; their generations have that bit
@@ -121,7 +122,8 @@ pub mod flow_flag {
 /// Programs make all steps up to `DEAD`, and claim a record that has been dead for
 /// [`super::table::GRACE`]. The agent makes the last two steps: `TOMB` after a grace period in which
 /// every program has ended that may still use the record, `CLEAN` when no search has to pass over it
-/// any more.
+/// any more. What it has ended itself is `SWEPT`, which programs never claim: the kernel may hold the agent up for
+/// longer than any grace after it has looked at the clock, so that it cannot say when the record died.
 pub mod tag {
     /// Free, and a search may end here.
     pub const CLEAN: u32 = 0;
@@ -133,6 +135,8 @@ pub mod tag {
     pub const LIVE: u32 = 3;
     /// No longer found, not yet free.
     pub const DEAD: u32 = 4;
+    /// The same, for the agent to free.
+    pub const SWEPT: u32 = 5;
     /// In use, of a connection that has not proved itself: see [`super::Stage::Handshake`]. Only the
     /// client's direction says so.
     pub const HALF: u32 = LIVE | UNPROVEN;

@@ -28,11 +28,6 @@ pub trait Records<A: Address>: Send {
         self.word(index, offset_of!(Flow<A>, tag))
     }
 
-    /// When a packet last came; of a dead record, when it died.
-    fn last_seen(&self, index: u32) -> &AtomicU32 {
-        self.word(index, offset_of!(Flow<A>, last_seen))
-    }
-
     /// [`flow_flag`]s.
     fn flags(&self, index: u32) -> &AtomicU32 {
         self.word(index, offset_of!(Flow<A>, flags))

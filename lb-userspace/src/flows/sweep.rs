@@ -3,10 +3,11 @@
 //! A record's tag changes hands by compare-and-swap on the exact word that was seen. It has a
 //! generation that every claim raises, so a record that was freed and claimed meanwhile is noticed.
 //!
-//! - `LIVE` or `HALF` → `DEAD`, both directions of a flow, the forward one first: whoever ends that one
-//!   ends the other too, program or sweeper.
-//! - `DEAD` → `TOMB` after a *grace period*, in which every program that was running has returned: none
-//!   of them uses the record any more. A dead record stays while its other direction is live, so that
+//! - `LIVE` or `HALF` → `SWEPT`, both directions of a flow, the forward one first: whoever ends that one
+//!   ends the other too, program or sweeper. Programs say `DEAD`, which others may claim after a while; but a
+//!   sweeper that is held up does not know the time.
+//! - `DEAD` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was running has returned:
+//!   none of them uses the record any more. A dead record stays while its other direction is live, so that
 //!   no other flow's takes its place, unless a program has to take it.
 //! - A stale UDP flow loses its forward record only: answers to what the client sent before may be
 //!   under way, and are rewritten until the other record is ended as one without its other direction.
@@ -150,7 +151,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
 
     /// Ends the UDP flows that are stale; returns how many. Answers are let through until two passes
     /// have seen that they have no flow any more.
-    pub fn end_stale(&self, stale: &impl Staleness, now: u32) -> u64 {
+    pub fn end_stale(&self, stale: &impl Staleness) -> u64 {
         let mut ended = 0;
         for index in 0..=self.mask {
             let sighting = self.look(index);
@@ -166,7 +167,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 continue;
             };
             let over = stale.confirm(flow.service, connection.endpoint());
-            if over.is_some() && self.end_forward(&connection, now).is_some() {
+            if over.is_some() && self.end_forward(&connection).is_some() {
                 ended += 1;
             }
         }
@@ -241,7 +242,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         if !expired(&pass.timeouts, &connection, pass.now) {
             return false;
         }
-        let Some(both) = self.end(&connection, pass.now) else {
+        let Some(both) = self.end(&connection) else {
             // So has a program, just now.
             return true;
         };
@@ -259,7 +260,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let again = self.latest.unpaired.binary_search(&sighting).is_ok();
         if !again {
             pass.found.unpaired.push(sighting);
-        } else if let Some(dead) = self.kill(sighting, pass.now) {
+        } else if let Some(dead) = self.kill(sighting) {
             self.dead.push(dead);
             pass.removed.orphans += 1;
         }
@@ -329,17 +330,17 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
 
     /// Takes both directions of a flow out of sight, the forward one first; what they are then. `None`
     /// if somebody else has done it.
-    fn end(&self, connection: &Connection<A>, now: u32) -> Option<[Option<Sighting>; 2]> {
-        let dead = self.end_forward(connection, now)?;
+    fn end(&self, connection: &Connection<A>) -> Option<[Option<Sighting>; 2]> {
+        let dead = self.end_forward(connection)?;
         let Connection { forward, reply } = connection;
-        let answers = self.kill(Sighting::of(forward.peer, reply), now);
+        let answers = self.kill(Sighting::of(forward.peer, reply));
         Some([Some(dead), answers])
     }
 
     /// Takes the client's direction of a flow out of sight if it is still what was seen.
-    fn end_forward(&self, connection: &Connection<A>, now: u32) -> Option<Sighting> {
+    fn end_forward(&self, connection: &Connection<A>) -> Option<Sighting> {
         let Connection { forward, reply } = connection;
-        let dead = self.kill(Sighting::of(reply.peer, forward), now)?;
+        let dead = self.kill(Sighting::of(reply.peer, forward))?;
         if tag::state(forward.tag) == tag::HALF {
             (self.count_half_open)(forward.service, -1);
         }
@@ -347,12 +348,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     }
 
     /// Takes a record out of sight if it is still what was seen; what it is then.
-    fn kill(&self, seen: Sighting, now: u32) -> Option<Sighting> {
-        // First, or a program would take it for dead long since.
-        self.records
-            .last_seen(seen.index)
-            .store(now, Ordering::Release);
-        self.advance(seen, tag::DEAD)
+    fn kill(&self, seen: Sighting) -> Option<Sighting> {
+        self.advance(seen, tag::SWEPT)
     }
 
     /// Moves a record on if it is still what was seen; what it is then.

@@ -328,10 +328,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
                 Task::Stop => return,
                 Task::EndStale(stale) => {
                     let start = Instant::now();
-                    match (self.kernel.tick)() {
-                        Ok(now) => self.end_stale(&stale, now),
-                        Err(error) => tracing::error!("cannot read the clock: {error}"),
-                    }
+                    self.end_stale(&stale);
                     self.second_look.merge(stale);
                     Arc::make_mut(&mut *self.shared.stats()).removed = self.removed;
                     self.shared.rest((start.elapsed() * 4).min(LONGEST_REST));
@@ -377,7 +374,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             self.v6.release();
         }
         if !second_look.is_empty() {
-            self.end_stale(&second_look, now);
+            self.end_stale(&second_look);
         }
         self.squeeze(v4.fill().max(v6.fill()));
         self.passes += 1;
@@ -407,13 +404,13 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    fn end_stale(&mut self, request: &StaleUdp, now: u32) {
+    fn end_stale(&mut self, request: &StaleUdp) {
         let shared = self.shared.clone();
         let stale = Newest {
             request,
             shared: &shared,
         };
-        let flows = self.v4.end_stale(&stale, now) + self.v6.end_stale(&stale, now);
+        let flows = self.v4.end_stale(&stale) + self.v6.end_stale(&stale);
         self.removed.stale_udp += flows;
         let sockets = self.end_stale_sockets(&stale);
         self.removed.stale_sockets += sockets;

@@ -172,7 +172,7 @@ fn answers_that_are_under_way_are_let_through() {
     assert!(!table.has(&flow) && table.has_answers(&flow));
     sweeping.pass(1);
     assert!(table.has_answers(&flow), "a pass may follow at once");
-    assert_eq!(table.count(tag::DEAD), 1, "another flow may take it");
+    assert_eq!(table.count(tag::SWEPT), 1, "no other flow takes its place");
 
     let again = table.open(&flow);
     assert!(
@@ -180,7 +180,7 @@ fn answers_that_are_under_way_are_let_through() {
         "the answers would be taken for the new flow's"
     );
     (0..3).for_each(|_| sweeping.pass(1));
-    assert_eq!(table.count(tag::LIVE) + table.count(tag::DEAD), 0);
+    assert_eq!(table.count(tag::LIVE) + table.count(tag::SWEPT), 0);
     assert_eq!(sweeping.removed.orphans, 1);
     assert!(table.open(&flow).is_some());
 }
@@ -212,7 +212,7 @@ fn new_flow(rows: &Conntrack, row: &ConntrackFlow, client: u32) -> NewFlow {
 fn end_stale(table: &Arc<Table>, id: u32, serving: impl IntoIterator<Item = SocketAddr>) -> u64 {
     let mut stale = StaleUdp::default();
     stale.add(id, serving);
-    Sweeping::new(table).sweeper().end_stale(&stale, 0)
+    Sweeping::new(table).sweeper().end_stale(&stale)
 }
 
 fn planned(service: &Service, slices: &[EndpointSlice]) -> ServicePlan {

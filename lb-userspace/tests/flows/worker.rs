@@ -80,7 +80,7 @@ fn stale_flows_are_ended_at_once() {
     assert!(table.has(&flows[1]) && table.has(&flows[2]));
     wait(|| sweeper.stats().removed.stale_udp == ended);
     // Without the forward record, the answers end with the second pass that sees them.
-    wait(|| table.count(tag::DEAD) == 0);
+    wait(|| table.count(tag::SWEPT) == 0);
     wait(|| table.count(tag::LIVE) == 4);
 }
 
