@@ -1,0 +1,62 @@
+//! What holds when all threads are done.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use lb_common::flow::{table, tag};
+
+use crate::{
+    sweeping::Sweeping,
+    world::{BEGIN, Cpu, RECORDS, World},
+};
+
+/// Notes what does not hold of a world in which nothing happens any more.
+pub fn check(world: &Arc<World>) {
+    let cpu = Cpu::new(world, 0);
+    let mut half_open = 0;
+    for index in 0..RECORDS {
+        let (seen, flow) = (world.tag(index), world.flow(index));
+        if tag::state(seen) == tag::BUSY {
+            world.violation(format!("the claim of record {index} was forgotten"));
+        }
+        if !tag::in_use(seen) {
+            continue;
+        }
+        half_open += i32::from(tag::state(seen) == tag::HALF);
+        if table::find(&cpu, &flow.tuple()) != world.record(index) {
+            world.violation(format!(
+                "the live record {index} is not found, or there are two"
+            ));
+        }
+        let other = world.flow(flow.peer);
+        let answers = &other.rewrite;
+        let paired = tag::in_use(other.tag)
+            && other.peer == index
+            && (answers.source, answers.source_port) == (flow.destination, flow.destination_port)
+            && (answers.destination, answers.destination_port) == (flow.source, flow.source_port)
+            && world.is_reply(index) != world.is_reply(flow.peer);
+        if !paired && !world.setup.leaves_halves {
+            world.violation(format!("record {index} has lost its other direction"));
+        }
+    }
+    let counted = world.half_open.load(Ordering::SeqCst);
+    if counted != half_open {
+        world.violation(format!("{half_open} half-open flows count as {counted}"));
+    }
+    sweep_all(world);
+}
+
+/// All flows end some time, and all records can be used again.
+fn sweep_all(world: &Arc<World>) {
+    world.set_clock(BEGIN + 1_000);
+    let mut sweeping = Sweeping::new(world);
+    for _ in 0..8 {
+        sweeping.pass();
+    }
+    let lost = (0..RECORDS).find(|index| tag::state(world.tag(*index)) != tag::CLEAN);
+    if let Some(index) = lost {
+        world.violation(format!("record {index} is lost: {:#x}", world.tag(index)));
+    }
+    if world.half_open.load(Ordering::SeqCst) != 0 {
+        world.violation("half-open flows are counted where there are none");
+    }
+}

@@ -1,0 +1,97 @@
+//! The protocol broken in one place each: the checker has to notice.
+
+use std::{mem::offset_of, sync::atomic::Ordering};
+
+use lb_common::{
+    addr::Ip4,
+    flow::{Flow, tag},
+};
+
+use crate::{scenarios, world::World};
+
+/// What is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// A claim does not look whether somebody else has claimed for the same tuple.
+    NoRivalCheck,
+    /// A claim takes a record as soon as it is dead.
+    NoGraceForClaims,
+    /// The sweeper frees records as soon as they are dead.
+    NoGraceForSweeper,
+    /// A record is visible as soon as it is claimed, before its fields are written.
+    VisibleWhenClaimed,
+    /// A claim reads the tag, and then writes it.
+    ClaimedWithoutSwap,
+    /// So does who settles a flow.
+    SettledWithoutSwap,
+    /// So does who kills a record.
+    KilledWithoutSwap,
+    /// The time of a death is not written, so that a dead record looks dead for long.
+    DeathWithoutTime,
+    /// A program that ends a flow leaves the endpoint's direction live.
+    OneDirectionKilled,
+    /// So does the sweeper.
+    OneDirectionSwept,
+    /// A flow that leaves the half-open ones is counted twice.
+    SettledTwice,
+    /// The sweeper cleans tombs that searches pass over.
+    PassedTombsCleaned,
+}
+
+impl Mutation {
+    /// Before a compare-and-swap of a record's tag that is about to succeed.
+    pub fn before_swap(self, world: &World, index: u32, old: u32, new: u32) {
+        let state = tag::state(new);
+        let without_swap = match self {
+            Self::ClaimedWithoutSwap => state == tag::BUSY,
+            Self::SettledWithoutSwap => state == tag::LIVE,
+            Self::KilledWithoutSwap => state == tag::DEAD,
+            _ => false,
+        };
+        if without_swap {
+            world.touch_tag(index);
+            // What was written meanwhile is not noticed.
+            world.set_tag(index, old);
+        }
+        match self {
+            Self::VisibleWhenClaimed if state == tag::BUSY => {
+                world.afterwards(index, tag::with_state(new, tag::LIVE));
+            }
+            Self::OneDirectionKilled if state == tag::DEAD && world.is_reply(index) => {
+                world.afterwards(index, old);
+            }
+            Self::DeathWithoutTime if state == tag::DEAD => {
+                let last_seen = world.word(index, offset_of!(Flow<Ip4>, last_seen));
+                last_seen.store(0, Ordering::SeqCst);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Tests that a scenario notices a mutation, and prints what it notices.
+macro_rules! caught {
+    ($($test:ident: $mutation:ident by $scenario:ident,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                println!("{}", scenarios::$scenario().catches(Mutation::$mutation));
+            }
+        )*
+    };
+}
+
+caught! {
+    claims_look_for_rivals: NoRivalCheck by claim_released,
+    claims_wait_for_the_grace: NoGraceForClaims by reclaimed,
+    the_sweeper_waits_for_the_grace: NoGraceForSweeper by held_up,
+    records_are_written_before_they_are_visible: VisibleWhenClaimed by one_syn,
+    records_are_claimed_in_one_step: ClaimedWithoutSwap by neighbours,
+    flows_are_settled_in_one_step: SettledWithoutSwap by settled,
+    records_are_killed_in_one_step: KilledWithoutSwap by reopened,
+    deaths_have_their_time: DeathWithoutTime by reclaimed,
+    programs_end_both_directions: OneDirectionKilled by reopened,
+    the_sweeper_ends_both_directions: OneDirectionSwept by reopened,
+    flows_are_counted_once: SettledTwice by settled,
+    tombs_stay_where_searches_pass: PassedTombsCleaned by cleaned,
+}

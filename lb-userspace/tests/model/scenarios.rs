@@ -1,0 +1,373 @@
+//! What meets in a table of few records.
+
+use std::sync::{Arc, LazyLock};
+
+use lb_common::{
+    flow::{table, tag},
+    parse::{TCP, UDP},
+};
+
+use crate::{
+    checker::{Scenario, Thread},
+    packets::{Client, Kind},
+    sweeping::Sweeping,
+    world::{BEGIN, Cpu, SECRET, Setup, World},
+};
+
+/// Where the searches for all clients' packets begin, and those for the answers to them.
+const HOME: u32 = 0;
+const ANSWERS: u32 = 16;
+
+/// A TCP client of some, all of which share their groups.
+fn client(number: usize) -> Client {
+    static CLIENTS: LazyLock<Vec<Client>> =
+        LazyLock::new(|| Client::at(TCP, HOME, ANSWERS).take(4).collect());
+    CLIENTS[number]
+}
+
+/// The same for UDP.
+fn udp_client() -> Client {
+    static CLIENT: LazyLock<Client> =
+        LazyLock::new(|| Client::at(UDP, HOME, ANSWERS).next().unwrap());
+    *CLIENT
+}
+
+/// Handles packets one after the other before a scenario begins.
+fn before(world: &Arc<World>, packets: &[(Client, Kind)]) {
+    let cpu = Cpu::new(world, 0);
+    for (client, kind) in packets {
+        cpu.receive(*client, *kind);
+    }
+}
+
+/// A CPU that handles packets one after the other.
+fn cpu(world: &Arc<World>, number: usize, packets: &'static [(usize, Kind)]) -> Thread {
+    let cpu = Cpu::new(world, number);
+    Box::new(move || {
+        for (number, kind) in packets {
+            cpu.receive(client(*number), *kind);
+        }
+    })
+}
+
+/// A CPU that handles a packet of the UDP client.
+fn udp_cpu(world: &Arc<World>, number: usize, kind: Kind) -> Thread {
+    let cpu = Cpu::new(world, number);
+    Box::new(move || _ = cpu.receive(udp_client(), kind))
+}
+
+/// The agent's passes.
+fn sweeper(world: &Arc<World>, passes: usize) -> Thread {
+    let mut sweeping = Sweeping::new(world);
+    Box::new(move || (0..passes).for_each(|_| sweeping.pass()))
+}
+
+/// The clock.
+fn clock(world: &Arc<World>, ticks: usize) -> Thread {
+    let world = world.clone();
+    Box::new(move || (0..ticks).for_each(|_| world.tick()))
+}
+
+/// The same SYN on three CPUs at once.
+pub fn one_syn() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 3,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            let syn = |number| cpu(world, number, &[(0, Kind::First)]);
+            vec![syn(0), syn(1), syn(2)]
+        },
+        end: |world| assert_flows(world, 1),
+    }
+}
+
+#[test]
+fn a_syn_on_three_cpus_opens_one_flow() {
+    one_syn().holds();
+}
+
+/// Two clients whose records are looked for in the same places, one of them on two CPUs.
+pub fn neighbours() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 3,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            vec![
+                cpu(world, 0, &[(0, Kind::First)]),
+                cpu(world, 1, &[(1, Kind::First)]),
+                cpu(world, 2, &[(0, Kind::First)]),
+            ]
+        },
+        end: |world| assert_flows(world, 2),
+    }
+}
+
+#[test]
+fn clients_with_the_same_places_get_a_flow_each() {
+    neighbours().holds();
+}
+
+/// A SYN comes twice while the sweeper gives back a record in its way.
+pub fn place_freed() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 2,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(world, &[(client(1), Kind::First), (client(1), Kind::Reset)]);
+            // It is over, but a dead record of this tick cannot be claimed.
+            world.set_clock(BEGIN + 15);
+            let syn = |number| cpu(world, number, &[(0, Kind::First)]);
+            vec![syn(0), syn(1), sweeper(world, 1)]
+        },
+        end: |world| assert_flows(world, 1),
+    }
+}
+
+#[test]
+fn a_record_that_is_freed_is_not_claimed_beside_another() {
+    place_freed().holds();
+}
+
+/// A SYN comes twice while another client's claim of the first place is given back: somebody is just claiming
+/// the record of the answers to that one, too.
+pub fn claim_released() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 3,
+            loses_packets: true,
+            ..Setup::default()
+        },
+        preemptions: 3,
+        threads: |world| {
+            let answers = table::hash(&client(1).answers(), SECRET);
+            world.set_tag(ANSWERS, tag::claimed(tag::CLEAN, answers));
+            vec![
+                cpu(world, 0, &[(0, Kind::First)]),
+                cpu(world, 1, &[(1, Kind::First)]),
+                cpu(world, 2, &[(0, Kind::First)]),
+            ]
+        },
+        end: |world| {
+            world.set_tag(ANSWERS, tag::with_state(world.tag(ANSWERS), tag::TOMB));
+            assert_flows(world, 1);
+        },
+    }
+}
+
+#[test]
+fn a_claim_that_is_given_back_leaves_one_flow() {
+    claim_released().holds();
+}
+
+/// The SYN of a closed flow comes again, on two CPUs, and the sweeper finds it over.
+pub fn reopened() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 2,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(world, &[(client(0), Kind::First), (client(0), Kind::Reset)]);
+            world.set_clock(BEGIN + 15);
+            let syn = |number| cpu(world, number, &[(0, Kind::First)]);
+            vec![syn(0), syn(1), sweeper(world, 1)]
+        },
+        end: |world| assert_flows(world, 1),
+    }
+}
+
+#[test]
+fn a_closed_flow_is_ended_once() {
+    reopened().holds();
+}
+
+/// A handshake ends, on two CPUs, when the sweeper finds it over.
+pub fn settled() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 2,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(
+                world,
+                &[(client(0), Kind::First), (client(0), Kind::Answer)],
+            );
+            world.set_clock(BEGIN + 25);
+            let proof = |number| cpu(world, number, &[(0, Kind::Proof)]);
+            vec![proof(0), proof(1), sweeper(world, 1)]
+        },
+        end: |world| assert_flows(world, 1),
+    }
+}
+
+#[test]
+fn a_handshake_is_settled_once() {
+    settled().holds();
+}
+
+/// A flood: each new flow ends the one before, which is just proving itself.
+pub fn pressed() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 3,
+            pressed: true,
+            loses_packets: true,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(
+                world,
+                &[(client(0), Kind::First), (client(0), Kind::Answer)],
+            );
+            vec![
+                cpu(world, 0, &[(0, Kind::Proof)]),
+                cpu(world, 1, &[(1, Kind::First)]),
+                cpu(world, 2, &[(2, Kind::First)]),
+            ]
+        },
+        end: |_| {},
+    }
+}
+
+#[test]
+fn half_open_flows_give_way_once() {
+    pressed().holds();
+}
+
+/// Without the agent: a flow is reopened, and its dead record claimed by others as time passes, while its
+/// packets are on other CPUs.
+pub fn reclaimed() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 3,
+            time_passes: true,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(world, &[(client(0), Kind::First), (client(0), Kind::Reset)]);
+            vec![
+                cpu(world, 0, &[(0, Kind::First)]),
+                cpu(world, 1, &[(0, Kind::Answer)]),
+                cpu(world, 2, &[(1, Kind::First)]),
+                clock(world, 3),
+            ]
+        },
+        end: |world| assert_flows(world, 2),
+    }
+}
+
+#[test]
+fn a_dead_record_is_claimed_after_its_grace() {
+    reclaimed().holds();
+}
+
+/// The sweeper is held up after it has looked at the clock. Then it ends a flow whose packets are under way,
+/// and another flow wants its place.
+pub fn held_up() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 2,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(world, &[(client(0), Kind::First), (client(0), Kind::Reset)]);
+            world.set_clock(BEGIN + 20);
+            let mut sweeping = Sweeping::new(world);
+            vec![
+                cpu(world, 0, &[(0, Kind::Answer)]),
+                cpu(world, 1, &[(1, Kind::First)]),
+                Box::new(move || sweeping.pass_at(BEGIN + 15)),
+            ]
+        },
+        end: |_| {},
+    }
+}
+
+#[test]
+fn a_sweeper_that_was_held_up_keeps_the_grace() {
+    held_up().holds();
+}
+
+/// The sweeper frees a record and makes it clean, while a client's search passes over it.
+pub fn cleaned() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 2,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(world, &[(client(1), Kind::First), (client(1), Kind::Reset)]);
+            world.set_clock(BEGIN + 15);
+            vec![
+                cpu(world, 0, &[(0, Kind::First), (0, Kind::Answer)]),
+                cpu(world, 1, &[(2, Kind::First)]),
+                sweeper(world, 3),
+            ]
+        },
+        end: |world| assert_flows(world, 2),
+    }
+}
+
+#[test]
+fn a_record_is_clean_only_if_no_search_passes_over_it() {
+    cleaned().holds();
+}
+
+/// The endpoint of a UDP flow serves no more: the agent ends the flow, and lets answers through for a while.
+pub fn stale() -> Scenario {
+    Scenario {
+        setup: Setup {
+            cpus: 3,
+            replaced: true,
+            leaves_halves: true,
+            ..Setup::default()
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(
+                world,
+                &[(udp_client(), Kind::First), (udp_client(), Kind::Answer)],
+            );
+            let mut sweeping = Sweeping::new(world);
+            vec![
+                udp_cpu(world, 0, Kind::First),
+                udp_cpu(world, 1, Kind::First),
+                udp_cpu(world, 2, Kind::Answer),
+                Box::new(move || {
+                    sweeping.end_stale();
+                    (0..2).for_each(|_| sweeping.pass());
+                }),
+            ]
+        },
+        end: |_| {},
+    }
+}
+
+#[test]
+fn a_stale_udp_flow_moves_to_an_endpoint_that_serves() {
+    stale().holds();
+}
+
+/// So many flows are there in the end.
+fn assert_flows(world: &World, flows: usize) {
+    let found = world.live();
+    if found != 2 * flows {
+        world.violation(format!("{found} live records of {flows} flows"));
+    }
+}

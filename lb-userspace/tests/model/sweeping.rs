@@ -1,0 +1,118 @@
+//! The agent's sweeper, on the world's records.
+
+use std::{
+    mem::offset_of,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use lb_common::{
+    addr::Ip4,
+    flow::{Flow, tag},
+};
+use node_lb::flows::{
+    Records, StaleUdp,
+    stats::{Removed, ServiceCounts},
+    sweep::TableSweeper,
+};
+
+use crate::{
+    mutations::Mutation,
+    world::{RECORDS, SECRET, SERVICE, Shared, TIMEOUTS, World},
+};
+
+/// The records as the agent sees them; other threads may go first before each access.
+pub struct View {
+    world: Arc<World>,
+    /// What the sweeper is given for a tag that it is not to touch: see [`Mutation`].
+    decoy: AtomicU32,
+}
+
+impl View {
+    /// Whether a record is of an endpoint's direction whose client's was ended, and which is about to follow.
+    fn hides(&self, index: u32, seen: u32) -> bool {
+        let peer = self.world.flow(index).peer;
+        tag::in_use(seen) && self.world.is_reply(index) && !tag::in_use(self.world.tag(peer))
+    }
+}
+
+impl Records<Ip4> for View {
+    fn len(&self) -> u32 {
+        RECORDS
+    }
+
+    fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
+        let word = self.world.word(index, offset);
+        if offset != offset_of!(Flow<Ip4>, tag) {
+            self.world.touch_fields(index);
+            return word;
+        }
+        self.world.touch_tag(index);
+        let seen = word.load(Ordering::SeqCst);
+        let decoy = match self.world.mutation {
+            Some(Mutation::OneDirectionSwept) if self.hides(index, seen) => seen,
+            Some(Mutation::PassedTombsCleaned) if tag::in_use(seen) => tag::CLEAN,
+            _ => return word,
+        };
+        self.decoy.store(decoy, Ordering::SeqCst);
+        &self.decoy
+    }
+
+    fn read(&self, index: u32) -> Flow<Ip4> {
+        self.world.touch_fields(index);
+        self.world.touch_tag(index);
+        self.world.flow(index)
+    }
+}
+
+/// A sweeper and what it has removed.
+pub struct Sweeping {
+    world: Arc<World>,
+    sweeper: TableSweeper<Ip4, View>,
+    pub removed: Removed,
+}
+
+impl Sweeping {
+    pub fn new(world: &Arc<World>) -> Self {
+        let view = View {
+            world: world.clone(),
+            decoy: AtomicU32::new(0),
+        };
+        let counted = world.clone();
+        let count = Box::new(move |_, change| {
+            counted.touch(Shared::HalfOpen);
+            counted.half_open.fetch_add(change, Ordering::SeqCst);
+        });
+        Self {
+            world: world.clone(),
+            sweeper: TableSweeper::new(view, RECORDS - 1, SECRET, count).unwrap(),
+            removed: Removed::default(),
+        }
+    }
+
+    /// Ends the flows to all endpoints, none of which serves any more.
+    pub fn end_stale(&self) {
+        let mut stale = StaleUdp::default();
+        stale.add(SERVICE, []);
+        self.sweeper.end_stale(&stale);
+    }
+
+    /// A whole pass.
+    pub fn pass(&mut self) {
+        let now = self.world.now();
+        self.pass_at(now);
+    }
+
+    /// A whole pass of an agent that has read the clock at tick `now`.
+    pub fn pass_at(&mut self, now: u32) {
+        let mut services = ServiceCounts::default();
+        self.sweeper
+            .scan(now, &TIMEOUTS, &mut services, &mut self.removed);
+        if self.sweeper.needs_grace() && !self.world.mutated(Mutation::NoGraceForSweeper) {
+            self.world.grace();
+        }
+        self.sweeper.release();
+    }
+}

@@ -1,0 +1,207 @@
+//! What a CPU's programs ask: the tables of a node with one Service, whose flows cross the host's stack.
+
+use std::{ptr::NonNull, sync::atomic::Ordering};
+
+use lb_common::{
+    abi::{
+        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        FrontendKey, FrontendKind, Plan,
+    },
+    addr::{Ip4, Ip6},
+    flow::{
+        Hop, Record, Timeouts,
+        hop::Hops,
+        table::{self, GRACE, Slots},
+    },
+    parse::Tuple,
+    pipeline::WITHOUT_RING,
+    tables::{NextHop, Services, Tables},
+    verdict::Reason,
+};
+
+use crate::{
+    mutations::Mutation,
+    packets::{FRONTEND, FRONTEND_PORT},
+    world::{Cpu, RECORDS, SECRET, SERVICE, Shared, TIMEOUTS},
+};
+
+impl Services<Ip4> for Cpu {
+    fn config(&self) -> &Config {
+        &self.world.config
+    }
+
+    fn frontend(&self, key: &FrontendKey<Ip4>) -> Option<Frontend> {
+        let found = key.address == FRONTEND.into() && key.port == FRONTEND_PORT;
+        found.then_some(Frontend {
+            service: SERVICE,
+            kind: FrontendKind::ClusterIp as u8,
+            pad: [0; 3],
+        })
+    }
+
+    fn plan(&self, _service: u32) -> Option<&Plan> {
+        Some(&self.world.plan)
+    }
+
+    fn endpoint(&self, index: u32) -> Option<&Endpoint> {
+        let index = index + self.world.endpoint_shift();
+        self.world.endpoints.get(index as usize)
+    }
+
+    fn maglev(&self, _row: u32) -> Option<u16> {
+        None
+    }
+
+    fn source_allowed(&self, _set: u32, _address: Ip6) -> bool {
+        true
+    }
+
+    fn is_local(&self, _address: Ip6) -> bool {
+        false
+    }
+
+    fn device_flags(&self, _ifindex: u32) -> u32 {
+        0
+    }
+
+    fn affinity(&self, _key: &AffinityKey) -> Option<Affinity> {
+        None
+    }
+
+    fn remember_affinity(&self, _key: &AffinityKey, _value: &Affinity) {}
+
+    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
+        let first = 1 + self.world.endpoint_shift();
+        [endpoint.wrapping_sub(first), u32::MAX]
+    }
+
+    fn random(&self) -> u32 {
+        0
+    }
+
+    fn jiffies(&self) -> u32 {
+        self.world.now()
+    }
+
+    fn count_connection(&self, _service: u32, _endpoint: u32) {}
+
+    fn count_refusal(&self, _service: u32, _reason: Reason) {}
+}
+
+// SAFETY: the records live, unmoved and aligned, as long as the world.
+unsafe impl Slots<Ip4> for Cpu {
+    fn mask(&self) -> u32 {
+        RECORDS - 1
+    }
+
+    fn slot(&self, index: u32) -> Option<Record<Ip4>> {
+        self.world.record(index)
+    }
+
+    fn secret(&self) -> [u64; 2] {
+        SECRET
+    }
+
+    fn now(&self) -> u32 {
+        let ahead = match self.hasty.get() {
+            true => GRACE as u32 + 1,
+            false => 0,
+        };
+        self.world.now() + ahead
+    }
+
+    fn timeouts(&self) -> Option<&Timeouts> {
+        Some(&TIMEOUTS)
+    }
+
+    fn count_half_open(&self, _service: u32, change: i32) {
+        self.world.touch(Shared::HalfOpen);
+        let times = match self.world.mutated(Mutation::SettledTwice) && change < 0 {
+            true => 2,
+            false => 1,
+        };
+        self.world
+            .half_open
+            .fetch_add(times * change, Ordering::SeqCst);
+    }
+
+    fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        // Looks that follow each other see the same: only one takes its turn.
+        if self.looked.get() {
+            return u64::MAX;
+        }
+        let index = table::find_index(self, tuple);
+        if index == u64::MAX {
+            // Whoever looks again and again does so for longer than it takes to open a flow.
+            let hash = table::hash(tuple, SECRET);
+            self.looked.set(!self.world.await_claim(hash));
+        }
+        index
+    }
+
+    fn claim_index(&self, tuple: &Tuple<Ip4>, hash: u64) -> u64 {
+        self.looked.set(false);
+        self.hasty
+            .set(self.world.mutated(Mutation::NoGraceForClaims));
+        let outcome = table::claim_index(self, tuple, hash);
+        self.hasty.set(false);
+        outcome
+    }
+
+    fn has_rival(&self, tuple: &Tuple<Ip4>, hash: u64, outcome: u64) -> bool {
+        !self.world.mutated(Mutation::NoRivalCheck) && table::has_rival(self, tuple, hash, outcome)
+    }
+}
+
+// SAFETY: there is none.
+unsafe impl Hops for Cpu {
+    fn hop(&self, _index: u32) -> Option<NonNull<Hop>> {
+        None
+    }
+}
+
+impl Tables<Ip4> for Cpu {
+    const ANY_DEVICE: bool = true;
+
+    fn endpoint_memory(&self, _endpoint: u32) -> Option<NonNull<EndpointMemory>> {
+        None
+    }
+
+    fn half_open_mask(&self) -> u32 {
+        0
+    }
+
+    fn half_open(&self, _service: u32) -> u32 {
+        self.world.touch(Shared::HalfOpen);
+        let others = match self.world.setup.pressed {
+            true => WITHOUT_RING,
+            false => 0,
+        };
+        let own = self.world.half_open.load(Ordering::SeqCst);
+        others.saturating_add_signed(own)
+    }
+
+    fn count_gave_way(&self, _service: u32) {}
+
+    fn half_open_place(&self, _index: u32) -> Option<NonNull<u64>> {
+        NonNull::new(self.world.place.get())
+    }
+
+    fn half_open_cursor(&self, _ring: u32) -> Option<NonNull<u32>> {
+        NonNull::new(self.world.cursor.get())
+    }
+
+    fn next_hop(&self, _protocol: u8, _source: &Ip4, _to: &Ip4, _hop: &mut Hop) -> NextHop {
+        NextHop::None
+    }
+
+    fn fragment(&self, _key: &FragmentKey) -> Option<u32> {
+        None
+    }
+
+    fn remember_fragment(&self, _key: &FragmentKey, _flow: u32) {}
+
+    fn may_answer(&self) -> bool {
+        false
+    }
+}

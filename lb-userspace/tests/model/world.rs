@@ -1,0 +1,414 @@
+//! What CPUs and sweeper share, and the switches between them.
+
+use std::{
+    cell::{Cell, RefCell, UnsafeCell},
+    mem::{offset_of, zeroed},
+    net::IpAddr,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, AtomicU32, Ordering},
+    },
+};
+
+use lb_common::{
+    abi::{Config, Endpoint, Plan, endpoint_flag},
+    addr::{Ip4, Ip6},
+    flow::{
+        Flow, Record, Timeouts, flow_flag,
+        table::{GROUP, GROUPS},
+        tag,
+    },
+    model::{self, Access},
+};
+use loom::sync::{Mutex, atomic::AtomicU32 as Switch};
+
+use crate::{checker, mutations::Mutation, packets};
+
+/// Records in the table, the fewest that a search can work with.
+pub const RECORDS: u32 = GROUP * GROUPS;
+/// Of the hash.
+pub const SECRET: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
+/// When a scenario begins, in ticks: later than everything in the table.
+pub const BEGIN: u32 = 1_000;
+/// Ticks that a flow may be silent.
+pub const TIMEOUTS: Timeouts = Timeouts {
+    tcp: [20, 20, 40, 30, 10],
+    udp: [20, 20, 40, 40, 40],
+    port_held: 20,
+    shortest: 10,
+};
+/// The only service.
+pub const SERVICE: u32 = 1;
+
+/// What a world begins with.
+#[derive(Clone, Default)]
+pub struct Setup {
+    pub cpus: usize,
+    /// The clock goes on while threads run.
+    pub time_passes: bool,
+    /// The service's budget of half-open flows is used up: each new one ends the one before.
+    pub pressed: bool,
+    /// Some live record may have lost its other direction in the end.
+    pub leaves_halves: bool,
+    /// Other endpoints serve by the time that threads run.
+    pub replaced: bool,
+    /// Packets may be dropped.
+    pub loses_packets: bool,
+}
+
+/// Everything that threads share.
+pub struct World {
+    pub setup: Setup,
+    pub mutation: Option<Mutation>,
+    pub config: Config,
+    pub plan: Plan,
+    /// The last two replace the first two.
+    pub endpoints: [Endpoint; 4],
+    records: Box<[UnsafeCell<Flow<Ip4>>]>,
+    clock: AtomicU32,
+    pub half_open: AtomicI32,
+    /// The ring of half-open flows: one place.
+    pub place: UnsafeCell<u64>,
+    pub cursor: UnsafeCell<u32>,
+    /// What threads switch at: tags, then all other words of records, then the rest.
+    switches: Box<[Switch]>,
+    /// Held while a CPU runs a program.
+    running: Box<[Mutex<()>]>,
+    /// The CPU that runs, if one does.
+    active: Cell<Option<usize>>,
+    /// The CPU that has claimed each record last.
+    claimers: Box<[Cell<usize>]>,
+    /// What each CPU's program has seen in use.
+    seen: Box<[RefCell<Sightings>]>,
+    started: Cell<bool>,
+    violations: RefCell<Vec<String>>,
+    /// Who has accessed what so far: a CPU or none, a switch, and the tag that was there.
+    trace: RefCell<Vec<(Option<usize>, usize, u32)>>,
+    /// A tag that a record gets as soon as the access under way is done.
+    after: Cell<Option<(u32, u32)>>,
+}
+
+/// Indexes of records, with their tags.
+type Sightings = Vec<(u32, u32)>;
+
+/// Switches beyond those of records.
+#[derive(Clone, Copy, Debug)]
+pub enum Shared {
+    Clock,
+    HalfOpen,
+    Ring,
+}
+
+impl Shared {
+    const ALL: [Self; 3] = [Self::Clock, Self::HalfOpen, Self::Ring];
+}
+
+// SAFETY: the threads of an execution take turns on one thread of the system.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    pub fn new(setup: &Setup, mutation: Option<Mutation>) -> Self {
+        model::observe(observe);
+        // SAFETY: numbers only.
+        let clean = || UnsafeCell::new(unsafe { zeroed() });
+        Self {
+            setup: setup.clone(),
+            mutation,
+            config: Config {
+                secret: SECRET,
+                hz: 1,
+                flow_mask4: RECORDS - 1,
+                ..Config::default()
+            },
+            plan: Plan {
+                service: SERVICE,
+                counts: [0, 0, 0, 2, 0, 0],
+                ..Plan::default()
+            },
+            endpoints: [1, 2, 3, 4].map(|id| Endpoint {
+                address: Ip6::from(IpAddr::from(packets::endpoint(id))),
+                port: packets::ENDPOINT_PORT,
+                flags: endpoint_flag::IN_CLUSTER,
+                id,
+            }),
+            records: (0..RECORDS).map(|_| clean()).collect(),
+            clock: AtomicU32::new(BEGIN),
+            half_open: AtomicI32::new(0),
+            place: UnsafeCell::new(0),
+            cursor: UnsafeCell::new(0),
+            switches: (0..2 * RECORDS + 3).map(|_| Switch::new(0)).collect(),
+            running: (0..setup.cpus).map(|_| Mutex::new(())).collect(),
+            active: Cell::new(None),
+            claimers: (0..RECORDS).map(|_| Cell::new(0)).collect(),
+            seen: (0..setup.cpus).map(|_| RefCell::default()).collect(),
+            started: Cell::new(false),
+            violations: RefCell::default(),
+            trace: RefCell::default(),
+            after: Cell::new(None),
+        }
+    }
+
+    /// From now on accesses are told apart.
+    pub fn start(&self) {
+        self.started.set(true);
+    }
+
+    /// How far the ids of endpoints that serve now are from those at first.
+    pub fn endpoint_shift(&self) -> u32 {
+        match self.setup.replaced && self.started.get() {
+            true => 2,
+            false => 0,
+        }
+    }
+
+    /// A thread begins, which no CPU runs so far.
+    pub fn begin_thread(&self) {
+        self.active.set(None);
+    }
+
+    /// What comes now happens in one order only.
+    pub fn stop(&self) {
+        self.started.set(false);
+        self.active.set(None);
+        self.finish_access();
+    }
+
+    pub fn violation(&self, what: impl Into<String>) {
+        self.violations.borrow_mut().push(what.into());
+    }
+
+    pub fn violations(&self) -> Vec<String> {
+        self.violations.take()
+    }
+
+    pub fn mutated(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    pub fn record(&self, index: u32) -> Option<Record<Ip4>> {
+        NonNull::new(self.records.get(index as usize)?.get())
+    }
+
+    /// A word of a record, without a switch.
+    pub fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
+        assert!(offset < size_of::<Flow<Ip4>>() && offset.is_multiple_of(4));
+        let flow = self.records[index as usize].get();
+        // SAFETY: inside the table.
+        unsafe { AtomicU32::from_ptr(flow.byte_add(offset).cast()) }
+    }
+
+    /// A record's tag, without a switch.
+    pub fn tag(&self, index: u32) -> u32 {
+        self.word(index, offset_of!(Flow<Ip4>, tag))
+            .load(Ordering::SeqCst)
+    }
+
+    /// Gives a record another tag, without a switch.
+    pub fn set_tag(&self, index: u32, tag: u32) {
+        self.word(index, offset_of!(Flow<Ip4>, tag))
+            .store(tag, Ordering::SeqCst);
+    }
+
+    /// A copy of a record, without a switch.
+    pub fn flow(&self, index: u32) -> Flow<Ip4> {
+        // SAFETY: inside the table.
+        unsafe { self.records[index as usize].get().read_volatile() }
+    }
+
+    /// Number of live records.
+    pub fn live(&self) -> usize {
+        let tags = (0..RECORDS).map(|index| self.tag(index));
+        tags.filter(|tag| tag::in_use(*tag)).count()
+    }
+
+    pub fn now(&self) -> u32 {
+        if self.setup.time_passes {
+            self.touch(Shared::Clock);
+        }
+        self.clock.load(Ordering::SeqCst)
+    }
+
+    /// Moves the clock on in one order only.
+    pub fn set_clock(&self, tick: u32) {
+        self.clock.store(tick, Ordering::SeqCst);
+    }
+
+    /// Lets a tick pass. No program sees two of them pass, since it ends within microseconds.
+    pub fn tick(&self) {
+        self.grace();
+        self.touch(Shared::Clock);
+        self.clock.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns when every program has returned that was running at the call.
+    pub fn grace(&self) {
+        for running in self.running.iter().filter(|_| self.started.get()) {
+            let active = self.active.get();
+            drop(running.lock().unwrap());
+            self.active.set(active);
+        }
+    }
+
+    /// Runs a program on a CPU. It may use the records that it has seen in use until it ends.
+    pub fn run<T>(&self, cpu: usize, program: impl FnOnce() -> T) -> T {
+        if !self.started.get() {
+            return program();
+        }
+        let running = self.running[cpu].lock().unwrap();
+        self.active.set(Some(cpu));
+        let outcome = program();
+        self.finish_access();
+        for (index, before) in self.seen[cpu].take() {
+            self.switch(index as usize);
+            if tag::with_state(before ^ self.tag(index), 0) != 0 {
+                self.violation(format!(
+                    "record {index} is another flow's before its program has ended"
+                ));
+            }
+        }
+        self.active.set(None);
+        drop(running);
+        outcome
+    }
+
+    /// Lets other threads go first before an access.
+    pub fn touch(&self, shared: Shared) {
+        self.switch(2 * RECORDS as usize + shared as usize);
+    }
+
+    /// The same before an access to a record's tag.
+    pub fn touch_tag(&self, index: u32) {
+        self.switch(index as usize);
+    }
+
+    /// The same before an access to any other word of a record.
+    pub fn touch_fields(&self, index: u32) {
+        self.switch((RECORDS + index) as usize);
+    }
+
+    fn switch(&self, number: usize) {
+        self.finish_access();
+        if !self.started.get() {
+            return;
+        }
+        let active = self.active.get();
+        // Read and written: no two accesses to it can change places.
+        self.switches[number].fetch_or(0, Ordering::AcqRel);
+        self.active.set(active);
+        let tag = match number as u32 {
+            index @ 0..RECORDS => self.tag(index),
+            _ => 0,
+        };
+        self.trace.borrow_mut().push((active, number, tag));
+    }
+
+    /// Who has accessed what in which order, for people.
+    pub fn schedule(&self) -> String {
+        let trace = self.trace.borrow();
+        let lines = trace.iter().map(|(cpu, number, tag)| {
+            let who = cpu.map_or("agent".to_owned(), |cpu| format!("CPU {cpu}"));
+            let (records, number) = (RECORDS as usize, *number);
+            match number {
+                _ if number < records => format!("{who}: tag of {number}, {tag:#x}"),
+                _ if number < 2 * records => format!("{who}: fields of {}", number - records),
+                _ => format!("{who}: {:?}", Shared::ALL[number - 2 * records]),
+            }
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Returns when nobody claims a record any more for what may be the tuple with a hash; whether somebody
+    /// did. Who waits has no claim itself.
+    pub fn await_claim(&self, hash: u64) -> bool {
+        let claimed = |index: &u32| tag::may_become(self.tag(*index), hash);
+        let Some(index) = (0..RECORDS).find(claimed).filter(|_| self.started.get()) else {
+            return false;
+        };
+        let active = self.active.get();
+        let claimer = self.claimers[index as usize].get();
+        drop(self.running[claimer].lock().unwrap());
+        self.active.set(active);
+        true
+    }
+
+    /// Gives a record another tag when the access that is about to happen has.
+    pub fn afterwards(&self, index: u32, tag: u32) {
+        self.after.set(Some((index, tag)));
+    }
+
+    fn finish_access(&self) {
+        if let Some((index, tag)) = self.after.take() {
+            self.set_tag(index, tag);
+        }
+    }
+
+    /// Lets other threads go first before a program's access to a word.
+    fn before(&self, word: *mut (), access: Access) {
+        let table = self.records.as_ptr() as usize;
+        let offset = (word as usize).wrapping_sub(table);
+        let size = size_of::<Flow<Ip4>>();
+        let index = (offset / size) as u32;
+        if index >= RECORDS {
+            let ring = [self.place.get().cast(), self.cursor.get().cast()];
+            assert!(ring.contains(&word), "an access to what nobody knows of");
+            return self.touch(Shared::Ring);
+        }
+        if offset % size != offset_of!(Flow<Ip4>, tag) {
+            return self.touch_fields(index);
+        }
+        self.touch_tag(index);
+        if let Access::CompareAndSwap { old, new } = access
+            && self.tag(index) == old
+        {
+            if let Some(mutation) = self.mutation {
+                mutation.before_swap(self, index, old, new);
+            }
+            if let (Some(cpu), tag::BUSY) = (self.active.get(), tag::state(new)) {
+                self.claimers[index as usize].set(cpu);
+            }
+        }
+        let tag = self.tag(index);
+        if let (Some(cpu), true) = (self.active.get(), tag::in_use(tag)) {
+            let mut seen = self.seen[cpu].borrow_mut();
+            if !seen.iter().any(|(known, _)| *known == index) {
+                seen.push((index, tag));
+            }
+        }
+    }
+
+    /// Whether a record is of an endpoint's direction.
+    pub fn is_reply(&self, index: u32) -> bool {
+        self.flow(index).has(flow_flag::REPLY)
+    }
+}
+
+/// Before every access of the pipeline.
+fn observe(word: *mut (), access: Access) {
+    if let Some(world) = checker::world() {
+        world.before(word, access);
+    }
+}
+
+/// A CPU of a world.
+pub struct Cpu {
+    pub world: Arc<World>,
+    pub number: usize,
+    /// The clock is ahead for a claim: see [`Mutation`].
+    pub hasty: Cell<bool>,
+    /// Nobody was opening the flow that this CPU looks for.
+    pub looked: Cell<bool>,
+}
+
+impl Cpu {
+    pub fn new(world: &Arc<World>, number: usize) -> Self {
+        Self {
+            world: world.clone(),
+            number,
+            hasty: Cell::new(false),
+            looked: Cell::new(false),
+        }
+    }
+}
