@@ -28,6 +28,28 @@ pub unsafe fn compare_and_swap(word: *mut u32, old: u32, new: u32) -> bool {
     }
 }
 
+/// Reads `*word`. On the host, everything after this is read after it; in the kernel, only what is read through
+/// [`crate::flow::record::behind`].
+///
+/// # Safety
+///
+/// As for [`compare_and_swap`].
+#[inline(always)]
+pub unsafe fn load(word: *mut u32) -> u32 {
+    before(word, Access::Read);
+    #[cfg(target_arch = "bpf")]
+    {
+        // SAFETY: the caller's promise.
+        unsafe { word.read_volatile() }
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU32, Ordering::Acquire};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(word) }.load(Acquire)
+    }
+}
+
 /// Sets `*word` to `new` after everything written before. A full barrier.
 ///
 /// # Safety

@@ -24,6 +24,32 @@ pub fn opaque(p: usize) -> usize {
     p
 }
 
+/// Zero, which the compiler and the processor have to wait for `value` to know.
+#[inline(always)]
+pub fn zero_after(value: u32) -> usize {
+    #[cfg(target_arch = "bpf")]
+    {
+        let zero;
+        // Every verifier knows what this comes to, as it must to let a pointer be moved by it. SAFETY:
+        // arithmetic in a register.
+        unsafe {
+            core::arch::asm!(
+                "{zero} = {value}",
+                "{zero} &= 0",
+                value = in(reg) u64::from(value),
+                zero = lateout(reg) zero,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        zero
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        let _ = value;
+        0
+    }
+}
+
 /// Returns its argument, computed here and now: LLVM would rather keep the many words of a sum over
 /// IPv6 addresses on the stack until it needs the sum.
 #[inline(always)]

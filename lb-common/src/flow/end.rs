@@ -3,7 +3,7 @@
 
 use super::{
     Flow, Record, Stage, flow_flag,
-    record::{self, in_order, read_tag},
+    record::{self, in_order, look, read_tag},
     stage::{holds_port, idle, later},
     table::{Purpose, Slots},
     tag, tcp,
@@ -28,6 +28,7 @@ pub fn gives_way<A: Address, S: Slots<A>>(
     let Some(record) = slots.slot(index) else {
         return false;
     };
+    let (_, record) = look(record);
     // SAFETY: records stay valid, and these flags do not change.
     let flow = unsafe { record.as_ref() };
     let (is_reply, picked_up) = (flow.has(flow_flag::REPLY), flow.has(flow_flag::PICKED_UP));
@@ -79,7 +80,7 @@ pub fn end_if<A: Address, S: Slots<A>>(
         return false;
     };
     let (forward, reply) = in_order(record, peer);
-    let tag = read_tag(forward);
+    let (tag, forward) = look(forward);
     // SAFETY: as above.
     let (there, back) = unsafe { (forward.as_ref(), reply.as_ref()) };
     // The agent ends a stale UDP flow before its answers, and another flow may have taken the record.
@@ -97,7 +98,7 @@ fn is_left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) -> bool {
     let Some(forward) = slots.slot(back.peer) else {
         return false;
     };
-    let tag = read_tag(forward);
+    let (tag, forward) = look(forward);
     // A flow that is being opened shows the endpoint's direction first. SAFETY: as above.
     !tag::in_use(tag)
         && tag::state(tag) != tag::BUSY

@@ -7,20 +7,38 @@ use crate::{
     addr::Address,
     atomic,
     model::{Access, before},
+    opaque::zero_after,
 };
 
 /// A record in the table. One word, as everything that functions of the packet path return: what
 /// does not fit a register goes through the stack, where the verifier loses track of it.
 pub type Record<A> = NonNull<Flow<A>>;
 
-/// The tag as it is now.
+/// The tag as it is now. Fields that are read next may be older: see [`behind`].
 #[inline(always)]
 pub fn read_tag<A>(record: Record<A>) -> u32 {
     // SAFETY: tables hand out valid records only.
     let tag = unsafe { &raw mut (*record.as_ptr()).tag };
-    before(tag, Access::Read);
     // SAFETY: tags are never accessed otherwise than atomically or volatilely.
-    unsafe { tag.read_volatile() }
+    unsafe { atomic::load(tag) }
+}
+
+/// The record for reading what was written before its tag became `seen`, by whoever published or killed it.
+///
+/// A processor of weak order, as arm64, may read a field first and the tag later, and then take what was there
+/// before for what a new tag says. It does not if the field's address depends on the tag. Not all kernels know a
+/// load that acquires.
+#[inline(always)]
+pub fn behind<A>(record: Record<A>, seen: u32) -> Record<A> {
+    // SAFETY: nothing is added.
+    unsafe { record.byte_add(zero_after(seen)) }
+}
+
+/// A record's tag as it is now, and the record [`behind`] it.
+#[inline(always)]
+pub fn look<A>(record: Record<A>) -> (u32, Record<A>) {
+    let seen = read_tag(record);
+    (seen, behind(record, seen))
 }
 
 /// Puts a record into another state if its tag is still `seen`; whether it was.

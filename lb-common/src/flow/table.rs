@@ -12,7 +12,7 @@
 use super::{
     Record, Timeouts,
     end::gives_way,
-    record::{advance, read_tag},
+    record::{advance, behind, look, read_tag},
     tag,
 };
 use crate::{
@@ -159,7 +159,8 @@ pub fn find<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Reco
 /// [`find`] for where it is not worth another copy of the code.
 #[inline(always)]
 pub fn find_rarely<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Record<A>> {
-    slots.slot(u32::try_from(slots.find_index(tuple)).ok()?)
+    let record = slots.slot(u32::try_from(slots.find_index(tuple)).ok()?)?;
+    Some(look(record).1)
 }
 
 /// The work behind [`find_rarely`]: the record's index, or one that no table has.
@@ -183,9 +184,12 @@ fn search<A: Address, S: Slots<A>>(
         *index = position(hash, slots.mask(), step as u32);
         let record = slots.slot(*index)?;
         let seen = read_tag(record);
-        // SAFETY: live records keep their fields until every program that can see them ends.
-        if tag::may_be(seen, hash) && unsafe { record.as_ref() }.is(tuple) {
-            return Some(record);
+        if tag::may_be(seen, hash) {
+            let record = behind(record, seen);
+            // SAFETY: live records keep their fields until every program that can see them ends.
+            if unsafe { record.as_ref() }.is(tuple) {
+                return Some(record);
+            }
         }
         if tag::state(seen) == tag::CLEAN {
             return None;
@@ -357,7 +361,7 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u
         let Some(record) = slots.slot(index) else {
             break;
         };
-        let seen = read_tag(record);
+        let (seen, record) = look(record);
         // SAFETY: records keep their fields until every program that can see them ends.
         let flow = unsafe { record.as_ref() };
         if tag::may_be(seen, hash) && flow.is(tuple) {
@@ -491,7 +495,7 @@ pub fn has_rival<A: Address, S: Slots<A>>(
             }
             continue;
         }
-        let seen = read_tag(record);
+        let (seen, record) = look(record);
         // SAFETY: live records keep their fields until every program that can see them ends.
         let same = tag::may_be(seen, hash) && unsafe { record.as_ref() }.is(tuple);
         if same || tag::may_become(seen, hash) {

@@ -4,7 +4,7 @@ use super::Work;
 use crate::{
     abi::FragmentKey,
     addr::Address,
-    flow::{Record, record::read_tag, tag},
+    flow::{Record, record::look, tag},
     parse::{Network, Tuple},
     tables::Tables,
 };
@@ -17,8 +17,8 @@ pub(super) fn fragment_flow<A: Address, T: Tables<A>>(
     network: &Network,
 ) -> Option<Record<A>> {
     work.fragment = fragment_key(&work.tuple, network);
-    let record = tables.slot(tables.fragment(&work.fragment)?)?;
-    let alive = tag::in_use(read_tag(record));
+    let (seen, record) = look(tables.slot(tables.fragment(&work.fragment)?)?);
+    let alive = tag::in_use(seen);
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let tuple = &work.tuple;

@@ -10,7 +10,7 @@ use crate::{
     atomic,
     flow::{
         Record, end,
-        record::{in_order, read_tag},
+        record::{in_order, look},
         tag,
     },
     tables::Tables,
@@ -80,9 +80,12 @@ fn give_way<A: Address, T: Tables<A>>(tables: &T, place: u64) {
     if tag::state(tag) != tag::HALF {
         return;
     }
-    let Some(record) = tables.slot(index).filter(|record| read_tag(*record) == tag) else {
+    let Some((seen, record)) = tables.slot(index).map(look) else {
         return;
     };
+    if seen != tag {
+        return;
+    }
     // SAFETY: records stay valid until every program that can see them ends.
     let Some(peer) = tables.slot(unsafe { record.as_ref() }.peer) else {
         return;

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     addr::Address,
     answer::Message,
-    flow::{Record, flow_flag, table::Purpose, tcp},
+    flow::{Record, flow_flag, record::look, table::Purpose, tcp},
     frame::Frame,
     opaque::rolled,
     parse::{Network, tcp_flag},
@@ -63,7 +63,8 @@ pub(super) fn open<A: Address, T: Tables<A>>(
             index = tables.finish_index(work);
         }
         if index != RACED {
-            return tables.slot(u32::try_from(index).ok()?);
+            let record = tables.slot(u32::try_from(index).ok()?)?;
+            return Some(look(record).1);
         }
     }
     work.refusal = Refusal::Drop;
@@ -199,6 +200,7 @@ fn moves_on<A: Address, T: Tables<A>>(
     let Some(record) = tables.slot(index) else {
         return false;
     };
+    let (_, record) = look(record);
     // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let endpoint = flow.detail;
