@@ -18,11 +18,10 @@ use crate::{
     verdict::{Reason, Verdict},
 };
 
-/// How often at most to look for a flow that another CPU is opening for the same packet: longer than that
-/// takes.
-const LOOKS: u32 = 64;
-/// How often at least.
-const LEAST_LOOKS: u32 = 8;
+/// How often to look for a flow that another CPU is opening for the same packet, which takes less: bits of a
+/// random number, of which some are always set. (The verifier knows what a mask bounds.)
+const LOOKS: u32 = 0x3f;
+const LEAST_LOOKS: u32 = 0x08;
 /// Attempts to open a flow when another CPU gets in the way, or an old flow.
 const ATTEMPTS: usize = 16;
 
@@ -174,11 +173,8 @@ fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, rout
 /// may have given up; if they waited for equally long, they would again and again.
 #[inline(never)]
 fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> u64 {
-    let looks = LEAST_LOOKS + tables.random() % (LOOKS - LEAST_LOOKS);
-    for look in rolled(LOOKS as usize) {
-        if look >= looks as usize {
-            break;
-        }
+    let looks = tables.random() & LOOKS | LEAST_LOOKS;
+    for _ in rolled(looks as usize) {
         let index = tables.find_index(&work.tuple);
         if index != NONE {
             return index;
