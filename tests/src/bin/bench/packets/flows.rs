@@ -170,23 +170,17 @@ impl<A: Family> Flows<A> {
         let all: Vec<Tuple<A>> = (0..asked)
             .map(|number| client(number, service.protocol, service.destination))
             .collect();
-        let (requests, answers) = self.shake_hands(rig, service, &all)?;
-        self.crowd = Some(Crowd {
-            service,
-            asked,
-            requests,
-            answers,
-        });
+        self.crowd = Some(self.shake_hands(rig, service, &all)?);
         Ok(())
     }
 
-    /// Opens flows and brings them to where both sides have answered: the packets of both.
+    /// Opens flows and brings them to where both sides have answered.
     fn shake_hands(
         &mut self,
         rig: &mut Rig,
         service: Service,
         all: &[Tuple<A>],
-    ) -> Result<(Vec<Tuple<A>>, Vec<Tuple<A>>)> {
+    ) -> Result<Crowd<A>> {
         let asked = all.len() as u32;
         let (mut requests, mut answers) = (Vec::new(), Vec::new());
         let counted = self.send(rig, all, Kind::first::<A>(service.protocol))?;
@@ -223,7 +217,12 @@ impl<A: Family> Flows<A> {
         let kind = Kind::later::<A>(service.protocol);
         let counted = self.send(rig, &requests, kind)?;
         check::counts(&counted, &[(Reason::ToEndpoint, opened as u32)])?;
-        Ok((requests, answers))
+        Ok(Crowd {
+            service,
+            asked,
+            requests,
+            answers,
+        })
     }
 
     /// Sends one packet of each tuple; what was counted.
