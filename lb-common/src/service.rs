@@ -36,11 +36,9 @@ pub struct Route<'a> {
     pub masquerade: bool,
 }
 
-/// What becomes of a connection.
+/// What becomes of a connection to a Service.
 #[derive(Clone, Copy)]
 pub enum Decision<'a> {
-    /// Not to a Service.
-    Pass,
     Forward(Route<'a>),
     /// Refused: the client is told.
     Reject(u32, Reason),
@@ -48,17 +46,16 @@ pub enum Decision<'a> {
     Drop(u32, Reason),
 }
 
-/// Decides about the first packet of a connection that arrived on a device.
+/// Decides about the first packet of a connection that arrived on a device; `None` if it is not to a
+/// Service.
 #[inline(always)]
 pub fn decide<'a, A: Address, S: Services<A>>(
     services: &'a S,
     tuple: &Tuple<A>,
     ifindex: u32,
-) -> Decision<'a> {
-    match addressed(services, tuple) {
-        Some(frontend) => decide_for(services, tuple, ifindex, frontend),
-        None => Decision::Pass,
-    }
+) -> Option<Decision<'a>> {
+    let frontend = addressed(services, tuple)?;
+    Some(decide_for(services, tuple, ifindex, frontend))
 }
 
 /// [`decide`] for a packet that is addressed to a frontend.
@@ -203,25 +200,11 @@ pub fn still_has<A: Address, S: Services<A>>(
     })
 }
 
-/// The policy for a frontend: Local for what comes from outside under externalTrafficPolicy Local,
-/// while pods and the node itself are short-circuited to the whole cluster.
+/// The policy for a connection, and whether its source address must be replaced. Under
+/// externalTrafficPolicy Local, pods and the node itself are short-circuited to the whole cluster. Most
+/// connections need not be asked where they come from, which takes a look-up.
 #[inline(always)]
-pub fn policy(plan: &Plan, kind: FrontendKind, origin: Origin) -> Policy {
-    let local = match kind {
-        FrontendKind::ClusterIp => plan.has(plan_flag::INTERNAL_LOCAL),
-        _ => plan.has(plan_flag::EXTERNAL_LOCAL) && origin == Origin::Outside,
-    };
-    if local {
-        Policy::Local
-    } else {
-        Policy::Cluster
-    }
-}
-
-/// The policy for a connection, and whether its source address must be replaced. Most need not know
-/// where it comes from, which takes a look-up.
-#[inline(always)]
-fn treatment<A: Address, S: Services<A>>(
+pub fn treatment<A: Address, S: Services<A>>(
     services: &S,
     tuple: &Tuple<A>,
     ifindex: u32,
@@ -229,15 +212,20 @@ fn treatment<A: Address, S: Services<A>>(
     kind: FrontendKind,
 ) -> (Policy, bool) {
     let config = services.config();
-    if kind == FrontendKind::ClusterIp {
-        // Policies inside the cluster do not ask.
-        let masquerade = config.flags & config_flag::MASQUERADE_ALL != 0
-            || config.has_detector::<A>() && !is_from_pod(services, tuple, ifindex);
-        return (policy(plan, kind, Origin::Pod), masquerade);
+    let local_if = |is_local| match is_local {
+        true => Policy::Local,
+        false => Policy::Cluster,
+    };
+    match kind {
+        FrontendKind::ClusterIp => {
+            let masquerade = config.flags & config_flag::MASQUERADE_ALL != 0
+                || config.has_detector::<A>() && !is_from_pod(services, tuple, ifindex);
+            (local_if(plan.has(plan_flag::INTERNAL_LOCAL)), masquerade)
+        }
+        _ if plan.has(plan_flag::EXTERNAL_LOCAL) => {
+            let origin = origin(services, tuple, ifindex);
+            (local_if(origin == Origin::Outside), origin == Origin::Node)
+        }
+        _ => (Policy::Cluster, true),
     }
-    if !plan.has(plan_flag::EXTERNAL_LOCAL) {
-        return (Policy::Cluster, true);
-    }
-    let origin = origin(services, tuple, ifindex);
-    (policy(plan, kind, origin), origin == Origin::Node)
 }

@@ -24,8 +24,10 @@ pub enum Outcome<A> {
 /// the address the socket is bound to, or the node's.
 #[inline(always)]
 pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Outcome<A> {
-    let (service, reason) = match service::decide(services, tuple, 0) {
-        Decision::Pass => return Outcome::Keep(Reason::NotService),
+    let Some(decision) = service::decide(services, tuple, 0) else {
+        return Outcome::Keep(Reason::NotService);
+    };
+    let (service, reason) = match decision {
         // What a socket asks for is new.
         _ if service::is_left_to_another(services, tuple, tcp_flag::SYN) => {
             return Outcome::Keep(Reason::NotService);

@@ -85,7 +85,6 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
     }
     let decision = service::decide_for(tables, &work.tuple, ifindex, work.frontend);
     let (service, refusal, reason) = match decision {
-        Decision::Pass => (0, Refusal::Pass, Reason::NotService),
         _ if service::is_left_to_another(tables, &work.tuple, flags) => {
             // Our own connection's SYN may have come again.
             if opens && let Some(index) = joined(tables, work, Purpose::Open) {
@@ -244,7 +243,7 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
 pub(super) fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reason> {
     match service::decide(tables, &work.tuple, 0) {
         _ if service::is_left_to_another(tables, &work.tuple, tcp_flag::SYN) => None,
-        Decision::Drop(_, reason) => Some(reason),
+        Some(Decision::Drop(_, reason)) => Some(reason),
         _ => None,
     }
 }

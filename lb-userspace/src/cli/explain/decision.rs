@@ -102,15 +102,16 @@ impl<'a> Decision<'a> {
             return decision;
         }
 
-        decision.frontend = frontend(&hook, &tuple, decision.origin);
+        decision.frontend = frontend(&hook, &tuple, packet.ifindex);
         (decision.verdict, decision.reason) = match service::decide(&hook, &tuple, packet.ifindex) {
-            service::Decision::Pass => (Verdict::Pass, Reason::NotService),
+            None => (Verdict::Pass, Reason::NotService),
+            Some(_) if !tuple.source.is_source() => (Verdict::Pass, Reason::MartianSource),
             _ if service::is_left_to_another(&hook, &tuple, tcp_flag::SYN) => {
                 (Verdict::Pass, Reason::NotService)
             }
-            service::Decision::Reject(_, reason) => (Verdict::Reject, reason),
-            service::Decision::Drop(_, reason) => (Verdict::Drop, reason),
-            service::Decision::Forward(route) => {
+            Some(service::Decision::Reject(_, reason)) => (Verdict::Reject, reason),
+            Some(service::Decision::Drop(_, reason)) => (Verdict::Drop, reason),
+            Some(service::Decision::Forward(route)) => {
                 decision.candidates = candidates(&hook, &route, &tuple);
                 (Verdict::Forward, Reason::Opened)
             }
@@ -170,7 +171,7 @@ fn tuple<A: Address>(packet: &FirstPacket) -> Tuple<A> {
 fn frontend<'a, A: Family>(
     hook: &Hook<'a, true>,
     tuple: &Tuple<A>,
-    origin: Origin,
+    ifindex: u32,
 ) -> Option<Frontend<'a>> {
     let found = hook.frontend(&FrontendKey {
         address: tuple.destination,
@@ -184,7 +185,7 @@ fn frontend<'a, A: Family>(
     Some(Frontend {
         service: tables.service_name(found.service)?,
         kind,
-        policy: service::policy(plan, kind, origin),
+        policy: service::treatment(hook, tuple, ifindex, plan, kind).0,
         plan,
         algorithm: tables.algorithm(found.service)?,
         source_ranges: tables.source_ranges(plan.source_set),

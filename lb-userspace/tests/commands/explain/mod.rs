@@ -189,6 +189,17 @@ fn json_follows_source_destination_and_detector() {
         ),
         ("203.0.113.9", "172.30.0.1:81", passed("not-service")),
         (
+            "127.0.0.1",
+            "172.30.0.1:80",
+            refused(
+                "pass",
+                "martian-source",
+                "shop/web:http",
+                "ClusterIP",
+                "Cluster",
+            ),
+        ),
+        (
             "203.0.113.9",
             "172.30.0.2:5432",
             forwarded("shop/db", "ClusterIP", "Cluster", &["10.0.1.9:5432"], true),
