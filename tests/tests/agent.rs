@@ -19,9 +19,11 @@ fn two_nodes() -> Result<Lab> {
 fn an_agent_runs_on_its_node_until_it_is_stopped() -> Result<()> {
     let lab = two_nodes()?;
     let node = lab.node(2);
-    let script = "echo serving $0; cat /proc/self/cgroup; ip -brief addr; exec sleep 60";
+    // No other process is left once it says that it waits.
+    let script =
+        "echo serving $0; cat /proc/self/cgroup; ip -brief addr; echo waiting; exec sleep 60";
     let spec = || {
-        let ready = Readiness::Log("eth0".to_owned());
+        let ready = Readiness::Log("waiting".to_owned());
         AgentSpec::new("sh", ["-c", script], ready).arg(node.name())
     };
     let agent = Agent::start(node, spec())?;
