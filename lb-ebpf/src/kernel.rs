@@ -231,6 +231,13 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 
     #[inline(always)]
+    fn moment(&self) -> u64 {
+        // SAFETY: no arguments.
+        let jiffies = unsafe { bpf_jiffies64() };
+        jiffies << 3 >> (self.config.tick_shift & 63)
+    }
+
+    #[inline(always)]
     fn timeouts(&self) -> Option<&Timeouts> {
         LIMITS.get(0).map(|limits| &limits.timeouts)
     }

@@ -127,8 +127,31 @@ pub fn end<A: Address, S: Slots<A>>(
     }
     record::kill(reply, now);
     if tag::state(tag) == tag::HALF {
-        // SAFETY: as above; a dead record keeps its fields.
-        slots.count_half_open(unsafe { forward.as_ref() }.service, -1);
+        count_ended(slots, forward);
     }
     true
+}
+
+/// [`end`] for a half-open flow that gives way to a newer one, so that its records may be replaced soon.
+#[inline(always)]
+pub fn evict<A: Address, S: Slots<A>>(
+    slots: &S,
+    forward: Record<A>,
+    reply: Record<A>,
+    tag: u32,
+) -> bool {
+    let moment = slots.moment();
+    if !record::evict_if(forward, tag, moment) {
+        return false;
+    }
+    record::evict_if(reply, read_tag(reply), moment);
+    count_ended(slots, forward);
+    true
+}
+
+/// Counts a half-open flow that has just ended.
+#[inline(always)]
+fn count_ended<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) {
+    // SAFETY: as above; a dead record keeps its fields.
+    slots.count_half_open(unsafe { forward.as_ref() }.service, -1);
 }

@@ -109,21 +109,26 @@ pub mod flow_flag {
 }
 
 /// [`Flow::tag`]: bits 0-2 and 15 the state, 3-14 a generation that every claim raises, 16-31 the upper
-/// bits of the tuple's hash.
+/// bits of the tuple's hash or, of an `EVICTED` record, when it died.
 ///
 /// ```text
-/// CLEAN, TOMB or old DEAD ─claim─▶ BUSY ─publish─▶ HALF ─settle─▶ LIVE
-/// HALF or LIVE ─kill─▶ DEAD or SWEPT ─▶ TOMB ─▶ CLEAN
+/// CLEAN, TOMB, old DEAD or EVICTED ─claim─▶ BUSY ─publish─▶ HALF ─settle─▶ LIVE
+/// HALF or LIVE ─kill─▶ DEAD, EVICTED or SWEPT ─▶ TOMB ─▶ CLEAN
 /// ```
 ///
 /// `HALF` is `LIVE` with bit 15 set, for programs that do not know of it; their generations have that bit
 /// too, so that it means nothing in other states.
 ///
 /// Programs make all steps up to `DEAD`, and claim a record that has been dead for
-/// [`super::table::GRACE`]. The agent makes the last two steps: `TOMB` after a grace period in which
+/// [`super::table::GRACE`]. A flood of first packets would fill every table with such records: a half-open flow
+/// that gives way to a newer one is `EVICTED`, and may be replaced after [`super::table::SHORT_GRACE`]. That one
+/// is measured on a finer clock, by the tag alone, since packets of the flow that are still on their way may
+/// write any other word.
+///
+/// The agent makes the last two steps: `TOMB` after a grace period in which
 /// every program has ended that may still use the record, `CLEAN` when no search has to pass over it
-/// any more. What it has ended itself is `SWEPT`, which programs never claim: the kernel may hold the agent up for
-/// longer than any grace after it has looked at the clock, so that it cannot say when the record died.
+/// any more. What it has ended itself is `SWEPT`, which programs never claim: the kernel may hold the agent up
+/// for longer than any grace after it has looked at the clock, so that it cannot say when the record died.
 pub mod tag {
     /// Free, and a search may end here.
     pub const CLEAN: u32 = 0;
@@ -137,6 +142,8 @@ pub mod tag {
     pub const DEAD: u32 = 4;
     /// The same, for the agent to free.
     pub const SWEPT: u32 = 5;
+    /// The same as `DEAD`, of a half-open flow that gave way to a newer one.
+    pub const EVICTED: u32 = 6;
     /// In use, of a connection that has not proved itself: see [`super::Stage::Handshake`]. Only the
     /// client's direction says so.
     pub const HALF: u32 = LIVE | UNPROVEN;
@@ -167,6 +174,19 @@ pub mod tag {
     #[inline(always)]
     pub fn with_state(tag: u32, state: u32) -> u32 {
         tag & !(KIND | UNPROVEN) | state
+    }
+
+    /// The tag of a record whose flow gives way at this [`moment`](super::Slots::moment).
+    #[inline(always)]
+    pub fn evicted(tag: u32, moment: u64) -> u32 {
+        with_state(tag, EVICTED) & !HASH | (moment as u32) << 16
+    }
+
+    /// How long before this moment an `EVICTED` record died, in the same unit: never more than it was, and
+    /// less only where that is more than a quarter of an hour.
+    #[inline(always)]
+    pub fn since_eviction(tag: u32, moment: u64) -> u32 {
+        (moment as u32).wrapping_sub(tag >> 16) & 0xffff
     }
 
     /// The tag of a free record after its claim for a tuple with this hash.

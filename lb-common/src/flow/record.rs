@@ -25,9 +25,9 @@ pub fn read_tag<A>(record: Record<A>) -> u32 {
 
 /// The record for reading what was written before its tag became `seen`, by whoever published or killed it.
 ///
-/// A processor of weak order, as arm64, may read a field first and the tag later, and then take what was there
-/// before for what a new tag says. It does not if the field's address depends on the tag. Not all kernels know a
-/// load that acquires.
+/// A processor of weak order, as arm64, may read a field first and the tag later, and then take what was
+/// there before for what a new tag says. It does not if the field's address depends on the tag. Not all
+/// kernels know a load that acquires.
 #[inline(always)]
 pub fn behind<A>(record: Record<A>, seen: u32) -> Record<A> {
     // SAFETY: nothing is added.
@@ -44,10 +44,16 @@ pub fn look<A>(record: Record<A>) -> (u32, Record<A>) {
 /// Puts a record into another state if its tag is still `seen`; whether it was.
 #[inline(always)]
 pub fn advance<A>(record: Record<A>, seen: u32, state: u32) -> bool {
+    swap(record, seen, tag::with_state(seen, state))
+}
+
+/// Replaces a record's tag if it is still `seen`; whether it was.
+#[inline(always)]
+fn swap<A>(record: Record<A>, seen: u32, new: u32) -> bool {
     // SAFETY: as for `read_tag`.
     let tag = unsafe { &raw mut (*record.as_ptr()).tag };
     // SAFETY: a valid, aligned word.
-    unsafe { atomic::compare_and_swap(tag, seen, tag::with_state(seen, state)) }
+    unsafe { atomic::compare_and_swap(tag, seen, new) }
 }
 
 /// Takes a record out of sight at tick `now`: the tag it had, if it was this call that did it.
@@ -70,6 +76,12 @@ pub fn kill_if<A>(record: Record<A>, seen: u32, now: u32) -> bool {
     // may write the same word: any of the values will do, they are all of this moment.
     unsafe { last_seen.write_volatile(now) };
     advance(record, seen, tag::DEAD)
+}
+
+/// Takes a record of a flow that gives way at this moment out of sight, if its tag is still `seen`; whether it was.
+#[inline(always)]
+pub fn evict_if<A>(record: Record<A>, seen: u32, moment: u64) -> bool {
+    tag::in_use(seen) && swap(record, seen, tag::evicted(seen, moment))
 }
 
 /// The [`flow_flag`]s as they are now.

@@ -6,8 +6,8 @@
 //! Removing needs a tombstone, since later records may have been placed past it; the agent turns
 //! tombstones `CLEAN` again when nothing depends on them.
 //!
-//! Without the agent the table goes on: a claim takes a record that has been dead for [`GRACE`], and
-//! ends a flow that it passes over and that is over, for claims to come.
+//! Without the agent the table goes on: a claim takes a record that has been dead for [`GRACE`], or
+//! [`SHORT_GRACE`], and ends a flow that it passes over and that is over, for claims to come.
 
 use super::{
     Record, Timeouts,
@@ -30,6 +30,10 @@ pub const GROUPS: u32 = 4;
 /// at least. Programs run with softirqs disabled and end within microseconds; one that found the record
 /// before it died has long returned.
 pub const GRACE: i32 = 2;
+/// The same for records of half-open flows that gave way, in eighths of ticks: half a tick at least, of which
+/// there are eight a second at the most. So a million evictions per second wait in a seventh of a table of the
+/// usual size, where those of whole ticks would not have room.
+pub const SHORT_GRACE: u32 = 4;
 
 /// The memory of a flow table.
 ///
@@ -45,6 +49,10 @@ pub unsafe trait Slots<A: Address> {
     fn secret(&self) -> [u64; 2];
     /// The coarse clock, in ticks.
     fn now(&self) -> u32;
+    /// The same clock in eighths of ticks: [`Self::now`] is the lower bits of its eighth.
+    fn moment(&self) -> u64 {
+        u64::from(self.now()) << 3
+    }
     /// How long flows may stay silent, if it is known.
     fn timeouts(&self) -> Option<&Timeouts>;
     /// Notes that a service has so many more flows that have not proved themselves.
@@ -288,7 +296,7 @@ pub fn claim<A: Address, S: Slots<A>>(
     let claim = Claim {
         record: slots.slot(outcome.index())?,
     };
-    if outcome.may_have_rival() && slots.has_rival(tuple, hash, outcome.0) {
+    if !outcome.is_alone(home(hash, slots.mask())) && slots.has_rival(tuple, hash, outcome.0) {
         claim.release();
         return None;
     }
@@ -305,8 +313,6 @@ impl Outcome {
     const CLAIMED: u64 = 1;
     /// It had been `CLEAN`.
     const WAS_CLEAN: u64 = 1 << 58;
-    /// And it is the first that a search visits.
-    const WAS_CLEAN_HOME: u64 = 1 << 59;
     const EXISTS: u64 = 2;
     const FULL: u64 = 3;
     const RACE: u64 = 4;
@@ -324,10 +330,10 @@ impl Outcome {
         self.0 >> 60
     }
 
-    /// Whether [`has_rival`] has anywhere to look.
+    /// Whether a search visits the record that was claimed, which had been `CLEAN`, first and no other.
     #[inline(always)]
-    fn may_have_rival(self) -> bool {
-        self.0 & Self::WAS_CLEAN_HOME == 0
+    fn is_alone(self, home: u32) -> bool {
+        self.0 & Self::WAS_CLEAN != 0 && self.index() == home
     }
 
     /// Of the record that was claimed, or has the tuple.
@@ -347,7 +353,7 @@ impl Outcome {
 /// [`Outcome`].
 #[inline(always)]
 pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64) -> u64 {
-    let now = slots.now();
+    let moment = slots.moment();
     let shortest = match slots.timeouts().map_or(0, |timeouts| timeouts.shortest) {
         0 => i64::from(i32::MAX),
         ticks => i64::from(ticks),
@@ -370,8 +376,11 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u
         if tag::may_become(seen, hash) {
             return Outcome::new(Outcome::RACE, 0, 0).0;
         }
+        // Each time anew: there is no register for the tick as well.
+        let moment = computed(moment);
+        let now = (moment >> 3) as u32;
         let silent = i64::from(now.wrapping_sub(flow.last_seen) as i32);
-        let is_first = mask_if_negative(i64::from(free ^ none) - 1) & is_free(seen, silent);
+        let is_first = mask_if_negative(i64::from(free ^ none) - 1) & is_free(seen, silent, moment);
         free = choose(is_first, index, free);
         free_tag = choose(is_first, seen, free_tag);
         over = choose(
@@ -396,9 +405,6 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u
     // SAFETY: the record is ours until its tag says otherwise.
     unsafe { (*word).peer = free };
     let was_clean = match tag::state(free_tag) {
-        tag::CLEAN if free == home(hash, slots.mask()) => {
-            Outcome::WAS_CLEAN | Outcome::WAS_CLEAN_HOME
-        }
         tag::CLEAN => Outcome::WAS_CLEAN,
         _ => 0,
     };
@@ -423,8 +429,8 @@ fn home(hash: u64, mask: u32) -> u32 {
     hash as u32 & mask
 }
 
-/// Index of the record that a search for `hash` visits at `step`, 0 being its [`home`]. The first versions of node-lb know the
-/// first two groups.
+/// Index of the record that a search for `hash` visits at `step`, 0 being its [`home`]. The first versions of
+/// node-lb know the first two groups.
 #[inline(always)]
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
     let home = hash as u32;
@@ -457,13 +463,16 @@ fn apart(hash: u64, groups: u32, first: u32, group: u32) -> u32 {
 }
 
 /// Whether a claim may take a record with this tag that has been silent for so many ticks, as a mask:
-/// it is `CLEAN` or a `TOMB`, or has been `DEAD` for long enough.
+/// it is `CLEAN` or a `TOMB`, or has been `DEAD` or `EVICTED` for long enough.
 #[inline(always)]
-fn is_free(tag: u32, silent: i64) -> u32 {
+fn is_free(tag: u32, silent: i64, moment: u64) -> u32 {
     const { assert!(tag::CLEAN == 0 && tag::TOMB == 1) };
     let kind = i64::from(tag & tag::KIND);
-    let is_dead = mask_if_negative((kind ^ i64::from(tag::DEAD)) - 1);
-    mask_if_negative(kind - 2) | is_dead & mask_if_negative(i64::from(GRACE) - silent)
+    let is = |state: u32| mask_if_negative((kind ^ i64::from(state)) - 1);
+    let evicted_for = i64::from(tag::since_eviction(tag, moment));
+    mask_if_negative(kind - 2)
+        | is(tag::DEAD) & mask_if_negative(i64::from(GRACE) - silent)
+        | is(tag::EVICTED) & mask_if_negative(i64::from(SHORT_GRACE) - evicted_for)
 }
 
 /// [`tag::in_use`] as a mask.

@@ -80,18 +80,16 @@ fn give_way<A: Address, T: Tables<A>>(tables: &T, place: u64) {
     if tag::state(tag) != tag::HALF {
         return;
     }
-    let Some((seen, record)) = tables.slot(index).map(look) else {
+    let found = tables.slot(index).map(look);
+    let Some((_, record)) = found.filter(|(seen, _)| *seen == tag) else {
         return;
     };
-    if seen != tag {
-        return;
-    }
     // SAFETY: records stay valid until every program that can see them ends.
     let Some(peer) = tables.slot(unsafe { record.as_ref() }.peer) else {
         return;
     };
     let (forward, reply): (Record<A>, _) = in_order(record, peer);
-    if end::end(tables, forward, reply, tag) {
+    if end::evict(tables, forward, reply, tag) {
         // SAFETY: as above; a dead record keeps its fields.
         tables.count_gave_way(unsafe { forward.as_ref() }.service);
     }

@@ -6,7 +6,7 @@
 //! - `LIVE` or `HALF` → `SWEPT`, both directions of a flow, the forward one first: whoever ends that one
 //!   ends the other too, program or sweeper. Programs say `DEAD`, which others may claim after a while; but a
 //!   sweeper that is held up does not know the time.
-//! - `DEAD` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was running has returned:
+//! - `DEAD`, `EVICTED` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was running has returned:
 //!   none of them uses the record any more. A dead record stays while its other direction is live, so that
 //!   no other flow's takes its place, unless a program has to take it.
 //! - A stale UDP flow loses its forward record only: answers to what the client sent before may be

@@ -56,7 +56,7 @@ impl<A: Family> FlowTable<A> {
     pub fn bury_dead(&mut self) {
         for record in &mut self.records {
             let tag = &mut record.get_mut().tag;
-            if tag::state(*tag) == tag::DEAD {
+            if matches!(tag::state(*tag), tag::DEAD | tag::EVICTED) {
                 *tag = tag::with_state(*tag, tag::TOMB);
             }
         }

@@ -84,6 +84,7 @@ macro_rules! caught {
 caught! {
     claims_look_for_rivals: NoRivalCheck by claim_released,
     claims_wait_for_the_grace: NoGraceForClaims by reclaimed,
+    evictions_wait_for_their_grace: NoGraceForClaims by evicted,
     the_sweeper_waits_for_the_grace: NoGraceForSweeper by held_up,
     records_are_written_before_they_are_visible: VisibleWhenClaimed by one_syn,
     records_are_claimed_in_one_step: ClaimedWithoutSwap by neighbours,

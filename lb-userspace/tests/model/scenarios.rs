@@ -3,7 +3,10 @@
 use std::sync::{Arc, LazyLock};
 
 use lb_common::{
-    flow::{table, tag},
+    flow::{
+        table::{self, SHORT_GRACE},
+        tag,
+    },
     parse::{TCP, UDP},
 };
 
@@ -40,6 +43,12 @@ fn before(world: &Arc<World>, packets: &[(Client, Kind)]) {
     }
 }
 
+/// Opens a flow and resets it, so many ticks before a scenario begins.
+fn closed(world: &Arc<World>, client: Client, ticks: u32) {
+    before(world, &[(client, Kind::First), (client, Kind::Reset)]);
+    world.set_clock(BEGIN + ticks);
+}
+
 /// A CPU that handles packets one after the other.
 fn cpu(world: &Arc<World>, number: usize, packets: &'static [(usize, Kind)]) -> Thread {
     let cpu = Cpu::new(world, number);
@@ -62,19 +71,16 @@ fn sweeper(world: &Arc<World>, passes: usize) -> Thread {
     Box::new(move || (0..passes).for_each(|_| sweeping.pass()))
 }
 
-/// The clock.
-fn clock(world: &Arc<World>, ticks: usize) -> Thread {
+/// The clock, which takes so many steps of some eighths of a tick.
+fn clock(world: &Arc<World>, steps: usize, eighths: u32) -> Thread {
     let world = world.clone();
-    Box::new(move || (0..ticks).for_each(|_| world.tick()))
+    Box::new(move || (0..steps).for_each(|_| world.pass_time(eighths)))
 }
 
 /// The same SYN on three CPUs at once.
 pub fn one_syn() -> Scenario {
     Scenario {
-        setup: Setup {
-            cpus: 3,
-            ..Setup::default()
-        },
+        setup: Setup::of(3),
         preemptions: 2,
         threads: |world| {
             let syn = |number| cpu(world, number, &[(0, Kind::First)]);
@@ -92,10 +98,7 @@ fn a_syn_on_three_cpus_opens_one_flow() {
 /// Two clients whose records are looked for in the same places, one of them on two CPUs.
 pub fn neighbours() -> Scenario {
     Scenario {
-        setup: Setup {
-            cpus: 3,
-            ..Setup::default()
-        },
+        setup: Setup::of(3),
         preemptions: 2,
         threads: |world| {
             vec![
@@ -116,15 +119,11 @@ fn clients_with_the_same_places_get_a_flow_each() {
 /// A SYN comes twice while the sweeper gives back a record in its way.
 pub fn place_freed() -> Scenario {
     Scenario {
-        setup: Setup {
-            cpus: 2,
-            ..Setup::default()
-        },
+        setup: Setup::of(2),
         preemptions: 2,
         threads: |world| {
-            before(world, &[(client(1), Kind::First), (client(1), Kind::Reset)]);
             // It is over, but a dead record of this tick cannot be claimed.
-            world.set_clock(BEGIN + 15);
+            closed(world, client(1), 15);
             let syn = |number| cpu(world, number, &[(0, Kind::First)]);
             vec![syn(0), syn(1), sweeper(world, 1)]
         },
@@ -142,9 +141,8 @@ fn a_record_that_is_freed_is_not_claimed_beside_another() {
 pub fn claim_released() -> Scenario {
     Scenario {
         setup: Setup {
-            cpus: 3,
             loses_packets: true,
-            ..Setup::default()
+            ..Setup::of(3)
         },
         preemptions: 3,
         threads: |world| {
@@ -171,14 +169,10 @@ fn a_claim_that_is_given_back_leaves_one_flow() {
 /// The SYN of a closed flow comes again, on two CPUs, and the sweeper finds it over.
 pub fn reopened() -> Scenario {
     Scenario {
-        setup: Setup {
-            cpus: 2,
-            ..Setup::default()
-        },
+        setup: Setup::of(2),
         preemptions: 2,
         threads: |world| {
-            before(world, &[(client(0), Kind::First), (client(0), Kind::Reset)]);
-            world.set_clock(BEGIN + 15);
+            closed(world, client(0), 15);
             let syn = |number| cpu(world, number, &[(0, Kind::First)]);
             vec![syn(0), syn(1), sweeper(world, 1)]
         },
@@ -194,10 +188,7 @@ fn a_closed_flow_is_ended_once() {
 /// A handshake ends, on two CPUs, when the sweeper finds it over.
 pub fn settled() -> Scenario {
     Scenario {
-        setup: Setup {
-            cpus: 2,
-            ..Setup::default()
-        },
+        setup: Setup::of(2),
         preemptions: 2,
         threads: |world| {
             before(
@@ -221,10 +212,9 @@ fn a_handshake_is_settled_once() {
 pub fn pressed() -> Scenario {
     Scenario {
         setup: Setup {
-            cpus: 3,
             pressed: true,
             loses_packets: true,
-            ..Setup::default()
+            ..Setup::of(3)
         },
         preemptions: 2,
         threads: |world| {
@@ -247,23 +237,51 @@ fn half_open_flows_give_way_once() {
     pressed().holds();
 }
 
+/// The same as time passes: the records of a flow that gave way are claimed by another, while its packets are on
+/// other CPUs.
+pub fn evicted() -> Scenario {
+    Scenario {
+        setup: Setup {
+            pressed: true,
+            loses_packets: true,
+            time_passes: true,
+            ..Setup::of(3)
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(world, &[(client(0), Kind::First)]);
+            vec![
+                cpu(world, 0, &[(1, Kind::First)]),
+                cpu(world, 1, &[(0, Kind::Answer)]),
+                cpu(world, 2, &[(2, Kind::First)]),
+                clock(world, 2, SHORT_GRACE),
+            ]
+        },
+        end: |_| {},
+    }
+}
+
+#[test]
+fn the_record_of_an_evicted_flow_is_claimed_after_its_grace() {
+    evicted().holds();
+}
+
 /// Without the agent: a flow is reopened, and its dead record claimed by others as time passes, while its
 /// packets are on other CPUs.
 pub fn reclaimed() -> Scenario {
     Scenario {
         setup: Setup {
-            cpus: 3,
             time_passes: true,
-            ..Setup::default()
+            ..Setup::of(3)
         },
         preemptions: 2,
         threads: |world| {
-            before(world, &[(client(0), Kind::First), (client(0), Kind::Reset)]);
+            closed(world, client(0), 0);
             vec![
                 cpu(world, 0, &[(0, Kind::First)]),
                 cpu(world, 1, &[(0, Kind::Answer)]),
                 cpu(world, 2, &[(1, Kind::First)]),
-                clock(world, 3),
+                clock(world, 3, 8),
             ]
         },
         end: |world| assert_flows(world, 2),
@@ -279,14 +297,10 @@ fn a_dead_record_is_claimed_after_its_grace() {
 /// and another flow wants its place.
 pub fn held_up() -> Scenario {
     Scenario {
-        setup: Setup {
-            cpus: 2,
-            ..Setup::default()
-        },
+        setup: Setup::of(2),
         preemptions: 2,
         threads: |world| {
-            before(world, &[(client(0), Kind::First), (client(0), Kind::Reset)]);
-            world.set_clock(BEGIN + 20);
+            closed(world, client(0), 20);
             let mut sweeping = Sweeping::new(world);
             vec![
                 cpu(world, 0, &[(0, Kind::Answer)]),
@@ -306,14 +320,10 @@ fn a_sweeper_that_was_held_up_keeps_the_grace() {
 /// The sweeper frees a record and makes it clean, while a client's search passes over it.
 pub fn cleaned() -> Scenario {
     Scenario {
-        setup: Setup {
-            cpus: 2,
-            ..Setup::default()
-        },
+        setup: Setup::of(2),
         preemptions: 2,
         threads: |world| {
-            before(world, &[(client(1), Kind::First), (client(1), Kind::Reset)]);
-            world.set_clock(BEGIN + 15);
+            closed(world, client(1), 15);
             vec![
                 cpu(world, 0, &[(0, Kind::First), (0, Kind::Answer)]),
                 cpu(world, 1, &[(2, Kind::First)]),
@@ -333,10 +343,9 @@ fn a_record_is_clean_only_if_no_search_passes_over_it() {
 pub fn stale() -> Scenario {
     Scenario {
         setup: Setup {
-            cpus: 3,
             replaced: true,
             leaves_halves: true,
-            ..Setup::default()
+            ..Setup::of(3)
         },
         preemptions: 2,
         threads: |world| {

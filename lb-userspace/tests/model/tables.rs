@@ -103,11 +103,15 @@ unsafe impl Slots<Ip4> for Cpu {
     }
 
     fn now(&self) -> u32 {
+        (Slots::moment(self) >> 3) as u32
+    }
+
+    fn moment(&self) -> u64 {
         let ahead = match self.hasty.get() {
-            true => GRACE as u32 + 1,
+            true => GRACE as u64 + 1 << 3,
             false => 0,
         };
-        self.world.now() + ahead
+        self.world.moment() + ahead
     }
 
     fn timeouts(&self) -> Option<&Timeouts> {

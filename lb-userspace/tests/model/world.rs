@@ -7,7 +7,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicI32, AtomicU32, Ordering},
+        atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -57,6 +57,15 @@ pub struct Setup {
     pub loses_packets: bool,
 }
 
+impl Setup {
+    pub fn of(cpus: usize) -> Self {
+        Self {
+            cpus,
+            ..Self::default()
+        }
+    }
+}
+
 /// Everything that threads share.
 pub struct World {
     pub setup: Setup,
@@ -66,7 +75,8 @@ pub struct World {
     /// The last two replace the first two.
     pub endpoints: [Endpoint; 4],
     records: Box<[UnsafeCell<Flow<Ip4>>]>,
-    clock: AtomicU32,
+    /// In eighths of ticks.
+    clock: AtomicU64,
     pub half_open: AtomicI32,
     /// The ring of half-open flows: one place.
     pub place: UnsafeCell<u64>,
@@ -135,7 +145,7 @@ impl World {
                 id,
             }),
             records: (0..RECORDS).map(|_| clean()).collect(),
-            clock: AtomicU32::new(BEGIN),
+            clock: AtomicU64::new(u64::from(BEGIN) << 3),
             half_open: AtomicI32::new(0),
             place: UnsafeCell::new(0),
             cursor: UnsafeCell::new(0),
@@ -224,23 +234,29 @@ impl World {
         tags.filter(|tag| tag::in_use(*tag)).count()
     }
 
-    pub fn now(&self) -> u32 {
+    /// The clock in eighths of ticks.
+    pub fn moment(&self) -> u64 {
         if self.setup.time_passes {
             self.touch(Shared::Clock);
         }
         self.clock.load(Ordering::SeqCst)
     }
 
-    /// Moves the clock on in one order only.
-    pub fn set_clock(&self, tick: u32) {
-        self.clock.store(tick, Ordering::SeqCst);
+    /// The tick it is.
+    pub fn now(&self) -> u32 {
+        (self.moment() >> 3) as u32
     }
 
-    /// Lets a tick pass. No program sees two of them pass, since it ends within microseconds.
-    pub fn tick(&self) {
+    /// Moves the clock on in one order only.
+    pub fn set_clock(&self, tick: u32) {
+        self.clock.store(u64::from(tick) << 3, Ordering::SeqCst);
+    }
+
+    /// Lets some eighths of a tick pass. No program sees this twice, since it ends within microseconds.
+    pub fn pass_time(&self, eighths: u32) {
         self.grace();
         self.touch(Shared::Clock);
-        self.clock.fetch_add(1, Ordering::SeqCst);
+        self.clock.fetch_add(u64::from(eighths), Ordering::SeqCst);
     }
 
     /// Returns when every program has returned that was running at the call.
@@ -263,7 +279,9 @@ impl World {
         self.finish_access();
         for (index, before) in self.seen[cpu].take() {
             self.switch(index as usize);
-            if tag::with_state(before ^ self.tag(index), 0) != 0 {
+            // An eviction changes all but the generation.
+            let generation = |tag| tag::evicted(tag, 0);
+            if generation(before) != generation(self.tag(index)) {
                 self.violation(format!(
                     "record {index} is another flow's before its program has ended"
                 ));

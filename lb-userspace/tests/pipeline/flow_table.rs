@@ -9,8 +9,8 @@ use lb_common::{
     addr::{Address, Ip4},
     flow::{
         Flow, Record, Timeouts,
-        record::{kill, read_tag},
-        table::{self, Claim, Purpose, Refused, Slots},
+        record::{evict_if, kill, read_tag},
+        table::{self, Claim, Purpose, Refused, SHORT_GRACE, Slots},
         tag,
     },
     parse::{Segment, TCP, Tuple},
@@ -190,6 +190,32 @@ unsafe impl Slots<Ip4> for Interrupted<'_> {
 
     fn count_half_open(&self, service: u32, change: i32) {
         self.flows.count_half_open(service, change);
+    }
+}
+
+#[test]
+fn a_record_that_gave_way_is_claimed_after_its_grace() {
+    let tuple = tuple::<Ip4>(1);
+    // The table's clock stands at zero, where that of evictions turns over.
+    for (age, outcome) in [
+        (0, Err(Refused::Full)),
+        (SHORT_GRACE, Err(Refused::Full)),
+        (SHORT_GRACE + 1, Ok(())),
+    ] {
+        let flows = FlowTable::<Ip4>::new(16);
+        let died = 0_u64.wrapping_sub(age.into());
+        for index in 0..=flows.mask() {
+            let record = flows.slot(index).unwrap();
+            // SAFETY: one thread.
+            let tag = unsafe { &mut (*record.as_ptr()).tag };
+            *tag = tag::with_state(*tag, tag::HALF);
+            assert!(evict_if(record, *tag, died));
+        }
+        assert_eq!(
+            open(&flows, &tuple, 0),
+            outcome,
+            "after {age} eighths of a tick"
+        );
     }
 }
 

@@ -26,9 +26,6 @@ const HALF_OPEN: u64 = 16_384;
 const NAMED_WITHIN: Duration = Duration::from_secs(15);
 /// Share of an attacked Service's own new connections that open at their first packet.
 const OWN_CLIENTS: f64 = 0.99;
-/// Share of its neighbours' datagrams: one in some hundreds has been seen to be lost, and nobody knows yet
-/// where. It should be all.
-const DATAGRAMS: f64 = 0.99;
 /// Share of its neighbours' where the lab itself, or the machine, has lost frames: good clients' among them.
 const UNLUCKY: f64 = 0.95;
 /// Fewer frames per second are no flood.
@@ -237,10 +234,9 @@ impl Scene {
         findings.note(report.rate() > SLOWEST, format!("flood: {report}"));
         let flows_meanwhile = flows(&ground)?;
         let lost = lost_frames(&ground)? - lost_before;
-        let neighbours = match self.kind {
-            _ if lost != 0 => UNLUCKY,
-            FloodKind::Udp => DATAGRAMS,
-            _ => 1.0,
+        let neighbours = match lost {
+            0 => 1.0,
+            _ => UNLUCKY,
         };
         fresh.judge("meanwhile", OWN_CLIENTS, neighbours, &mut findings)?;
         let with = open.stop()?;
