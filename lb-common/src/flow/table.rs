@@ -30,9 +30,9 @@ pub const GROUPS: u32 = 4;
 /// at least. Programs run with softirqs disabled and end within microseconds; one that found the record
 /// before it died has long returned.
 pub const GRACE: i32 = 2;
-/// The same for records of half-open flows that gave way, in eighths of ticks: half a tick at least, of which
-/// there are eight a second at the most. So a million evictions per second wait in a seventh of a table of the
-/// usual size, where those of whole ticks would not have room.
+/// The same for records of half-open flows that gave way, in eighths of ticks: more than a twentieth of a second.
+/// A million evictions per second then wait in a quarter of a table of the usual size; with [`GRACE`] they would
+/// need more than all of it.
 pub const SHORT_GRACE: u32 = 4;
 
 /// The memory of a flow table.
