@@ -229,7 +229,8 @@ pub struct ServiceStats {
 pub struct Shortages {
     /// For want of a free record: [`FlowTableFull`](crate::verdict::Reason::FlowTableFull).
     pub flow_table_full: u64,
-    /// For want of a port towards the endpoint: [`SnatPortsExhausted`](crate::verdict::Reason::SnatPortsExhausted).
+    /// For want of a port towards the endpoint:
+    /// [`SnatPortsExhausted`](crate::verdict::Reason::SnatPortsExhausted).
     pub snat_ports_exhausted: u64,
 }
 

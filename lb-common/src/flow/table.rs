@@ -31,8 +31,8 @@ pub const GROUPS: u32 = 4;
 /// before it died has long returned.
 pub const GRACE: i32 = 2;
 /// The same for records of half-open flows that gave way, in eighths of ticks: more than a twentieth of a second.
-/// A million evictions per second then wait in a quarter of a table of the usual size; with [`GRACE`] they would
-/// need more than all of it.
+/// Those of a million evictions per second then are a quarter of IPv6's table of the usual size, where [`GRACE`]
+/// would need more than all of it.
 pub const SHORT_GRACE: u32 = 4;
 
 /// The memory of a flow table.

@@ -108,7 +108,7 @@ unsafe impl Slots<Ip4> for Cpu {
 
     fn moment(&self) -> u64 {
         let ahead = match self.hasty.get() {
-            true => GRACE as u64 + 1 << 3,
+            true => (GRACE as u64 + 1) << 3,
             false => 0,
         };
         self.world.moment() + ahead

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use lb_common::{
+    abi::{ServiceStats, Shortages},
     addr::Address,
     flow::{Flow, flow_flag, tag},
     verdict::{Hook, Reason},
@@ -195,6 +196,36 @@ pub struct Outcome {
 /// Connections, rejections and drops counted for services; drops among them for want of a record in the
 /// flow table, and for want of a port.
 pub type Stats = [u64; 5];
+
+/// What services count, summed up, and what it came to before.
+#[derive(Clone, Debug, Default)]
+pub struct Tally(Stats);
+
+impl Tally {
+    /// What has been added since the last call, given everything that each service counts.
+    pub fn newly(
+        &mut self,
+        services: impl IntoIterator<Item = (ServiceStats, Shortages)>,
+    ) -> Stats {
+        let before = std::mem::take(&mut self.0);
+        for (stats, shortages) in services {
+            let counted = [
+                stats.connections,
+                stats.rejected,
+                stats.dropped,
+                shortages.flow_table_full,
+                shortages.snat_ports_exhausted,
+            ];
+            self.0 = std::array::from_fn(|i| self.0[i] + counted[i]);
+        }
+        std::array::from_fn(|i| self.0[i] - before[i])
+    }
+
+    /// Connections, so far.
+    pub fn connections(&self) -> u64 {
+        self.0[0]
+    }
+}
 
 /// Compares everything that came of a run.
 ///

@@ -20,7 +20,7 @@ use node_lb::{
 };
 
 use super::{
-    expected::{Action, At, Kept, Outcome, Stats, kept},
+    expected::{Action, At, Kept, Outcome, Stats, Tally, kept},
     model::{Address, Model},
     scene::{
         EXTERNAL, EXTERNAL_MAC, NARROW, NARROW_MAC, NARROW_MTU, NARROW_PEER_MAC, PEER_MAC, POD,
@@ -46,7 +46,7 @@ pub struct MemoryNode {
     /// Devices by interface index less one.
     devices: Vec<&'static str>,
     /// What services counted before the next frame.
-    counted: Stats,
+    counted: Tally,
 }
 
 impl MemoryNode {
@@ -94,7 +94,7 @@ impl MemoryNode {
         let mut node = Self {
             services: ports.len() as u32,
             devices: Vec::new(),
-            counted: Stats::default(),
+            counted: Tally::default(),
             tables,
         };
         node.connect(scene);
@@ -145,22 +145,10 @@ impl MemoryNode {
 
     /// What services have counted since the last call.
     fn newly_counted(&mut self) -> Stats {
-        let services = (1..=self.services).map(|service| {
-            let stats = self.tables.stats(service);
-            let shortages = self.tables.shortages(service);
-            [
-                stats.connections,
-                stats.rejected,
-                stats.dropped,
-                shortages.flow_table_full,
-                shortages.snat_ports_exhausted,
-            ]
-        });
-        let now = services.fold(Stats::default(), |sum, counted| {
-            std::array::from_fn(|i| sum[i] + counted[i])
-        });
-        let before = std::mem::replace(&mut self.counted, now);
-        std::array::from_fn(|i| now[i] - before[i])
+        let tables = &self.tables;
+        let services = 1..=self.services;
+        self.counted
+            .newly(services.map(|service| (tables.stats(service), tables.shortages(service))))
     }
 }
 

@@ -74,7 +74,7 @@ pub struct World {
     counters: PerCpuArray<MapData, u64>,
     budget: PerCpuArray<MapData, RejectBudget>,
     counted: Vec<u64>,
-    summed: Stats,
+    summed: Tally,
     /// Next service, and next endpoint slot.
     next: (u32, u32),
     /// Next element of `MAGLEV`.
@@ -183,28 +183,19 @@ impl World {
 
     /// Also makes sure that endpoints' connections are those of services.
     fn newly_summed(&mut self) -> Stats {
-        let services = (0..self.next.0).map(|service| {
-            let stats = self.stats.read(service);
-            let shortages = self.shortages.read(service);
-            [
-                stats.connections,
-                stats.rejected,
-                stats.dropped,
-                shortages.flow_table_full,
-                shortages.snat_ports_exhausted,
-            ]
-        });
-        let now = services.fold(Stats::default(), |sum, counted| {
-            std::array::from_fn(|i| sum[i] + counted[i])
-        });
+        let (stats, shortages) = (&self.stats, &self.shortages);
+        let services = 0..self.next.0;
+        let newly = self
+            .summed
+            .newly(services.map(|service| (stats.read(service), shortages.read(service))));
         let states = self.states.iter(0..self.next.1);
         let connections: u64 = states.map(|(_, state)| state.connections).sum();
         assert_eq!(
-            connections, now[0],
+            connections,
+            self.summed.connections(),
             "connections of endpoints and of services"
         );
-        let before = std::mem::replace(&mut self.summed, now);
-        std::array::from_fn(|i| now[i] - before[i])
+        newly
     }
 }
 
@@ -479,7 +470,7 @@ impl World {
             counters: Map::PerCpuArray(map("PACKETS")).try_into().unwrap(),
             budget: Map::PerCpuArray(map("REJECT_BUDGET")).try_into().unwrap(),
             counted: vec![0; COUNTERS],
-            summed: [0; 5],
+            summed: Tally::default(),
             next: (1, 1),
             next_rows: 0,
             loaded,
