@@ -338,7 +338,37 @@ pub struct Config {
     /// Slots in each flow table less one.
     pub flow_mask4: u32,
     pub flow_mask6: u32,
-    pub pad: [u32; 5],
+    /// A [`resize_stage`], in the settings of programs that have the flow tables of the next size.
+    pub resize: u32,
+    /// There, [`Self::hop_generation`] of the settings in force when the change began. Every agent raises it at
+    /// its start: an older version's that has run since is noticed.
+    pub resize_since: u32,
+    pub pad: [u32; 3],
+}
+
+/// How far a change of the flow tables' size has come: [`Config::resize`].
+pub mod resize_stage {
+    /// Not begun, or some programs do not know of the next tables yet: it can be taken back.
+    pub const PREPARED: u32 = 0;
+    /// All programs know both tables, and some may open flows in the next ones.
+    pub const BOTH: u32 = 1;
+    /// All flows are in the next tables.
+    pub const COPIED: u32 = 2;
+}
+
+/// Records that one run of the program `copy_flows` looks at.
+pub const COPY_BATCH: u32 = 256;
+
+/// Words of the context (`cb`) by which the agent and `copy_flows` talk.
+pub mod copy_word {
+    /// In: index of the first record.
+    pub const FIRST: usize = 0;
+    /// In: the address family.
+    pub const FAMILY: usize = 1;
+    /// Out: flows that are copied now, and were not before.
+    pub const COPIED: usize = 2;
+    /// Out: flows that could not be copied.
+    pub const LEFT: usize = 3;
 }
 
 /// The element of `LIMITS`: what flows may take, and for how long.

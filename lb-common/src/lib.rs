@@ -32,3 +32,4 @@ pub mod tables;
 pub mod verdict;
 
 pub use atomic::{add, fetch_add};
+pub use opaque::rolled;

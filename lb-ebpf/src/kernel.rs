@@ -16,10 +16,11 @@ use lb_common::{
     flow::{
         Ethernet, Hop, Record, Timeouts, end,
         hop::Hops,
+        resize,
         table::{self, Purpose, Slots},
     },
     parse::{Segment, Tuple},
-    pipeline::{self, Work},
+    pipeline::{self, Copied, Work},
     tables::{NextHop, Services, Tables},
     verdict::{Hook, Reason},
 };
@@ -225,6 +226,29 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 
     #[inline(always)]
+    fn other_mask(&self) -> u32 {
+        A::other_mask()
+    }
+
+    #[inline(always)]
+    fn other_slot(&self, index: u32) -> Option<Record<A>> {
+        if A::other_mask() == 0 {
+            return None;
+        }
+        A::other_flow(index).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::find_other_index(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::copy_index(tuple)
+    }
+
+    #[inline(always)]
     fn now(&self) -> u32 {
         // SAFETY: no arguments.
         (unsafe { bpf_jiffies64() } >> (self.config.tick_shift & 63)) as u32
@@ -365,6 +389,48 @@ pub extern "C" fn gives_way6(segment: *const Segment, index: u32, purpose: u32) 
     gives_way::<Ip6>(segment, index, purpose)
 }
 
+/// [`FamilyMaps::find_other_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_other_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    find_other_index(tuple)
+}
+
+/// [`FamilyMaps::copy_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    copy_index(tuple)
+}
+
+/// [`FamilyMaps::copy_slot`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_slot4(index: u32) -> u64 {
+    copy_slot::<Ip4>(index)
+}
+
+/// [`FamilyMaps::find_other_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_other_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    find_other_index(tuple)
+}
+
+/// [`FamilyMaps::copy_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    copy_index(tuple)
+}
+
+/// [`FamilyMaps::copy_slot`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_slot6(index: u32) -> u64 {
+    copy_slot::<Ip6>(index)
+}
+
 #[inline(always)]
 fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
     // SAFETY: null or a tuple; the verifier makes sure.
@@ -372,6 +438,33 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
         (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
         _ => u64::MAX,
     }
+}
+
+#[inline(always)]
+fn find_other_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+    // SAFETY: as above.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => table::find_other_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn copy_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+    // SAFETY: as above.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => resize::copy_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn copy_slot<A: FamilyMaps>(index: u32) -> u64 {
+    let copied = match Kernel::<_, true>::new((), 0) {
+        Some(kernel) => pipeline::copy_slot::<A, _>(&kernel, index),
+        None => Copied::Nothing,
+    };
+    copied as u64
 }
 
 #[inline(always)]

@@ -3,6 +3,7 @@
 
 mod kernel;
 mod maps;
+mod resize;
 mod socket;
 mod tc;
 mod xdp;
@@ -36,6 +37,12 @@ pub fn tc_ingress(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn tc_egress(ctx: TcContext) -> i32 {
     tc::egress(ctx.skb.skb)
+}
+
+/// Copies flows from a table of another size. The agent runs it; it is not attached to anything.
+#[classifier]
+pub fn copy_flows(ctx: TcContext) -> i32 {
+    resize::copy_flows(ctx.skb.skb)
 }
 
 /// `connect` of IPv4 sockets.

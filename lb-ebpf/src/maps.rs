@@ -1,10 +1,12 @@
 //! All maps. Sizes given here are defaults; the agent sets them at load.
 
 use crate::kernel::{
-    claim_index4, claim_index6, find_index4, find_index6, finish_index4, finish_index6, gives_way4,
+    claim_index4, claim_index6, copy_index4, copy_index6, copy_slot4, copy_slot6, find_index4,
+    find_index6, find_other_index4, find_other_index6, finish_index4, finish_index6, gives_way4,
     gives_way6, has_rival4, has_rival6, open_index4, open_index6,
 };
 use aya_ebpf::{
+    Global,
     bindings::BPF_F_MMAPABLE,
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
     macros::btf_map,
@@ -94,6 +96,19 @@ pub static FLOWS4: Array<Flow<Ip4>, 1_048_576, MMAP> = Array::new();
 #[btf_map]
 pub static FLOWS6: Array<Flow<Ip6>, 262_144, MMAP> = Array::new();
 
+/// The flow tables of the other size, while the size changes; else nobody looks there.
+#[btf_map]
+pub static OTHER_FLOWS4: Array<Flow<Ip4>, 1, MMAP> = Array::new();
+#[btf_map]
+pub static OTHER_FLOWS6: Array<Flow<Ip6>, 1, MMAP> = Array::new();
+
+/// Number of their records less one; 0 if there are none, and then the verifier drops all that has to do with
+/// them. The agent sets it at load.
+#[unsafe(no_mangle)]
+pub static OTHER_MASK4: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+pub static OTHER_MASK6: Global<u32> = Global::new(0);
+
 /// Next hops of flows.
 #[btf_map]
 pub static HOPS: Array<Hop, { HOP_COUNT as usize }, MMAP> = Array::new();
@@ -148,6 +163,16 @@ pub trait FamilyMaps: Address {
     fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool;
     /// [`lb_common::flow::end::gives_way`], likewise.
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    /// A record of the other table.
+    fn other_flow(index: u32) -> Option<*mut Flow<Self>>;
+    /// [`lb_common::flow::table::Slots::other_mask`].
+    fn other_mask() -> u32;
+    /// [`lb_common::flow::table::find_other_index`] as a function that the verifier looks at once.
+    fn find_other_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::flow::resize::copy_index`], likewise.
+    fn copy_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::pipeline::copy_slot`], likewise; a [`lb_common::pipeline::Copied`].
+    fn copy_slot(index: u32) -> u64;
     /// A place in the rings of half-open flows.
     fn half_open_place(index: u32) -> Option<*mut u64>;
     /// Places handed out in a ring so far.
@@ -199,6 +224,31 @@ impl FamilyMaps for Ip4 {
     #[inline(always)]
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
         gives_way4(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn other_flow(index: u32) -> Option<*mut Flow<Self>> {
+        OTHER_FLOWS4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn other_mask() -> u32 {
+        OTHER_MASK4.load()
+    }
+
+    #[inline(always)]
+    fn find_other_index(tuple: &Tuple<Self>) -> u64 {
+        find_other_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_index(tuple: &Tuple<Self>) -> u64 {
+        copy_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_slot(index: u32) -> u64 {
+        copy_slot4(index)
     }
 
     #[inline(always)]
@@ -257,6 +307,31 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
         gives_way6(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn other_flow(index: u32) -> Option<*mut Flow<Self>> {
+        OTHER_FLOWS6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn other_mask() -> u32 {
+        OTHER_MASK6.load()
+    }
+
+    #[inline(always)]
+    fn find_other_index(tuple: &Tuple<Self>) -> u64 {
+        find_other_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_index(tuple: &Tuple<Self>) -> u64 {
+        copy_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_slot(index: u32) -> u64 {
+        copy_slot6(index)
     }
 
     #[inline(always)]

@@ -104,6 +104,9 @@ pub mod flow_flag {
     pub const OLD_XDP: u32 = 1 << 21;
     /// The flow began in the middle of a TCP connection, whose record had been lost.
     pub const PICKED_UP: u32 = 1 << 22;
+    /// While the table's size changes: the flow has been copied, to this table or from it, and the other one has
+    /// it, too, or had it.
+    pub const COPIED: u32 = 1 << 23;
     /// The record has the fields that follow the addresses as [`super::Flow`] says.
     pub const NUMBERED: u32 = 1 << 31;
 }

@@ -2,14 +2,15 @@
 //!
 //! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it is
 //! found ([`table`]), where its packets leave ([`hop`]), how far its connection has come ([`stage`]),
-//! what a TCP segment may say about that ([`tcp`]), when it makes room for another ([`end`]), and what becomes
-//! of the records of other versions ([`foreign`]).
+//! what a TCP segment may say about that ([`tcp`]), when it makes room for another ([`end`]), what becomes
+//! of the records of other versions ([`foreign`]), and how flows get into a table of another size ([`resize`]).
 
 pub mod end;
 mod entry;
 pub mod foreign;
 pub mod hop;
 pub mod record;
+pub mod resize;
 pub mod stage;
 pub mod table;
 pub mod tcp;

@@ -13,7 +13,7 @@ use super::{
     Record, Timeouts,
     end::gives_way,
     record::{advance, behind, look, read_tag},
-    tag,
+    resize, tag,
 };
 use crate::{
     addr::Address,
@@ -57,6 +57,15 @@ pub unsafe trait Slots<A: Address> {
     fn timeouts(&self) -> Option<&Timeouts>;
     /// Notes that a service has so many more flows that have not proved themselves.
     fn count_half_open(&self, service: u32, change: i32);
+    /// Number of records of the other table less one, while the table's size changes (see [`super::resize`]); 0
+    /// if there is none.
+    fn other_mask(&self) -> u32 {
+        0
+    }
+    /// The other table's record at an index; `None` past the end.
+    fn other_slot(&self, _index: u32) -> Option<Record<A>> {
+        None
+    }
 
     // The work behind a search and a claim, in steps. The kernel's side makes each a function that the
     // verifier looks at by itself, and only once.
@@ -88,6 +97,14 @@ pub unsafe trait Slots<A: Address> {
         Self: Sized,
     {
         gives_way(self, index, segment, purpose)
+    }
+    /// [`find_other_index`]; for tables that have another one beside them, as the next.
+    fn find_other_index(&self, _tuple: &Tuple<A>) -> u64 {
+        resize::NONE
+    }
+    /// [`resize::copy_index`].
+    fn copy_index(&self, _tuple: &Tuple<A>) -> u64 {
+        resize::NONE
     }
 }
 
@@ -161,7 +178,7 @@ pub fn hash<A: Address>(tuple: &Tuple<A>, secret: [u64; 2]) -> u64 {
 /// Finds a tuple's live record.
 #[inline(always)]
 pub fn find<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Record<A>> {
-    search(slots, tuple, &mut 0)
+    search(slots, tuple, slots.mask(), S::slot, &mut 0)
 }
 
 /// [`find`] for where it is not worth another copy of the code.
@@ -175,7 +192,17 @@ pub fn find_rarely<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Opti
 #[inline(always)]
 pub fn find_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
     let mut index = 0;
-    match search(slots, tuple, &mut index) {
+    match search(slots, tuple, slots.mask(), S::slot, &mut index) {
+        Some(_) => u64::from(index),
+        None => u64::MAX,
+    }
+}
+
+/// [`find_index`] in the other table.
+#[inline(always)]
+pub fn find_other_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
+    let mut index = 0;
+    match search(slots, tuple, slots.other_mask(), S::other_slot, &mut index) {
         Some(_) => u64::from(index),
         None => u64::MAX,
     }
@@ -185,12 +212,14 @@ pub fn find_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
 fn search<A: Address, S: Slots<A>>(
     slots: &S,
     tuple: &Tuple<A>,
+    mask: u32,
+    slot: impl Fn(&S, u32) -> Option<Record<A>>,
     index: &mut u32,
 ) -> Option<Record<A>> {
     let hash = hash(tuple, slots.secret());
     for step in rolled((GROUP * GROUPS) as usize) {
-        *index = position(hash, slots.mask(), step as u32);
-        let record = slots.slot(*index)?;
+        *index = position(hash, mask, step as u32);
+        let record = slot(slots, *index)?;
         let seen = read_tag(record);
         if tag::may_be(seen, hash) {
             let record = behind(record, seen);
@@ -285,6 +314,30 @@ pub fn claim<A: Address, S: Slots<A>>(
     if outcome.over() != 0 {
         slots.gives_way(outcome.over(), segment, Purpose::Nothing);
     }
+    claimed(slots, tuple, hash, outcome, refused)
+}
+
+/// [`claim`] for which nobody gives way.
+#[inline(always)]
+pub fn claim_free<A: Address, S: Slots<A>>(
+    slots: &S,
+    tuple: &Tuple<A>,
+    refused: &mut Refused,
+) -> Option<Claim<A>> {
+    let hash = hash(tuple, slots.secret());
+    let outcome = Outcome(slots.claim_index(tuple, hash));
+    claimed(slots, tuple, hash, outcome, refused)
+}
+
+/// The claim that came of looking for room, or why there is none.
+#[inline(always)]
+fn claimed<A: Address, S: Slots<A>>(
+    slots: &S,
+    tuple: &Tuple<A>,
+    hash: u64,
+    outcome: Outcome,
+    refused: &mut Refused,
+) -> Option<Claim<A>> {
     *refused = match outcome.kind() {
         Outcome::EXISTS => Refused::Exists,
         Outcome::FULL => Refused::Full,

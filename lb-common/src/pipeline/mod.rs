@@ -11,6 +11,7 @@ mod half_open;
 mod icmp;
 mod open;
 mod record;
+mod resize;
 mod send;
 mod track;
 
@@ -19,12 +20,14 @@ pub use self::{
     half_open::{RINGS, WITHOUT_RING},
     open::{Refusal, open_index},
     record::{Opening, finish_index},
+    resize::{Copied, copy_slot},
 };
 
 use self::{
     fragments::{fragment_flow, remember_fragment},
     icmp::icmp_error,
-    open::{open, refuse, unopened},
+    open::{leave_unopened, open, refuse},
+    resize::copied_index,
     send::{leave, send},
     track::track,
 };
@@ -162,11 +165,16 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
     if transport(frame, work, &network).is_none() {
         return Verdict::pass(Reason::Malformed);
     }
-    let Some(record) = table::find(tables, &work.tuple) else {
-        return match unopened(tables, work) {
-            Some(reason) => Verdict::drop(reason),
-            None => Verdict::pass(Reason::NotService),
-        };
+    let record = match table::find(tables, &work.tuple) {
+        Some(record) => record,
+        None => {
+            let index = copied_index(tables, work);
+            let copy = u32::try_from(index).ok();
+            match copy.and_then(|index| tables.slot(index)) {
+                Some(record) => record,
+                None => return leave_unopened(tables, work, index),
+            }
+        }
     };
     track(tables, record, work);
     if network.fragment == Fragment::First {

@@ -5,11 +5,18 @@ use super::{
     failing::{Failure, note_failure},
     icmp::answer,
     record::begin,
+    resize::copied_index,
 };
 use crate::{
     addr::Address,
     answer::Message,
-    flow::{Record, flow_flag, record::look, table::Purpose, tcp},
+    flow::{
+        Record, flow_flag,
+        record::look,
+        resize::{self, NONE, RACED},
+        table::Purpose,
+        tcp,
+    },
     frame::Frame,
     opaque::rolled,
     parse::{Network, tcp_flag},
@@ -45,19 +52,22 @@ pub(super) fn open<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     ifindex: u32,
 ) -> Option<Record<A>> {
-    let Some(frontend) = service::addressed(tables, &work.tuple) else {
-        // At once: on some nodes this is most of what arrives.
-        if tcp::opens(work.segment.flags) {
-            make_way(tables, work);
-        }
-        work.refusal = Refusal::Pass;
-        work.reason = Reason::NotService;
-        return None;
-    };
-    work.frontend = frontend;
     work.avoided = 0;
     for _ in rolled(ATTEMPTS) {
-        let mut index = tables.open_index(work, ifindex);
+        let mut index = copied_index(tables, work);
+        if index == NONE {
+            let Some(frontend) = service::addressed(tables, &work.tuple) else {
+                // At once: on some nodes this is most of what arrives.
+                if tcp::opens(work.segment.flags) {
+                    make_way(tables, work);
+                }
+                work.refusal = Refusal::Pass;
+                work.reason = Reason::NotService;
+                return None;
+            };
+            work.frontend = frontend;
+            index = tables.open_index(work, ifindex);
+        }
         if index == BEGUN {
             index = tables.finish_index(work);
         }
@@ -73,7 +83,7 @@ pub(super) fn open<A: Address, T: Tables<A>>(
 }
 
 /// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if it is
-/// for [`Tables::finish_index`] to record it, [`RACED`] or [`NONE`].
+/// for [`Tables::finish_index`] to record it, [`RACED`] if another CPU or an old flow was in the way, or [`NONE`].
 #[inline(always)]
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
@@ -126,12 +136,8 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
     NONE
 }
 
-/// Index of no record.
-const NONE: u64 = u64::MAX;
 /// Index of a record that is not visible yet.
 const BEGUN: u64 = u64::MAX - 1;
-/// Index of no record, because another CPU, or an old flow, was in the way.
-const RACED: u64 = u64::MAX - 2;
 
 /// The flow that a SYN has opened before, unless it makes way for a purpose.
 #[inline(always)]
@@ -238,9 +244,26 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
     }
 }
 
+/// The verdict on a packet without a flow that leaves the node; `index` is what [`copied_index`] says.
+#[inline(always)]
+pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &Work<A>,
+    index: u64,
+) -> Verdict {
+    if index != NONE {
+        // It has a flow, which is just not to be had.
+        return Verdict::drop(Reason::InsertRace);
+    }
+    match unopened(tables, work) {
+        Some(reason) => Verdict::drop(reason),
+        None => Verdict::pass(Reason::NotService),
+    }
+}
+
 /// Why a packet of no flow must not leave the node.
 #[inline(never)]
-pub(super) fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reason> {
+fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reason> {
     match service::decide(tables, &work.tuple, 0) {
         _ if service::is_left_to_another(tables, &work.tuple, tcp_flag::SYN) => None,
         Some(Decision::Drop(_, reason)) => Some(reason),
@@ -255,5 +278,7 @@ fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other = work.tuple.reversed();
     if let Ok(index) = u32::try_from(tables.find_index(&work.other)) {
         tables.gives_way(index, &work.segment, Purpose::Past);
+    } else {
+        resize::leave_closed(tables, &work.other);
     }
 }

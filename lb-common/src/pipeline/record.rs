@@ -12,6 +12,7 @@ use crate::{
     flow::{
         Flow, Record, Rewrite, flow_flag,
         record::read_tag,
+        resize,
         table::{self, Claim, Purpose, Refused},
         tag, tcp,
     },
@@ -273,16 +274,20 @@ fn claim_reply<A: Address, T: Tables<A>>(
     };
     for attempt in rolled(SNAT_TRIES) {
         let segment = &work.segment;
-        let claim = table::claim(
-            tables,
-            &work.other,
-            work.other_hash,
-            segment,
-            purpose,
-            &mut work.refused,
-        );
-        if claim.is_some() {
-            return claim;
+        if resize::is_elsewhere(tables, &work.other) {
+            work.refused = Refused::Exists;
+        } else {
+            let claim = table::claim(
+                tables,
+                &work.other,
+                work.other_hash,
+                segment,
+                purpose,
+                &mut work.refused,
+            );
+            if claim.is_some() {
+                return claim;
+            }
         }
         // A client whose address is kept keeps its port too, unless the same client's port already
         // goes to the same endpoint by way of another frontend.

@@ -325,7 +325,7 @@ fn note_end<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) {
 /// beginning, that it acknowledges the endpoint's first number; of one that was picked up on its way,
 /// that the endpoint answers.
 #[inline(always)]
-fn proves<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment) -> bool {
+pub(super) fn proves<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment) -> bool {
     use flow_flag::{PICKED_UP, REPLY, SEEN};
     let picked_up = flow.has(PICKED_UP);
     if flow.has(REPLY) {
@@ -338,7 +338,7 @@ fn proves<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment) -> boo
 
 /// Notes that a connection is established.
 #[inline(always)]
-fn prove<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record<A>) {
+pub(super) fn prove<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record<A>) {
     if table::settle(tables, forward) {
         // SAFETY: as above.
         unsafe { (*reply.as_ptr()).detail = 0 };

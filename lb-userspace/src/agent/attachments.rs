@@ -38,6 +38,8 @@ pub struct Attached {
     pub xdp: XdpMode,
     /// Why XDP is not in the mode asked for, or nothing is attached.
     pub reason: Option<String>,
+    /// Whether it has, or may have, other programs than the latest.
+    pub failed: bool,
 }
 
 impl Attached {
@@ -96,6 +98,31 @@ impl Attachments {
     ///
     /// If the devices' flags cannot be written; a device that refuses is only reported.
     pub fn follow(&mut self, kernel: &Kernel, devices: &Devices) -> anyhow::Result<()> {
+        self.attach_all(kernel, devices, false)
+    }
+
+    /// As [`Self::follow`], and exchanges the programs that are attached already.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::follow`].
+    pub fn renew(&mut self, kernel: &Kernel, devices: &Devices) -> anyhow::Result<()> {
+        self.attach_all(kernel, devices, true)
+    }
+
+    /// A device whose programs could not be attached or exchanged.
+    pub fn failed(&self) -> Option<String> {
+        let mut attached = self.attached.values();
+        let failed = attached.find(|attached| attached.failed)?;
+        Some(failed.name.clone())
+    }
+
+    fn attach_all(
+        &mut self,
+        kernel: &Kernel,
+        devices: &Devices,
+        again: bool,
+    ) -> anyhow::Result<()> {
         let attacher = Attacher::new(&kernel.pins, self.tc);
         let mut wanted = BTreeSet::new();
         for device in devices.iter().filter(|device| device.mac.is_some()) {
@@ -109,7 +136,7 @@ impl Attachments {
                 role => role,
             };
             wanted.insert(device.index);
-            if known == Some(role) {
+            if known == Some(role) && !again {
                 continue;
             }
             let attached = match self.attach(kernel, &attacher, device, role) {
@@ -119,9 +146,12 @@ impl Attachments {
                     role,
                     xdp: XdpMode::Off,
                     reason: Some(format!("{error:#}")),
+                    failed: true,
                 },
             };
-            report(&attached);
+            if self.attached.get(&device.index) != Some(&attached) {
+                report(&attached);
+            }
             self.attached.insert(device.index, attached);
         }
         let gone: Vec<_> = self
@@ -205,6 +235,7 @@ impl Attachments {
             role,
             xdp,
             reason,
+            failed: false,
         })
     }
 
@@ -274,6 +305,7 @@ fn report(attached: &Attached) {
         role,
         xdp,
         reason,
+        ..
     } = attached;
     match reason {
         Some(reason) => tracing::warn!(device = name, ?role, %xdp, "{reason}"),

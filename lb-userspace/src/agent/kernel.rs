@@ -3,20 +3,22 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use lb_common::{
     abi::{self, config_flag},
     addr::{Ip4, Ip6},
     pipeline::RINGS,
 };
 
-use super::flow_source::KernelFlows;
+use super::{
+    flow_source::KernelFlows,
+    resize::{self, Programs, Resize, Step},
+};
 use crate::{
     config::{Config, FailingEndpoints, Handover, NetfilterMode, SocketLb},
     datapath::{
-        Loaded, OBJECT, Pins, Settings,
+        Loaded, Pins, Settings,
         bpf::{BatchMap, MappedArray},
-        hooks, load,
     },
     flows::{self, FlowSweeper, FlowTables, TickRate, UdpSockets},
     model::IpFamily,
@@ -35,8 +37,13 @@ const NO_NETWORK: u32 = 255;
 pub struct Kernel {
     pub pins: Pins,
     pub loaded: Loaded,
-    /// Records of `FLOWS4`; half as many are of `FLOWS6`.
+    /// Records of `FLOWS4`; half as many are of `FLOWS6`. While they change, those to come.
     slots: u32,
+    /// The same by the settings.
+    wanted: u32,
+    resize: Option<Resize>,
+    /// What has become of `--flow-table-size`, if there is something to say.
+    size_note: Option<String>,
     config: MappedArray<abi::Config>,
     local_addresses: BatchMap<Ip6, abi::LocalAddress>,
     devices: BatchMap<u32, abi::Device>,
@@ -52,22 +59,8 @@ impl Kernel {
         let datapath = &config.datapath;
         let pins = Pins::open(&datapath.bpf_root, abi::VERSION)?;
         let wanted = slots(datapath.flow_table_size);
-        let slots = load::pinned_entries(&pins, "FLOWS4")?.unwrap_or(wanted);
-        if slots != wanted {
-            tracing::warn!(
-                "the flow table stays as it is, with room for {} flows: connections are in it. \
-                 --flow-table-size={} comes into force once node-lb starts without it, after a reboot of \
-                 the node or `node-lb cleanup` (which ends connections through node-lb)",
-                slots / RECORDS_PER_FLOW,
-                datapath.flow_table_size,
-            );
-        }
-        let settings = Settings::default()
-            .max_entries("FLOWS4", slots)
-            .max_entries("FLOWS6", slots / 2)
-            .max_entries("HALF_OPEN4", RINGS * HALF_OPEN)
-            .max_entries("HALF_OPEN6", RINGS * HALF_OPEN);
-        let loaded = load(OBJECT, &pins, &hooks::programs(), &settings)?;
+        let programs = resize::begin(&pins, wanted)?;
+        let loaded = programs.loaded;
         let limits = abi::Limits {
             timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
             half_open_mask: HALF_OPEN - 1,
@@ -75,13 +68,70 @@ impl Kernel {
         };
         MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
         Ok(Self {
-            config: MappedArray::new(&loaded.map("CONFIG")?)?,
+            config: programs.config,
             local_addresses: BatchMap::new(&loaded.map("LOCAL_ADDRESSES")?)?,
             devices: BatchMap::new(&loaded.map("DEVICES")?)?,
             pins,
             loaded,
-            slots,
+            slots: programs.slots,
+            wanted,
+            resize: programs.resize,
+            size_note: programs.kept,
         })
+    }
+
+    /// Goes on with a change of the flow tables' size, once [`Self::loaded`] are attached to all devices. Whether
+    /// there are other programs now to be attached in their place.
+    ///
+    /// `failed` names a device that has kept other programs. A change that has just begun is given up then.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses what it has taken before, or a change that cannot be given up any more cannot go on:
+    /// the next start does.
+    pub fn go_on(&mut self, failed: Option<&str>) -> anyhow::Result<bool> {
+        let Some(resize) = self.resize.take() else {
+            return Ok(false);
+        };
+        if let Some(device) = failed {
+            let why = format!("programs on {device} cannot be exchanged");
+            if !resize.is_first() {
+                bail!("the flow table's size cannot be changed to the end: {why}");
+            }
+            let (from, to) = resize.records();
+            self.take(resize::give_up(&self.pins, from, to, &why)?);
+            self.next_hops_changed();
+            return Ok(true);
+        }
+        match resize.go_on(&self.loaded, &self.config, &self.pins)? {
+            Step::Attach(programs, resize) => {
+                self.loaded = programs;
+                self.resize = Some(resize);
+            }
+            Step::Done(done) => {
+                let note = done.to_string();
+                match done.left {
+                    0 => tracing::info!("{note}"),
+                    _ => tracing::warn!("{note}"),
+                }
+                self.take(resize::begin(&self.pins, self.wanted)?);
+                self.size_note.get_or_insert(note);
+            }
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, programs: Programs) {
+        self.loaded = programs.loaded;
+        self.slots = programs.slots;
+        self.config = programs.config;
+        self.resize = programs.resize;
+        self.size_note = programs.kept;
+    }
+
+    /// Flows that there is room for, of IPv4, and what there is to say about that.
+    pub fn flow_table_size(&self) -> (u32, Option<&str>) {
+        (self.slots / RECORDS_PER_FLOW, self.size_note.as_deref())
     }
 
     /// Whether an agent has written the node's settings, now or before a restart.
@@ -166,7 +216,9 @@ impl Kernel {
             reject_rate: REJECT_RATE,
             flow_mask4: self.slots - 1,
             flow_mask6: self.slots / 2 - 1,
-            pad: [0; 5],
+            resize: before.resize,
+            resize_since: before.resize_since,
+            pad: [0; 3],
         };
         self.config.write(0, &settings);
         Ok(())
@@ -255,7 +307,16 @@ impl Kernel {
 }
 
 /// Records for a flow: two, and as many free ones, so that searches stay short.
-const RECORDS_PER_FLOW: u32 = 4;
+pub(super) const RECORDS_PER_FLOW: u32 = 4;
+
+/// What is decided at load: the sizes of maps, for so many records of IPv4's flow table.
+pub(super) fn sizes(slots: u32) -> Settings<'static> {
+    Settings::default()
+        .max_entries("FLOWS4", slots)
+        .max_entries("FLOWS6", slots / 2)
+        .max_entries("HALF_OPEN4", RINGS * HALF_OPEN)
+        .max_entries("HALF_OPEN6", RINGS * HALF_OPEN)
+}
 
 /// Records in the IPv4 flow table.
 fn slots(flows: u32) -> u32 {

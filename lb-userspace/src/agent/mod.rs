@@ -11,6 +11,7 @@ mod kernel;
 mod node;
 mod observe;
 mod report;
+mod resize;
 pub mod status;
 mod sync;
 
@@ -167,10 +168,8 @@ impl Agent {
             self.configure()?;
         }
         tokio::spawn(conntrack::set_up(self.config.conntrack));
+        self.attach()?;
         self.sweeper = Some(self.kernel.sweep_flows()?);
-        self.attachments
-            .follow(&self.kernel, self.watcher.devices())?;
-        self.attachments.sweep(&self.kernel)?;
         let datapath = &self.config.datapath;
         self.attachments
             .sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
@@ -230,6 +229,19 @@ impl Agent {
         }
         tracing::info!("stopping; programs and maps stay, and traffic goes on");
         Ok(())
+    }
+
+    /// Attaches programs to devices: those that stay, after those that a change of the flow tables' size takes.
+    fn attach(&mut self) -> anyhow::Result<()> {
+        loop {
+            self.attachments
+                .renew(&self.kernel, self.watcher.devices())?;
+            self.attachments.sweep(&self.kernel)?;
+            let failed = self.attachments.failed();
+            if !self.kernel.go_on(failed.as_deref())? {
+                return Ok(());
+            }
+        }
     }
 
     /// Takes over changed objects.

@@ -13,6 +13,7 @@ impl Agent {
     pub(super) async fn status(&mut self) -> Status {
         let devices = self.attachments.devices().values();
         let traffic = self.syncer.traffic();
+        let (room, change) = self.kernel.flow_table_size();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.config.node_name.clone(),
@@ -40,6 +41,10 @@ impl Agent {
             flows: self
                 .flow_stats()
                 .map(|stats| status::FlowTable::both(&stats)),
+            flow_table_size: status::FlowTableSize {
+                flows: room,
+                change: change.map(str::to_owned),
+            },
         }
     }
 

@@ -41,6 +41,17 @@ pub struct Status {
     pub health_checks: HealthChecks,
     /// None until the flow tables have been looked at.
     pub flows: Option<[FlowTable; 2]>,
+    pub flow_table_size: FlowTableSize,
+}
+
+/// The size of the flow tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowTableSize {
+    /// Flows there is room for, of IPv4; half as many of IPv6.
+    pub flows: u32,
+    /// What has become of a change since the agent started, or why there was none.
+    pub change: Option<String>,
 }
 
 /// A service port that is not, or not completely, in the maps.

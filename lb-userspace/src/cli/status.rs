@@ -131,6 +131,8 @@ fn render(status: &Status) -> String {
             format!("{family}: {flows}, table {fill:.1} % full"),
         )
     }));
+    let change = status.flow_table_size.change.iter();
+    lines.extend(change.map(|change| ("Flow table", change.clone())));
     let problems = status.source_problems.iter().cloned();
     lines.extend(list("Source problem", problems));
 

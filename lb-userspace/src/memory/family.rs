@@ -5,6 +5,7 @@ use std::{collections::HashMap, net::SocketAddr};
 use lb_common::{
     abi::Frontend,
     addr::{Address, Ip4, Ip6},
+    flow::table::Slots as _,
 };
 
 use super::{FlowTable, MemoryTables, shared::HalfOpen};
@@ -31,6 +32,8 @@ pub struct FamilyTables<A: Family> {
     /// By address and IP protocol number.
     pub(super) frontends: HashMap<(SocketAddr, u8), Frontend>,
     pub(super) flows: FlowTable<A>,
+    /// The table of before, while it gets another size.
+    pub(super) former: Option<FlowTable<A>>,
     pub(super) half_open: HalfOpen,
 }
 
@@ -39,7 +42,20 @@ impl<A: Family> FamilyTables<A> {
         Self {
             frontends: HashMap::new(),
             flows: FlowTable::new(flow_records),
+            former: None,
             half_open: HalfOpen::new(),
         }
+    }
+
+    /// Records of the table of before.
+    pub(super) fn former_len(&self) -> u32 {
+        self.former.as_ref().map_or(0, |former| former.mask() + 1)
+    }
+
+    /// Puts an empty table of another size beside the one that is there.
+    pub(super) fn resize(&mut self, flow_records: u32) {
+        let mut next = FlowTable::new(flow_records);
+        next.secret = self.flows.secret;
+        self.former = Some(std::mem::replace(&mut self.flows, next));
     }
 }

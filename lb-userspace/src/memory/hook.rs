@@ -11,26 +11,68 @@ use lb_common::{
         FrontendKey, Plan,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Hop as NextHopEntry, Record, Timeouts, hop::Hops, table::Slots},
+    flow::{
+        Hop as NextHopEntry, Record, Timeouts,
+        hop::Hops,
+        resize,
+        table::{self, Slots},
+    },
     frame::Frame,
-    parse,
+    parse::{self, Tuple},
     pipeline::{self, Work},
     tables::{NextHop, Services, Tables},
     verdict::{Reason, Verdict},
 };
 
 use super::{
-    Family, MemoryTables, Route, ip,
+    Family, FlowTable, MemoryTables, Route, ip,
     shared::{HALF_OPEN, HOP_ENTRIES},
 };
 
 /// [`MemoryTables`] at a hook; `ANY_DEVICE` as in [`Tables::ANY_DEVICE`].
 #[derive(Clone, Copy)]
 pub struct Hook<'a, const ANY_DEVICE: bool> {
-    pub(super) tables: &'a MemoryTables,
+    tables: &'a MemoryTables,
+    /// Whether the program still has the table of before for its own, while the size changes.
+    of_before: bool,
 }
 
 impl<'a, const ANY_DEVICE: bool> Hook<'a, ANY_DEVICE> {
+    pub(super) fn new(tables: &'a MemoryTables) -> Self {
+        Self {
+            tables,
+            of_before: false,
+        }
+    }
+
+    /// As a program that still has the table of before for its own, and knows the new one as well.
+    #[must_use]
+    pub fn of_before(self) -> Self {
+        Self {
+            of_before: true,
+            ..self
+        }
+    }
+
+    /// The program's own table.
+    fn own<A: Family>(&self) -> &'a FlowTable<A> {
+        let tables = A::tables(self.tables);
+        match &tables.former {
+            Some(former) if self.of_before => former,
+            _ => &tables.flows,
+        }
+    }
+
+    /// The other table, while the size changes.
+    fn other<A: Family>(&self) -> Option<&'a FlowTable<A>> {
+        let tables = A::tables(self.tables);
+        let former = tables.former.as_ref()?;
+        Some(match self.of_before {
+            true => &tables.flows,
+            false => former,
+        })
+    }
+
     /// The tables themselves.
     pub fn tables(&self) -> &'a MemoryTables {
         self.tables
@@ -137,15 +179,31 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
 // SAFETY: the flow table's own promise.
 unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE> {
     fn mask(&self) -> u32 {
-        self.tables.flows::<A>().mask()
+        self.own::<A>().mask()
     }
 
     fn slot(&self, index: u32) -> Option<Record<A>> {
-        self.tables.flows().slot(index)
+        self.own().slot(index)
     }
 
     fn secret(&self) -> [u64; 2] {
-        self.tables.flows::<A>().secret()
+        self.own::<A>().secret()
+    }
+
+    fn other_mask(&self) -> u32 {
+        self.other::<A>().map_or(0, Slots::mask)
+    }
+
+    fn other_slot(&self, index: u32) -> Option<Record<A>> {
+        self.other()?.slot(index)
+    }
+
+    fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::find_other_index(self, tuple)
+    }
+
+    fn copy_index(&self, tuple: &Tuple<A>) -> u64 {
+        resize::copy_index(self, tuple)
     }
 
     fn now(&self) -> u32 {

@@ -15,6 +15,7 @@ use lb_common::{
     abi::{self, Config, Endpoint, ServiceStats, Shortages},
     addr::{Address, Ip4, Ip6},
     flow::{self, Timeouts},
+    pipeline,
     verdict::Reason,
 };
 
@@ -105,13 +106,13 @@ struct Learnt {
 impl MemoryTables {
     /// The tables as TC programs see them: any device can be sent to.
     pub fn tc(&self) -> Hook<'_, true> {
-        Hook { tables: self }
+        Hook::new(self)
     }
 
     /// The tables as XDP programs see them: frames can be sent to
     /// [`abi::device_flag::XDP_TARGET`] devices with known neighbours only.
     pub fn xdp(&self) -> Hook<'_, false> {
-        Hook { tables: self }
+        Hook::new(self)
     }
 
     /// Adds a device of this name and with these [`abi::device_flag`]s besides
@@ -203,6 +204,39 @@ impl MemoryTables {
     /// The family's flows.
     pub fn flows<A: Family>(&self) -> &FlowTable<A> {
         &A::tables(self).flows
+    }
+
+    /// The family's flows in the table of before, while the tables get another size.
+    pub fn former_flows<A: Family>(&self) -> Option<&FlowTable<A>> {
+        A::tables(self).former.as_ref()
+    }
+
+    /// Begins to give the flow tables another size: [`Self::flows`] are new ones now, and empty.
+    pub fn begin_resize(&mut self, flow_records: u32) {
+        self.v4.resize(flow_records);
+        self.v6.resize(flow_records);
+    }
+
+    /// Copies all flows that have not been copied, as the agent has it done; what became of each.
+    pub fn copy_flows(&self) -> Vec<pipeline::Copied> {
+        let of_family = |len: u32, copy: &dyn Fn(u32) -> pipeline::Copied| -> Vec<_> {
+            (0..len).map(copy).collect()
+        };
+        let hook = self.tc();
+        let mut copied = of_family(self.v4.former_len(), &|index| {
+            pipeline::copy_slot::<Ip4, _>(&hook, index)
+        });
+        copied.extend(of_family(self.v6.former_len(), &|index| {
+            pipeline::copy_slot::<Ip6, _>(&hook, index)
+        }));
+        copied.retain(|copied| *copied != pipeline::Copied::Nothing);
+        copied
+    }
+
+    /// Ends the change: there is only one table again.
+    pub fn end_resize(&mut self) {
+        self.v4.former = None;
+        self.v6.former = None;
     }
 
     /// Frees the records of dead flows, as the agent does after a grace period: nobody can be

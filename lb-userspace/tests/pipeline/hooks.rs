@@ -33,6 +33,12 @@ pub fn ingress(tables: &MemoryTables, frame: &[u8]) -> Outcome {
     Outcome::new(tables.tc().ingress(&mut frame), frame)
 }
 
+/// The same where the program still has the flow tables of before for its own, while their size changes.
+pub fn ingress_of_before(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+    let mut frame = MemoryFrame::new(frame.to_vec(), 0);
+    Outcome::new(tables.tc().of_before().ingress(&mut frame), frame)
+}
+
 /// A frame that leaves by such a device.
 pub fn egress(tables: &MemoryTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), 0);

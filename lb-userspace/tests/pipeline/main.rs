@@ -24,6 +24,7 @@ mod limits;
 mod martians;
 mod moving;
 mod next_hops;
+mod resize;
 mod round_trip;
 mod selection;
 mod stress;

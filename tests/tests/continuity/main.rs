@@ -9,6 +9,7 @@ mod handover;
 mod health;
 mod kills;
 mod maps;
+mod resize;
 mod restart;
 mod rollout;
 mod source;

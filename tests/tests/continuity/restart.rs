@@ -7,7 +7,7 @@ use std::{fs, thread};
 use aya::programs::loaded_programs;
 use lb_tests::traffic::{Loads, Protocol};
 use lb_tests::{
-    Agent, Balanced, Condition, Family, Load, Request, Serve, another_build, balanced, eventually,
+    Balanced, Condition, Family, Load, Request, Serve, another_build, balanced, eventually,
 };
 use node_lb::datapath::bpf::Link;
 
@@ -77,24 +77,6 @@ fn attached(ground: &Balanced) -> BTreeMap<String, u64> {
     }
     assert!(!attached.is_empty(), "nothing is attached");
     attached
-}
-
-#[test]
-fn a_flow_table_of_another_size_is_kept() {
-    let (mut ground, _web) = ground(Policy::Cluster);
-    let load = Everywhere::start(&ground);
-    ground.kill_agents().unwrap();
-    let start = |node| {
-        let spec = balanced::spec(node, &["--xdp-mode=native", "--flow-table-size=1024"]);
-        Agent::start(node, spec.unwrap()).unwrap()
-    };
-    ground.agents = ground.lab.nodes().iter().map(start).collect();
-    let tables = ground.status(1).unwrap().flows.unwrap();
-    assert!(
-        tables.iter().all(|table| table.records > 1 << 16),
-        "{tables:?}"
-    );
-    load.assert_nothing_noticed();
 }
 
 #[test]

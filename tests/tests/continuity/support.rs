@@ -155,13 +155,19 @@ const AFTERWARDS: Duration = Duration::from_millis(500);
 
 /// Starts agents of another build beside those that run, and then ends the old ones.
 pub fn take_over(ground: &mut Balanced, build: &Path) {
+    take_over_with(ground, build, &[]);
+}
+
+/// The same with more arguments.
+pub fn take_over_with(ground: &mut Balanced, build: &Path, more: &[&str]) {
+    let arguments = [&["--xdp-mode=native"], more].concat();
     let first = mem::take(&mut ground.agents);
     let next: Vec<_> = ground
         .lab
         .nodes()
         .iter()
         .map(|node| {
-            let spec = balanced::spec(node, &["--xdp-mode=native"]).unwrap();
+            let spec = balanced::spec(node, &arguments).unwrap();
             Agent::launch(node, spec.program(build)).unwrap()
         })
         .collect();

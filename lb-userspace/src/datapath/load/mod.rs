@@ -26,9 +26,12 @@ pub use shape::MapShape;
 /// The eBPF object that this binary was built with.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
-/// Maps that programs use as memory while they handle a packet. Nothing in them lasts, and another version's
-/// may be of another size.
-const SCRATCH: [&str; 2] = ["WORK4", "WORK6"];
+/// Maps that are only pinned where settings say so. Nothing in them lasts: programs use the first two as memory
+/// while they handle a packet, and the others only while flow tables change their size.
+const SCRATCH: [&str; 4] = ["WORK4", "WORK6", "OTHER_FLOWS4", "OTHER_FLOWS6"];
+
+/// What names of pins end with whose maps are to take the place of others.
+const NEXT: &str = "_NEXT";
 
 /// Lines of the verifier's log that an error shows: its end, where the refusal is.
 const LOG_LINES: usize = 25;
@@ -38,6 +41,7 @@ const LOG_LINES: usize = 25;
 pub struct Settings<'a> {
     globals: BTreeMap<&'a str, &'a [u8]>,
     max_entries: BTreeMap<&'a str, u32>,
+    pins: BTreeMap<&'a str, &'a str>,
 }
 
 /// Programs in the kernel, not yet attached, and the maps they use.
@@ -102,6 +106,21 @@ impl<'a> Settings<'a> {
         self.max_entries.insert(map, entries);
         self
     }
+
+    /// Has a map pinned by another name than its own.
+    pub fn pinned_as(mut self, map: &'a str, pin: &'a str) -> Self {
+        self.pins.insert(map, pin);
+        self
+    }
+
+    /// The name that a map is pinned by; `None` if it is not.
+    fn pin<'n>(&'n self, map: &'n str) -> Option<&'n str> {
+        match self.pins.get(map) {
+            Some(pin) => Some(pin),
+            None if SCRATCH.contains(&map) => None,
+            None => Some(map),
+        }
+    }
 }
 
 /// Creates the maps of `object`, adopting those that are pinned, and loads the named `programs`.
@@ -120,17 +139,22 @@ pub fn load(
     settings: &Settings<'_>,
 ) -> Result<Loaded, LoadError> {
     let shapes = shapes(object, settings)?;
-    for name in pins.maps()? {
-        match shapes.get(&name) {
-            Some(expected) => check_pinned(&name, pins, *expected)?,
-            None if SCRATCH.contains(&name.as_str()) => {}
-            None => tracing::info!(map = name, "a pinned map is of another version"),
+    let pinned = pins.maps()?;
+    for name in &pinned {
+        let known = shapes.contains_key(name) || SCRATCH.contains(&name.as_str());
+        if !known && !name.ends_with(NEXT) {
+            tracing::info!(map = name, "a pinned map is of another version");
+        }
+    }
+    for (name, expected) in &shapes {
+        if let Some(pin) = settings.pin(name).filter(|pin| pinned.contains(*pin)) {
+            check_pinned(pin, pins, *expected)?;
         }
     }
 
     let maps: BTreeMap<String, PathBuf> = shapes
         .keys()
-        .map(|name| (name.clone(), pins.map(name)))
+        .filter_map(|name| Some((name.clone(), pins.map(settings.pin(name)?))))
         .collect();
     let mut loader = EbpfLoader::new();
     for (name, path) in &maps {
@@ -207,8 +231,8 @@ impl Loaded {
     }
 }
 
-/// The maps of the object that are pinned, all but sections of global data and [`SCRATCH`], as they will be
-/// created.
+/// The maps of the object that are pinned, all but sections of global data and most of [`SCRATCH`], as they
+/// will be created.
 fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
     let object = aya_obj::Object::parse(object).map_err(EbpfError::from)?;
     if let Some(name) = settings
@@ -221,7 +245,7 @@ fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, Map
     Ok(object
         .maps
         .iter()
-        .filter(|(name, _)| !name.starts_with('.') && !SCRATCH.contains(&name.as_str()))
+        .filter(|(name, _)| !name.starts_with('.') && settings.pin(name).is_some())
         .map(|(name, map)| {
             let max_entries = settings
                 .max_entries

@@ -131,6 +131,30 @@ impl Pins {
         names(&self.directory.join(MAPS))
     }
 
+    /// Has a map's pin take the name, and the place, of another one's; none to do so is no error.
+    ///
+    /// # Errors
+    ///
+    /// If it is there and cannot be renamed.
+    pub fn rename_map(&self, from: &str, to: &str) -> Result<(), PinError> {
+        let path = self.map(from);
+        match fs::rename(&path, self.map(to)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("rename", &path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a map's pin: the map is gone once no program uses it. Returns whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// If it is there but cannot be removed.
+    pub fn remove_map(&self, name: &str) -> Result<bool, PinError> {
+        remove(&self.map(name))
+    }
+
     /// Where a link is pinned, whether or not it is there.
     pub fn link(&self, pin: LinkPin) -> PathBuf {
         self.directory.join(LINKS).join(pin.to_string())

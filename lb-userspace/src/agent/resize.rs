@@ -1,0 +1,450 @@
+//! Flow tables of another size, while traffic runs.
+//!
+//! A table of another size is another map, and programs are loaded with the one or the other. Between those of
+//! before and those of afterwards come two more kinds, each exchanged for the next on all devices:
+//!
+//! | Programs | open flows in | know as well |
+//! |---|---|---|
+//! | before | the present tables | |
+//! | first | the present tables | the next ones |
+//! | second | the next tables | the present ones |
+//! | afterwards | the next tables | |
+//!
+//! So whichever run beside each other see each other's flows: what is only in the table that they know as well,
+//! they copy (see [`lb_common::flow::resize`]). Once all are of the second kind, a program copies what is left. It
+//! does so in the kernel, where nothing ends it in the middle of a flow.
+//!
+//! The next tables are pinned as `FLOWS4_NEXT` and `FLOWS6_NEXT`, and `CONFIG_NEXT` has the settings of the second
+//! kind, and how far the change has come ([`resize_stage`]). An agent that finds them takes the change back, or
+//! goes on with it.
+
+use std::{
+    mem::offset_of,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use aya::programs::{Program, TestRun as _, TestRunOptions};
+use lb_common::{
+    abi::{self, COPY_BATCH, copy_word, resize_stage},
+    addr::{Address, Family, Ip4, Ip6},
+    flow::{Flow, flow_flag, tag},
+};
+
+use super::kernel::{RECORDS_PER_FLOW, sizes};
+use crate::{
+    datapath::{
+        Loaded, OBJECT, Pins,
+        bpf::{MappedArray, synchronize_rcu},
+        hooks, load,
+        load::{LoadError, pinned_entries},
+        pins::PinError,
+    },
+    flows::Records,
+};
+
+const CONFIG: &str = "CONFIG";
+const CONFIG_NEXT: &str = "CONFIG_NEXT";
+/// The tables' pins, of IPv4 and IPv6, and those of the next ones.
+const TABLES: [(&str, &str); 2] = [("FLOWS4", "FLOWS4_NEXT"), ("FLOWS6", "FLOWS6_NEXT")];
+/// The same by the names that programs know the other tables by, and their masks.
+const OTHER_TABLES: [&str; 2] = ["OTHER_FLOWS4", "OTHER_FLOWS6"];
+const OTHER_MASKS: [&str; 2] = ["OTHER_MASK4", "OTHER_MASK6"];
+/// The program that copies flows.
+const COPY_PROGRAM: &str = "copy_flows";
+/// How often what could not be copied is tried again, since flows end meanwhile.
+const PASSES: usize = 3;
+/// Of a table's room, the part that flows may take when they come into it: more, and some would not find a place.
+const FILLED: (u32, u32) = (3, 4);
+
+/// Programs to attach, and the flow tables that they have, or will have in the end.
+pub struct Programs {
+    pub loaded: Loaded,
+    /// Records of IPv4's table; half as many are of IPv6's.
+    pub slots: u32,
+    /// The settings for these tables.
+    pub config: MappedArray<abi::Config>,
+    /// The change that they are part of.
+    pub resize: Option<Resize>,
+    /// Why the tables do not have the size wanted, if they do not and will not.
+    pub kept: Option<String>,
+}
+
+/// A change of the tables' size under way.
+pub struct Resize {
+    /// Records of IPv4's table, at present and next.
+    from: u32,
+    to: u32,
+    /// Programs of the second kind, while those to attach are of the first.
+    second: Option<Loaded>,
+    began: Instant,
+}
+
+/// What a change has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resized {
+    /// Flows there was room for, and is now.
+    pub from: u32,
+    pub to: u32,
+    /// Flows that the agent has had copied; their packets have had others copied.
+    pub copied: u64,
+    /// Flows for which there was no room.
+    pub left: u64,
+    pub took: Duration,
+}
+
+/// The programs to begin with for tables of so many records: of the first kind where that means a change, of the
+/// second where an agent was interrupted at one.
+///
+/// # Errors
+///
+/// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the tables cannot
+/// have the size wanted is none.
+pub fn begin(pins: &Pins, wanted: u32) -> anyhow::Result<Programs> {
+    if recover(pins)? {
+        let [(present, next), _] = TABLES;
+        let records = |pin| pinned_entries(pins, pin)?.context("a flow table's pin is gone");
+        let (from, to) = (records(present)?, records(next)?);
+        tracing::info!("goes on with a change of the flow table's size that was interrupted");
+        let resize = Resize::new(from, to, None);
+        return programs(pins, second(pins, from, to)?, to, Some(resize));
+    }
+    let [(table, _), _] = TABLES;
+    let present = pinned_entries(pins, table)?.unwrap_or(wanted);
+    if present == wanted {
+        return steady(pins, present);
+    }
+    let (from, to) = (present / RECORDS_PER_FLOW, wanted / RECORDS_PER_FLOW);
+    match prepare(pins, present, wanted) {
+        Ok(programs) => {
+            tracing::info!(from, to, "changes the flow table's size, in flows");
+            Ok(programs)
+        }
+        Err(error) => give_up(pins, present, wanted, &format!("{error:#}")),
+    }
+}
+
+/// Leaves the tables as they are: programs for them.
+///
+/// # Errors
+///
+/// As [`begin`].
+pub fn give_up(pins: &Pins, present: u32, wanted: u32, why: &str) -> anyhow::Result<Programs> {
+    take_back(pins)?;
+    let kept = format!(
+        "the flow table stays as it is, with room for {} flows instead of {}: {why}",
+        present / RECORDS_PER_FLOW,
+        wanted / RECORDS_PER_FLOW,
+    );
+    tracing::warn!("{kept}");
+    Ok(Programs {
+        kept: Some(kept),
+        ..steady(pins, present)?
+    })
+}
+
+impl Resize {
+    fn new(from: u32, to: u32, second: Option<Loaded>) -> Self {
+        Self {
+            from,
+            to,
+            second,
+            began: Instant::now(),
+        }
+    }
+
+    /// Whether nothing has happened so far but that programs have come to know the next tables.
+    pub fn is_first(&self) -> bool {
+        self.second.is_some()
+    }
+
+    /// Records of IPv4's table at present, and next.
+    pub fn records(&self) -> (u32, u32) {
+        (self.from, self.to)
+    }
+
+    /// The next step, once `attached` are attached everywhere and no others: programs of the second kind, or the
+    /// end of the change.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. The next agent goes on then.
+    pub fn go_on(
+        mut self,
+        attached: &Loaded,
+        config: &MappedArray<abi::Config>,
+        pins: &Pins,
+    ) -> anyhow::Result<Step> {
+        // Programs that were exchanged may still run.
+        synchronize_rcu();
+        let stage = config.u32_at(0, offset_of!(abi::Config, resize));
+        if let Some(second) = self.second.take() {
+            stage.store(resize_stage::BOTH, Ordering::SeqCst);
+            return Ok(Step::Attach(second, self));
+        }
+        let Copies { copied, left } = self.copy(attached)?;
+        stage.store(resize_stage::COPIED, Ordering::SeqCst);
+        adopt(pins)?;
+        Ok(Step::Done(Resized {
+            from: self.from / RECORDS_PER_FLOW,
+            to: self.to / RECORDS_PER_FLOW,
+            copied,
+            left,
+            took: self.began.elapsed(),
+        }))
+    }
+
+    /// Has all flows copied that have not been.
+    fn copy(&self, programs: &Loaded) -> anyhow::Result<Copies> {
+        let mut all = Copies::default();
+        for _ in 0..PASSES {
+            all.left = 0;
+            for (family, records) in [(Family::V4, self.from), (Family::V6, self.from / 2)] {
+                for first in (0..records).step_by(COPY_BATCH as usize) {
+                    let Copies { copied, left } = copy_batch(programs, first, family)?;
+                    all.copied += copied;
+                    all.left += left;
+                }
+            }
+            if all.left == 0 {
+                break;
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// What [`Resize::go_on`] has come to.
+pub enum Step {
+    /// These are to be attached everywhere.
+    Attach(Loaded, Resize),
+    Done(Resized),
+}
+
+#[derive(Default)]
+struct Copies {
+    copied: u64,
+    left: u64,
+}
+
+/// Runs the program that copies flows on a batch of records.
+fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<Copies> {
+    /// Words of `struct __sk_buff`, and where among them `cb` is.
+    const CONTEXT: usize = 48;
+    const CB: usize = 12;
+    let Program::SchedClassifier(program) = programs.tested(COPY_PROGRAM)? else {
+        bail!("{COPY_PROGRAM} is of another kind");
+    };
+    let mut words = [0_u32; CONTEXT];
+    words[CB + copy_word::FIRST] = first;
+    words[CB + copy_word::FAMILY] = family as u32;
+    let context: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+    let mut after = context.clone();
+    program
+        .test_run(TestRunOptions {
+            // Some frame; the program does not look at it.
+            data_in: Some(&[0; 64]),
+            ctx_in: Some(&context),
+            ctx_out: Some(&mut after),
+            ..TestRunOptions::default()
+        })
+        .context("cannot copy flows")?;
+    let word = |number: usize| {
+        let at = (CB + number) * size_of::<u32>();
+        let bytes = after.get(at..).and_then(<[u8]>::first_chunk);
+        bytes.map_or(0, |bytes| u64::from(u32::from_ne_bytes(*bytes)))
+    };
+    Ok(Copies {
+        copied: word(copy_word::COPIED),
+        left: word(copy_word::LEFT),
+    })
+}
+
+/// Makes the next tables, and programs of both kinds.
+fn prepare(pins: &Pins, from: u32, to: u32) -> anyhow::Result<Programs> {
+    let [(table4, _), (table6, _)] = TABLES;
+    check_room(&flows::<Ip4>(pins, table4)?, to, "IPv4")?;
+    check_room(&flows::<Ip6>(pins, table6)?, to / 2, "IPv6")?;
+    let second = second(pins, from, to)?;
+    let present = settings(pins, CONFIG)?.read(0);
+    settings(pins, CONFIG_NEXT)?.write(
+        0,
+        &abi::Config {
+            flow_mask4: to - 1,
+            flow_mask6: to / 2 - 1,
+            resize: resize_stage::PREPARED,
+            resize_since: present.hop_generation,
+            ..present
+        },
+    );
+    let first = first(pins, from, to)?;
+    programs(pins, first, to, Some(Resize::new(from, to, Some(second))))
+}
+
+fn flows<A: Address>(pins: &Pins, table: &str) -> anyhow::Result<MappedArray<Flow<A>>>
+where
+    Flow<A>: aya::Pod,
+{
+    MappedArray::from_pin(&pins.map(table)).with_context(|| format!("cannot read {table}"))
+}
+
+/// Fails if a table's flows would not fit one of so many records. What an earlier change has marked is marked
+/// no more.
+fn check_room<A: Address>(
+    table: &impl Records<A>,
+    records: u32,
+    family: &str,
+) -> anyhow::Result<()> {
+    let mut live = 0;
+    for index in 0..table.len() {
+        if tag::in_use(table.tag(index).load(Ordering::Relaxed)) {
+            live += 1;
+            if table.flags(index).load(Ordering::Relaxed) & flow_flag::COPIED != 0 {
+                let flags = table.flags(index);
+                flags.fetch_and(!flow_flag::COPIED, Ordering::Relaxed);
+            }
+        }
+    }
+    let (open, room) = (live / 2, records / RECORDS_PER_FLOW);
+    if open > room / FILLED.1 * FILLED.0 {
+        bail!(
+            "{open} {family} flows are open, and a table for {room} would be too full. Choose a larger \
+             --flow-table-size, or start node-lb again once fewer are open"
+        );
+    }
+    Ok(())
+}
+
+/// Looks at what an agent has left that was ended in the middle of a change. Whether the change goes on; else it is
+/// finished or taken back.
+fn recover(pins: &Pins) -> anyhow::Result<bool> {
+    if !pins.maps()?.contains(CONFIG_NEXT) {
+        take_back(pins)?;
+        return Ok(false);
+    }
+    let next = settings(pins, CONFIG_NEXT)?.read(0);
+    match next.resize {
+        resize_stage::COPIED => adopt(pins)?,
+        // An older version knows the present tables only; what is in the next ones is out of date.
+        resize_stage::BOTH if !was_alone(pins, &next)? => take_back(pins)?,
+        resize_stage::BOTH => return Ok(true),
+        _ => take_back(pins)?,
+    }
+    Ok(false)
+}
+
+/// Whether no agent has run, since the change began, that does not know of it.
+fn was_alone(pins: &Pins, next: &abi::Config) -> anyhow::Result<bool> {
+    Ok(settings(pins, CONFIG)?.read(0).hop_generation == next.resize_since)
+}
+
+/// Gives the next tables the place of the present ones.
+fn adopt(pins: &Pins) -> anyhow::Result<()> {
+    let next = settings(pins, CONFIG_NEXT)?.read(0);
+    // No program goes by these any more that has the tables of before.
+    settings(pins, CONFIG)?.write(
+        0,
+        &abi::Config {
+            resize: 0,
+            resize_since: 0,
+            ..next
+        },
+    );
+    for (present, next) in TABLES {
+        pins.rename_map(next, present)?;
+    }
+    // Last: as long as it is there, the next agent comes here again.
+    pins.remove_map(CONFIG_NEXT)?;
+    Ok(())
+}
+
+/// Removes the next tables.
+fn take_back(pins: &Pins) -> Result<(), PinError> {
+    pins.remove_map(CONFIG_NEXT)?;
+    for (_, next) in TABLES {
+        pins.remove_map(next)?;
+    }
+    Ok(())
+}
+
+fn settings(pins: &Pins, pin: &str) -> anyhow::Result<MappedArray<abi::Config>> {
+    MappedArray::from_pin(&pins.map(pin)).with_context(|| format!("cannot read {pin}"))
+}
+
+/// Programs for tables that keep their size.
+fn steady(pins: &Pins, slots: u32) -> anyhow::Result<Programs> {
+    let loaded = load(OBJECT, pins, &hooks::programs(), &sizes(slots))?;
+    programs(pins, loaded, slots, None)
+}
+
+fn programs(
+    pins: &Pins,
+    loaded: Loaded,
+    slots: u32,
+    resize: Option<Resize>,
+) -> anyhow::Result<Programs> {
+    let pin = match resize {
+        Some(_) => CONFIG_NEXT,
+        None => CONFIG,
+    };
+    Ok(Programs {
+        loaded,
+        slots,
+        config: settings(pins, pin)?,
+        resize,
+        kept: None,
+    })
+}
+
+/// Programs of the first kind.
+fn first(pins: &Pins, from: u32, to: u32) -> Result<Loaded, LoadError> {
+    let others = [to, to / 2];
+    let masks = others.map(|records| records - 1);
+    let mut settings = sizes(from);
+    for (family, (_, next)) in TABLES.into_iter().enumerate() {
+        settings = settings
+            .pinned_as(OTHER_TABLES[family], next)
+            .max_entries(OTHER_TABLES[family], others[family])
+            .global(OTHER_MASKS[family], &masks[family]);
+    }
+    load(OBJECT, pins, &hooks::programs(), &settings)
+}
+
+/// Programs of the second kind.
+fn second(pins: &Pins, from: u32, to: u32) -> Result<Loaded, LoadError> {
+    let others = [from, from / 2];
+    let masks = others.map(|records| records - 1);
+    let mut settings = sizes(to).pinned_as(CONFIG, CONFIG_NEXT);
+    for (family, (present, next)) in TABLES.into_iter().enumerate() {
+        settings = settings
+            .pinned_as(present, next)
+            .pinned_as(OTHER_TABLES[family], present)
+            .max_entries(OTHER_TABLES[family], others[family])
+            .global(OTHER_MASKS[family], &masks[family]);
+    }
+    let mut programs = hooks::programs();
+    programs.push(COPY_PROGRAM);
+    load(OBJECT, pins, &programs, &settings)
+}
+
+impl std::fmt::Display for Resized {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            from,
+            to,
+            copied,
+            left,
+            took,
+        } = self;
+        let took = took.as_secs_f64();
+        write!(
+            f,
+            "the flow table has room for {to} flows now, after {from}; {copied} flows were moved, in {took:.1} s"
+        )?;
+        match left {
+            0 => Ok(()),
+            _ => write!(f, "; {left} found no place and are lost"),
+        }
+    }
+}
