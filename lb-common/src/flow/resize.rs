@@ -104,6 +104,8 @@ fn find_other<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Re
 /// Copies both directions of a flow, or none; why not, if it cannot.
 #[inline(always)]
 fn copy<A: Address, S: Slots<A>>(slots: &S, record: Record<A>, peer: Record<A>) -> Option<Refused> {
+    // Always in the same order: whoever copies the flow for a packet of the other direction waits, or is waited for.
+    let (record, peer) = in_order(record, peer);
     let mut refused = Refused::Exists;
     let Some(one) = claim(slots, record, &mut refused) else {
         return Some(refused);
