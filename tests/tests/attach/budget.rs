@@ -16,6 +16,12 @@ const SLACK_OF_NEWER: u32 = 100;
 /// allows. In kernel 6.1 one program takes half of it.
 const LIMIT_OF_OTHERS: u32 = 750_000;
 
+/// Ends the names of programs for the time in which flow tables change their size.
+pub const RESIZE: &str = "/resize";
+/// What such a program may take where it was not measured: they are attached for a second, and where the verifier
+/// refuses them, tables keep their size.
+const LIMIT_OF_RESIZE: u32 = 900_000;
+
 /// Major and minor version.
 type Kernel = (u32, u32);
 /// Instructions by program.
@@ -51,9 +57,12 @@ pub fn check(found: &Row) {
 fn limit(rows: &BTreeMap<Kernel, Row>, kernel: Kernel, program: &str) -> Option<u32> {
     let beyond = |row: &Row, slack| Some(row.get(program)? * (100 + slack) / 100);
     let (newest, newest_row) = rows.last_key_value()?;
+    let is_measured = |row: &Row| row.contains_key(program) || !program.ends_with(RESIZE);
     match rows.get(&kernel) {
+        Some(row) if !is_measured(row) => Some(LIMIT_OF_RESIZE),
         Some(row) => beyond(row, SLACK),
         None if kernel > *newest => beyond(newest_row, SLACK_OF_NEWER),
+        None if program.ends_with(RESIZE) => Some(LIMIT_OF_RESIZE),
         None => Some(LIMIT_OF_OTHERS),
     }
 }
@@ -103,6 +112,8 @@ fn kernels_have_the_limits_that_were_measured_or_generous_ones() {
     );
     assert_eq!(limit("6.18.5", "a"), Some(1600));
     assert_eq!(limit("7.0", "b"), Some(100));
+    assert_eq!(limit("6.1", "a/resize"), Some(LIMIT_OF_RESIZE));
+    assert_eq!(limit("6.6", "a/resize"), Some(LIMIT_OF_RESIZE));
     for between_or_before in ["6.6.1", "5.15"] {
         assert_eq!(limit(between_or_before, "a"), Some(LIMIT_OF_OTHERS));
     }

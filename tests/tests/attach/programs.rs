@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Instant};
 use aya::{EbpfLoader, VerifierLogLevel, programs::Program};
 use node_lb::datapath::OBJECT;
 
-use crate::{budget, start::programs};
+use crate::{
+    budget::{self, RESIZE},
+    start::programs,
+};
 
 /// Each by itself, so that a kernel that refuses some says which; what they took is shown with
 /// `--nocapture`.
@@ -24,7 +27,7 @@ fn every_program_passes_the_verifier_within_its_budget() {
     resizing.retain(|name| !SOCKETS.iter().any(|hook| name.starts_with(hook)));
     resizing.push("copy_flows");
     let resizing = verify(loader, &resizing).into_iter();
-    verified.extend(resizing.map(|(name, instructions)| (format!("{name}/resize"), instructions)));
+    verified.extend(resizing.map(|(name, instructions)| (format!("{name}{RESIZE}"), instructions)));
     budget::check(&verified);
 }
 
