@@ -104,7 +104,8 @@ impl Kernel {
             return Ok(true);
         }
         match resize.go_on(&self.loaded, &self.config, &self.pins)? {
-            Step::Attach(programs, resize) => {
+            Step::Attach(next) => {
+                let (programs, resize) = *next;
                 self.loaded = programs;
                 self.resize = Some(resize);
             }

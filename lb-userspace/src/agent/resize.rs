@@ -181,7 +181,7 @@ impl Resize {
         let stage = config.u32_at(0, offset_of!(abi::Config, resize));
         if let Some(second) = self.second.take() {
             stage.store(resize_stage::BOTH, Ordering::SeqCst);
-            return Ok(Step::Attach(second, self));
+            return Ok(Step::Attach(Box::new((second, self))));
         }
         let Copies { copied, left } = self.copy(attached)?;
         stage.store(resize_stage::COPIED, Ordering::SeqCst);
@@ -218,7 +218,7 @@ impl Resize {
 /// What [`Resize::go_on`] has come to.
 pub enum Step {
     /// These are to be attached everywhere.
-    Attach(Loaded, Resize),
+    Attach(Box<(Loaded, Resize)>),
     Done(Resized),
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lb_common::{
     addr::{Ip4, Ip6},
-    flow::{Stage, flow_flag},
+    flow::{Record, Stage, flow_flag},
     pipeline::Copied,
     verdict::{Action, Reason},
 };
@@ -382,13 +382,13 @@ fn half_a_flow_is_left_behind() {
     {
         use lb_common::flow::{record::kill, table::Slots};
         let flows = tables.flows::<Ip4>();
-        let forward = (0..=flows.mask())
-            .filter_map(|index| flows.slot(index))
+        let is_forward = |record: &Record<Ip4>| {
             // SAFETY: one thread.
-            .find(|record| {
-                !unsafe { record.as_ref() }.has(flow_flag::REPLY)
-                    && unsafe { record.as_ref() }.source_port == PORT
-            });
+            let flow = unsafe { record.as_ref() };
+            !flow.has(flow_flag::REPLY) && flow.source_port == PORT
+        };
+        let mut records = (0..=flows.mask()).filter_map(|index| flows.slot(index));
+        let forward = records.find(is_forward);
         kill(forward.unwrap(), 0);
     }
     tables.begin_resize(SIZES[0]);
