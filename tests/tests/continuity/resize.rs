@@ -81,6 +81,7 @@ fn a_table_that_would_be_too_small_for_the_open_flows_is_not_taken() {
     let many = Request::udp(load_balancer_ip(Family::V4, Protocol::Udp));
     let opened = Load::new(many.deadline(patient(Duration::from_secs(2))))
         .workers(16)
+        .pause(Duration::from_millis(10))
         .at_least(900)
         .run_for(Duration::from_secs(1), ground.lab.client())
         .unwrap();

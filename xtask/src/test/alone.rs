@@ -1,10 +1,17 @@
 //! Tests that must not run beside others.
 
 /// The beginnings of their names, and why. Labs do not see each other; these see more than a lab.
-const ALONE: [(&str, &str); 1] = [(
-    "trouble::check::a_fit_node_has_no_failures",
-    "looks for what `node-lb check` leaves in the machine's BPF file system, which all labs share",
-)];
+const ALONE: [(&str, &str); 2] = [
+    (
+        "trouble::check::a_fit_node_has_no_failures",
+        "looks for what `node-lb check` leaves in the machine's BPF file system, which all labs share",
+    ),
+    (
+        "continuity::resize::",
+        "has the verifier look at three sets of programs each time that an agent starts, which takes so much \
+         of the processors that others' agents would not be ready in time",
+    ),
+];
 
 /// Whether the test of that name runs alone.
 pub fn is(name: &str) -> bool {
