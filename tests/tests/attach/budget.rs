@@ -13,7 +13,7 @@ const SLACK: u32 = 10;
 /// program has come to take half as much, or two thirds more.
 const SLACK_OF_NEWER: u32 = 100;
 /// What a program may take in any other kernel that was not measured: three quarters of what the verifier
-/// allows. In kernel 6.1 one program takes half of it.
+/// allows.
 const LIMIT_OF_OTHERS: u32 = 750_000;
 
 /// Ends the names of programs for the time in which flow tables change their size.
