@@ -123,15 +123,21 @@ impl<S: Subject> Walk<'_, '_, S> {
             .handle(at, device, &sent, &segment, tuple, chosen);
         let expected = expected.unwrap_or_else(|error| panic!("{name}: {error}: {found:?}"));
         assert_expected(name, at, &found, &expected);
+        self.assert_kept(tuple, name, &format!("{segment:?} of {tuple:?}"));
+        found.counted[0].1
+    }
+
+    /// Makes sure that what is kept of both directions of a TCP flow is what has to be.
+    #[track_caller]
+    fn assert_kept(&self, tuple: Tuple, name: &str, what: &str) {
         for tuple in self.model.both_ways(tuple).filter(|tuple| tuple.0 == TCP) {
             let (protocol, from, to) = tuple;
             assert_eq!(
                 self.subject.kept(protocol, from, to),
                 self.model.kept(&tuple),
-                "{name}: what is kept of {from:?} to {to:?} after {segment:?} of {tuple:?}"
+                "{name}: what is kept of {from:?} to {to:?} after {what}"
             );
         }
-        found.counted[0].1
     }
 
     /// The first fragment of a packet. The others come later, in any order, or never.
@@ -186,10 +192,14 @@ impl<S: Subject> Walk<'_, '_, S> {
         };
         let translated = error.clone().payload(&quote).addresses(source, flow.to.1.0);
         let found = self.subject.run(at, device, &error.bytes());
+        if protocol == TCP && matches!(kind, (3, 3) | (1, 4)) {
+            self.model.note_unreachable(&tuple, &nothing);
+        }
         let expected = self
             .model
             .handle_error(at, device, &error, flow, translated);
         assert_expected(name, at, &found, &expected);
+        self.assert_kept(tuple, name, &format!("an ICMP error about {nothing:?}"));
         found.counted[0].1
     }
 }

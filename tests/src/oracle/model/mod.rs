@@ -169,6 +169,19 @@ impl Model {
         }
     }
 
+    /// Notes that an ICMP error says of a segment that it did not reach who answers by `tuple`. It counts if it
+    /// is the SYN, and not answered yet.
+    pub fn note_unreachable(&mut self, tuple: &Tuple, segment: &Segment) {
+        let Some(flow) = self.flows.get(tuple).filter(|flow| flow.reply) else {
+            return;
+        };
+        let client = self.flows[&flow.peer];
+        let is_unanswered = client.half && !flow.side.seen && !flow.picked_up;
+        if is_unanswered && segment.sequence == client.side.next.wrapping_sub(1) {
+            self.flows.get_mut(tuple).expect("it is there").side.rst = true;
+        }
+    }
+
     /// What has to become of a later fragment, known by `of`: the same as of its first.
     pub fn handle_fragment(&self, at: At, device: &str, sent: &Sent, of: FragmentsOf) -> Expected {
         let packet = &sent.packet();
