@@ -73,8 +73,9 @@ impl Balanced {
             agents: Vec::new(),
             lab,
             source,
-            arguments: arguments.iter().map(ToString::to_string).collect(),
+            arguments: Vec::new(),
         };
+        balanced.set_arguments(arguments);
         balanced.start_agents()?;
         Ok(balanced)
     }
@@ -82,6 +83,11 @@ impl Balanced {
     /// Starts an agent on each node, after [`Balanced::agents`] have been taken away.
     pub fn start_agents(&mut self) -> Result<()> {
         self.start_agents_of(&node_lb()?)
+    }
+
+    /// Has agents that are started from now on take other arguments.
+    pub fn set_arguments(&mut self, arguments: &[&str]) {
+        self.arguments = arguments.iter().map(ToString::to_string).collect();
     }
 
     /// Starts agents of a build of node-lb.

@@ -13,7 +13,7 @@ use super::{kernel::Kernel, status};
 use crate::{
     config::{self, DatapathConfig, SocketLb},
     datapath::{
-        Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
+        AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
         devices::{Device, DeviceKind, Devices, Role, RoleRules},
         hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
     },
@@ -141,6 +141,11 @@ impl Attachments {
             }
             let attached = match self.attach(kernel, &attacher, device, role) {
                 Ok(attached) => attached,
+                // The watcher has not said so yet.
+                Err(error) if is_gone(&error) => {
+                    wanted.remove(&device.index);
+                    continue;
+                }
                 Err(error) => Attached {
                     name: device.name.clone(),
                     role,
@@ -289,6 +294,11 @@ impl Attachments {
         !matches!(self.detector, LocalDetector::Networks(_))
             && self.detector.is_local_pod(any, Some(&device.name))
     }
+}
+
+/// Whether a device could not be attached to since there is no such device any more.
+fn is_gone(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(AttachError::DeviceGone { .. }))
 }
 
 /// Whether a device that was `known` as external stays so although nothing shows it any more: while it is

@@ -14,7 +14,7 @@ pub mod load;
 pub mod pins;
 pub mod preflight;
 
-pub use attach::{Attacher, Cgroup, XdpAttachment};
+pub use attach::{AttachError, Attacher, Cgroup, XdpAttachment};
 pub use hooks::{Direction, SocketHook, TcFlavor, XdpMode};
 pub use load::{Loaded, OBJECT, Settings, load};
 pub use pins::{Pins, cleanup};

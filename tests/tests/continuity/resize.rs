@@ -1,17 +1,14 @@
 //! Flow tables that get another size while traffic runs: no connection notices, whoever is killed meanwhile.
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use lb_tests::{
-    Agent, Balanced, Family, Held, Load, Request, balanced, eventually, patient, traffic::Protocol,
+    Agent, Balanced, Family, Load, Request, balanced, eventually, patient, traffic::Protocol,
 };
 
 use super::{
     kills::random,
-    support::{
-        Everywhere, NODE_PORT_LINES, Policy, cluster_ip, ground, ground_with, load_balancer_ip,
-        take_over_with,
-    },
+    support::{Everywhere, Idle, Policy, ground, ground_with, load_balancer_ip, take_over},
 };
 
 /// Flows that labs' tables have room for at first, and other sizes.
@@ -22,13 +19,15 @@ const SMALLER: u32 = 32_768;
 const TERM: Duration = Duration::from_secs(1);
 /// How often an agent is killed in the middle of changes.
 const KILLS: usize = 12;
+/// Pods that end while an agent starts.
+const BRIEF_PODS: usize = 16;
 /// By then a change is done, if nobody ends the agent before.
 const CHANGE_MILLIS: u64 = 500;
 
 #[test]
 fn connections_live_on_while_the_flow_table_grows_and_shrinks() {
     let (mut ground, _web) = ground(Policy::Cluster);
-    let idle = idle_connections(&ground);
+    let idle = Idle::open(&ground);
     let load = Everywhere::start(&ground);
     for (from, to) in [(USUAL, LARGER), (LARGER, SMALLER), (SMALLER, USUAL)] {
         thread::sleep(TERM);
@@ -42,7 +41,7 @@ fn connections_live_on_while_the_flow_table_grows_and_shrinks() {
         }
     }
     thread::sleep(TERM);
-    assert_alive(idle);
+    idle.assert_alive();
     load.assert_nothing_noticed();
 }
 
@@ -50,12 +49,12 @@ fn connections_live_on_while_the_flow_table_grows_and_shrinks() {
 #[test]
 fn connections_live_on_though_agents_are_killed_while_the_flow_table_changes_its_size() {
     let (mut ground, _web) = ground(Policy::Cluster);
-    let idle = idle_connections(&ground);
+    let idle = Idle::open(&ground);
     let load = Everywhere::start(&ground);
     ground.kill_agents().unwrap();
     let mut interrupted = 0;
     for size in [LARGER, SMALLER, USUAL].into_iter().cycle().take(KILLS) {
-        ground.agents = launch_agents(&ground, size);
+        launch_agents(&mut ground, size);
         wait_for_a_change(&ground.agents);
         thread::sleep(Duration::from_millis(random(CHANGE_MILLIS)));
         let logs = ground.agents.iter().map(|agent| agent.log().unwrap());
@@ -67,8 +66,32 @@ fn connections_live_on_though_agents_are_killed_while_the_flow_table_changes_its
     start_agents(&mut ground, USUAL);
     assert_size(&ground, USUAL);
     thread::sleep(TERM);
-    assert_alive(idle);
+    idle.assert_alive();
     load.assert_nothing_noticed();
+}
+
+/// A pod that ends before its device has other programs is not a device that refuses them.
+#[test]
+fn pods_end_while_the_flow_table_changes_its_size() {
+    let (mut ground, _web) = ground(Policy::Cluster);
+    let idle = Idle::open(&ground);
+    for size in [LARGER, USUAL, SMALLER, USUAL] {
+        let node = ground.lab.node(1);
+        let start = |number| ground.lab.add_pod(node, &format!("brief-{number}"));
+        let pods: Vec<_> = (0..BRIEF_PODS)
+            .map(|number| start(number).unwrap())
+            .collect();
+        ground.kill_agents().unwrap();
+        launch_agents(&mut ground, size);
+        for pod in pods {
+            ground.lab.remove_pod(&pod).unwrap();
+        }
+        for agent in &mut ground.agents {
+            agent.wait_until_ready().unwrap();
+        }
+        assert_size(&ground, size);
+    }
+    idle.assert_alive();
 }
 
 #[test]
@@ -77,7 +100,7 @@ fn a_table_that_would_be_too_small_for_the_open_flows_is_not_taken() {
         Policy::Cluster,
         &["--xdp-mode=native", "--flow-table-size=4096"],
     );
-    let idle = idle_connections(&ground);
+    let idle = Idle::open(&ground);
     let many = Request::udp(load_balancer_ip(Family::V4, Protocol::Udp));
     let opened = Load::new(many.deadline(patient(Duration::from_secs(2))))
         .workers(16)
@@ -93,7 +116,7 @@ fn a_table_that_would_be_too_small_for_the_open_flows_is_not_taken() {
     let why = status.change.unwrap();
     assert!(why.contains("IPv4 flows are open"), "{why}");
     assert!(why.contains("room for 4096 flows instead of 1024"), "{why}");
-    assert_alive(idle);
+    idle.assert_alive();
 }
 
 /// An older version takes tables over as they are, if it is given their size.
@@ -102,7 +125,7 @@ fn an_older_version_takes_over_tables_of_another_size() {
     let (mut ground, _web) = ground(Policy::Cluster);
     let this = balanced::node_lb().unwrap();
     let older = balanced::older_node_lb().unwrap();
-    let idle = idle_connections(&ground);
+    let idle = Idle::open(&ground);
     let load = Everywhere::start(&ground);
     for (version, size) in [
         (&older, USUAL),
@@ -110,11 +133,12 @@ fn an_older_version_takes_over_tables_of_another_size() {
         (&older, LARGER),
         (&this, USUAL),
     ] {
-        take_over_with(&mut ground, version, &[&size_argument(size)]);
+        set_size(&mut ground, size);
+        take_over(&mut ground, version);
         thread::sleep(TERM);
     }
     assert_size(&ground, USUAL);
-    assert_alive(idle);
+    idle.assert_alive();
     load.assert_nothing_noticed();
 }
 
@@ -123,39 +147,31 @@ fn an_older_version_takes_over_tables_of_another_size() {
 fn an_older_version_refuses_tables_of_another_size_than_its_own() {
     let (mut ground, _web) = ground(Policy::Cluster);
     let older = balanced::older_node_lb().unwrap();
-    let idle = idle_connections(&ground);
+    let idle = Idle::open(&ground);
     ground.kill_agents().unwrap();
-    let refused = start(&ground, &older, LARGER);
-    for mut agent in refused {
+    set_size(&mut ground, LARGER);
+    ground.launch_agents_of(&older).unwrap();
+    for agent in &mut ground.agents {
         let error = agent.wait_until_ready().unwrap_err().to_string();
         assert!(error.contains("map FLOWS4"), "{error}");
     }
     start_agents(&mut ground, USUAL);
-    assert_alive(idle);
+    idle.assert_alive();
 }
 
-fn size_argument(size: u32) -> String {
-    format!("--flow-table-size={size}")
+/// Has agents that are started from now on want tables of this size.
+fn set_size(ground: &mut Balanced, size: u32) {
+    ground.set_arguments(&["--xdp-mode=native", &format!("--flow-table-size={size}")]);
 }
 
-fn start(ground: &Balanced, program: &Path, size: u32) -> Vec<Agent> {
-    let size = size_argument(size);
-    let launch = |node| {
-        let spec = balanced::spec(node, &["--xdp-mode=native", &size]).unwrap();
-        Agent::launch(node, spec.program(program)).unwrap()
-    };
-    ground.lab.nodes().iter().map(launch).collect()
-}
-
-fn launch_agents(ground: &Balanced, size: u32) -> Vec<Agent> {
-    start(ground, &balanced::node_lb().unwrap(), size)
+fn launch_agents(ground: &mut Balanced, size: u32) {
+    set_size(ground, size);
+    ground.launch_agents().unwrap();
 }
 
 fn start_agents(ground: &mut Balanced, size: u32) {
-    ground.agents = launch_agents(ground, size);
-    for agent in &mut ground.agents {
-        agent.wait_until_ready().unwrap();
-    }
+    set_size(ground, size);
+    ground.start_agents().unwrap();
 }
 
 /// Returns when some agent is about to exchange programs, or has nothing to change.
@@ -191,28 +207,5 @@ fn assert_size(ground: &Balanced, size: u32) {
         let names = pins.map(|pin| pin.unwrap().file_name().into_string().unwrap());
         let next: Vec<_> = names.filter(|name| name.ends_with("_NEXT")).collect();
         assert!(next.is_empty(), "{next:?}");
-    }
-}
-
-/// Connections that have nothing to say while the size changes.
-fn idle_connections(ground: &Balanced) -> Vec<Held> {
-    let lab = &ground.lab;
-    let both = Family::BOTH.into_iter().flat_map(|family| {
-        let inside = cluster_ip(family, Protocol::Tcp);
-        [
-            Held::open(lab.client(), lab.node(1).at(family, NODE_PORT_LINES)),
-            Held::open(lab.client(), load_balancer_ip(family, Protocol::Tcp)),
-            Held::open(lab.pod("pod-2-1"), inside),
-            Held::open(lab.node(2), inside),
-        ]
-    });
-    let mut idle: Vec<_> = both.map(Result::unwrap).collect();
-    idle.iter_mut().for_each(|held| _ = held.ask().unwrap());
-    idle
-}
-
-fn assert_alive(idle: Vec<Held>) {
-    for mut connection in idle {
-        connection.ask().unwrap();
     }
 }

@@ -8,8 +8,8 @@ use std::{mem, thread};
 use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
 use lb_tests::traffic::{LoadReports, Loads, Protocol};
 use lb_tests::{
-    Agent, Balanced, Deployment, Failure, FailureKind, Family, Host, Load, Reply, Request, Service,
-    Topology, balanced,
+    Balanced, Deployment, Failure, FailureKind, Family, Held, Host, Load, Reply, Request, Service,
+    Topology,
 };
 
 /// The only Service most tests need.
@@ -153,28 +153,42 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How long load goes on after the last change.
 const AFTERWARDS: Duration = Duration::from_millis(500);
 
-/// Starts agents of another build beside those that run, and then ends the old ones.
-pub fn take_over(ground: &mut Balanced, build: &Path) {
-    take_over_with(ground, build, &[]);
+/// Connections that have nothing to say, and should be alive nevertheless when they are asked again.
+pub struct Idle(Vec<Held>);
+
+impl Idle {
+    /// From outside, from a pod and from a node, over IPv4 and IPv6.
+    pub fn open(ground: &Balanced) -> Self {
+        let lab = &ground.lab;
+        let both = Family::BOTH.into_iter().flat_map(|family| {
+            let inside = cluster_ip(family, Protocol::Tcp);
+            [
+                Held::open(lab.client(), lab.node(1).at(family, NODE_PORT_LINES)),
+                Held::open(lab.client(), load_balancer_ip(family, Protocol::Tcp)),
+                Held::open(lab.pod("pod-2-1"), inside),
+                Held::open(lab.node(2), inside),
+            ]
+        });
+        let mut idle: Vec<_> = both.map(Result::unwrap).collect();
+        idle.iter_mut().for_each(|held| _ = held.ask().unwrap());
+        Self(idle)
+    }
+
+    #[track_caller]
+    pub fn assert_alive(self) {
+        for mut connection in self.0 {
+            connection.ask().unwrap();
+        }
+    }
 }
 
-/// The same with more arguments.
-pub fn take_over_with(ground: &mut Balanced, build: &Path, more: &[&str]) {
-    let arguments = [&["--xdp-mode=native"], more].concat();
+/// Starts agents of another build beside those that run, and then ends the old ones.
+pub fn take_over(ground: &mut Balanced, build: &Path) {
     let first = mem::take(&mut ground.agents);
-    let next: Vec<_> = ground
-        .lab
-        .nodes()
-        .iter()
-        .map(|node| {
-            let spec = balanced::spec(node, &arguments).unwrap();
-            Agent::launch(node, spec.program(build)).unwrap()
-        })
-        .collect();
+    ground.launch_agents_of(build).unwrap();
     for agent in first {
         agent.stop(Duration::from_secs(5)).unwrap();
     }
-    ground.agents = next;
     for agent in &mut ground.agents {
         agent.wait_until_ready().unwrap();
     }

@@ -3,11 +3,11 @@
 
 use std::{path::Path, thread, time::Duration};
 
-use lb_tests::{Balanced, Family, Held, balanced, traffic::Protocol};
+use lb_tests::{Balanced, balanced};
 
 use super::{
     kills::random,
-    support::{Everywhere, NODE_PORT_LINES, Policy, cluster_ip, ground, take_over},
+    support::{Everywhere, Idle, Policy, ground, take_over},
 };
 
 /// How long each version runs: long enough for its agent to look at every flow.
@@ -23,13 +23,13 @@ fn connections_live_on_while_versions_follow_each_other() {
     let this = balanced::node_lb().unwrap();
     let older = balanced::older_node_lb().unwrap();
     start_over(&mut ground, &older);
-    let idle = idle_connections(&ground);
+    let idle = Idle::open(&ground);
     let load = Everywhere::start(&ground);
     for version in [&this, &older, &this] {
         take_over(&mut ground, version);
         thread::sleep(TERM);
     }
-    assert_alive(idle);
+    idle.assert_alive();
     load.assert_nothing_noticed();
 }
 
@@ -41,7 +41,7 @@ fn connections_live_on_though_agents_are_killed_while_they_take_over() {
         balanced::older_node_lb().unwrap(),
     ];
     start_over(&mut ground, &versions[1]);
-    let idle = idle_connections(&ground);
+    let idle = Idle::open(&ground);
     let load = Everywhere::start(&ground);
     ground.kill_agents().unwrap();
     for version in versions.iter().cycle().take(KILLS) {
@@ -50,7 +50,7 @@ fn connections_live_on_though_agents_are_killed_while_they_take_over() {
         ground.kill_agents().unwrap();
     }
     take_over(&mut ground, &versions[0]);
-    assert_alive(idle);
+    idle.assert_alive();
     load.assert_nothing_noticed();
 }
 
@@ -64,26 +64,4 @@ fn start_over(ground: &mut Balanced, version: &Path) {
             .unwrap();
     }
     ground.start_agents_of(version).unwrap();
-}
-
-/// Connections that have nothing to say while versions change.
-fn idle_connections(ground: &Balanced) -> Vec<Held> {
-    let lab = &ground.lab;
-    let both = Family::BOTH.into_iter().flat_map(|family| {
-        let inside = cluster_ip(family, Protocol::Tcp);
-        [
-            Held::open(lab.client(), lab.node(1).at(family, NODE_PORT_LINES)),
-            Held::open(lab.pod("pod-2-1"), inside),
-            Held::open(lab.node(2), inside),
-        ]
-    });
-    let mut idle: Vec<_> = both.map(Result::unwrap).collect();
-    idle.iter_mut().for_each(|held| _ = held.ask().unwrap());
-    idle
-}
-
-fn assert_alive(idle: Vec<Held>) {
-    for mut connection in idle {
-        connection.ask().unwrap();
-    }
 }
