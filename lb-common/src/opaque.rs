@@ -65,6 +65,17 @@ pub fn computed(value: u64) -> u64 {
     value
 }
 
+/// Returns its argument by way of memory, `room`: the verifier forgets which of many ways led to it, and looks at what
+/// follows once instead of once for each.
+#[inline(always)]
+pub fn settled(value: u64, room: &mut u64) -> u64 {
+    // SAFETY: a reference; volatile, or LLVM would leave memory out.
+    unsafe {
+        (&raw mut *room).write_volatile(value);
+        (&raw const *room).read_volatile()
+    }
+}
+
 /// All ones if `value` is negative, else none, computed without a branch: in a loop the verifier would
 /// look at everything behind it once for each way there.
 #[inline(always)]

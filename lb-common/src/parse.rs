@@ -2,7 +2,7 @@
 
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
-    opaque::rolled,
+    opaque::{rolled, settled},
     packet::Packet,
 };
 
@@ -83,19 +83,14 @@ pub struct Network {
 }
 
 impl Network {
-    /// The same header, by way of memory: the verifier forgets which of the many ways through
-    /// options and extensions led here, and verifies what follows once instead of once for each.
+    /// The same header, [`settled`] whichever way through options and extensions led here.
     #[inline(always)]
     pub fn settled(mut self, memory: &mut u64) -> Self {
         let packed = (self.payload & PAYLOAD_LIMIT) as u64
             | u64::from(self.protocol) << 16
             | u64::from(self.fragment as u8) << 24
             | u64::from(self.id) << 32;
-        // SAFETY: a reference; volatile, or LLVM would leave memory out.
-        let packed = unsafe {
-            (&raw mut *memory).write_volatile(packed);
-            (&raw const *memory).read_volatile()
-        };
+        let packed = settled(packed, memory);
         self.payload = packed as usize & PAYLOAD_LIMIT;
         self.protocol = (packed >> 16) as u8;
         self.fragment = match (packed >> 24) as u8 {

@@ -5,20 +5,24 @@
 //! from it, can have it avoided until it answers somebody else. So an endpoint whose place nobody else can
 //! take is never avoided.
 
+use core::ptr::NonNull;
+
 use crate::{
     abi::{EndpointMemory, config_flag, plan_flag},
     addr::Address,
     atomic,
     flow::{Flow, Record, stage::idle},
-    select::Policy,
+    opaque::{choose, mask_if_negative, rolled},
+    select::{Policy, Range},
     tables::Tables,
 };
-use core::ptr::NonNull;
 
 /// Failures in a row from which on an endpoint is avoided.
 pub const LIMIT: u32 = 3;
 /// Ticks until a connection tries it again: five seconds at least.
 const AVOIDED: u32 = 40;
+/// Other endpoints that are drawn for a connection whose first one fails, until one does not.
+const DRAWS: usize = 3;
 
 /// How an endpoint has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,16 +33,51 @@ pub(super) enum Failure {
     Refused,
 }
 
-/// Whether a new connection goes elsewhere, if it can. If it was time to try, nobody else does for a while.
+/// Whether a SYN that was to go to an endpoint goes to another one, if there is one that does not fail: the client
+/// has just left that one without an answer, or it is avoided. `left` is the endpoint that the client has left.
+#[inline(always)]
+pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, left: u32) -> bool {
+    // Once is enough for a client that has waited before.
+    let limit = if left == 0 { LIMIT } else { 1 };
+    endpoint == left || is_avoided(tables, endpoint, limit)
+}
+
+/// Index of another endpoint than the one at `index`: one that does not fail if that is found, else any for a client
+/// that has just left that one, else the same.
 #[inline(never)]
-pub(super) fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) -> bool {
+pub(super) fn elsewhere<A: Address, T: Tables<A>>(
+    tables: &T,
+    set: Range,
+    index: u32,
+    left: u32,
+) -> u32 {
+    let mut found = index;
+    for _ in rolled(DRAWS) {
+        let other = set.other_than(index, tables.random());
+        let Some(endpoint) = tables.endpoint(other) else {
+            break;
+        };
+        if !turns_away(tables, endpoint.id, left) {
+            return other;
+        }
+        // Without a branch: the verifier would look at all combinations.
+        let differ = |one: u32, other: u32| mask_if_negative(-i64::from(one ^ other));
+        found = choose(differ(left, 0) & differ(endpoint.id, left), other, found);
+    }
+    found
+}
+
+/// Whether a new connection goes elsewhere, if it can: an endpoint has failed so often. If it was time to try,
+/// nobody else does for a while.
+#[inline(never)]
+fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, limit: u32) -> bool {
     let Some(memory) = memory(tables, endpoint) else {
         return false;
     };
     let (failures, failed_at) = read(memory);
     let now = tables.now();
-    if failures < LIMIT || idle(failed_at, now) < AVOIDED {
-        return failures >= LIMIT;
+    if failures < limit || idle(failed_at, now) < AVOIDED {
+        return failures >= limit;
     }
     // SAFETY: a word of a map's element, changed by compare-and-swap or where any value will do.
     unsafe { !atomic::compare_and_swap(&raw mut (*memory.as_ptr()).failed_at, failed_at, now) }
@@ -100,12 +139,17 @@ fn has_alternative<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool
     let Some(index) = set.first_of(tables.slots_of(flow.detail)) else {
         return !set.is_empty();
     };
-    let other = set.other_than(index, tables.random());
-    let Some(endpoint) = tables.endpoint(other).filter(|_| other != index) else {
-        return false;
-    };
-    let (failures, failed_at) = memory(tables, endpoint.id).map_or((0, 0), read);
-    failures < LIMIT || idle(failed_at, tables.now()) >= AVOIDED
+    for _ in rolled(DRAWS) {
+        let other = set.other_than(index, tables.random());
+        let Some(endpoint) = tables.endpoint(other).filter(|_| other != index) else {
+            return false;
+        };
+        let (failures, failed_at) = memory(tables, endpoint.id).map_or((0, 0), read);
+        if failures < LIMIT || idle(failed_at, tables.now()) >= AVOIDED {
+            return true;
+        }
+    }
+    false
 }
 
 /// What is remembered of an endpoint, if failing ones are avoided.

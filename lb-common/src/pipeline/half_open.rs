@@ -8,17 +8,19 @@ use super::Work;
 use crate::{
     addr::Address,
     atomic,
-    flow::{
-        Record, end,
-        record::{in_order, look},
-        tag,
-    },
+    flow::{Record, end, record::look, tag},
     tables::Tables,
 };
 
 /// Half-open flows that a service may have before it needs places in a ring: whoever is not attacked
 /// does without one.
 pub const WITHOUT_RING: u32 = 128;
+/// Of a ring, the part that a service uses when others with the same endpoint may have its ports: so small that as
+/// many services cannot use an endpoint's ports up.
+const RING_PART: u32 = 16;
+/// Ticks for which a flow has been silent when its port may be another's: an eighth of a second at least, in which a
+/// client nearby completes its handshake.
+const SILENCE: i32 = 2;
 /// Rings; services whose ids differ by a multiple of this share one.
 pub const RINGS: u32 = 64;
 
@@ -70,27 +72,54 @@ fn take_place<A: Address, T: Tables<A>>(
     // SAFETY: as above.
     work.memory =
         unsafe { atomic::exchange(place.as_ptr(), u64::from(tag) << 32 | u64::from(index)) };
-    give_way(tables, work.memory);
+    let (index, tag) = (work.memory as u32, (work.memory >> 32) as u32);
+    if let Some((seen, forward)) = tables.slot(index).map(look)
+        && seen == tag
+    {
+        give_way(tables, forward, tag);
+    }
 }
 
-/// Ends the flow that had a place before, if it still has not proved itself.
-#[inline(always)]
-fn give_way<A: Address, T: Tables<A>>(tables: &T, place: u64) {
-    let (index, tag) = (place as u32, (place >> 32) as u32);
-    if tag::state(tag) != tag::HALF {
-        return;
-    }
-    let found = tables.slot(index).map(look);
-    let Some((_, record)) = found.filter(|(seen, _)| *seen == tag) else {
-        return;
+/// Has the port in [`Work::other`] given up by a half-open flow that has been silent for a while, of a service that
+/// uses a part of its ring. Whether it was.
+///
+/// Each service has a budget of its own, but the ports towards an endpoint are of all services that it belongs to.
+#[inline(never)]
+pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> bool {
+    let found = u32::try_from(tables.find_index(&work.other));
+    let Some(reply) = found.ok().and_then(|index| tables.slot(index)) else {
+        return false;
     };
     // SAFETY: records stay valid until every program that can see them ends.
-    let Some(peer) = tables.slot(unsafe { record.as_ref() }.peer) else {
-        return;
+    let Some(forward) = tables.slot(unsafe { reply.as_ref() }.peer) else {
+        return false;
     };
-    let (forward, reply): (Record<A>, _) = in_order(record, peer);
-    if end::evict(tables, forward, reply, tag) {
-        // SAFETY: as above; a dead record keeps its fields.
-        tables.count_gave_way(unsafe { forward.as_ref() }.service);
+    let (tag, forward) = look(forward);
+    // SAFETY: as above.
+    let flow = unsafe { forward.as_ref() };
+    // Another flow may have the client's record by now.
+    let holds = Ok(flow.peer) == found;
+    let many = WITHOUT_RING.max(tables.half_open_mask() / RING_PART);
+    let is_silent = tables.now().wrapping_sub(flow.last_seen) as i32 >= SILENCE;
+    holds && tables.half_open(flow.service) >= many && is_silent && give_way(tables, forward, tag)
+}
+
+/// Ends a flow whose client's direction had this tag, if it still has, and the flow has not proved itself. Whether
+/// it was ended.
+#[inline(always)]
+fn give_way<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, tag: u32) -> bool {
+    if tag::state(tag) != tag::HALF {
+        return false;
     }
+    // SAFETY: as above.
+    let flow = unsafe { forward.as_ref() };
+    let Some(reply) = tables.slot(flow.peer) else {
+        return false;
+    };
+    let ended = end::evict(tables, forward, reply, tag);
+    if ended {
+        // A dead record keeps its fields.
+        tables.count_gave_way(flow.service);
+    }
+    ended
 }

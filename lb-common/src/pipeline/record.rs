@@ -2,8 +2,8 @@
 
 use super::{
     Refusal, Work,
-    failing::is_avoided,
-    half_open::{enter, is_pressed},
+    failing::{elsewhere, turns_away},
+    half_open::{enter, give_port, is_pressed},
 };
 use crate::{
     abi::{Config, Endpoint, config_flag, endpoint_flag},
@@ -16,7 +16,7 @@ use crate::{
         table::{self, Claim, Purpose, Refused},
         tag, tcp,
     },
-    opaque::rolled,
+    opaque::{rolled, settled},
     parse::{TCP, Tuple},
     rewrite, select,
     service::Route,
@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Ports tried for source NAT before a connection is given up. All but closed flows keep theirs, and
-/// of those half let it go.
+/// of those half let it go; half-open flows do where there are too many of them.
 const SNAT_TRIES: usize = 16;
 /// Spreads numbers that follow each other: 2^32 divided by the golden ratio.
 const GOLDEN: u32 = 0x9e37_79b9;
@@ -73,18 +73,13 @@ fn try_begin<A: Address, T: Tables<A>>(
     let number = draw(tables, work);
     work.reason = Reason::NotProgrammed;
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
-    if opens {
-        let first = tables.endpoint(index)?.id;
-        let left = first == work.avoided;
-        if left || is_avoided(tables, first) {
-            let other = plan.set(route.policy).other_than(index, number);
-            let endpoint = tables.endpoint(other)?.id;
-            if left || !is_avoided(tables, endpoint) {
-                index = other;
-                if plan.affinity_seconds != 0 {
-                    select::remember(tables, plan, route.policy, &work.tuple, endpoint);
-                }
-            }
+    if opens && turns_away(tables, tables.endpoint(index)?.id, work.avoided) {
+        let first = index;
+        let found = elsewhere(tables, plan.set(route.policy), first, work.avoided);
+        index = settled(found.into(), &mut work.memory) as u32;
+        if index != first && plan.affinity_seconds != 0 {
+            let endpoint = tables.endpoint(index)?.id;
+            select::remember(tables, plan, route.policy, &work.tuple, endpoint);
         }
     }
     let endpoint = tables.endpoint(index)?;
@@ -288,6 +283,9 @@ fn claim_reply<A: Address, T: Tables<A>>(
             if claim.is_some() {
                 return claim;
             }
+        }
+        if source_nat && work.refused == Refused::Exists && give_port(tables, work) {
+            continue;
         }
         // A client whose address is kept keeps its port too, unless the same client's port already
         // goes to the same endpoint by way of another frontend.

@@ -6,9 +6,9 @@
 //! - `LIVE` or `HALF` → `SWEPT`, both directions of a flow, the forward one first: whoever ends that one
 //!   ends the other too, program or sweeper. Programs say `DEAD`, which others may claim after a while; but a
 //!   sweeper that is held up does not know the time.
-//! - `DEAD`, `EVICTED` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was running has returned:
-//!   none of them uses the record any more. A dead record stays while its other direction is live, so that
-//!   no other flow's takes its place, unless a program has to take it.
+//! - `DEAD`, `EVICTED` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was running
+//!   has returned: none of them uses the record any more. A dead record stays while its other direction is
+//!   live, so that no other flow's takes its place, unless a program has to take it.
 //! - A stale UDP flow loses its forward record only: answers to what the client sent before may be
 //!   under way, and are rewritten until the other record is ended as one without its other direction.
 //! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish it.

@@ -169,23 +169,56 @@ fn services_that_share_an_endpoint_find_ports_that_the_others_have_not_taken() {
             last: 40_999,
         };
         let scene = Scene { ports, ..scene };
-        let mut tables = scene.tables();
-        let plans = [80, 81, 82].map(|port| {
-            let mut plan = scene.plan();
-            plan.name.port = port.to_string();
-            for frontend in &mut plan.frontends {
-                frontend.address.set_port(port);
-            }
-            plan
-        });
-        tables.program(&plans);
-        for plan in &plans {
-            let target = SocketAddr::new(scene.target().ip(), plan.frontends[0].address.port());
+        let (tables, targets) = services_of_one_endpoint(&scene, [80, 81, 82]);
+        for target in targets {
             for port in 1..=200 {
                 let syn = scene.frame(scene.client(port), target, SYN, b"");
                 assert_eq!(ingress(&tables, &syn).reason, Reason::Opened, "{target}");
             }
         }
+    }
+}
+
+/// Two Services with one endpoint have budgets for more half-open flows than it has ports, but an attack on both
+/// takes no port from anybody for long: neither from their own clients, nor from a third Service's.
+#[test]
+fn half_open_flows_of_attacked_services_give_ports_up() {
+    for scene in scenes() {
+        let ports = PortRange {
+            first: 40_000,
+            last: 40_299,
+        };
+        let scene = Scene { ports, ..scene };
+        let (tables, [first, second, third]) = services_of_one_endpoint(&scene, [80, 81, 82]);
+        let open = |target, port| {
+            let syn = scene.frame(scene.client(port), target, SYN, b"");
+            ingress(&tables, &syn).reason
+        };
+        // Of a Service that is not attacked, they keep their ports.
+        for port in 1..=20 {
+            assert_eq!(open(third, port), Reason::Opened);
+        }
+        // What has just come is not yet silent.
+        let attack = (1..=300).flat_map(|port| [open(first, port), open(second, port)]);
+        assert!(
+            attack
+                .collect::<Vec<_>>()
+                .contains(&Reason::SnatPortsExhausted)
+        );
+        for round in 1..20 {
+            tables.set_seconds(2 * u32::from(round));
+            for port in 0..50 {
+                let port = 1000 + round * 50 + port;
+                assert_eq!(open(first, port), Reason::Opened, "{port}");
+                assert_eq!(open(second, port), Reason::Opened, "{port}");
+            }
+            assert_eq!(open(third, 100 + round), Reason::Opened);
+        }
+        let stats = (1..=4).map(|service| tables.stats(service));
+        let found: Vec<_> = stats
+            .map(|stats| (stats.half_open, stats.gave_way))
+            .collect();
+        assert!(found.contains(&(20 + 19, 0)), "{found:?}");
     }
 }
 
@@ -369,4 +402,23 @@ fn timeouts() -> Timeouts {
         shortest: 0,
     }
     .with_shortest()
+}
+
+/// The scene's Service and more like it: their addresses at these ports.
+fn services_of_one_endpoint<const N: usize>(
+    scene: &Scene,
+    ports: [u16; N],
+) -> (MemoryTables, [SocketAddr; N]) {
+    let mut tables = scene.tables();
+    let plans = ports.map(|port| {
+        let mut plan = scene.plan();
+        plan.name.port = port.to_string();
+        for frontend in &mut plan.frontends {
+            frontend.address.set_port(port);
+        }
+        plan
+    });
+    tables.program(&plans);
+    let ip = scene.target().ip();
+    (tables, ports.map(|port| SocketAddr::new(ip, port)))
 }

@@ -1,7 +1,10 @@
 //! Endpoints that refuse connections or do not answer are avoided for some seconds, as long as there is
 //! another.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+};
 
 use lb_common::{
     abi::config_flag,
@@ -61,6 +64,37 @@ fn a_refusal_is_withheld_and_the_next_syn_goes_elsewhere() {
         assert_eq!(talk.stage(), Some(Stage::Established));
         assert!(!served(&scene, &tables, 2..100).contains(&endpoint));
     }
+}
+
+/// Two of ten are silent, and nobody has noticed so far: a client does not go to and fro between them.
+#[test]
+fn a_syn_that_is_repeated_finds_an_endpoint_that_answers() {
+    for scene in scenes(10) {
+        let tables = tables(&scene);
+        let endpoints: HashSet<_> = (1..200)
+            .map(|port| first_of(&scene, &tables, port))
+            .collect();
+        let silent: HashSet<_> = endpoints.into_iter().take(2).collect();
+        let mut repeated = [0; 4];
+        for port in 1000..1500 {
+            let mut talk = Conversation::new(&scene, &tables, port);
+            let repetitions = (0..repeated.len()).find(|repetition| {
+                tables.set_seconds(u32::from(port) * 100 + *repetition as u32 * SILENCE);
+                talk.deliver(Side::Client, first_syn(), b"");
+                !silent.contains(&endpoint_of(&talk))
+            });
+            repeated[repetitions.expect("an endpoint that answers")] += 1;
+            talk.send(Side::Endpoint, SYN | ACK, b"");
+        }
+        assert!(repeated[0] > 300 && repeated[1] > 50, "{repeated:?}");
+    }
+}
+
+/// The endpoint that a new connection goes to.
+fn first_of(scene: &Scene, tables: &MemoryTables, port: u16) -> SocketAddr {
+    let mut talk = Conversation::new(scene, tables, port);
+    talk.send(Side::Client, SYN, b"");
+    endpoint_of(&talk)
 }
 
 #[test]

@@ -43,6 +43,8 @@ const SECOND: u8 = 11;
 const LOCAL: u8 = 12;
 const NEIGHBOUR: u8 = 13;
 const SERVICES: [u8; 4] = [FIRST, SECOND, LOCAL, NEIGHBOUR];
+/// One more with the first one's endpoint.
+const SHARING: u8 = 14;
 
 const WITHOUT_XDP: Topology = Topology {
     far_ends_take_xdp: false,
@@ -67,6 +69,17 @@ fn syns_to_one_service_that_keeps_the_source() -> Result<()> {
 #[test]
 fn syns_to_several_services() -> Result<()> {
     Scene::new(FloodKind::Syn, &[FIRST, SECOND, LOCAL]).play()
+}
+
+/// Their budgets of half-open flows are more than the node's ports towards the endpoint.
+#[test]
+fn syns_to_two_services_with_one_endpoint() -> Result<()> {
+    Scene::new(FloodKind::Syn, &[FIRST, SHARING]).play()
+}
+
+#[test]
+fn datagrams_to_two_services_with_one_endpoint() -> Result<()> {
+    Scene::new(FloodKind::Udp, &[FIRST, SHARING]).play()
 }
 
 #[test]
@@ -173,6 +186,7 @@ impl Scene {
         ground.service(SECOND, Source::Translated, &[ground.pod("pod-2-2")])?;
         ground.service(LOCAL, Source::Kept, &[ground.pod("pod-1-1")])?;
         ground.service(NEIGHBOUR, Source::Kept, &[ground.pod("pod-1-2")])?;
+        ground.service(SHARING, Source::Translated, &[ground.pod("pod-2-1")])?;
         Ok(ground)
     }
 
