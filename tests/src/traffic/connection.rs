@@ -8,6 +8,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Method, header};
 use hyper_util::rt::TokioIo;
+use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::task::AbortHandle;
@@ -128,6 +129,11 @@ impl Connection {
         };
         if is_chosen(request.source) {
             socket.set_reuseaddr(true)?;
+            if request.source.port() == 0 {
+                // Any port that this target's connections do not have will do, not only one that no other's has.
+                setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
+                    .map_err(io::Error::from)?;
+            }
             socket.bind(request.source)?;
         }
         let stream = socket.connect(request.target).await?;
