@@ -294,7 +294,9 @@ pub struct LocalAddress {
 pub struct Device {
     /// [`device_flag`]s.
     pub flags: u32,
-    pub pad: u32,
+    /// The last four octets of its Ethernet address, as they lie in a frame; 0 means that any frame is for
+    /// this host.
+    pub address: u32,
 }
 
 /// Bits of [`Device::flags`].
@@ -303,6 +305,9 @@ pub mod device_flag {
     pub const XDP_TARGET: u32 = 1 << 0;
     /// Local pods are behind the device (detect-local-mode by interface).
     pub const PODS: u32 = 1 << 1;
+    /// It is a port of another device, as of a bridge, or below one with an Ethernet address of its own (macvlan):
+    /// frames for these come by it.
+    pub const PORT: u32 = 1 << 2;
 }
 
 /// The only element of `CONFIG`: the node's settings.

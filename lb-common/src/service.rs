@@ -165,7 +165,7 @@ fn is_from_pod<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>, ifind
         prefix <= 128 && tuple.source.within(network, prefix)
     } else {
         config.flags & config_flag::DETECT_BY_DEVICE != 0
-            && services.device_flags(ifindex) & device_flag::PODS != 0
+            && services.device(ifindex).flags & device_flag::PODS != 0
     }
 }
 

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 
 use crate::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
         FrontendKey, Plan,
     },
     addr::{Address, Ip6},
@@ -28,8 +28,8 @@ pub trait Services<A: Address> {
     fn source_allowed(&self, set: u32, address: Ip6) -> bool;
     /// Whether the address is one of this node's.
     fn is_local(&self, address: Ip6) -> bool;
-    /// [`crate::abi::device_flag`]s of a device.
-    fn device_flags(&self, ifindex: u32) -> u32;
+    /// What is special about a device; nothing about most.
+    fn device(&self, ifindex: u32) -> Device;
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
     /// Where an endpoint is now, by its id.

@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
         FrontendKey, Plan, SourceRangeKey,
     },
     addr::{Address, Family, Ip4, Ip6},
@@ -111,9 +111,9 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
     }
 
     #[inline(always)]
-    fn device_flags(&self, ifindex: u32) -> u32 {
-        // SAFETY: one word.
-        unsafe { DEVICES.get(ifindex) }.map_or(0, |device| device.flags)
+    fn device(&self, ifindex: u32) -> Device {
+        // SAFETY: two words, of which any values will do.
+        unsafe { DEVICES.get(ifindex) }.copied().unwrap_or_default()
     }
 
     #[inline(always)]
@@ -250,7 +250,7 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
 
     #[inline(always)]
     fn now(&self) -> u32 {
-        // SAFETY: no arguments.
+        // Not by way of `moment`: for that, programs in 6.1 have no room on their stacks. SAFETY: no arguments.
         (unsafe { bpf_jiffies64() } >> (self.config.tick_shift & 63)) as u32
     }
 

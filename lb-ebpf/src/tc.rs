@@ -31,6 +31,8 @@ const HEADERS: u32 = 192;
 /// What a packet that was sent on from here has in `tc_index`: it is translated already, and the egress
 /// hook of the device that it leaves by need not look at it.
 const SENT_ON: u32 = 0x4e4c;
+/// Of a frame to another host's address (linux/if_packet.h).
+const PACKET_OTHERHOST: u32 = 3;
 
 /// Handles a packet that came in on a device.
 #[inline(always)]
@@ -232,6 +234,12 @@ impl Frame for SkbFrame {
     fn ifindex(&self) -> u32 {
         // SAFETY: the program's own context.
         unsafe { (*self.skb).ifindex }
+    }
+
+    #[inline(always)]
+    fn is_for_host(&self) -> Option<bool> {
+        // SAFETY: the program's own context.
+        Some(unsafe { (*self.skb).pkt_type } != PACKET_OTHERHOST)
     }
 
     #[inline(always)]

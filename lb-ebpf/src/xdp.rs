@@ -78,6 +78,11 @@ impl<const VIRTUAL: bool> Frame for XdpFrame<VIRTUAL> {
     }
 
     #[inline(always)]
+    fn is_for_host(&self) -> Option<bool> {
+        None
+    }
+
+    #[inline(always)]
     fn wire_length(&self, length: u32, _headers: u32) -> u32 {
         length
     }

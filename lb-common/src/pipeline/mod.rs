@@ -65,7 +65,7 @@ pub struct Work<A> {
     pub answerer: A,
     pub message: Message,
     pub fragment: FragmentKey,
-    /// For [`Network::settled`].
+    /// For what is [`settled`](crate::opaque::settled).
     pub memory: u64,
     /// A next hop that was looked up; the device of [`Way::Device`].
     pub hop: Hop,
@@ -121,8 +121,7 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     };
     let record = match known {
         Some(record) => record,
-        None if is_to_group(frame) => return Verdict::pass(Reason::LinkMulticast),
-        None => match open(tables, work, frame.ifindex()) {
+        None => match open(tables, frame, work) {
             Some(record) => record,
             None => return refuse(tables, frame, &network, work),
         },
@@ -207,16 +206,6 @@ impl Kind {
             Self::Other
         }
     }
-}
-
-/// Whether a frame is addressed to a group of hosts rather than to this one (IEEE 802, the individual/group
-/// bit). The kernel forwards no packet that came so, or every node on the link would.
-#[inline(always)]
-fn is_to_group<F: Frame>(frame: &F) -> bool {
-    frame
-        .packet()
-        .load::<u8>(0)
-        .is_some_and(|first| first & 1 != 0)
 }
 
 /// Reads the network header; the addresses go to [`Work::tuple`].

@@ -224,7 +224,7 @@ fn keep_hop<A: Address, T: Tables<A>>(
     work: &mut Work<A>,
     mut record: Record<A>,
 ) -> bool {
-    let xdp = tables.device_flags(work.hop.ifindex) & device_flag::XDP_TARGET != 0;
+    let xdp = tables.device(work.hop.ifindex).flags & device_flag::XDP_TARGET != 0;
     work.hop.flags = if xdp { hop_flag::XDP } else { 0 };
     let now = tables.now();
     let generation = hop::generation(tables.config().hop_generation, now);

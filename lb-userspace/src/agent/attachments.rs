@@ -270,10 +270,11 @@ impl Attachments {
         // Frames cannot be redirected from a driver's XDP to a device without.
         let modes = || self.attached.values().map(|attached| attached.xdp);
         let target = modes().max().unwrap_or(XdpMode::Off);
+        let below: BTreeSet<_> = devices.iter().filter_map(|device| device.below).collect();
         devices
             .iter()
             .filter_map(|device| {
-                let mut flags = 0;
+                let (mut flags, mut address) = (0, 0);
                 let attached = self.attached.get(&device.index);
                 if target != XdpMode::Off && attached.is_some_and(|a| a.xdp == target) {
                     flags |= device_flag::XDP_TARGET;
@@ -283,7 +284,15 @@ impl Attachments {
                 if self.has_pods(device) || bridge.is_some_and(|bridge| self.has_pods(bridge)) {
                     flags |= device_flag::PODS;
                 }
-                (flags != 0).then_some((device.index, abi::Device { flags, pad: 0 }))
+                if attached.is_some() && (device.master.is_some() || below.contains(&device.index))
+                {
+                    flags |= device_flag::PORT;
+                } else if attached.is_some_and(|a| a.xdp != XdpMode::Off) {
+                    let [_, _, end @ ..] = device.mac.unwrap_or_default();
+                    address = u32::from_ne_bytes(end);
+                }
+                let special = flags != 0 || address != 0;
+                special.then_some((device.index, abi::Device { flags, address }))
             })
             .collect()
     }

@@ -46,6 +46,10 @@ impl<const MAY_BE_PARTIAL: bool> Frame for MemoryFrame<MAY_BE_PARTIAL> {
         self.ifindex
     }
 
+    fn is_for_host(&self) -> Option<bool> {
+        None
+    }
+
     fn wire_length(&self, length: u32, _headers: u32) -> u32 {
         length
     }

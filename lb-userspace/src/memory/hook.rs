@@ -7,7 +7,7 @@ use std::{
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
         FrontendKey, Plan,
     },
     addr::{Address, Ip4, Ip6},
@@ -132,10 +132,10 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables.local_addresses.contains(&address.into())
     }
 
-    fn device_flags(&self, ifindex: u32) -> u32 {
+    fn device(&self, ifindex: u32) -> Device {
         let index = (ifindex as usize).checked_sub(1);
-        let flags = index.and_then(|index| self.tables.devices.get(index));
-        flags.copied().unwrap_or_default()
+        let device = index.and_then(|index| self.tables.devices.get(index));
+        device.copied().unwrap_or_default()
     }
 
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity> {

@@ -63,7 +63,7 @@ pub struct MemoryTables {
     local_addresses: HashSet<IpAddr>,
     detector: LocalDetector,
     /// [`abi::device_flag`]s by interface index less one.
-    devices: Vec<u32>,
+    devices: Vec<abi::Device>,
     routes: Vec<(IpNet, Route)>,
     service_ids: HashMap<(ServicePortName, IpFamily), u32>,
     endpoint_ids: HashMap<(u32, SocketAddr), u32>,
@@ -121,11 +121,20 @@ impl MemoryTables {
         let nobody = IpAddr::from([0; 4]);
         let by_device = !matches!(self.detector, LocalDetector::Networks(_));
         let pods = by_device && self.detector.is_local_pod(nobody, Some(name));
-        self.devices.push(match pods {
+        let flags = match pods {
             true => flags | abi::device_flag::PODS,
             false => flags,
-        });
+        };
+        self.devices.push(abi::Device { flags, address: 0 });
         self.devices.len() as u32
+    }
+
+    /// Says what Ethernet address a device has; until then, all frames that it brings are for the node.
+    pub fn set_ethernet_address(&mut self, ifindex: u32, [_, _, end @ ..]: [u8; 6]) {
+        let index = (ifindex as usize).checked_sub(1);
+        if let Some(device) = index.and_then(|index| self.devices.get_mut(index)) {
+            device.address = u32::from_ne_bytes(end);
+        }
     }
 
     /// Sends packets to a network by a next hop; the longest prefix wins.
@@ -219,18 +228,12 @@ impl MemoryTables {
 
     /// Copies all flows that have not been copied, as the agent has it done; what became of each.
     pub fn copy_flows(&self) -> Vec<pipeline::Copied> {
-        let of_family = |len: u32, copy: &dyn Fn(u32) -> pipeline::Copied| -> Vec<_> {
-            (0..len).map(copy).collect()
-        };
         let hook = self.tc();
-        let mut copied = of_family(self.v4.former_len(), &|index| {
-            pipeline::copy_slot::<Ip4, _>(&hook, index)
-        });
-        copied.extend(of_family(self.v6.former_len(), &|index| {
-            pipeline::copy_slot::<Ip6, _>(&hook, index)
-        }));
-        copied.retain(|copied| *copied != pipeline::Copied::Nothing);
-        copied
+        let v4 = (0..self.v4.former_len()).map(|index| pipeline::copy_slot::<Ip4, _>(&hook, index));
+        let v6 = (0..self.v6.former_len()).map(|index| pipeline::copy_slot::<Ip6, _>(&hook, index));
+        v4.chain(v6)
+            .filter(|copied| *copied != pipeline::Copied::Nothing)
+            .collect()
     }
 
     /// Ends the change: there is only one table again.

@@ -4,7 +4,7 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Endpoint, EndpointMemory, FragmentKey, Frontend,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
         FrontendKey, FrontendKind, Plan,
     },
     addr::{Ip4, Ip6},
@@ -60,8 +60,8 @@ impl Services<Ip4> for Cpu {
         false
     }
 
-    fn device_flags(&self, _ifindex: u32) -> u32 {
-        0
+    fn device(&self, _ifindex: u32) -> Device {
+        Device::default()
     }
 
     fn affinity(&self, _key: &AffinityKey) -> Option<Affinity> {

@@ -29,7 +29,12 @@ impl Outcome {
 
 /// A frame that comes in by a device nobody knows.
 pub fn ingress(tables: &MemoryTables, frame: &[u8]) -> Outcome {
-    let mut frame = MemoryFrame::new(frame.to_vec(), 0);
+    ingress_by(0, tables, frame)
+}
+
+/// A frame that comes in by a device.
+pub fn ingress_by(ifindex: u32, tables: &MemoryTables, frame: &[u8]) -> Outcome {
+    let mut frame = MemoryFrame::new(frame.to_vec(), ifindex);
     Outcome::new(tables.tc().ingress(&mut frame), frame)
 }
 

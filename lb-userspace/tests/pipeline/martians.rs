@@ -5,7 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use lb_common::verdict::{Action, Reason};
 use node_lb::model::IpFamily;
 
-use crate::{hooks::ingress, packet::SYN, scene::Scene};
+use crate::{
+    hooks::{ingress, ingress_by},
+    packet::SYN,
+    scene::Scene,
+};
 
 #[test]
 fn nothing_opens_for_addresses_that_nobody_sends_from() {
@@ -56,6 +60,28 @@ fn nothing_opens_for_frames_to_a_group() {
             frame[0] = first;
             passes(&scene, &frame, Reason::LinkMulticast);
         }
+    }
+}
+
+/// A switch sends a frame to every port while it does not know where the host is that it is for.
+#[test]
+fn nothing_opens_for_frames_to_another_host() {
+    for scene in Scene::each() {
+        let mut tables = scene.tables();
+        let device = tables.add_device("wire", 0);
+        let opening = scene.opening(4000);
+        tables.set_ethernet_address(device, opening[..6].try_into().expect("an address"));
+        for octet in 2..6 {
+            let mut frame = opening.clone();
+            frame[octet] ^= 0x10;
+            let outcome = ingress_by(device, &tables, &frame);
+            let found = (outcome.action, outcome.reason);
+            assert_eq!(found, (Action::Pass, Reason::OtherHost));
+            assert_eq!(outcome.frame, frame);
+        }
+        let opened = ingress_by(device, &tables, &opening);
+        assert_eq!(opened.reason, Reason::Opened);
+        assert_eq!(tables.stats(1).connections, 1);
     }
 }
 

@@ -521,7 +521,9 @@ impl World {
             (NARROW, device_flag::XDP_TARGET),
             (POD, device_flag::PODS),
         ] {
-            let value = Device { flags, pad: 0 };
+            // Frames may be to any address: these tests are about what is in them.
+            let flags = flags | device_flag::PORT;
+            let value = Device { flags, address: 0 };
             devices.update(&[scene::index(device)], &[value]).unwrap();
         }
         let local = BatchMap::new(&self.loaded.map("LOCAL_ADDRESSES").unwrap()).unwrap();

@@ -101,21 +101,27 @@ fn device(link: LinkMessage) -> Option<Device> {
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::LowerUp),
         master: None,
+        below: None,
         default_route: false,
         addresses: BTreeSet::new(),
     };
     if flags.contains(LinkFlags::Loopback) {
         device.kind = DeviceKind::Loopback;
     }
+    let (mut below, mut elsewhere, mut has_own_address) = (None, false, false);
     for attribute in link.attributes {
         match attribute {
             LinkAttribute::IfName(name) => device.name = name,
             LinkAttribute::Mtu(mtu) => device.mtu = mtu,
             LinkAttribute::Address(bytes) => device.mac = bytes.try_into().ok(),
             LinkAttribute::Controller(index) => device.master = Some(index),
+            LinkAttribute::Link(index) => below = Some(index),
+            // The device below is in another network namespace.
+            LinkAttribute::LinkNetNsId(_) => elsewhere = true,
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
                     if let LinkInfo::Kind(kind) = info {
+                        has_own_address = matches!(kind, InfoKind::MacVlan | InfoKind::MacVtap);
                         device.kind = DeviceKind::from(kind);
                     }
                 }
@@ -123,6 +129,7 @@ fn device(link: LinkMessage) -> Option<Device> {
             _ => {}
         }
     }
+    device.below = below.filter(|_| has_own_address && !elsewhere);
     (!device.name.is_empty() && device.mtu > 0).then_some(device)
 }
 
@@ -245,6 +252,31 @@ mod tests {
         assert_eq!(device.mac, Some([2, 0, 0, 0, 0, 9]));
         assert_eq!(device.master, Some(3));
         assert!(device.up && !device.carrier);
+    }
+
+    #[test]
+    fn what_is_below_a_macvlan_is_read() {
+        let below = |kind, more: &[LinkAttribute]| {
+            let attributes = [
+                LinkAttribute::IfName("vrrp.7".to_owned()),
+                LinkAttribute::Mtu(1500),
+                LinkAttribute::Link(2),
+                LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind)]),
+            ];
+            let message = link([attributes.as_slice(), more].concat());
+            let Some(Update::Link(device)) = Update::parse(RouteNetlinkMessage::NewLink(message))
+            else {
+                panic!("no link");
+            };
+            device.below
+        };
+        assert_eq!(below(InfoKind::MacVlan, &[]), Some(2));
+        assert_eq!(
+            below(InfoKind::MacVlan, &[LinkAttribute::LinkNetNsId(0)]),
+            None
+        );
+        assert_eq!(below(InfoKind::Veth, &[]), None, "the other end");
+        assert_eq!(below(InfoKind::Vlan, &[]), None, "has the same address");
     }
 
     #[test]

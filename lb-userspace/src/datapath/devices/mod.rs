@@ -31,6 +31,8 @@ pub struct Device {
     pub carrier: bool,
     /// Index of the bridge or bond that it is a port of.
     pub master: Option<u32>,
+    /// Index of the device below, if it has an Ethernet address of its own there (macvlan).
+    pub below: Option<u32>,
     /// Whether a default route of the main table goes through it.
     pub default_route: bool,
     pub addresses: BTreeSet<DeviceAddress>,
@@ -215,6 +217,7 @@ mod tests {
             up: true,
             carrier: true,
             master: None,
+            below: None,
             default_route: false,
             addresses: BTreeSet::new(),
         }

@@ -137,6 +137,7 @@ mod tests {
             up: true,
             carrier: true,
             master: None,
+            below: None,
             default_route: false,
             addresses: BTreeSet::new(),
         }
