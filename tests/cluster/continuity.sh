@@ -81,8 +81,8 @@ load() { # load NAME ADDRESS PERSISTENT COMMAND...: starts one, with the command
 	case $at in *:*:*) any='[::]:0' at="[${at%:80}]:80";; esac
 	mkfifo "$dir/$name.in"
 	"$@" "$LAB_TOOL" load "{\"request\":{\"protocol\":\"Http\",\"target\":\"$at\",\"source\":\"$any\",
-		\"deadline\":{\"secs\":5,\"nanos\":0},\"payload\":0,\"held_for\":{\"secs\":0,\"nanos\":0}},
-		\"workers\":2,\"persistent\":$persistent,\"pause\":{\"secs\":0,\"nanos\":20000000}}" \
+		\"deadline\":{\"secs\":5,\"nanos\":0},\"payload\":0,\"held_for\":{\"secs\":0,\"nanos\":0},\"server_closes\":false},
+		\"at_least\":0,\"workers\":2,\"persistent\":$persistent,\"pause\":{\"secs\":0,\"nanos\":20000000}}" \
 		<"$dir/$name.in" >"$dir/$name.out" 2>"$dir/$name.err" &
 	pids[$name]=$!
 	exec {fd}>"$dir/$name.in"
