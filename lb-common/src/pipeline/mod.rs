@@ -32,7 +32,7 @@ use self::{
     track::track,
 };
 use crate::{
-    abi::FragmentKey,
+    abi::{FragmentKey, device_flag},
     addr::Address,
     answer::Message,
     flow::{
@@ -121,10 +121,15 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     };
     let record = match known {
         Some(record) => record,
-        None => match open(tables, frame, work) {
-            Some(record) => record,
-            None => return refuse(tables, frame, &network, work),
-        },
+        None => {
+            if let Some(reason) = astray(tables, frame) {
+                return Verdict::pass(reason);
+            }
+            match open(tables, work, frame.ifindex()) {
+                Some(record) => record,
+                None => return refuse(tables, frame, &network, work),
+            }
+        }
     };
     let reason = work.reason;
     if F::MAY_BE_PARTIAL && rewrite::looks_partial(frame, &network, &work.tuple) {
@@ -207,6 +212,29 @@ impl Kind {
         }
     }
 }
+
+/// Why a frame is not addressed to this host, if it is not: to a group of hosts (IEEE 802, the individual/group
+/// bit), or to another one. The kernel forwards no packet that came so, or every node on the link would.
+#[inline(always)]
+fn astray<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F) -> Option<Reason> {
+    let first = frame.packet().load::<u8>(0)?;
+    if first & 1 != 0 {
+        return Some(Reason::LinkMulticast);
+    }
+    let is_for_host = match frame.is_for_host() {
+        Some(true) => true,
+        Some(false) => tables.device(frame.ifindex()).flags & device_flag::PORT != 0,
+        None => {
+            let own = tables.device(frame.ifindex()).address;
+            let address = frame.packet().load::<u32>(ADDRESS_END)?;
+            own == 0 || own == address
+        }
+    };
+    (!is_for_host).then_some(Reason::OtherHost)
+}
+
+/// Where in a frame the last four octets of the destination's address are.
+const ADDRESS_END: usize = 2;
 
 /// Reads the network header; the addresses go to [`Work::tuple`].
 #[inline(always)]

@@ -8,7 +8,6 @@ use super::{
     resize::copied_index,
 };
 use crate::{
-    abi::device_flag,
     addr::Address,
     answer::Message,
     flow::{
@@ -33,9 +32,6 @@ const LEAST_LOOKS: u32 = 0x08;
 /// Attempts to open a flow when another CPU gets in the way, or an old flow.
 const ATTEMPTS: usize = 16;
 
-/// Where in a frame the last four octets of the destination's Ethernet address are.
-const ADDRESS_END: usize = 2;
-
 /// What becomes of a packet that opens no flow.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -51,10 +47,10 @@ pub enum Refusal {
 /// The flow of a connection's first packet: a new one or, where the packet has come before, the one
 /// that it opened then. If there is none, [`Work::refusal`] and [`Work::reason`] say why.
 #[inline(always)]
-pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
+pub(super) fn open<A: Address, T: Tables<A>>(
     tables: &T,
-    frame: &F,
     work: &mut Work<A>,
+    ifindex: u32,
 ) -> Option<Record<A>> {
     work.avoided = 0;
     for _ in rolled(ATTEMPTS) {
@@ -69,13 +65,8 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
                 work.reason = Reason::NotService;
                 return None;
             };
-            if let Some(reason) = astray(tables, frame) {
-                work.refusal = Refusal::Pass;
-                work.reason = reason;
-                return None;
-            }
             work.frontend = frontend;
-            index = tables.open_index(work, frame.ifindex());
+            index = tables.open_index(work, ifindex);
         }
         if index == BEGUN {
             index = tables.finish_index(work);
@@ -89,26 +80,6 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     work.reason = Reason::InsertRace;
     tables.count_refusal(work.opening.service, work.reason);
     None
-}
-
-/// Why a frame is not addressed to this host, if it is not: to a group of hosts (IEEE 802, the individual/group
-/// bit), or to another one. The kernel forwards no packet that came so, or every node on the link would.
-#[inline(always)]
-fn astray<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F) -> Option<Reason> {
-    let first = frame.packet().load::<u8>(0)?;
-    if first & 1 != 0 {
-        return Some(Reason::LinkMulticast);
-    }
-    let is_for_host = match frame.is_for_host() {
-        Some(true) => true,
-        Some(false) => tables.device(frame.ifindex()).flags & device_flag::PORT != 0,
-        None => {
-            let own = tables.device(frame.ifindex()).address;
-            let address = frame.packet().load::<u32>(ADDRESS_END)?;
-            own == 0 || own == address
-        }
-    };
-    (!is_for_host).then_some(Reason::OtherHost)
 }
 
 /// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if it is
