@@ -1,9 +1,9 @@
 //! All maps. Sizes given here are defaults; the agent sets them at load.
 
 use crate::kernel::{
-    claim_index4, claim_index6, copy_index4, copy_index6, copy_slot4, copy_slot6, find_index4,
-    find_index6, find_other_index4, find_other_index6, finish_index4, finish_index6, gives_way4,
-    gives_way6, has_rival4, has_rival6, open_index4, open_index6,
+    claim_index4, claim_index6, copy_index4, copy_index6, copy_slot4, copy_slot6, end_other4,
+    end_other6, find_index4, find_index6, find_other_index4, find_other_index6, finish_index4,
+    finish_index6, gives_way4, gives_way6, has_rival4, has_rival6, open_index4, open_index6,
 };
 use aya_ebpf::{
     Global,
@@ -171,6 +171,8 @@ pub trait FamilyMaps: Address {
     fn find_other_index(tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::flow::resize::copy_index`], likewise.
     fn copy_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::flow::resize::end_other`], likewise.
+    fn end_other(index: u32);
     /// [`lb_common::pipeline::copy_slot`], likewise; a [`lb_common::pipeline::Copied`].
     fn copy_slot(index: u32) -> u64;
     /// A place in the rings of half-open flows.
@@ -244,6 +246,11 @@ impl FamilyMaps for Ip4 {
     #[inline(always)]
     fn copy_index(tuple: &Tuple<Self>) -> u64 {
         copy_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn end_other(index: u32) {
+        end_other4(index);
     }
 
     #[inline(always)]
@@ -327,6 +334,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn copy_index(tuple: &Tuple<Self>) -> u64 {
         copy_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn end_other(index: u32) {
+        end_other6(index);
     }
 
     #[inline(always)]

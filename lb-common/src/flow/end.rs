@@ -17,6 +17,22 @@ pub const SILENCE: u32 = 3;
 /// endpoint is gone: whoever still talks to that endpoint has not sent the SYN.
 const PAUSE: u32 = 1;
 
+/// Whether the flow of the record at `index` makes way for a new one with the same addresses and ports; it is gone
+/// then, from the other table too.
+#[inline(always)]
+pub fn replaces<A: Address, S: Slots<A>>(
+    slots: &S,
+    index: u32,
+    segment: &Segment,
+    purpose: Purpose,
+) -> bool {
+    let ended = slots.gives_way(index, segment, purpose);
+    if ended && slots.other_mask() != 0 {
+        slots.end_other(index);
+    }
+    ended
+}
+
 /// Whether the flow of the record at `index` makes way for `purpose`; it is gone then.
 #[inline(always)]
 pub fn gives_way<A: Address, S: Slots<A>>(

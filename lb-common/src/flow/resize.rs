@@ -8,7 +8,7 @@
 
 use super::{
     Record, Stage, flow_flag,
-    record::{in_order, read_tag, set},
+    record::{in_order, kill, read_tag, set},
     table::{self, Claim, Refused, Slots},
     tag,
 };
@@ -82,6 +82,36 @@ pub fn leave_closed<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) {
     }
 }
 
+/// Ends the copy of a flow that has just ended, or what it was a copy of: a new flow has its addresses and ports,
+/// and nobody may find the old one. `index` is that of one of its records.
+#[inline(always)]
+pub fn end_other<A: Address, S: Slots<A>>(slots: &S, index: u32) {
+    let Some(record) = slots.slot(index) else {
+        return;
+    };
+    // SAFETY: records stay valid, and a dead one keeps its fields.
+    let flow = unsafe { record.as_ref() };
+    if !flow.has(flow_flag::COPIED) {
+        return;
+    }
+    let Some(other) = find_other(slots, &flow.tuple()) else {
+        return;
+    };
+    // SAFETY: as above.
+    let there = unsafe { other.as_ref() };
+    if !there.has(flow_flag::COPIED) || there.rewrite != flow.rewrite {
+        return;
+    }
+    let Some(peer) = other_half(slots, other) else {
+        return;
+    };
+    // Not counted: it was one flow.
+    let (forward, reply) = in_order(other, peer);
+    let now = slots.now();
+    kill(forward, now);
+    kill(reply, now);
+}
+
 /// The other direction of a flow in the other table; `None` if there is only half a flow.
 #[inline(always)]
 pub fn other_half<A: Address, S: Slots<A>>(slots: &S, record: Record<A>) -> Option<Record<A>> {
@@ -125,6 +155,11 @@ fn copy<A: Address, S: Slots<A>>(slots: &S, record: Record<A>, peer: Record<A>) 
     // Whoever sees this finds the copy.
     set(record, flow_flag::COPIED);
     set(peer, flow_flag::COPIED);
+    if !tag::in_use(read_tag(record)) {
+        // Whoever has just ended it did not see that.
+        kill(new_record, slots.now());
+        kill(new_peer, slots.now());
+    }
     None
 }
 

@@ -11,7 +11,7 @@
 
 use super::{
     Record, Timeouts,
-    end::gives_way,
+    end::{gives_way, replaces},
     record::{advance, behind, look, read_tag},
     resize, tag,
 };
@@ -106,6 +106,8 @@ pub unsafe trait Slots<A: Address> {
     fn copy_index(&self, _tuple: &Tuple<A>) -> u64 {
         resize::NONE
     }
+    /// [`resize::end_other`].
+    fn end_other(&self, _index: u32) {}
 }
 
 /// What a record is claimed for: it decides what becomes of a flow that has the tuple already.
@@ -308,7 +310,7 @@ pub fn claim<A: Address, S: Slots<A>>(
     refused: &mut Refused,
 ) -> Option<Claim<A>> {
     let mut outcome = Outcome(slots.claim_index(tuple, hash));
-    if outcome.kind() == Outcome::EXISTS && slots.gives_way(outcome.index(), segment, purpose) {
+    if outcome.kind() == Outcome::EXISTS && replaces(slots, outcome.index(), segment, purpose) {
         outcome = Outcome(slots.claim_index(tuple, hash));
     }
     if outcome.over() != 0 {

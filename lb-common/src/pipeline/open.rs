@@ -11,7 +11,9 @@ use crate::{
     addr::Address,
     answer::Message,
     flow::{
-        Record, flow_flag,
+        Record,
+        end::replaces,
+        flow_flag,
         record::look,
         resize::{self, NONE, RACED},
         table::Purpose,
@@ -148,7 +150,7 @@ fn joined<A: Address, T: Tables<A>>(
 ) -> Option<u64> {
     let index = tables.find_index(&work.tuple);
     let known = u32::try_from(index).ok()?;
-    if tables.gives_way(known, &work.segment, purpose) {
+    if replaces(tables, known, &work.segment, purpose) {
         return None;
     }
     work.reason = Reason::ToEndpoint;
@@ -214,7 +216,7 @@ fn moves_on<A: Address, T: Tables<A>>(
     } else {
         Purpose::Afresh
     };
-    let moves = tables.gives_way(index, &work.segment, purpose);
+    let moves = replaces(tables, index, &work.segment, purpose);
     // The segment that a flow was picked up with was no SYN that an endpoint had to answer.
     if moves && !flow.has(flow_flag::PICKED_UP) {
         work.avoided = endpoint;
@@ -277,7 +279,7 @@ fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reas
 fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other = work.tuple.reversed();
     if let Ok(index) = u32::try_from(tables.find_index(&work.other)) {
-        tables.gives_way(index, &work.segment, Purpose::Past);
+        replaces(tables, index, &work.segment, Purpose::Past);
     } else {
         resize::leave_closed(tables, &work.other);
     }

@@ -206,6 +206,10 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
         resize::copy_index(self, tuple)
     }
 
+    fn end_other(&self, index: u32) {
+        resize::end_other::<A, _>(self, index);
+    }
+
     fn now(&self) -> u32 {
         Services::<A>::jiffies(self)
     }

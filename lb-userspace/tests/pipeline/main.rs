@@ -25,6 +25,7 @@ mod martians;
 mod moving;
 mod next_hops;
 mod resize;
+mod resize_beside;
 mod round_trip;
 mod selection;
 mod stress;

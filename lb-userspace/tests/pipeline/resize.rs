@@ -16,18 +16,18 @@ use node_lb::{
 
 use crate::{
     conversation::{Conversation, Side},
-    hooks::{Outcome, ingress, ingress_of_before, through},
-    packet::{ACK, FIN, SYN, TCP, Tcp, UDP},
+    hooks::{Outcome, ingress, through},
+    packet::{ACK, SYN, TCP, UDP},
     scene::{Client, Place, Scene},
 };
 
 /// Records of the next table: more than there were, and fewer.
-const SIZES: [u32; 2] = [4096, 64];
+pub const SIZES: [u32; 2] = [4096, 64];
 /// The client's port.
-const PORT: u16 = 4000;
+pub const PORT: u16 = 4000;
 
 /// Source NAT, the client's own address, and endpoints past the stack or behind it.
-fn scenes() -> impl Iterator<Item = Scene> {
+pub fn scenes() -> impl Iterator<Item = Scene> {
     let families = [IpFamily::V4, IpFamily::V6].into_iter();
     families.flat_map(|family| {
         let scene = Scene::new(family, TCP);
@@ -47,27 +47,27 @@ fn scenes() -> impl Iterator<Item = Scene> {
 
 /// What a conversation has come to.
 #[derive(Clone, Copy)]
-struct Progress {
-    there: Option<(SocketAddr, SocketAddr)>,
-    next: [u32; 2],
+pub struct Progress {
+    pub there: Option<(SocketAddr, SocketAddr)>,
+    pub next: [u32; 2],
 }
 
 impl Progress {
-    fn of(talk: &Conversation<'_>) -> Self {
+    pub fn of(talk: &Conversation<'_>) -> Self {
         Self {
             there: talk.there,
             next: talk.next,
         }
     }
 
-    fn go_on<'a>(self, scene: &'a Scene, tables: &'a MemoryTables) -> Conversation<'a> {
+    pub fn go_on<'a>(self, scene: &'a Scene, tables: &'a MemoryTables) -> Conversation<'a> {
         let mut talk = Conversation::new(scene, tables, PORT);
         (talk.there, talk.next) = (self.there, self.next);
         talk
     }
 }
 
-fn established(scene: &Scene, tables: &MemoryTables) -> Progress {
+pub fn established(scene: &Scene, tables: &MemoryTables) -> Progress {
     Progress::of(&Conversation::established(scene, tables, PORT))
 }
 
@@ -241,68 +241,6 @@ fn source(scene: &Scene, tables: &MemoryTables, port: u16) -> SocketAddr {
     opened.read().from()
 }
 
-/// Between the exchange of one device's programs and another one's, each packet of a connection may meet either.
-#[test]
-fn programs_with_either_table_handle_one_connection() {
-    for scene in scenes() {
-        // Which of the three segments of the handshake, and two more, meet programs of before.
-        for pattern in 0..32 {
-            let mut tables = scene.tables();
-            tables.begin_resize(SIZES[0]);
-            let mut talk = Conversation::new(&scene, &tables, PORT);
-            for (step, (side, flags)) in [
-                (Side::Client, SYN),
-                (Side::Endpoint, SYN | ACK),
-                (Side::Client, ACK),
-                (Side::Endpoint, ACK),
-                (Side::Client, ACK),
-            ]
-            .into_iter()
-            .enumerate()
-            {
-                let there = talk.there;
-                let outcome = match pattern >> step & 1 {
-                    0 => talk.send(side, flags, b""),
-                    _ => send_of_before(&tables, &mut talk, side, flags),
-                };
-                let expected = match (step, side) {
-                    (0, _) => Reason::Opened,
-                    (_, Side::Client) => Reason::ToEndpoint,
-                    (_, Side::Endpoint) => Reason::ToClient,
-                };
-                assert_eq!(outcome.reason, expected, "{pattern:b} {step}");
-                assert!(there.is_none() || talk.there == there, "{pattern:b} {step}");
-            }
-            // Now only the next table counts.
-            tables.copy_flows();
-            assert_eq!(talk.stage(), Some(Stage::Established), "{pattern:b}");
-            let now = Progress::of(&talk);
-            tables.end_resize();
-            let mut talk = now.go_on(&scene, &tables);
-            talk.send(Side::Client, ACK, b"data");
-            talk.close(Side::Endpoint);
-            assert_eq!(talk.stage(), Some(Stage::Closed), "{pattern:b}");
-        }
-    }
-}
-
-#[test]
-fn an_end_that_only_the_table_of_before_has_seen_is_known_in_the_next() {
-    for scene in scenes() {
-        let mut tables = scene.tables();
-        let before = established(&scene, &tables);
-        tables.begin_resize(SIZES[0]);
-        let mut talk = before.go_on(&scene, &tables);
-        talk.send(Side::Client, ACK, b"data");
-        send_of_before(&tables, &mut talk, Side::Endpoint, FIN | ACK);
-        send_of_before(&tables, &mut talk, Side::Client, FIN | ACK);
-        send_of_before(&tables, &mut talk, Side::Endpoint, ACK);
-        assert_eq!(talk.stage(), Some(Stage::Established));
-        assert_eq!(tables.copy_flows(), [Copied::Merged]);
-        assert_eq!(talk.stage(), Some(Stage::Closed));
-    }
-}
-
 #[test]
 fn all_flows_are_copied_once() {
     for scene in Scene::each() {
@@ -396,23 +334,4 @@ fn half_a_flow_is_left_behind() {
     assert_eq!(answer.reason, Reason::NotService);
     assert_eq!(tables.copy_flows(), []);
     assert_eq!(directions(&scene, &tables, false), 0);
-}
-
-/// As [`Conversation::send`], to a program that has the table of before for its own.
-fn send_of_before(
-    tables: &MemoryTables,
-    talk: &mut Conversation<'_>,
-    side: Side,
-    flags: u8,
-) -> Outcome {
-    let segment: Tcp = talk.segment(side, flags);
-    let outcome = ingress_of_before(tables, &talk.frame(side, segment, b""));
-    if side == Side::Client {
-        let read = outcome.read();
-        talk.there = Some((read.from(), read.to()));
-    }
-    let ends = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-    let next = &mut talk.next[side as usize];
-    *next = next.wrapping_add(ends);
-    outcome
 }

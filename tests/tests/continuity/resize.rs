@@ -37,10 +37,7 @@ fn connections_live_on_while_the_flow_table_grows_and_shrinks() {
         for agent in &ground.agents {
             let log = agent.log().unwrap();
             let said = format!("the flow table has room for {to} flows now, after {from}");
-            let said = log.lines().find(|line| line.contains(&said));
-            // Now and then one flow of thousands is said to be lost (why is not known): whether it was, the
-            // clients tell.
-            println!("{}", said.unwrap_or_else(|| panic!("{log}")));
+            assert!(log.contains(&said) && !log.contains("are lost"), "{log}");
         }
     }
     thread::sleep(TERM);
@@ -89,9 +86,7 @@ fn pods_end_while_the_flow_table_changes_its_size() {
         for pod in pods {
             ground.lab.remove_pod(&pod).unwrap();
         }
-        for agent in &mut ground.agents {
-            agent.wait_until_ready().unwrap();
-        }
+        ground.wait_until_ready().unwrap();
         assert_size(&ground, size);
     }
     idle.assert_alive();
