@@ -299,6 +299,13 @@ pub struct Device {
     pub address: u32,
 }
 
+impl Device {
+    /// What [`Self::address`] is of a device with this Ethernet address.
+    pub fn address_of([_, _, end @ ..]: [u8; 6]) -> u32 {
+        u32::from_ne_bytes(end)
+    }
+}
+
 /// Bits of [`Device::flags`].
 pub mod device_flag {
     /// Frames may be redirected to the device from XDP.

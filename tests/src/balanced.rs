@@ -93,6 +93,11 @@ impl Balanced {
     /// Starts agents of a build of node-lb.
     pub fn start_agents_of(&mut self, program: &Path) -> Result<()> {
         self.launch_agents_of(program)?;
+        self.wait_until_ready()
+    }
+
+    /// Waits until all agents are ready.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
         self.agents.iter_mut().try_for_each(Agent::wait_until_ready)
     }
 

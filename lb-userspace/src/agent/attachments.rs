@@ -135,17 +135,14 @@ impl Attachments {
                 Role::Other => continue,
                 role => role,
             };
-            wanted.insert(device.index);
             if known == Some(role) && !again {
+                wanted.insert(device.index);
                 continue;
             }
             let attached = match self.attach(kernel, &attacher, device, role) {
                 Ok(attached) => attached,
                 // The watcher has not said so yet.
-                Err(error) if is_gone(&error) => {
-                    wanted.remove(&device.index);
-                    continue;
-                }
+                Err(error) if is_gone(&error) => continue,
                 Err(error) => Attached {
                     name: device.name.clone(),
                     role,
@@ -157,6 +154,7 @@ impl Attachments {
             if self.attached.get(&device.index) != Some(&attached) {
                 report(&attached);
             }
+            wanted.insert(device.index);
             self.attached.insert(device.index, attached);
         }
         let gone: Vec<_> = self
@@ -169,7 +167,7 @@ impl Attachments {
             self.attached.remove(&index);
             attacher.detach_device(index)?;
         }
-        kernel.set_devices(&self.flags(devices))
+        kernel.set_devices(&self.entries(devices))
     }
 
     /// Takes note that a device is gone: one that has its index later is another.
@@ -266,7 +264,7 @@ impl Attachments {
     }
 
     /// What programs have to know of devices.
-    fn flags(&self, devices: &Devices) -> Vec<(u32, abi::Device)> {
+    fn entries(&self, devices: &Devices) -> Vec<(u32, abi::Device)> {
         // Frames cannot be redirected from a driver's XDP to a device without.
         let modes = || self.attached.values().map(|attached| attached.xdp);
         let target = modes().max().unwrap_or(XdpMode::Off);
@@ -288,8 +286,7 @@ impl Attachments {
                 {
                     flags |= device_flag::PORT;
                 } else if attached.is_some_and(|a| a.xdp != XdpMode::Off) {
-                    let [_, _, end @ ..] = device.mac.unwrap_or_default();
-                    address = u32::from_ne_bytes(end);
+                    address = abi::Device::address_of(device.mac.unwrap_or_default());
                 }
                 let special = flags != 0 || address != 0;
                 special.then_some((device.index, abi::Device { flags, address }))

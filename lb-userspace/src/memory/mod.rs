@@ -62,7 +62,7 @@ pub struct MemoryTables {
     source_sets: Vec<Vec<IpNet>>,
     local_addresses: HashSet<IpAddr>,
     detector: LocalDetector,
-    /// [`abi::device_flag`]s by interface index less one.
+    /// By interface index less one.
     devices: Vec<abi::Device>,
     routes: Vec<(IpNet, Route)>,
     service_ids: HashMap<(ServicePortName, IpFamily), u32>,
@@ -130,10 +130,10 @@ impl MemoryTables {
     }
 
     /// Says what Ethernet address a device has; until then, all frames that it brings are for the node.
-    pub fn set_ethernet_address(&mut self, ifindex: u32, [_, _, end @ ..]: [u8; 6]) {
+    pub fn set_ethernet_address(&mut self, ifindex: u32, address: [u8; 6]) {
         let index = (ifindex as usize).checked_sub(1);
         if let Some(device) = index.and_then(|index| self.devices.get_mut(index)) {
-            device.address = u32::from_ne_bytes(end);
+            device.address = abi::Device::address_of(address);
         }
     }
 

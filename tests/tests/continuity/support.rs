@@ -189,9 +189,7 @@ pub fn take_over(ground: &mut Balanced, build: &Path) {
     for agent in first {
         agent.stop(Duration::from_secs(5)).unwrap();
     }
-    for agent in &mut ground.agents {
-        agent.wait_until_ready().unwrap();
-    }
+    ground.wait_until_ready().unwrap();
 }
 
 /// Whether a request was refused, as opposed to unanswered.

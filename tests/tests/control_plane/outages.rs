@@ -151,11 +151,7 @@ fn forbidden_resource(cluster: &mut Cluster) {
     roles
         .patch(AGENT_ACCOUNT, json!({ "rules": rules }))
         .unwrap();
-    let agents = &mut cluster.ground.agents;
-    agents
-        .iter_mut()
-        .try_for_each(lb_tests::Agent::wait_until_ready)
-        .unwrap();
+    cluster.ground.wait_until_ready().unwrap();
     follows(cluster, "after-rights");
     assert_eq!(pids(cluster), before, "nothing was started again");
 }

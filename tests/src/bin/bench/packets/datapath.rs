@@ -206,11 +206,11 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
         locals.insert(Ip6::from(node).octets, LocalAddress::default(), 0)?;
     }
     let mut devices: HashMap<_, u32, Device> = HashMap::try_from(take(ebpf, "DEVICES")?)?;
-    let [_, _, c, d, e, f, ..] = harness::ETHERNET;
+    let [a, b, c, d, e, f, ..] = harness::ETHERNET;
     let device = Device {
         flags: device_flag::XDP_TARGET,
         // As agents write it, so that the check costs here what it costs there.
-        address: u32::from_ne_bytes([c, d, e, f]),
+        address: Device::address_of([a, b, c, d, e, f]),
     };
     devices.insert(ifindex, device, 0)?;
 
