@@ -51,6 +51,7 @@ layout! {
     FragmentKey = 40,
     LocalAddress = 4,
     Device = 8,
+    SourceCheck = 8,
     Config = 128,
     Limits = 56,
     SocketKey = 32,
@@ -304,6 +305,25 @@ impl Device {
     pub fn address_of([_, _, end @ ..]: [u8; 6]) -> u32 {
         u32::from_ne_bytes(end)
     }
+}
+
+/// Value of `SOURCE_CHECKS`, keyed by interface index: which IPv4 packets the kernel drops for their source when
+/// the device receives them (`net.ipv4.conf`). Nothing for devices without an entry.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceCheck {
+    /// [`source_flag`]s.
+    pub flags: u32,
+    /// Interface index of the device that the way back must lead to; 0 means any.
+    pub device: u32,
+}
+
+/// Bits of [`SourceCheck::flags`].
+pub mod source_flag {
+    /// Those from the node's own addresses (`accept_local`).
+    pub const OWN: u32 = 1 << 0;
+    /// Those from where no way back leads, or another one (`rp_filter`).
+    pub const NO_WAY_BACK: u32 = 1 << 1;
 }
 
 /// Bits of [`Device::flags`].

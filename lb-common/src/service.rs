@@ -54,8 +54,9 @@ pub fn decide<'a, A: Address, S: Services<A>>(
     tuple: &Tuple<A>,
     ifindex: u32,
 ) -> Option<Decision<'a>> {
-    let frontend = addressed(services, tuple)?;
-    Some(decide_for(services, tuple, ifindex, frontend))
+    let frontend = addressed(services, tuple);
+    let is_some = frontend.is_some();
+    is_some.then(|| decide_for(services, tuple, ifindex, frontend))
 }
 
 /// [`decide`] for a packet that is addressed to a frontend.
@@ -106,12 +107,17 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
             && !tcp::opens(tcp_flags)
 }
 
-/// The frontend that a packet is addressed to: service id and, above it, the kind.
+/// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind; negative if not.
 #[repr(transparent)]
 #[derive(Clone, Copy, Default)]
-pub struct Addressed(u64);
+pub struct Addressed(i64);
 
 impl Addressed {
+    #[inline(always)]
+    pub fn is_some(self) -> bool {
+        self.0 >= 0
+    }
+
     #[inline(always)]
     fn service(self) -> u32 {
         self.0 as u32
@@ -123,26 +129,19 @@ impl Addressed {
     }
 }
 
-/// The frontend that a packet is addressed to.
-#[inline(always)]
-pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Option<Addressed> {
-    u64::try_from(frontend(services, tuple)).ok().map(Addressed)
-}
-
-/// The work behind [`addressed`]: negative if there is none. Out of line, since its key would lie on the
-/// stack to the end.
+/// The frontend that a packet is addressed to. Out of line, since its key would lie on the stack to the end.
 #[inline(never)]
-fn frontend<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> i64 {
+pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Addressed {
     let key = FrontendKey {
         address: tuple.destination,
         port: tuple.destination_port,
         protocol: tuple.protocol,
         pad: 0,
     };
-    match services.frontend(&key) {
+    Addressed(match services.frontend(&key) {
         Some(Frontend { service, kind, .. }) => i64::from(service) | i64::from(kind) << 32,
         None => -1,
-    }
+    })
 }
 
 /// Where a connection comes from. A node address that lies in the pods' range counts as a pod.

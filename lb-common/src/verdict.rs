@@ -92,8 +92,8 @@ reasons! {
     /// Of no flow, in a frame to a link-layer broadcast or multicast address: the kernel's business, which
     /// forwards none.
     LinkMulticast = "link-multicast",
-    /// A packet to a Service from an address that no host sends from, such as loopback or multicast: the
-    /// kernel's business, which drops it.
+    /// A packet to a Service from an address that no host sends from, such as loopback or multicast, from the
+    /// node's own, or, by a pod's device, from where `rp_filter` wants none: the kernel's business, which drops it.
     MartianSource = "martian-source",
     /// Of no flow, in a frame to another host's link-layer address, as a switch sends to all its ports while it
     /// does not know that host's: the kernel's business, which drops it.

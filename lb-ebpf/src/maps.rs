@@ -15,7 +15,8 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Limits, LocalAddress, MaglevRows,
-        Plan, RejectBudget, Service, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
+        Plan, RejectBudget, Service, ServiceStats, Shortages, Socket, SocketKey, SourceCheck,
+        SourceRangeKey,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},
@@ -85,6 +86,10 @@ pub static LOCAL_ADDRESSES: HashMap<Ip6, LocalAddress, 4_096> = HashMap::new();
 /// Devices that are not just any.
 #[btf_map]
 pub static DEVICES: HashMap<u32, Device, 65_536> = HashMap::new();
+
+/// Devices from which the kernel does not take packets of any source.
+#[btf_map]
+pub static SOURCE_CHECKS: HashMap<u32, SourceCheck, 65_536> = HashMap::new();
 
 /// Which endpoint a client went to last (session affinity).
 #[btf_map]

@@ -27,10 +27,18 @@ pub fn replaces<A: Address, S: Slots<A>>(
     purpose: Purpose,
 ) -> bool {
     let ended = slots.gives_way(index, segment, purpose);
-    if ended && slots.other_mask() != 0 {
-        slots.end_other(index);
+    if ended {
+        replaced(slots, index);
     }
     ended
+}
+
+/// Ends in the other table, if there is one, what has just ended in this one for a new flow.
+#[inline(always)]
+pub fn replaced<A: Address, S: Slots<A>>(slots: &S, index: u32) {
+    if slots.other_mask() != 0 {
+        slots.end_other(index);
+    }
 }
 
 /// Whether the flow of the record at `index` makes way for `purpose`; it is gone then.

@@ -9,6 +9,7 @@ mod fragments;
 mod gone;
 mod half_open;
 mod icmp;
+mod martian;
 mod open;
 mod record;
 mod resize;
@@ -26,13 +27,14 @@ pub use self::{
 use self::{
     fragments::{fragment_flow, remember_fragment},
     icmp::icmp_error,
+    martian::astray,
     open::{leave_unopened, open, refuse},
     resize::copied_index,
     send::{leave, send},
     track::track,
 };
 use crate::{
-    abi::{FragmentKey, device_flag},
+    abi::FragmentKey,
     addr::Address,
     answer::Message,
     flow::{
@@ -212,29 +214,6 @@ impl Kind {
         }
     }
 }
-
-/// Why a frame is not addressed to this host, if it is not: to a group of hosts (IEEE 802, the individual/group
-/// bit), or to another one. The kernel forwards no packet that came so, or every node on the link would.
-#[inline(always)]
-fn astray<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F) -> Option<Reason> {
-    let first = frame.packet().load::<u8>(0)?;
-    if first & 1 != 0 {
-        return Some(Reason::LinkMulticast);
-    }
-    let is_for_host = match frame.is_for_host() {
-        Some(true) => true,
-        Some(false) => tables.device(frame.ifindex()).flags & device_flag::PORT != 0,
-        None => {
-            let own = tables.device(frame.ifindex()).address;
-            let address = frame.packet().load::<u32>(ADDRESS_END)?;
-            own == 0 || own == address
-        }
-    };
-    (!is_for_host).then_some(Reason::OtherHost)
-}
-
-/// Where in a frame the last four octets of the destination's address are.
-const ADDRESS_END: usize = 2;
 
 /// Reads the network header; the addresses go to [`Work::tuple`].
 #[inline(always)]

@@ -4,6 +4,7 @@ use super::{
     Work,
     failing::{Failure, note_failure},
     icmp::answer,
+    martian::is_martian,
     record::begin,
     resize::copied_index,
 };
@@ -12,7 +13,7 @@ use crate::{
     answer::Message,
     flow::{
         Record,
-        end::replaces,
+        end::{replaced, replaces},
         flow_flag,
         record::look,
         resize::{self, NONE, RACED},
@@ -55,19 +56,24 @@ pub(super) fn open<A: Address, T: Tables<A>>(
     ifindex: u32,
 ) -> Option<Record<A>> {
     work.avoided = 0;
+    work.frontend = service::addressed(tables, &work.tuple);
+    if work.frontend.is_some() && is_martian(tables, work, ifindex) {
+        work.refusal = Refusal::Pass;
+        work.reason = Reason::MartianSource;
+        return None;
+    }
     for _ in rolled(ATTEMPTS) {
         let mut index = copied_index(tables, work);
+        if index == NONE && !work.frontend.is_some() {
+            // At once: on some nodes this is most of what arrives.
+            if tcp::opens(work.segment.flags) {
+                make_way(tables, work);
+            }
+            work.refusal = Refusal::Pass;
+            work.reason = Reason::NotService;
+            return None;
+        }
         if index == NONE {
-            let Some(frontend) = service::addressed(tables, &work.tuple) else {
-                // At once: on some nodes this is most of what arrives.
-                if tcp::opens(work.segment.flags) {
-                    make_way(tables, work);
-                }
-                work.refusal = Refusal::Pass;
-                work.reason = Reason::NotService;
-                return None;
-            };
-            work.frontend = frontend;
             index = tables.open_index(work, ifindex);
         }
         if index == BEGUN {
@@ -90,11 +96,6 @@ pub(super) fn open<A: Address, T: Tables<A>>(
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
     let opens = tcp::opens(flags);
-    if !work.tuple.source.is_source() {
-        work.refusal = Refusal::Pass;
-        work.reason = Reason::MartianSource;
-        return NONE;
-    }
     let decision = service::decide_for(tables, &work.tuple, ifindex, work.frontend);
     let (service, refusal, reason) = match decision {
         _ if service::is_left_to_another(tables, &work.tuple, flags) => {
@@ -168,8 +169,12 @@ fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, rout
         return NONE;
     }
     let index = await_flow(tables, work);
-    let is_syn = tcp::opens(work.segment.flags);
-    if index == NONE || is_syn && moves_on(tables, work, route, index) {
+    if index == NONE {
+        return RACED;
+    }
+    if tcp::opens(work.segment.flags) && moves_on(tables, work, route, index) {
+        // From here: there is less of the stack left within.
+        replaced(tables, index as u32);
         return RACED;
     }
     work.reason = Reason::ToEndpoint;
@@ -216,7 +221,7 @@ fn moves_on<A: Address, T: Tables<A>>(
     } else {
         Purpose::Afresh
     };
-    let moves = replaces(tables, index, &work.segment, purpose);
+    let moves = tables.gives_way(index, &work.segment, purpose);
     // The segment that a flow was picked up with was no SYN that an endpoint had to answer.
     if moves && !flow.has(flow_flag::PICKED_UP) {
         work.avoided = endpoint;

@@ -7,14 +7,14 @@ use std::{
 };
 
 use anyhow::Context as _;
-use lb_common::abi::{self, device_flag};
+use lb_common::abi::{self, SourceCheck, device_flag, source_flag};
 
 use super::{kernel::Kernel, status};
 use crate::{
     config::{self, DatapathConfig, SocketLb},
     datapath::{
         AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
-        devices::{Device, DeviceKind, Devices, Role, RoleRules},
+        devices::{Device, DeviceKind, Devices, Role, RoleRules, WayBack},
         hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
     },
     metrics::{self, DeviceMode},
@@ -167,7 +167,8 @@ impl Attachments {
             self.attached.remove(&index);
             attacher.detach_device(index)?;
         }
-        kernel.set_devices(&self.entries(devices))
+        kernel.set_devices(&self.entries(devices))?;
+        kernel.set_source_checks(&self.source_checks(devices))
     }
 
     /// Takes note that a device is gone: one that has its index later is another.
@@ -292,6 +293,30 @@ impl Attachments {
                 special.then_some((device.index, abi::Device { flags, address }))
             })
             .collect()
+    }
+
+    /// What the kernel would drop for its source, of what comes by devices with programs. Whether there is a way back
+    /// is asked of pods alone: others' sources may well have several.
+    fn source_checks(&self, devices: &Devices) -> Vec<(u32, SourceCheck)> {
+        let check = |(index, attached): (&u32, &Attached)| {
+            let (rules, receiver) = devices.source_rules(devices.get(*index)?);
+            let way_back = match attached.role {
+                Role::Pod | Role::PodBridge => rules.way_back,
+                _ => WayBack::NotAsked,
+            };
+            let (asked, device) = match way_back {
+                WayBack::NotAsked => (0, 0),
+                WayBack::ByTheDevice => (source_flag::NO_WAY_BACK, receiver),
+                WayBack::ByAny => (source_flag::NO_WAY_BACK, 0),
+            };
+            let own = match rules.accept_local {
+                true => 0,
+                false => source_flag::OWN,
+            };
+            let flags = asked | own;
+            (flags != 0).then_some((*index, SourceCheck { flags, device }))
+        };
+        self.attached.iter().filter_map(check).collect()
     }
 
     /// Whether the detector tells local pods by this device.

@@ -47,6 +47,7 @@ pub struct Kernel {
     config: MappedArray<abi::Config>,
     local_addresses: BatchMap<Ip6, abi::LocalAddress>,
     devices: BatchMap<u32, abi::Device>,
+    source_checks: BatchMap<u32, abi::SourceCheck>,
 }
 
 impl Kernel {
@@ -71,6 +72,7 @@ impl Kernel {
             config: programs.config,
             local_addresses: BatchMap::new(&loaded.map("LOCAL_ADDRESSES")?)?,
             devices: BatchMap::new(&loaded.map("DEVICES")?)?,
+            source_checks: BatchMap::new(&loaded.map("SOURCE_CHECKS")?)?,
             pins,
             loaded,
             slots: programs.slots,
@@ -275,17 +277,9 @@ impl Kernel {
     ///
     /// If there are more than the map holds.
     pub fn set_local_addresses(&self, addresses: &BTreeSet<IpAddr>) -> anyhow::Result<()> {
-        let wanted: Vec<Ip6> = addresses.iter().map(|address| (*address).into()).collect();
-        let entries = self.local_addresses.entries()?;
-        let stale: Vec<_> = entries
-            .into_iter()
-            .map(|(key, _)| key)
-            .filter(|key| !wanted.contains(key))
-            .collect();
-        let values = vec![abi::LocalAddress::default(); wanted.len()];
-        self.local_addresses.update(&wanted, &values)?;
-        self.local_addresses.delete(&stale)?;
-        Ok(())
+        let own = |address: &IpAddr| ((*address).into(), abi::LocalAddress::default());
+        let own: Vec<_> = addresses.iter().map(own).collect();
+        Ok(self.local_addresses.replace(&own)?)
     }
 
     /// Says what is special about devices, by interface index; all others are like any.
@@ -294,16 +288,16 @@ impl Kernel {
     ///
     /// If there are more than the map holds.
     pub fn set_devices(&self, devices: &[(u32, abi::Device)]) -> anyhow::Result<()> {
-        let (keys, values): (Vec<_>, Vec<_>) = devices.iter().copied().unzip();
-        let entries = self.devices.entries()?;
-        let stale: Vec<_> = entries
-            .into_iter()
-            .map(|(key, _)| key)
-            .filter(|key| !keys.contains(key))
-            .collect();
-        self.devices.update(&keys, &values)?;
-        self.devices.delete(&stale)?;
-        Ok(())
+        Ok(self.devices.replace(devices)?)
+    }
+
+    /// Says from which devices packets of some sources are dropped, by interface index.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than the map holds.
+    pub fn set_source_checks(&self, checks: &[(u32, abi::SourceCheck)]) -> anyhow::Result<()> {
+        Ok(self.source_checks.replace(checks)?)
     }
 }
 

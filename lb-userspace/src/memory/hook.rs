@@ -8,7 +8,7 @@ use std::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, Plan,
+        FrontendKey, Plan, SourceCheck,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -280,6 +280,11 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
             }
             Route::None => NextHop::None,
         }
+    }
+
+    fn source_check(&self, ifindex: u32) -> SourceCheck {
+        let checks = &self.tables.source_checks;
+        checks.get(&ifindex).copied().unwrap_or_default()
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<u32> {

@@ -64,6 +64,7 @@ pub struct MemoryTables {
     detector: LocalDetector,
     /// By interface index less one.
     devices: Vec<abi::Device>,
+    source_checks: HashMap<u32, abi::SourceCheck>,
     routes: Vec<(IpNet, Route)>,
     service_ids: HashMap<(ServicePortName, IpFamily), u32>,
     endpoint_ids: HashMap<(u32, SocketAddr), u32>,
@@ -135,6 +136,11 @@ impl MemoryTables {
         if let Some(device) = index.and_then(|index| self.devices.get_mut(index)) {
             device.address = abi::Device::address_of(address);
         }
+    }
+
+    /// Says which packets a device's kernel drops for their source; until then, none.
+    pub fn set_source_check(&mut self, ifindex: u32, check: abi::SourceCheck) {
+        self.source_checks.insert(ifindex, check);
     }
 
     /// Sends packets to a network by a next hop; the longest prefix wins.

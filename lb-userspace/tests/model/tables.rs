@@ -5,7 +5,7 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, FrontendKind, Plan,
+        FrontendKey, FrontendKind, Plan, SourceCheck,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -193,6 +193,10 @@ impl Tables<Ip4> for Cpu {
 
     fn half_open_cursor(&self, _ring: u32) -> Option<NonNull<u32>> {
         NonNull::new(self.world.cursor.get())
+    }
+
+    fn source_check(&self, _ifindex: u32) -> SourceCheck {
+        SourceCheck::default()
     }
 
     fn next_hop(&self, _protocol: u8, _source: &Ip4, _to: &Ip4, _hop: &mut Hop) -> NextHop {

@@ -2,13 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lb_common::verdict::{Action, Reason};
-use node_lb::model::IpFamily;
+use lb_common::{
+    abi::{SourceCheck, source_flag},
+    verdict::{Action, Reason},
+};
+use node_lb::{memory::Route, model::IpFamily};
 
 use crate::{
     hooks::{ingress, ingress_by},
     packet::SYN,
-    scene::Scene,
+    scene::{Scene, hop},
 };
 
 #[test]
@@ -82,6 +85,63 @@ fn nothing_opens_for_frames_to_another_host() {
         let opened = ingress_by(device, &tables, &opening);
         assert_eq!(opened.reason, Reason::Opened);
         assert_eq!(tables.stats(1).connections, 1);
+    }
+}
+
+#[test]
+fn nothing_opens_for_the_nodes_own_address_from_elsewhere() {
+    for scene in Scene::each() {
+        let mut tables = scene.tables();
+        let opening = from(&scene, scene.node());
+        tables.set_source_check(DEVICE, check(source_flag::OWN, 0));
+        let outcome = ingress_by(DEVICE, &tables, &opening);
+        // The kernel looks for that with IPv4 only.
+        assert_eq!(outcome.reason, v4_or_opened(&scene, Reason::MartianSource));
+        let outcome = ingress_by(DEVICE + 1, &tables, &opening);
+        assert_ne!(outcome.reason, Reason::MartianSource, "any is taken there");
+    }
+}
+
+#[test]
+fn nothing_opens_where_the_way_back_is_another() {
+    const FORGED: Reason = Reason::MartianSource;
+    const OPENED: Reason = Reason::Opened;
+    let cases = [
+        // Where the way back to the client leads, what it must be, and what becomes of the client.
+        (Route::To(hop(DEVICE)), DEVICE, OPENED),
+        (Route::Unresolved(DEVICE), DEVICE, OPENED),
+        (Route::To(hop(DEVICE + 1)), DEVICE, FORGED),
+        (Route::None, DEVICE, FORGED),
+        (Route::To(hop(DEVICE + 1)), 0, OPENED),
+        (Route::None, 0, FORGED),
+    ];
+    for scene in Scene::each() {
+        for (route, device, expected) in cases {
+            let mut tables = scene.tables();
+            let client = scene.client(4000).ip();
+            tables.add_route(client.into(), route);
+            tables.set_source_check(DEVICE, check(source_flag::NO_WAY_BACK, device));
+            let opening = scene.opening(4000);
+            let outcome = ingress_by(DEVICE, &tables, &opening);
+            assert_eq!(outcome.reason, v4_or_opened(&scene, expected));
+            let opened = u64::from(outcome.reason == OPENED);
+            assert_eq!(tables.stats(1).connections, opened);
+        }
+    }
+}
+
+/// A device whose kernel has something to say about sources.
+const DEVICE: u32 = 5;
+
+fn check(flags: u32, device: u32) -> SourceCheck {
+    SourceCheck { flags, device }
+}
+
+/// IPv6 has no such settings.
+fn v4_or_opened(scene: &Scene, v4: Reason) -> Reason {
+    match scene.family {
+        IpFamily::V4 => v4,
+        IpFamily::V6 => Reason::Opened,
     }
 }
 

@@ -7,6 +7,7 @@
 mod astray;
 mod blind;
 mod floods;
+mod forged;
 mod ghosts;
 mod pickup;
 mod races;

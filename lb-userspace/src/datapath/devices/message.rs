@@ -10,7 +10,10 @@ use netlink_packet_route::{
     route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType},
 };
 
-use super::{Device, DeviceAddress, DeviceKind};
+use super::{
+    Device, DeviceAddress, DeviceKind,
+    sources::{SourceRules, WayBack},
+};
 
 /// One change that a message tells of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +28,8 @@ pub enum Update {
     Route {
         default: bool,
     },
+    /// `rp_filter` of a device, or of all.
+    WayBack(Option<u32>, WayBack),
     /// Something that may change next hops.
     Other,
 }
@@ -103,6 +108,7 @@ fn device(link: LinkMessage) -> Option<Device> {
         master: None,
         below: None,
         default_route: false,
+        sources: SourceRules::default(),
         addresses: BTreeSet::new(),
     };
     if flags.contains(LinkFlags::Loopback) {
@@ -118,6 +124,9 @@ fn device(link: LinkMessage) -> Option<Device> {
             LinkAttribute::Link(index) => below = Some(index),
             // The device below is in another network namespace.
             LinkAttribute::LinkNetNsId(_) => elsewhere = true,
+            LinkAttribute::AfSpecUnspec(families) => {
+                device.sources = SourceRules::of_link(&families);
+            }
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
                     if let LinkInfo::Kind(kind) = info {

@@ -9,10 +9,12 @@ mod message;
 mod neighbours;
 mod netlink;
 mod roles;
+mod sources;
 mod watch;
 
 pub use netlink::{WatchError, xdp_programs};
 pub use roles::{PatternError, Role, RoleRules};
+pub use sources::{SourceRules, WayBack};
 pub use watch::Watcher;
 
 /// A network device of this network namespace.
@@ -35,6 +37,8 @@ pub struct Device {
     pub below: Option<u32>,
     /// Whether a default route of the main table goes through it.
     pub default_route: bool,
+    /// Its own settings; [`Devices::source_rules`] says what is in force.
+    pub sources: SourceRules,
     pub addresses: BTreeSet<DeviceAddress>,
 }
 
@@ -83,17 +87,23 @@ pub enum Event {
         index: u32,
         address: DeviceAddress,
     },
+    /// The settings for sources of all devices have changed.
+    SourceRulesChanged,
     /// Routes, neighbours or links changed: next hops looked up before may be wrong.
     NextHopsChanged,
 }
 
 /// The devices as they are now.
 #[derive(Clone, Debug, Default)]
-pub struct Devices(BTreeMap<u32, Device>);
+pub struct Devices {
+    by_index: BTreeMap<u32, Device>,
+    /// Settings for all of them.
+    sources: SourceRules,
+}
 
 impl Devices {
     pub fn get(&self, index: u32) -> Option<&Device> {
-        self.0.get(&index)
+        self.by_index.get(&index)
     }
 
     pub fn by_name(&self, name: &str) -> Option<&Device> {
@@ -102,7 +112,7 @@ impl Devices {
 
     /// All devices, by index.
     pub fn iter(&self) -> impl Iterator<Item = &Device> {
-        self.0.values()
+        self.by_index.values()
     }
 
     /// Whether an address is this node's. The same may be on several devices.
@@ -118,12 +128,36 @@ impl Devices {
             .collect()
     }
 
+    /// What the kernel asks of the sources of IPv4 packets that a device receives, and the device that they are its
+    /// own for: a bridge's port has none of its own.
+    pub fn source_rules(&self, device: &Device) -> (SourceRules, u32) {
+        let bridge = device.master.and_then(|index| self.get(index));
+        let receiver = bridge
+            .filter(|master| master.kind == DeviceKind::Bridge)
+            .unwrap_or(device);
+        (self.sources.with(receiver.sources), receiver.index)
+    }
+
+    /// Sets `rp_filter` of a device, or of all.
+    fn set_way_back(&mut self, index: Option<u32>, way_back: WayBack, events: &mut Vec<Event>) {
+        let Some(index) = index else {
+            self.sources.way_back = way_back;
+            events.push(Event::SourceRulesChanged);
+            return;
+        };
+        if let Some(device) = self.by_index.get_mut(&index) {
+            let mut after = device.clone();
+            after.sources.way_back = way_back;
+            change(device, after, events);
+        }
+    }
+
     /// Adds a device, or changes the one with its index, but for its addresses and default route,
     /// which are not the link's to say.
     fn put(&mut self, device: Device, events: &mut Vec<Event>) {
-        let Some(known) = self.0.get_mut(&device.index) else {
+        let Some(known) = self.by_index.get_mut(&device.index) else {
             events.push(Event::Added(device.clone()));
-            self.0.insert(device.index, device);
+            self.by_index.insert(device.index, device);
             return;
         };
         let after = Device {
@@ -135,7 +169,7 @@ impl Devices {
     }
 
     fn remove(&mut self, index: u32, events: &mut Vec<Event>) {
-        let Some(mut device) = self.0.remove(&index) else {
+        let Some(mut device) = self.by_index.remove(&index) else {
             return;
         };
         for address in std::mem::take(&mut device.addresses) {
@@ -145,7 +179,7 @@ impl Devices {
     }
 
     fn put_address(&mut self, index: u32, address: DeviceAddress, events: &mut Vec<Event>) {
-        if let Some(device) = self.0.get_mut(&index)
+        if let Some(device) = self.by_index.get_mut(&index)
             && device.addresses.insert(address)
         {
             events.push(Event::AddressAdded { index, address });
@@ -153,7 +187,7 @@ impl Devices {
     }
 
     fn remove_address(&mut self, index: u32, address: DeviceAddress, events: &mut Vec<Event>) {
-        if let Some(device) = self.0.get_mut(&index)
+        if let Some(device) = self.by_index.get_mut(&index)
             && device.addresses.remove(&address)
         {
             events.push(Event::AddressRemoved { index, address });
@@ -161,7 +195,7 @@ impl Devices {
     }
 
     fn set_default_routes(&mut self, through: &BTreeSet<u32>, events: &mut Vec<Event>) {
-        for device in self.0.values_mut() {
+        for device in self.by_index.values_mut() {
             let after = Device {
                 default_route: through.contains(&device.index),
                 ..device.clone()
@@ -172,19 +206,23 @@ impl Devices {
 
     /// Becomes `other`, by the events that lead there.
     fn become_like(&mut self, other: Self, events: &mut Vec<Event>) {
+        if self.sources != other.sources {
+            self.sources = other.sources;
+            events.push(Event::SourceRulesChanged);
+        }
         let gone: Vec<u32> = self
-            .0
+            .by_index
             .keys()
-            .filter(|index| !other.0.contains_key(index))
+            .filter(|index| !other.by_index.contains_key(index))
             .copied()
             .collect();
         for index in gone {
             self.remove(index, events);
         }
-        for (index, mut device) in other.0 {
+        for (index, mut device) in other.by_index {
             let wanted = std::mem::take(&mut device.addresses);
             self.put(device, events);
-            let current = self.0[&index].addresses.clone();
+            let current = self.by_index[&index].addresses.clone();
             for address in current.difference(&wanted) {
                 self.remove_address(index, *address, events);
             }
@@ -219,6 +257,7 @@ mod tests {
             master: None,
             below: None,
             default_route: false,
+            sources: SourceRules::default(),
             addresses: BTreeSet::new(),
         }
     }
@@ -232,7 +271,10 @@ mod tests {
     }
 
     fn table(devices: &[Device]) -> Devices {
-        Devices(devices.iter().map(|d| (d.index, d.clone())).collect())
+        Devices {
+            by_index: devices.iter().map(|d| (d.index, d.clone())).collect(),
+            ..Devices::default()
+        }
     }
 
     #[test]
@@ -306,7 +348,7 @@ mod tests {
                 Event::Added(device(4, "veth3")),
             ]
         );
-        assert_eq!(devices.0, now.0);
+        assert_eq!(devices.by_index, now.by_index);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use thiserror::Error;
 use super::message::{Update, default_devices};
 
 /// What is followed.
-const GROUPS: [MulticastGroup; 8] = [
+const GROUPS: [MulticastGroup; 9] = [
     MulticastGroup::Link,
     MulticastGroup::Neigh,
     MulticastGroup::Ipv4Ifaddr,
@@ -29,6 +29,7 @@ const GROUPS: [MulticastGroup; 8] = [
     MulticastGroup::Ipv6Route,
     MulticastGroup::Ipv4Rule,
     MulticastGroup::Ipv6Rule,
+    MulticastGroup::Ipv4Netconf,
 ];
 
 /// Why the devices cannot be followed.

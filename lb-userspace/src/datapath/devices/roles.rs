@@ -125,7 +125,10 @@ fn patterns(option: &'static str, patterns: &[String]) -> Result<Vec<Pattern>, P
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{super::DeviceAddress, *};
+    use super::{
+        super::{DeviceAddress, SourceRules},
+        *,
+    };
 
     fn device(name: &str, kind: DeviceKind) -> Device {
         Device {
@@ -139,6 +142,7 @@ mod tests {
             master: None,
             below: None,
             default_route: false,
+            sources: SourceRules::default(),
             addresses: BTreeSet::new(),
         }
     }

@@ -13,6 +13,7 @@ use super::{
     message::Update,
     neighbours::Neighbours,
     netlink::{WatchError, connect, default_routes, subscribe, updates},
+    sources::{self, SETTING_CHANGED, SourceRules},
 };
 
 /// Room for messages that come faster than they are read: some ten thousand.
@@ -148,6 +149,13 @@ impl Watcher {
         let mut rest = buffer.as_slice();
         while let Ok(header) = NetlinkBuffer::new_checked(rest) {
             let length = (header.length() as usize).next_multiple_of(4);
+            if header.message_type() == SETTING_CHANGED {
+                if let Some((index, way_back)) = sources::changed(header.payload()) {
+                    self.apply(Update::WayBack(index, way_back));
+                }
+                rest = rest.get(length..).unwrap_or_default();
+                continue;
+            }
             match NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest) {
                 Ok(NetlinkMessage {
                     payload: NetlinkPayload::InnerMessage(message),
@@ -206,6 +214,9 @@ impl Watcher {
                     self.default_routes.touch();
                 }
             }
+            Update::WayBack(index, way_back) => {
+                self.devices.set_way_back(index, way_back, &mut self.events);
+            }
             Update::Other => self.next_hops.touch(),
         }
     }
@@ -220,7 +231,10 @@ impl Watcher {
     async fn resync(&mut self) -> Result<(), WatchError> {
         self.discard_messages()?;
         let netlink = connect()?;
-        let mut now = Devices::default();
+        let mut now = Devices {
+            sources: SourceRules::of_all(),
+            ..Devices::default()
+        };
         let mut unused = Vec::new();
         let mut neighbours = Neighbours::default();
         // One after the other: the kernel carries out one listing per socket at a time.

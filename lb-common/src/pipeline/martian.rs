@@ -1,0 +1,63 @@
+//! Packets that the kernel would drop: they open nothing, and pass to the kernel.
+
+use super::Work;
+use crate::{
+    abi::{SourceCheck, device_flag, source_flag},
+    addr::{Address, Family},
+    frame::Frame,
+    tables::{NextHop, Tables},
+    verdict::Reason,
+};
+
+/// Why a frame is not addressed to this host, if it is not: to a group of hosts (IEEE 802, the individual/group
+/// bit), or to another one. The kernel forwards no packet that came so, or every node on the link would.
+#[inline(always)]
+pub(super) fn astray<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F) -> Option<Reason> {
+    let first = frame.packet().load::<u8>(0)?;
+    if first & 1 != 0 {
+        return Some(Reason::LinkMulticast);
+    }
+    let is_for_host = match frame.is_for_host() {
+        Some(true) => true,
+        Some(false) => tables.device(frame.ifindex()).flags & device_flag::PORT != 0,
+        None => {
+            let own = tables.device(frame.ifindex()).address;
+            let address = frame.packet().load::<u32>(ADDRESS_END)?;
+            own == 0 || own == address
+        }
+    };
+    (!is_for_host).then_some(Reason::OtherHost)
+}
+
+/// Where in a frame the last four octets of the destination's address are.
+const ADDRESS_END: usize = 2;
+
+/// Whether the kernel would drop a packet for its source: nobody sends from there, it is the node's own, or the way
+/// back leads elsewhere (RFC 3704; Linux's `rp_filter`).
+#[inline(always)]
+pub(super) fn is_martian<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    ifindex: u32,
+) -> bool {
+    if !work.tuple.source.is_source() {
+        return true;
+    }
+    // IPv6 knows no more than that.
+    if A::FAMILY == Family::V6 {
+        return false;
+    }
+    let SourceCheck { flags, device } = tables.source_check(ifindex);
+    flags & source_flag::OWN != 0 && tables.is_local(work.tuple.source.to_mapped())
+        || flags & source_flag::NO_WAY_BACK != 0 && !leads_back(tables, work, device)
+}
+
+/// Whether the way back to a packet's source leads to a device, or to any if that is 0.
+#[inline(always)]
+fn leads_back<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, device: u32) -> bool {
+    let Work { tuple, hop, .. } = work;
+    match tables.next_hop(tuple.protocol, &tuple.destination, &tuple.source, hop) {
+        NextHop::None => false,
+        NextHop::Known | NextHop::Unresolved => device == 0 || hop.ifindex == device,
+    }
+}
