@@ -14,8 +14,8 @@ use node_lb::{
     config::PortRange,
     memory::{MemoryFrame, MemoryTables, Route, Settings},
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, TrafficPolicy,
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
 };
@@ -153,6 +153,7 @@ fn service() -> Service {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        removed_endpoints: RemovedEndpoints::Keep,
     }
 }
 

@@ -48,6 +48,16 @@ pub enum Algorithm {
     Maglev,
 }
 
+/// What becomes of a TCP connection whose endpoint leaves the Service and still answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RemovedEndpoints {
+    /// It goes on, as with kube-proxy.
+    #[default]
+    Keep,
+    /// It is reset when the client sends again.
+    Reset,
+}
+
 /// A Service with at least one cluster IP, both families together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
@@ -69,6 +79,7 @@ pub struct Service {
     /// `sessionAffinity: ClientIP` and its timeout.
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
+    pub removed_endpoints: RemovedEndpoints,
 }
 
 /// One entry of `spec.ports`.

@@ -13,8 +13,8 @@ use nix::time::ClockId;
 use node_lb::{
     datapath::{OBJECT, Settings, load},
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, TrafficPolicy,
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{LocalNode, Plan, PlanOptions, plan},
     program::{Key, NodeFacts, Programmer, maps::Maps},
@@ -159,6 +159,7 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        removed_endpoints: RemovedEndpoints::Keep,
     };
     let endpoint = |i| Endpoint {
         address: Ipv4Addr::from_bits(0x0a80_0000 + n * endpoints + i).into(),

@@ -25,7 +25,7 @@ use namespace::Namespace;
 use node_lb::{
     datapath::bpf::BatchMap,
     flows::{
-        StaleUdp, UdpSockets,
+        Stale, UdpSockets,
         sockets::{self, SocketError, Translated},
     },
 };
@@ -159,7 +159,7 @@ fn the_map_says_which_sockets_have_a_stale_endpoint() {
             };
             map.update(&[key], &[frontend]).unwrap();
         }
-        let mut request = StaleUdp::default();
+        let mut request = Stale::default();
         request.add(SERVICE, [serving.local_addr().unwrap()]);
 
         let sockets = UdpSockets::new(map);
@@ -191,7 +191,7 @@ fn targets(client: &UdpSocket, server: &UdpSocket) -> HashMap<Translated, u32> {
 
 /// Ends the targets; no endpoint of their service serves.
 fn end(targets: &HashMap<Translated, u32>) -> Result<u64, SocketError> {
-    let mut stale = StaleUdp::default();
+    let mut stale = Stale::default();
     stale.add(SERVICE, []);
     sockets::end(targets, &stale)
 }

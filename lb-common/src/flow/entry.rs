@@ -83,7 +83,7 @@ pub mod flow_flag {
     pub const MISFIT: u32 = 1 << 6;
     /// The endpoint refused the connection, and the client is not told: another one may take it.
     pub const WITHHELD: u32 = 1 << 7;
-    /// The endpoint is gone: whoever still sends to it is told.
+    /// The endpoint is gone, or has left a service that wants its clients told: whoever still sends to it is reset.
     pub const GONE: u32 = 1 << 12;
     /// Where the direction's window scale (RFC 7323) begins.
     pub const SCALE_SHIFT: u32 = 8;

@@ -167,7 +167,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     peer: Record<A>,
     work: &Work<A>,
 ) {
-    use flow_flag::{FIN, FIN_ACKED, MISFIT, PICKED_UP, RST, SEEN, WATCH};
+    use flow_flag::{FIN, FIN_ACKED, GONE, MISFIT, PICKED_UP, RST, SEEN, WATCH};
     // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the values
     // will do. Flags change under these references, by the functions of `record` only: see `has`.
     let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
@@ -177,6 +177,10 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if segment.flags & tcp_flag::RST != 0 {
         if may_reset(flow, other, segment) {
             set(record, RST);
+            if has(record, GONE) {
+                // It goes to the endpoint: one that has left its service may still be there.
+                clear(record, GONE);
+            }
             // Whoever goes on talking did not obey it.
             set(peer, WATCH);
         }
@@ -214,9 +218,11 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if has(peer, FIN) && !has(peer, FIN_ACKED) && segment.acknowledged == other.next {
         set(peer, FIN_ACKED);
     }
-    if !half && repeated && gone::is_gone(tables, record, peer) {
+    // Where clients are to be told at once, the agent says that the endpoint is gone.
+    let is_gone = has(record, GONE) || repeated && gone::is_gone(tables, record, peer);
+    if !half && is_gone {
         // Its own connection must not be the last to know.
-        set(record, flow_flag::GONE | RST);
+        set(record, GONE | RST);
         return;
     }
     if half && proves(flow, other, segment) {

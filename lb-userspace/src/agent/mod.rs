@@ -428,12 +428,12 @@ impl Agent {
         self.syncer.measure(&self.metrics, since);
     }
 
-    /// Writes Services, and has the UDP flows ended that are stale now.
+    /// Writes Services, and has the flows ended that are stale now.
     fn publish(&mut self, services: impl IntoIterator<Item = crate::model::ObjectName>) {
         let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
         let stale = self.syncer.sync(&self.store, &self.node, services);
         if let (Some(publication), false) = (publication, stale.is_empty()) {
-            publication.end_stale_udp(stale);
+            publication.end_stale(stale);
         }
     }
 

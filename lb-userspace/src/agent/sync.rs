@@ -8,7 +8,7 @@ use std::{
 
 use super::{catalog::Catalog, status};
 use crate::{
-    flows::{Change, Limit, Limits, Met, StaleUdp, stale},
+    flows::{Change, Limit, Limits, Met, Stale, stale},
     health::service::ServiceHealth,
     metrics::{Metrics, ServiceTraffic, set_to_now},
     model::{IpFamily, ObjectName, TrafficPolicy},
@@ -86,15 +86,15 @@ impl Syncer {
         &mut self.programmer
     }
 
-    /// Plans and writes the Services named, and says which UDP flows to look at. When this returns,
+    /// Plans and writes the Services named, and says which flows to look at. When this returns,
     /// the maps have them.
     pub fn sync(
         &mut self,
         store: &Store,
         node: &LocalNode,
         services: impl IntoIterator<Item = ObjectName>,
-    ) -> StaleUdp {
-        let mut stale = StaleUdp::default();
+    ) -> Stale {
+        let mut stale = Stale::default();
         for name in services {
             let planned = store.service(&name).map(|service| {
                 let slices: Vec<_> = store.slices(&name).collect();
@@ -235,12 +235,7 @@ impl Syncer {
     }
 
     /// Brings one Service into line; without a plan, it goes.
-    fn sync_service(
-        &mut self,
-        name: ObjectName,
-        planned: Option<ServicePlan>,
-        stale: &mut StaleUdp,
-    ) {
+    fn sync_service(&mut self, name: ObjectName, planned: Option<ServicePlan>, stale: &mut Stale) {
         let before = self.catalog.get(&name);
         let mut gone: BTreeSet<Key> = before
             .iter()
@@ -261,12 +256,12 @@ impl Syncer {
         self.count(before, -1);
         self.count(planned.as_ref(), 1);
         self.note_health(&name, before, planned.as_ref());
-        for port in planned
+        for (port, remaining) in planned
             .iter()
             .flat_map(|planned| stale::changed(before, planned))
         {
             if let Some(id) = self.programmer.id(&Key::of(port)) {
-                stale.add(id, port.udp_serving.iter().copied());
+                stale.add(id, remaining.iter().copied());
             }
         }
         self.catalog.set(&name, planned.map(Arc::new));

@@ -24,6 +24,6 @@ pub use limits::{Change, Limit, Limits, Met};
 pub use records::{Connection, Records};
 pub use report::FlowReport;
 pub use sockets::UdpSockets;
-pub use stale::StaleUdp;
+pub use stale::Stale;
 pub use stats::Stats;
 pub use worker::{FlowSweeper, FlowTables, HalfOpen, Kernel};

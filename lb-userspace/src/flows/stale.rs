@@ -1,51 +1,49 @@
-//! Which UDP flows are stale, as kube-proxy's conntrack clean-up has it: those to an endpoint that
-//! does not serve any more.
+//! Which flows are stale.
 //!
-//! A UDP client that never stops sending keeps its flow alive for ever, so it has to be told. TCP
-//! flows end by themselves; those of a Service that is gone are left alone.
+//! Those of UDP to an endpoint that does not serve any more, as kube-proxy's conntrack clean-up has it: a client that
+//! never stops sending keeps its flow alive for ever. TCP's end by themselves, unless their Service asks for
+//! [`RemovedEndpoints::Reset`](crate::model::RemovedEndpoints). Those of a Service that is gone are left alone.
 
 use std::{
     collections::{HashMap, HashSet},
     net::SocketAddr,
 };
 
-use crate::{
-    model::Protocol,
-    plan::{Plan, ServicePlan},
-};
+use crate::plan::{Plan, ServicePlan};
 
-/// Service ports of UDP whose stale flows are to be ended, each with the endpoints that serve.
+/// Service ports whose stale flows are to be ended, each with the endpoints whose flows go on.
 #[derive(Clone, Debug, Default)]
-pub struct StaleUdp {
-    serving: HashMap<u32, HashSet<SocketAddr>>,
+pub struct Stale {
+    remaining: HashMap<u32, HashSet<SocketAddr>>,
 }
 
-impl StaleUdp {
+impl Stale {
     /// Adds a service port by its id; what was said of it before is forgotten. An empty set means
     /// that all of its flows are stale.
-    pub fn add(&mut self, service: u32, serving: impl IntoIterator<Item = SocketAddr>) {
-        self.serving.insert(service, serving.into_iter().collect());
+    pub fn add(&mut self, service: u32, remaining: impl IntoIterator<Item = SocketAddr>) {
+        let remaining = remaining.into_iter().collect();
+        self.remaining.insert(service, remaining);
     }
 
     /// Adds all that another request says, which is the later one.
     pub fn merge(&mut self, later: Self) {
-        self.serving.extend(later.serving);
+        self.remaining.extend(later.remaining);
     }
 
     pub fn is_empty(&self) -> bool {
-        self.serving.is_empty()
+        self.remaining.is_empty()
     }
 
     /// Whether a service port was added.
     pub fn concerns(&self, service: u32) -> bool {
-        self.serving.contains_key(&service)
+        self.remaining.contains_key(&service)
     }
 
     /// Whether a flow of `service` to `endpoint` is stale. Nothing is known of the flows of services
     /// that were not added, so they are not.
     pub fn contains(&self, service: u32, endpoint: SocketAddr) -> bool {
-        let serving = self.serving.get(&service);
-        serving.is_some_and(|serving| !serving.contains(&endpoint))
+        let remaining = self.remaining.get(&service);
+        remaining.is_some_and(|remaining| !remaining.contains(&endpoint))
     }
 }
 
@@ -61,7 +59,7 @@ pub trait Staleness {
     fn confirm(&self, service: u32, endpoint: SocketAddr) -> Option<Self::Hold>;
 }
 
-impl Staleness for StaleUdp {
+impl Staleness for Stale {
     type Hold = ();
 
     fn concerns(&self, service: u32) -> bool {
@@ -73,20 +71,18 @@ impl Staleness for StaleUdp {
     }
 }
 
-/// The UDP ports of a Service that may have stale flows once it has become `after`: those whose
-/// serving endpoints are not what they were. After a start, when there is no `before`, all.
+/// The ports of a Service that may have stale flows once it has become `after`, each with the endpoints whose flows go
+/// on: those where these are not what they were. After a start, when there is no `before`, all.
 pub fn changed<'a>(
     before: Option<&'a ServicePlan>,
     after: &'a ServicePlan,
-) -> impl Iterator<Item = &'a Plan> {
-    let udp = after
-        .ports
-        .iter()
-        .filter(|plan| plan.name.protocol == Protocol::Udp);
-    udp.filter(move |plan| {
+) -> impl Iterator<Item = (&'a Plan, &'a [SocketAddr])> {
+    after.ports.iter().filter_map(move |plan| {
+        let remaining = plan.remaining.as_deref()?;
         let ports = before.map_or(&[][..], |before| &before.ports);
         let same = |old: &&Plan| old.name == plan.name && old.family == plan.family;
         let old = ports.iter().find(same);
-        old.is_none_or(|old| old.udp_serving != plan.udp_serving)
+        let changed = old.is_none_or(|old| old.remaining != plan.remaining);
+        changed.then_some((plan, remaining))
     })
 }

@@ -126,6 +126,8 @@ pub struct Removed {
     pub expired: FlowCounts,
     /// UDP flows to endpoints that did not serve any more.
     pub stale_udp: u64,
+    /// TCP flows to endpoints that have left a Service which wants its clients told.
+    pub reset_tcp: u64,
     /// UDP sockets of the node's own processes that were connected to such an endpoint.
     pub stale_sockets: u64,
     /// Records whose other direction was gone: a stale UDP flow leaves its answers behind, and an agent

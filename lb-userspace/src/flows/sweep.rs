@@ -149,29 +149,47 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         self.dead.clear();
     }
 
-    /// Ends the UDP flows that are stale; returns how many. Answers are let through until two passes
-    /// have seen that they have no flow any more.
-    pub fn end_stale(&self, stale: &impl Staleness) -> u64 {
-        let mut ended = 0;
+    /// Ends the flows that are stale. Of UDP, answers are let through until two passes have seen that they have no
+    /// flow any more; of TCP, the client is told when it sends again.
+    pub fn end_stale(&self, stale: &impl Staleness, removed: &mut Removed) {
         for index in 0..=self.mask {
             let sighting = self.look(index);
             if !tag::in_use(sighting.tag) {
                 continue;
             }
             let flow = self.records.read(index);
-            let udp = flow.has(flow_flag::UDP) && !flow.has(flow_flag::REPLY);
-            if !udp || !stale.concerns(flow.service) {
+            if flow.has(flow_flag::REPLY) || !stale.concerns(flow.service) {
                 continue;
             }
             let Some(connection) = Connection::new(&self.records, index, &flow) else {
                 continue;
             };
             let over = stale.confirm(flow.service, connection.endpoint());
-            if over.is_some() && self.end_forward(&connection).is_some() {
-                ended += 1;
+            if over.is_none() {
+                continue;
+            }
+            match flow.has(flow_flag::UDP) {
+                true => removed.stale_udp += u64::from(self.end_forward(&connection).is_some()),
+                false => removed.reset_tcp += u64::from(self.disown(sighting, &flow)),
             }
         }
-        ended
+    }
+
+    /// Has the client of a TCP flow told when it sends again that its endpoint is gone. Whether that is new.
+    fn disown(&self, seen: Sighting, flow: &Flow<A>) -> bool {
+        use flow_flag::{GONE, WATCH};
+        let is_same = || self.look(seen.index).tag == seen.tag;
+        if flow.has(GONE) || flow.is_foreign() || !is_same() {
+            return false;
+        }
+        let flags = self.records.flags(seen.index);
+        flags.fetch_or(GONE | WATCH, Ordering::SeqCst);
+        // Another flow may have taken the record if we were held up in between.
+        let same = is_same();
+        if !same {
+            flags.fetch_and(!GONE, Ordering::SeqCst);
+        }
+        same
     }
 
     /// Looks at a live record.

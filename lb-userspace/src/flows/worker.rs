@@ -19,7 +19,7 @@ use lb_common::{
 };
 
 use super::{
-    Jiffies, StaleUdp, Stats, TickRate, UdpSockets, records::Records, sockets::SocketError,
+    Jiffies, Stale, Stats, TickRate, UdpSockets, records::Records, sockets::SocketError,
     stale::Staleness, stats::Removed, stats::ServiceCounts, sweep::TableSweeper, under_pressure,
 };
 use crate::datapath::bpf::{MappedArray, synchronize_rcu};
@@ -166,7 +166,7 @@ impl FlowSweeper {
             kernel,
             removed: Removed::default(),
             passes: 0,
-            second_look: StaleUdp::default(),
+            second_look: Stale::default(),
             told: false,
             shared: shared.clone(),
         };
@@ -202,10 +202,10 @@ pub struct Publication<'a> {
 }
 
 impl Publication<'_> {
-    /// Ends the UDP flows, and connected UDP sockets, of service ports whose endpoint does not serve any
-    /// more, now that the new endpoints are published. It is done within some milliseconds, and once
+    /// Ends the flows, and connected UDP sockets, of service ports whose endpoint is none of those that remain, now
+    /// that the new endpoints are published. It is done within some milliseconds, and once
     /// more for what programs were opening meanwhile.
-    pub fn end_stale_udp(mut self, stale: StaleUdp) {
+    pub fn end_stale(mut self, stale: Stale) {
         self.inbox.stale.merge(stale);
         self.wake.notify_one();
     }
@@ -231,14 +231,14 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    stale: StaleUdp,
+    stale: Stale,
     stop: bool,
 }
 
 /// What the thread has to do.
 enum Task {
     Pass,
-    EndStale(StaleUdp),
+    EndStale(Stale),
     Stop,
 }
 
@@ -281,7 +281,7 @@ impl Shared {
 
 /// A request that is being carried out, unless a newer one knows better.
 struct Newest<'a> {
-    request: &'a StaleUdp,
+    request: &'a Stale,
     shared: &'a Shared,
 }
 
@@ -314,7 +314,7 @@ struct Worker<R4, R6> {
     passes: u64,
     /// To be ended once more after a grace period: a program may have been opening a flow to an
     /// endpoint of before.
-    second_look: StaleUdp,
+    second_look: Stale,
     /// Whether it has been reported that sockets cannot be ended.
     told: bool,
     shared: Arc<Shared>,
@@ -404,21 +404,22 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    fn end_stale(&mut self, request: &StaleUdp) {
+    fn end_stale(&mut self, request: &Stale) {
         let shared = self.shared.clone();
         let stale = Newest {
             request,
             shared: &shared,
         };
-        let flows = self.v4.end_stale(&stale) + self.v6.end_stale(&stale);
-        self.removed.stale_udp += flows;
-        let sockets = self.end_stale_sockets(&stale);
-        self.removed.stale_sockets += sockets;
-        if flows + sockets != 0 {
+        let before = self.removed;
+        self.v4.end_stale(&stale, &mut self.removed);
+        self.v6.end_stale(&stale, &mut self.removed);
+        self.removed.stale_sockets += self.end_stale_sockets(&stale);
+        if self.removed != before {
             tracing::debug!(
-                flows,
-                sockets,
-                "ended UDP flows to endpoints that no longer serve"
+                udp = self.removed.stale_udp - before.stale_udp,
+                sockets = self.removed.stale_sockets - before.stale_sockets,
+                tcp = self.removed.reset_tcp - before.reset_tcp,
+                "ended flows to endpoints that have left their service"
             );
         }
     }

@@ -7,7 +7,9 @@ use std::{
 };
 
 use super::node::LocalNode;
-use crate::model::{Endpoint, EndpointSlice, IpFamily, Protocol, SharedName};
+use crate::model::{
+    Endpoint, EndpointSlice, IpFamily, Protocol, RemovedEndpoints, ServicePort, SharedName,
+};
 
 /// The class of a usable endpoint, in the order the classes lie in [`ClassifiedEndpoints`].
 ///
@@ -186,16 +188,26 @@ impl<'a> MergedSlices<'a> {
         }
     }
 
-    /// The endpoints of that port whose `serving` condition holds, whatever the others say.
-    pub(super) fn serving(&self, port: &str, protocol: Protocol) -> Vec<SocketAddr> {
-        let endpoints = self.ports.get(&(port, protocol)).into_iter().flatten();
-        let mut serving: Vec<_> = endpoints
-            .filter(|(_, endpoint)| endpoint.serving)
+    /// [`Plan::remaining`](super::Plan::remaining) of a port.
+    pub(super) fn remaining(
+        &self,
+        port: &ServicePort,
+        removed: RemovedEndpoints,
+    ) -> Option<Vec<SocketAddr>> {
+        let remains: fn(&Endpoint) -> bool = match (port.protocol, removed) {
+            (Protocol::Udp, _) => |endpoint| endpoint.serving,
+            (Protocol::Tcp, RemovedEndpoints::Reset) => |_| true,
+            _ => return None,
+        };
+        let key = (port.name.as_str(), port.protocol);
+        let endpoints = self.ports.get(&key).into_iter().flatten();
+        let mut remaining: Vec<_> = endpoints
+            .filter(|(_, endpoint)| remains(endpoint))
             .map(|(address, _)| *address)
             .collect();
-        serving.sort_unstable();
-        serving.shrink_to_fit();
-        serving
+        remaining.sort_unstable();
+        remaining.shrink_to_fit();
+        Some(remaining)
     }
 
     /// How many distinct addresses of ready endpoints this node has, over all slice ports.

@@ -48,10 +48,7 @@ pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> S
             external_policy: external_policy(service),
             externally_accessible: frontend::externally_accessible(service, family, port),
             endpoints: slices.classify(&port.name, port.protocol, node),
-            udp_serving: match port.protocol {
-                Protocol::Udp => slices.serving(&port.name, port.protocol),
-                Protocol::Tcp | Protocol::Sctp => Vec::new(),
-            },
+            remaining: slices.remaining(port, service.removed_endpoints),
             source_ranges: source_ranges.clone(),
             session_affinity: service.session_affinity,
             algorithm: service.algorithm,
@@ -91,9 +88,9 @@ pub struct Plan {
     /// This port has a node port, or a load balancer IP or externalIP of this family.
     pub externally_accessible: bool,
     pub endpoints: ClassifiedEndpoints,
-    /// The endpoints of a UDP port that still serve, usable or not, sorted: flows to any other
-    /// are stale. Empty for other protocols, whose flows are left to end by themselves.
-    pub udp_serving: Vec<SocketAddr>,
+    /// The endpoints whose flows go on, usable or not, sorted: those of UDP that still serve, those of TCP that are
+    /// still the Service's. Flows to any other are stale. `None` if all are left to end by themselves.
+    pub remaining: Option<Vec<SocketAddr>>,
     /// The only sources [`FrontendKind::LoadBalancerIp`] frontends accept; empty means all.
     pub source_ranges: Vec<IpNet>,
     /// How long a client sticks to its endpoint after its last new connection.

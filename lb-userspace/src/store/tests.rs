@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    model::{Algorithm, Endpoint, ServiceType, TrafficPolicy},
+    model::{Algorithm, Endpoint, RemovedEndpoints, ServiceType, TrafficPolicy},
     source::Refused,
 };
 
@@ -240,6 +240,7 @@ fn service(service: &str, cluster_ip: &str) -> Event {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        removed_endpoints: RemovedEndpoints::Keep,
     };
     Event::Apply(Object::Service(service.into()))
 }

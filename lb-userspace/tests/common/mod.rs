@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use ipnet::IpNet;
 use node_lb::{
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, SharedName, TrafficPolicy,
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
+        RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
     },
     plan::{LocalNode, PlanOptions},
 };
@@ -249,6 +249,7 @@ impl ServiceRow {
                 other => panic!("session affinity {other}"),
             },
             algorithm: Algorithm::Random,
+            removed_endpoints: RemovedEndpoints::Keep,
         }
     }
 }

@@ -6,12 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use lb_common::flow::tag;
+use lb_common::flow::{flow_flag, record::flags, tag};
 use node_lb::{
-    flows::{StaleUdp, stale::changed},
+    flows::{Stale, stale::changed, stats::Removed},
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, TrafficPolicy,
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
@@ -82,7 +82,8 @@ fn conntrack_in_words() {
                 slice.endpoints[0].ready = false;
                 slice.endpoints[0].terminating = true;
                 let planned = planned(&service(Protocol::Udp, &["dns"]), &[slice]);
-                end_stale(&table, UDP, planned.ports[0].udp_serving.iter().copied());
+                let remaining = planned.ports[0].remaining.clone();
+                end_stale(&table, UDP, remaining.unwrap());
             }
             "UDP flow of a service that no longer exists" => {
                 end_stale(&table, OTHER, []);
@@ -186,6 +187,24 @@ fn answers_that_are_under_way_are_let_through() {
 }
 
 #[test]
+fn a_tcp_flow_is_marked_for_its_client_to_be_told_and_lives_on_until_then() {
+    let table = Table::new(64);
+    let flow = NewFlow {
+        service: TCP,
+        ..NewFlow::tcp(1)
+    };
+    table.open(&flow).unwrap();
+    let (forward, _) = table.pair(&flow).unwrap();
+    let is_gone = || flags(forward) & flow_flag::GONE != 0;
+    assert_eq!(end_stale_of_both(&table, TCP, [flow.endpoint()]), (0, 0));
+    assert_eq!(end_stale_of_both(&table, OTHER, []), (0, 0));
+    assert!(!is_gone());
+    assert_eq!(end_stale_of_both(&table, TCP, []), (0, 1));
+    assert!(is_gone() && table.has(&flow) && table.has_answers(&flow));
+    assert_eq!(end_stale_of_both(&table, TCP, []), (0, 0), "it is known");
+}
+
+#[test]
 fn after_a_start_every_udp_port_is_looked_at() {
     let ports = ["p11", "p12"];
     let udp = planned(&service(Protocol::Udp, &ports), &[]);
@@ -209,10 +228,22 @@ fn new_flow(rows: &Conntrack, row: &ConntrackFlow, client: u32) -> NewFlow {
     }
 }
 
-fn end_stale(table: &Arc<Table>, id: u32, serving: impl IntoIterator<Item = SocketAddr>) -> u64 {
-    let mut stale = StaleUdp::default();
-    stale.add(id, serving);
-    Sweeping::new(table).sweeper().end_stale(&stale)
+/// Ends the stale flows of a service port; how many of UDP and of TCP there were.
+fn end_stale_of_both(
+    table: &Arc<Table>,
+    id: u32,
+    remaining: impl IntoIterator<Item = SocketAddr>,
+) -> (u64, u64) {
+    let mut stale = Stale::default();
+    stale.add(id, remaining);
+    let mut removed = Removed::default();
+    let sweeping = Sweeping::new(table);
+    sweeping.sweeper().end_stale(&stale, &mut removed);
+    (removed.stale_udp, removed.reset_tcp)
+}
+
+fn end_stale(table: &Arc<Table>, id: u32, remaining: impl IntoIterator<Item = SocketAddr>) -> u64 {
+    end_stale_of_both(table, id, remaining).0
 }
 
 fn planned(service: &Service, slices: &[EndpointSlice]) -> ServicePlan {
@@ -250,6 +281,7 @@ fn service(protocol: Protocol, ports: &[&str]) -> Service {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        removed_endpoints: RemovedEndpoints::Keep,
     }
 }
 

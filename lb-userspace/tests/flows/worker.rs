@@ -22,7 +22,7 @@ use lb_common::{
 };
 use node_lb::{
     config::FlowTimeouts,
-    flows::{FlowSweeper, FlowTables, HalfOpen, Kernel, Records, StaleUdp, timeouts},
+    flows::{FlowSweeper, FlowTables, HalfOpen, Kernel, Records, Stale, timeouts},
 };
 
 use super::table::{NewFlow, RATE, Table, View};
@@ -64,7 +64,7 @@ fn stale_flows_are_ended_at_once() {
     let sweeper = start(&table, 0, || {});
     wait(|| sweeper.stats().passes == 1);
 
-    let mut stale = StaleUdp::default();
+    let mut stale = Stale::default();
     stale.add(1, []);
     stale.add(2, [flows[1].endpoint()]);
     let mut ended = 0;
@@ -73,7 +73,7 @@ fn stale_flows_are_ended_at_once() {
         let client = 10 + ended as u32;
         let flow = NewFlow { client, ..flows[0] };
         table.open(&flow).unwrap();
-        sweeper.publication().end_stale_udp(stale.clone());
+        sweeper.publication().end_stale(stale.clone());
         wait(|| !table.has(&flow));
         ended += 1;
     });
@@ -100,9 +100,9 @@ fn a_flow_that_a_program_was_opening_is_ended_too() {
     };
     let sweeper = start(&table, 0, opened);
     wait(|| sweeper.stats().passes == 1);
-    let mut stale = StaleUdp::default();
+    let mut stale = Stale::default();
     stale.add(flow.service, []);
-    sweeper.publication().end_stale_udp(stale);
+    sweeper.publication().end_stale(stale);
 
     wait(|| sweeper.stats().removed.stale_udp == 1);
     assert!(graces.load(Ordering::SeqCst) > 0 && !table.has(&flow));
@@ -121,18 +121,18 @@ fn a_flow_to_an_endpoint_that_has_just_come_is_spared_by_requests_that_do_not_kn
             if published.fetch_add(1, Ordering::SeqCst) == 0 {
                 let publication = sweeper.get().unwrap().publication();
                 table.open(&flow).unwrap();
-                let mut stale = StaleUdp::default();
+                let mut stale = Stale::default();
                 stale.add(flow.service, [flow.endpoint()]);
-                publication.end_stale_udp(stale);
+                publication.end_stale(stale);
             }
         }
     };
     sweeper.set(start(&table, 0, publish)).unwrap();
     let sweeper = sweeper.get().unwrap();
     wait(|| sweeper.stats().passes == 1);
-    let mut stale = StaleUdp::default();
+    let mut stale = Stale::default();
     stale.add(flow.service, []);
-    sweeper.publication().end_stale_udp(stale);
+    sweeper.publication().end_stale(stale);
 
     wait(|| published.load(Ordering::SeqCst) > 0 && sweeper.stats().passes >= 3);
     assert!(table.has(&flow));

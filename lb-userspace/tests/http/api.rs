@@ -18,8 +18,8 @@ use node_lb::{
     health::readiness::Readiness,
     http::Server,
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, TrafficPolicy,
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
@@ -433,6 +433,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        removed_endpoints: RemovedEndpoints::Keep,
     };
     let slice = EndpointSlice {
         name: object(namespace, &format!("{name}-1")),

@@ -13,7 +13,7 @@ use lb_common::{
     flow::{Flow, tag},
 };
 use node_lb::flows::{
-    Records, StaleUdp,
+    Records, Stale,
     stats::{Removed, ServiceCounts},
     sweep::TableSweeper,
 };
@@ -94,9 +94,9 @@ impl Sweeping {
 
     /// Ends the flows to all endpoints, none of which serves any more.
     pub fn end_stale(&self) {
-        let mut stale = StaleUdp::default();
+        let mut stale = Stale::default();
         stale.add(SERVICE, []);
-        self.sweeper.end_stale(&stale);
+        self.sweeper.end_stale(&stale, &mut Removed::default());
     }
 
     /// A whole pass.

@@ -3,10 +3,19 @@
 use std::net::SocketAddr;
 
 use lb_common::{
-    flow::Stage,
+    addr::{Ip4, Ip6},
+    flow::{
+        Stage, flow_flag,
+        record::{flags, read_tag, set},
+        table::Slots,
+        tag,
+    },
     verdict::{Action, Reason},
 };
-use node_lb::memory::MemoryTables;
+use node_lb::{
+    memory::{Family, MemoryTables},
+    model::IpFamily,
+};
 
 use crate::{
     conversation::{Conversation, Side},
@@ -83,6 +92,71 @@ fn a_client_of_an_endpoint_that_serves_is_left_alone() {
             tables.set_seconds(second);
             assert_eq!(ask(&mut talk).reason, Reason::ToEndpoint);
         }
+    }
+}
+
+/// Where a Service wants it so, the agent marks flows to endpoints that have left.
+#[test]
+fn a_client_of_an_endpoint_that_has_left_is_told_at_once_if_its_service_wants_it() {
+    for scene in scenes(2) {
+        let tables = scene.tables();
+        let mut talk = Conversation::established(&scene, &tables, 1);
+        talk.send(Side::Client, ACK, DATA);
+        mark_as_gone(&scene, &tables);
+        let there = talk.there;
+        // What it was about to say is heard.
+        let answer = talk.send(Side::Endpoint, ACK, DATA);
+        assert_eq!(answer.reason, Reason::ToClient);
+        for _ in 0..2 {
+            let told = ask(&mut talk);
+            assert_eq!(
+                (told.action, told.reason),
+                (Action::Answer, Reason::EndpointGone)
+            );
+            assert_is_reset(&scene, &talk, &told);
+        }
+        assert_eq!(talk.stage(), Some(Stage::Closed));
+        // The answer was none of the endpoint's.
+        talk.there = there;
+        // The endpoint hears of it from the client, should it go on.
+        let more = talk.send(Side::Endpoint, ACK, DATA);
+        assert_eq!(more.reason, Reason::ToClient);
+        let mut reset = talk.segment(Side::Client, RST);
+        reset.sequence = reset.sequence.wrapping_add(DATA.len() as u32);
+        let passed = talk.deliver(Side::Client, reset, b"");
+        assert_eq!(passed.reason, Reason::ToEndpoint);
+        assert_eq!(talk.stage(), Some(Stage::Closed));
+    }
+}
+
+#[test]
+fn a_blind_reset_does_not_reach_an_endpoint_that_has_left() {
+    for scene in scenes(2) {
+        let tables = scene.tables();
+        let mut talk = Conversation::established(&scene, &tables, 1);
+        mark_as_gone(&scene, &tables);
+        let mut reset = talk.segment(Side::Client, RST);
+        reset.sequence = reset.sequence.wrapping_add(1 << 30);
+        let outcome = talk.deliver(Side::Client, reset, b"");
+        assert_ne!(outcome.reason, Reason::ToEndpoint);
+        assert_eq!(ask(&mut talk).reason, Reason::EndpointGone);
+    }
+}
+
+/// Marks the client's direction of all flows, as the agent does.
+fn mark_as_gone(scene: &Scene, tables: &MemoryTables) {
+    fn mark<A: Family>(tables: &MemoryTables) {
+        let flows = tables.flows::<A>();
+        let records = (0..=flows.mask()).filter_map(|index| flows.slot(index));
+        for record in records.filter(|record| tag::in_use(read_tag(*record))) {
+            if flags(record) & flow_flag::REPLY == 0 {
+                set(record, flow_flag::GONE | flow_flag::WATCH);
+            }
+        }
+    }
+    match scene.family {
+        IpFamily::V4 => mark::<Ip4>(tables),
+        IpFamily::V6 => mark::<Ip6>(tables),
     }
 }
 

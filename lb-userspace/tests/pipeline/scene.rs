@@ -15,7 +15,7 @@ use node_lb::{
     memory::{MemoryTables, Route, Settings},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-        Service, ServicePort, ServiceType, TrafficPolicy,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
 };
@@ -295,6 +295,7 @@ impl Scene {
             health_check_node_port: 0,
             session_affinity: self.affinity,
             algorithm: self.algorithm,
+            removed_endpoints: RemovedEndpoints::Keep,
         }
     }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use node_lb::{
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-        Service, ServicePort, ServiceType, TrafficPolicy,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{
         EndpointClass, Frontend, FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, plan,
@@ -292,7 +292,23 @@ fn serving_endpoints_of_udp_ports_are_known_whatever_else_holds() {
     let mut service = service();
     service.ports[0].protocol = Protocol::Udp;
     let port = first_port(&service, &[&slice]);
-    assert_eq!(port.udp_serving, addresses(["10.0.0.1:80", "10.0.0.2:80"]));
+    let serving = addresses(["10.0.0.1:80", "10.0.0.2:80"]);
+    assert_eq!(port.remaining, Some(serving));
+}
+
+#[test]
+fn tcp_endpoints_remain_as_long_as_they_are_listed_where_that_is_asked() {
+    let unready = Endpoint {
+        ready: false,
+        serving: false,
+        ..ready("10.0.0.2", "node-2")
+    };
+    let slice = slice("a", 80, [ready("10.0.0.1", "node-2"), unready]);
+    let mut service = service();
+    assert_eq!(first_port(&service, &[&slice]).remaining, None);
+    service.removed_endpoints = RemovedEndpoints::Reset;
+    let listed = addresses(["10.0.0.1:80", "10.0.0.2:80"]);
+    assert_eq!(first_port(&service, &[&slice]).remaining, Some(listed));
 }
 
 #[test]
@@ -355,6 +371,7 @@ fn service() -> Service {
         health_check_node_port: 0,
         session_affinity: None,
         algorithm: Algorithm::Random,
+        removed_endpoints: RemovedEndpoints::Keep,
     }
 }
 

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use node_lb::{
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, SharedName, TrafficPolicy,
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
+        RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
     },
     plan::{EndpointClass, LocalNode, Plan, PlanOptions, TopologyMode, Verdict, plan},
 };
@@ -150,6 +150,7 @@ fn service() -> impl Strategy<Value = Service> {
                     health_check_node_port: 0,
                     session_affinity: None,
                     algorithm: Algorithm::Random,
+                    removed_endpoints: RemovedEndpoints::Keep,
                 }
             },
         )

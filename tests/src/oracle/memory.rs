@@ -13,8 +13,8 @@ use node_lb::{
     config::PortRange,
     memory::{MemoryFrame, MemoryTables, Route, Settings},
     model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, Service,
-        ServicePort, ServiceType, TrafficPolicy,
+        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
 };
@@ -214,6 +214,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
             true => Algorithm::Maglev,
             false => Algorithm::Random,
         },
+        removed_endpoints: RemovedEndpoints::Keep,
     }
 }
 

@@ -11,6 +11,7 @@ mod forged;
 mod ghosts;
 mod pickup;
 mod races;
+mod removed;
 mod short;
 mod silent;
 mod support;

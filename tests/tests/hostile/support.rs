@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use lb_tests::traffic::RunningServer;
-use lb_tests::{Balanced, Endpoint, Family, Host, Pod, Serve, Topology};
+use lb_tests::{Balanced, Endpoint, Family, Host, Pod, Serve, Service, Topology};
 
 /// The port that pods serve lines on, over TCP, and datagrams.
 pub const TARGET: u16 = 9090;
@@ -91,6 +91,17 @@ impl Ground {
 
     /// Adds Service number `number`, over TCP and UDP, and waits until agents have it.
     pub fn service(&self, number: u8, source: Source, pods: &[&Pod]) -> Result<()> {
+        self.service_that(number, source, pods, |service| service)
+    }
+
+    /// The same for a Service of which something else is to be said.
+    pub fn service_that<'a>(
+        &'a self,
+        number: u8,
+        source: Source,
+        pods: &[&Pod],
+        says: impl FnOnce(Service<'a>) -> Service<'a>,
+    ) -> Result<()> {
         let endpoints = pods.iter().map(|pod| Endpoint::ready(pod)).collect();
         self.balanced.change(|| {
             let lab = &self.balanced.lab;
@@ -107,7 +118,7 @@ impl Ground {
             if source == Source::Kept {
                 service = service.external_local();
             }
-            service.apply()?;
+            says(service).apply()?;
             self.write_endpoints(number, endpoints)
         })
     }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-        Service, ServicePort, ServiceType, TrafficPolicy,
+        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{self, LocalNode, Plan, PlanOptions},
 };
@@ -116,6 +116,7 @@ impl Spec {
                 true => Algorithm::Maglev,
                 false => Algorithm::Random,
             },
+            removed_endpoints: RemovedEndpoints::Keep,
         };
         let slice = EndpointSlice {
             name: name.clone(),

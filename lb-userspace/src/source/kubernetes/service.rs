@@ -12,12 +12,16 @@ use super::{
     Translate,
     field::{self, Findings, Invalid},
 };
-use crate::model::{Algorithm, ObjectName, Service, ServicePort, ServiceType, TrafficPolicy};
+use crate::model::{
+    Algorithm, ObjectName, RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+};
 
 /// Its presence leaves a Service to another service proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// How an endpoint is picked: `random` (default) or `maglev`.
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
+/// What becomes of connections to an endpoint that leaves: `keep` (default) or `reset`.
+const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
 /// The API server's default affinity timeout, in seconds.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 /// The longest affinity timeout the API server takes: a day.
@@ -75,6 +79,7 @@ impl Translate for core::Service {
             )?,
             session_affinity: session_affinity(spec, findings)?,
             algorithm: algorithm(&self.metadata, findings),
+            removed_endpoints: removed_endpoints(&self.metadata, findings),
             cluster_ips,
             external_ips,
             load_balancer_ips,
@@ -256,18 +261,38 @@ fn session_affinity(
 }
 
 fn algorithm(metadata: &ObjectMeta, findings: &mut Findings) -> Algorithm {
+    let values = [("random", Algorithm::Random), ("maglev", Algorithm::Maglev)];
+    annotation(metadata, ALGORITHM_ANNOTATION, values, findings)
+}
+
+fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedEndpoints {
+    let values = [
+        ("keep", RemovedEndpoints::Keep),
+        ("reset", RemovedEndpoints::Reset),
+    ];
+    annotation(metadata, REMOVED_ENDPOINTS_ANNOTATION, values, findings)
+}
+
+/// The value of an annotation, of two by name; the first one if there is none, or another.
+fn annotation<T: Copy>(
+    metadata: &ObjectMeta,
+    name: &str,
+    values: [(&str, T); 2],
+    findings: &mut Findings,
+) -> T {
+    let [(default, value), (other, _)] = values;
     let annotations = metadata.annotations.as_ref();
-    match annotations
-        .and_then(|all| all.get(ALGORITHM_ANNOTATION))
-        .map(String::as_str)
-    {
-        None | Some("random") => Algorithm::Random,
-        Some("maglev") => Algorithm::Maglev,
-        Some(other) => {
-            let field = format_args!("metadata.annotations[{ALGORITHM_ANNOTATION}]");
-            let rule = "must be random or maglev, and is taken as random";
-            findings.refuse(Refused::Value, Invalid::text(field, other, rule));
-            Algorithm::Random
-        }
-    }
+    let Some(text) = annotations.and_then(|all| all.get(name)) else {
+        return value;
+    };
+    let known = values.into_iter().find(|(name, _)| name == text);
+    known.map_or_else(
+        || {
+            let field = format_args!("metadata.annotations[{name}]");
+            let rule = format!("must be {default} or {other}, and is taken as {default}");
+            findings.refuse(Refused::Value, Invalid::text(field, text, rule));
+            value
+        },
+        |(_, value)| value,
+    )
 }

@@ -8,13 +8,14 @@ use super::{
     super::{super::Object, Outcome},
     ips, translated, used_service,
 };
-use crate::model::{Algorithm, Protocol, ServiceType, TrafficPolicy};
+use crate::model::{Algorithm, Protocol, RemovedEndpoints, ServiceType, TrafficPolicy};
 
 #[test]
 fn a_full_service() {
     let service = used_service(json!({
         "metadata": {"namespace": "shop", "name": "web",
-            "annotations": {"node-lb.io/algorithm": "maglev"}},
+            "annotations": {"node-lb.io/algorithm": "maglev",
+                "node-lb.io/removed-endpoints": "reset"}},
         "spec": {
             "type": "LoadBalancer", "clusterIP": "10.96.0.1",
             "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"],
@@ -59,6 +60,7 @@ fn a_full_service() {
     assert_eq!(service.health_check_node_port, 32000);
     assert_eq!(service.session_affinity, Some(Duration::from_secs(10_800)));
     assert_eq!(service.algorithm, Algorithm::Maglev);
+    assert_eq!(service.removed_endpoints, RemovedEndpoints::Reset);
 }
 
 #[test]
@@ -229,7 +231,8 @@ fn lesser_faults_leave_the_service_in_force() {
     let translated = translated(
         "Service",
         json!({
-            "metadata": {"name": "web", "annotations": {"node-lb.io/algorithm": "best"}},
+            "metadata": {"name": "web", "annotations": {"node-lb.io/algorithm": "best",
+                "node-lb.io/removed-endpoints": "no"}},
             "spec": spec,
             "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3"}, {"ip": "192.0.2.1"}]}}
         }),
@@ -242,6 +245,7 @@ fn lesser_faults_leave_the_service_in_force() {
     assert_eq!(service.internal_traffic_policy, TrafficPolicy::Cluster);
     assert_eq!(service.session_affinity, None);
     assert_eq!(service.algorithm, Algorithm::Random);
+    assert_eq!(service.removed_endpoints, RemovedEndpoints::Keep);
     let problems: Vec<_> = translated
         .problems
         .iter()
@@ -253,6 +257,7 @@ fn lesser_faults_leave_the_service_in_force() {
         "internalTrafficPolicy",
         "sessionAffinity",
         "algorithm",
+        "removed-endpoints",
     ];
     for field in fields {
         assert!(
