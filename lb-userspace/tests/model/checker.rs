@@ -39,7 +39,7 @@ pub struct Scenario {
     /// Fills the world and says what its threads do.
     pub threads: fn(&Arc<World>) -> Vec<Thread>,
     /// What must hold in the end, besides the [`invariants`].
-    pub end: fn(&World),
+    pub end: fn(&Arc<World>),
 }
 
 impl Scenario {

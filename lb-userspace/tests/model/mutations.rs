@@ -7,7 +7,10 @@ use lb_common::{
     flow::{Flow, tag},
 };
 
-use crate::{scenarios, world::World};
+use crate::{
+    scenarios,
+    world::{RECORDS, World},
+};
 
 /// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,10 @@ pub enum Mutation {
     SettledTwice,
     /// The sweeper cleans tombs that searches pass over.
     PassedTombsCleaned,
+    /// A new flow leaves the copy of the one before in the other table.
+    CopiesStay,
+    /// A copy is kept although its flow has ended while it was made.
+    EndedFlowsCopied,
 }
 
 impl Mutation {
@@ -58,6 +65,11 @@ impl Mutation {
                 world.afterwards(index, tag::with_state(new, tag::LIVE));
             }
             Self::OneDirectionKilled if state == tag::DEAD && world.is_reply(index) => {
+                world.afterwards(index, old);
+            }
+            Self::EndedFlowsCopied
+                if state == tag::DEAD && index < RECORDS && world.runs_next() =>
+            {
                 world.afterwards(index, old);
             }
             Self::DeathWithoutTime if state == tag::DEAD => {
@@ -95,4 +107,6 @@ caught! {
     the_sweeper_ends_both_directions: OneDirectionSwept by reopened,
     flows_are_counted_once: SettledTwice by settled,
     tombs_stay_where_searches_pass: PassedTombsCleaned by cleaned,
+    copies_end_with_their_flows: CopiesStay by replaced,
+    what_has_ended_is_not_copied: EndedFlowsCopied by replaced,
 }

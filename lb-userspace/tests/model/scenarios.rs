@@ -3,18 +3,21 @@
 use std::sync::{Arc, LazyLock};
 
 use lb_common::{
+    addr::Ip4,
     flow::{
+        flow_flag,
         table::{self, SHORT_GRACE},
         tag,
     },
     parse::{TCP, UDP},
+    pipeline::{Copied, copy_slot},
 };
 
 use crate::{
     checker::{Scenario, Thread},
     packets::{Client, Kind},
     sweeping::Sweeping,
-    world::{BEGIN, Cpu, SECRET, Setup, World},
+    world::{BEGIN, Cpu, RECORDS, SECRET, Setup, World},
 };
 
 /// Where the searches for all clients' packets begin, and those for the answers to them.
@@ -371,6 +374,82 @@ pub fn stale() -> Scenario {
 #[test]
 fn a_stale_udp_flow_moves_to_an_endpoint_that_serves() {
     stale().holds();
+}
+
+/// While the table's size changes: packets of one flow meet programs with either table, which copy it at once.
+pub fn copied() -> Scenario {
+    Scenario {
+        setup: Setup {
+            of_before: 1,
+            ..Setup::of(3)
+        },
+        preemptions: 2,
+        threads: |world| {
+            before(
+                world,
+                &[(client(0), Kind::First), (client(0), Kind::Answer)],
+            );
+            vec![
+                cpu(world, 0, &[(0, Kind::Answer)]),
+                cpu(world, 1, &[(0, Kind::Proof)]),
+                cpu(world, 2, &[(0, Kind::Answer)]),
+            ]
+        },
+        end: |world| {
+            copy_rest(world);
+            assert_flows(world, 1);
+        },
+    }
+}
+
+#[test]
+fn a_flow_is_copied_once() {
+    copied().holds();
+}
+
+/// A program with the table of before ends a closed flow for a new one with its addresses, while others with the
+/// next table copy it.
+pub fn replaced() -> Scenario {
+    Scenario {
+        setup: Setup {
+            of_before: 1,
+            ..Setup::of(3)
+        },
+        preemptions: 2,
+        threads: |world| {
+            closed(world, client(0), 0);
+            vec![
+                cpu(world, 0, &[(0, Kind::First)]),
+                cpu(world, 1, &[(0, Kind::Answer)]),
+                cpu(world, 2, &[(0, Kind::Answer)]),
+            ]
+        },
+        end: |world| {
+            copy_rest(world);
+            assert_flows(world, 1);
+            let is_old = |index: &u32| {
+                tag::in_use(world.tag(*index)) && world.flow(*index).has(flow_flag::RST)
+            };
+            if let Some(index) = (0..RECORDS).find(is_old) {
+                world.violation(format!("record {index} is of the flow that was replaced"));
+            }
+        },
+    }
+}
+
+#[test]
+fn a_flow_that_is_replaced_leaves_no_copy() {
+    replaced().holds();
+}
+
+/// Copies what is left in the table of before, as the agent does when no program opens flows there any more.
+fn copy_rest(world: &Arc<World>) {
+    let cpu = Cpu::new(world, world.setup.cpus - 1);
+    for index in 0..RECORDS {
+        if copy_slot::<Ip4, _>(&cpu, index) == Copied::Left {
+            world.violation(format!("record {index} of before finds no place"));
+        }
+    }
 }
 
 /// So many flows are there in the end.

@@ -11,6 +11,7 @@ use lb_common::{
     flow::{
         Hop, Record, Timeouts,
         hop::Hops,
+        resize,
         table::{self, GRACE, Slots},
     },
     parse::Tuple,
@@ -95,7 +96,35 @@ unsafe impl Slots<Ip4> for Cpu {
     }
 
     fn slot(&self, index: u32) -> Option<Record<Ip4>> {
-        self.world.record(index)
+        let own = self.world.own_table(self.number);
+        (index < RECORDS).then(|| self.world.record(own + index))?
+    }
+
+    fn other_mask(&self) -> u32 {
+        match self.world.setup.of_before {
+            0 => 0,
+            _ => RECORDS - 1,
+        }
+    }
+
+    fn other_slot(&self, index: u32) -> Option<Record<Ip4>> {
+        let other = RECORDS - self.world.own_table(self.number);
+        (index < RECORDS).then(|| self.world.record(other + index))?
+    }
+
+    fn find_other_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        self.looked.set(false);
+        table::find_other_index(self, tuple)
+    }
+
+    fn copy_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        resize::copy_index(self, tuple)
+    }
+
+    fn end_other(&self, index: u32) {
+        if !self.world.mutated(Mutation::CopiesStay) {
+            resize::end_other::<Ip4, _>(self, index);
+        }
     }
 
     fn secret(&self) -> [u64; 2] {
@@ -138,13 +167,17 @@ unsafe impl Slots<Ip4> for Cpu {
         if index == u64::MAX {
             // Whoever looks again and again does so for longer than it takes to open a flow.
             let hash = table::hash(tuple, SECRET);
-            self.looked.set(!self.world.await_claim(hash));
+            self.looked.set(!self.world.await_claim(self.number, hash));
         }
         index
     }
 
     fn claim_index(&self, tuple: &Tuple<Ip4>, hash: u64) -> u64 {
         self.looked.set(false);
+        if self.world.setup.of_before != 0 && !self.world.has_claim(self.number) {
+            // Whoever copies tries again for longer than it takes another CPU to copy.
+            self.world.await_claim(self.number, hash);
+        }
         self.hasty
             .set(self.world.mutated(Mutation::NoGraceForClaims));
         let outcome = table::claim_index(self, tuple, hash);

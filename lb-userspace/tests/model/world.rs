@@ -25,7 +25,7 @@ use loom::sync::{Mutex, atomic::AtomicU32 as Switch};
 
 use crate::{checker, mutations::Mutation, packets};
 
-/// Records in the table, the fewest that a search can work with.
+/// Records in a table, the fewest that a search can work with.
 pub const RECORDS: u32 = GROUP * GROUPS;
 /// Of the hash.
 pub const SECRET: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
@@ -55,6 +55,9 @@ pub struct Setup {
     pub replaced: bool,
     /// Packets may be dropped.
     pub loses_packets: bool,
+    /// CPUs, the first ones, whose programs have the table of before for their own; with any, the table's size
+    /// changes.
+    pub of_before: usize,
 }
 
 impl Setup {
@@ -74,6 +77,7 @@ pub struct World {
     pub plan: Plan,
     /// The last two replace the first two.
     pub endpoints: [Endpoint; 4],
+    /// Those of the table, then those of the table of before, if there is one.
     records: Box<[UnsafeCell<Flow<Ip4>>]>,
     /// In eighths of ticks.
     clock: AtomicU64,
@@ -122,6 +126,10 @@ unsafe impl Send for World {}
 impl World {
     pub fn new(setup: &Setup, mutation: Option<Mutation>) -> Self {
         model::observe(observe);
+        let records = match setup.of_before {
+            0 => RECORDS,
+            _ => 2 * RECORDS,
+        };
         // SAFETY: numbers only.
         let clean = || UnsafeCell::new(unsafe { zeroed() });
         Self {
@@ -144,15 +152,15 @@ impl World {
                 flags: endpoint_flag::IN_CLUSTER,
                 id,
             }),
-            records: (0..RECORDS).map(|_| clean()).collect(),
+            records: (0..records).map(|_| clean()).collect(),
             clock: AtomicU64::new(u64::from(BEGIN) << 3),
             half_open: AtomicI32::new(0),
             place: UnsafeCell::new(0),
             cursor: UnsafeCell::new(0),
-            switches: (0..2 * RECORDS + 3).map(|_| Switch::new(0)).collect(),
+            switches: (0..2 * records + 3).map(|_| Switch::new(0)).collect(),
             running: (0..setup.cpus).map(|_| Mutex::new(())).collect(),
             active: Cell::new(None),
-            claimers: (0..RECORDS).map(|_| Cell::new(0)).collect(),
+            claimers: (0..records).map(|_| Cell::new(0)).collect(),
             seen: (0..setup.cpus).map(|_| RefCell::default()).collect(),
             started: Cell::new(false),
             violations: RefCell::default(),
@@ -202,6 +210,26 @@ impl World {
         NonNull::new(self.records.get(index as usize)?.get())
     }
 
+    /// Records of all tables.
+    fn len(&self) -> u32 {
+        self.records.len() as u32
+    }
+
+    /// Index of the first record of a CPU's own table.
+    pub fn own_table(&self, cpu: usize) -> u32 {
+        match cpu < self.setup.of_before {
+            true => RECORDS,
+            false => 0,
+        }
+    }
+
+    /// Whether a CPU runs whose programs have the next table for their own.
+    pub fn runs_next(&self) -> bool {
+        self.active
+            .get()
+            .is_some_and(|cpu| self.own_table(cpu) == 0)
+    }
+
     /// A word of a record, without a switch.
     pub fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
         assert!(offset < size_of::<Flow<Ip4>>() && offset.is_multiple_of(4));
@@ -228,7 +256,7 @@ impl World {
         unsafe { self.records[index as usize].get().read_volatile() }
     }
 
-    /// Number of live records.
+    /// Number of live records in the table.
     pub fn live(&self) -> usize {
         let tags = (0..RECORDS).map(|index| self.tag(index));
         tags.filter(|tag| tag::in_use(*tag)).count()
@@ -294,7 +322,7 @@ impl World {
 
     /// Lets other threads go first before an access.
     pub fn touch(&self, shared: Shared) {
-        self.switch(2 * RECORDS as usize + shared as usize);
+        self.switch(2 * self.records.len() + shared as usize);
     }
 
     /// The same before an access to a record's tag.
@@ -304,7 +332,7 @@ impl World {
 
     /// The same before an access to any other word of a record.
     pub fn touch_fields(&self, index: u32) {
-        self.switch((RECORDS + index) as usize);
+        self.switch((self.len() + index) as usize);
     }
 
     fn switch(&self, number: usize) {
@@ -316,9 +344,9 @@ impl World {
         // Read and written: no two accesses to it can change places.
         self.switches[number].fetch_or(0, Ordering::AcqRel);
         self.active.set(active);
-        let tag = match number as u32 {
-            index @ 0..RECORDS => self.tag(index),
-            _ => 0,
+        let tag = match number < self.records.len() {
+            true => self.tag(number as u32),
+            false => 0,
         };
         self.trace.borrow_mut().push((active, number, tag));
     }
@@ -328,7 +356,7 @@ impl World {
         let trace = self.trace.borrow();
         let lines = trace.iter().map(|(cpu, number, tag)| {
             let who = cpu.map_or("agent".to_owned(), |cpu| format!("CPU {cpu}"));
-            let (records, number) = (RECORDS as usize, *number);
+            let (records, number) = (self.records.len(), *number);
             match number {
                 _ if number < records => format!("{who}: tag of {number}, {tag:#x}"),
                 _ if number < 2 * records => format!("{who}: fields of {}", number - records),
@@ -338,11 +366,15 @@ impl World {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns when nobody claims a record any more for what may be the tuple with a hash; whether somebody
-    /// did. Who waits has no claim itself.
-    pub fn await_claim(&self, hash: u64) -> bool {
+    /// Returns when nobody claims a record of a CPU's own table any more for what may be the tuple with a hash;
+    /// whether somebody did. Who waits has no claim itself.
+    pub fn await_claim(&self, cpu: usize, hash: u64) -> bool {
+        let own = self.own_table(cpu);
         let claimed = |index: &u32| tag::may_become(self.tag(*index), hash);
-        let Some(index) = (0..RECORDS).find(claimed).filter(|_| self.started.get()) else {
+        let Some(index) = (own..own + RECORDS)
+            .find(claimed)
+            .filter(|_| self.started.get())
+        else {
             return false;
         };
         let active = self.active.get();
@@ -350,6 +382,12 @@ impl World {
         drop(self.running[claimer].lock().unwrap());
         self.active.set(active);
         true
+    }
+
+    /// Whether a CPU has claimed a record that it has not published or given back.
+    pub fn has_claim(&self, cpu: usize) -> bool {
+        let claimed = |index: u32| tag::state(self.tag(index)) == tag::BUSY;
+        (0..self.len()).any(|index| claimed(index) && self.claimers[index as usize].get() == cpu)
     }
 
     /// Gives a record another tag when the access that is about to happen has.
@@ -369,7 +407,7 @@ impl World {
         let offset = (word as usize).wrapping_sub(table);
         let size = size_of::<Flow<Ip4>>();
         let index = (offset / size) as u32;
-        if index >= RECORDS {
+        if index >= self.len() {
             let ring = [self.place.get().cast(), self.cursor.get().cast()];
             assert!(ring.contains(&word), "an access to what nobody knows of");
             return self.touch(Shared::Ring);
