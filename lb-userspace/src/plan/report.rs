@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 
 use super::{EndpointClass, FrontendKind, HealthCheck, Plan, ServicePlan, TopologyMode, Verdict};
-use crate::model::TrafficPolicy;
+use crate::model::{Protocol, TrafficPolicy};
 
 /// One service port. A dual-stack Service's lists hold both families, sorted by text.
 #[derive(Serialize)]
@@ -166,6 +166,10 @@ fn notes(families: &[&Plan]) -> Vec<&'static str> {
                     && p.verdict(TrafficPolicy::Cluster) == Verdict::Forward
             }),
             "local pods and this node itself use the Cluster set on external frontends",
+        ),
+        (
+            any(|p| p.name.protocol == Protocol::Tcp && p.remaining.is_some()),
+            "connections to endpoints that leave are reset",
         ),
     ]
     .into_iter()

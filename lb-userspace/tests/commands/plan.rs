@@ -22,7 +22,10 @@ status:
 const LOAD_BALANCER: &str = "
 apiVersion: v1
 kind: Service
-metadata: {namespace: shop, name: web}
+metadata:
+  namespace: shop
+  name: web
+  annotations: {node-lb.io/removed-endpoints: reset}
 spec:
   type: LoadBalancer
   clusterIP: 172.30.0.1
@@ -147,6 +150,7 @@ shop/web:http TCP
   Health check    IPv6 port 32000 answers 503: 0 endpoints ready on this node
   Note            no endpoint of this node is ready, so the Local set is its terminating ones
   Note            local pods and this node itself use the Cluster set on external frontends
+  Note            connections to endpoints that leave are reset
 "
     );
 }
