@@ -51,7 +51,6 @@ layout! {
     FragmentKey = 40,
     LocalAddress = 4,
     Device = 8,
-    SourceCheck = 8,
     Config = 128,
     Limits = 56,
     SocketKey = 32,
@@ -307,25 +306,6 @@ impl Device {
     }
 }
 
-/// Value of `SOURCE_CHECKS`, keyed by interface index: which IPv4 packets the kernel drops for their source when
-/// the device receives them (`net.ipv4.conf`). Nothing for devices without an entry.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SourceCheck {
-    /// [`source_flag`]s.
-    pub flags: u32,
-    /// Interface index of the device that the way back must lead to; 0 means any.
-    pub device: u32,
-}
-
-/// Bits of [`SourceCheck::flags`].
-pub mod source_flag {
-    /// Those from the node's own addresses (`accept_local`).
-    pub const OWN: u32 = 1 << 0;
-    /// Those from where no way back leads, or another one (`rp_filter`).
-    pub const NO_WAY_BACK: u32 = 1 << 1;
-}
-
 /// Bits of [`Device::flags`].
 pub mod device_flag {
     /// Frames may be redirected to the device from XDP.
@@ -335,6 +315,10 @@ pub mod device_flag {
     /// It is a port of another device, as of a bridge, or below one with an Ethernet address of its own (macvlan):
     /// frames for these come by it.
     pub const PORT: u32 = 1 << 2;
+    /// The kernel takes no IPv4 packets from it whose source is one of the node's own addresses (`accept_local`).
+    pub const NO_OWN_SOURCES: u32 = 1 << 3;
+    /// Nor those to whose source no way back leads, or another than `WAYS_BACK` says (`rp_filter`).
+    pub const WAY_BACK: u32 = 1 << 4;
 }
 
 /// The only element of `CONFIG`: the node's settings.

@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use crate::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, Plan, SourceCheck,
+        FrontendKey, Plan,
     },
     addr::{Address, Ip6},
     flow::{Hop, hop::Hops, table::Slots},
@@ -80,8 +80,8 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn half_open_cursor(&self, ring: u32) -> Option<NonNull<u32>>;
     /// Looks up where a packet with these addresses leaves, into `hop`.
     fn next_hop(&self, protocol: u8, source: &A, destination: &A, hop: &mut Hop) -> NextHop;
-    /// Which sources the kernel takes from a device.
-    fn source_check(&self, ifindex: u32) -> SourceCheck;
+    /// The device that the way back to a source must lead to, for packets that came by a device; 0 means any.
+    fn way_back(&self, ifindex: u32) -> u32;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
     fn remember_fragment(&self, key: &FragmentKey, flow: u32);

@@ -10,7 +10,7 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, Plan, SourceCheck, SourceRangeKey,
+        FrontendKey, Plan, SourceRangeKey,
     },
     addr::{Address, Family, Ip4, Ip6},
     flow::{
@@ -28,7 +28,7 @@ use lb_common::{
 use crate::maps::{
     AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
     HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_SHORTAGES,
-    SERVICE_STATS, SERVICES, SOURCE_CHECKS, SOURCE_RANGES,
+    SERVICE_STATS, SERVICES, SOURCE_RANGES, WAYS_BACK,
 };
 
 /// The maps and helpers, as a hook sees them.
@@ -618,11 +618,9 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
     }
 
     #[inline(always)]
-    fn source_check(&self, ifindex: u32) -> SourceCheck {
-        // SAFETY: two words, of which any values will do.
-        unsafe { SOURCE_CHECKS.get(ifindex) }
-            .copied()
-            .unwrap_or_default()
+    fn way_back(&self, ifindex: u32) -> u32 {
+        // SAFETY: one word.
+        unsafe { WAYS_BACK.get(ifindex) }.copied().unwrap_or(0)
     }
 
     #[inline(always)]

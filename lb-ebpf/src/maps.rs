@@ -15,8 +15,7 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Limits, LocalAddress, MaglevRows,
-        Plan, RejectBudget, Service, ServiceStats, Shortages, Socket, SocketKey, SourceCheck,
-        SourceRangeKey,
+        Plan, RejectBudget, Service, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},
@@ -87,9 +86,10 @@ pub static LOCAL_ADDRESSES: HashMap<Ip6, LocalAddress, 4_096> = HashMap::new();
 #[btf_map]
 pub static DEVICES: HashMap<u32, Device, 65_536> = HashMap::new();
 
-/// Devices from which the kernel does not take packets of any source.
+/// Interface index of a device with [`lb_common::abi::device_flag::WAY_BACK`] → that of the device which the way back to
+/// a source must lead to, if not any will do.
 #[btf_map]
-pub static SOURCE_CHECKS: HashMap<u32, SourceCheck, 65_536> = HashMap::new();
+pub static WAYS_BACK: HashMap<u32, u32, 65_536> = HashMap::new();
 
 /// Which endpoint a client went to last (session affinity).
 #[btf_map]

@@ -2,7 +2,7 @@
 
 use super::Work;
 use crate::{
-    abi::{SourceCheck, device_flag, source_flag},
+    abi::device_flag,
     addr::{Address, Family},
     frame::Frame,
     tables::{NextHop, Tables},
@@ -12,7 +12,11 @@ use crate::{
 /// Why a frame is not addressed to this host, if it is not: to a group of hosts (IEEE 802, the individual/group
 /// bit), or to another one. The kernel forwards no packet that came so, or every node on the link would.
 #[inline(always)]
-pub(super) fn astray<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F) -> Option<Reason> {
+pub(super) fn astray<A: Address, T: Tables<A>, F: Frame>(
+    tables: &T,
+    frame: &F,
+    work: &mut Work<A>,
+) -> Option<Reason> {
     let first = frame.packet().load::<u8>(0)?;
     if first & 1 != 0 {
         return Some(Reason::LinkMulticast);
@@ -21,7 +25,8 @@ pub(super) fn astray<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F) 
         Some(true) => true,
         Some(false) => tables.device(frame.ifindex()).flags & device_flag::PORT != 0,
         None => {
-            let own = tables.device(frame.ifindex()).address;
+            work.device = tables.device(frame.ifindex());
+            let own = work.device.address;
             let address = frame.packet().load::<u32>(ADDRESS_END)?;
             own == 0 || own == address
         }
@@ -33,8 +38,8 @@ pub(super) fn astray<A: Address, T: Tables<A>, F: Frame>(tables: &T, frame: &F) 
 const ADDRESS_END: usize = 2;
 
 /// Whether the kernel would drop a packet for its source: nobody sends from there, it is the node's own, or the way
-/// back leads elsewhere (RFC 3704; Linux's `rp_filter`).
-#[inline(always)]
+/// back leads elsewhere (RFC 3704; Linux's `rp_filter`). Out of line: the stack is short.
+#[inline(never)]
 pub(super) fn is_martian<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
@@ -47,14 +52,19 @@ pub(super) fn is_martian<A: Address, T: Tables<A>>(
     if A::FAMILY == Family::V6 {
         return false;
     }
-    let SourceCheck { flags, device } = tables.source_check(ifindex);
-    flags & source_flag::OWN != 0 && tables.is_local(work.tuple.source.to_mapped())
-        || flags & source_flag::NO_WAY_BACK != 0 && !leads_back(tables, work, device)
+    if T::ANY_DEVICE {
+        // Others have been looked up already.
+        work.device = tables.device(ifindex);
+    }
+    let flags = work.device.flags;
+    flags & device_flag::NO_OWN_SOURCES != 0 && tables.is_local(work.tuple.source.to_mapped())
+        || flags & device_flag::WAY_BACK != 0 && !leads_back(tables, work, ifindex)
 }
 
-/// Whether the way back to a packet's source leads to a device, or to any if that is 0.
+/// Whether there is a way back to a packet's source, and it leads where it must.
 #[inline(always)]
-fn leads_back<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, device: u32) -> bool {
+fn leads_back<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> bool {
+    let device = tables.way_back(ifindex);
     let Work { tuple, hop, .. } = work;
     match tables.next_hop(tuple.protocol, &tuple.destination, &tuple.source, hop) {
         NextHop::None => false,

@@ -34,7 +34,7 @@ use self::{
     track::track,
 };
 use crate::{
-    abi::FragmentKey,
+    abi::{Device, FragmentKey},
     addr::Address,
     answer::Message,
     flow::{
@@ -71,6 +71,8 @@ pub struct Work<A> {
     pub memory: u64,
     /// A next hop that was looked up; the device of [`Way::Device`].
     pub hop: Hop,
+    /// What is special about the device that the packet came by, if it opens a flow.
+    pub device: Device,
     /// What the packet is addressed to, if it opens a flow.
     pub frontend: Addressed,
     /// A flow that is being opened.
@@ -124,7 +126,7 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     let record = match known {
         Some(record) => record,
         None => {
-            if let Some(reason) = astray(tables, frame) {
+            if let Some(reason) = astray(tables, frame, work) {
                 return Verdict::pass(reason);
             }
             match open(tables, work, frame.ifindex()) {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use lb_common::abi::{self, SourceCheck, device_flag, source_flag};
+use lb_common::abi::{self, device_flag};
 
 use super::{kernel::Kernel, status};
 use crate::{
@@ -168,7 +168,7 @@ impl Attachments {
             attacher.detach_device(index)?;
         }
         kernel.set_devices(&self.entries(devices))?;
-        kernel.set_source_checks(&self.source_checks(devices))
+        kernel.set_ways_back(&self.ways_back(devices))
     }
 
     /// Takes note that a device is gone: one that has its index later is another.
@@ -289,34 +289,41 @@ impl Attachments {
                 } else if attached.is_some_and(|a| a.xdp != XdpMode::Off) {
                     address = abi::Device::address_of(device.mac.unwrap_or_default());
                 }
+                if attached.is_some() && !devices.source_rules(device).0.accept_local {
+                    flags |= device_flag::NO_OWN_SOURCES;
+                }
+                if self.way_back(devices, device).0 != WayBack::NotAsked {
+                    flags |= device_flag::WAY_BACK;
+                }
                 let special = flags != 0 || address != 0;
                 special.then_some((device.index, abi::Device { flags, address }))
             })
             .collect()
     }
 
-    /// What the kernel would drop for its source, of what comes by devices with programs. Whether there is a way back
-    /// is asked of pods alone: others' sources may well have several.
-    fn source_checks(&self, devices: &Devices) -> Vec<(u32, SourceCheck)> {
-        let check = |(index, attached): (&u32, &Attached)| {
-            let (rules, receiver) = devices.source_rules(devices.get(*index)?);
-            let way_back = match attached.role {
-                Role::Pod | Role::PodBridge => rules.way_back,
-                _ => WayBack::NotAsked,
-            };
-            let (asked, device) = match way_back {
-                WayBack::NotAsked => (0, 0),
-                WayBack::ByTheDevice => (source_flag::NO_WAY_BACK, receiver),
-                WayBack::ByAny => (source_flag::NO_WAY_BACK, 0),
-            };
-            let own = match rules.accept_local {
-                true => 0,
-                false => source_flag::OWN,
-            };
-            let flags = asked | own;
-            (flags != 0).then_some((*index, SourceCheck { flags, device }))
+    /// The devices that ways back must lead to, where not any will do.
+    fn ways_back(&self, devices: &Devices) -> Vec<(u32, u32)> {
+        let must = |device: &Device| match self.way_back(devices, device) {
+            (WayBack::ByTheDevice, receiver) => Some((device.index, receiver)),
+            _ => None,
         };
-        self.attached.iter().filter_map(check).collect()
+        devices.iter().filter_map(must).collect()
+    }
+
+    /// Whether there has to be a way back to the sources of what comes by a device, and the device that it has to lead to
+    /// then. That is asked of pods alone: others' sources may well have several.
+    fn way_back(&self, devices: &Devices, device: &Device) -> (WayBack, u32) {
+        let role = self
+            .attached
+            .get(&device.index)
+            .map(|attached| attached.role);
+        match role {
+            Some(Role::Pod | Role::PodBridge) => {
+                let (rules, receiver) = devices.source_rules(device);
+                (rules.way_back, receiver)
+            }
+            _ => (WayBack::NotAsked, 0),
+        }
     }
 
     /// Whether the detector tells local pods by this device.

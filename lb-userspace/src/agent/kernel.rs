@@ -47,7 +47,7 @@ pub struct Kernel {
     config: MappedArray<abi::Config>,
     local_addresses: BatchMap<Ip6, abi::LocalAddress>,
     devices: BatchMap<u32, abi::Device>,
-    source_checks: BatchMap<u32, abi::SourceCheck>,
+    ways_back: BatchMap<u32, u32>,
 }
 
 impl Kernel {
@@ -72,7 +72,7 @@ impl Kernel {
             config: programs.config,
             local_addresses: BatchMap::new(&loaded.map("LOCAL_ADDRESSES")?)?,
             devices: BatchMap::new(&loaded.map("DEVICES")?)?,
-            source_checks: BatchMap::new(&loaded.map("SOURCE_CHECKS")?)?,
+            ways_back: BatchMap::new(&loaded.map("WAYS_BACK")?)?,
             pins,
             loaded,
             slots: programs.slots,
@@ -291,13 +291,13 @@ impl Kernel {
         Ok(self.devices.replace(devices)?)
     }
 
-    /// Says from which devices packets of some sources are dropped, by interface index.
+    /// Says which device the way back to a source must lead to, where not any will do, by interface index.
     ///
     /// # Errors
     ///
     /// If there are more than the map holds.
-    pub fn set_source_checks(&self, checks: &[(u32, abi::SourceCheck)]) -> anyhow::Result<()> {
-        Ok(self.source_checks.replace(checks)?)
+    pub fn set_ways_back(&self, ways: &[(u32, u32)]) -> anyhow::Result<()> {
+        Ok(self.ways_back.replace(ways)?)
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, Plan, SourceCheck,
+        FrontendKey, Plan,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -282,9 +282,9 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
         }
     }
 
-    fn source_check(&self, ifindex: u32) -> SourceCheck {
-        let checks = &self.tables.source_checks;
-        checks.get(&ifindex).copied().unwrap_or_default()
+    fn way_back(&self, ifindex: u32) -> u32 {
+        let ways = &self.tables.ways_back;
+        ways.get(&ifindex).copied().unwrap_or(0)
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<u32> {

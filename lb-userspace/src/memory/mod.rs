@@ -64,7 +64,7 @@ pub struct MemoryTables {
     detector: LocalDetector,
     /// By interface index less one.
     devices: Vec<abi::Device>,
-    source_checks: HashMap<u32, abi::SourceCheck>,
+    ways_back: HashMap<u32, u32>,
     routes: Vec<(IpNet, Route)>,
     service_ids: HashMap<(ServicePortName, IpFamily), u32>,
     endpoint_ids: HashMap<(u32, SocketAddr), u32>,
@@ -138,9 +138,10 @@ impl MemoryTables {
         }
     }
 
-    /// Says which packets a device's kernel drops for their source; until then, none.
-    pub fn set_source_check(&mut self, ifindex: u32, check: abi::SourceCheck) {
-        self.source_checks.insert(ifindex, check);
+    /// Says which device the way back to a source must lead to, for packets that come by a device with
+    /// [`abi::device_flag::WAY_BACK`]; until then, any will do.
+    pub fn set_way_back(&mut self, ifindex: u32, device: u32) {
+        self.ways_back.insert(ifindex, device);
     }
 
     /// Sends packets to a network by a next hop; the longest prefix wins.

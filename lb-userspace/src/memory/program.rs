@@ -63,7 +63,7 @@ impl MemoryTables {
             local_addresses: settings.local_addresses.iter().copied().collect(),
             detector: settings.detector.clone(),
             devices: Vec::new(),
-            source_checks: HashMap::new(),
+            ways_back: HashMap::new(),
             routes: Vec::new(),
             service_ids: HashMap::new(),
             endpoint_ids: HashMap::new(),

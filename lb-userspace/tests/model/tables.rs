@@ -5,7 +5,7 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, FrontendKind, Plan, SourceCheck,
+        FrontendKey, FrontendKind, Plan,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -228,8 +228,8 @@ impl Tables<Ip4> for Cpu {
         NonNull::new(self.world.cursor.get())
     }
 
-    fn source_check(&self, _ifindex: u32) -> SourceCheck {
-        SourceCheck::default()
+    fn way_back(&self, _ifindex: u32) -> u32 {
+        0
     }
 
     fn next_hop(&self, _protocol: u8, _source: &Ip4, _to: &Ip4, _hop: &mut Hop) -> NextHop {

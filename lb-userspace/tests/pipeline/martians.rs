@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lb_common::{
-    abi::{SourceCheck, source_flag},
+    abi::device_flag,
     verdict::{Action, Reason},
 };
 use node_lb::{memory::Route, model::IpFamily};
@@ -93,11 +93,11 @@ fn nothing_opens_for_the_nodes_own_address_from_elsewhere() {
     for scene in Scene::each() {
         let mut tables = scene.tables();
         let opening = from(&scene, scene.node());
-        tables.set_source_check(DEVICE, check(source_flag::OWN, 0));
-        let outcome = ingress_by(DEVICE, &tables, &opening);
+        let device = tables.add_device("veth", device_flag::NO_OWN_SOURCES);
+        let outcome = ingress_by(device, &tables, &opening);
         // The kernel looks for that with IPv4 only.
         assert_eq!(outcome.reason, v4_or_opened(&scene, Reason::MartianSource));
-        let outcome = ingress_by(DEVICE + 1, &tables, &opening);
+        let outcome = ingress_by(device + 1, &tables, &opening);
         assert_ne!(outcome.reason, Reason::MartianSource, "any is taken there");
     }
 }
@@ -120,7 +120,8 @@ fn nothing_opens_where_the_way_back_is_another() {
             let mut tables = scene.tables();
             let client = scene.client(4000).ip();
             tables.add_route(client.into(), route);
-            tables.set_source_check(DEVICE, check(source_flag::NO_WAY_BACK, device));
+            assert_eq!(tables.add_device("veth", device_flag::WAY_BACK), DEVICE);
+            tables.set_way_back(DEVICE, device);
             let opening = scene.opening(4000);
             let outcome = ingress_by(DEVICE, &tables, &opening);
             assert_eq!(outcome.reason, v4_or_opened(&scene, expected));
@@ -130,12 +131,8 @@ fn nothing_opens_where_the_way_back_is_another() {
     }
 }
 
-/// A device whose kernel has something to say about sources.
-const DEVICE: u32 = 5;
-
-fn check(flags: u32, device: u32) -> SourceCheck {
-    SourceCheck { flags, device }
-}
+/// The device after the scene's own.
+const DEVICE: u32 = 2;
 
 /// IPv6 has no such settings.
 fn v4_or_opened(scene: &Scene, v4: Reason) -> Reason {

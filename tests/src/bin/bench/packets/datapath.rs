@@ -208,8 +208,8 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
     let mut devices: HashMap<_, u32, Device> = HashMap::try_from(take(ebpf, "DEVICES")?)?;
     let [a, b, c, d, e, f, ..] = harness::ETHERNET;
     let device = Device {
-        flags: device_flag::XDP_TARGET,
-        // As agents write it, so that the check costs here what it costs there.
+        // As agents write them, so that the checks cost here what they cost there.
+        flags: device_flag::XDP_TARGET | device_flag::NO_OWN_SOURCES,
         address: Device::address_of([a, b, c, d, e, f]),
     };
     devices.insert(ifindex, device, 0)?;
