@@ -89,14 +89,14 @@ reasons! {
     EndpointRefused = "endpoint-refused",
     /// The endpoint has left the service and does not answer any more: the client's connection is reset.
     EndpointGone = "endpoint-gone",
-    /// Of no flow, in a frame to a link-layer broadcast or multicast address: the kernel's business, which
-    /// forwards none.
+    /// To a Service, of no flow, in a frame to a link-layer broadcast or multicast address: the kernel's
+    /// business, which forwards none.
     LinkMulticast = "link-multicast",
     /// A packet to a Service from an address that no host sends from, such as loopback or multicast, from the
     /// node's own, or, by a pod's device, from where `rp_filter` wants none: the kernel's business, which drops it.
     MartianSource = "martian-source",
-    /// Of no flow, in a frame to another host's link-layer address, as a switch sends to all its ports while it
-    /// does not know that host's: the kernel's business, which drops it.
+    /// To a Service, of no flow, in a frame to another host's link-layer address, as a switch sends to all its
+    /// ports while it does not know that host's: the kernel's business, which drops it.
     OtherHost = "other-host",
 }
 

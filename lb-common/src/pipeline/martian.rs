@@ -1,4 +1,4 @@
-//! Packets that the kernel would drop: they open nothing, and pass to the kernel.
+//! Packets to Services that the kernel would drop: they open nothing, and pass to the kernel.
 
 use super::Work;
 use crate::{
@@ -9,10 +9,23 @@ use crate::{
     verdict::Reason,
 };
 
+/// Why the kernel would drop a packet that is about to open a flow, if it would.
+#[inline(always)]
+pub(super) fn left_to_kernel<A: Address, T: Tables<A>, F: Frame>(
+    tables: &T,
+    frame: &F,
+    work: &mut Work<A>,
+) -> Option<Reason> {
+    if let Some(reason) = astray(tables, frame, work) {
+        return Some(reason);
+    }
+    is_martian(tables, work, frame.ifindex()).then_some(Reason::MartianSource)
+}
+
 /// Why a frame is not addressed to this host, if it is not: to a group of hosts (IEEE 802, the individual/group
 /// bit), or to another one. The kernel forwards no packet that came so, or every node on the link would.
 #[inline(always)]
-pub(super) fn astray<A: Address, T: Tables<A>, F: Frame>(
+fn astray<A: Address, T: Tables<A>, F: Frame>(
     tables: &T,
     frame: &F,
     work: &mut Work<A>,
@@ -40,11 +53,7 @@ const ADDRESS_END: usize = 2;
 /// Whether the kernel would drop a packet for its source: nobody sends from there, it is the node's own, or the way
 /// back leads elsewhere (RFC 3704; Linux's `rp_filter`). Out of line: the stack is short.
 #[inline(never)]
-pub(super) fn is_martian<A: Address, T: Tables<A>>(
-    tables: &T,
-    work: &mut Work<A>,
-    ifindex: u32,
-) -> bool {
+fn is_martian<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> bool {
     if !work.tuple.source.is_source() {
         return true;
     }

@@ -27,7 +27,6 @@ pub use self::{
 use self::{
     fragments::{fragment_flow, remember_fragment},
     icmp::icmp_error,
-    martian::astray,
     open::{leave_unopened, open, refuse},
     resize::copied_index,
     send::{leave, send},
@@ -125,15 +124,10 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     };
     let record = match known {
         Some(record) => record,
-        None => {
-            if let Some(reason) = astray(tables, frame, work) {
-                return Verdict::pass(reason);
-            }
-            match open(tables, work, frame.ifindex()) {
-                Some(record) => record,
-                None => return refuse(tables, frame, &network, work),
-            }
-        }
+        None => match open(tables, frame, work) {
+            Some(record) => record,
+            None => return refuse(tables, frame, &network, work),
+        },
     };
     let reason = work.reason;
     if F::MAY_BE_PARTIAL && rewrite::looks_partial(frame, &network, &work.tuple) {

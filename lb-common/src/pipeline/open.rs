@@ -4,7 +4,7 @@ use super::{
     Work,
     failing::{Failure, note_failure},
     icmp::answer,
-    martian::is_martian,
+    martian::left_to_kernel,
     record::begin,
     resize::copied_index,
 };
@@ -50,16 +50,19 @@ pub enum Refusal {
 /// The flow of a connection's first packet: a new one or, where the packet has come before, the one
 /// that it opened then. If there is none, [`Work::refusal`] and [`Work::reason`] say why.
 #[inline(always)]
-pub(super) fn open<A: Address, T: Tables<A>>(
+pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     tables: &T,
+    frame: &F,
     work: &mut Work<A>,
-    ifindex: u32,
 ) -> Option<Record<A>> {
+    let ifindex = frame.ifindex();
     work.avoided = 0;
     work.frontend = service::addressed(tables, &work.tuple);
-    if work.frontend.is_some() && is_martian(tables, work, ifindex) {
+    if work.frontend.is_some()
+        && let Some(reason) = left_to_kernel(tables, frame, work)
+    {
         work.refusal = Refusal::Pass;
-        work.reason = Reason::MartianSource;
+        work.reason = reason;
         return None;
     }
     for _ in rolled(ATTEMPTS) {
