@@ -218,9 +218,9 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if has(peer, FIN) && !has(peer, FIN_ACKED) && segment.acknowledged == other.next {
         set(peer, FIN_ACKED);
     }
-    // Where clients are to be told at once, the agent says that the endpoint is gone.
-    let is_gone = has(record, GONE) || repeated && gone::is_gone(tables, record, peer);
-    if !half && is_gone {
+    // Where clients are to be told at once, the agent says that the endpoint is gone. Not in a handshake: whoever looks
+    // notes the time where the endpoint's first number is.
+    if !half && (has(record, GONE) || repeated && gone::is_gone(tables, record, peer)) {
         // Its own connection must not be the last to know.
         set(record, GONE | RST);
         return;

@@ -21,7 +21,7 @@ use crate::{
     conversation::{Conversation, Side},
     hooks::Outcome,
     moving::{program_without, scenes},
-    packet::{ACK, ETHERNET, RST, transport_sum},
+    packet::{ACK, ETHERNET, RST, SYN, transport_sum},
     scene::Scene,
 };
 
@@ -51,11 +51,7 @@ fn a_client_that_nobody_answers_is_told() {
         }
         tables.set_seconds(1001 + PATIENCE);
         let told = ask(&mut talk);
-        assert_eq!(
-            (told.action, told.reason),
-            (Action::Answer, Reason::EndpointGone)
-        );
-        assert_is_reset(&scene, &talk, &told);
+        assert_told(&scene, &talk, &told);
         assert_eq!(talk.stage(), Some(Stage::Closed));
     }
 }
@@ -95,6 +91,28 @@ fn a_client_of_an_endpoint_that_serves_is_left_alone() {
     }
 }
 
+/// While a handshake is under way, the endpoint's first number is kept where it is noted later since when a client
+/// repeats itself.
+#[test]
+fn a_client_that_repeats_itself_in_its_handshake_may_complete_it() {
+    for scene in scenes(2) {
+        let tables = scene.tables();
+        let mut talk = Conversation::new(&scene, &tables, 1);
+        talk.send(Side::Client, SYN, b"");
+        talk.send(Side::Endpoint, SYN | ACK, b"");
+        // It acknowledges less than the endpoint's SYN, so that it proves nothing.
+        let mut early = talk.segment(Side::Client, ACK);
+        early.acknowledged = early.acknowledged.wrapping_sub(1);
+        for second in [1, 2, 3] {
+            tables.set_seconds(second);
+            talk.deliver(Side::Client, early, DATA);
+            assert_eq!(talk.stage(), Some(Stage::Handshake));
+        }
+        talk.send(Side::Client, ACK, DATA);
+        assert_eq!(talk.stage(), Some(Stage::Established));
+    }
+}
+
 /// Where a Service wants it so, the agent marks flows to endpoints that have left.
 #[test]
 fn a_client_of_an_endpoint_that_has_left_is_told_at_once_if_its_service_wants_it() {
@@ -109,11 +127,7 @@ fn a_client_of_an_endpoint_that_has_left_is_told_at_once_if_its_service_wants_it
         assert_eq!(answer.reason, Reason::ToClient);
         for _ in 0..2 {
             let told = ask(&mut talk);
-            assert_eq!(
-                (told.action, told.reason),
-                (Action::Answer, Reason::EndpointGone)
-            );
-            assert_is_reset(&scene, &talk, &told);
+            assert_told(&scene, &talk, &told);
         }
         assert_eq!(talk.stage(), Some(Stage::Closed));
         // The answer was none of the endpoint's.
@@ -172,8 +186,10 @@ fn resumed<'a>(
     talk
 }
 
-/// A RST from the Service's address with the number that the client expects next.
-fn assert_is_reset(scene: &Scene, talk: &Conversation<'_>, told: &Outcome) {
+/// The answer is a RST from the Service's address with the number that the client expects next.
+fn assert_told(scene: &Scene, talk: &Conversation<'_>, told: &Outcome) {
+    let found = (told.action, told.reason);
+    assert_eq!(found, (Action::Answer, Reason::EndpointGone));
     let (from, to) = (scene.target(), scene.client(1));
     let header = if from.is_ipv4() { 20 } else { 40 };
     let segment = &told.frame[ETHERNET + header..];

@@ -285,14 +285,11 @@ fn annotation<T: Copy>(
     let Some(text) = annotations.and_then(|all| all.get(name)) else {
         return value;
     };
-    let known = values.into_iter().find(|(name, _)| name == text);
-    known.map_or_else(
-        || {
-            let field = format_args!("metadata.annotations[{name}]");
-            let rule = format!("must be {default} or {other}, and is taken as {default}");
-            findings.refuse(Refused::Value, Invalid::text(field, text, rule));
-            value
-        },
-        |(_, value)| value,
-    )
+    if let Some((_, said)) = values.into_iter().find(|(name, _)| name == text) {
+        return said;
+    }
+    let field = format_args!("metadata.annotations[{name}]");
+    let rule = format!("must be {default} or {other}, and is taken as {default}");
+    findings.refuse(Refused::Value, Invalid::text(field, text, rule));
+    value
 }
