@@ -26,6 +26,8 @@ use crate::{
 pub const GROUP: u32 = 8;
 /// Groups that a tuple's record may be in.
 pub const GROUPS: u32 = 4;
+/// Records that [`approach`] reads for a tuple. In a table that is half full, one claim in sixteen goes on past them.
+const APPROACHED: u32 = 4;
 /// Ticks that a record has been dead when a claim may take it without the agent: a quarter of a second
 /// at least. Programs run with softirqs disabled and end within microseconds; one that found the record
 /// before it died has long returned.
@@ -237,13 +239,15 @@ fn search<A: Address, S: Slots<A>>(
     None
 }
 
-/// Reads the home records of tuples with these hashes, which are about to be claimed: the processor
-/// fetches both at once, where claims, which are barriers, would wait for one after the other.
+/// Reads the records that claims for tuples with these hashes visit first: the processor fetches them all at
+/// once, where claims, which are barriers and end at the first `CLEAN` record, would wait for one after the other.
 #[inline(always)]
 pub fn approach<A: Address, S: Slots<A>>(slots: &S, hashes: [u64; 2]) {
     for hash in hashes {
-        if let Some(record) = slots.slot(home(hash, slots.mask())) {
-            read_tag(record);
+        for step in 0..APPROACHED {
+            if let Some(record) = slots.slot(position(hash, slots.mask(), step)) {
+                read_tag(record);
+            }
         }
     }
 }
