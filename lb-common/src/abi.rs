@@ -16,8 +16,24 @@ use crate::{
 /// Version of the layouts in this file; part of the path that maps are pinned under.
 pub const VERSION: u32 = 2;
 
-/// Entries of `HOPS`, a power of two.
-pub const HOPS: u32 = 16_384;
+/// How many entries maps have.
+pub mod entries {
+    /// Of `FRONTENDS4` and `FRONTENDS6` each.
+    pub const FRONTENDS: usize = 131_072;
+    pub const SERVICES: usize = 65_536;
+    /// Twice as many as there are services: of each, one is in force while the next is written.
+    pub const PLANS: usize = 2 * SERVICES;
+    pub const ENDPOINTS: usize = 2 * ENDPOINT_IDS;
+    /// Of `ENDPOINT_STATES` and `ENDPOINT_MEMORY` each.
+    pub const ENDPOINT_IDS: usize = 524_288;
+    pub const MAGLEV: usize = 1_048_576;
+    pub const SOURCE_RANGES: usize = 65_536;
+    pub const LOCAL_ADDRESSES: usize = 4_096;
+    /// Of `DEVICES` and `WAYS_BACK` each.
+    pub const DEVICES: usize = 65_536;
+    /// A power of two.
+    pub const HOPS: usize = 16_384;
+}
 
 /// Declares a map type: `repr(C)`, plain, of a size that must not change unnoticed.
 macro_rules! layout {
@@ -63,7 +79,7 @@ layout! {
 
 /// Key of `FRONTENDS4` and `FRONTENDS6`: an address, port and protocol a Service is reached at.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FrontendKey<A> {
     pub address: A,
     pub port: u16,
@@ -111,7 +127,7 @@ impl FrontendKind {
 /// Writing `plan` (four aligned bytes, one store) publishes a new state: a packet sees the plan
 /// before or the plan after, never a mix.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     /// Index into `PLANS`; 0 means that the service is not programmed.
     pub plan: u32,
@@ -183,7 +199,7 @@ pub mod endpoint_flag {
 
 /// Element of `ENDPOINT_STATES`, indexed by endpoint id.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointState {
     /// Where the endpoint is in `ENDPOINTS`: in the published plan, and in the one before or after.
     pub slots: [u32; 2],
@@ -207,7 +223,7 @@ pub struct EndpointMemory {
 
 /// Element of `SERVICE_STATS`, indexed by service id.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceStats {
     /// Connections forwarded.
     pub connections: u64,
@@ -236,14 +252,14 @@ pub struct Shortages {
 
 /// Element of `MAGLEV`: four rows, each the position of an endpoint in its service's range.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaglevRows {
     pub positions: [u16; 4],
 }
 
 /// Key data of `SOURCE_RANGES`, behind the prefix length (32 bits of set, then the address).
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceRangeKey {
     /// Number of the set, in network order, since the trie compares bit by bit.
     pub set: u32,

@@ -1,5 +1,7 @@
 //! IPv4 and IPv6 addresses, and what differs between the families.
 
+use core::hash::{Hash, Hasher};
+
 use crate::packet::Plain;
 
 /// An address of either family; the packet pipeline is generic over it.
@@ -79,6 +81,12 @@ impl PartialEq for Ip4 {
     }
 }
 
+impl Hash for Ip4 {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.octets.hash(state);
+    }
+}
+
 impl Address for Ip4 {
     const FAMILY: Family = Family::V4;
     const ETHERTYPE: u16 = 0x0800;
@@ -142,6 +150,12 @@ impl PartialEq for Ip6 {
     fn eq(&self, other: &Self) -> bool {
         let (a, b) = (self.words(), other.words());
         (a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]) == 0
+    }
+}
+
+impl Hash for Ip6 {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.octets.hash(state);
     }
 }
 

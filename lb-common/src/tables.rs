@@ -5,10 +5,11 @@ use core::ptr::NonNull;
 
 use crate::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, Plan,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
+        FragmentKey, Frontend, FrontendKey, Plan, ServiceStats, Shortages,
     },
     addr::{Address, Ip6},
+    atomic,
     flow::{Hop, hop::Hops, table::Slots},
     pipeline::{self, Work},
     verdict::Reason,
@@ -32,16 +33,70 @@ pub trait Services<A: Address> {
     fn device(&self, ifindex: u32) -> Device;
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
-    /// Where an endpoint is now, by its id.
-    fn slots_of(&self, endpoint: u32) -> [u32; 2];
+    /// Where an endpoint is, by its id, and its connections. What points to it stays valid until the
+    /// program ends; its numbers are only accessed atomically. So it is with what services count.
+    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>>;
+    /// What a service counts.
+    fn service_stats(&self, service: u32) -> Option<NonNull<ServiceStats>>;
+    /// The connections of a service that there was no room for.
+    fn shortages(&self, service: u32) -> Option<NonNull<Shortages>>;
     /// A number that nobody can foresee.
     fn random(&self) -> u32;
     /// The kernel's clock, of which [`Config::hz`] are a second. Starts anew at its end.
     fn jiffies(&self) -> u32;
+
+    /// Where an endpoint is now, by its id.
+    #[inline(always)]
+    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
+        let state = self.endpoint_state(endpoint);
+        // SAFETY: the method's promise; two words, each of which the agent stores as a whole.
+        state.map_or([u32::MAX; 2], |state| unsafe {
+            (&raw const (*state.as_ptr()).slots).read()
+        })
+    }
+
     /// Counts a connection to an endpoint.
-    fn count_connection(&self, service: u32, endpoint: u32);
+    #[inline(always)]
+    fn count_connection(&self, service: u32, endpoint: u32) {
+        if let Some(stats) = self.service_stats(service) {
+            // SAFETY: the method's promise.
+            unsafe { atomic::add(&raw mut (*stats.as_ptr()).connections, 1) };
+        }
+        if let Some(state) = self.endpoint_state(endpoint) {
+            // SAFETY: the method's promise.
+            unsafe { atomic::add(&raw mut (*state.as_ptr()).connections, 1) };
+        }
+    }
+
     /// Counts a refused or dropped first packet.
-    fn count_refusal(&self, service: u32, reason: Reason);
+    #[inline(always)]
+    fn count_refusal(&self, service: u32, reason: Reason) {
+        if let Some(stats) = self.service_stats(service) {
+            let stats = stats.as_ptr();
+            // SAFETY: the method's promise.
+            unsafe {
+                match reason {
+                    Reason::NoEndpoints => atomic::add(&raw mut (*stats).rejected, 1),
+                    _ => atomic::add(&raw mut (*stats).dropped, 1),
+                }
+            }
+        }
+        if matches!(reason, Reason::FlowTableFull | Reason::SnatPortsExhausted)
+            && let Some(shortages) = self.shortages(service)
+        {
+            let shortages = shortages.as_ptr();
+            // SAFETY: the method's promise.
+            unsafe {
+                atomic::add(
+                    match reason {
+                        Reason::FlowTableFull => &raw mut (*shortages).flow_table_full,
+                        _ => &raw mut (*shortages).snat_ports_exhausted,
+                    },
+                    1,
+                );
+            }
+        }
+    }
 }
 
 /// State and services of the kernel that only packets need, sockets do not.
@@ -69,10 +124,6 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>>;
     /// [`crate::abi::Limits::half_open_mask`].
     fn half_open_mask(&self) -> u32;
-    /// Flows of a service that have not proved themselves.
-    fn half_open(&self, service: u32) -> u32;
-    /// Counts one of them that gave way to a newer one.
-    fn count_gave_way(&self, service: u32);
     /// A place in the rings of half-open flows: index of the client's direction, and its tag in the upper
     /// half.
     fn half_open_place(&self, index: u32) -> Option<NonNull<u64>>;
@@ -87,6 +138,26 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn remember_fragment(&self, key: &FragmentKey, flow: u32);
     /// Whether one more ICMP answer may be sent.
     fn may_answer(&self) -> bool;
+
+    /// Flows of a service that have not proved themselves.
+    #[inline(always)]
+    fn half_open(&self, service: u32) -> u32 {
+        let stats = self.service_stats(service);
+        // SAFETY: the method's promise.
+        let count = stats.map_or(0, |stats| unsafe {
+            (&raw const (*stats.as_ptr()).half_open).read()
+        });
+        u32::try_from(count).unwrap_or(0)
+    }
+
+    /// Counts one of them that gave way to a newer one.
+    #[inline(always)]
+    fn count_gave_way(&self, service: u32) {
+        if let Some(stats) = self.service_stats(service) {
+            // SAFETY: the method's promise.
+            unsafe { atomic::fetch_add(&raw mut (*stats.as_ptr()).gave_way, 1) };
+        }
+    }
 }
 
 /// How much is known of where a packet leaves.

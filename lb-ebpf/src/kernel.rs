@@ -9,8 +9,8 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, Plan, SourceRangeKey,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
+        FragmentKey, Frontend, FrontendKey, Plan, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Address, Family, Ip4, Ip6},
     flow::{
@@ -129,10 +129,20 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
     }
 
     #[inline(always)]
-    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
-        ENDPOINT_STATES
-            .get(endpoint)
-            .map_or([u32::MAX; 2], |state| state.slots)
+    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {
+        ENDPOINT_STATES.get_ptr_mut(endpoint).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn service_stats(&self, service: u32) -> Option<NonNull<ServiceStats>> {
+        SERVICE_STATS.get_ptr_mut(service).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn shortages(&self, service: u32) -> Option<NonNull<Shortages>> {
+        SERVICE_SHORTAGES
+            .get_ptr_mut(service)
+            .and_then(NonNull::new)
     }
 
     #[inline(always)]
@@ -145,45 +155,6 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
     fn jiffies(&self) -> u32 {
         // SAFETY: no arguments.
         unsafe { bpf_jiffies64() as u32 }
-    }
-
-    #[inline(always)]
-    fn count_connection(&self, service: u32, endpoint: u32) {
-        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
-            // SAFETY: a counter in a map, only ever added to.
-            unsafe { lb_common::add(&raw mut (*stats).connections, 1) };
-        }
-        if let Some(state) = ENDPOINT_STATES.get_ptr_mut(endpoint) {
-            // SAFETY: as above.
-            unsafe { lb_common::add(&raw mut (*state).connections, 1) };
-        }
-    }
-
-    #[inline(always)]
-    fn count_refusal(&self, service: u32, reason: Reason) {
-        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
-            // SAFETY: as above.
-            unsafe {
-                match reason {
-                    Reason::NoEndpoints => lb_common::add(&raw mut (*stats).rejected, 1),
-                    _ => lb_common::add(&raw mut (*stats).dropped, 1),
-                }
-            }
-        }
-        if matches!(reason, Reason::FlowTableFull | Reason::SnatPortsExhausted)
-            && let Some(shortages) = SERVICE_SHORTAGES.get_ptr_mut(service)
-        {
-            // SAFETY: as above.
-            unsafe {
-                lb_common::add(
-                    match reason {
-                        Reason::FlowTableFull => &raw mut (*shortages).flow_table_full,
-                        _ => &raw mut (*shortages).snat_ports_exhausted,
-                    },
-                    1,
-                );
-            }
-        }
     }
 }
 
@@ -546,22 +517,6 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
     #[inline(always)]
     fn half_open_mask(&self) -> u32 {
         LIMITS.get(0).map_or(0, |limits| limits.half_open_mask)
-    }
-
-    #[inline(always)]
-    fn half_open(&self, service: u32) -> u32 {
-        let count = SERVICE_STATS
-            .get(service)
-            .map_or(0, |stats| stats.half_open);
-        u32::try_from(count).unwrap_or(0)
-    }
-
-    #[inline(always)]
-    fn count_gave_way(&self, service: u32) {
-        if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
-            // SAFETY: a counter in a map, only ever added to.
-            unsafe { lb_common::fetch_add(&raw mut (*stats).gave_way, 1) };
-        }
     }
 
     #[inline(always)]

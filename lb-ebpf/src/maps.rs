@@ -14,8 +14,8 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Limits, LocalAddress, MaglevRows,
-        Plan, RejectBudget, Service, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
+        FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
+        Service, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, entries,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},
@@ -38,58 +38,59 @@ pub static LIMITS: Array<Limits, 1, MMAP> = Array::new();
 
 /// Address, port and protocol → service, per family.
 #[btf_map]
-pub static FRONTENDS4: HashMap<FrontendKey<Ip4>, Frontend, 131_072> = HashMap::new();
+pub static FRONTENDS4: HashMap<FrontendKey<Ip4>, Frontend, { entries::FRONTENDS }> = HashMap::new();
 #[btf_map]
-pub static FRONTENDS6: HashMap<FrontendKey<Ip6>, Frontend, 131_072> = HashMap::new();
+pub static FRONTENDS6: HashMap<FrontendKey<Ip6>, Frontend, { entries::FRONTENDS }> = HashMap::new();
 
 /// Service id → its published plan.
 #[btf_map]
-pub static SERVICES: Array<Service, 65_536, MMAP> = Array::new();
+pub static SERVICES: Array<Service, { entries::SERVICES }, MMAP> = Array::new();
 
 /// What to do with a service's connections.
 #[btf_map]
-pub static PLANS: Array<Plan, 131_072, MMAP> = Array::new();
+pub static PLANS: Array<Plan, { entries::PLANS }, MMAP> = Array::new();
 
 /// Endpoint slots; each plan has a contiguous range.
 #[btf_map]
-pub static ENDPOINTS: Array<Endpoint, 1_048_576, MMAP> = Array::new();
+pub static ENDPOINTS: Array<Endpoint, { entries::ENDPOINTS }, MMAP> = Array::new();
 
 /// Endpoint id → where it is, and its connections.
 #[btf_map]
-pub static ENDPOINT_STATES: Array<EndpointState, 524_288, MMAP> = Array::new();
+pub static ENDPOINT_STATES: Array<EndpointState, { entries::ENDPOINT_IDS }, MMAP> = Array::new();
 
 /// Endpoint id → what is remembered of it for new flows.
 #[btf_map]
-pub static ENDPOINT_MEMORY: Array<EndpointMemory, 524_288, MMAP> = Array::new();
+pub static ENDPOINT_MEMORY: Array<EndpointMemory, { entries::ENDPOINT_IDS }, MMAP> = Array::new();
 
 /// Service id → counters.
 #[btf_map]
-pub static SERVICE_STATS: Array<ServiceStats, 65_536, MMAP> = Array::new();
+pub static SERVICE_STATS: Array<ServiceStats, { entries::SERVICES }, MMAP> = Array::new();
 
 /// Service id → connections that there was no room for.
 #[btf_map]
-pub static SERVICE_SHORTAGES: Array<Shortages, 65_536, MMAP> = Array::new();
+pub static SERVICE_SHORTAGES: Array<Shortages, { entries::SERVICES }, MMAP> = Array::new();
 
 /// Maglev lookup tables, one after the other.
 #[btf_map]
-pub static MAGLEV: Array<MaglevRows, 1_048_576, MMAP> = Array::new();
+pub static MAGLEV: Array<MaglevRows, { entries::MAGLEV }, MMAP> = Array::new();
 
 /// Who may use a LoadBalancer address.
 #[btf_map]
-pub static SOURCE_RANGES: LpmTrie<SourceRangeKey, u8, 65_536> = LpmTrie::new();
+pub static SOURCE_RANGES: LpmTrie<SourceRangeKey, u8, { entries::SOURCE_RANGES }> = LpmTrie::new();
 
 /// The node's own addresses.
 #[btf_map]
-pub static LOCAL_ADDRESSES: HashMap<Ip6, LocalAddress, 4_096> = HashMap::new();
+pub static LOCAL_ADDRESSES: HashMap<Ip6, LocalAddress, { entries::LOCAL_ADDRESSES }> =
+    HashMap::new();
 
 /// Devices that are not just any.
 #[btf_map]
-pub static DEVICES: HashMap<u32, Device, 65_536> = HashMap::new();
+pub static DEVICES: HashMap<u32, Device, { entries::DEVICES }> = HashMap::new();
 
 /// Interface index of a device with [`lb_common::abi::device_flag::WAY_BACK`] → that of the device which the way back to
 /// a source must lead to, if not any will do.
 #[btf_map]
-pub static WAYS_BACK: HashMap<u32, u32, 65_536> = HashMap::new();
+pub static WAYS_BACK: HashMap<u32, u32, { entries::DEVICES }> = HashMap::new();
 
 /// Which endpoint a client went to last (session affinity).
 #[btf_map]
@@ -116,7 +117,7 @@ pub static OTHER_MASK6: Global<u32> = Global::new(0);
 
 /// Next hops of flows.
 #[btf_map]
-pub static HOPS: Array<Hop, { HOP_COUNT as usize }, MMAP> = Array::new();
+pub static HOPS: Array<Hop, { entries::HOPS }, MMAP> = Array::new();
 
 /// Half-open flows of services under pressure, in the order they came; `RINGS` rings, one after the
 /// other.

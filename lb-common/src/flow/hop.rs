@@ -6,7 +6,7 @@
 
 use core::ptr::NonNull;
 
-use crate::{abi::HOPS, atomic, opaque::rolled, packet::Plain};
+use crate::{abi::entries, atomic, opaque::rolled, packet::Plain};
 
 /// Entries that one next hop may be in.
 const WAYS: usize = 4;
@@ -63,7 +63,7 @@ unsafe impl Plain for Ethernet {}
 pub unsafe trait Hops {
     /// Number of entries less one; the number is a power of two.
     fn hop_mask(&self) -> u32 {
-        HOPS - 1
+        entries::HOPS as u32 - 1
     }
     /// The entry at an index.
     fn hop(&self, index: u32) -> Option<NonNull<Hop>>;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     path::Path,
 };
 
@@ -270,6 +270,7 @@ impl Attachments {
         let modes = || self.attached.values().map(|attached| attached.xdp);
         let target = modes().max().unwrap_or(XdpMode::Off);
         let below: BTreeSet<_> = devices.iter().filter_map(|device| device.below).collect();
+        let has_pods = |device: &Device| self.detector.is_device_of_pods(&device.name);
         devices
             .iter()
             .filter_map(|device| {
@@ -280,7 +281,7 @@ impl Attachments {
                 }
                 // A bridge's packets are seen at its ports already.
                 let bridge = device.master.and_then(|index| devices.get(index));
-                if self.has_pods(device) || bridge.is_some_and(|bridge| self.has_pods(bridge)) {
+                if has_pods(device) || bridge.is_some_and(has_pods) {
                     flags |= device_flag::PODS;
                 }
                 if attached.is_some() && (device.master.is_some() || below.contains(&device.index))
@@ -324,13 +325,6 @@ impl Attachments {
             }
             _ => (WayBack::NotAsked, 0),
         }
-    }
-
-    /// Whether the detector tells local pods by this device.
-    fn has_pods(&self, device: &Device) -> bool {
-        let any = Ipv4Addr::UNSPECIFIED.into();
-        !matches!(self.detector, LocalDetector::Networks(_))
-            && self.detector.is_local_pod(any, Some(&device.name))
     }
 }
 

@@ -4,34 +4,26 @@
 use std::{collections::BTreeSet, io, net::IpAddr};
 
 use anyhow::{Context as _, bail};
-use lb_common::{
-    abi::{self, config_flag},
-    addr::{Ip4, Ip6},
-    pipeline::RINGS,
-};
+use lb_common::{abi, addr::Ip6, pipeline::RINGS};
 
 use super::{
     flow_source::KernelFlows,
     resize::{self, Programs, Resize, Step},
 };
 use crate::{
-    config::{Config, FailingEndpoints, Handover, NetfilterMode, SocketLb},
+    config::Config,
     datapath::{
         Loaded, Pins, Settings,
         bpf::{BatchMap, MappedArray},
     },
     flows::{self, FlowSweeper, FlowTables, TickRate, UdpSockets},
-    model::IpFamily,
     plan::{LocalDetector, LocalNode},
+    program,
 };
 
 /// Half-open flows of one service before the oldest gives way to the newest: at 100,000 spoofed SYNs per
 /// second they leave every client 160 ms for its handshake.
 const HALF_OPEN: u32 = 16_384;
-/// ICMP answers per second and CPU.
-const REJECT_RATE: u32 = 1000;
-/// A prefix length that no network has: there is none.
-const NO_NETWORK: u32 = 255;
 
 /// Programs and maps in the kernel.
 pub struct Kernel {
@@ -154,75 +146,24 @@ impl Kernel {
         detector: &LocalDetector,
     ) -> anyhow::Result<()> {
         let before = self.config.read(0);
-        let mut flags = match detector {
-            LocalDetector::Networks(_) => config_flag::DETECT_BY_CIDR,
-            LocalDetector::Interface(_) | LocalDetector::InterfacePrefix(_) => {
-                config_flag::DETECT_BY_DEVICE
-            }
-            LocalDetector::None => 0,
-        };
-        for (flag, set) in [
-            (config_flag::MASQUERADE_ALL, config.masquerade_all),
-            (
-                config_flag::BYPASS,
-                config.datapath.netfilter == NetfilterMode::Bypass,
-            ),
-            (
-                config_flag::SOCKETS_OF_PODS,
-                config.datapath.socket_lb == SocketLb::All,
-            ),
-            (
-                config_flag::HANDOVER_IN,
-                config.datapath.handover == Handover::In,
-            ),
-            (
-                config_flag::HANDOVER_OUT,
-                config.datapath.handover == Handover::Out,
-            ),
-            (
-                config_flag::AVOID_FAILING,
-                config.datapath.failing_endpoints == FailingEndpoints::Avoid,
-            ),
-        ] {
-            if set {
-                flags |= flag;
-            }
-        }
-        let (pods4, pods6) = pod_networks(detector);
         let rate = TickRate::of_kernel();
-        let ports = config.datapath.snat_ports;
-        let settings = abi::Config {
+        let mut settings = abi::Config {
             // Flows can only be found with the secret they were recorded with.
             secret: match before.secret {
                 [0, 0] => secret()?,
                 secret => secret,
             },
             netns_cookie: netns_cookie().context("cannot tell the network namespace")?,
-            flags,
             hop_generation: before.hop_generation.wrapping_add(1),
-            node4: match node.ip(IpFamily::V4) {
-                Some(IpAddr::V4(ip)) => ip.into(),
-                _ => Ip4::default(),
-            },
-            node6: match node.ip(IpFamily::V6) {
-                Some(IpAddr::V6(ip)) => ip.into(),
-                _ => Ip6::default(),
-            },
-            pods4: pods4.0,
-            pods6: pods6.0,
-            pods4_prefix: pods4.1,
-            pods6_prefix: pods6.1,
-            snat_first: u32::from(ports.first),
-            snat_count: ports.count(),
             tick_shift: rate.shift,
             hz: rate.hz,
-            reject_rate: REJECT_RATE,
             flow_mask4: self.slots - 1,
             flow_mask6: self.slots / 2 - 1,
             resize: before.resize,
             resize_since: before.resize_since,
-            pad: [0; 3],
+            ..abi::Config::default()
         };
+        program::Settings::new(config, node, detector).write(&mut settings);
         self.config.write(0, &settings);
         Ok(())
     }
@@ -319,20 +260,6 @@ fn slots(flows: u32) -> u32 {
         .saturating_mul(RECORDS_PER_FLOW)
         .clamp(1 << 10, 1 << 27)
         .next_power_of_two()
-}
-
-fn pod_networks(detector: &LocalDetector) -> ((Ip4, u32), (Ip6, u32)) {
-    let mut v4 = (Ip4::default(), NO_NETWORK);
-    let mut v6 = (Ip6::default(), NO_NETWORK);
-    if let LocalDetector::Networks(networks) = detector {
-        for network in networks {
-            match network.network() {
-                IpAddr::V4(address) => v4 = (address.into(), network.prefix_len().into()),
-                IpAddr::V6(address) => v6 = (address.into(), network.prefix_len().into()),
-            }
-        }
-    }
-    (v4, v6)
 }
 
 fn secret() -> io::Result<[u64; 2]> {

@@ -29,13 +29,7 @@ pub fn local_node(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) 
 /// What of this node is part of every service's entry.
 pub fn facts(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) -> NodeFacts {
     let node = config.this_node(store.node().map(Arc::as_ref));
-    let mut cluster_networks = config.cluster_networks.clone();
-    cluster_networks.extend(node.pod_cidrs);
-    NodeFacts {
-        local_addresses: addresses.clone(),
-        cluster_networks,
-        maglev_rows: config.datapath.maglev_table_size,
-    }
+    NodeFacts::new(config, &node, addresses.clone())
 }
 
 /// Where healthCheckNodePort servers listen.

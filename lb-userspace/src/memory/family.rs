@@ -1,17 +1,17 @@
 //! What each IP family has for itself.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{hash::Hash, sync::Arc};
 
 use lb_common::{
-    abi::Frontend,
+    abi::{Frontend, FrontendKey},
     addr::{Address, Ip4, Ip6},
     flow::table::Slots as _,
 };
 
-use super::{FlowTable, MemoryTables, shared::HalfOpen};
+use super::{FlowTable, MemoryTables, shared::HalfOpen, storage::Table};
 
 /// A family whose tables are in [`MemoryTables`].
-pub trait Family: Address + Default {
+pub trait Family: Address + Default + Eq + Hash {
     fn tables(tables: &MemoryTables) -> &FamilyTables<Self>;
 }
 
@@ -29,8 +29,7 @@ impl Family for Ip6 {
 
 /// One family's frontends and flows.
 pub struct FamilyTables<A: Family> {
-    /// By address and IP protocol number.
-    pub(super) frontends: HashMap<(SocketAddr, u8), Frontend>,
+    pub(super) frontends: Arc<Table<FrontendKey<A>, Frontend>>,
     pub(super) flows: FlowTable<A>,
     /// The table of before, while it gets another size.
     pub(super) former: Option<FlowTable<A>>,
@@ -38,9 +37,9 @@ pub struct FamilyTables<A: Family> {
 }
 
 impl<A: Family> FamilyTables<A> {
-    pub(super) fn new(flow_records: u32) -> Self {
+    pub(super) fn new(frontends: Arc<Table<FrontendKey<A>, Frontend>>, flow_records: u32) -> Self {
         Self {
-            frontends: HashMap::new(),
+            frontends,
             flows: FlowTable::new(flow_records),
             former: None,
             half_open: HalfOpen::new(),

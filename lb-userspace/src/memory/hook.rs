@@ -1,14 +1,11 @@
 //! The tables as a program at a hook sees them, and what such a program does with a frame.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    ptr::NonNull,
-};
+use std::{net::IpAddr, ptr::NonNull};
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, Plan,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
+        FragmentKey, Frontend, FrontendKey, Plan, ServiceStats, Shortages,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -107,9 +104,7 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
     }
 
     fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend> {
-        let address = SocketAddr::new(ip(key.address), key.port);
-        let frontends = &A::tables(self.tables).frontends;
-        frontends.get(&(address, key.protocol)).copied()
+        A::tables(self.tables).frontends.get(key)
     }
 
     fn plan(&self, service: u32) -> Option<&Plan> {
@@ -121,11 +116,14 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
     }
 
     fn maglev(&self, row: u32) -> Option<u16> {
-        self.tables.maglev.get(row as usize).copied()
+        let rows = self.tables.storage.maglev.pointer(row / 4)?;
+        // SAFETY: only `program` writes them, which has the tables to itself.
+        let rows = unsafe { rows.as_ref() };
+        rows.positions.get((row % 4) as usize).copied()
     }
 
     fn source_allowed(&self, set: u32, address: Ip6) -> bool {
-        self.tables.source_allowed(set, address.into())
+        self.tables.storage.source_ranges.contains(set, address)
     }
 
     fn is_local(&self, address: Ip6) -> bool {
@@ -151,9 +149,16 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         learnt.affinity.insert(affinity_key(key), *value);
     }
 
-    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
-        let slot = self.tables.slots.get(&endpoint);
-        [slot.copied().unwrap_or(u32::MAX), u32::MAX]
+    fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>> {
+        self.tables.storage.endpoint_states.pointer(endpoint)
+    }
+
+    fn service_stats(&self, service: u32) -> Option<NonNull<ServiceStats>> {
+        self.tables.storage.service_stats.pointer(service)
+    }
+
+    fn shortages(&self, service: u32) -> Option<NonNull<Shortages>> {
+        self.tables.storage.service_shortages.pointer(service)
     }
 
     fn random(&self) -> u32 {
@@ -165,14 +170,6 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables
             .seconds
             .load(std::sync::atomic::Ordering::Relaxed)
-    }
-
-    fn count_connection(&self, service: u32, endpoint: u32) {
-        self.tables.count_connection(service, endpoint);
-    }
-
-    fn count_refusal(&self, service: u32, reason: Reason) {
-        self.tables.count_refusal(service, reason);
     }
 }
 
@@ -219,7 +216,12 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
     }
 
     fn count_half_open(&self, service: u32, change: i32) {
-        self.tables.count_half_open(service, change);
+        if let Some(stats) = Services::<A>::service_stats(self, service) {
+            // SAFETY: the method's promise.
+            unsafe {
+                lb_common::fetch_add((&raw mut (*stats.as_ptr()).half_open).cast(), change as u32)
+            };
+        }
     }
 }
 
@@ -238,20 +240,11 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     const ANY_DEVICE: bool = ANY_DEVICE;
 
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>> {
-        self.tables.shared.endpoint(endpoint)
+        self.tables.storage.endpoint_memory.pointer(endpoint)
     }
 
     fn half_open_mask(&self) -> u32 {
         HALF_OPEN - 1
-    }
-
-    fn half_open(&self, service: u32) -> u32 {
-        let count = self.tables.stats(service).half_open;
-        u32::try_from(count).unwrap_or(0)
-    }
-
-    fn count_gave_way(&self, service: u32) {
-        self.tables.count_gave_way(service);
     }
 
     fn half_open_place(&self, index: u32) -> Option<NonNull<u64>> {

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -16,7 +16,6 @@ use lb_common::{
     addr::{Address, Ip4, Ip6},
     flow::{self, Timeouts},
     pipeline,
-    verdict::Reason,
 };
 
 pub use self::{
@@ -24,11 +23,12 @@ pub use self::{
     flows::FlowTable,
     frame::MemoryFrame,
     hook::Hook,
-    program::Settings,
+    storage::Storage,
 };
 use crate::{
     model::{Algorithm, IpFamily},
     plan::{LocalDetector, ServicePortName},
+    program::{Key, Programmer},
 };
 
 mod family;
@@ -37,6 +37,7 @@ mod frame;
 mod hook;
 mod program;
 mod shared;
+mod storage;
 
 /// Everything that packets ask, filled by [`MemoryTables::program`].
 ///
@@ -50,24 +51,16 @@ pub struct MemoryTables {
     pub timeouts: Timeouts,
     v4: FamilyTables<Ip4>,
     v6: FamilyTables<Ip6>,
+    storage: Storage,
+    programmer: Programmer,
     /// By service id.
     services: BTreeMap<u32, Service>,
-    endpoints: Vec<Endpoint>,
-    /// Where each endpoint is, by endpoint id.
-    slots: HashMap<u32, u32>,
-    /// Lookup tables of [`abi::Plan::maglev_rows`] rows, one after the other.
-    maglev: Vec<u16>,
-    maglev_rows: u32,
-    /// By number less one.
-    source_sets: Vec<Vec<IpNet>>,
     local_addresses: HashSet<IpAddr>,
     detector: LocalDetector,
     /// By interface index less one.
     devices: Vec<abi::Device>,
     ways_back: HashMap<u32, u32>,
     routes: Vec<(IpNet, Route)>,
-    service_ids: HashMap<(ServicePortName, IpFamily), u32>,
-    endpoint_ids: HashMap<(u32, SocketAddr), u32>,
     seconds: AtomicU32,
     random: AtomicU64,
     answers_left: AtomicU32,
@@ -84,24 +77,20 @@ pub enum Route {
     None,
 }
 
-/// A programmed service port of one family.
+/// What the maps do not say of a service port of one family.
 struct Service {
     name: ServicePortName,
-    plan: abi::Plan,
     algorithm: Algorithm,
+    source_ranges: Vec<IpNet>,
 }
 
-/// What packets leave behind, but for flows.
+/// What packets leave behind, but for flows and counters.
 #[derive(Default)]
 struct Learnt {
     /// By service id, set and client.
     affinity: HashMap<(u32, u32, IpAddr), abi::Affinity>,
     /// By source, destination, identification and protocol.
     fragments: HashMap<(IpAddr, IpAddr, u32, u32), u32>,
-    services: HashMap<u32, ServiceStats>,
-    shortages: HashMap<u32, Shortages>,
-    /// Connections by endpoint id.
-    endpoints: HashMap<u32, u64>,
 }
 
 impl MemoryTables {
@@ -119,10 +108,7 @@ impl MemoryTables {
     /// Adds a device of this name and with these [`abi::device_flag`]s besides
     /// [`abi::device_flag::PODS`], which the detector decides about; returns its interface index.
     pub fn add_device(&mut self, name: &str, flags: u32) -> u32 {
-        let nobody = IpAddr::from([0; 4]);
-        let by_device = !matches!(self.detector, LocalDetector::Networks(_));
-        let pods = by_device && self.detector.is_local_pod(nobody, Some(name));
-        let flags = match pods {
+        let flags = match self.detector.is_device_of_pods(name) {
             true => flags | abi::device_flag::PODS,
             false => flags,
         };
@@ -168,8 +154,8 @@ impl MemoryTables {
 
     /// The number of a service port, as flows and counters name it.
     pub fn service_id(&self, name: &ServicePortName, family: IpFamily) -> Option<u32> {
-        let id = self.service_ids.get(&(name.clone(), family)).copied();
-        id.filter(|id| self.services.contains_key(id))
+        let name = name.clone();
+        self.programmer.id(&Key { name, family })
     }
 
     pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
@@ -181,40 +167,46 @@ impl MemoryTables {
         self.services.get(&service).map(|service| service.algorithm)
     }
 
+    /// The sources that a service's load balancer IPs accept; none means all.
+    pub fn source_ranges(&self, service: u32) -> &[IpNet] {
+        let service = self.services.get(&service);
+        service.map_or(&[], |service| &service.source_ranges)
+    }
+
     /// The programmed plan of a service.
     pub fn plan(&self, service: u32) -> Option<&abi::Plan> {
-        self.services.get(&service).map(|service| &service.plan)
+        let Storage {
+            services, plans, ..
+        } = &self.storage;
+        let service = services.pointer(service)?;
+        // SAFETY: only `program` writes it, which has the tables to itself.
+        match unsafe { service.as_ref() }.plan {
+            0 => None,
+            // SAFETY: the same.
+            plan => plans.pointer(plan).map(|plan| unsafe { plan.as_ref() }),
+        }
     }
 
     /// The endpoint at an index.
     pub fn endpoint(&self, index: u32) -> Option<&Endpoint> {
-        self.endpoints.get(index as usize)
-    }
-
-    /// The sources in a set; none means that there is no such set.
-    pub fn source_ranges(&self, set: u32) -> &[IpNet] {
-        let index = (set as usize).checked_sub(1);
-        index
-            .and_then(|index| self.source_sets.get(index))
-            .map_or(&[], Vec::as_slice)
+        let endpoint = self.storage.endpoints.pointer(index)?;
+        // SAFETY: only `program` writes it, which has the tables to itself.
+        Some(unsafe { endpoint.as_ref() })
     }
 
     /// What a service's first packets have come to.
     pub fn stats(&self, service: u32) -> ServiceStats {
-        let learnt = self.learnt();
-        learnt.services.get(&service).copied().unwrap_or_default()
+        self.storage.service_stats.read(service)
     }
 
     /// The connections of a service that there was no room for.
     pub fn shortages(&self, service: u32) -> Shortages {
-        let learnt = self.learnt();
-        learnt.shortages.get(&service).copied().unwrap_or_default()
+        self.storage.service_shortages.read(service)
     }
 
     /// Connections sent to an endpoint, by its id.
     pub fn connections(&self, endpoint: u32) -> u64 {
-        let learnt = self.learnt();
-        learnt.endpoints.get(&endpoint).copied().unwrap_or_default()
+        self.storage.endpoint_states.read(endpoint).connections
     }
 
     /// The family's flows.
@@ -264,6 +256,7 @@ impl MemoryTables {
         self.v4.half_open.clear();
         self.v6.half_open.clear();
         self.shared.clear();
+        self.forget_counts();
         *self
             .learnt
             .get_mut()
@@ -271,11 +264,6 @@ impl MemoryTables {
         *self.seconds.get_mut() = 0;
         *self.random.get_mut() = 0;
         *self.answers_left.get_mut() = u32::MAX;
-    }
-
-    fn source_allowed(&self, set: u32, source: IpAddr) -> bool {
-        let ranges = self.source_ranges(set);
-        ranges.iter().any(|range| range.contains(&source))
     }
 
     fn route(&self, destination: IpAddr) -> Route {
@@ -302,37 +290,6 @@ impl MemoryTables {
             .answers_left
             .fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
         taken.is_ok()
-    }
-
-    fn count_refusal(&self, service: u32, reason: Reason) {
-        let mut learnt = self.learnt();
-        let stats = learnt.services.entry(service).or_default();
-        match reason {
-            Reason::NoEndpoints => stats.rejected += 1,
-            _ => stats.dropped += 1,
-        }
-        let shortages = learnt.shortages.entry(service).or_default();
-        match reason {
-            Reason::FlowTableFull => shortages.flow_table_full += 1,
-            Reason::SnatPortsExhausted => shortages.snat_ports_exhausted += 1,
-            _ => {}
-        }
-    }
-
-    fn count_connection(&self, service: u32, endpoint: u32) {
-        let mut learnt = self.learnt();
-        learnt.services.entry(service).or_default().connections += 1;
-        *learnt.endpoints.entry(endpoint).or_default() += 1;
-    }
-
-    fn count_half_open(&self, service: u32, change: i32) {
-        let mut learnt = self.learnt();
-        learnt.services.entry(service).or_default().half_open += change;
-    }
-
-    fn count_gave_way(&self, service: u32) {
-        let mut learnt = self.learnt();
-        learnt.services.entry(service).or_default().gave_way += 1;
     }
 
     /// Whole after each change, so a thread that panicked leaves nothing half done.

@@ -2,7 +2,7 @@
 
 use std::{cell::UnsafeCell, ptr::NonNull};
 
-use lb_common::{abi::EndpointMemory, flow::Hop, pipeline::RINGS};
+use lb_common::{flow::Hop, pipeline::RINGS};
 
 /// Next hops kept; few are ever in use.
 pub const HOP_ENTRIES: u32 = 64;
@@ -42,34 +42,22 @@ impl<T: Default> Elements<T> {
 /// What both families share.
 pub struct Shared {
     hops: Elements<Hop>,
-    endpoints: Elements<EndpointMemory>,
 }
 
 impl Shared {
     pub fn new() -> Self {
         Self {
             hops: Elements::new(HOP_ENTRIES),
-            endpoints: Elements::new(0),
         }
-    }
-
-    /// Makes room for endpoints with ids below `ids`.
-    pub fn grow(&mut self, ids: u32) {
-        self.endpoints.grow(ids);
     }
 
     /// Makes all elements what they are at first.
     pub fn clear(&mut self) {
         self.hops.clear();
-        self.endpoints.clear();
     }
 
     pub fn hop(&self, index: u32) -> Option<NonNull<Hop>> {
         self.hops.get(index)
-    }
-
-    pub fn endpoint(&self, id: u32) -> Option<NonNull<EndpointMemory>> {
-        self.endpoints.get(id)
     }
 }
 

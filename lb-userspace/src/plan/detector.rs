@@ -62,6 +62,16 @@ impl LocalDetector {
             Self::None => false,
         }
     }
+
+    /// Whether it tells local pods by a device of this name.
+    pub fn is_device_of_pods(&self, name: &str) -> bool {
+        match self {
+            Self::Interface(_) | Self::InterfacePrefix(_) => {
+                self.is_local_pod(IpAddr::from([0; 4]), Some(name))
+            }
+            Self::Networks(_) | Self::None => false,
+        }
+    }
 }
 
 fn first_per_family(networks: &[IpNet]) -> Vec<IpNet> {

@@ -22,7 +22,7 @@ use crate::datapath::{
     clippy::len_without_is_empty,
     reason = "the kernel makes no empty arrays"
 )]
-pub trait Elements<T>: Send {
+pub trait Elements<T>: Send + Sync {
     fn len(&self) -> u32;
     fn read(&self, index: u32) -> T;
     /// Overwrites an element that nobody reads yet.
@@ -34,7 +34,7 @@ pub trait Elements<T>: Send {
 }
 
 /// A map of keys to values.
-pub trait Entries<K, V>: Send {
+pub trait Entries<K, V>: Send + Sync {
     /// Inserts entries or replaces their values, in this order.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ pub struct Maps {
     pub maglev: Box<dyn Elements<MaglevRows>>,
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
     /// Waits until no program can still be reading what has been unpublished.
-    pub grace: Box<dyn Fn() + Send>,
+    pub grace: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Maps {
@@ -134,7 +134,7 @@ impl<T: Pod + Send> Elements<T> for MappedArray<T> {
     }
 }
 
-impl<K: Pod + Send, V: Pod + Send> Entries<K, V> for BatchMap<K, V> {
+impl<K: Pod + Send + Sync, V: Pod + Send + Sync> Entries<K, V> for BatchMap<K, V> {
     fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
         self.update(keys, values).map_err(|error| Incomplete {
             done: match error {

@@ -12,6 +12,7 @@ pub mod maps;
 mod parts;
 mod ranges;
 mod service;
+mod settings;
 mod sources;
 mod tables;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use lb_common::{abi, pipeline::FAILING};
 use siphasher::sip::SipHasher13;
 use thiserror::Error;
 
+pub use self::settings::Settings;
 use self::{
     adopt::Inherited,
     frontends::Frontends,
@@ -41,7 +43,8 @@ use self::{
     tables::LookupTables,
 };
 use crate::{
-    model::{IpFamily, Protocol},
+    config::Config,
+    model::{IpFamily, Node, Protocol},
     plan::{Plan, ServicePortName},
 };
 
@@ -52,8 +55,22 @@ pub struct NodeFacts {
     pub local_addresses: BTreeSet<IpAddr>,
     /// The cluster's pod networks: nobody rewrites addresses between them.
     pub cluster_networks: Vec<IpNet>,
-    /// Rows of a Maglev lookup table, a prime.
+    /// Rows of a Maglev lookup table, a prime. Zero saves the work: whoever only asks for sets of
+    /// endpoints does not miss the tables.
     pub maglev_rows: u32,
+}
+
+impl NodeFacts {
+    /// Those of a configuration, with the addresses of the node's own devices.
+    pub fn new(config: &Config, node: &Node, local_addresses: BTreeSet<IpAddr>) -> Self {
+        let mut cluster_networks = config.cluster_networks.clone();
+        cluster_networks.extend(&node.pod_cidrs);
+        Self {
+            local_addresses,
+            cluster_networks,
+            maglev_rows: config.datapath.maglev_table_size,
+        }
+    }
 }
 
 /// A service port of one family: what an entry in the maps is about.
@@ -141,13 +158,20 @@ impl Programmer {
     ///
     /// If the maps cannot be read.
     pub fn new(maps: Maps, facts: NodeFacts) -> Result<Self, WriteError> {
-        let mut programmer = Self {
+        let mut programmer = Self::empty(maps, facts);
+        programmer.inherit()?;
+        Ok(programmer)
+    }
+
+    /// Takes over maps that hold nothing.
+    pub fn empty(maps: Maps, facts: NodeFacts) -> Self {
+        Self {
             ids: Numbers::new(1..maps.services.len()),
             plans: Numbers::new(1..maps.plans.len()),
             slots: Ranges::new(0..maps.endpoints.len()),
             endpoint_ids: Numbers::new(1..maps.endpoint_states.len()),
             lookup_tables: LookupTables::new(maps.maglev.len()),
-            source_sets: SourceSets::read(&maps)?,
+            source_sets: SourceSets::default(),
             frontends: Frontends::default(),
             programmed: HashMap::new(),
             waiting: BTreeMap::new(),
@@ -157,9 +181,7 @@ impl Programmer {
             freed: false,
             maps,
             facts,
-        };
-        programmer.inherit()?;
-        Ok(programmer)
+        }
     }
 
     /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains or

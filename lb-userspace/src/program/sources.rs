@@ -24,15 +24,22 @@ pub struct SourceSets {
     strays: Vec<SourceKey>,
 }
 
-impl SourceSets {
-    /// Takes over the sets in the trie, without references.
-    pub fn read(maps: &Maps) -> Result<Self, WriteError> {
-        let mut found = Self {
+impl Default for SourceSets {
+    /// Nothing is in the trie.
+    fn default() -> Self {
+        Self {
             numbers: Numbers::new(1..u32::MAX),
             by_content: HashMap::new(),
             sets: BTreeMap::new(),
             strays: Vec::new(),
-        };
+        }
+    }
+}
+
+impl SourceSets {
+    /// Takes over the sets in the trie, without references.
+    pub fn read(maps: &Maps) -> Result<Self, WriteError> {
+        let mut found = Self::default();
         for (key, _) in maps.source_ranges.all()? {
             let set = u32::from_be(key.data().set);
             match range(&key) {

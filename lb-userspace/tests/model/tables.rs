@@ -4,8 +4,8 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, FragmentKey, Frontend,
-        FrontendKey, FrontendKind, Plan,
+        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
+        FragmentKey, Frontend, FrontendKey, FrontendKind, Plan, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -17,7 +17,6 @@ use lb_common::{
     parse::Tuple,
     pipeline::WITHOUT_RING,
     tables::{NextHop, Services, Tables},
-    verdict::Reason,
 };
 
 use crate::{
@@ -71,6 +70,18 @@ impl Services<Ip4> for Cpu {
 
     fn remember_affinity(&self, _key: &AffinityKey, _value: &Affinity) {}
 
+    fn endpoint_state(&self, _endpoint: u32) -> Option<NonNull<EndpointState>> {
+        None
+    }
+
+    fn service_stats(&self, _service: u32) -> Option<NonNull<ServiceStats>> {
+        None
+    }
+
+    fn shortages(&self, _service: u32) -> Option<NonNull<Shortages>> {
+        None
+    }
+
     fn slots_of(&self, endpoint: u32) -> [u32; 2] {
         let first = 1 + self.world.endpoint_shift();
         [endpoint.wrapping_sub(first), u32::MAX]
@@ -83,10 +94,6 @@ impl Services<Ip4> for Cpu {
     fn jiffies(&self) -> u32 {
         self.world.now()
     }
-
-    fn count_connection(&self, _service: u32, _endpoint: u32) {}
-
-    fn count_refusal(&self, _service: u32, _reason: Reason) {}
 }
 
 // SAFETY: the records live, unmoved and aligned, as long as the world.
@@ -217,8 +224,6 @@ impl Tables<Ip4> for Cpu {
         let own = self.world.half_open.load(Ordering::SeqCst);
         others.saturating_add_signed(own)
     }
-
-    fn count_gave_way(&self, _service: u32) {}
 
     fn half_open_place(&self, _index: u32) -> Option<NonNull<u64>> {
         NonNull::new(self.world.place.get())

@@ -7,17 +7,18 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{
-    abi::device_flag,
+    abi::{config_flag, device_flag},
     flow::{Ethernet, Hop},
 };
 use node_lb::{
     config::PortRange,
-    memory::{MemoryTables, Route, Settings},
+    memory::{MemoryTables, Route},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
         RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
+    program::{NodeFacts, Settings},
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -153,20 +154,24 @@ impl Scene {
 
     pub fn tables(&self) -> MemoryTables {
         let node = self.local_node();
-        let detector = LocalDetector::Networks(vec![
-            "10.0.0.0/8".parse().unwrap(),
-            "fd00:10::/64".parse().unwrap(),
-        ]);
-        let mut tables = MemoryTables::new(&Settings {
+        let pods: Vec<IpNet> = ["10.0.0.0/8", "fd00:10::/64"]
+            .map(|network| network.parse().unwrap())
+            .to_vec();
+        let settings = Settings {
             node: &node,
-            local_addresses: &node_addresses(),
-            detector: &detector,
-            masquerade_all: false,
-            bypass: self.bypass,
+            detector: &LocalDetector::Networks(pods.clone()),
+            flags: match self.bypass {
+                true => config_flag::BYPASS,
+                false => 0,
+            },
             ports: self.ports,
-            flow_records: self.flow_records,
+        };
+        let facts = NodeFacts {
+            local_addresses: node_addresses().into_iter().collect(),
+            cluster_networks: pods,
             maglev_rows: MAGLEV_ROWS,
-        });
+        };
+        let mut tables = MemoryTables::new(&settings, facts, self.flow_records);
         tables.program(&[self.plan()]);
         let ifindex = tables.add_device("eth0", device_flag::XDP_TARGET);
         for everywhere in ["0.0.0.0/0", "::/0"] {

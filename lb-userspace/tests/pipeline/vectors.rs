@@ -5,10 +5,14 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lb_common::verdict::{Action, Reason};
+use lb_common::{
+    abi::config_flag,
+    verdict::{Action, Reason},
+};
 use node_lb::{
-    memory::{MemoryTables, Route, Settings},
+    memory::{MemoryTables, Route},
     plan::{ServicePlan, plan},
+    program::{NodeFacts, Settings},
 };
 
 use crate::{
@@ -43,16 +47,21 @@ fn first_packets_are_treated_as_by_kube_proxy() {
 
 fn tables(scenario: &Scenario, fixture: &Fixture) -> MemoryTables {
     let node = scenario.local_node(fixture);
-    let mut tables = MemoryTables::new(&Settings {
+    let masquerade_all = match scenario.masquerade_all() {
+        true => config_flag::MASQUERADE_ALL,
+        false => 0,
+    };
+    let settings = Settings {
         node: &node,
-        local_addresses: &fixture.local_addresses(),
         detector: &scenario.detector(fixture),
-        masquerade_all: scenario.masquerade_all(),
-        bypass: true,
+        flags: config_flag::BYPASS | masquerade_all,
         ports: SNAT,
-        flow_records: 1 << 14,
-        maglev_rows: 0,
-    });
+    };
+    let facts = NodeFacts {
+        local_addresses: fixture.local_addresses().into_iter().collect(),
+        ..NodeFacts::default()
+    };
+    let mut tables = MemoryTables::new(&settings, facts, 1 << 14);
     let services = scenario.services();
     let plans: Vec<ServicePlan> = services
         .iter()

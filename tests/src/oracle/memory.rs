@@ -4,19 +4,20 @@ use std::{iter::once, net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 use lb_common::{
-    abi::{device_flag, plan_flag},
+    abi::{config_flag, device_flag, plan_flag},
     addr::{Ip4, Ip6},
     flow::{Ethernet, Hop},
     verdict,
 };
 use node_lb::{
     config::PortRange,
-    memory::{MemoryFrame, MemoryTables, Route, Settings},
+    memory::{MemoryFrame, MemoryTables, Route},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
         RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
+    program::{NodeFacts, Settings},
 };
 
 use super::{
@@ -61,19 +62,25 @@ impl MemoryNode {
             ..Node::default()
         };
         let local = LocalNode::new(&node, &addresses, &PlanOptions::default());
-        let mut tables = MemoryTables::new(&Settings {
+        let pods = scene.pods().map(IpNet::from).to_vec();
+        let settings = Settings {
             node: &local,
-            local_addresses: &addresses,
-            detector: &LocalDetector::Networks(scene.pods().map(IpNet::from).to_vec()),
-            masquerade_all: false,
-            bypass: model.bypass,
+            detector: &LocalDetector::Networks(pods.clone()),
+            flags: match model.bypass {
+                true => config_flag::BYPASS,
+                false => 0,
+            },
             ports: PortRange {
                 first: SNAT_PORT,
                 last: SNAT_PORT + model.ports - 1,
             },
-            flow_records: FLOW_RECORDS,
+        };
+        let facts = NodeFacts {
+            local_addresses: addresses.into(),
+            cluster_networks: pods,
             maglev_rows: MAGLEV_ROWS,
-        });
+        };
+        let mut tables = MemoryTables::new(&settings, facts, FLOW_RECORDS);
         // Of the cluster's pods, these are the node's.
         let config = &mut tables.config;
         match scene.local {

@@ -188,7 +188,7 @@ fn frontend<'a, A: Family>(
         policy: service::treatment(hook, tuple, ifindex, plan, kind).0,
         plan,
         algorithm: tables.algorithm(found.service)?,
-        source_ranges: tables.source_ranges(plan.source_set),
+        source_ranges: tables.source_ranges(found.service),
     })
 }
 

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
-use lb_common::abi::config_flag;
 
 use self::{
     decision::{Decision, FirstPacket},
@@ -13,9 +12,10 @@ use self::{
 };
 use super::{output::json, snapshot::Snapshot};
 use crate::{
-    config::{Config, DatapathConfig, Flags, Handover, NetfilterMode},
-    memory::{MemoryTables, Settings},
+    config::{Config, Flags},
+    memory::MemoryTables,
     plan::LocalDetector,
+    program::{NodeFacts, Settings},
 };
 
 mod decision;
@@ -86,25 +86,20 @@ impl Command {
 
 /// What the agent would write to the kernel's maps.
 fn tables(snapshot: &Snapshot, config: &Config) -> MemoryTables {
-    let DatapathConfig {
-        netfilter,
-        snat_ports,
-        ..
-    } = config.datapath;
-    let mut tables = MemoryTables::new(&Settings {
-        node: snapshot.local_node(),
-        local_addresses: &snapshot.node().addresses,
-        detector: &LocalDetector::new(&config.detect_local, snapshot.node()),
-        masquerade_all: config.masquerade_all,
-        bypass: netfilter == NetfilterMode::Bypass,
-        ports: snat_ports,
-        flow_records: 0,
+    let node = snapshot.node();
+    let detector = LocalDetector::new(&config.detect_local, node);
+    let settings = Settings::new(config, snapshot.local_node(), &detector);
+    let addresses = node.addresses.iter().copied().collect();
+    // Which of a set's endpoints it is does not matter here.
+    let facts = NodeFacts {
         maglev_rows: 0,
-    });
-    if config.datapath.handover == Handover::Out {
-        tables.config.flags |= config_flag::HANDOVER_OUT;
-    }
+        ..NodeFacts::new(config, node, addresses)
+    };
+    let mut tables = MemoryTables::new(&settings, facts, 0);
     let plans = snapshot.plans();
     tables.program(plans.iter().flat_map(|service| &service.ports));
+    for (key, error) in tables.not_programmed() {
+        eprintln!("warning: {key} is not programmed: {error}");
+    }
     tables
 }

@@ -1,4 +1,4 @@
-//! Array maps as memory: read and written without a system call.
+//! Array maps as memory: read and written without a system call. And memory that is used like an array map.
 
 use std::{
     io,
@@ -89,13 +89,29 @@ impl<T: Pod> MappedArray<T> {
 
         let len = info.max_entries();
         let length = (len as usize * Self::WORDS * 8).next_multiple_of(page_size());
-        let words = mmap(map, length).map_err(|source| ArrayError::Mmap { name, source })?;
+        let words = mmap(Some(map), length).map_err(|source| ArrayError::Mmap { name, source })?;
         Ok(Self {
             words,
             length,
             len,
             element: PhantomData,
         })
+    }
+
+    /// An array of this process alone, all zero, which takes memory where it is written.
+    ///
+    /// # Panics
+    ///
+    /// If the system refuses the memory.
+    pub fn in_memory(len: u32) -> Self {
+        let length = (len as usize * Self::WORDS * 8).next_multiple_of(page_size());
+        let words = mmap(None, length).expect("memory for an array");
+        Self {
+            words,
+            length,
+            len,
+            element: PhantomData,
+        }
     }
 
     /// Maps the elements of a pinned map.
@@ -183,6 +199,14 @@ impl<T: Pod> MappedArray<T> {
         &self.words(index)[offset / 8]
     }
 
+    /// Where an element is, for code that reads and changes it in place as programs do; `None` past the end.
+    pub fn pointer(&self, index: u32) -> Option<NonNull<T>> {
+        (index < self.len).then(|| {
+            // SAFETY: inside the mapping, which was just checked.
+            unsafe { self.words.add(index as usize * Self::WORDS) }.cast()
+        })
+    }
+
     fn words(&self, index: u32) -> &[AtomicU64] {
         assert!(
             index < self.len,
@@ -210,15 +234,23 @@ impl<T> Drop for MappedArray<T> {
     }
 }
 
-fn mmap(map: &MapData, length: usize) -> io::Result<NonNull<AtomicU64>> {
+/// Memory of a map, or of nobody else.
+fn mmap(map: Option<&MapData>, length: usize) -> io::Result<NonNull<AtomicU64>> {
+    let (flags, fd) = match map {
+        Some(map) => (libc::MAP_SHARED, map.fd().as_fd().as_raw_fd()),
+        None => (
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+        ),
+    };
     // SAFETY: a new mapping at an address of the kernel's choice cannot overlay anything.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
             length,
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            map.fd().as_fd().as_raw_fd(),
+            flags,
+            fd,
             0,
         )
     };

@@ -1,0 +1,247 @@
+//! The maps that plans are written to, in this process' memory.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use aya::Pod;
+use lb_common::{
+    abi::{
+        Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
+        ServiceStats, Shortages, SourceRangeKey, entries,
+    },
+    addr::{Ip4, Ip6},
+};
+
+use crate::{
+    datapath::bpf::MappedArray,
+    program::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
+};
+
+/// As many entries as the kernel's maps have. The programmer writes them by way of [`Self::maps`], and
+/// packets read them.
+pub struct Storage {
+    pub frontends4: Arc<Table<FrontendKey<Ip4>, Frontend>>,
+    pub frontends6: Arc<Table<FrontendKey<Ip6>, Frontend>>,
+    pub services: Arc<MappedArray<Service>>,
+    pub plans: Arc<MappedArray<Plan>>,
+    pub endpoints: Arc<MappedArray<Endpoint>>,
+    pub endpoint_states: Arc<MappedArray<EndpointState>>,
+    pub endpoint_memory: Arc<MappedArray<EndpointMemory>>,
+    pub service_stats: Arc<MappedArray<ServiceStats>>,
+    pub service_shortages: Arc<MappedArray<Shortages>>,
+    pub maglev: Arc<MappedArray<MaglevRows>>,
+    pub source_ranges: Arc<SourceRanges>,
+}
+
+impl Default for Storage {
+    /// Empty maps.
+    fn default() -> Self {
+        Self {
+            frontends4: Table::new("FRONTENDS4", entries::FRONTENDS),
+            frontends6: Table::new("FRONTENDS6", entries::FRONTENDS),
+            services: array(entries::SERVICES),
+            plans: array(entries::PLANS),
+            endpoints: array(entries::ENDPOINTS),
+            endpoint_states: array(entries::ENDPOINT_IDS),
+            endpoint_memory: array(entries::ENDPOINT_IDS),
+            service_stats: array(entries::SERVICES),
+            service_shortages: array(entries::SERVICES),
+            maglev: array(entries::MAGLEV),
+            source_ranges: Arc::default(),
+        }
+    }
+}
+
+impl Storage {
+    /// The maps as the programmer writes them. Nobody waits for readers: whoever writes has the tables to
+    /// itself.
+    pub fn maps(&self) -> Maps {
+        Maps {
+            frontends4: Box::new(self.frontends4.clone()),
+            frontends6: Box::new(self.frontends6.clone()),
+            services: Box::new(self.services.clone()),
+            plans: Box::new(self.plans.clone()),
+            endpoints: Box::new(self.endpoints.clone()),
+            endpoint_states: Box::new(self.endpoint_states.clone()),
+            endpoint_memory: Box::new(self.endpoint_memory.clone()),
+            service_stats: Box::new(self.service_stats.clone()),
+            service_shortages: Box::new(self.service_shortages.clone()),
+            maglev: Box::new(self.maglev.clone()),
+            source_ranges: Box::new(self.source_ranges.clone()),
+            grace: Box::new(|| {}),
+        }
+    }
+}
+
+fn array<T: Pod>(len: usize) -> Arc<MappedArray<T>> {
+    Arc::new(MappedArray::in_memory(len as u32))
+}
+
+/// A hash map.
+pub struct Table<K, V> {
+    name: &'static str,
+    room: usize,
+    entries: RwLock<HashMap<K, V>>,
+}
+
+impl<K: Hash + Eq, V: Copy> Table<K, V> {
+    fn new(name: &'static str, room: usize) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            room,
+            entries: RwLock::default(),
+        })
+    }
+
+    pub fn get(&self, key: &K) -> Option<V> {
+        self.read().get(key).copied()
+    }
+
+    // Whole after each change, so a thread that panicked leaves nothing half done.
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<K, V>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<K, V>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K, V> Entries<K, V> for Arc<Table<K, V>>
+where
+    K: Copy + Eq + Hash + Send + Sync,
+    V: Copy + Send + Sync,
+{
+    fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
+        let mut entries = self.write();
+        for (done, (key, value)) in keys.iter().zip(values).enumerate() {
+            if entries.len() == self.room && !entries.contains_key(key) {
+                return Err(full(self.name, self.room, done));
+            }
+            entries.insert(*key, *value);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, keys: &[K]) -> Result<(), WriteError> {
+        let mut entries = self.write();
+        for key in keys {
+            entries.remove(key);
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(K, V)>, WriteError> {
+        let entries = self.read();
+        Ok(entries.iter().map(|(key, value)| (*key, *value)).collect())
+    }
+}
+
+/// The trie of source ranges.
+#[derive(Default)]
+pub struct SourceRanges(RwLock<BTreeSet<SourceRange>>);
+
+/// Number of the set, and bits of the address in its IPv6-mapped form that count.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct SourceRange {
+    set: u32,
+    prefix: u32,
+    address: [u8; 16],
+}
+
+/// Bits of a key before the address.
+const SET_BITS: u32 = 32;
+
+impl SourceRanges {
+    /// Whether a set has the address.
+    pub fn contains(&self, set: u32, address: Ip6) -> bool {
+        use lb_common::addr::Address as _;
+        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let [first, end] = [set, set.saturating_add(1)].map(|set| SourceRange {
+            set,
+            prefix: 0,
+            address: [0; 16],
+        });
+        ranges.range(first..end).any(|range| {
+            let octets = range.address;
+            address.within(Ip6 { octets }, range.prefix)
+        })
+    }
+}
+
+impl From<&SourceKey> for SourceRange {
+    fn from(key: &SourceKey) -> Self {
+        Self {
+            set: u32::from_be(key.data().set),
+            prefix: key.prefix_len() - SET_BITS,
+            address: key.data().address.octets,
+        }
+    }
+}
+
+impl Entries<SourceKey, u8> for Arc<SourceRanges> {
+    fn insert(&self, keys: &[SourceKey], _: &[u8]) -> Result<(), Incomplete> {
+        let mut ranges = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        for (done, key) in keys.iter().enumerate() {
+            if ranges.len() == entries::SOURCE_RANGES && !ranges.contains(&key.into()) {
+                return Err(full("SOURCE_RANGES", entries::SOURCE_RANGES, done));
+            }
+            ranges.insert(key.into());
+        }
+        Ok(())
+    }
+
+    fn remove(&self, keys: &[SourceKey]) -> Result<(), WriteError> {
+        let mut ranges = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        for key in keys {
+            ranges.remove(&key.into());
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(SourceKey, u8)>, WriteError> {
+        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let key = |range: &SourceRange| {
+            let data = SourceRangeKey {
+                set: range.set.to_be(),
+                address: Ip6 {
+                    octets: range.address,
+                },
+            };
+            (SourceKey::new(range.prefix + SET_BITS, data), 1)
+        };
+        Ok(ranges.iter().map(key).collect())
+    }
+}
+
+fn full(map: &str, room: usize, done: usize) -> Incomplete {
+    Incomplete {
+        done,
+        error: WriteError(format!("{map} is full: it has {room} entries")),
+    }
+}
+
+impl<T: Pod + Send> Elements<T> for Arc<MappedArray<T>> {
+    fn len(&self) -> u32 {
+        (**self).len()
+    }
+
+    fn read(&self, index: u32) -> T {
+        (**self).read(index)
+    }
+
+    fn write(&self, index: u32, value: &T) {
+        (**self).write(index, value);
+    }
+
+    fn publish(&self, index: u32, offset: usize, value: u32) {
+        Elements::publish(&**self, index, offset, value);
+    }
+
+    fn write_word(&self, index: u32, offset: usize, value: u64) {
+        Elements::write_word(&**self, index, offset, value);
+    }
+}
