@@ -16,6 +16,10 @@ const TIME: Duration = Duration::from_secs(15);
 /// If the last third is slower than the first, so many more are looked at: what has run out stays so, and a
 /// machine that has other things to do does them one after the other.
 const MORE: usize = 3;
+/// Of so many connections one may be reset by the endpoint's kernel: where the first data come to another CPU
+/// at the same moment as the acknowledgement before them, Linux 6.18 at times finds no socket for them, without a
+/// load balancer on the way as well.
+const TWO_CPUS: u64 = 50_000;
 /// As long as this, chance has little to say in a third of the time.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -61,12 +65,15 @@ fn short_connections(kind: impl Fn(Request) -> Request) -> Result<()> {
             .max()
             .unwrap_or_default();
         findings.note(
-            failed == 0,
+            failed <= done / TWO_CPUS,
             format!(
                 "{third} third of {time:?}: {done} done, {failed} failed, {rate:.0}/s, \
                  {repeated} retransmissions, slowest {slowest:?}"
             ),
         );
+        for (at, failure) in reports.iter().flat_map(|report| &report.failures) {
+            eprintln!("    after {at:?}: {failure}");
+        }
         rates.push(rate);
     }
     let share = rates[rates.len() - 1] / rates[0];
