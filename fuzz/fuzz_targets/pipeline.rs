@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 
 use lb_common::{
+    abi::config_flag,
     checksum,
     flow::{Ethernet, Hop},
     verdict::{Action, Reason, Verdict},
@@ -12,12 +13,13 @@ use lb_common::{
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
     config::PortRange,
-    memory::{MemoryFrame, MemoryTables, Route, Settings},
+    memory::{MemoryFrame, MemoryTables, Route},
     model::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
         RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
+    program::{NodeFacts, Settings},
 };
 
 /// Room in each flow table: little, so that inputs fill it, and so that it is forgotten quickly.
@@ -101,19 +103,20 @@ fn tables() -> MemoryTables {
         ..Node::default()
     };
     let local = LocalNode::new(&node, &addresses, &PlanOptions::default());
-    let mut tables = MemoryTables::new(&Settings {
+    let settings = Settings {
         node: &local,
-        local_addresses: &addresses,
         detector: &LocalDetector::None,
-        masquerade_all: true,
-        bypass: true,
+        flags: config_flag::MASQUERADE_ALL | config_flag::BYPASS,
         ports: PortRange {
             first: 10_000,
             last: 29_999,
         },
-        flow_records: FLOW_RECORDS,
-        maglev_rows: 0,
-    });
+    };
+    let facts = NodeFacts {
+        local_addresses: addresses.into(),
+        ..NodeFacts::default()
+    };
+    let mut tables = MemoryTables::new(&settings, facts, FLOW_RECORDS);
     let slices = [["10.0.0.1", "10.0.1.1"], ["fd00:10::1", "fd00:10::2"]].map(slice);
     let plans = plan(&service(), &slices.iter().collect::<Vec<_>>(), &local);
     tables.program(&plans.ports);
