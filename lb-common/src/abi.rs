@@ -60,6 +60,7 @@ layout! {
     EndpointMemory = 16,
     ServiceStats = 32,
     Shortages = 16,
+    ServiceFlows = 8,
     MaglevRows = 8,
     SourceRangeKey = 20,
     AffinityKey = 24,
@@ -250,6 +251,15 @@ pub struct Shortages {
     pub snat_ports_exhausted: u64,
 }
 
+/// Element of `SERVICE_FLOWS`, indexed by service id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceFlows {
+    /// Flows, in whatever stage. CPUs add and take away out of order, so it may be below zero for a moment.
+    pub flows: i32,
+    pub pad: u32,
+}
+
 /// Element of `MAGLEV`: four rows, each the position of an endpoint in its service's range.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -411,7 +421,17 @@ pub struct Limits {
     pub timeouts: Timeouts,
     /// Half-open flows that a service may have under pressure, less one.
     pub half_open_mask: u32,
-    pub pad: u32,
+    /// Flows that one service may have, of IPv4 and IPv6: in 65,536ths of what the flow table could hold.
+    /// The agent makes it what is free. 0 means any number.
+    pub shares: [u16; 2],
+}
+
+impl Limits {
+    /// [`Self::shares`] of the family.
+    #[inline(always)]
+    pub fn share<A: Address>(&self) -> u16 {
+        self.shares[A::FAMILY as usize]
+    }
 }
 
 /// Bits of [`Config::flags`].

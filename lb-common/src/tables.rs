@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use crate::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Plan, ServiceStats, Shortages,
+        FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Address, Ip6},
     atomic,
@@ -40,6 +40,8 @@ pub trait Services<A: Address> {
     fn service_stats(&self, service: u32) -> Option<NonNull<ServiceStats>>;
     /// The connections of a service that there was no room for.
     fn shortages(&self, service: u32) -> Option<NonNull<Shortages>>;
+    /// The flows of a service.
+    fn service_flows(&self, service: u32) -> Option<NonNull<ServiceFlows>>;
     /// A number that nobody can foresee.
     fn random(&self) -> u32;
     /// The kernel's clock, of which [`Config::hz`] are a second. Starts anew at its end.
@@ -124,6 +126,8 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>>;
     /// [`crate::abi::Limits::half_open_mask`].
     fn half_open_mask(&self) -> u32;
+    /// [`crate::abi::Limits::share`] of the family.
+    fn share(&self) -> u16;
     /// A place in the rings of half-open flows: index of the client's direction, and its tag in the upper
     /// half.
     fn half_open_place(&self, index: u32) -> Option<NonNull<u64>>;
@@ -148,6 +152,20 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
             (&raw const (*stats.as_ptr()).half_open).read()
         });
         u32::try_from(count).unwrap_or(0)
+    }
+
+    /// Whether a service has as many flows as it may have: whoever goes on opening them does not take the others' room.
+    #[inline(always)]
+    fn is_at_share(&self, service: u32) -> bool {
+        let share = u64::from(self.share());
+        let Some(flows) = self.service_flows(service).filter(|_| share != 0) else {
+            return false;
+        };
+        // SAFETY: the method's promise.
+        let flows = unsafe { (&raw const (*flows.as_ptr()).flows).read() };
+        // Two records to a flow.
+        let most = ((u64::from(self.mask()) + 1) * share) >> 17;
+        i64::from(flows) >= most as i64
     }
 
     /// Counts one of them that gave way to a newer one.

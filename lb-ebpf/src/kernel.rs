@@ -10,7 +10,8 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Plan, ServiceStats, Shortages, SourceRangeKey,
+        FragmentKey, Frontend, FrontendKey, Limits, Plan, ServiceFlows, ServiceStats, Shortages,
+        SourceRangeKey,
     },
     addr::{Address, Family, Ip4, Ip6},
     flow::{
@@ -27,8 +28,8 @@ use lb_common::{
 
 use crate::maps::{
     AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
-    HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_SHORTAGES,
-    SERVICE_STATS, SERVICES, SOURCE_RANGES, WAYS_BACK,
+    HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_FLOWS,
+    SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_RANGES, WAYS_BACK,
 };
 
 /// The maps and helpers, as a hook sees them.
@@ -146,6 +147,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
     }
 
     #[inline(always)]
+    fn service_flows(&self, service: u32) -> Option<NonNull<ServiceFlows>> {
+        SERVICE_FLOWS.get_ptr_mut(service).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
     fn random(&self) -> u32 {
         // SAFETY: no arguments.
         unsafe { bpf_get_prandom_u32() }
@@ -247,6 +253,14 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
         if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
             // SAFETY: a counter in a map, only ever added to.
             unsafe { lb_common::fetch_add((&raw mut (*stats).half_open).cast(), change as u32) };
+        }
+    }
+
+    #[inline(always)]
+    fn count_flows(&self, service: u32, change: i32) {
+        if let Some(flows) = SERVICE_FLOWS.get_ptr_mut(service) {
+            // SAFETY: a counter in a map, only ever added to.
+            unsafe { lb_common::fetch_add((&raw mut (*flows).flows).cast(), change as u32) };
         }
     }
 }
@@ -517,6 +531,11 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, 
     #[inline(always)]
     fn half_open_mask(&self) -> u32 {
         LIMITS.get(0).map_or(0, |limits| limits.half_open_mask)
+    }
+
+    #[inline(always)]
+    fn share(&self) -> u16 {
+        LIMITS.get(0).map_or(0, Limits::share::<A>)
     }
 
     #[inline(always)]

@@ -15,7 +15,7 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
-        Service, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, entries,
+        Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, entries,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Hop, table::Purpose},
@@ -69,6 +69,10 @@ pub static SERVICE_STATS: Array<ServiceStats, { entries::SERVICES }, MMAP> = Arr
 /// Service id → connections that there was no room for.
 #[btf_map]
 pub static SERVICE_SHORTAGES: Array<Shortages, { entries::SERVICES }, MMAP> = Array::new();
+
+/// Service id → its flows.
+#[btf_map]
+pub static SERVICE_FLOWS: Array<ServiceFlows, { entries::SERVICES }, MMAP> = Array::new();
 
 /// Maglev lookup tables, one after the other.
 #[btf_map]

@@ -22,7 +22,10 @@ use lb_tests::{PinRoot, eventually};
 use node_lb::{
     config::FlowTimeouts,
     datapath::bpf::MappedArray,
-    flows::{FlowSweeper, FlowTables, Jiffies, TickRate, UdpSockets, clock::hz, timeouts},
+    flows::{
+        FlowSweeper, FlowTables, Jiffies, ServiceCounters, TickRate, UdpSockets, clock::hz,
+        timeouts,
+    },
     model::Protocol,
 };
 
@@ -95,8 +98,8 @@ fn flows_in_the_kernels_tables_are_ended() {
             ..Limits::default()
         },
     );
-    let services = MappedArray::new(&loaded.map("SERVICE_STATS").unwrap()).unwrap();
-    let sweeper = FlowSweeper::start(tables, &config, limits, services, Some(sockets)).unwrap();
+    let counters = ServiceCounters::open(&loaded).unwrap();
+    let sweeper = FlowSweeper::start(tables, &config, limits, counters, Some(sockets)).unwrap();
     eventually(|| match sweeper.stats().passes {
         passes @ 0..2 => Err(format!("{passes} passes")),
         _ => Ok(()),

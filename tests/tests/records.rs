@@ -120,6 +120,8 @@ fn compare(kernel: &Maps, memory: &Maps) -> Result<()> {
     elements("SERVICE_STATS", &**stats, &**in_memory)?;
     let (shortages, in_memory) = (&kernel.service_shortages, &memory.service_shortages);
     elements("SERVICE_SHORTAGES", &**shortages, &**in_memory)?;
+    let (flows, in_memory) = (&kernel.service_flows, &memory.service_flows);
+    elements("SERVICE_FLOWS", &**flows, &**in_memory)?;
     elements("MAGLEV", &*kernel.maglev, &*memory.maglev)?;
     let ranges = |maps: &Maps| -> Result<Vec<String>> {
         let all = maps.source_ranges.all()?.into_iter();

@@ -150,9 +150,7 @@ pub fn end<A: Address, S: Slots<A>>(
         return false;
     }
     record::kill(reply, now);
-    if tag::state(tag) == tag::HALF {
-        count_ended(slots, forward);
-    }
+    count_ended(slots, forward, tag);
     true
 }
 
@@ -169,13 +167,17 @@ pub fn evict<A: Address, S: Slots<A>>(
         return false;
     }
     record::evict_if(reply, read_tag(reply), moment);
-    count_ended(slots, forward);
+    count_ended(slots, forward, tag);
     true
 }
 
-/// Counts a half-open flow that has just ended.
+/// Counts a flow that has just ended, and whose client's direction had this tag.
 #[inline(always)]
-fn count_ended<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) {
-    // SAFETY: as above; a dead record keeps its fields.
-    slots.count_half_open(unsafe { forward.as_ref() }.service, -1);
+fn count_ended<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, tag: u32) {
+    // SAFETY: records stay valid, and a dead one keeps its fields.
+    let service = unsafe { forward.as_ref() }.service;
+    slots.count_flows(service, -1);
+    if tag::state(tag) == tag::HALF {
+        slots.count_half_open(service, -1);
+    }
 }

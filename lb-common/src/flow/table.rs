@@ -59,6 +59,8 @@ pub unsafe trait Slots<A: Address> {
     fn timeouts(&self) -> Option<&Timeouts>;
     /// Notes that a service has so many more flows that have not proved themselves.
     fn count_half_open(&self, service: u32, change: i32);
+    /// Notes that a service has so many more flows.
+    fn count_flows(&self, service: u32, change: i32);
     /// Number of records of the other table less one, while the table's size changes (see [`super::resize`]); 0
     /// if there is none.
     fn other_mask(&self) -> u32 {

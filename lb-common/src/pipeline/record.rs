@@ -70,6 +70,10 @@ fn try_begin<A: Address, T: Tables<A>>(
         work.reason = Reason::StraySegment;
         return None;
     }
+    if tables.is_at_share(plan.service) {
+        work.reason = Reason::FlowTableFull;
+        return None;
+    }
     let number = draw(tables, work);
     work.reason = Reason::NotProgrammed;
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
@@ -198,6 +202,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     reply.publish(tag::LIVE);
     let published = tag::with_state(read_tag(there), tag::HALF);
     forward.publish(tag::HALF);
+    tables.count_flows(service, 1);
     enter(tables, work, service, index, published);
     tables.count_connection(service, endpoint);
     work.reason = Reason::Opened;

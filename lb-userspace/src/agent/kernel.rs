@@ -16,7 +16,7 @@ use crate::{
         Loaded, Pins, Settings,
         bpf::{BatchMap, MappedArray},
     },
-    flows::{self, FlowSweeper, FlowTables, TickRate, UdpSockets},
+    flows::{self, FlowSweeper, FlowTables, ServiceCounters, TickRate, UdpSockets},
     plan::{LocalDetector, LocalNode},
     program,
 };
@@ -57,7 +57,8 @@ impl Kernel {
         let limits = abi::Limits {
             timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
             half_open_mask: HALF_OPEN - 1,
-            pad: 0,
+            // As for an empty table: the first pass knows more.
+            shares: [u16::MAX / 2; 2],
         };
         MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
         Ok(Self {
@@ -180,12 +181,12 @@ impl Kernel {
         };
         let sockets = UdpSockets::new(BatchMap::new(&self.loaded.map("SOCKETS")?)?);
         let limits = MappedArray::new(&self.loaded.map("LIMITS")?)?;
-        let services = MappedArray::new(&self.loaded.map("SERVICE_STATS")?)?;
+        let counters = ServiceCounters::open(&self.loaded)?;
         FlowSweeper::start(
             tables,
             &self.config.read(0),
             limits,
-            services,
+            counters,
             Some(sockets),
         )
         .context("cannot start ageing flows")

@@ -16,7 +16,7 @@ pub enum Limit {
     HalfOpen,
     /// Ports for source NAT towards one of the endpoints: new connections are dropped.
     SnatPorts,
-    /// Records of the flow table, which all service ports share: new connections are dropped.
+    /// Its share of the flow table, or any record of it: new connections are dropped.
     FlowTable,
 }
 

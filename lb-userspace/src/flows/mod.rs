@@ -26,4 +26,4 @@ pub use report::FlowReport;
 pub use sockets::UdpSockets;
 pub use stale::Stale;
 pub use stats::Stats;
-pub use worker::{FlowSweeper, FlowTables, HalfOpen, Kernel};
+pub use worker::{Counters, FlowSweeper, FlowTables, Kernel, ServiceCounters};

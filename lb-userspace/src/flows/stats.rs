@@ -69,6 +69,14 @@ impl FlowCounts {
     }
 }
 
+/// How many flows a service has, as programs and the agent count them, or how many more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub flows: i32,
+    /// Those that have not proved themselves.
+    pub half_open: i32,
+}
+
 /// Numbers of live flows by service id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceCounts(Vec<ServiceFlows>);
@@ -92,6 +100,15 @@ impl ServiceCounts {
     /// Flows of a service that have not proved themselves.
     pub fn half_open(&self, service: u32) -> u32 {
         self.get(service).half_open
+    }
+
+    /// What was seen of a service, as programs count.
+    pub fn counted(&self, service: u32) -> Counted {
+        let ServiceFlows { all, half_open } = self.get(service);
+        Counted {
+            flows: all as i32,
+            half_open: half_open as i32,
+        }
     }
 
     fn get(&self, service: u32) -> ServiceFlows {

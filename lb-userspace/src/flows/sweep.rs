@@ -41,7 +41,7 @@ use super::{
     pass::{Bitmap, Findings, Pass, Sighting},
     records::{Connection, Records, other_direction},
     stale::Staleness,
-    stats::{Removed, ServiceCounts, TableStats},
+    stats::{Counted, Removed, ServiceCounts, TableStats},
 };
 
 /// Tombs are many when they are more than one record in this many: they slow searches down.
@@ -49,8 +49,8 @@ const MANY_TOMBS: usize = 32;
 /// Every how many passes few tombs are cleaned: finding out what passes over them costs a hash per
 /// flow.
 const CLEANING_PASSES: u64 = 16;
-/// Counts a service's flows that have not proved themselves: it has so many more.
-pub type CountHalfOpen = Box<dyn Fn(u32, i32) + Send>;
+/// Changes the numbers of a service's flows by so many.
+pub type Count = Box<dyn Fn(u32, Counted) + Send>;
 
 /// A flow table and what the latest pass over it found remarkable.
 ///
@@ -65,19 +65,14 @@ pub struct TableSweeper<A, R> {
     dead: Vec<Sighting>,
     /// Some live record has no other half: the next pass looks for it.
     has_orphan: bool,
-    count_half_open: CountHalfOpen,
+    count: Count,
     address: PhantomData<fn() -> A>,
 }
 
 impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     /// `mask` and `secret` are those that programs search the table with. `None` if the table is too
     /// small for them.
-    pub fn new(
-        records: R,
-        mask: u32,
-        secret: [u64; 2],
-        count_half_open: CountHalfOpen,
-    ) -> Option<Self> {
+    pub fn new(records: R, mask: u32, secret: [u64; 2], count: Count) -> Option<Self> {
         let fits =
             mask < records.len() && (mask + 1).is_power_of_two() && mask >= GROUPS * GROUP - 1;
         fits.then(|| Self {
@@ -88,7 +83,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             latest: Findings::default(),
             dead: Vec::new(),
             has_orphan: false,
-            count_half_open,
+            count,
             address: PhantomData,
         })
     }
@@ -239,7 +234,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             .flags(index)
             .fetch_and(!foreign::OURS, Ordering::SeqCst);
         if answers.is_some() && self.advance(seen, tag::HALF).is_some() {
-            (self.count_half_open)(flow.service, 1);
+            let more = Counted {
+                flows: 0,
+                half_open: 1,
+            };
+            (self.count)(flow.service, more);
             if !flow.has(flow_flag::UDP) {
                 // Its numbers are not known: the first that answer them prove it.
                 set(flow.peer, flow_flag::SEEN);
@@ -359,9 +358,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     fn end_forward(&self, connection: &Connection<A>) -> Option<Sighting> {
         let Connection { forward, reply } = connection;
         let dead = self.kill(Sighting::of(reply.peer, forward))?;
-        if tag::state(forward.tag) == tag::HALF {
-            (self.count_half_open)(forward.service, -1);
-        }
+        let fewer = Counted {
+            flows: -1,
+            half_open: -i32::from(tag::state(forward.tag) == tag::HALF),
+        };
+        (self.count)(forward.service, fewer);
         Some(dead)
     }
 

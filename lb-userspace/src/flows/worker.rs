@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -20,9 +20,13 @@ use lb_common::{
 
 use super::{
     Jiffies, Stale, Stats, TickRate, UdpSockets, records::Records, sockets::SocketError,
-    stale::Staleness, stats::Removed, stats::ServiceCounts, sweep::TableSweeper, under_pressure,
+    stale::Staleness, stats::Counted, stats::Removed, stats::ServiceCounts, sweep::TableSweeper,
+    under_pressure,
 };
-use crate::datapath::bpf::{MappedArray, synchronize_rcu};
+use crate::datapath::{
+    Loaded,
+    bpf::{MappedArray, synchronize_rcu},
+};
 
 /// The shortest pause between passes: ends of flows are noticed within about this much.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
@@ -57,50 +61,88 @@ pub struct Kernel {
     pub tick: Box<dyn Fn() -> io::Result<u32> + Send>,
     /// Returns when every program has returned that was running at the call.
     pub grace: Box<dyn Fn() + Send>,
-    pub half_open: Arc<dyn HalfOpen>,
+    pub counters: Arc<dyn Counters>,
     /// Tells programs how long flows may stay silent from now on.
     pub set_timeouts: Box<dyn Fn(&Timeouts) + Send>,
+    /// Tells programs how much of the tables one service may take from now on: [`abi::Limits::shares`].
+    pub set_shares: Box<dyn Fn([u16; 2]) + Send>,
     /// `None` if no sockets are translated.
     pub sockets: Option<UdpSockets>,
 }
 
-/// Numbers of flows that have not proved themselves, by service, which programs change as well.
-pub trait HalfOpen: Send + Sync {
+/// Numbers of flows by service, which programs change as well.
+pub trait Counters: Send + Sync {
     /// A service has so many more.
-    fn count(&self, service: u32, change: i32);
+    fn count(&self, service: u32, more: Counted);
     /// The numbers as they are, from service 0 on.
-    fn read(&self) -> Vec<i32>;
-    /// Replaces a number if it is still what was read.
-    fn correct(&self, service: u32, read: i32, counted: i32);
+    fn read(&self) -> Vec<Counted>;
+    /// Replaces those numbers that are still what was read.
+    fn correct(&self, service: u32, read: Counted, counted: Counted);
 }
 
-impl HalfOpen for MappedArray<abi::ServiceStats> {
-    fn count(&self, service: u32, change: i32) {
+/// The numbers in the kernel's maps.
+pub struct ServiceCounters {
+    /// `SERVICE_STATS`.
+    stats: MappedArray<abi::ServiceStats>,
+    /// `SERVICE_FLOWS`.
+    flows: MappedArray<abi::ServiceFlows>,
+}
+
+impl ServiceCounters {
+    /// Those of the programs in the kernel.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be opened or mapped into memory.
+    pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
+        Ok(Self {
+            stats: MappedArray::new(&loaded.map("SERVICE_STATS")?)?,
+            flows: MappedArray::new(&loaded.map("SERVICE_FLOWS")?)?,
+        })
+    }
+
+    fn len(&self) -> u32 {
+        self.stats.len().min(self.flows.len())
+    }
+
+    fn flows(&self, service: u32) -> &AtomicU32 {
+        self.flows
+            .u32_at(service, offset_of!(abi::ServiceFlows, flows))
+    }
+
+    fn half_open(&self, service: u32) -> &AtomicU32 {
+        self.stats
+            .u32_at(service, offset_of!(abi::ServiceStats, half_open))
+    }
+}
+
+impl Counters for ServiceCounters {
+    fn count(&self, service: u32, more: Counted) {
         if service < self.len() {
-            half_open(self, service).fetch_add(change as u32, Ordering::Relaxed);
+            self.flows(service).fetch_add(more.flows as u32, Relaxed);
+            self.half_open(service)
+                .fetch_add(more.half_open as u32, Relaxed);
         }
     }
 
-    fn read(&self) -> Vec<i32> {
+    fn read(&self) -> Vec<Counted> {
         let services = 0..self.len();
         services
-            .map(|service| half_open(self, service).load(Ordering::Relaxed) as i32)
+            .map(|service| Counted {
+                flows: self.flows(service).load(Relaxed) as i32,
+                half_open: self.half_open(service).load(Relaxed) as i32,
+            })
             .collect()
     }
 
-    fn correct(&self, service: u32, read: i32, counted: i32) {
+    fn correct(&self, service: u32, read: Counted, counted: Counted) {
         // Whoever counts meanwhile is right: the next agent looks again.
-        let _ = half_open(self, service).compare_exchange(
-            read as u32,
-            counted as u32,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
+        let correct = |word: &AtomicU32, read: i32, counted: i32| {
+            let _ = word.compare_exchange(read as u32, counted as u32, Relaxed, Relaxed);
+        };
+        correct(self.flows(service), read.flows, counted.flows);
+        correct(self.half_open(service), read.half_open, counted.half_open);
     }
-}
-
-fn half_open(services: &MappedArray<abi::ServiceStats>, service: u32) -> &AtomicU32 {
-    services.u32_at(service, offset_of!(abi::ServiceStats, half_open))
 }
 
 impl FlowSweeper {
@@ -114,9 +156,10 @@ impl FlowSweeper {
         tables: FlowTables,
         config: &abi::Config,
         limits: MappedArray<abi::Limits>,
-        services: MappedArray<abi::ServiceStats>,
+        counters: ServiceCounters,
         sockets: Option<UdpSockets>,
     ) -> io::Result<Self> {
+        let limits = Arc::new(limits);
         let timeouts = limits.read(0).timeouts;
         let rate = TickRate::of(config)
             .ok_or_else(|| misfit("CONFIG has no clock rate: hz is 0 or tick_shift above 31"))?;
@@ -127,8 +170,12 @@ impl FlowSweeper {
         let kernel = Kernel {
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             grace: Box::new(synchronize_rcu),
-            half_open: Arc::new(services),
-            set_timeouts: Box::new(move |timeouts| set_timeouts(&limits, timeouts)),
+            counters: Arc::new(counters),
+            set_timeouts: {
+                let limits = limits.clone();
+                Box::new(move |timeouts| set_timeouts(&limits, timeouts))
+            },
+            set_shares: Box::new(move |shares| set_shares(&limits, shares)),
             sockets,
         };
         Self::start_with(tables, config, timeouts, rate, kernel)
@@ -152,8 +199,8 @@ impl FlowSweeper {
     {
         let shared = Arc::<Shared>::default();
         let count = || {
-            let half_open = kernel.half_open.clone();
-            Box::new(move |service, change| half_open.count(service, change))
+            let counters = kernel.counters.clone();
+            Box::new(move |service, more| counters.count(service, more))
         };
         let worker = Worker {
             v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret, count())
@@ -350,7 +397,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
     fn pass(&mut self, now: u32) -> Duration {
         let mut services = ServiceCounts::default();
         // The agent before may have been of a version that does not count.
-        let counted_before = (self.passes == 0).then(|| self.kernel.half_open.read());
+        let counted_before = (self.passes == 0).then(|| self.kernel.counters.read());
         let v4 = self
             .v4
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
@@ -362,9 +409,9 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             tracing::info!(records, "took over flow records of another version");
         }
         for (service, read) in (0..).zip(counted_before.into_iter().flatten()) {
-            let counted = services.half_open(service) as i32;
+            let counted = services.counted(service);
             if counted != read {
-                self.kernel.half_open.correct(service, read, counted);
+                self.kernel.counters.correct(service, read, counted);
             }
         }
         let second_look = std::mem::take(&mut self.second_look);
@@ -377,6 +424,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             self.end_stale(&second_look);
         }
         self.squeeze(v4.fill().max(v6.fill()));
+        (self.kernel.set_shares)([v4.fill(), v6.fill()].map(share));
         self.passes += 1;
         let filling = v4.fill() > FILLING || v6.fill() > FILLING;
         let wanted = (v4.scan + v6.scan) * SHARE;
@@ -446,8 +494,25 @@ fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
     let words = timeouts.tcp.into_iter().chain(timeouts.udp);
     let words = words.chain([timeouts.port_held, timeouts.shortest]);
     for (word, offset) in words.zip((offset_of!(abi::Limits, timeouts)..).step_by(4)) {
-        limits.u32_at(0, offset).store(word, Ordering::Relaxed);
+        limits.u32_at(0, offset).store(word, Relaxed);
     }
+}
+
+/// The part of a table that one service may take: as much as is free. So one alone gets half, two a third each, and
+/// there is always room for one more (dynamic thresholds: Choudhury and Hahne, 1998). Never more than half, since it
+/// may be taken before the next pass.
+fn share(fill: f64) -> u16 {
+    let share = (1.0 - fill).min(0.5) * f64::from(1 << 16);
+    // 0 would mean any number.
+    (share as u16).max(1)
+}
+
+fn set_shares(limits: &MappedArray<abi::Limits>, [v4, v6]: [u16; 2]) {
+    let offset = offset_of!(abi::Limits, shares);
+    let [a, b] = v4.to_ne_bytes();
+    let [c, d] = v6.to_ne_bytes();
+    let word = u32::from_ne_bytes([a, b, c, d]);
+    limits.u32_at(0, offset).store(word, Relaxed);
 }
 
 fn misfit(what: &str) -> io::Error {

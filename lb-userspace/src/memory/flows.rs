@@ -88,6 +88,8 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
     }
 
     fn count_half_open(&self, _service: u32, _change: i32) {}
+
+    fn count_flows(&self, _service: u32, _change: i32) {}
 }
 
 fn free<A: Family>() -> Flow<A> {

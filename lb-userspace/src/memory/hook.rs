@@ -5,7 +5,7 @@ use std::{net::IpAddr, ptr::NonNull};
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Plan, ServiceStats, Shortages,
+        FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -161,6 +161,10 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables.storage.service_shortages.pointer(service)
     }
 
+    fn service_flows(&self, service: u32) -> Option<NonNull<ServiceFlows>> {
+        self.tables.storage.service_flows.pointer(service)
+    }
+
     fn random(&self) -> u32 {
         self.tables.random()
     }
@@ -223,6 +227,15 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
             };
         }
     }
+
+    fn count_flows(&self, service: u32, change: i32) {
+        if let Some(flows) = Services::<A>::service_flows(self, service) {
+            // SAFETY: the method's promise.
+            unsafe {
+                lb_common::fetch_add((&raw mut (*flows.as_ptr()).flows).cast(), change as u32)
+            };
+        }
+    }
 }
 
 // SAFETY: the entries live, unmoved and aligned, as long as the tables.
@@ -245,6 +258,10 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
 
     fn half_open_mask(&self) -> u32 {
         HALF_OPEN - 1
+    }
+
+    fn share(&self) -> u16 {
+        self.tables.shares[A::FAMILY as usize]
     }
 
     fn half_open_place(&self, index: u32) -> Option<NonNull<u64>> {

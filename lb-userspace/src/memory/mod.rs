@@ -49,6 +49,8 @@ pub struct MemoryTables {
     pub config: Config,
     /// How long flows may stay silent; none ends at first.
     pub timeouts: Timeouts,
+    /// [`abi::Limits::shares`]; any number of flows at first.
+    pub shares: [u16; 2],
     v4: FamilyTables<Ip4>,
     v6: FamilyTables<Ip6>,
     storage: Storage,
@@ -197,6 +199,11 @@ impl MemoryTables {
     /// What a service's first packets have come to.
     pub fn stats(&self, service: u32) -> ServiceStats {
         self.storage.service_stats.read(service)
+    }
+
+    /// The flows of a service, as packets have counted them.
+    pub fn flow_count(&self, service: u32) -> i32 {
+        self.storage.service_flows.read(service).flows
     }
 
     /// The connections of a service that there was no room for.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lb_common::{
-    abi::{self, Config, EndpointMemory, EndpointState, ServiceStats, Shortages},
+    abi::{self, Config, EndpointMemory, EndpointState, ServiceFlows, ServiceStats, Shortages},
     flow::Timeouts,
 };
 
@@ -33,6 +33,7 @@ impl MemoryTables {
         Self {
             config,
             timeouts: Timeouts::default(),
+            shares: [0; 2],
             v4: FamilyTables::new(storage.frontends4.clone(), flow_records),
             v6: FamilyTables::new(storage.frontends6.clone(), flow_records),
             programmer: Programmer::empty(storage.maps(), facts),
@@ -89,12 +90,14 @@ impl MemoryTables {
             let Storage {
                 service_stats,
                 service_shortages,
+                service_flows,
                 endpoint_memory,
                 endpoint_states,
                 ..
             } = &self.storage;
             service_stats.write(*service, &ServiceStats::default());
             service_shortages.write(*service, &Shortages::default());
+            service_flows.write(*service, &ServiceFlows::default());
             for endpoint in self.plan(*service).into_iter().flat_map(|p| self.range(p)) {
                 endpoint_memory.write(endpoint.id, &EndpointMemory::default());
                 let state = EndpointState {

@@ -10,7 +10,7 @@ use aya::Pod;
 use lb_common::{
     abi::{
         Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceStats, Shortages, SourceRangeKey, entries,
+        ServiceFlows, ServiceStats, Shortages, SourceRangeKey, entries,
     },
     addr::{Ip4, Ip6},
 };
@@ -32,6 +32,7 @@ pub struct Storage {
     pub endpoint_memory: Arc<MappedArray<EndpointMemory>>,
     pub service_stats: Arc<MappedArray<ServiceStats>>,
     pub service_shortages: Arc<MappedArray<Shortages>>,
+    pub service_flows: Arc<MappedArray<ServiceFlows>>,
     pub maglev: Arc<MappedArray<MaglevRows>>,
     pub source_ranges: Arc<SourceRanges>,
 }
@@ -49,6 +50,7 @@ impl Default for Storage {
             endpoint_memory: array(entries::ENDPOINT_IDS),
             service_stats: array(entries::SERVICES),
             service_shortages: array(entries::SERVICES),
+            service_flows: array(entries::SERVICES),
             maglev: array(entries::MAGLEV),
             source_ranges: Arc::default(),
         }
@@ -69,6 +71,7 @@ impl Storage {
             endpoint_memory: Box::new(self.endpoint_memory.clone()),
             service_stats: Box::new(self.service_stats.clone()),
             service_shortages: Box::new(self.service_shortages.clone()),
+            service_flows: Box::new(self.service_flows.clone()),
             maglev: Box::new(self.maglev.clone()),
             source_ranges: Box::new(self.source_ranges.clone()),
             grace: Box::new(|| {}),

@@ -6,7 +6,7 @@ use aya::Pod;
 use lb_common::{
     abi::{
         Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceStats, Shortages, SourceRangeKey,
+        ServiceFlows, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
 };
@@ -81,6 +81,7 @@ pub struct Maps {
     pub endpoint_memory: Box<dyn Elements<EndpointMemory>>,
     pub service_stats: Box<dyn Elements<ServiceStats>>,
     pub service_shortages: Box<dyn Elements<Shortages>>,
+    pub service_flows: Box<dyn Elements<ServiceFlows>>,
     pub maglev: Box<dyn Elements<MaglevRows>>,
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
     /// Waits until no program can still be reading what has been unpublished.
@@ -105,6 +106,7 @@ impl Maps {
             endpoint_memory: Box::new(MappedArray::new(&map("ENDPOINT_MEMORY")?)?),
             service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
             service_shortages: Box::new(MappedArray::new(&map("SERVICE_SHORTAGES")?)?),
+            service_flows: Box::new(MappedArray::new(&map("SERVICE_FLOWS")?)?),
             maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
             source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
             grace: Box::new(synchronize_rcu),

@@ -8,7 +8,10 @@ use std::{
 };
 
 use lb_common::{
-    abi::{self, EndpointMemory, EndpointState, ServiceStats, Shortages, endpoint_flag, plan_flag},
+    abi::{
+        self, EndpointMemory, EndpointState, ServiceFlows, ServiceStats, Shortages, endpoint_flag,
+        plan_flag,
+    },
     addr::Ip6,
 };
 
@@ -133,6 +136,7 @@ impl Programmer {
         self.maps.service_stats.write(id, &ServiceStats::default());
         let none = Shortages::default();
         self.maps.service_shortages.write(id, &none);
+        self.maps.service_flows.write(id, &ServiceFlows::default());
         Ok(Programmed::new(id))
     }
 

@@ -80,6 +80,7 @@ fn each_stage_ends_after_its_timeout() {
             assert!(table.has(&flow), "{flow:?}");
             assert_eq!(sweeping.stats.flows.of(protocol, stage), 1, "{flow:?}");
             assert_eq!(sweeping.services.of(flow.service), 1);
+            assert_eq!(table.flows(), 1, "{flow:?}");
             assert_eq!(table.half_open(), i32::from(flow.half), "{flow:?}");
 
             sweeping.pass(start.wrapping_add(seconds + 1));
@@ -87,6 +88,7 @@ fn each_stage_ends_after_its_timeout() {
             assert_eq!(sweeping.removed.expired.of(protocol, stage), 1, "{flow:?}");
             assert_eq!(table.count(tag::TOMB), 2, "both directions are free");
             assert_eq!(sweeping.stats.flows.total(), 0);
+            assert_eq!(table.flows(), 0, "{flow:?}");
             assert_eq!(table.half_open(), 0, "{flow:?}");
         }
     }

@@ -26,7 +26,7 @@ use node_lb::{
     flows::{
         Records,
         clock::TickRate,
-        stats::{Removed, ServiceCounts, TableStats},
+        stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
     },
@@ -54,6 +54,8 @@ pub struct Table {
     timeouts: Timeouts,
     /// Flows that have not proved themselves, as programs and sweeper have counted them.
     half_open: AtomicI32,
+    /// All flows, likewise.
+    flows: AtomicI32,
 }
 
 // SAFETY: used as the kernel and the agent use their shared memory: tags atomically, all else by who
@@ -77,7 +79,13 @@ impl Table {
             clock: AtomicU32::new(0),
             timeouts,
             half_open: AtomicI32::new(0),
+            flows: AtomicI32::new(0),
         })
+    }
+
+    /// All flows.
+    pub fn flows(&self) -> i32 {
+        self.flows.load(Ordering::SeqCst)
     }
 
     /// Flows that have not proved themselves.
@@ -126,6 +134,7 @@ impl Table {
         pause();
         let state = if flow.half { tag::HALF } else { tag::LIVE };
         forward.publish(state);
+        self.flows.fetch_add(1, Ordering::SeqCst);
         if flow.half {
             self.half_open.fetch_add(1, Ordering::SeqCst);
         }
@@ -221,6 +230,10 @@ unsafe impl Slots<Ip4> for Table {
     fn count_half_open(&self, _service: u32, change: i32) {
         self.half_open.fetch_add(change, Ordering::SeqCst);
     }
+
+    fn count_flows(&self, _service: u32, change: i32) {
+        self.flows.fetch_add(change, Ordering::SeqCst);
+    }
 }
 
 /// The agent's view of the table, which counts the records that are read.
@@ -274,8 +287,12 @@ impl Sweeping {
         let view = View::new(table);
         let reads = view.reads.clone();
         let counted = table.clone();
-        let count =
-            Box::new(move |_, change| _ = counted.half_open.fetch_add(change, Ordering::SeqCst));
+        let count = Box::new(move |_, more: Counted| {
+            counted.flows.fetch_add(more.flows, Ordering::SeqCst);
+            counted
+                .half_open
+                .fetch_add(more.half_open, Ordering::SeqCst);
+        });
         let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, count);
         let configured = timeouts(&FlowTimeouts::default(), RATE);
         Self {

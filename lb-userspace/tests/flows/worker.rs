@@ -22,7 +22,7 @@ use lb_common::{
 };
 use node_lb::{
     config::FlowTimeouts,
-    flows::{FlowSweeper, FlowTables, HalfOpen, Kernel, Records, Stale, timeouts},
+    flows::{Counters, FlowSweeper, FlowTables, Kernel, Records, Stale, stats::Counted, timeouts},
 };
 
 use super::table::{NewFlow, RATE, Table, View};
@@ -161,8 +161,9 @@ fn a_mask_larger_than_the_table_is_refused() {
     let kernel = Kernel {
         tick: Box::new(|| Ok(0)),
         grace: Box::new(|| {}),
-        half_open: Arc::new(Uncounted),
+        counters: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
+        set_shares: Box::new(|_| {}),
         sockets: None,
     };
     let error =
@@ -184,8 +185,9 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
     let kernel = Kernel {
         tick: Box::new(move || Ok(now)),
         grace: Box::new(grace),
-        half_open: Arc::new(Uncounted),
+        counters: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
+        set_shares: Box::new(|_| {}),
         sockets: None,
     };
     let timeouts = timeouts(&FlowTimeouts::default(), RATE);
@@ -224,17 +226,17 @@ impl NoFlows {
     }
 }
 
-/// Flows that have not proved themselves, which nobody asks for.
+/// Numbers of flows, which nobody asks for.
 struct Uncounted;
 
-impl HalfOpen for Uncounted {
-    fn count(&self, _service: u32, _change: i32) {}
+impl Counters for Uncounted {
+    fn count(&self, _service: u32, _more: Counted) {}
 
-    fn read(&self) -> Vec<i32> {
+    fn read(&self) -> Vec<Counted> {
         Vec::new()
     }
 
-    fn correct(&self, service: u32, _read: i32, _counted: i32) {
+    fn correct(&self, service: u32, _read: Counted, _counted: Counted) {
         panic!("service {service} was not read");
     }
 }

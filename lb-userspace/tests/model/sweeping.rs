@@ -14,7 +14,7 @@ use lb_common::{
 };
 use node_lb::flows::{
     Records, Stale,
-    stats::{Removed, ServiceCounts},
+    stats::{Counted, Removed, ServiceCounts},
     sweep::TableSweeper,
 };
 
@@ -81,9 +81,14 @@ impl Sweeping {
             decoy: AtomicU32::new(0),
         };
         let counted = world.clone();
-        let count = Box::new(move |_, change| {
-            counted.touch(Shared::HalfOpen);
-            counted.half_open.fetch_add(change, Ordering::SeqCst);
+        let count = Box::new(move |_, more: Counted| {
+            counted.flows.fetch_add(more.flows, Ordering::SeqCst);
+            if more.half_open != 0 {
+                counted.touch(Shared::HalfOpen);
+                counted
+                    .half_open
+                    .fetch_add(more.half_open, Ordering::SeqCst);
+            }
         });
         Self {
             world: world.clone(),

@@ -5,7 +5,8 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, FrontendKind, Plan, ServiceStats, Shortages,
+        FragmentKey, Frontend, FrontendKey, FrontendKind, Plan, ServiceFlows, ServiceStats,
+        Shortages,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -79,6 +80,10 @@ impl Services<Ip4> for Cpu {
     }
 
     fn shortages(&self, _service: u32) -> Option<NonNull<Shortages>> {
+        None
+    }
+
+    fn service_flows(&self, _service: u32) -> Option<NonNull<ServiceFlows>> {
         None
     }
 
@@ -165,6 +170,11 @@ unsafe impl Slots<Ip4> for Cpu {
             .fetch_add(times * change, Ordering::SeqCst);
     }
 
+    // Nobody asks for the number before all is done: no order of these matters.
+    fn count_flows(&self, _service: u32, change: i32) {
+        self.world.flows.fetch_add(change, Ordering::SeqCst);
+    }
+
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
         // Looks that follow each other see the same: only one takes its turn.
         if self.looked.get() {
@@ -212,6 +222,10 @@ impl Tables<Ip4> for Cpu {
     }
 
     fn half_open_mask(&self) -> u32 {
+        0
+    }
+
+    fn share(&self) -> u16 {
         0
     }
 

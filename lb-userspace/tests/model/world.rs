@@ -82,6 +82,7 @@ pub struct World {
     /// In eighths of ticks.
     clock: AtomicU64,
     pub half_open: AtomicI32,
+    pub flows: AtomicI32,
     /// The ring of half-open flows: one place.
     pub place: UnsafeCell<u64>,
     pub cursor: UnsafeCell<u32>,
@@ -155,6 +156,7 @@ impl World {
             records: (0..records).map(|_| clean()).collect(),
             clock: AtomicU64::new(u64::from(BEGIN) << 3),
             half_open: AtomicI32::new(0),
+            flows: AtomicI32::new(0),
             place: UnsafeCell::new(0),
             cursor: UnsafeCell::new(0),
             switches: (0..2 * records + 3).map(|_| Switch::new(0)).collect(),

@@ -179,6 +179,56 @@ fn services_that_share_an_endpoint_find_ports_that_the_others_have_not_taken() {
     }
 }
 
+/// Of connections that have proved themselves none gives way. So a Service may have its share of the table, and
+/// whoever opens more is refused, while others have room.
+#[test]
+fn a_service_that_has_its_share_of_the_table_is_refused_alone() {
+    for scene in scenes() {
+        let (mut tables, [greedy, other]) = services_of_one_endpoint(&scene, [80, 81]);
+        assert_eq!(greedy, scene.target());
+        let records = scene.flow_records;
+        tables.shares = [(FLOWS * 2 * (1 << 16) / records) as u16; 2];
+        let established = |port| {
+            let mut talk = Conversation::new(&scene, &tables, port);
+            assert_eq!(talk.send(Side::Client, SYN, b"").reason, Reason::Opened);
+            talk.send(Side::Endpoint, SYN | ACK, b"");
+            talk.send(Side::Client, ACK, b"");
+            assert_eq!(talk.stage(), Some(Stage::Established));
+            talk
+        };
+        let mut talks: Vec<_> = (1..=FLOWS as u16).map(established).collect();
+        let open = |target, port| {
+            let syn = scene.frame(scene.client(port), target, SYN, b"");
+            ingress(&tables, &syn).reason
+        };
+        assert_eq!(open(greedy, 1000), Reason::FlowTableFull);
+        assert_eq!(open(greedy, 1), Reason::ToEndpoint, "its flow is known");
+        for port in 2000..2000 + FLOWS as u16 {
+            assert_eq!(open(other, port), Reason::Opened);
+        }
+        let services = 1..=3;
+        let refused = services
+            .clone()
+            .map(|service| tables.shortages(service).flow_table_full);
+        assert_eq!(refused.sum::<u64>(), 1);
+        let counted = services.map(|service| tables.flow_count(service));
+        assert_eq!(counted.sum::<i32>(), 2 * FLOWS as i32);
+
+        // What ends makes room.
+        talks[0].send(Side::Client, RST, b"");
+        assert_eq!(
+            open(greedy, 1),
+            Reason::FlowTableFull,
+            "its own has just made way"
+        );
+        assert_eq!(open(greedy, 1), Reason::Opened);
+        assert_eq!(open(greedy, 1001), Reason::FlowTableFull);
+    }
+}
+
+/// Flows that are a Service's share.
+const FLOWS: u32 = 32;
+
 /// Two Services with one endpoint have budgets for more half-open flows than it has ports, but an attack on both
 /// takes no port from anybody for long: neither from their own clients, nor from a third Service's.
 #[test]

@@ -9,7 +9,7 @@ use node_lb::{memory::MemoryTables, model::IpFamily};
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
-    conversation::{Conversation, Side, half_open},
+    conversation::{Conversation, Side, flows, half_open},
     hooks::ingress,
     packet::{ACK, FIN, RST, SYN, TCP, Tcp, UDP},
     scene::{Client, Place, Scene},
@@ -421,7 +421,7 @@ proptest! {
 
     /// However connections go, what programs count is what there is.
     #[test]
-    fn half_open_flows_are_counted_right(steps in vec((0..600u16, 0..9u8, 0..3u32), 1..1500)) {
+    fn flows_are_counted_right(steps in vec((0..600u16, 0..9u8, 0..3u32), 1..1500)) {
         let scene = Scene { flow_records: 4096, ..Scene::new(IpFamily::V4, TCP) };
         let mut tables = scene.tables();
         tables.timeouts = short_timeouts();
@@ -431,6 +431,7 @@ proptest! {
             tables.set_seconds(seconds);
             one_step(&scene, &tables, 1000 + port, step);
             prop_assert_eq!(half_open(&tables, &scene) as i32, tables.stats(1).half_open);
+            prop_assert_eq!(flows(&tables, &scene) as i32, tables.flow_count(1));
         }
     }
 }

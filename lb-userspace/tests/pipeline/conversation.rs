@@ -159,7 +159,19 @@ fn is_half<A>(there: &Flow<A>) -> bool {
     tag::state(there.tag) == tag::HALF
 }
 
-/// Flows of a service in a table that have not proved themselves.
+/// Flows in a table.
+pub fn flows(tables: &MemoryTables, scene: &Scene) -> usize {
+    fn count<A: Family>(tables: &MemoryTables) -> usize {
+        let live = tables.flows::<A>().live();
+        live.filter(|flow| !flow.has(flow_flag::REPLY)).count()
+    }
+    match scene.family {
+        IpFamily::V4 => count::<Ip4>(tables),
+        IpFamily::V6 => count::<Ip6>(tables),
+    }
+}
+
+/// Those of them that have not proved themselves.
 pub fn half_open(tables: &MemoryTables, scene: &Scene) -> usize {
     fn count<A: Family>(tables: &MemoryTables) -> usize {
         tables.flows::<A>().live().filter(is_half).count()

@@ -191,6 +191,10 @@ unsafe impl Slots<Ip4> for Interrupted<'_> {
     fn count_half_open(&self, service: u32, change: i32) {
         self.flows.count_half_open(service, change);
     }
+
+    fn count_flows(&self, service: u32, change: i32) {
+        self.flows.count_flows(service, change);
+    }
 }
 
 #[test]

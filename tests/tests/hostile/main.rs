@@ -9,6 +9,7 @@ mod blind;
 mod floods;
 mod forged;
 mod ghosts;
+mod greedy;
 mod pickup;
 mod races;
 mod removed;

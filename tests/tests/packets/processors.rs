@@ -120,8 +120,8 @@ impl Chance {
 /// - Each record in use has another one, which names it, of the other direction.
 /// - No two are of the same packets, so no port of the node's is used twice towards an endpoint.
 ///
-/// Returns how many flows have not proved themselves.
-fn assert_whole<A: Address + Debug>(records: &[Flow<A>]) -> usize {
+/// Returns how many flows there are, and how many have not proved themselves.
+fn assert_whole<A: Address + Debug>(records: &[Flow<A>]) -> (usize, usize) {
     let mut tuples = HashSet::new();
     let mut half_open = 0;
     for (index, flow) in (0_u32..).zip(records) {
@@ -153,15 +153,16 @@ fn assert_whole<A: Address + Debug>(records: &[Flow<A>]) -> usize {
     }
     println!("{} records in use", tuples.len());
     assert_ne!(tuples.len(), 0, "no flow is there to look at");
-    half_open
+    (tuples.len() / 2, half_open)
 }
 
 impl World {
     fn assert_whole(&self, scene: &Scene) {
-        let half_open = match scene.node {
+        let (flows, half_open) = match scene.node {
             IpAddr::V4(_) => assert_whole(&self.records4()),
             IpAddr::V6(_) => assert_whole(&self.records6()),
         };
+        assert_eq!(self.flows(), flows as i64, "counted by programs, and found");
         assert_eq!(
             self.half_open(),
             half_open as i64,

@@ -17,8 +17,8 @@ use aya::{
 use lb_common::{
     abi::{
         self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey, Limits,
-        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceStats, Shortages,
-        SourceRangeKey, config_flag, device_flag,
+        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceStats,
+        Shortages, SourceRangeKey, config_flag, device_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Timeouts},
@@ -36,7 +36,7 @@ use node_lb::{
         bpf::{BatchMap, MappedArray},
         load,
     },
-    flows::{FlowSweeper, FlowTables, clock},
+    flows::{FlowSweeper, FlowTables, ServiceCounters, clock},
     program::maglev,
 };
 
@@ -374,8 +374,8 @@ impl World {
             v6: MappedArray::new(&map("FLOWS6")).unwrap(),
         };
         let limits = MappedArray::new(&map("LIMITS")).unwrap();
-        let services = MappedArray::new(&map("SERVICE_STATS")).unwrap();
-        FlowSweeper::start(tables, &self.config.read(0), limits, services, None).unwrap()
+        let counters = ServiceCounters::open(&self.loaded).unwrap();
+        FlowSweeper::start(tables, &self.config.read(0), limits, counters, None).unwrap()
     }
 
     /// The records of the IPv4 table.
@@ -402,6 +402,19 @@ impl World {
         stats.map(|stats| i64::from(stats.half_open)).sum()
     }
 
+    /// Flows of all services, counted likewise.
+    pub fn flows(&self) -> i64 {
+        let flows = self.service_flows();
+        let services = 0..self.next.0;
+        services
+            .map(|service| i64::from(flows.read(service).flows))
+            .sum()
+    }
+
+    fn service_flows(&self) -> MappedArray<ServiceFlows> {
+        MappedArray::new(&self.loaded.map("SERVICE_FLOWS").unwrap()).unwrap()
+    }
+
     /// Forgets flows.
     pub fn forget_flows(&self) {
         for index in 0..FLOWS {
@@ -409,7 +422,9 @@ impl World {
             self.flows6.write(index, &[0; 16]);
         }
         let offset = offset_of!(ServiceStats, half_open);
+        let flows = self.service_flows();
         for service in 0..self.next.0 {
+            flows.write(service, &ServiceFlows::default());
             self.stats
                 .u32_at(service, offset)
                 .store(0, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::{
 use lb_common::{
     abi::{
         Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceStats, Shortages,
+        ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
 };
@@ -84,6 +84,7 @@ pub struct State {
     endpoint_memory: Vec<EndpointMemory>,
     service_stats: Vec<ServiceStats>,
     service_shortages: Vec<Shortages>,
+    service_flows: Vec<ServiceFlows>,
     pub maglev: Vec<MaglevRows>,
     /// Set, prefix length, address.
     pub source_ranges: BTreeSet<(u32, u32, [u8; 16])>,
@@ -113,6 +114,7 @@ impl Kernel {
             endpoint_memory: vec![EndpointMemory::default(); sizes.endpoint_states],
             service_stats: vec![ServiceStats::default(); sizes.services],
             service_shortages: vec![Shortages::default(); sizes.services],
+            service_flows: vec![ServiceFlows::default(); sizes.services],
             maglev: vec![MaglevRows::default(); sizes.maglev],
             source_ranges: BTreeSet::new(),
             allowed: None,
@@ -139,6 +141,7 @@ impl Kernel {
             endpoint_memory: self.plain(|s| &mut s.endpoint_memory),
             service_stats: self.plain(|s| &mut s.service_stats),
             service_shortages: self.plain(|s| &mut s.service_shortages),
+            service_flows: self.plain(|s| &mut s.service_flows),
             maglev: self.array(|s| &mut s.maglev, Element::Rows),
             source_ranges: Box::new(self.clone()),
             grace: Box::new(move || {
@@ -320,6 +323,7 @@ never_poked!(
     EndpointMemory,
     ServiceStats,
     Shortages,
+    ServiceFlows,
     MaglevRows
 );
 

@@ -197,6 +197,8 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
     }
 
     fn count_half_open(&self, _service: u32, _change: i32) {}
+
+    fn count_flows(&self, _service: u32, _change: i32) {}
 }
 
 fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
