@@ -1,4 +1,4 @@
-//! The packet pipeline's tables over plain collections: the same decisions as the kernel's, without
+//! The packet pipeline's tables in this process' memory: the same decisions as the kernel's, without
 //! a kernel. `explain` asks them, and tests send packets through them.
 
 use std::{
