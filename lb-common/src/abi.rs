@@ -421,7 +421,8 @@ pub struct Limits {
     pub timeouts: Timeouts,
     /// Half-open flows that a service may have under pressure, less one.
     pub half_open_mask: u32,
-    /// Flows that one service may have, of IPv4 and IPv6: in 65,536ths of what the flow table could hold.
+    /// Flows that have proved themselves which one service may have, of IPv4 and IPv6: in 65,536ths of what the flow
+    /// table could hold.
     /// The agent makes it what is free. 0 means any number.
     pub shares: [u16; 2],
 }

@@ -155,6 +155,7 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     }
 
     /// Whether a service has as many flows as it may have: whoever goes on opening them does not take the others' room.
+    /// Half-open flows have a budget of their own, in which the oldest gives way: a flood of them refuses nobody.
     #[inline(always)]
     fn is_at_share(&self, service: u32) -> bool {
         let share = u64::from(self.share());
@@ -163,9 +164,10 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
         };
         // SAFETY: the method's promise.
         let flows = unsafe { (&raw const (*flows.as_ptr()).flows).read() };
+        let proved = i64::from(flows) - i64::from(self.half_open(service));
         // Two records to a flow.
         let most = ((u64::from(self.mask()) + 1) * share) >> 17;
-        i64::from(flows) >= most as i64
+        proved >= most as i64
     }
 
     /// Counts one of them that gave way to a newer one.

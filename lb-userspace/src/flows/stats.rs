@@ -41,6 +41,12 @@ impl TableStats {
     pub fn fill(&self) -> f64 {
         f64::from(self.occupied) / f64::from(self.records.max(1))
     }
+
+    /// The part of the table that live flows take, between zero and one. Records that have just been ended are free
+    /// within moments, however many a flood leaves.
+    pub fn live(&self) -> f64 {
+        2.0 * self.flows.total() as f64 / f64::from(self.records.max(1))
+    }
 }
 
 /// Numbers of flows by protocol and stage.

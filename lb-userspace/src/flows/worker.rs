@@ -424,7 +424,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             self.end_stale(&second_look);
         }
         self.squeeze(v4.fill().max(v6.fill()));
-        (self.kernel.set_shares)([v4.fill(), v6.fill()].map(share));
+        (self.kernel.set_shares)([v4.live(), v6.live()].map(share));
         self.passes += 1;
         let filling = v4.fill() > FILLING || v6.fill() > FILLING;
         let wanted = (v4.scan + v6.scan) * SHARE;
@@ -501,8 +501,8 @@ fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
 /// The part of a table that one service may take: as much as is free. So one alone gets half, two a third each, and
 /// there is always room for one more (dynamic thresholds: Choudhury and Hahne, 1998). Never more than half, since it
 /// may be taken before the next pass.
-fn share(fill: f64) -> u16 {
-    let share = (1.0 - fill).min(0.5) * f64::from(1 << 16);
+fn share(live: f64) -> u16 {
+    let share = (1.0 - live).clamp(0.0, 0.5) * f64::from(1 << 16);
     // 0 would mean any number.
     (share as u16).max(1)
 }

@@ -138,6 +138,25 @@ fn a_flow_to_an_endpoint_that_has_just_come_is_spared_by_requests_that_do_not_kn
     assert!(table.has(&flow));
 }
 
+/// What a flood leaves behind is free within moments, and no reason to give Services less.
+#[test]
+fn records_that_have_just_ended_lessen_no_share() {
+    let table = Table::new(64);
+    for client in 1..=20 {
+        let record = table.open(&NewFlow::tcp(client).half()).unwrap();
+        table.end(record);
+    }
+    table.open(&NewFlow::udp(30)).unwrap();
+    let shares = Arc::new(OnceLock::new());
+    let told = shares.clone();
+    let told = move |shares| {
+        let _ = told.set(shares);
+    };
+    let _sweeper = start_with(&table, 0, || {}, told);
+    wait(|| shares.get().is_some());
+    assert_eq!(shares.get(), Some(&[1 << 15; 2]), "half, which is the most");
+}
+
 #[test]
 fn it_stops_when_dropped() {
     at_once(|| {
@@ -172,6 +191,15 @@ fn a_mask_larger_than_the_table_is_refused() {
 }
 
 fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> FlowSweeper {
+    start_with(table, now, grace, |_| {})
+}
+
+fn start_with(
+    table: &Arc<Table>,
+    now: u32,
+    grace: impl Fn() + Send + 'static,
+    set_shares: impl Fn([u16; 2]) + Send + 'static,
+) -> FlowSweeper {
     let config = Config {
         flow_mask4: table.mask(),
         flow_mask6: 63,
@@ -187,7 +215,7 @@ fn start(table: &Arc<Table>, now: u32, grace: impl Fn() + Send + 'static) -> Flo
         grace: Box::new(grace),
         counters: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
-        set_shares: Box::new(|_| {}),
+        set_shares: Box::new(set_shares),
         sockets: None,
     };
     let timeouts = timeouts(&FlowTimeouts::default(), RATE);

@@ -222,7 +222,21 @@ fn a_service_that_has_its_share_of_the_table_is_refused_alone() {
             "its own has just made way"
         );
         assert_eq!(open(greedy, 1), Reason::Opened);
-        assert_eq!(open(greedy, 1001), Reason::FlowTableFull);
+    }
+}
+
+/// Half-open flows have a budget, in which the oldest gives way: however small the share, none of them refuses a
+/// real client.
+#[test]
+fn half_open_flows_are_not_counted_towards_a_share() {
+    for scene in scenes() {
+        let mut tables = scene.tables();
+        tables.shares = [(FLOWS * 2 * (1 << 16) / scene.flow_records) as u16; 2];
+        for port in 1..=2000 {
+            let mut talk = Conversation::new(&scene, &tables, port);
+            assert_eq!(talk.send(Side::Client, SYN, b"").reason, Reason::Opened);
+        }
+        assert_eq!(half_open(&tables, &scene), PLACES);
     }
 }
 
