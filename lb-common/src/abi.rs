@@ -8,6 +8,8 @@
 //! [`crate::flow::flow_flag`] shows how a flow's record does it. What cannot be done so raises [`VERSION`],
 //! and ends that.
 
+use core::cmp::Ordering;
+
 use crate::{
     addr::{Address, Ip4, Ip6},
     flow::Timeouts,
@@ -100,9 +102,11 @@ pub struct Frontend {
     pub pad: [u8; 3],
 }
 
-/// What kind of address a frontend is.
+/// Which of a Service's addresses a frontend is. Where two kinds meet on one address and port the lesser one wins,
+/// whatever their numbers: a load balancer IP keeps its source ranges, and an external IP or load balancer IP that
+/// equals a node address beats a node port.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrontendKind {
     ClusterIp = 0,
     NodePort = 1,
@@ -120,6 +124,42 @@ impl FrontendKind {
             3 => Self::ExternalIp,
             _ => Self::ClusterIp,
         }
+    }
+
+    /// External frontends follow externalTrafficPolicy, the cluster IP internalTrafficPolicy.
+    pub fn is_external(self) -> bool {
+        self != Self::ClusterIp
+    }
+
+    /// As in the API's field names: `ClusterIP`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancerIp => "LoadBalancerIP",
+            Self::ExternalIp => "ExternalIP",
+        }
+    }
+
+    fn rank(self) -> u8 {
+        match self {
+            Self::ClusterIp => 0,
+            Self::LoadBalancerIp => 1,
+            Self::ExternalIp => 2,
+            Self::NodePort => 3,
+        }
+    }
+}
+
+impl Ord for FrontendKind {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+impl PartialOrd for FrontendKind {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

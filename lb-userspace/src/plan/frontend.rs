@@ -1,43 +1,12 @@
 //! The addresses a service port is reached at, and who may reach them.
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+pub use lb_common::abi::FrontendKind;
 
 use super::node::LocalNode;
 use crate::model::{IpFamily, Service, ServicePort};
-
-/// Which of a Service's addresses a frontend is. Where two kinds meet on one address and port the
-/// lesser one wins: a load balancer IP keeps its source ranges, and an externalIP or load balancer
-/// IP that equals a node address beats a node port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FrontendKind {
-    ClusterIp,
-    LoadBalancerIp,
-    ExternalIp,
-    NodePort,
-}
-
-impl FrontendKind {
-    /// External frontends follow externalTrafficPolicy, the cluster IP internalTrafficPolicy.
-    pub fn is_external(self) -> bool {
-        self != Self::ClusterIp
-    }
-}
-
-impl fmt::Display for FrontendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::ClusterIp => "ClusterIP",
-            Self::LoadBalancerIp => "LoadBalancerIP",
-            Self::ExternalIp => "ExternalIP",
-            Self::NodePort => "NodePort",
-        })
-    }
-}
 
 /// One address and port a service port is reached at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

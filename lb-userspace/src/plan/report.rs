@@ -40,7 +40,7 @@ pub struct PortReport<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendReport {
-    pub kind: String,
+    pub kind: &'static str,
     /// `ip:port`, or `[ip]:port`.
     pub address: String,
     /// `Cluster` or `Local`. On external frontends local pods and the node itself get Cluster.
@@ -121,7 +121,7 @@ fn frontends(plan: &Plan) -> impl Iterator<Item = FrontendReport> {
     plan.frontends.iter().map(|frontend| {
         let policy = plan.policy(frontend.kind);
         FrontendReport {
-            kind: frontend.kind.to_string(),
+            kind: frontend.kind.name(),
             address: frontend.address.to_string(),
             policy: policy.to_string(),
             verdict: plan.verdict(policy).to_string(),

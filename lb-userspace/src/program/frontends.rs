@@ -240,12 +240,6 @@ impl Frontends {
 
 /// The value of an address's entry.
 fn entry(service: u32, kind: FrontendKind) -> abi::Frontend {
-    let kind = match kind {
-        FrontendKind::ClusterIp => abi::FrontendKind::ClusterIp,
-        FrontendKind::NodePort => abi::FrontendKind::NodePort,
-        FrontendKind::LoadBalancerIp => abi::FrontendKind::LoadBalancerIp,
-        FrontendKind::ExternalIp => abi::FrontendKind::ExternalIp,
-    };
     abi::Frontend {
         service,
         kind: kind as u8,

@@ -45,14 +45,13 @@ impl<'a> Settings<'a> {
             flags,
             ports,
         } = *self;
-        let address = |family| node.ip(family);
         let (pods4, pods6) = (pods(detector, IpFamily::V4), pods(detector, IpFamily::V6));
         record.flags = flags | detector_flag(detector);
-        record.node4 = match address(IpFamily::V4) {
+        record.node4 = match node.ip(IpFamily::V4) {
             Some(IpAddr::V4(ip)) => ip.into(),
             _ => Default::default(),
         };
-        record.node6 = match address(IpFamily::V6) {
+        record.node6 = match node.ip(IpFamily::V6) {
             Some(IpAddr::V6(ip)) => ip.into(),
             _ => Default::default(),
         };

@@ -115,7 +115,7 @@ fn every_way_to_a_service_port_shares_its_affinity() {
         assert_eq!(
             picks(&scene, &tables, 100..150),
             BTreeSet::from([first]),
-            "{frontend}"
+            "{frontend:?}"
         );
     }
 }

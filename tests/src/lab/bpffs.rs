@@ -56,7 +56,7 @@ fn load_xdp_pass() -> io::Result<OwnedFd> {
             immediate: 0,
         }, // exit
     ];
-    let license = c"GPL";
+    let license = c"Dual MIT/GPL";
     // SAFETY: all-zero bytes are a valid value for this struct of integers and byte arrays.
     let mut attr: ProgLoad = unsafe { zeroed() };
     attr.prog_type = 6; // BPF_PROG_TYPE_XDP

@@ -1,6 +1,6 @@
 //! A decision as JSON.
 
-use lb_common::{abi::FrontendKind, select::Policy};
+use lb_common::select::Policy;
 use serde::Serialize;
 
 use super::decision::{Decision, Verdict};
@@ -33,7 +33,7 @@ impl From<&Decision<'_>> for Report {
             verdict: verdict(decision.verdict),
             reason: decision.reason.name(),
             service: frontend.map(|frontend| frontend.service.to_string()),
-            frontend: frontend.map(|frontend| kind(frontend.kind)),
+            frontend: frontend.map(|frontend| frontend.kind.name()),
             policy: frontend.map(|frontend| policy(frontend.policy).to_string()),
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),
@@ -47,15 +47,6 @@ fn verdict(verdict: Verdict) -> &'static str {
         Verdict::Reject => "reject",
         Verdict::Drop => "drop",
         Verdict::Pass => "pass",
-    }
-}
-
-fn kind(kind: FrontendKind) -> &'static str {
-    match kind {
-        FrontendKind::ClusterIp => "ClusterIP",
-        FrontendKind::NodePort => "NodePort",
-        FrontendKind::LoadBalancerIp => "LoadBalancerIP",
-        FrontendKind::ExternalIp => "ExternalIP",
     }
 }
 

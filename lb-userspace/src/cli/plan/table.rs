@@ -20,7 +20,7 @@ fn block(port: &PortReport<'_>) -> String {
     let width = port.frontends.iter().map(|f| f.address.len()).max();
     for frontend in &port.frontends {
         lines.push((
-            frontend.kind.as_str(),
+            frontend.kind,
             format!(
                 "{:width$}  {:7}  {}",
                 frontend.address,

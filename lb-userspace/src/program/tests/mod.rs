@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use lb_common::abi;
-
 use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
 use super::{
     Key, NodeFacts, Programmer,
@@ -19,7 +17,7 @@ use crate::{
         Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
         RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
     },
-    plan::{self, LocalNode, Plan, PlanOptions},
+    plan::{self, FrontendKind, LocalNode, Plan, PlanOptions},
 };
 
 mod adoption;
@@ -288,7 +286,7 @@ impl Bench {
 
 /// Who holds each address: the lesser kind, then the lesser key.
 fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
-    let mut holders: BTreeMap<Address, (plan::FrontendKind, Key)> = BTreeMap::new();
+    let mut holders: BTreeMap<Address, (FrontendKind, Key)> = BTreeMap::new();
     for (key, plan) in plans {
         for claim in claims(plan) {
             let mine = (claim.kind, key.clone());
@@ -298,15 +296,9 @@ fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
             }
         }
     }
-    let kind = |kind| match kind {
-        plan::FrontendKind::ClusterIp => abi::FrontendKind::ClusterIp as u8,
-        plan::FrontendKind::NodePort => abi::FrontendKind::NodePort as u8,
-        plan::FrontendKind::LoadBalancerIp => abi::FrontendKind::LoadBalancerIp as u8,
-        plan::FrontendKind::ExternalIp => abi::FrontendKind::ExternalIp as u8,
-    };
     holders
         .into_iter()
-        .map(|(address, (k, key))| (address, (key, kind(k))))
+        .map(|(address, (kind, key))| (address, (key, kind as u8)))
         .collect()
 }
 
