@@ -14,7 +14,6 @@ use prometheus::{
 
 pub use self::{
     api::ApiMetrics,
-    endpoints::MetricsEndpoints,
     events::EventMetrics,
     http::HttpMetrics,
     kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceTraffic, XdpMode},
@@ -22,7 +21,6 @@ pub use self::{
 use crate::model::IpFamily;
 
 mod api;
-mod endpoints;
 mod events;
 mod http;
 mod kernel;

@@ -1,22 +1,9 @@
 //! How long refused clients are told, or made, to stay away.
 
-use std::{collections::VecDeque, time::Duration};
+use std::collections::VecDeque;
 
 /// Longest advice, in seconds.
 const MAX: u64 = 32;
-/// Longest advice of something that is not ready, in seconds.
-const MAX_UNREADY: f64 = 30.0;
-/// By how much that advice grows: by so many percent in a second, more or less.
-const UNREADY_GROWTH: f64 = 0.06;
-
-/// How many seconds, 1 to 30, clients should wait before they ask something again that has not been
-/// ready for so long: the longer it takes, the longer it will (KEP-4568).
-pub fn while_unready(unready_for: Duration) -> u64 {
-    // Within u64: 1 to 30.
-    (UNREADY_GROWTH * unready_for.as_secs_f64())
-        .exp()
-        .clamp(1.0, MAX_UNREADY) as u64
-}
 
 /// Learns from a level's rejections how many seconds clients should wait before they try again: twice as
 /// many while rejections go on, one less after quieter times. As APF's `Retry-After`.

@@ -6,13 +6,13 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use prometheus::TEXT_FORMAT;
 
-use super::Metrics;
 use crate::{
     health::readiness::Readiness,
     http::{
         Class, Handler, PostTimeout, Request, Response, json, not_found, response, run_blocking,
         text,
     },
+    metrics::Metrics,
 };
 
 /// What `/proxyMode` says where kube-proxy says `iptables` or `nftables`: tools that only know
@@ -21,7 +21,7 @@ const PROXY_MODE: &str = "node-lb";
 
 /// What the metrics address serves: `/metrics`, `/healthz` (the process answers; says nothing about its
 /// health), `/readyz`, `/proxyMode`, `/configz` and `/debug/requests`.
-pub struct MetricsEndpoints {
+pub struct MetricsServer {
     pub metrics: Arc<Metrics>,
     pub readiness: Arc<Readiness>,
     /// Shown as `/debug/requests`.
@@ -30,7 +30,7 @@ pub struct MetricsEndpoints {
     pub configz: Bytes,
 }
 
-impl MetricsEndpoints {
+impl MetricsServer {
     async fn metrics(&self, request: &Request) -> Response {
         let metrics = self.metrics.clone();
         match run_blocking(request, move || metrics.encode()).await {
@@ -50,7 +50,7 @@ impl MetricsEndpoints {
     }
 }
 
-impl Handler for MetricsEndpoints {
+impl Handler for MetricsServer {
     fn class(&self, request: &Request) -> Class {
         match request.uri().path() {
             "/healthz" => Class::Probe,

@@ -4,14 +4,15 @@
 pub mod api;
 mod attachments;
 pub mod catalog;
-mod endpoints;
 mod events;
 mod flow_source;
 mod kernel;
+pub mod metrics_server;
 mod node;
 mod observe;
 mod report;
 mod resize;
+mod servers;
 pub mod status;
 mod sync;
 
@@ -26,10 +27,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{
     attachments::Attachments,
-    endpoints::Endpoints,
     kernel::Kernel,
     node::{facts, listen_addresses, local_node},
     observe::Observer,
+    servers::Servers,
     status::Status,
     sync::Syncer,
 };
@@ -115,7 +116,7 @@ struct Agent {
     service_health: ServiceHealthServers,
     /// Tells users what they have to know about their Services.
     events: Recorder,
-    endpoints: Endpoints,
+    servers: Servers,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -132,27 +133,28 @@ impl Agent {
         for (name, stage, enabled) in config.feature_gates() {
             metrics.set_feature(name, stage, enabled);
         }
-        let endpoints = Endpoints::new(&config, &metrics)?;
+        let source_health = Arc::new(SourceHealth::new(Kind::ALL.map(Kind::resource)));
+        let servers = Servers::new(&config, &metrics, &source_health)?;
         let proxy_health = Arc::new(ProxyHealth::new(SYNC_PERIOD, SystemClock));
         let listen = listen_addresses(&config, &node, &local_addresses);
         let service_health =
-            service_health_servers(listen, &endpoints, proxy_health.clone(), &metrics);
+            service_health_servers(listen, &servers, proxy_health.clone(), &metrics);
         Ok(Self {
             attachments: Attachments::new(
                 &config.datapath,
                 config.this_node(None).addresses,
                 detector,
             )?,
-            syncer: Syncer::new(programmer, endpoints.catalog.clone()),
+            syncer: Syncer::new(programmer, servers.catalog.clone()),
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
-            endpoints,
+            servers,
             in_sync_since: None,
             config,
             kernel,
             watcher,
             store,
-            source_health: Arc::default(),
+            source_health,
             node,
             metrics,
             proxy_health,
@@ -175,23 +177,21 @@ impl Agent {
             .sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
 
         let source;
-        let health;
-        (source, health, self.events) = open_source(&self.config, &self.metrics).await?;
-        self.endpoints.follow(&health);
-        self.source_health = health;
+        (source, self.events) =
+            open_source(&self.config, &self.metrics, &self.source_health).await?;
 
         let (ask, mut status_asked) = mpsc::channel::<oneshot::Sender<Status>>(QUESTION_QUEUE);
         let flows = Arc::new(self.kernel.flows()?);
-        self.endpoints.serve_locally(&self.config, flows, ask)?;
+        self.servers.serve_locally(&self.config, flows, ask)?;
         let (ask, mut sample_asked) = mpsc::channel::<oneshot::Sender<Sample>>(QUESTION_QUEUE);
         let observer = Observer::new(self.kernel.loaded.map("PACKETS")?, ask)?;
         self.metrics.set_kernel_source(Arc::new(observer));
-        self.endpoints
+        self.servers
             .serve(&self.config, &self.metrics, &self.proxy_health);
 
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
         let mut source = tokio::spawn(source.run(sender));
-        let mut told_to_stop = self.endpoints.told_to_stop()?;
+        let mut told_to_stop = self.servers.told_to_stop()?;
         let mut quiet = tokio::time::interval(QUIET);
         let mut retry_devices = Instant::now();
         loop {
@@ -304,7 +304,7 @@ impl Agent {
         if first {
             self.syncer.programmer().finish_adoption();
             self.in_sync_since = Some(SystemTime::now());
-            self.endpoints.first_state_written();
+            self.servers.first_state_written();
             tracing::info!(
                 service_ports = self.syncer.programmer().len(),
                 seconds = since.elapsed().as_secs_f64(),
@@ -442,7 +442,7 @@ impl Agent {
         let addresses = self.watcher.devices().local_addresses();
         let listen = listen_addresses(&self.config, &self.node, &addresses);
         let health = self.proxy_health.clone();
-        service_health_servers(listen, &self.endpoints, health, &self.metrics)
+        service_health_servers(listen, &self.servers, health, &self.metrics)
     }
 
     fn this_node(&self) -> Option<&crate::model::Node> {
@@ -453,32 +453,32 @@ impl Agent {
 /// No server yet, on these addresses.
 fn service_health_servers(
     listen: ListenAddresses,
-    endpoints: &Endpoints,
+    servers: &Servers,
     health: Arc<ProxyHealth>,
     metrics: &Metrics,
 ) -> ServiceHealthServers {
-    let options = Options::new(listen, endpoints.stack.clone());
+    let options = Options::new(listen, servers.stack.clone());
     ServiceHealthServers::new(options, health, metrics)
 }
 
-/// The source that the configuration names, how its resources are doing, and where Events go.
+/// The source that the configuration names, which tells `health` how its resources are doing, and where Events go.
 async fn open_source(
     config: &Config,
     metrics: &Metrics,
-) -> anyhow::Result<(Box<dyn Source>, Arc<SourceHealth>, Recorder)> {
+    health: &Arc<SourceHealth>,
+) -> anyhow::Result<(Box<dyn Source>, Recorder)> {
     let events = metrics.events.clone();
     match &config.source {
         SourceSpec::Kubernetes => {
             let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
             let source = ApiSource::open(access, &config.node_name, metrics).await?;
-            let health = source.health();
+            let source = source.reporting_to(health.clone());
             let recorder = Recorder::start(source.writer(), &config.node_name, events);
-            Ok((Box::new(source), health, recorder))
+            Ok((Box::new(source), recorder))
         }
         SourceSpec::Dir(path) => {
             let source = DirSource::open(path)?;
-            let health = SourceHealth::new(Kind::ALL.map(Kind::resource));
-            Ok((Box::new(source), Arc::new(health), Recorder::none(events)))
+            Ok((Box::new(source), Recorder::none(events)))
         }
     }
 }

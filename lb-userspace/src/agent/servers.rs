@@ -13,18 +13,19 @@ use tokio::{
 use super::{
     api::{LocalApi, flows::FlowSource},
     catalog::Catalog,
+    metrics_server::MetricsServer,
     status::Status,
 };
 use crate::{
     config::Config,
     health::{
-        caches::Caches,
+        initialization::Initialization,
         proxy::{HealthEndpoints, ProxyHealth},
         readiness::{Latch, Readiness},
     },
     http::{self, Handler, Limits, LocalServer, Server, Stack},
-    metrics::{Metrics, MetricsEndpoints},
-    source::{Kind, health::SourceHealth},
+    metrics::Metrics,
+    source::health::SourceHealth,
 };
 
 /// Threads that serve. More than one, so that one handler that blocks does not hold up the others.
@@ -32,59 +33,57 @@ const THREADS: usize = 2;
 
 /// Serves from threads of its own, so that nothing the agent does holds up an answer. Dropping it ends all
 /// servers.
-pub struct Endpoints {
+pub struct Servers {
     pub stack: Arc<Stack>,
-    caches: Arc<Caches>,
+    initialization: Arc<Initialization>,
     /// What the maps have been given.
     pub catalog: Arc<Catalog>,
     readiness: Arc<Readiness>,
-    first_state: Latch,
     shutdown: Latch,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
     runtime: HttpRuntime,
 }
 
-impl Endpoints {
+impl Servers {
     /// No server yet.
     ///
     /// # Errors
     ///
     /// If threads cannot be started.
-    pub fn new(config: &Config, metrics: &Metrics) -> anyhow::Result<Self> {
+    pub fn new(
+        config: &Config,
+        metrics: &Metrics,
+        source: &Arc<SourceHealth>,
+    ) -> anyhow::Result<Self> {
         let runtime = HttpRuntime::start()?;
-        let caches = Arc::new(Caches::new(Kind::ALL.map(Kind::resource)));
-        let readiness = Arc::new(Readiness::new());
-        let limit = config.http.cache_initialization_timeout;
-        runtime
-            .get()
-            .spawn(readiness.wait_for_caches(caches.clone(), limit));
-        let first_state = readiness.add_latch(
-            "first-state-in-maps",
-            "the kernel's maps have not been given the first complete state",
-        );
-        let shutdown = readiness.add_shutdown();
         let _entered = runtime.get().enter();
+        let initialization = Arc::new(Initialization::new(source.clone()));
+        let readiness = Arc::new(Readiness::new());
+        readiness.add_informers(source);
+        let limit = config.http.cache_initialization_timeout;
+        tokio::spawn(readiness.wait_for(initialization.clone(), limit));
+        let first_state = initialization.clone();
+        readiness.add("first-state-in-maps", move || match first_state.is_over() {
+            true => Ok(()),
+            false => Err("the kernel's maps have not been given the first complete state".into()),
+        });
+        let shutdown = readiness.add_shutdown();
+        let unready = initialization.clone();
         Ok(Self {
             stack: Arc::new(Stack::new(
                 &config.http,
-                caches.clone(),
-                metrics.http.clone(),
+                Arc::new(move || unready.unready()),
+                Arc::new(metrics.http.clone()),
             )),
             catalog: Arc::default(),
             configz: config.configz().to_string().into(),
-            caches,
+            initialization,
             readiness,
-            first_state,
             shutdown,
             local: None,
             runtime,
         })
-    }
-
-    /// Readiness asks this source whether it has delivered every resource.
-    pub fn follow(&self, source: &Arc<SourceHealth>) {
-        self.readiness.add_informers(source);
     }
 
     /// Ends when the process is told to stop (SIGTERM, SIGINT). From that moment on the agent is not ready,
@@ -109,16 +108,13 @@ impl Endpoints {
 
     /// The maps have what the source had delivered.
     pub fn first_state_written(&self) {
-        for kind in Kind::ALL {
-            self.caches.initialized(kind.resource());
-        }
-        self.first_state.meet();
+        self.initialization.finish();
     }
 
     /// Starts the servers that speak for the whole agent.
     pub fn serve(&self, config: &Config, metrics: &Arc<Metrics>, health: &Arc<ProxyHealth>) {
         let healthz = HealthEndpoints::new(health.clone(), self.readiness.clone(), metrics);
-        let metrics = MetricsEndpoints {
+        let metrics = MetricsServer {
             metrics: metrics.clone(),
             readiness: self.readiness.clone(),
             post_timeout: self.stack.post_timeout().clone(),
@@ -148,7 +144,7 @@ impl Endpoints {
         let api = LocalApi {
             catalog: self.catalog.clone(),
             flows,
-            caches: self.caches.clone(),
+            initialization: self.initialization.clone(),
             readiness: self.readiness.clone(),
             configz: self.configz.clone(),
             status,

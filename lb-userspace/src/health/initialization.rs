@@ -1,97 +1,77 @@
-//! Whether what the agent knows of the cluster is complete, resource by resource (KEP-4568).
+//! The time until the agent knows the whole cluster (KEP-4568).
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
 };
 
-use crate::admission::retry_after::while_unready;
+use crate::{http::Unready, source::health::SourceHealth};
 
-/// Whether each resource's cache holds everything. A cache that loses touch stays what it was; only one
-/// that starts over is uninitialised again.
+/// Longest advice when to ask again, in seconds.
+const LONGEST_ADVICE: f64 = 30.0;
+/// By how much the advice grows: by so many percent in a second, more or less.
+const GROWTH: f64 = 0.06;
+
+/// Begins with the agent, and is over once the maps have the first complete state. It never begins again: what was
+/// delivered stays in force while a source has trouble, and is replaced only by what is as complete.
 #[derive(Debug)]
-pub struct Caches {
-    /// Since when each is uninitialised; `None` while it is not.
-    uninitialized_since: Mutex<BTreeMap<&'static str, Option<Instant>>>,
-    all_initialized: watch::Sender<bool>,
+pub struct Initialization {
+    since: Instant,
+    source: Arc<SourceHealth>,
+    over: watch::Sender<bool>,
 }
 
-impl Caches {
-    /// All uninitialised as of now. The names are the API's, as in `endpointslices`.
-    pub fn new(resources: impl IntoIterator<Item = &'static str>) -> Self {
-        let now = Some(Instant::now());
-        let since: BTreeMap<_, _> = resources.into_iter().map(|name| (name, now)).collect();
+impl Initialization {
+    /// Begins now, with what `source` has to deliver.
+    pub fn new(source: Arc<SourceHealth>) -> Self {
         Self {
-            all_initialized: watch::Sender::new(since.is_empty()),
-            uninitialized_since: Mutex::new(since),
+            since: Instant::now(),
+            source,
+            over: watch::Sender::new(false),
         }
     }
 
-    /// The cache of `resource` holds everything there is, and so does what is made from it.
-    pub fn initialized(&self, resource: &str) {
-        self.change(resource, |since| *since = None);
+    /// The maps have the first complete state.
+    pub fn finish(&self) {
+        self.over.send_replace(true);
     }
 
-    /// The cache of `resource` starts over.
-    pub fn reinitializing(&self, resource: &str) {
-        self.change(resource, |since| {
-            since.get_or_insert_with(Instant::now);
-        });
+    pub fn is_over(&self) -> bool {
+        *self.over.borrow()
     }
 
-    /// The resources.
-    pub fn resources(&self) -> Vec<&'static str> {
-        self.since().keys().copied().collect()
+    /// While it goes on: what is missing, and when to ask again.
+    pub fn unready(&self) -> Option<Unready> {
+        (!self.is_over()).then(|| Unready {
+            missing: self.missing(),
+            retry_after: retry_after(self.since.elapsed()),
+        })
     }
 
-    /// Those whose cache is not initialised.
-    pub fn uninitialized(&self) -> Vec<&'static str> {
-        let since = self.since();
-        let missing = since.iter().filter(|(_, since)| since.is_some());
-        missing.map(|(name, _)| *name).collect()
+    /// What it waits for: the resources that have not arrived, or what is made from them.
+    pub fn missing(&self) -> String {
+        let unsynced = self.source.unsynced();
+        match unsynced.is_empty() {
+            true => "the kernel's maps".to_owned(),
+            false => unsynced.join(", "),
+        }
     }
 
-    /// When to ask again, if not every cache is initialised: in whole seconds, the longer the longer it
-    /// takes, from 1 to 30, as kube-apiserver has it.
-    pub fn retry_after(&self) -> Option<Duration> {
-        let since = self.since().values().copied().flatten().min()?;
-        Some(Duration::from_secs(while_unready(since.elapsed())))
-    }
-
-    /// Follows whether every cache is initialised.
-    pub fn subscribe(&self) -> watch::Receiver<bool> {
-        self.all_initialized.subscribe()
-    }
-
-    /// Waits until every cache is initialised at the same time, at most for `limit`; whether they are.
+    /// Waits until it is over, at most for `limit`; whether it is.
     pub async fn wait(&self, limit: Duration) -> bool {
-        let mut changes = self.subscribe();
-        let all = changes.wait_for(|all| *all);
-        timeout(limit, all).await.is_ok_and(|all| all.is_ok())
+        let mut changes = self.over.subscribe();
+        let over = changes.wait_for(|over| *over);
+        timeout(limit, over).await.is_ok_and(|over| over.is_ok())
     }
+}
 
-    fn change(&self, resource: &str, change: impl FnOnce(&mut Option<Instant>)) {
-        let mut since = self.since();
-        if let Some(since) = since.get_mut(resource) {
-            change(since);
-        }
-        let all = since.values().all(Option::is_none);
-        // Under the lock, so that the last change is also the last one told.
-        self.all_initialized
-            .send_if_modified(|told| std::mem::replace(told, all) != all);
-    }
-
-    fn since(&self) -> MutexGuard<'_, BTreeMap<&'static str, Option<Instant>>> {
-        self.uninitialized_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
+/// When to ask again what has not been ready for so long: in whole seconds, the longer the longer it takes, from 1
+/// to 30, as kube-apiserver has it.
+pub fn retry_after(unready_for: Duration) -> Duration {
+    let advice = (GROWTH * unready_for.as_secs_f64()).exp();
+    Duration::from_secs(advice.clamp(1.0, LONGEST_ADVICE) as u64)
 }
 
 #[cfg(test)]
@@ -102,7 +82,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_time_to_retry_grows_from_1_to_30_seconds() {
-        let caches = Caches::new(["services"]);
         // e^(0.06 t), truncated: 1 s until 11.6 s, 2 until 18.3, ..., 30 from 56.7 on.
         for (elapsed, seconds) in [
             (0, 1),
@@ -115,52 +94,46 @@ mod tests {
             (57, 30),
             (1000, 30),
         ] {
-            let caches = Caches::new(["services"]);
+            let initialization = Initialization::new(source());
             advance(Duration::from_secs(elapsed)).await;
-            assert_eq!(
-                caches.retry_after(),
-                Some(Duration::from_secs(seconds)),
-                "{elapsed}"
-            );
+            let unready = initialization.unready().unwrap();
+            assert_eq!(unready.retry_after.as_secs(), seconds, "{elapsed}");
         }
-        caches.initialized("services");
-        assert_eq!(caches.retry_after(), None);
-        caches.reinitializing("services");
-        assert_eq!(
-            caches.retry_after(),
-            Some(Duration::from_secs(1)),
-            "counted anew"
-        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_resource_is_waited_for_at_most_so_long() {
+    async fn it_is_waited_for_at_most_so_long() {
         let limit = Duration::from_secs(60);
-        let caches = Caches::new(["nodes", "services"]);
-        caches.initialized("nodes");
-        assert_eq!(caches.uninitialized(), ["services"]);
+        let initialization = Initialization::new(source());
         let begun = Instant::now();
-        assert!(!caches.wait(limit).await);
+        assert!(!initialization.wait(limit).await);
         assert_eq!(begun.elapsed(), limit);
 
         let later = async {
             tokio::time::sleep(Duration::from_secs(5)).await;
-            caches.initialized("services");
+            initialization.finish();
         };
-        let (all, ()) = tokio::join!(caches.wait(limit), later);
-        assert!(all);
+        let (over, ()) = tokio::join!(initialization.wait(limit), later);
+        assert!(over);
         assert_eq!(begun.elapsed(), limit + Duration::from_secs(5));
-        assert!(caches.wait(Duration::ZERO).await);
+        assert!(initialization.wait(Duration::ZERO).await);
     }
 
     #[tokio::test]
-    async fn a_cache_may_start_over() {
-        let caches = Caches::new(["services"]);
-        assert_eq!(caches.uninitialized(), ["services"]);
-        caches.initialized("services");
-        caches.reinitializing("services");
-        assert_eq!(caches.uninitialized(), ["services"]);
-        caches.initialized("pods"); // nobody's
-        assert_eq!(caches.resources(), ["services"]);
+    async fn it_says_what_is_missing_until_it_is_over() {
+        let source = source();
+        let initialization = Initialization::new(source.clone());
+        assert_eq!(initialization.missing(), "nodes, services");
+        source.synced("nodes");
+        assert_eq!(initialization.unready().unwrap().missing, "services");
+        source.synced("services");
+        assert_eq!(initialization.missing(), "the kernel's maps");
+        assert!(!initialization.is_over());
+        initialization.finish();
+        assert_eq!(initialization.unready(), None);
+    }
+
+    fn source() -> Arc<SourceHealth> {
+        Arc::new(SourceHealth::new(["nodes", "services"]))
     }
 }

@@ -4,8 +4,8 @@
 //! the kernel's state up with the cluster's, [`readiness`] what it still waits for.
 
 pub mod addresses;
-pub mod caches;
 pub mod clock;
+pub mod initialization;
 pub mod proxy;
 pub mod readiness;
 pub mod service;

@@ -12,7 +12,7 @@ use std::{
 
 use hyper::{StatusCode, Uri};
 
-use super::caches::Caches;
+use super::initialization::Initialization;
 use crate::{
     http::{Response, has_flag, not_found, query_values, response, text},
     source::health::SourceHealth,
@@ -101,12 +101,11 @@ impl Readiness {
         }
     }
 
-    /// Adds the post-start check `poststarthook/cache-initialization`, and waits for it: it is met when every
-    /// cache is initialised for the first time, or `limit` is over, whichever comes first (KEP-4568). A cache
-    /// that starts over later does not matter: what needs it is refused while it does.
-    pub fn wait_for_caches(
+    /// Adds the post-start check `poststarthook/cache-initialization`, and waits for it: it is met when the
+    /// initialisation is over, or `limit`, whichever comes first (KEP-4568).
+    pub fn wait_for(
         &self,
-        caches: Arc<Caches>,
+        initialization: Arc<Initialization>,
         limit: Duration,
     ) -> impl Future<Output = ()> + Send + use<> {
         let latch = self.add_latch(
@@ -114,10 +113,10 @@ impl Readiness {
             "waiting for the first synchronisation of every resource",
         );
         async move {
-            if !caches.wait(limit).await {
+            if !initialization.wait(limit).await {
                 tracing::warn!(
                     "not synchronised within {limit:?}: {}; going on without",
-                    caches.uninitialized().join(", ")
+                    initialization.missing()
                 );
             }
             latch.meet();

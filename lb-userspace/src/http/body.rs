@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _};
+use futures_util::Stream;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -67,17 +67,6 @@ impl Body {
         Self {
             _running: Some(running),
             ..self
-        }
-    }
-
-    /// The same pieces, until `end` is over; then the body is complete.
-    pub(super) fn ending_with(self, end: impl Future<Output = ()> + Send + 'static) -> Self {
-        match self.source {
-            Source::Whole(_) => self,
-            Source::Stream(pieces) => Self {
-                source: Source::Stream(Box::pin(pieces.take_until(Box::pin(end)))),
-                ..self
-            },
         }
     }
 }

@@ -9,10 +9,9 @@ use tokio::{
 };
 
 use super::{
-    Class, Exchange, Handler, PostTimeout, Request, Response, error_status, post_timeout::Late,
-    running::Running, timeout_parameter::requested_timeout,
+    Class, Exchange, Handler, PostTimeout, Request, Response, SharedObserver, error_status,
+    post_timeout::Late, running::Running, timeout_parameter::requested_timeout,
 };
-use crate::metrics::HttpMetrics;
 
 /// Ends a request at its deadline, however its handler takes that: `?timeout=`, at most the server's
 /// maximum. The client is answered with 504, or, if the answer has begun, cut off.
@@ -25,7 +24,7 @@ pub struct Deadline<H> {
     /// For metrics and logs.
     server: &'static str,
     maximum: Duration,
-    metrics: HttpMetrics,
+    observer: SharedObserver,
     post_timeout: Arc<PostTimeout>,
 }
 
@@ -35,14 +34,14 @@ impl<H: Handler> Deadline<H> {
         handler: H,
         server: &'static str,
         maximum: Duration,
-        metrics: HttpMetrics,
+        observer: SharedObserver,
         post_timeout: Arc<PostTimeout>,
     ) -> Self {
         Self {
             handler: Arc::new(handler),
             server,
             maximum,
-            metrics,
+            observer,
             post_timeout,
         }
     }
@@ -76,7 +75,7 @@ impl<H: Handler> Deadline<H> {
             }
             Err(_) => {
                 drop(task);
-                self.metrics
+                self.observer
                     .terminated(self.server, StatusCode::GATEWAY_TIMEOUT);
                 self.post_timeout.note(&running, late);
                 let message = format!(
@@ -99,7 +98,7 @@ impl<H: Handler> Handler for Deadline<H> {
             let message = "the request has no time of arrival";
             return error_status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message);
         };
-        exchange.count_abort_in(self.metrics.aborts.with_label_values(&[self.server]));
+        exchange.tell_of_abort(self.server, self.observer.clone());
         if self.handler.class(&request) == Class::Stream {
             return self.handler.call(request).await;
         }

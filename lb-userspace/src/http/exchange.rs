@@ -13,32 +13,32 @@ use hyper::{
     Version,
     body::{Frame, SizeHint},
 };
-use prometheus::IntCounter;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
 
 use super::{
-    Limits,
+    Limits, SharedObserver,
     body::{Body, Cut},
 };
 
 /// One request and its answer. The server leaves it in the request's extensions.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Exchange {
     arrival: Instant,
     state: Arc<Mutex<State>>,
     changed: Arc<Notify>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// When the client must have taken the answer; none for streams.
     deadline: Option<Instant>,
     /// Since when the client has had something to take.
     offered: Option<Instant>,
-    aborts: Option<IntCounter>,
+    /// Who is told if the answer is broken off, and of which server it is.
+    aborts: Option<(&'static str, SharedObserver)>,
 }
 
 impl Exchange {
@@ -54,15 +54,16 @@ impl Exchange {
         self.changed.notify_one();
     }
 
-    /// Has `counter` count if the answer is broken off.
-    pub(super) fn count_abort_in(&self, counter: IntCounter) {
-        self.state().aborts = Some(counter);
+    /// Has `observer` told if the answer is broken off.
+    pub(super) fn tell_of_abort(&self, server: &'static str, observer: SharedObserver) {
+        self.state().aborts = Some((server, observer));
     }
 
     /// Notes, once, that the answer was broken off.
     pub(super) fn aborted(&self) {
-        if let Some(counter) = self.state().aborts.take() {
-            counter.inc();
+        let told = self.state().aborts.take();
+        if let Some((server, observer)) = told {
+            observer.aborted(server);
         }
     }
 
@@ -90,13 +91,11 @@ impl Exchange {
 }
 
 /// The exchanges of a connection that are not over.
-#[derive(Debug)]
 pub(super) struct Exchanges {
     open: Mutex<Open>,
     changed: Arc<Notify>,
 }
 
-#[derive(Debug)]
 struct Open {
     exchanges: Vec<Exchange>,
     /// When the last one ended, or the connection began.

@@ -12,13 +12,11 @@ use hyper::{
     Method, StatusCode,
     header::{HeaderValue, RETRY_AFTER},
 };
-use prometheus::IntGauge;
 use tokio::time::interval;
 
-use super::{Class, Handler, Request, Response, running::Running, text};
-use crate::metrics::HttpMetrics;
+use super::{Class, Handler, Request, Response, SharedObserver, running::Running, text};
 
-/// The gauges show the highest number of each such period.
+/// The observer is told the highest number of each such period.
 const WATERMARK_PERIOD: Duration = Duration::from_secs(1);
 
 /// Streams (watch, follow) at a time: each one costs memory, and its client may stay for ever.
@@ -27,11 +25,11 @@ const STREAMS: usize = 64;
 /// How many requests may be served at a time, over all servers together: `--max-requests-inflight` and
 /// `--max-mutating-requests-inflight`, and a fixed number of streams. The kinds do not take each other's
 /// places.
-#[derive(Debug)]
 pub struct Places {
     read_only: Arc<Kind>,
     mutating: Arc<Kind>,
     streams: Arc<Kind>,
+    observer: SharedObserver,
 }
 
 #[derive(Debug)]
@@ -41,28 +39,30 @@ struct Kind {
     taken: AtomicUsize,
     /// The most taken in this period.
     high: Mutex<usize>,
-    gauge: IntGauge,
+    /// For the observer.
+    name: &'static str,
 }
 
 impl Places {
     /// A limit of zero is none.
-    pub fn new(read_only: usize, mutating: usize, metrics: &HttpMetrics) -> Self {
+    pub fn new(read_only: usize, mutating: usize, observer: SharedObserver) -> Self {
         let kind = |limit, name| {
             Arc::new(Kind {
                 limit,
                 taken: AtomicUsize::new(0),
                 high: Mutex::new(0),
-                gauge: metrics.in_flight.with_label_values(&[name]),
+                name,
             })
         };
         Self {
             read_only: kind(read_only, "readOnly"),
             mutating: kind(mutating, "mutating"),
             streams: kind(STREAMS, "stream"),
+            observer,
         }
     }
 
-    /// Keeps the gauges up until the places are dropped.
+    /// Tells the observer until the places are dropped.
     pub(super) async fn measure_regularly(places: Weak<Self>) {
         let mut periods = interval(WATERMARK_PERIOD);
         loop {
@@ -70,9 +70,9 @@ impl Places {
             let Some(places) = places.upgrade() else {
                 return;
             };
-            places.read_only.end_period();
-            places.mutating.end_period();
-            places.streams.end_period();
+            for kind in [&places.read_only, &places.mutating, &places.streams] {
+                places.observer.in_flight(kind.name, kind.end_period());
+            }
         }
     }
 
@@ -108,10 +108,10 @@ impl Kind {
         *high = (*high).max(self.taken.load(Ordering::Relaxed));
     }
 
-    fn end_period(&self) {
+    /// The most taken in the period that ends now.
+    fn end_period(&self) -> usize {
         let mut high = self.high.lock().unwrap_or_else(PoisonError::into_inner);
-        self.gauge.set(i64::try_from(*high).unwrap_or(i64::MAX));
-        *high = self.taken.load(Ordering::Relaxed);
+        std::mem::replace(&mut *high, self.taken.load(Ordering::Relaxed))
     }
 }
 
@@ -132,7 +132,7 @@ pub struct InFlight<H> {
     handler: H,
     server: &'static str,
     places: Arc<Places>,
-    metrics: HttpMetrics,
+    observer: SharedObserver,
 }
 
 impl<H: Handler> InFlight<H> {
@@ -140,13 +140,13 @@ impl<H: Handler> InFlight<H> {
         handler: H,
         server: &'static str,
         places: Arc<Places>,
-        metrics: HttpMetrics,
+        observer: SharedObserver,
     ) -> Self {
         Self {
             handler,
             server,
             places,
-            metrics,
+            observer,
         }
     }
 }
@@ -163,7 +163,7 @@ impl<H: Handler> Handler for InFlight<H> {
         };
         let Some(place) = kind.take() else {
             let code = StatusCode::TOO_MANY_REQUESTS;
-            self.metrics.terminated(self.server, code);
+            self.observer.terminated(self.server, code);
             let mut refusal = text(code, "Too many requests, please try again later.");
             let headers = refusal.headers_mut();
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -179,12 +179,11 @@ impl<H: Handler> Handler for InFlight<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Metrics;
+    use crate::http::observer::tests::Observed;
 
     #[test]
     fn kinds_are_apart_and_zero_is_no_limit() {
-        let metrics = Metrics::new();
-        let places = Places::new(1, 0, &metrics.http);
+        let places = Places::new(1, 0, Arc::new(Observed::default()));
         let take = |class, method| places.kind(class, &method).unwrap().take();
         let first = take(Class::Bounded, Method::GET);
         assert!(first.is_some());
@@ -204,23 +203,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn gauges_show_the_highest_number_of_each_second() {
-        let metrics = Metrics::new();
-        let places = Arc::new(Places::new(10, 10, &metrics.http));
+    async fn the_highest_number_of_each_second_is_observed() {
+        let observed = Arc::new(Observed::default());
+        let places = Arc::new(Places::new(10, 10, observed.clone()));
         tokio::spawn(Places::measure_regularly(Arc::downgrade(&places)));
-        let gauge = metrics.http.in_flight.with_label_values(&["readOnly"]);
         let half = Duration::from_millis(500);
         tokio::time::sleep(half).await;
+        let most = |number| {
+            let told = observed.take();
+            assert_eq!(told[0], format!("readOnly: {number}"), "{told:?}");
+        };
         let kind = places.kind(Class::Bounded, &Method::GET).unwrap();
         let mut taken: Vec<_> = (0..3).map(|_| kind.take()).collect();
         taken.truncate(1);
-        assert_eq!(gauge.get(), 0);
+        most(0);
         tokio::time::sleep(2 * half).await;
-        assert_eq!(gauge.get(), 3);
+        most(3);
         tokio::time::sleep(2 * half).await;
-        assert_eq!(gauge.get(), 1);
+        most(1);
         drop(taken);
-        tokio::time::sleep(4 * half).await;
-        assert_eq!(gauge.get(), 0);
+        tokio::time::sleep(2 * half).await;
+        observed.take();
+        tokio::time::sleep(2 * half).await;
+        most(0);
     }
 }

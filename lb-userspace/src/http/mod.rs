@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`Deadline`] | ends a request at its deadline, whatever its handler does |
 //! | [`InFlight`] | refuses what is more than the agent wants to do at a time |
-//! | [`WhenReady`] | refuses what needs the caches while they are not initialised |
+//! | [`WhenReady`] | refuses what needs the whole cluster until the agent knows it |
 
 use std::future::Future;
 
@@ -22,9 +22,10 @@ pub use self::{
     inflight::{InFlight, Places},
     limits::Limits,
     listen::{Bind, SystemBind, bind, bind_all_families, bind_unix, bind_until_free},
+    observer::{Observer, SharedObserver},
     post_timeout::{PostTimeout, Report},
     query::{has_flag, query_value, query_values},
-    ready::WhenReady,
+    ready::{AskReady, Unready, WhenReady},
     running::{Running, run_blocking},
     server::{LocalServer, Server},
     stack::Stack,
@@ -39,6 +40,7 @@ mod exchange;
 mod inflight;
 mod limits;
 mod listen;
+mod observer;
 mod post_timeout;
 mod query;
 mod ready;
@@ -62,10 +64,10 @@ pub enum Class {
     Probe,
     /// Has a deadline and takes a place among the requests in flight.
     Bounded,
-    /// The same, but costs what there is in the caches: refused while they are not initialised.
+    /// The same, but needs the whole cluster: refused until the agent knows it.
     Wide,
     /// Goes on until one side ends it (watch, follow): no deadline, and a place among the streams; refused
-    /// while the caches are not initialised, and ended when they no longer are.
+    /// until the agent knows the whole cluster.
     Stream,
 }
 

@@ -11,8 +11,7 @@ use hyper::{Method, Uri};
 use serde::Serialize;
 use tokio::time::{Instant, interval};
 
-use super::running::Running;
-use crate::metrics::HttpMetrics;
+use super::{SharedObserver, running::Running};
 
 /// How often the list is swept.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5 * 60);
@@ -26,7 +25,7 @@ const URI_BYTES: usize = 256;
 /// The list of requests whose handler was cut at the deadline.
 pub struct PostTimeout {
     entries: Mutex<VecDeque<Arc<Entry>>>,
-    metrics: HttpMetrics,
+    observer: SharedObserver,
 }
 
 /// One of them, for people.
@@ -65,10 +64,10 @@ struct Entry {
 
 impl PostTimeout {
     /// An empty list.
-    pub fn new(metrics: HttpMetrics) -> Arc<Self> {
+    pub fn new(observer: SharedObserver) -> Arc<Self> {
         Arc::new(Self {
             entries: Mutex::default(),
-            metrics,
+            observer,
         })
     }
 
@@ -97,26 +96,18 @@ impl PostTimeout {
         if entries.len() >= CAPACITY {
             entries.retain(|entry| entry.log_if_returned().is_none());
         }
-        match entries.len() < CAPACITY {
-            true => entries.push_back(entry.clone()),
-            false => self.metrics.past_deadline_unlisted.inc(),
+        let has_room = entries.len() < CAPACITY;
+        if has_room {
+            entries.push_back(entry.clone());
         }
         drop(entries);
-        self.metrics.past_deadline.inc();
-        let metrics = self.metrics.clone();
+        self.observer.overran(has_room);
+        let observer = self.observer.clone();
         running.at_end(move || {
             let now = Instant::now();
             let overrun = now.saturating_duration_since(entry.deadline);
             let _ = entry.returned.set(now);
-            metrics.past_deadline.dec();
-            metrics
-                .post_timeout_seconds
-                .with_label_values(&[entry.server])
-                .observe(overrun.as_secs_f64());
-            metrics
-                .post_timeouts
-                .with_label_values(&[entry.server, "returned"])
-                .inc();
+            observer.returned(entry.server, overrun);
         });
     }
 
@@ -136,10 +127,7 @@ impl PostTimeout {
                     "an HTTP request is still worked for {overrun:?} after its deadline; it is \
                      taken to hang for ever"
                 );
-                self.metrics
-                    .post_timeouts
-                    .with_label_values(&[entry.server, "pending"])
-                    .inc();
+                self.observer.hangs(entry.server);
                 return false;
             }
             true
@@ -205,17 +193,17 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::metrics::Metrics;
+    use crate::http::observer::tests::Observed;
 
     #[tokio::test(start_paused = true)]
     async fn what_has_ended_is_listed_until_swept_with_its_exact_overrun() {
-        let (metrics, list) = list();
+        let (observed, list) = list();
         let running = late(&list, "/slow");
         advance(Duration::from_secs(7)).await;
         let report = list.list().remove(0);
         assert!(report.running);
         assert_eq!((&*report.uri, report.overrun_seconds), ("/slow", 7.0));
-        assert_eq!(metrics.http.past_deadline.get(), 1);
+        assert_eq!(observed.take(), ["overran, listed: true"]);
 
         drop(running);
         advance(Duration::from_secs(100)).await;
@@ -225,8 +213,7 @@ mod tests {
             (report.timeout_seconds, report.overrun_seconds),
             (10.0, 7.0)
         );
-        assert_eq!(metrics.http.past_deadline.get(), 0);
-        assert_eq!(counted(&metrics, "returned"), 1);
+        assert_eq!(observed.take(), ["test returned after 7s"]);
 
         list.sweep();
         assert_eq!(list.list(), []);
@@ -234,7 +221,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_never_ends_is_reported_once_and_dropped_from_the_list() {
-        let (metrics, list) = list();
+        let (observed, list) = list();
         let sweeper = tokio::spawn(PostTimeout::sweep_regularly(Arc::downgrade(&list)));
         let running = late(&list, "/hangs");
         tokio::time::sleep(HANGS_AFTER - Duration::from_secs(1)).await;
@@ -242,8 +229,7 @@ mod tests {
         tokio::time::sleep(SWEEP_INTERVAL).await;
         assert_eq!(list.list(), []);
         tokio::time::sleep(HANGS_AFTER).await;
-        assert_eq!(counted(&metrics, "pending"), 1);
-        assert_eq!(metrics.http.past_deadline.get(), 1, "it still runs");
+        assert_eq!(observed.take(), ["overran, listed: true", "test hangs"]);
 
         drop(running);
         drop(list);
@@ -253,23 +239,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_list_is_bounded_and_prefers_what_still_runs() {
-        let (metrics, list) = list();
+        let (observed, list) = list();
         drop(late(&list, "/returned"));
         let running: Vec<_> = (0..CAPACITY).map(|_| late(&list, "/runs")).collect();
         let listed = list.list();
         assert_eq!(listed.len(), CAPACITY);
         assert!(listed.iter().all(|report| report.running));
-        assert_eq!(metrics.http.past_deadline_unlisted.get(), 0);
+        let told = observed.take();
+        assert!(!told.contains(&UNLISTED.to_owned()), "{told:?}");
 
         let unlisted = late(&list, "/too-many");
         assert_eq!(list.list().len(), CAPACITY);
-        assert_eq!(metrics.http.past_deadline_unlisted.get(), 1);
+        assert_eq!(observed.take(), [UNLISTED]);
         drop((running, unlisted));
-        assert_eq!(
-            metrics.http.past_deadline.get(),
-            0,
-            "unlisted ones count too"
-        );
+        assert_eq!(observed.take().len(), CAPACITY + 1, "unlisted ones too");
     }
 
     #[tokio::test(start_paused = true)]
@@ -279,10 +262,12 @@ mod tests {
         assert_eq!(list.list()[0].uri.len(), URI_BYTES);
     }
 
-    fn list() -> (Metrics, Arc<PostTimeout>) {
-        let metrics = Metrics::new();
-        let list = PostTimeout::new(metrics.http.clone());
-        (metrics, list)
+    const UNLISTED: &str = "overran, listed: false";
+
+    fn list() -> (Arc<Observed>, Arc<PostTimeout>) {
+        let observed = Arc::new(Observed::default());
+        let list = PostTimeout::new(observed.clone());
+        (observed, list)
     }
 
     /// A request that reaches its deadline of ten seconds now.
@@ -298,10 +283,5 @@ mod tests {
         };
         list.note(&running, late);
         running
-    }
-
-    fn counted(metrics: &Metrics, status: &str) -> u64 {
-        let counters = &metrics.http.post_timeouts;
-        counters.with_label_values(&["test", status]).get()
     }
 }

@@ -1,34 +1,44 @@
-//! While the caches are not initialised, what would need them whole is refused at once (KEP-4568).
+//! While the agent does not know the whole cluster, what would need it whole is refused at once (KEP-4568).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use hyper::StatusCode;
 
-use super::{Class, Handler, Request, Response, too_many_requests};
-use crate::{health::caches::Caches, metrics::HttpMetrics};
+use super::{Class, Handler, Request, Response, SharedObserver, too_many_requests};
 
-/// Answers unbounded lists and streams with 429 and Retry-After while a cache is not initialised, so that
+/// Why nothing can be served that needs the whole cluster, and when to ask again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unready {
+    /// For people: what is missing.
+    pub missing: String,
+    /// Whole seconds.
+    pub retry_after: Duration,
+}
+
+/// Tells whether, and why, the agent is not ready to serve what needs the whole cluster.
+pub type AskReady = Arc<dyn Fn() -> Option<Unready> + Send + Sync>;
+
+/// Answers unbounded lists and streams with 429 and Retry-After until the agent knows the whole cluster, so that
 /// clients wait and resume instead of hanging. Gets and bounded lists are served from what there is.
-/// A stream ends, complete and without an error, when a cache stops being initialised.
 pub struct WhenReady<H> {
     handler: H,
     server: &'static str,
-    caches: Arc<Caches>,
-    metrics: HttpMetrics,
+    unready: AskReady,
+    observer: SharedObserver,
 }
 
 impl<H: Handler> WhenReady<H> {
     pub fn new(
         handler: H,
         server: &'static str,
-        caches: Arc<Caches>,
-        metrics: HttpMetrics,
+        unready: AskReady,
+        observer: SharedObserver,
     ) -> Self {
         Self {
             handler,
             server,
-            caches,
-            metrics,
+            unready,
+            observer,
         }
     }
 }
@@ -39,32 +49,19 @@ impl<H: Handler> Handler for WhenReady<H> {
     }
 
     async fn call(&self, request: Request) -> Response {
-        let class = self.class(&request);
-        if !matches!(class, Class::Wide | Class::Stream) {
-            return self.handler.call(request).await;
-        }
-        // Before the question, so that a change in between is not missed.
-        let mut changes = self.caches.subscribe();
-        if let Some(retry_after) = self.caches.retry_after() {
-            self.metrics
+        if matches!(self.class(&request), Class::Wide | Class::Stream)
+            && let Some(Unready {
+                missing,
+                retry_after,
+            }) = (self.unready)()
+        {
+            self.observer
                 .terminated(self.server, StatusCode::TOO_MANY_REQUESTS);
-            let missing = self.caches.uninitialized().join(", ");
             return too_many_requests(
                 retry_after,
                 format_args!("not initialised yet: {missing}; try again later"),
             );
         }
-        let response = self.handler.call(request).await;
-        if class != Class::Stream {
-            return response;
-        }
-        response.map(|body| {
-            body.ending_with(async move {
-                // Without anybody who could change them, they stay as they are.
-                if changes.wait_for(|ready| !ready).await.is_err() {
-                    std::future::pending().await
-                }
-            })
-        })
+        self.handler.call(request).await
     }
 }

@@ -4,8 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, task::JoinHandle};
 
-use super::{Deadline, Handler, InFlight, Places, PostTimeout, Request, Response, WhenReady};
-use crate::{config::HttpConfig, health::caches::Caches, http::Class, metrics::HttpMetrics};
+use super::{
+    AskReady, Class, Deadline, Handler, InFlight, Places, PostTimeout, Request, Response,
+    SharedObserver, WhenReady,
+};
+use crate::config::HttpConfig;
 
 /// Shared by all servers of the agent.
 pub struct Stack {
@@ -13,22 +16,24 @@ pub struct Stack {
     deadline: Option<Duration>,
     places: Arc<Places>,
     post_timeout: Arc<PostTimeout>,
-    caches: Arc<Caches>,
-    metrics: HttpMetrics,
+    unready: AskReady,
+    observer: SharedObserver,
     runtime: Handle,
     upkeep: [JoinHandle<()>; 2],
 }
 
 impl Stack {
+    /// `unready` is asked about each request that needs the whole cluster.
+    ///
     /// Needs a Tokio runtime, for the gauges and lists it keeps up, which is also the one that servers are
     /// to run on.
-    pub fn new(config: &HttpConfig, caches: Arc<Caches>, metrics: HttpMetrics) -> Self {
+    pub fn new(config: &HttpConfig, unready: AskReady, observer: SharedObserver) -> Self {
         let places = Arc::new(Places::new(
             config.max_requests_inflight,
             config.max_mutating_requests_inflight,
-            &metrics,
+            observer.clone(),
         ));
-        let post_timeout = PostTimeout::new(metrics.clone());
+        let post_timeout = PostTimeout::new(observer.clone());
         Self {
             deadline: config
                 .per_request_deadline
@@ -39,8 +44,8 @@ impl Stack {
             ],
             places,
             post_timeout,
-            caches,
-            metrics,
+            unready,
+            observer,
             runtime: Handle::current(),
         }
     }
@@ -52,16 +57,16 @@ impl Stack {
 
     /// `handler` inside all layers. `server` names it in metrics and logs.
     pub fn wrap<H: Handler>(&self, server: &'static str, handler: H) -> Arc<impl Handler + use<H>> {
-        let metrics = &self.metrics;
-        let handler = WhenReady::new(handler, server, self.caches.clone(), metrics.clone());
-        let handler = InFlight::new(handler, server, self.places.clone(), metrics.clone());
+        let observer = &self.observer;
+        let handler = WhenReady::new(handler, server, self.unready.clone(), observer.clone());
+        let handler = InFlight::new(handler, server, self.places.clone(), observer.clone());
         Arc::new(match self.deadline {
             None => Outermost::Plain(handler),
             Some(maximum) => Outermost::Deadline(Deadline::new(
                 handler,
                 server,
                 maximum,
-                metrics.clone(),
+                observer.clone(),
                 self.post_timeout.clone(),
             )),
         })

@@ -1,9 +1,12 @@
 //! What the layers of the agent's HTTP servers count.
 
+use std::time::Duration;
+
 use hyper::StatusCode;
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Register;
+use crate::http::Observer;
 
 /// Seconds; what goes on for longer hangs.
 const POST_TIMEOUT_BUCKETS: [f64; 9] = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
@@ -14,18 +17,18 @@ pub struct HttpMetrics {
     /// Requests ended by a layer, by `server` and `code`: 504 at the deadline, 429 refused.
     terminations: IntCounterVec,
     /// Requests broken off in the middle of the answer, by `server`.
-    pub aborts: IntCounterVec,
+    aborts: IntCounterVec,
     /// Requests worked for after their deadline, by `server` and `status`: `returned`, or `pending` for
     /// those taken not to end.
-    pub post_timeouts: IntCounterVec,
+    post_timeouts: IntCounterVec,
     /// Seconds from the deadline until it ended, by `server`.
-    pub post_timeout_seconds: HistogramVec,
+    post_timeout_seconds: HistogramVec,
     /// Requests past their deadline for which something still works.
-    pub past_deadline: IntGauge,
+    past_deadline: IntGauge,
     /// Those for which there was no room on the list.
-    pub past_deadline_unlisted: IntCounter,
+    past_deadline_unlisted: IntCounter,
     /// The most requests at a time in the last second, by `request_kind`.
-    pub in_flight: IntGaugeVec,
+    in_flight: IntGaugeVec,
 }
 
 impl HttpMetrics {
@@ -67,10 +70,40 @@ impl HttpMetrics {
             ),
         }
     }
+}
 
-    /// Counts a request that a layer ended.
-    pub fn terminated(&self, server: &str, code: StatusCode) {
+impl Observer for HttpMetrics {
+    fn terminated(&self, server: &'static str, code: StatusCode) {
         let labels = [server, code.as_str()];
         self.terminations.with_label_values(&labels).inc();
+    }
+
+    fn aborted(&self, server: &'static str) {
+        self.aborts.with_label_values(&[server]).inc();
+    }
+
+    fn overran(&self, listed: bool) {
+        self.past_deadline.inc();
+        if !listed {
+            self.past_deadline_unlisted.inc();
+        }
+    }
+
+    fn returned(&self, server: &'static str, overrun: Duration) {
+        self.past_deadline.dec();
+        let seconds = self.post_timeout_seconds.with_label_values(&[server]);
+        seconds.observe(overrun.as_secs_f64());
+        let returned = [server, "returned"];
+        self.post_timeouts.with_label_values(&returned).inc();
+    }
+
+    fn hangs(&self, server: &'static str) {
+        let pending = [server, "pending"];
+        self.post_timeouts.with_label_values(&pending).inc();
+    }
+
+    fn in_flight(&self, kind: &'static str, most: usize) {
+        let gauge = self.in_flight.with_label_values(&[kind]);
+        gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
     }
 }

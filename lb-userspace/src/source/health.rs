@@ -49,6 +49,13 @@ impl SourceHealth {
         self.lock().iter().all(|state| state.synced)
     }
 
+    /// Those that have not been complete yet.
+    pub fn unsynced(&self) -> Vec<&'static str> {
+        let states = self.lock();
+        let missing = states.iter().filter(|state| !state.synced);
+        missing.map(|state| state.name).collect()
+    }
+
     /// Whether a resource has been complete once.
     pub fn is_synced(&self, name: &str) -> bool {
         self.lock()

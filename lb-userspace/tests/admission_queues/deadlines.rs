@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use node_lb::admission::{
-    deadlines::{QueueWait, REQUEST_QUEUE_WAIT},
-    retry_after::while_unready,
+use node_lb::{
+    admission::deadlines::{QueueWait, REQUEST_QUEUE_WAIT},
+    health::initialization::retry_after,
 };
 use serde::Deserialize;
 
@@ -54,8 +54,13 @@ fn the_longer_something_is_not_ready_the_later_clients_come_back() {
     let cases: Vec<UnreadyCase> = vectors::at("/g_extras/unreadyCacheRetryAfter/cases");
     assert!(!cases.is_empty());
     for case in cases {
-        let advice = while_unready(Duration::from_secs(case.downtime));
-        assert_eq!(advice, case.retry_after, "after {} s", case.downtime);
+        let advice = retry_after(Duration::from_secs(case.downtime));
+        assert_eq!(
+            advice.as_secs(),
+            case.retry_after,
+            "after {} s",
+            case.downtime
+        );
     }
-    assert_eq!(while_unready(Duration::MAX), 30);
+    assert_eq!(retry_after(Duration::MAX).as_secs(), 30);
 }

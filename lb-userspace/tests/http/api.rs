@@ -135,10 +135,9 @@ async fn a_watcher_that_falls_behind_is_told_to_start_over() {
 }
 
 #[tokio::test]
-async fn until_the_caches_are_initialised_nothing_wide_is_served_and_nothing_hangs() {
-    let agent = Agent::start();
+async fn until_the_cluster_is_known_nothing_wide_is_served_and_nothing_hangs() {
+    let agent = Agent::start_with(Parts::uninitialized(<_>::default()));
     agent.put("shop", "web", &["10.1.0.1"]);
-    agent.parts.caches.reinitializing("services");
     for (path, status) in [
         ("/api/v1/services/shop/web", 200),
         ("/api/v1/services?limit=10", 200),
@@ -161,6 +160,9 @@ async fn until_the_caches_are_initialised_nothing_wide_is_served_and_nothing_han
         let retry_after = reply.headers.get("retry-after").map(String::as_str);
         assert_eq!(retry_after, (status == 429).then_some("1"), "{path}");
     }
+    agent.parts.initialization.finish();
+    assert_eq!(agent.get("/api/v1/services").await.0, 200);
+    assert_eq!(agent.get("/api/v1/services/shop/other").await.0, 404);
 }
 
 #[tokio::test]
@@ -246,7 +248,10 @@ struct Agent {
 
 impl Agent {
     fn start() -> Self {
-        let parts = Parts::new(<_>::default());
+        Self::start_with(Parts::new(<_>::default()))
+    }
+
+    fn start_with(parts: Parts) -> Self {
         let catalog = Arc::new(Catalog::new());
         let (ask, mut asked) = mpsc::channel::<oneshot::Sender<Status>>(1);
         let answering = tokio::spawn(async move {
@@ -262,7 +267,7 @@ impl Agent {
         let api = LocalApi {
             catalog: catalog.clone(),
             flows: Arc::new(ThreeFlows(followed.clone())),
-            caches: parts.caches.clone(),
+            initialization: parts.initialization.clone(),
             readiness: Arc::new(Readiness::new()),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
             status: ask,

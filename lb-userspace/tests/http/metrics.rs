@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::bail;
 use node_lb::{
+    agent::metrics_server::MetricsServer,
     health::readiness::Readiness,
     http::{Limits, Server, bind},
     metrics::{
-        DeviceMode, KernelSource, Metrics, MetricsEndpoints, PacketCount, Sample, ServiceTraffic,
-        XdpMode, set_to_now,
+        DeviceMode, KernelSource, Metrics, PacketCount, Sample, ServiceTraffic, XdpMode, set_to_now,
     },
     model::{IpFamily, ObjectName, Protocol},
 };
@@ -222,7 +222,7 @@ fn sample() -> Sample {
 
 fn start(metrics: &Arc<Metrics>) -> Server {
     let stack = stack();
-    let endpoints = MetricsEndpoints {
+    let endpoints = MetricsServer {
         metrics: metrics.clone(),
         readiness: Arc::new(Readiness::new()),
         post_timeout: stack.post_timeout().clone(),

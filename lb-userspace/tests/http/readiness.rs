@@ -1,20 +1,18 @@
-//! `/readyz`, and what is refused while the caches are not initialised (KEP-4568).
+//! `/readyz`, and what is refused until the agent knows the whole cluster (KEP-4568).
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use futures_util::{StreamExt as _, stream};
 use http_body_util::BodyExt as _;
 use hyper::{StatusCode, Uri};
 use node_lb::{
-    health::{caches::Caches, readiness::Readiness},
-    http::{Body, Class, Request, Response, response, text},
+    health::{initialization::Initialization, readiness::Readiness},
+    http::{Class, Request, Response, text},
     source::health::SourceHealth,
 };
 
 use crate::{
     client::get,
-    support::{Of, Parts, get_over_http2, http2},
+    support::{Of, Parts},
 };
 
 #[tokio::test]
@@ -88,11 +86,11 @@ async fn checks_can_be_excluded_by_name() {
 
 #[tokio::test(start_paused = true)]
 async fn each_resource_is_a_check_and_the_post_start_check_waits_for_all() {
-    let caches = Arc::new(Caches::new(["nodes", "services"]));
     let readiness = Readiness::new();
     let source = Arc::new(SourceHealth::new(["nodes", "services"]));
     readiness.add_informers(&source);
-    let waiting = tokio::spawn(readiness.wait_for_caches(caches.clone(), LIMIT));
+    let initialization = Arc::new(Initialization::new(source.clone()));
+    let waiting = tokio::spawn(readiness.wait_for(initialization.clone(), LIMIT));
     source.synced("nodes");
     let (status, told) = ask(&readiness, "/readyz").await;
     assert_eq!(status, 500);
@@ -104,34 +102,27 @@ async fn each_resource_is_a_check_and_the_post_start_check_waits_for_all() {
     );
 
     source.synced("services");
-    caches.initialized("nodes");
-    caches.initialized("services");
+    assert!(!waiting.is_finished(), "the maps have nothing yet");
+    initialization.finish();
     waiting.await.unwrap();
-    assert_eq!(ask(&readiness, "/readyz").await, (200, "ok".into()));
-
-    // One that starts over does not make the agent unready: what needs it is refused meanwhile.
-    caches.reinitializing("services");
     assert_eq!(ask(&readiness, "/readyz").await, (200, "ok".into()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_post_start_check_gives_up_at_its_limit_and_succeeds() {
-    let caches = Arc::new(Caches::new(["services"]));
+    let source = Arc::new(SourceHealth::new(["services"]));
+    let initialization = Arc::new(Initialization::new(source));
     let readiness = Readiness::new();
-    let waiting = tokio::spawn(readiness.wait_for_caches(caches.clone(), LIMIT));
+    let waiting = tokio::spawn(readiness.wait_for(initialization, LIMIT));
     tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
     assert_eq!(ask(&readiness, "/readyz").await.0, 500);
     waiting.await.unwrap();
     assert_eq!(ask(&readiness, "/readyz").await, (200, "ok".into()));
-    caches.initialized("services");
-    caches.reinitializing("services");
-    assert_eq!(ask(&readiness, "/readyz").await.0, 200, "it runs once");
 }
 
 #[tokio::test]
-async fn while_a_cache_is_not_initialised_only_what_needs_it_whole_is_refused() {
-    let parts = Parts::new(<_>::default());
-    parts.caches.reinitializing("services");
+async fn until_the_cluster_is_known_only_what_needs_it_whole_is_refused() {
+    let parts = Parts::uninitialized(<_>::default());
     for class in [Class::Probe, Class::Bounded] {
         let server = parts.serve(Of(class, ok));
         assert_eq!(get(server.address(), "/").await.status, 200, "{class:?}");
@@ -148,35 +139,15 @@ async fn while_a_cache_is_not_initialised_only_what_needs_it_whole_is_refused() 
             status["message"].as_str().unwrap().contains("services"),
             "{status}"
         );
-
-        parts.caches.initialized("services");
-        assert_eq!(get(server.address(), "/").await.status, 200, "{class:?}");
-        parts.caches.reinitializing("services");
     }
     let refusals = "node_lb_http_request_terminations_total{code=\"429\",server=\"test\"}";
     assert_eq!(parts.metric(refusals), 2.0);
-}
 
-#[tokio::test]
-async fn a_cache_that_starts_over_ends_its_streams_without_an_error() {
-    let parts = Parts::new(<_>::default());
-    let server = parts.serve(Of(Class::Stream, async |_: Request| {
-        let first = stream::iter([Bytes::from_static(b"first\n")]);
-        let body = Body::stream(first.chain(stream::pending()));
-        response(StatusCode::OK, "application/json", body)
-    }));
-    let mut client = http2(&server).await;
-    let mut body = client
-        .send_request(get_over_http2("/"))
-        .await
-        .unwrap()
-        .into_body();
-    assert_eq!(
-        body.frame().await.unwrap().unwrap().into_data().unwrap(),
-        "first\n"
-    );
-    parts.caches.reinitializing("services");
-    assert_eq!(body.collect().await.unwrap().to_bytes(), "");
+    parts.initialization.finish();
+    for class in [Class::Wide, Class::Stream] {
+        let server = parts.serve(Of(class, ok));
+        assert_eq!(get(server.address(), "/").await.status, 200, "{class:?}");
+    }
 }
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -12,9 +12,10 @@ use hyper::{Request as ClientRequest, StatusCode, client::conn::http2::SendReque
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use node_lb::{
     config::HttpConfig,
-    health::caches::Caches,
+    health::initialization::Initialization,
     http::{Class, Handler, Limits, Request, Response, Server, Stack, bind},
     metrics::Metrics,
+    source::health::SourceHealth,
 };
 use tokio::{net::TcpStream, sync::mpsc};
 
@@ -40,7 +41,7 @@ where
     }
 }
 
-/// The layers as configured by default, the caches initialised.
+/// The layers as configured by default, the agent initialised.
 pub fn stack() -> Arc<Stack> {
     Parts::new(HttpConfig::default()).stack
 }
@@ -48,20 +49,30 @@ pub fn stack() -> Arc<Stack> {
 /// The layers, and what they say.
 pub struct Parts {
     pub metrics: Metrics,
-    pub caches: Arc<Caches>,
+    pub initialization: Arc<Initialization>,
     pub stack: Arc<Stack>,
 }
 
 impl Parts {
-    /// With an initialised cache, `services`.
+    /// Of an agent that knows the whole cluster.
     pub fn new(config: HttpConfig) -> Self {
+        let parts = Self::uninitialized(config);
+        parts.initialization.finish();
+        parts
+    }
+
+    /// Of one that does not know the Services yet.
+    pub fn uninitialized(config: HttpConfig) -> Self {
         let metrics = Metrics::new();
-        let caches = Arc::new(Caches::new(["services"]));
-        caches.initialized("services");
+        let source = Arc::new(SourceHealth::new(["services"]));
+        let initialization = Arc::new(Initialization::new(source));
+        let asked = initialization.clone();
+        let unready = Arc::new(move || asked.unready());
+        let observer = Arc::new(metrics.http.clone());
         Self {
-            stack: Arc::new(Stack::new(&config, caches.clone(), metrics.http.clone())),
+            stack: Arc::new(Stack::new(&config, unready, observer)),
             metrics,
-            caches,
+            initialization,
         }
     }
 

@@ -16,7 +16,7 @@ use self::{
 };
 use super::{catalog::Catalog, status::Status};
 use crate::{
-    health::{caches::Caches, readiness::Readiness},
+    health::{initialization::Initialization, readiness::Readiness},
     http::{
         Class, Handler, Request, Response, error_status, has_flag, json, not_found, query_value,
     },
@@ -32,7 +32,7 @@ const FLOWS: &str = "/flows";
 pub struct LocalApi {
     pub catalog: Arc<Catalog>,
     pub flows: Arc<dyn FlowSource>,
-    pub caches: Arc<Caches>,
+    pub initialization: Arc<Initialization>,
     pub readiness: Arc<Readiness>,
     /// `/configz`: the settings in force, a JSON object.
     pub configz: Bytes,
@@ -87,7 +87,7 @@ impl Handler for LocalApi {
             FLOWS => flows::list(&request, self.flows.clone(), self.catalog.clone()).await,
             path if Readiness::serves(path) => self.readiness.answer(uri),
             path => match service_name(path) {
-                Some(name) => services::get(&self.catalog, &self.caches, &name),
+                Some(name) => services::get(&self.catalog, &self.initialization, &name),
                 None => not_found(),
             },
         }

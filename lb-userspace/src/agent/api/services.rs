@@ -14,8 +14,8 @@ use tokio::{
 use super::{HEARTBEAT, limit, line, object};
 use crate::{
     agent::catalog::{Catalog, Change},
-    health::caches::Caches,
-    http::{Body, Response, error_status, query_value, response, too_many_requests},
+    health::initialization::Initialization,
+    http::{Body, Response, Unready, error_status, query_value, response, too_many_requests},
     model::ObjectName,
     plan::{ServicePlan, report::PortReport},
 };
@@ -73,14 +73,14 @@ pub fn service_name(path: &str) -> Option<ObjectName> {
     })
 }
 
-/// One Service, from what there is. One that is not there may yet come as long as the caches are not
-/// initialised, so that is not called missing.
-pub fn get(catalog: &Catalog, caches: &Caches, name: &ObjectName) -> Response {
+/// One Service, from what there is. One that is not there may yet come until the agent knows
+/// the whole cluster, so that is not called missing.
+pub fn get(catalog: &Catalog, initialization: &Initialization, name: &ObjectName) -> Response {
     if let Some(plan) = catalog.get(name) {
         return object(&ServiceObject::from(&*plan));
     }
-    match caches.retry_after() {
-        Some(retry_after) => too_many_requests(
+    match initialization.unready() {
+        Some(Unready { retry_after, .. }) => too_many_requests(
             retry_after,
             format_args!("whether there is a Service {name} is not known yet; try again later"),
         ),

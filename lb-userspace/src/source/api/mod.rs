@@ -80,6 +80,12 @@ impl ApiSource {
         }
     }
 
+    /// Has `health` told how each resource is doing.
+    #[must_use]
+    pub fn reporting_to(self, health: Arc<SourceHealth>) -> Self {
+        Self { health, ..self }
+    }
+
     /// How each resource is doing.
     pub fn health(&self) -> Arc<SourceHealth> {
         self.health.clone()

@@ -1,0 +1,78 @@
+//! What happens to requests, for whoever counts it.
+
+use std::{sync::Arc, time::Duration};
+
+use hyper::StatusCode;
+
+/// Is told of what the layers do. `server` is the name given to [`Stack::wrap`](super::Stack::wrap).
+pub trait Observer: Send + Sync + 'static {
+    /// A layer ended a request with this status: 504 at the deadline, 429 refused.
+    fn terminated(&self, server: &'static str, code: StatusCode);
+
+    /// An answer was broken off.
+    fn aborted(&self, server: &'static str);
+
+    /// A request is past its deadline and something still works for it; `listed` if there was room for it
+    /// on the list.
+    fn overran(&self, listed: bool);
+
+    /// Nothing works any more for a request that had overrun its deadline by this.
+    fn returned(&self, server: &'static str, overrun: Duration);
+
+    /// What works for a request past its deadline is taken to hang for ever.
+    fn hangs(&self, server: &'static str);
+
+    /// The most requests at a time in the last second: `kind` is `readOnly`, `mutating` or `stream`.
+    fn in_flight(&self, kind: &'static str, most: usize);
+}
+
+/// Shared by all layers.
+pub type SharedObserver = Arc<dyn Observer>;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// What was observed, in order.
+    #[derive(Default)]
+    pub struct Observed(Mutex<Vec<String>>);
+
+    impl Observed {
+        /// What was observed since this was last asked.
+        pub fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.0.lock().unwrap())
+        }
+
+        fn note(&self, what: String) {
+            self.0.lock().unwrap().push(what);
+        }
+    }
+
+    impl Observer for Observed {
+        fn terminated(&self, server: &'static str, code: StatusCode) {
+            self.note(format!("{server} terminated {}", code.as_u16()));
+        }
+
+        fn aborted(&self, server: &'static str) {
+            self.note(format!("{server} aborted"));
+        }
+
+        fn overran(&self, listed: bool) {
+            self.note(format!("overran, listed: {listed}"));
+        }
+
+        fn returned(&self, server: &'static str, overrun: Duration) {
+            self.note(format!("{server} returned after {overrun:?}"));
+        }
+
+        fn hangs(&self, server: &'static str) {
+            self.note(format!("{server} hangs"));
+        }
+
+        fn in_flight(&self, kind: &'static str, most: usize) {
+            self.note(format!("{kind}: {most}"));
+        }
+    }
+}
