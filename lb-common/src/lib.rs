@@ -30,6 +30,7 @@ pub mod service;
 pub mod socket;
 pub mod tables;
 pub mod verdict;
+pub mod work;
 
 pub use atomic::{add, fetch_add};
 pub use opaque::rolled;

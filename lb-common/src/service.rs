@@ -4,8 +4,8 @@
 
 use crate::{
     abi::{
-        Endpoint, Frontend, FrontendKey, FrontendKind, Plan, config_flag, device_flag,
-        endpoint_flag, plan_flag,
+        Endpoint, FrontendKey, FrontendKind, Plan, config_flag, device_flag, endpoint_flag,
+        plan_flag,
     },
     addr::Address,
     flow::{Flow, tcp},
@@ -13,6 +13,7 @@ use crate::{
     select::Policy,
     tables::Services,
     verdict::Reason,
+    work::Addressed,
 };
 
 /// Where a connection comes from.
@@ -107,28 +108,6 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
             && !tcp::opens(tcp_flags)
 }
 
-/// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind; negative if not.
-#[repr(transparent)]
-#[derive(Clone, Copy, Default)]
-pub struct Addressed(i64);
-
-impl Addressed {
-    #[inline(always)]
-    pub fn is_some(self) -> bool {
-        self.0 >= 0
-    }
-
-    #[inline(always)]
-    fn service(self) -> u32 {
-        self.0 as u32
-    }
-
-    #[inline(always)]
-    fn kind(self) -> FrontendKind {
-        FrontendKind::from_u8((self.0 >> 32) as u8)
-    }
-}
-
 /// The frontend that a packet is addressed to. Out of line, since its key would lie on the stack to the end.
 #[inline(never)]
 pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Addressed {
@@ -138,10 +117,7 @@ pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> 
         protocol: tuple.protocol,
         pad: 0,
     };
-    Addressed(match services.frontend(&key) {
-        Some(Frontend { service, kind, .. }) => i64::from(service) | i64::from(kind) << 32,
-        None => -1,
-    })
+    Addressed::to(services.frontend(&key))
 }
 
 /// Where a connection comes from. A node address that lies in the pods' range counts as a pod.

@@ -10,9 +10,9 @@ use crate::{
     },
     addr::{Address, Ip6},
     atomic,
-    flow::{Hop, hop::Hops, table::Slots},
-    pipeline::{self, Work},
+    flow::{Hop, hop::Hops, slots::Slots},
     verdict::Reason,
+    work::Work,
 };
 
 /// State that the choice of an endpoint depends on.
@@ -107,21 +107,11 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     /// a complete header to certain devices (XDP).
     const ANY_DEVICE: bool;
 
-    /// [`pipeline::open_index`](crate::pipeline::open_index), which the kernel's side makes a function
-    /// that the verifier looks at by itself, and only once.
-    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64
-    where
-        Self: Sized,
-    {
-        pipeline::open_index(self, work, ifindex)
-    }
-    /// [`pipeline::finish_index`](crate::pipeline::finish_index), likewise.
-    fn finish_index(&self, work: &mut Work<A>) -> u64
-    where
-        Self: Sized,
-    {
-        pipeline::finish_index(self, work)
-    }
+    /// [`open_index`](crate::pipeline::open_index), which in the kernel is a function that the verifier looks at by
+    /// itself, and only once.
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
+    /// [`finish_index`](crate::pipeline::finish_index), likewise.
+    fn finish_index(&self, work: &mut Work<A>) -> u64;
     /// What is remembered of an endpoint, by its id; its numbers are only accessed atomically.
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>>;
     /// [`crate::abi::Limits::half_open_mask`].

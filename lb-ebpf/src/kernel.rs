@@ -13,23 +13,25 @@ use lb_common::{
         FragmentKey, Frontend, FrontendKey, Limits, Plan, ServiceFlows, ServiceStats, Shortages,
         SourceRangeKey,
     },
-    addr::{Address, Family, Ip4, Ip6},
+    addr::{Address, Family, Ip6},
     flow::{
-        Ethernet, Hop, Record, Timeouts, end,
+        Ethernet, Hop, Record, Timeouts,
         hop::Hops,
-        resize,
-        table::{self, Purpose, Slots},
+        slots::{Purpose, Slots, Steps},
     },
     parse::{Segment, Tuple},
-    pipeline::{self, Copied, Work},
     tables::{NextHop, Services, Tables},
     verdict::{Hook, Reason},
+    work::Work,
 };
 
-use crate::maps::{
-    AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, FamilyMaps,
-    HOPS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_FLOWS,
-    SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_RANGES, WAYS_BACK,
+use crate::{
+    family::FamilyMaps,
+    maps::{
+        AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, HOPS,
+        LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_FLOWS,
+        SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_RANGES, WAYS_BACK,
+    },
 };
 
 /// The maps and helpers, as a hook sees them.
@@ -183,26 +185,6 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 
     #[inline(always)]
-    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
-        A::find_index(tuple)
-    }
-
-    #[inline(always)]
-    fn claim_index(&self, tuple: &Tuple<A>, hash: u64) -> u64 {
-        A::claim_index(tuple, hash)
-    }
-
-    #[inline(always)]
-    fn has_rival(&self, tuple: &Tuple<A>, hash: u64, outcome: u64) -> bool {
-        A::has_rival(tuple, hash, outcome)
-    }
-
-    #[inline(always)]
-    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
-        A::gives_way(index, segment, purpose)
-    }
-
-    #[inline(always)]
     fn other_mask(&self) -> u32 {
         A::other_mask()
     }
@@ -213,21 +195,6 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
             return None;
         }
         A::other_flow(index).and_then(NonNull::new)
-    }
-
-    #[inline(always)]
-    fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {
-        A::find_other_index(tuple)
-    }
-
-    #[inline(always)]
-    fn copy_index(&self, tuple: &Tuple<A>) -> u64 {
-        A::copy_index(tuple)
-    }
-
-    #[inline(always)]
-    fn end_other(&self, index: u32) {
-        A::end_other(index);
     }
 
     #[inline(always)]
@@ -265,248 +232,48 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 }
 
+impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Steps<A> for Kernel<C, ANY_DEVICE> {
+    #[inline(always)]
+    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::find_index(tuple)
+    }
+
+    #[inline(always)]
+    fn claim_index(&self, tuple: &Tuple<A>, hash: u64) -> u64 {
+        A::claim_index(tuple, hash)
+    }
+
+    #[inline(always)]
+    fn has_rival(&self, tuple: &Tuple<A>, hash: u64, outcome: u64) -> bool {
+        A::has_rival(tuple, hash, outcome)
+    }
+
+    #[inline(always)]
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        A::gives_way(index, segment, purpose)
+    }
+
+    #[inline(always)]
+    fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::find_other_index(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::copy_index(tuple)
+    }
+
+    #[inline(always)]
+    fn end_other(&self, index: u32) {
+        A::end_other(index);
+    }
+}
+
 // SAFETY: as for `Slots`, with entries of 32 bytes.
 unsafe impl<C, const ANY_DEVICE: bool> Hops for Kernel<C, ANY_DEVICE> {
     #[inline(always)]
     fn hop(&self, index: u32) -> Option<NonNull<Hop>> {
         HOPS.get_ptr_mut(index).and_then(NonNull::new)
-    }
-}
-
-/// [`FamilyMaps::open_index`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn open_index4(work: *mut Work<Ip4>, ifindex: u32) -> u64 {
-    open_index(work, ifindex)
-}
-
-/// [`FamilyMaps::open_index`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn open_index6(work: *mut Work<Ip6>, ifindex: u32) -> u64 {
-    open_index(work, ifindex)
-}
-
-#[inline(always)]
-fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32) -> u64 {
-    // SAFETY: null or this CPU's; the verifier makes sure.
-    match (
-        unsafe { work.as_mut() },
-        Kernel::<_, true>::new((), ifindex),
-    ) {
-        (Some(work), Some(kernel)) => pipeline::open_index(&kernel, work, ifindex),
-        _ => u64::MAX,
-    }
-}
-
-/// [`FamilyMaps::finish_index`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn finish_index4(work: *mut Work<Ip4>) -> u64 {
-    finish_index(work)
-}
-
-/// [`FamilyMaps::finish_index`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn finish_index6(work: *mut Work<Ip6>) -> u64 {
-    finish_index(work)
-}
-
-#[inline(always)]
-fn finish_index<A: FamilyMaps>(work: *mut Work<A>) -> u64 {
-    // SAFETY: null or this CPU's; the verifier makes sure.
-    match (unsafe { work.as_mut() }, Kernel::<_, true>::new((), 0)) {
-        (Some(work), Some(kernel)) => pipeline::finish_index(&kernel, work),
-        _ => u64::MAX,
-    }
-}
-
-/// [`FamilyMaps::find_index`] for IPv4. Exported, which is what makes it a function of its own for
-/// the verifier.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn find_index4(tuple: *const Tuple<Ip4>) -> u64 {
-    find_index(tuple)
-}
-
-/// [`FamilyMaps::find_index`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn find_index6(tuple: *const Tuple<Ip6>) -> u64 {
-    find_index(tuple)
-}
-
-/// [`FamilyMaps::claim_index`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>, hash: u64) -> u64 {
-    claim_index(tuple, hash)
-}
-
-/// [`FamilyMaps::has_rival`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn has_rival4(tuple: *const Tuple<Ip4>, hash: u64, outcome: u64) -> u64 {
-    has_rival(tuple, hash, outcome)
-}
-
-/// [`FamilyMaps::gives_way`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn gives_way4(segment: *const Segment, index: u32, purpose: u32) -> u64 {
-    gives_way::<Ip4>(segment, index, purpose)
-}
-
-/// [`FamilyMaps::claim_index`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>, hash: u64) -> u64 {
-    claim_index(tuple, hash)
-}
-
-/// [`FamilyMaps::has_rival`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn has_rival6(tuple: *const Tuple<Ip6>, hash: u64, outcome: u64) -> u64 {
-    has_rival(tuple, hash, outcome)
-}
-
-/// [`FamilyMaps::gives_way`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn gives_way6(segment: *const Segment, index: u32, purpose: u32) -> u64 {
-    gives_way::<Ip6>(segment, index, purpose)
-}
-
-/// [`FamilyMaps::find_other_index`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn find_other_index4(tuple: *const Tuple<Ip4>) -> u64 {
-    find_other_index(tuple)
-}
-
-/// [`FamilyMaps::copy_index`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn copy_index4(tuple: *const Tuple<Ip4>) -> u64 {
-    copy_index(tuple)
-}
-
-/// [`FamilyMaps::end_other`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn end_other4(index: u32) -> u64 {
-    end_other::<Ip4>(index)
-}
-
-/// [`FamilyMaps::copy_slot`] for IPv4.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn copy_slot4(index: u32) -> u64 {
-    copy_slot::<Ip4>(index)
-}
-
-/// [`FamilyMaps::find_other_index`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn find_other_index6(tuple: *const Tuple<Ip6>) -> u64 {
-    find_other_index(tuple)
-}
-
-/// [`FamilyMaps::copy_index`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn copy_index6(tuple: *const Tuple<Ip6>) -> u64 {
-    copy_index(tuple)
-}
-
-/// [`FamilyMaps::end_other`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn end_other6(index: u32) -> u64 {
-    end_other::<Ip6>(index)
-}
-
-/// [`FamilyMaps::copy_slot`] for IPv6.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn copy_slot6(index: u32) -> u64 {
-    copy_slot::<Ip6>(index)
-}
-
-#[inline(always)]
-fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
-    // SAFETY: null or a tuple; the verifier makes sure.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
-        _ => u64::MAX,
-    }
-}
-
-#[inline(always)]
-fn find_other_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
-    // SAFETY: as above.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::find_other_index(&kernel, tuple),
-        _ => u64::MAX,
-    }
-}
-
-#[inline(always)]
-fn copy_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
-    // SAFETY: as above.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => resize::copy_index(&kernel, tuple),
-        _ => u64::MAX,
-    }
-}
-
-/// Always 0: functions that the verifier looks at by themselves return a number.
-#[inline(always)]
-fn end_other<A: FamilyMaps>(index: u32) -> u64 {
-    if let Some(kernel) = Kernel::<_, true>::new((), 0) {
-        resize::end_other::<A, _>(&kernel, index);
-    }
-    0
-}
-
-#[inline(always)]
-fn copy_slot<A: FamilyMaps>(index: u32) -> u64 {
-    let copied = match Kernel::<_, true>::new((), 0) {
-        Some(kernel) => pipeline::copy_slot::<A, _>(&kernel, index),
-        None => Copied::Nothing,
-    };
-    copied as u64
-}
-
-#[inline(always)]
-fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64) -> u64 {
-    // SAFETY: as above.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::claim_index(&kernel, tuple, hash),
-        _ => 0,
-    }
-}
-
-#[inline(always)]
-fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64, outcome: u64) -> u64 {
-    // SAFETY: as above.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(tuple), Some(kernel)) => table::has_rival(&kernel, tuple, hash, outcome).into(),
-        _ => 1,
-    }
-}
-
-#[inline(always)]
-fn gives_way<A: FamilyMaps>(segment: *const Segment, index: u32, purpose: u32) -> u64 {
-    // SAFETY: as above.
-    match (unsafe { segment.as_ref() }, Kernel::<_, true>::new((), 0)) {
-        (Some(segment), Some(kernel)) => {
-            let purpose = Purpose::from_u32(purpose);
-            end::gives_way::<A, _>(&kernel, index, segment, purpose).into()
-        }
-        _ => 0,
     }
 }
 

@@ -1,10 +1,12 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 //! node-lb's eBPF programs: entry points only.
 
+mod family;
 mod kernel;
 mod maps;
 mod resize;
 mod socket;
+mod steps;
 mod tc;
 mod xdp;
 

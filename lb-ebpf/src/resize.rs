@@ -8,7 +8,7 @@ use lb_common::{
     rolled,
 };
 
-use crate::maps::FamilyMaps;
+use crate::family::FamilyMaps;
 
 /// Copies the flows of a batch of records, as the words of the context say, and leaves there what became of
 /// them.

@@ -14,8 +14,9 @@ use lb_common::{
 };
 
 use crate::{
+    family::FamilyMaps,
     kernel::{Kernel, count},
-    maps::{FamilyMaps, SOCKETS},
+    maps::SOCKETS,
 };
 
 /// The call may go on.

@@ -16,13 +16,14 @@ use lb_common::{
     frame::Frame,
     packet::Packet,
     parse::{self, ETHERNET},
-    pipeline::{self, Work},
+    pipeline,
     verdict::{Action, Hook, Reason, Verdict},
+    work::Work,
 };
 
 use crate::{
+    family::FamilyMaps,
     kernel::{Kernel, count},
-    maps::FamilyMaps,
 };
 
 /// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what it

@@ -14,8 +14,8 @@ use lb_common::{
 };
 
 use crate::{
+    family::FamilyMaps,
     kernel::{Kernel, count},
-    maps::FamilyMaps,
 };
 
 /// Handles a frame. `VIRTUAL` says that the device may deliver incomplete checksums.

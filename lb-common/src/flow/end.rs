@@ -4,8 +4,8 @@
 use super::{
     Flow, Record, Stage, flow_flag,
     record::{self, in_order, look, read_tag},
+    slots::{Purpose, Slots},
     stage::{holds_port, idle, later},
-    table::{Purpose, Slots},
     tag, tcp,
 };
 use crate::{addr::Address, parse::Segment};

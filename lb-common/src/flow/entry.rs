@@ -123,8 +123,8 @@ pub mod flow_flag {
 /// too, so that it means nothing in other states.
 ///
 /// Programs make all steps up to `DEAD`, and claim a record that has been dead for
-/// [`super::table::GRACE`]. A flood of first packets would fill every table with such records: a half-open flow
-/// that gives way to a newer one is `EVICTED`, and may be replaced after [`super::table::SHORT_GRACE`]. That one
+/// [`super::claim::GRACE`]. A flood of first packets would fill every table with such records: a half-open flow
+/// that gives way to a newer one is `EVICTED`, and may be replaced after [`super::claim::SHORT_GRACE`]. That one
 /// is measured on a finer clock, by the tag alone, since packets of the flow that are still on their way may
 /// write any other word.
 ///

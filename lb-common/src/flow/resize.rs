@@ -7,9 +7,11 @@
 //! same flow at once are kept apart as two that open it are.
 
 use super::{
-    Record, Stage, flow_flag,
+    Record, Stage,
+    claim::{self, Claim, Refused},
+    flow_flag,
     record::{in_order, kill, read_tag, set},
-    table::{self, Claim, Refused, Slots},
+    slots::Slots,
     tag,
 };
 use crate::{addr::Address, opaque::rolled, parse::Tuple};
@@ -172,7 +174,7 @@ fn claim<A: Address, S: Slots<A>>(
 ) -> Option<Claim<A>> {
     // SAFETY: records stay valid until every program that can see them ends.
     let tuple = unsafe { record.as_ref() }.tuple();
-    table::claim_free(slots, &tuple, refused)
+    claim::claim_free(slots, &tuple, refused)
 }
 
 /// The state of a record in use. Another version's tag may have the bit that tells `HALF` for something else;

@@ -1,12 +1,12 @@
 //! Later fragments, which have no ports, follow the first one's flow.
 
-use super::Work;
 use crate::{
     abi::FragmentKey,
     addr::Address,
     flow::{Record, record::look, tag},
     parse::{Network, Tuple},
     tables::Tables,
+    work::Work,
 };
 
 /// The live flow that a later fragment belongs to.

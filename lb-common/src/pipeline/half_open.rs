@@ -4,12 +4,12 @@
 //! service has more half-open flows than its budget, each new one ends the oldest: a SYN cache. Which
 //! one that is tells a ring of places, handed out in turn.
 
-use super::Work;
 use crate::{
     addr::Address,
     atomic,
     flow::{Record, end, record::look, tag},
     tables::Tables,
+    work::Work,
 };
 
 /// Half-open flows that a service may have before it needs places in a ring: whoever is not attacked

@@ -1,21 +1,20 @@
-//! ICMP: errors about packets of flows, and answers of our own.
+//! ICMP errors about packets of flows.
 
 use core::num::NonZeroUsize;
 
 use super::{
-    Work,
     send::{Way, go, route},
     track::track_unreachable,
 };
 use crate::{
     addr::Address,
-    answer,
     flow::{flow_flag, table},
     frame::Frame,
     parse::{self, Fragment, Network, TCP, Tuple, UDP},
     rewrite,
     tables::Tables,
     verdict::{Reason, Verdict},
+    work::Work,
 };
 
 /// Handles an ICMP error about a packet of a flow; other ICMP is not ours.
@@ -84,30 +83,4 @@ fn quoted<A: Address, F: Frame>(frame: &F, at: usize, work: &mut Work<A>) -> Opt
         pad: [0; 3],
     };
     NonZeroUsize::new(network.payload)
-}
-
-/// Answers a packet with ICMP, within the rate limit: from [`Work::answerer`], for [`Work::reason`].
-#[inline(never)]
-pub(super) fn answer<A: Address, T: Tables<A>, F: Frame>(
-    tables: &T,
-    frame: &mut F,
-    network: &Network,
-    work: &Work<A>,
-) -> Verdict {
-    if network.fragment == Fragment::Later {
-        return Verdict::drop(work.reason);
-    }
-    if !tables.may_answer() {
-        return Verdict::drop(Reason::AnswerRateLimited);
-    }
-    match answer::build(
-        frame,
-        network,
-        &work.message,
-        &work.answerer,
-        &work.tuple.source,
-    ) {
-        Some(()) => Verdict::answer(work.reason),
-        None => Verdict::drop(work.reason),
-    }
 }

@@ -1,12 +1,12 @@
 //! Packets to Services that the kernel would drop: they open nothing, and pass to the kernel.
 
-use super::Work;
 use crate::{
     abi::device_flag,
     addr::{Address, Family},
     frame::Frame,
     tables::{NextHop, Tables},
     verdict::Reason,
+    work::Work,
 };
 
 /// Why the kernel would drop a packet that is about to open a flow, if it would.

@@ -4,6 +4,7 @@
 //! connection pays for the service lookup, the choice of an endpoint and two flow records; every
 //! later one finds its record and has all it needs.
 
+mod answer;
 mod failing;
 mod fragments;
 mod gone;
@@ -19,8 +20,8 @@ mod track;
 pub use self::{
     failing::LIMIT as FAILING,
     half_open::{RINGS, WITHOUT_RING},
-    open::{Refusal, open_index},
-    record::{Opening, finish_index},
+    open::open_index,
+    record::finish_index,
     resize::{Copied, copy_slot},
 };
 
@@ -33,57 +34,15 @@ use self::{
     track::track,
 };
 use crate::{
-    abi::{Device, FragmentKey},
     addr::Address,
-    answer::Message,
-    flow::{
-        Hop,
-        table::{self, Refused},
-        tcp,
-    },
+    flow::{table, tcp},
     frame::Frame,
-    parse::{self, ETHERNET, Fragment, Network, Segment, TCP, Tuple, UDP},
+    parse::{self, ETHERNET, Fragment, Network, Segment, TCP, UDP},
     rewrite,
-    service::Addressed,
     tables::Tables,
     verdict::{Reason, Verdict},
+    work::Work,
 };
-
-/// Room to work on a packet, kept off the stack, which the kernel limits to 512 bytes.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Work<A> {
-    /// What identifies the packet.
-    pub tuple: Tuple<A>,
-    /// What identifies another packet: one quoted, or the answers to come.
-    pub other: Tuple<A>,
-    /// Hashes of the two in the flow table, while a flow is being opened.
-    pub hash: u64,
-    pub other_hash: u64,
-    /// What a TCP packet says of its connection.
-    pub segment: Segment,
-    /// Who an answer comes from, and what it says.
-    pub answerer: A,
-    pub message: Message,
-    pub fragment: FragmentKey,
-    /// For what is [`settled`](crate::opaque::settled).
-    pub memory: u64,
-    /// A next hop that was looked up; the device of [`Way::Device`].
-    pub hop: Hop,
-    /// What is special about the device that the packet came by, if it opens a flow.
-    pub device: Device,
-    /// What the packet is addressed to, if it opens a flow.
-    pub frontend: Addressed,
-    /// A flow that is being opened.
-    pub opening: Opening,
-    /// Id of an endpoint that a connection has left; 0 means none.
-    pub avoided: u32,
-    /// Why a record could not be claimed.
-    pub refused: Refused,
-    /// Why no flow was opened.
-    pub refusal: Refusal,
-    pub reason: Reason,
-}
 
 /// Decides about a packet that arrives on a device, and rewrites it.
 #[inline(always)]

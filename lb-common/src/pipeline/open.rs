@@ -1,9 +1,8 @@
 //! The first packet of a connection: its flow, or why it opens none.
 
 use super::{
-    Work,
+    answer::answer,
     failing::{Failure, note_failure},
-    icmp::answer,
     martian::left_to_kernel,
     record::begin,
     resize::copied_index,
@@ -17,7 +16,7 @@ use crate::{
         flow_flag,
         record::look,
         resize::{self, NONE, RACED},
-        table::Purpose,
+        slots::Purpose,
         tcp,
     },
     frame::Frame,
@@ -26,6 +25,7 @@ use crate::{
     service::{self, Decision, Route},
     tables::Tables,
     verdict::{Reason, Verdict},
+    work::{Refusal, Work},
 };
 
 /// How often to look for a flow that another CPU is opening for the same packet, which takes less: bits of a
@@ -34,18 +34,6 @@ const LOOKS: u32 = 0x3f;
 const LEAST_LOOKS: u32 = 0x08;
 /// Attempts to open a flow when another CPU gets in the way, or an old flow.
 const ATTEMPTS: usize = 16;
-
-/// What becomes of a packet that opens no flow.
-#[repr(u32)]
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub enum Refusal {
-    /// None of our business.
-    #[default]
-    Pass,
-    /// The client is told.
-    Reject,
-    Drop,
-}
 
 /// The flow of a connection's first packet: a new one or, where the packet has come before, the one
 /// that it opened then. If there is none, [`Work::refusal`] and [`Work::reason`] say why.

@@ -1,7 +1,6 @@
 //! A flow's two records: an endpoint is picked, places are claimed, both directions are written.
 
 use super::{
-    Refusal, Work,
     failing::{elsewhere, turns_away},
     half_open::{enter, give_port, is_pressed},
 };
@@ -10,11 +9,13 @@ use crate::{
     addr::Address,
     atomic,
     flow::{
-        Flow, Record, Rewrite, flow_flag,
+        Flow, Record, Rewrite,
+        claim::{self, Claim, Refused},
+        flow_flag,
         record::read_tag,
         resize,
-        table::{self, Claim, Purpose, Refused},
-        tag, tcp,
+        slots::Purpose,
+        table, tag, tcp,
     },
     opaque::{rolled, settled},
     parse::{TCP, Tuple},
@@ -22,6 +23,7 @@ use crate::{
     service::Route,
     tables::Tables,
     verdict::Reason,
+    work::{Opening, Refusal, Work},
 };
 
 /// Ports tried for source NAT before a connection is given up. All but closed flows keep theirs, and
@@ -29,20 +31,6 @@ use crate::{
 const SNAT_TRIES: usize = 16;
 /// Spreads numbers that follow each other: 2^32 divided by the golden ratio.
 const GOLDEN: u32 = 0x9e37_79b9;
-
-/// What [`begin`] leaves to [`finish_index`]: two steps, for the verifier to look at one after the other.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Opening {
-    /// Index of the client's record, which is claimed.
-    forward: u32,
-    /// Endpoint id.
-    endpoint: u32,
-    /// Service id.
-    pub(super) service: u32,
-    /// [`flow_flag`]s of both directions.
-    flags: u32,
-}
 
 /// Picks an endpoint and claims the client's record of a flow. Whether it could; [`Work::reason`] says
 /// why not.
@@ -117,7 +105,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         false => Purpose::Plain,
     };
     let segment = &work.segment;
-    let claim = table::claim(
+    let claimed = claim::claim(
         tables,
         &work.tuple,
         work.hash,
@@ -125,7 +113,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         purpose,
         &mut work.refused,
     );
-    let Some(forward) = claim else {
+    let Some(forward) = claimed else {
         work.reason = match work.refused {
             Refused::Full => Reason::FlowTableFull,
             // It was opened before, or another CPU is just doing it.
@@ -277,7 +265,7 @@ fn claim_reply<A: Address, T: Tables<A>>(
         if resize::is_elsewhere(tables, &work.other) {
             work.refused = Refused::Exists;
         } else {
-            let claim = table::claim(
+            let claimed = claim::claim(
                 tables,
                 &work.other,
                 work.other_hash,
@@ -285,8 +273,8 @@ fn claim_reply<A: Address, T: Tables<A>>(
                 purpose,
                 &mut work.refused,
             );
-            if claim.is_some() {
-                return claim;
+            if claimed.is_some() {
+                return claimed;
             }
         }
         if source_nat && work.refused == Refused::Exists && give_port(tables, work) {

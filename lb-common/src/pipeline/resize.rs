@@ -1,10 +1,7 @@
 //! What a change of the flow table's size asks of the pipeline: packets of flows that are still in the other
 //! table, and the copy of all that is there. See [`crate::flow::resize`].
 
-use super::{
-    Refusal, Work,
-    track::{prove, proves},
-};
+use super::track::{prove, proves};
 use crate::{
     addr::Address,
     flow::{
@@ -18,6 +15,7 @@ use crate::{
     parse::Segment,
     tables::Tables,
     verdict::Reason,
+    work::{Refusal, Work},
 };
 
 /// What became of a record of the other table.

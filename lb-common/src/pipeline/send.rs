@@ -1,6 +1,6 @@
 //! Where a packet of a flow goes, translated, and the next hop that its flow keeps.
 
-use super::{Work, icmp::answer};
+use super::answer::answer;
 use crate::{
     abi::device_flag,
     addr::Address,
@@ -14,6 +14,7 @@ use crate::{
     rewrite,
     tables::{NextHop, Tables},
     verdict::{Action, Reason, Verdict},
+    work::Work,
 };
 
 /// Sends a packet of a flow on its way from an ingress hook.

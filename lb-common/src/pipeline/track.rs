@@ -1,6 +1,6 @@
 //! What packets show of their flow's connection: how far it has come, and that it lives.
 
-use super::{Work, failing, gone};
+use super::{failing, gone};
 use crate::{
     addr::Address,
     flow::{
@@ -11,6 +11,7 @@ use crate::{
     },
     parse::{Segment, tcp_flag},
     tables::Tables,
+    work::Work,
 };
 
 /// Notes what a packet shows. Writes only what changes.

@@ -4,26 +4,23 @@
 use std::{collections::BTreeSet, io, net::IpAddr};
 
 use anyhow::{Context as _, bail};
-use lb_common::{abi, addr::Ip6, pipeline::RINGS};
+use lb_common::{abi, addr::Ip6};
 
 use super::{
     flow_source::KernelFlows,
     resize::{self, Programs, Resize, Step},
+    sizes::{HALF_OPEN, RECORDS_PER_FLOW, slots},
 };
 use crate::{
     config::Config,
     datapath::{
-        Loaded, Pins, Settings,
+        Loaded, Pins,
         bpf::{BatchMap, MappedArray},
     },
     flows::{self, FlowSweeper, FlowTables, ServiceCounters, TickRate, UdpSockets},
     plan::{LocalDetector, LocalNode},
     program,
 };
-
-/// Half-open flows of one service before the oldest gives way to the newest: at 100,000 spoofed SYNs per
-/// second they leave every client 160 ms for its handshake.
-const HALF_OPEN: u32 = 16_384;
 
 /// Programs and maps in the kernel.
 pub struct Kernel {
@@ -241,26 +238,6 @@ impl Kernel {
     pub fn set_ways_back(&self, ways: &[(u32, u32)]) -> anyhow::Result<()> {
         Ok(self.ways_back.replace(ways)?)
     }
-}
-
-/// Records for a flow: two, and as many free ones, so that searches stay short.
-pub(super) const RECORDS_PER_FLOW: u32 = 4;
-
-/// What is decided at load: the sizes of maps, for so many records of IPv4's flow table.
-pub(super) fn sizes(slots: u32) -> Settings<'static> {
-    Settings::default()
-        .max_entries("FLOWS4", slots)
-        .max_entries("FLOWS6", slots / 2)
-        .max_entries("HALF_OPEN4", RINGS * HALF_OPEN)
-        .max_entries("HALF_OPEN6", RINGS * HALF_OPEN)
-}
-
-/// Records in the IPv4 flow table.
-fn slots(flows: u32) -> u32 {
-    flows
-        .saturating_mul(RECORDS_PER_FLOW)
-        .clamp(1 << 10, 1 << 27)
-        .next_power_of_two()
 }
 
 fn secret() -> io::Result<[u64; 2]> {

@@ -13,6 +13,7 @@ mod observe;
 mod report;
 mod resize;
 mod servers;
+mod sizes;
 pub mod status;
 mod sync;
 

@@ -32,7 +32,7 @@ use lb_common::{
     flow::{Flow, flow_flag, tag},
 };
 
-use super::kernel::{RECORDS_PER_FLOW, sizes};
+use super::sizes::{RECORDS_PER_FLOW, sizes};
 use crate::{
     datapath::{
         Loaded, OBJECT, Pins,

@@ -10,7 +10,10 @@ use futures_util::Stream;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{exchange::Exchange, running::Running};
+use super::{
+    exchange::{Exchange, OpenExchange},
+    running::Running,
+};
 
 /// The most bytes handed to a connection at a time, so that a client that does not take them can be
 /// told from one that does.
@@ -117,5 +120,40 @@ impl hyper::body::Body for Body {
             Source::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Source::Stream(_) => SizeHint::default(),
         }
+    }
+}
+
+/// A body that notes when the client has something to take, and ends its exchange.
+pub(super) struct Tracked {
+    body: Body,
+    open: OpenExchange,
+}
+
+impl Tracked {
+    pub(super) fn new(body: Body, open: OpenExchange) -> Self {
+        open.offer(true); // the headers
+        Self { body, open }
+    }
+}
+
+impl hyper::body::Body for Tracked {
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.open.offer(frame.is_ready());
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -16,7 +16,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{
     Handler, Limits, Response,
-    exchange::{Exchange, Exchanges, Tracked},
+    body::Tracked,
+    exchange::{Exchange, Exchanges},
     stream::DeadlineStream,
     text,
 };

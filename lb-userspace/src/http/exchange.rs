@@ -2,26 +2,17 @@
 //! stop waiting for it.
 
 use std::{
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
     time::Duration,
 };
 
-use bytes::Bytes;
-use hyper::{
-    Version,
-    body::{Frame, SizeHint},
-};
+use hyper::Version;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
 
-use super::{
-    Limits, SharedObserver,
-    body::{Body, Cut},
-};
+use super::{Limits, SharedObserver};
 
 /// One request and its answer. The server leaves it in the request's extensions.
 #[derive(Clone)]
@@ -192,6 +183,11 @@ impl OpenExchange {
     pub(super) fn exchange(&self) -> &Exchange {
         &self.exchange
     }
+
+    /// Notes whether the client has something to take.
+    pub(super) fn offer(&self, offered: bool) {
+        self.exchange.offer(offered);
+    }
 }
 
 impl Drop for OpenExchange {
@@ -203,40 +199,5 @@ impl Drop for OpenExchange {
         open.idle_since = Instant::now();
         drop(open);
         self.connection.changed.notify_one();
-    }
-}
-
-/// A body that notes when the client has something to take, and ends its exchange.
-pub(super) struct Tracked {
-    body: Body,
-    open: OpenExchange,
-}
-
-impl Tracked {
-    pub(super) fn new(body: Body, open: OpenExchange) -> Self {
-        open.exchange.offer(true); // the headers
-        Self { body, open }
-    }
-}
-
-impl hyper::body::Body for Tracked {
-    type Data = Bytes;
-    type Error = Cut;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(cx);
-        self.open.exchange.offer(frame.is_ready());
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

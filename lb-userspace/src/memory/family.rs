@@ -5,7 +5,7 @@ use std::{hash::Hash, sync::Arc};
 use lb_common::{
     abi::{Frontend, FrontendKey},
     addr::{Address, Ip4, Ip6},
-    flow::table::Slots as _,
+    flow::slots::Slots as _,
 };
 
 use super::{FlowTable, MemoryTables, shared::HalfOpen, storage::Table};

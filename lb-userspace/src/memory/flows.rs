@@ -5,7 +5,9 @@ use std::{cell::UnsafeCell, ptr::NonNull};
 use lb_common::flow::{
     Flow, Record, Rewrite, Timeouts,
     record::read_tag,
-    table::{GROUP, GROUPS, Slots},
+    slots::Slots,
+    steps::Plain,
+    table::{GROUP, GROUPS},
     tag,
 };
 
@@ -62,6 +64,8 @@ impl<A: Family> FlowTable<A> {
         }
     }
 }
+
+impl<A> Plain for FlowTable<A> {}
 
 // SAFETY: the records live, unmoved and aligned, as long as the table.
 unsafe impl<A: Family> Slots<A> for FlowTable<A> {

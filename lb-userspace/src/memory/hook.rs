@@ -8,17 +8,12 @@ use lb_common::{
         FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{
-        Hop as NextHopEntry, Record, Timeouts,
-        hop::Hops,
-        resize,
-        table::{self, Slots},
-    },
+    flow::{Hop as NextHopEntry, Record, Timeouts, hop::Hops, slots::Slots, steps::Plain},
     frame::Frame,
-    parse::{self, Tuple},
-    pipeline::{self, Work},
+    parse, pipeline,
     tables::{NextHop, Services, Tables},
     verdict::{Reason, Verdict},
+    work::Work,
 };
 
 use super::{
@@ -177,6 +172,8 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
     }
 }
 
+impl<const ANY_DEVICE: bool> Plain for Hook<'_, ANY_DEVICE> {}
+
 // SAFETY: the flow table's own promise.
 unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE> {
     fn mask(&self) -> u32 {
@@ -197,18 +194,6 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
 
     fn other_slot(&self, index: u32) -> Option<Record<A>> {
         self.other()?.slot(index)
-    }
-
-    fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {
-        table::find_other_index(self, tuple)
-    }
-
-    fn copy_index(&self, tuple: &Tuple<A>) -> u64 {
-        resize::copy_index(self, tuple)
-    }
-
-    fn end_other(&self, index: u32) {
-        resize::end_other::<A, _>(self, index);
     }
 
     fn now(&self) -> u32 {
@@ -251,6 +236,14 @@ unsafe impl<const ANY_DEVICE: bool> Hops for Hook<'_, ANY_DEVICE> {
 
 impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     const ANY_DEVICE: bool = ANY_DEVICE;
+
+    fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64 {
+        pipeline::open_index(self, work, ifindex)
+    }
+
+    fn finish_index(&self, work: &mut Work<A>) -> u64 {
+        pipeline::finish_index(self, work)
+    }
 
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>> {
         self.tables.storage.endpoint_memory.pointer(endpoint)

@@ -14,10 +14,13 @@ use std::{
 use lb_common::{
     addr::Ip4,
     flow::{
-        Flow, Record, Timeouts, flow_flag,
+        Flow, Record, Timeouts,
+        claim::{self, Claim, Refused},
+        flow_flag,
         record::{self, read_tag},
-        table::{self, Claim, Purpose, Refused, Slots},
-        tag,
+        slots::{Purpose, Slots},
+        steps::Plain,
+        table, tag,
     },
     parse::{Segment, TCP, Tuple, UDP, tcp_flag},
 };
@@ -150,7 +153,7 @@ impl Table {
     fn claim(&self, tuple: &Tuple<Ip4>) -> Result<Claim<Ip4>, Refused> {
         let mut refused = Refused::default();
         let hash = table::hash(tuple, self.secret());
-        table::claim(self, tuple, hash, &SYN, Purpose::Plain, &mut refused).ok_or(refused)
+        claim::claim(self, tuple, hash, &SYN, Purpose::Plain, &mut refused).ok_or(refused)
     }
 
     /// Ends a flow as the packet path does.
@@ -204,6 +207,8 @@ impl Table {
         unsafe { record.as_ref() }.peer
     }
 }
+
+impl Plain for Table {}
 
 // SAFETY: the memory is as long-lived as the table and aligned by its type.
 unsafe impl Slots<Ip4> for Table {

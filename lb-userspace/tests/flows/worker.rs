@@ -16,7 +16,7 @@ use lb_common::{
     flow::{
         Flow, Timeouts,
         flow_flag::{RST, SEEN},
-        table::Slots as _,
+        slots::Slots as _,
         tag,
     },
 };

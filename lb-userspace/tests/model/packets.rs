@@ -6,8 +6,9 @@ use lb_common::{
     addr::Ip4,
     flow::table,
     parse::{Tuple, UDP},
-    pipeline::{self, Work},
+    pipeline,
     verdict::{Action, Reason},
+    work::Work,
 };
 use node_lb::memory::MemoryFrame;
 

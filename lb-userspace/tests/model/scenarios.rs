@@ -4,11 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use lb_common::{
     addr::Ip4,
-    flow::{
-        flow_flag,
-        table::{self, SHORT_GRACE},
-        tag,
-    },
+    flow::{claim::SHORT_GRACE, flow_flag, table, tag},
     parse::{TCP, UDP},
     pipeline::{Copied, copy_slot},
 };

@@ -11,13 +11,17 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
         Hop, Record, Timeouts,
+        claim::{self, GRACE},
+        end,
         hop::Hops,
         resize,
-        table::{self, GRACE, Slots},
+        slots::{Purpose, Slots, Steps},
+        table,
     },
-    parse::Tuple,
-    pipeline::WITHOUT_RING,
+    parse::{Segment, Tuple},
+    pipeline::{self, WITHOUT_RING},
     tables::{NextHop, Services, Tables},
+    work::Work,
 };
 
 use crate::{
@@ -124,21 +128,6 @@ unsafe impl Slots<Ip4> for Cpu {
         (index < RECORDS).then(|| self.world.record(other + index))?
     }
 
-    fn find_other_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        self.looked.set(false);
-        table::find_other_index(self, tuple)
-    }
-
-    fn copy_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        resize::copy_index(self, tuple)
-    }
-
-    fn end_other(&self, index: u32) {
-        if !self.world.mutated(Mutation::CopiesStay) {
-            resize::end_other::<Ip4, _>(self, index);
-        }
-    }
-
     fn secret(&self) -> [u64; 2] {
         SECRET
     }
@@ -174,7 +163,9 @@ unsafe impl Slots<Ip4> for Cpu {
     fn count_flows(&self, _service: u32, change: i32) {
         self.world.flows.fetch_add(change, Ordering::SeqCst);
     }
+}
 
+impl Steps<Ip4> for Cpu {
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
         // Looks that follow each other see the same: only one takes its turn.
         if self.looked.get() {
@@ -197,13 +188,32 @@ unsafe impl Slots<Ip4> for Cpu {
         }
         self.hasty
             .set(self.world.mutated(Mutation::NoGraceForClaims));
-        let outcome = table::claim_index(self, tuple, hash);
+        let outcome = claim::claim_index(self, tuple, hash);
         self.hasty.set(false);
         outcome
     }
 
     fn has_rival(&self, tuple: &Tuple<Ip4>, hash: u64, outcome: u64) -> bool {
-        !self.world.mutated(Mutation::NoRivalCheck) && table::has_rival(self, tuple, hash, outcome)
+        !self.world.mutated(Mutation::NoRivalCheck) && claim::has_rival(self, tuple, hash, outcome)
+    }
+
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        end::gives_way(self, index, segment, purpose)
+    }
+
+    fn find_other_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        self.looked.set(false);
+        table::find_other_index(self, tuple)
+    }
+
+    fn copy_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        resize::copy_index(self, tuple)
+    }
+
+    fn end_other(&self, index: u32) {
+        if !self.world.mutated(Mutation::CopiesStay) {
+            resize::end_other::<Ip4, _>(self, index);
+        }
     }
 }
 
@@ -216,6 +226,14 @@ unsafe impl Hops for Cpu {
 
 impl Tables<Ip4> for Cpu {
     const ANY_DEVICE: bool = true;
+
+    fn open_index(&self, work: &mut Work<Ip4>, ifindex: u32) -> u64 {
+        pipeline::open_index(self, work, ifindex)
+    }
+
+    fn finish_index(&self, work: &mut Work<Ip4>) -> u64 {
+        pipeline::finish_index(self, work)
+    }
 
     fn endpoint_memory(&self, _endpoint: u32) -> Option<NonNull<EndpointMemory>> {
         None

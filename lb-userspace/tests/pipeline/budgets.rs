@@ -4,7 +4,7 @@ use std::{collections::HashSet, net::SocketAddr};
 
 use lb_common::{
     addr::Ip4,
-    flow::{Stage, Timeouts, table::GRACE},
+    flow::{Stage, Timeouts, claim::GRACE},
     pipeline::WITHOUT_RING,
     verdict::Reason,
 };

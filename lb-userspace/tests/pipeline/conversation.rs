@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lb_common::{
     addr::{Ip4, Ip6},
-    flow::{Flow, Stage, flow_flag, record::read_tag, table::Slots, tag},
+    flow::{Flow, Stage, flow_flag, record::read_tag, slots::Slots, tag},
 };
 use node_lb::{
     memory::{Family, MemoryTables},

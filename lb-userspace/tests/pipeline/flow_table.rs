@@ -9,9 +9,11 @@ use lb_common::{
     addr::{Address, Ip4},
     flow::{
         Flow, Record, Timeouts,
+        claim::{self, Claim, Refused, SHORT_GRACE},
         record::{evict_if, kill, read_tag},
-        table::{self, Claim, Purpose, Refused, SHORT_GRACE, Slots},
-        tag,
+        slots::{Purpose, Slots},
+        steps::Plain,
+        table, tag,
     },
     parse::{Segment, TCP, Tuple},
 };
@@ -162,6 +164,8 @@ impl<'a> Interrupted<'a> {
     }
 }
 
+impl Plain for Interrupted<'_> {}
+
 // SAFETY: the records are the flow table's.
 unsafe impl Slots<Ip4> for Interrupted<'_> {
     fn mask(&self) -> u32 {
@@ -248,7 +252,7 @@ fn claim<A: Address, S: Slots<A>>(flows: &S, tuple: &Tuple<A>) -> Result<Claim<A
     let mut refused = Refused::Exists;
     let segment = Segment::default();
     let hash = table::hash(tuple, flows.secret());
-    table::claim(flows, tuple, hash, &segment, Purpose::Plain, &mut refused).ok_or(refused)
+    claim::claim(flows, tuple, hash, &segment, Purpose::Plain, &mut refused).ok_or(refused)
 }
 
 fn publish<A: Address>(claim: Claim<A>, tuple: &Tuple<A>, mark: u32) {

@@ -7,7 +7,7 @@ use lb_common::{
     flow::{
         Stage, flow_flag,
         record::{flags, read_tag, set},
-        table::Slots,
+        slots::Slots,
         tag,
     },
     verdict::{Action, Reason},

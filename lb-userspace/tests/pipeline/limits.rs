@@ -4,11 +4,7 @@ use std::collections::HashSet;
 
 use lb_common::{
     addr::{Ip4, Ip6},
-    flow::{
-        Flow,
-        record::kill,
-        table::{self, Slots},
-    },
+    flow::{Flow, record::kill, slots::Slots, table},
     parse::Tuple,
     verdict::{Action, Reason},
 };

@@ -298,7 +298,7 @@ fn flows_that_have_ended_since_do_not_come_back() {
 /// Ends the flows in the next table, as the agent does.
 fn end_all(scene: &Scene, tables: &MemoryTables) {
     fn end<A: Family>(tables: &MemoryTables) {
-        use lb_common::flow::{record::kill, table::Slots};
+        use lb_common::flow::{record::kill, slots::Slots};
         let flows = tables.flows::<A>();
         for index in 0..=flows.mask() {
             kill(flows.slot(index).unwrap(), 0);
@@ -318,7 +318,7 @@ fn half_a_flow_is_left_behind() {
     let (from, to) = (opened.read().from(), opened.read().to());
     // The agent ends the client's direction of a flow to an endpoint that serves no more.
     {
-        use lb_common::flow::{record::kill, table::Slots};
+        use lb_common::flow::{record::kill, slots::Slots};
         let flows = tables.flows::<Ip4>();
         let is_forward = |record: &Record<Ip4>| {
             // SAFETY: one thread.

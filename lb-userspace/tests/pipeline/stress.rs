@@ -11,11 +11,7 @@ use std::{
 
 use lb_common::{
     addr::{Ip4, Ip6},
-    flow::{
-        Flow,
-        record::kill,
-        table::{self, Refused},
-    },
+    flow::{Flow, claim::Refused, record::kill, table},
     verdict::Reason,
 };
 use node_lb::{

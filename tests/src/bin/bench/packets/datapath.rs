@@ -14,11 +14,7 @@ use lb_common::{
         LocalAddress, Plan, Service, ServiceStats, device_flag, endpoint_flag, plan_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{
-        Flow, Record, Timeouts,
-        table::{self, Slots},
-        tag,
-    },
+    flow::{Flow, Record, Timeouts, slots::Slots, steps::Plain, table, tag},
     parse::{TCP, Tuple, UDP},
     pipeline::RINGS,
     verdict::{Hook, Reason},
@@ -171,6 +167,8 @@ impl<A: Family> FlowTable<A> {
         self.records.u32_at(index, 0).load(Ordering::Relaxed)
     }
 }
+
+impl<A: Family> Plain for FlowTable<A> {}
 
 // SAFETY: the mapping starts on a page and lives as long as `self`; records are as large as `Flow`.
 unsafe impl<A: Family> Slots<A> for FlowTable<A> {

@@ -1,0 +1,97 @@
+//! The memory of a flow table, and the steps of the work on it.
+
+use super::{Record, Timeouts};
+use crate::{
+    addr::Address,
+    parse::{Segment, Tuple},
+};
+
+/// The memory of a flow table.
+///
+/// # Safety
+///
+/// Pointers must stay valid while the table is, and be aligned as [`super::Flow`] asks for.
+pub unsafe trait Slots<A: Address>: Steps<A> {
+    /// Number of records less one; the number is a power of two and at least `GROUPS * GROUP`.
+    fn mask(&self) -> u32;
+    /// The record at an index; `None` past the end.
+    fn slot(&self, index: u32) -> Option<Record<A>>;
+    /// Secret of the hash, so that nobody can aim at one group.
+    fn secret(&self) -> [u64; 2];
+    /// The coarse clock, in ticks.
+    fn now(&self) -> u32;
+    /// The same clock in eighths of ticks: [`Self::now`] is the lower bits of its eighth.
+    fn moment(&self) -> u64 {
+        u64::from(self.now()) << 3
+    }
+    /// How long flows may stay silent, if it is known.
+    fn timeouts(&self) -> Option<&Timeouts>;
+    /// Notes that a service has so many more flows that have not proved themselves.
+    fn count_half_open(&self, service: u32, change: i32);
+    /// Notes that a service has so many more flows.
+    fn count_flows(&self, service: u32, change: i32);
+    /// Number of records of the other table less one, while the table's size changes (see [`super::resize`]); 0
+    /// if there is none.
+    fn other_mask(&self) -> u32 {
+        0
+    }
+    /// The other table's record at an index; `None` past the end.
+    fn other_slot(&self, _index: u32) -> Option<Record<A>> {
+        None
+    }
+}
+
+/// The work behind a search and a claim, in steps. In the kernel each is a function that the verifier looks at by
+/// itself, and only once; elsewhere they are what [`Plain`](super::steps::Plain) says.
+pub trait Steps<A: Address> {
+    /// [`find_index`](super::table::find_index).
+    fn find_index(&self, tuple: &Tuple<A>) -> u64;
+    /// [`claim_index`](super::claim::claim_index).
+    fn claim_index(&self, tuple: &Tuple<A>, hash: u64) -> u64;
+    /// [`has_rival`](super::claim::has_rival).
+    fn has_rival(&self, tuple: &Tuple<A>, hash: u64, outcome: u64) -> bool;
+    /// [`gives_way`](super::end::gives_way).
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    /// [`find_other_index`](super::table::find_other_index).
+    fn find_other_index(&self, tuple: &Tuple<A>) -> u64;
+    /// [`copy_index`](super::resize::copy_index).
+    fn copy_index(&self, tuple: &Tuple<A>) -> u64;
+    /// [`end_other`](super::resize::end_other).
+    fn end_other(&self, index: u32);
+}
+
+/// What a record is claimed for: it decides what becomes of a flow that has the tuple already.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A flow that has the tuple keeps it, unless it is just being ended.
+    Plain,
+    /// A SYN, which may take the place of a closed flow.
+    Open,
+    /// The answers to a SYN with a port of the node's, which a closed flow may let go.
+    Port,
+    /// A SYN on a flow whose endpoint may not have answered.
+    Again,
+    /// A SYN on a flow whose endpoint is gone.
+    Afresh,
+    /// A SYN to an endpoint past its Services, whose answers look like the flow's.
+    Past,
+    /// Nothing: the flow is in the way and may be over.
+    Nothing,
+}
+
+impl Purpose {
+    /// The purpose with this number; unknown numbers count as plain.
+    #[inline(always)]
+    pub fn from_u32(purpose: u32) -> Self {
+        match purpose {
+            1 => Self::Open,
+            2 => Self::Port,
+            3 => Self::Again,
+            4 => Self::Afresh,
+            5 => Self::Past,
+            6 => Self::Nothing,
+            _ => Self::Plain,
+        }
+    }
+}

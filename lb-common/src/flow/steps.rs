@@ -1,0 +1,44 @@
+//! The steps of the work on a flow table, where no verifier looks at them.
+
+use super::{
+    claim, end, resize,
+    slots::{Purpose, Slots, Steps},
+    table,
+};
+use crate::{
+    addr::Address,
+    parse::{Segment, Tuple},
+};
+
+/// Memory whose steps are the functions themselves.
+pub trait Plain {}
+
+impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
+    fn find_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::find_index(self, tuple)
+    }
+
+    fn claim_index(&self, tuple: &Tuple<A>, hash: u64) -> u64 {
+        claim::claim_index(self, tuple, hash)
+    }
+
+    fn has_rival(&self, tuple: &Tuple<A>, hash: u64, outcome: u64) -> bool {
+        claim::has_rival(self, tuple, hash, outcome)
+    }
+
+    fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        end::gives_way(self, index, segment, purpose)
+    }
+
+    fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {
+        table::find_other_index(self, tuple)
+    }
+
+    fn copy_index(&self, tuple: &Tuple<A>) -> u64 {
+        resize::copy_index(self, tuple)
+    }
+
+    fn end_other(&self, index: u32) {
+        resize::end_other(self, index);
+    }
+}

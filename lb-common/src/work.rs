@@ -1,0 +1,101 @@
+//! What is known of a packet on its way.
+
+use crate::{
+    abi::{Device, FragmentKey, Frontend, FrontendKind},
+    answer::Message,
+    flow::{Hop, claim::Refused},
+    parse::{Segment, Tuple},
+    verdict::Reason,
+};
+
+/// Room to work on a packet, kept off the stack, which the kernel limits to 512 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Work<A> {
+    /// What identifies the packet.
+    pub tuple: Tuple<A>,
+    /// What identifies another packet: one quoted, or the answers to come.
+    pub other: Tuple<A>,
+    /// Hashes of the two in the flow table, while a flow is being opened.
+    pub hash: u64,
+    pub other_hash: u64,
+    /// What a TCP packet says of its connection.
+    pub segment: Segment,
+    /// Who an answer comes from, and what it says.
+    pub answerer: A,
+    pub message: Message,
+    pub fragment: FragmentKey,
+    /// For what is [`settled`](crate::opaque::settled).
+    pub memory: u64,
+    /// A next hop that was looked up; the device that leads there, if the neighbour is not known.
+    pub hop: Hop,
+    /// What is special about the device that the packet came by, if it opens a flow.
+    pub device: Device,
+    /// What the packet is addressed to, if it opens a flow.
+    pub frontend: Addressed,
+    /// A flow that is being opened.
+    pub opening: Opening,
+    /// Id of an endpoint that a connection has left; 0 means none.
+    pub avoided: u32,
+    /// Why a record could not be claimed.
+    pub refused: Refused,
+    /// Why no flow was opened.
+    pub refusal: Refusal,
+    pub reason: Reason,
+}
+
+/// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind; negative if not.
+#[repr(transparent)]
+#[derive(Clone, Copy, Default)]
+pub struct Addressed(i64);
+
+impl Addressed {
+    #[inline(always)]
+    pub(crate) fn to(frontend: Option<Frontend>) -> Self {
+        Self(match frontend {
+            Some(Frontend { service, kind, .. }) => i64::from(service) | i64::from(kind) << 32,
+            None => -1,
+        })
+    }
+
+    #[inline(always)]
+    pub fn is_some(self) -> bool {
+        self.0 >= 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn service(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline(always)]
+    pub(crate) fn kind(self) -> FrontendKind {
+        FrontendKind::from_u8((self.0 >> 32) as u8)
+    }
+}
+
+/// A flow that is being opened, between the two steps of that: the verifier looks at one after the other.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Opening {
+    /// Index of the client's record, which is claimed.
+    pub(crate) forward: u32,
+    /// Endpoint id.
+    pub(crate) endpoint: u32,
+    /// Service id.
+    pub(crate) service: u32,
+    /// [`flow_flag`](crate::flow::flow_flag)s of both directions.
+    pub(crate) flags: u32,
+}
+
+/// What becomes of a packet that opens no flow.
+#[repr(u32)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub enum Refusal {
+    /// None of our business.
+    #[default]
+    Pass,
+    /// The client is told.
+    Reject,
+    Drop,
+}

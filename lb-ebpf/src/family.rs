@@ -1,0 +1,46 @@
+//! What differs between IPv4 and IPv6.
+
+use lb_common::{
+    abi::{Frontend, FrontendKey},
+    addr::Address,
+    flow::{Flow, slots::Purpose},
+    parse::{Segment, Tuple},
+    verdict::Hook,
+    work::Work,
+};
+
+/// The maps that each family has for itself, and the steps of the work on its packets as functions that the
+/// verifier looks at once.
+pub trait FamilyMaps: Address {
+    fn work(hook: Hook) -> Option<*mut Work<Self>>;
+    fn frontend(key: &FrontendKey<Self>) -> Option<Frontend>;
+    fn flow(index: u32) -> Option<*mut Flow<Self>>;
+    /// [`lb_common::pipeline::open_index`] as a function that the verifier looks at once.
+    fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64;
+    /// [`lb_common::pipeline::finish_index`], likewise.
+    fn finish_index(work: &mut Work<Self>) -> u64;
+    /// [`lb_common::flow::table::find_index`], likewise.
+    fn find_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::flow::claim::claim_index`], likewise.
+    fn claim_index(tuple: &Tuple<Self>, hash: u64) -> u64;
+    /// [`lb_common::flow::claim::has_rival`], likewise.
+    fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool;
+    /// [`lb_common::flow::end::gives_way`], likewise.
+    fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    /// A record of the other table.
+    fn other_flow(index: u32) -> Option<*mut Flow<Self>>;
+    /// [`lb_common::flow::slots::Slots::other_mask`].
+    fn other_mask() -> u32;
+    /// [`lb_common::flow::table::find_other_index`] as a function that the verifier looks at once.
+    fn find_other_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::flow::resize::copy_index`], likewise.
+    fn copy_index(tuple: &Tuple<Self>) -> u64;
+    /// [`lb_common::flow::resize::end_other`], likewise.
+    fn end_other(index: u32);
+    /// [`lb_common::pipeline::copy_slot`], likewise; a [`lb_common::pipeline::Copied`].
+    fn copy_slot(index: u32) -> u64;
+    /// A place in the rings of half-open flows.
+    fn half_open_place(index: u32) -> Option<*mut u64>;
+    /// Places handed out in a ring so far.
+    fn half_open_cursor(ring: u32) -> Option<*mut u32>;
+}

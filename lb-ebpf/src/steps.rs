@@ -1,0 +1,433 @@
+//! The steps of the work on a packet, each a function of its own for the verifier, and who calls them.
+
+use lb_common::{
+    abi::{Frontend, FrontendKey},
+    addr::{Ip4, Ip6},
+    flow::{Flow, claim, end, resize, slots::Purpose, table},
+    parse::{Segment, Tuple},
+    pipeline::{self, Copied, RINGS},
+    verdict::Hook,
+    work::Work,
+};
+
+use crate::{
+    family::FamilyMaps,
+    kernel::Kernel,
+    maps::{
+        FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, HALF_OPEN_CURSORS, HALF_OPEN4, HALF_OPEN6,
+        OTHER_FLOWS4, OTHER_FLOWS6, OTHER_MASK4, OTHER_MASK6, WORK4, WORK6,
+    },
+};
+
+/// [`FamilyMaps::open_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn open_index4(work: *mut Work<Ip4>, ifindex: u32) -> u64 {
+    open_index(work, ifindex)
+}
+
+/// [`FamilyMaps::open_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn open_index6(work: *mut Work<Ip6>, ifindex: u32) -> u64 {
+    open_index(work, ifindex)
+}
+
+#[inline(always)]
+fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32) -> u64 {
+    // SAFETY: null or this CPU's; the verifier makes sure.
+    match (
+        unsafe { work.as_mut() },
+        Kernel::<_, true>::new((), ifindex),
+    ) {
+        (Some(work), Some(kernel)) => pipeline::open_index(&kernel, work, ifindex),
+        _ => u64::MAX,
+    }
+}
+
+/// [`FamilyMaps::finish_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn finish_index4(work: *mut Work<Ip4>) -> u64 {
+    finish_index(work)
+}
+
+/// [`FamilyMaps::finish_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn finish_index6(work: *mut Work<Ip6>) -> u64 {
+    finish_index(work)
+}
+
+#[inline(always)]
+fn finish_index<A: FamilyMaps>(work: *mut Work<A>) -> u64 {
+    // SAFETY: null or this CPU's; the verifier makes sure.
+    match (unsafe { work.as_mut() }, Kernel::<_, true>::new((), 0)) {
+        (Some(work), Some(kernel)) => pipeline::finish_index(&kernel, work),
+        _ => u64::MAX,
+    }
+}
+
+/// [`FamilyMaps::find_index`] for IPv4. Exported, which is what makes it a function of its own for
+/// the verifier.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    find_index(tuple)
+}
+
+/// [`FamilyMaps::find_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    find_index(tuple)
+}
+
+/// [`FamilyMaps::claim_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn claim_index4(tuple: *const Tuple<Ip4>, hash: u64) -> u64 {
+    claim_index(tuple, hash)
+}
+
+/// [`FamilyMaps::has_rival`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn has_rival4(tuple: *const Tuple<Ip4>, hash: u64, outcome: u64) -> u64 {
+    has_rival(tuple, hash, outcome)
+}
+
+/// [`FamilyMaps::gives_way`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn gives_way4(segment: *const Segment, index: u32, purpose: u32) -> u64 {
+    gives_way::<Ip4>(segment, index, purpose)
+}
+
+/// [`FamilyMaps::claim_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn claim_index6(tuple: *const Tuple<Ip6>, hash: u64) -> u64 {
+    claim_index(tuple, hash)
+}
+
+/// [`FamilyMaps::has_rival`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn has_rival6(tuple: *const Tuple<Ip6>, hash: u64, outcome: u64) -> u64 {
+    has_rival(tuple, hash, outcome)
+}
+
+/// [`FamilyMaps::gives_way`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn gives_way6(segment: *const Segment, index: u32, purpose: u32) -> u64 {
+    gives_way::<Ip6>(segment, index, purpose)
+}
+
+/// [`FamilyMaps::find_other_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_other_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    find_other_index(tuple)
+}
+
+/// [`FamilyMaps::copy_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    copy_index(tuple)
+}
+
+/// [`FamilyMaps::end_other`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn end_other4(index: u32) -> u64 {
+    end_other::<Ip4>(index)
+}
+
+/// [`FamilyMaps::copy_slot`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_slot4(index: u32) -> u64 {
+    copy_slot::<Ip4>(index)
+}
+
+/// [`FamilyMaps::find_other_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn find_other_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    find_other_index(tuple)
+}
+
+/// [`FamilyMaps::copy_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    copy_index(tuple)
+}
+
+/// [`FamilyMaps::end_other`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn end_other6(index: u32) -> u64 {
+    end_other::<Ip6>(index)
+}
+
+/// [`FamilyMaps::copy_slot`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn copy_slot6(index: u32) -> u64 {
+    copy_slot::<Ip6>(index)
+}
+
+#[inline(always)]
+fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+    // SAFETY: null or a tuple; the verifier makes sure.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn find_other_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+    // SAFETY: null or a tuple; the verifier makes sure.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => table::find_other_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn copy_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+    // SAFETY: null or a tuple; the verifier makes sure.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => resize::copy_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+/// Always 0: functions that the verifier looks at by themselves return a number.
+#[inline(always)]
+fn end_other<A: FamilyMaps>(index: u32) -> u64 {
+    if let Some(kernel) = Kernel::<_, true>::new((), 0) {
+        resize::end_other::<A, _>(&kernel, index);
+    }
+    0
+}
+
+#[inline(always)]
+fn copy_slot<A: FamilyMaps>(index: u32) -> u64 {
+    let copied = match Kernel::<_, true>::new((), 0) {
+        Some(kernel) => pipeline::copy_slot::<A, _>(&kernel, index),
+        None => Copied::Nothing,
+    };
+    copied as u64
+}
+
+#[inline(always)]
+fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64) -> u64 {
+    // SAFETY: null or a tuple; the verifier makes sure.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => claim::claim_index(&kernel, tuple, hash),
+        _ => 0,
+    }
+}
+
+#[inline(always)]
+fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64, outcome: u64) -> u64 {
+    // SAFETY: null or a tuple; the verifier makes sure.
+    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(tuple), Some(kernel)) => claim::has_rival(&kernel, tuple, hash, outcome).into(),
+        _ => 1,
+    }
+}
+
+#[inline(always)]
+fn gives_way<A: FamilyMaps>(segment: *const Segment, index: u32, purpose: u32) -> u64 {
+    // SAFETY: null or a segment; the verifier makes sure.
+    match (unsafe { segment.as_ref() }, Kernel::<_, true>::new((), 0)) {
+        (Some(segment), Some(kernel)) => {
+            let purpose = Purpose::from_u32(purpose);
+            end::gives_way::<A, _>(&kernel, index, segment, purpose).into()
+        }
+        _ => 0,
+    }
+}
+
+impl FamilyMaps for Ip4 {
+    #[inline(always)]
+    fn work(hook: Hook) -> Option<*mut Work<Self>> {
+        WORK4.get_ptr_mut(hook as u32)
+    }
+
+    #[inline(always)]
+    fn frontend(key: &FrontendKey<Self>) -> Option<Frontend> {
+        // SAFETY: eight bytes, replaced as a whole.
+        unsafe { FRONTENDS4.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn flow(index: u32) -> Option<*mut Flow<Self>> {
+        FLOWS4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64 {
+        open_index4(work, ifindex)
+    }
+
+    #[inline(always)]
+    fn finish_index(work: &mut Work<Self>) -> u64 {
+        finish_index4(work)
+    }
+
+    #[inline(always)]
+    fn find_index(tuple: &Tuple<Self>) -> u64 {
+        find_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn claim_index(tuple: &Tuple<Self>, hash: u64) -> u64 {
+        claim_index4(tuple, hash)
+    }
+
+    #[inline(always)]
+    fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool {
+        has_rival4(tuple, hash, outcome) != 0
+    }
+
+    #[inline(always)]
+    fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        gives_way4(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn other_flow(index: u32) -> Option<*mut Flow<Self>> {
+        OTHER_FLOWS4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn other_mask() -> u32 {
+        OTHER_MASK4.load()
+    }
+
+    #[inline(always)]
+    fn find_other_index(tuple: &Tuple<Self>) -> u64 {
+        find_other_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_index(tuple: &Tuple<Self>) -> u64 {
+        copy_index4(tuple)
+    }
+
+    #[inline(always)]
+    fn end_other(index: u32) {
+        end_other4(index);
+    }
+
+    #[inline(always)]
+    fn copy_slot(index: u32) -> u64 {
+        copy_slot4(index)
+    }
+
+    #[inline(always)]
+    fn half_open_place(index: u32) -> Option<*mut u64> {
+        HALF_OPEN4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn half_open_cursor(ring: u32) -> Option<*mut u32> {
+        HALF_OPEN_CURSORS.get_ptr_mut(ring)
+    }
+}
+
+impl FamilyMaps for Ip6 {
+    #[inline(always)]
+    fn work(hook: Hook) -> Option<*mut Work<Self>> {
+        WORK6.get_ptr_mut(hook as u32)
+    }
+
+    #[inline(always)]
+    fn frontend(key: &FrontendKey<Self>) -> Option<Frontend> {
+        // SAFETY: as for IPv4.
+        unsafe { FRONTENDS6.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn flow(index: u32) -> Option<*mut Flow<Self>> {
+        FLOWS6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn open_index(work: &mut Work<Self>, ifindex: u32) -> u64 {
+        open_index6(work, ifindex)
+    }
+
+    #[inline(always)]
+    fn finish_index(work: &mut Work<Self>) -> u64 {
+        finish_index6(work)
+    }
+
+    #[inline(always)]
+    fn find_index(tuple: &Tuple<Self>) -> u64 {
+        find_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn claim_index(tuple: &Tuple<Self>, hash: u64) -> u64 {
+        claim_index6(tuple, hash)
+    }
+
+    #[inline(always)]
+    fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool {
+        has_rival6(tuple, hash, outcome) != 0
+    }
+
+    #[inline(always)]
+    fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
+        gives_way6(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn other_flow(index: u32) -> Option<*mut Flow<Self>> {
+        OTHER_FLOWS6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn other_mask() -> u32 {
+        OTHER_MASK6.load()
+    }
+
+    #[inline(always)]
+    fn find_other_index(tuple: &Tuple<Self>) -> u64 {
+        find_other_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn copy_index(tuple: &Tuple<Self>) -> u64 {
+        copy_index6(tuple)
+    }
+
+    #[inline(always)]
+    fn end_other(index: u32) {
+        end_other6(index);
+    }
+
+    #[inline(always)]
+    fn copy_slot(index: u32) -> u64 {
+        copy_slot6(index)
+    }
+
+    #[inline(always)]
+    fn half_open_place(index: u32) -> Option<*mut u64> {
+        HALF_OPEN6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn half_open_cursor(ring: u32) -> Option<*mut u32> {
+        HALF_OPEN_CURSORS.get_ptr_mut(RINGS + ring)
+    }
+}
