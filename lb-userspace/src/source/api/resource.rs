@@ -119,8 +119,10 @@ impl Request<'_> {
 }
 
 /// For how long to ask for a watch: at random, so that a cluster's watches do not all end at once.
+/// Whole seconds, since the API server is told no fractions.
 pub fn watch_time() -> Duration {
-    WATCH_TIME + super::backoff::up_to(WATCH_TIME)
+    let more = super::backoff::up_to(WATCH_TIME);
+    WATCH_TIME + Duration::from_secs(more.as_secs())
 }
 
 fn watch<'a>(
