@@ -4,19 +4,17 @@
 
 use std::path::Path;
 
-use libfuzzer_sys::fuzz_target;
-use node_lb::{
-    admission::{
-        classify::{
-            Classifier, Connection, Distinguisher, Identity, MAX_DISTINGUISHER, ServiceFrontend,
-        },
-        configuration::{Configuration, InForce},
-        objects::Manifest,
-        schema::Ingress,
-        shuffle::Dealer,
+use lb_admission::{
+    classify::{
+        Classifier, Connection, Distinguisher, Identity, MAX_DISTINGUISHER, ServiceFrontend,
     },
-    model::Protocol,
+    configuration::{Configuration, InForce},
+    objects::Manifest,
+    schema::Ingress,
+    shuffle::Dealer,
 };
+use lb_objects::Protocol;
+use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     for name in ["objects.yaml", "objects.json"] {

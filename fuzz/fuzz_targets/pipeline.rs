@@ -10,14 +10,14 @@ use lb_common::{
     flow::{Ethernet, Hop},
     verdict::{Action, Reason, Verdict},
 };
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, TrafficPolicy,
+};
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
     config::PortRange,
     memory::{MemoryFrame, MemoryTables, Route},
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
     program::{NodeFacts, Settings},
 };

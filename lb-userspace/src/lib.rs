@@ -1,13 +1,10 @@
 //! The node-lb agent, in reading order.
 
-pub mod model;
 pub mod source;
 pub mod store;
 
 pub mod memory;
 pub mod plan;
-
-pub mod admission;
 
 pub mod datapath;
 pub mod program;
@@ -26,5 +23,3 @@ pub mod check;
 
 pub mod cli;
 pub mod config;
-
-pub mod go_duration;

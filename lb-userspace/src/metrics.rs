@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use lb_objects::IpFamily;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
     IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector, exponential_buckets,
@@ -18,7 +19,6 @@ pub use self::{
     http::HttpMetrics,
     kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceTraffic, XdpMode},
 };
-use crate::model::IpFamily;
 
 mod api;
 mod events;

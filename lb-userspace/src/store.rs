@@ -7,10 +7,11 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{
-    model::{EndpointSlice, IpFamily, Node, ObjectName, Service},
-    source::{Event, Kind, Object, ObjectRef, Problem},
+use lb_objects::{
+    EndpointSlice, IpFamily, Kind, Node, Object, ObjectName, ObjectRef, Problem, Service,
 };
+
+use crate::source::Event;
 
 /// Services, their slices and this node, as the source last gave them. Pure: it opens nothing.
 ///

@@ -10,12 +10,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::verdict::{Hook, Reason};
+use lb_objects::{Problem, Protocol};
 use node_lb::{
     agent::status::Status,
     flows::FlowReport,
-    model::Protocol,
     plan::{LocalNode, Plan, PlanOptions, plan},
-    source::{Event, Problem, dir},
+    source::{Event, dir},
     store::Store,
 };
 

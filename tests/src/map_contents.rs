@@ -15,10 +15,10 @@ use lb_common::{
     flow::Flow,
     parse,
 };
+use lb_objects::Protocol;
 use node_lb::{
     datapath::bpf::{BatchMap, MappedArray},
     flows::{FlowReport, TickRate},
-    model::Protocol,
     plan::{EndpointClass, Plan},
 };
 

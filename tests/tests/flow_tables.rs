@@ -18,6 +18,7 @@ use lb_common::{
         tag,
     },
 };
+use lb_objects::Protocol;
 use lb_tests::{PinRoot, eventually};
 use node_lb::{
     config::FlowTimeouts,
@@ -26,7 +27,6 @@ use node_lb::{
         FlowSweeper, FlowTables, Jiffies, ServiceCounters, TickRate, UdpSockets, clock::hz,
         timeouts,
     },
-    model::Protocol,
 };
 
 #[test]

@@ -11,14 +11,14 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use ipnet::IpNet;
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, TrafficPolicy,
+};
 use lb_tests::PinRoot;
 use node_lb::{
     datapath::{OBJECT, load},
     memory::Storage,
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
     plan::{LocalNode, PlanOptions, plan},
     program::{
         Key, NodeFacts, Programmer,

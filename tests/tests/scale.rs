@@ -8,14 +8,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, TrafficPolicy,
+};
 use lb_tests::{MapContents, PinRoot};
 use nix::time::ClockId;
 use node_lb::{
     datapath::{OBJECT, Settings, load},
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
     plan::{LocalNode, Plan, PlanOptions, plan},
     program::{Key, NodeFacts, Programmer, maps::Maps},
 };

@@ -6,9 +6,10 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
+use lb_objects::ObjectName;
 use tokio::sync::broadcast;
 
-use crate::{model::ObjectName, plan::ServicePlan};
+use crate::plan::ServicePlan;
 
 /// Changes a reader may be behind before it has to start over.
 const CHANGES: usize = 1024;

@@ -1,14 +1,10 @@
 //! What the agent tells users about their Services.
 
+use lb_objects::{Kind, ObjectName, Problem};
 use uuid::Uuid;
 
 use super::{Agent, sync::News};
-use crate::{
-    events::Notice,
-    health::service::Problem as HealthProblem,
-    model::ObjectName,
-    source::{Event, Kind, Problem},
-};
+use crate::{events::Notice, health::service::Problem as HealthProblem, source::Event};
 
 impl Agent {
     /// What these events say is wrong with Services; nothing if nobody is to be told.

@@ -24,6 +24,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use lb_objects::{IpFamily, Kind};
 use tokio::sync::{mpsc, oneshot};
 
 use self::{
@@ -51,12 +52,10 @@ use crate::{
         service::{Options, ServiceHealthServers},
     },
     metrics::{Metrics, Sample, set_to_now},
-    model::IpFamily,
     plan::{LocalDetector, LocalNode},
     program::{Programmer, maps::Maps},
     source::{
-        Batch, Event, Kind, Source, SourceSpec, api::ApiSource, dir::DirSource,
-        health::SourceHealth,
+        Batch, Event, Source, SourceSpec, api::ApiSource, dir::DirSource, health::SourceHealth,
     },
     store::Store,
 };
@@ -412,7 +411,7 @@ impl Agent {
     /// Writes Services; when this returns, the maps have them and the health answers say so.
     async fn sync(
         &mut self,
-        services: impl IntoIterator<Item = crate::model::ObjectName>,
+        services: impl IntoIterator<Item = lb_objects::ObjectName>,
         since: Instant,
     ) {
         self.publish(services);
@@ -430,7 +429,7 @@ impl Agent {
     }
 
     /// Writes Services, and has the flows ended that are stale now.
-    fn publish(&mut self, services: impl IntoIterator<Item = crate::model::ObjectName>) {
+    fn publish(&mut self, services: impl IntoIterator<Item = lb_objects::ObjectName>) {
         let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
         let stale = self.syncer.sync(&self.store, &self.node, services);
         if let (Some(publication), false) = (publication, stale.is_empty()) {
@@ -446,7 +445,7 @@ impl Agent {
         service_health_servers(listen, &self.servers, health, &self.metrics)
     }
 
-    fn this_node(&self) -> Option<&crate::model::Node> {
+    fn this_node(&self) -> Option<&lb_objects::Node> {
         self.store.node().map(Arc::as_ref)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
+use lb_objects::IpFamily;
+
 use crate::{
     config::Config,
     health::addresses::ListenAddresses,
-    model::IpFamily,
     plan::{LocalNode, NodePortAddresses},
     program::NodeFacts,
     store::Store,

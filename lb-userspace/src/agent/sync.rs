@@ -6,12 +6,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use lb_objects::{IpFamily, ObjectName, TrafficPolicy};
+
 use super::{catalog::Catalog, status};
 use crate::{
     flows::{Change, Limit, Limits, Met, Stale, stale},
     health::service::ServiceHealth,
     metrics::{Metrics, ServiceTraffic, set_to_now},
-    model::{IpFamily, ObjectName, TrafficPolicy},
     plan::{self, LocalNode, Plan, ServicePlan, ServicePortName},
     program::{Key, NotProgrammed, Programmer},
     store::Store,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use lb_objects::Node;
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
@@ -11,7 +12,6 @@ use tokio::{
 use crate::{
     config::Config,
     metrics::Metrics,
-    model::Node,
     plan::{LocalNode, ServicePlan, plan},
     source::{Batch, Event, Source as _, SourceSpec, api::ApiSource, dir, health::SourceHealth},
     store::Store,

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use ipnet::IpNet;
+use lb_objects::{IpFamily, Node};
 
 pub use self::{
     flags::{DEFAULT_SOCKET, Flags},
@@ -18,7 +19,6 @@ pub use self::{
     },
 };
 use crate::{
-    model::{IpFamily, Node},
     plan::{DetectLocal, NodePortAddresses, PlanOptions},
     source::{SourceSpec, api::Access},
 };

@@ -2,9 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use lb_objects::ObjectName;
 use tokio::time::Instant;
-
-use crate::model::ObjectName;
 
 /// Events at once, and then one for each [`REFILL`]: client-go's limits for one object.
 const BURST: u32 = 25;

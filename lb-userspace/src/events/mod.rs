@@ -15,9 +15,9 @@ use uuid::Uuid;
 
 use crate::{
     flows::Limit, health::service::Problem as HealthProblem, metrics::EventMetrics,
-    model::ObjectName, program::NotProgrammed, source::Problem as SourceProblem,
-    source::api::ApiWriter,
+    program::NotProgrammed, source::api::ApiWriter,
 };
+use lb_objects::{ObjectName, Problem as SourceProblem};
 use writer::Writer;
 
 /// Notices that may wait, as in client-go.

@@ -126,7 +126,8 @@ impl Series {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{events::EventType, model::ObjectName};
+    use crate::events::EventType;
+    use lb_objects::ObjectName;
 
     fn notice(service: usize, note: &str) -> Notice {
         Notice {

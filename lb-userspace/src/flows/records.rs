@@ -11,8 +11,9 @@ use lb_common::{
     addr::Address,
     flow::{Flow, Stage, flow_flag, stage::later, tag},
 };
+use lb_objects::Protocol;
 
-use crate::{datapath::bpf::MappedArray, model::Protocol};
+use crate::datapath::bpf::MappedArray;
 
 /// The records of a flow table, which programs change while they are read.
 pub trait Records<A: Address>: Send {

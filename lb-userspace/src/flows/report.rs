@@ -6,10 +6,10 @@ use lb_common::{
     addr::Address,
     flow::{flow_flag, stage::idle, tag},
 };
+use lb_objects::Protocol;
 use serde::Serialize;
 
 use super::{Connection, Records, TickRate, records::socket_addr, stats::stage_name};
-use crate::model::Protocol;
 
 /// One connection, both directions together.
 #[derive(Debug, Serialize)]

@@ -2,7 +2,7 @@
 //!
 //! Those of UDP to an endpoint that does not serve any more, as kube-proxy's conntrack clean-up has it: a client that
 //! never stops sending keeps its flow alive for ever. TCP's end by themselves, unless their Service asks for
-//! [`RemovedEndpoints::Reset`](crate::model::RemovedEndpoints). Those of a Service that is gone are left alone.
+//! [`RemovedEndpoints::Reset`](lb_objects::RemovedEndpoints). Those of a Service that is gone are left alone.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lb_common::flow::{Stage, stage::STAGES};
-
-use crate::model::Protocol;
+use lb_objects::Protocol;
 
 /// What the latest pass over the tables saw, and what has been removed since the agent started.
 #[derive(Clone, Debug, Default)]

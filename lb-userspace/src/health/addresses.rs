@@ -6,8 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-
-use crate::model::IpFamily;
+use lb_objects::IpFamily;
 
 /// The addresses each family's servers listen on, settled once at start-up.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -69,16 +69,40 @@ impl Initialization {
 
 /// When to ask again what has not been ready for so long: in whole seconds, the longer the longer it takes, from 1
 /// to 30, as kube-apiserver has it.
-pub fn retry_after(unready_for: Duration) -> Duration {
+fn retry_after(unready_for: Duration) -> Duration {
     let advice = (GROWTH * unready_for.as_secs_f64()).exp();
     Duration::from_secs(advice.clamp(1.0, LONGEST_ADVICE) as u64)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+    use serde_json::Value;
     use tokio::time::advance;
 
     use super::*;
+
+    #[derive(Deserialize)]
+    struct UnreadyCase {
+        #[serde(rename = "downtime_s")]
+        downtime: u64,
+        #[serde(rename = "retryAfter")]
+        retry_after: u64,
+    }
+
+    #[test]
+    fn the_longer_it_takes_the_later_clients_come_back() {
+        let data = include_str!("../../admission/tests/data/apf.json");
+        let data: Value = serde_json::from_str(data).unwrap();
+        let cases = data.pointer("/g_extras/unreadyCacheRetryAfter/cases");
+        let cases: Vec<UnreadyCase> = serde_json::from_value(cases.unwrap().clone()).unwrap();
+        assert!(!cases.is_empty());
+        for case in cases {
+            let advice = retry_after(Duration::from_secs(case.downtime)).as_secs();
+            assert_eq!(advice, case.retry_after, "after {} s", case.downtime);
+        }
+        assert_eq!(retry_after(Duration::MAX).as_secs(), 30);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_time_to_retry_grows_from_1_to_30_seconds() {

@@ -8,6 +8,7 @@ use std::{
 };
 
 use hyper::StatusCode;
+use lb_objects::{IpFamily, Node};
 use prometheus::IntCounterVec;
 use serde::Serialize;
 
@@ -15,7 +16,6 @@ use super::{clock::Clock, readiness::Readiness};
 use crate::{
     http::{Class, Handler, Request, Response, json, not_found},
     metrics::Metrics,
-    model::{IpFamily, Node},
 };
 
 /// The taint by which the cluster autoscaler announces that it will delete the node (KEP-3836).

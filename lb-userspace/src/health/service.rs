@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use lb_objects::{IpFamily, ObjectName};
 use prometheus::IntGauge;
 use tokio::{sync::Mutex, task::AbortHandle};
 
@@ -17,7 +18,6 @@ use super::{addresses::ListenAddresses, proxy::ProxyHealth};
 use crate::{
     http::{Bind, Limits, Stack, SystemBind},
     metrics::Metrics,
-    model::{IpFamily, ObjectName},
 };
 
 mod server;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use hyper::Uri;
+use lb_objects::go_duration;
 
 use super::query_value;
-use crate::go_duration;
 
 /// The time a request has: what it asks for, but not more than `maximum`, which is also what it gets
 /// if it asks for nothing, for zero or for less.
@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn requests_have_the_deadline_that_kube_apiserver_gives_them() {
-        let data: Value = serde_json::from_str(include_str!("../../tests/data/apf.json")).unwrap();
+        let data: Value =
+            serde_json::from_str(include_str!("../../admission/tests/data/apf.json")).unwrap();
         let cases = data["g_extras"]["requestDeadline"]["cases"]
             .as_array()
             .unwrap();

@@ -17,6 +17,7 @@ use lb_common::{
     flow::{self, Timeouts},
     pipeline,
 };
+use lb_objects::{Algorithm, IpFamily};
 
 pub use self::{
     family::{Family, FamilyTables},
@@ -26,7 +27,6 @@ pub use self::{
     storage::Storage,
 };
 use crate::{
-    model::{Algorithm, IpFamily},
     plan::{LocalDetector, ServicePortName},
     program::{Key, Programmer},
 };

@@ -2,9 +2,8 @@
 
 use std::net::SocketAddr;
 
+use lb_objects::{ObjectName, Protocol};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
-
-use crate::model::{ObjectName, Protocol};
 
 /// The data plane, as far as metrics go.
 pub trait KernelSource: Send + Sync {

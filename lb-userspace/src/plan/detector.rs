@@ -4,8 +4,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-
-use crate::model::{IpFamily, Node};
+use lb_objects::{IpFamily, Node};
 
 /// How local pods are told from other sources, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]

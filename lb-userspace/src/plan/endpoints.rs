@@ -6,10 +6,11 @@ use std::{
     ops::Range,
 };
 
-use super::node::LocalNode;
-use crate::model::{
+use lb_objects::{
     Endpoint, EndpointSlice, IpFamily, Protocol, RemovedEndpoints, ServicePort, SharedName,
 };
+
+use super::node::LocalNode;
 
 /// The class of a usable endpoint, in the order the classes lie in [`ClassifiedEndpoints`].
 ///

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 pub use lb_common::abi::FrontendKind;
+use lb_objects::{IpFamily, Service, ServicePort};
 
 use super::node::LocalNode;
-use crate::model::{IpFamily, Service, ServicePort};
 
 /// One address and port a service port is reached at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,6 +8,10 @@
 use std::{fmt, net::SocketAddr, time::Duration};
 
 use ipnet::IpNet;
+use lb_objects::{
+    Algorithm, EndpointSlice, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceType,
+    TrafficPolicy,
+};
 
 pub use self::{
     detector::{DetectLocal, LocalDetector},
@@ -16,10 +20,6 @@ pub use self::{
     node::{LocalNode, NodePortAddresses, PlanOptions},
 };
 use self::{endpoints::MergedSlices, frontend::source_ranges};
-use crate::model::{
-    Algorithm, EndpointSlice, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceType,
-    TrafficPolicy,
-};
 
 mod detector;
 mod endpoints;

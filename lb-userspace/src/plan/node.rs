@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-
-use crate::model::{Endpoint, IpFamily, Node};
+use lb_objects::{Endpoint, IpFamily, Node};
 
 /// The node label that says which zone the node is in.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
+use lb_objects::{Protocol, TrafficPolicy};
 use serde::Serialize;
 
 use super::{EndpointClass, FrontendKind, HealthCheck, Plan, ServicePlan, TopologyMode, Verdict};
-use crate::model::{Protocol, TrafficPolicy};
 
 /// One service port. A dual-stack Service's lists hold both families, sorted by text.
 #[derive(Serialize)]

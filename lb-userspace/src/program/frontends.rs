@@ -11,15 +11,13 @@ use lb_common::{
     addr::{Ip4, Ip6},
     parse,
 };
+use lb_objects::Protocol;
 
 use super::{
     Key,
     maps::{Entries, Incomplete, Maps, WriteError},
 };
-use crate::{
-    model::Protocol,
-    plan::{FrontendKind, Plan},
-};
+use crate::plan::{FrontendKind, Plan};
 
 /// An address, port and protocol (by number), as `FRONTENDS4` and `FRONTENDS6` are keyed.
 pub type Address = (SocketAddr, u8);

@@ -28,6 +28,7 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{abi, pipeline::FAILING};
+use lb_objects::{IpFamily, Node, Protocol};
 use siphasher::sip::SipHasher13;
 use thiserror::Error;
 
@@ -44,7 +45,6 @@ use self::{
 };
 use crate::{
     config::Config,
-    model::{IpFamily, Node, Protocol},
     plan::{Plan, ServicePortName},
 };
 

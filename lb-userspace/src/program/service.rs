@@ -14,16 +14,14 @@ use lb_common::{
     },
     addr::Ip6,
 };
+use lb_objects::{Algorithm, TrafficPolicy};
 
 use super::{
     Key, NodeFacts, NotProgrammed, Programmer,
     frontends::{Claim, claims},
     parts::Parts,
 };
-use crate::{
-    model::{Algorithm, TrafficPolicy},
-    plan::{EndpointClass, Plan, TopologyMode},
-};
+use crate::plan::{EndpointClass, Plan, TopologyMode};
 
 /// What is in the maps for a service port.
 #[derive(Debug)]

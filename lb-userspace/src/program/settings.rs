@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use lb_common::abi::{self, config_flag};
+use lb_objects::IpFamily;
 
 use crate::{
     config::{self, FailingEndpoints, Handover, NetfilterMode, PortRange, SocketLb},
-    model::IpFamily,
     plan::{LocalDetector, LocalNode},
 };
 

@@ -1,10 +1,8 @@
 //! What events do to the store.
 
+use lb_objects::{Algorithm, Endpoint, Refused, RemovedEndpoints, ServiceType, TrafficPolicy};
+
 use super::*;
-use crate::{
-    model::{Algorithm, Endpoint, RemovedEndpoints, ServiceType, TrafficPolicy},
-    source::Refused,
-};
 
 #[test]
 fn nothing_changed_before_everything_is_there() {

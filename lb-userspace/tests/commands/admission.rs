@@ -2,7 +2,7 @@
 
 use std::{fs, process::Output};
 
-use node_lb::admission::flow_hash::FlowHasher;
+use lb_admission::flow_hash::FlowHasher;
 use serde_json::{Value, json};
 
 use crate::{Files, stderr, stdout};

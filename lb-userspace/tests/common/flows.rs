@@ -3,10 +3,8 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use node_lb::{
-    model::{EndpointSlice, Node, Protocol, Service},
-    plan::{DetectLocal, LocalDetector, LocalNode, NodePortAddresses, PlanOptions},
-};
+use lb_objects::{EndpointSlice, Node, Protocol, Service};
+use node_lb::plan::{DetectLocal, LocalDetector, LocalNode, NodePortAddresses, PlanOptions};
 use serde::{Deserialize, Deserializer};
 
 use super::{ExpectedHealth, ExpectedVerdict, ServiceRow, protocol, slices};

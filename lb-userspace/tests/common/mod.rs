@@ -4,13 +4,11 @@
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
-use node_lb::{
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
-    },
-    plan::{LocalNode, PlanOptions},
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
 };
+use node_lb::plan::{LocalNode, PlanOptions};
 use serde::Deserialize;
 
 pub use self::{

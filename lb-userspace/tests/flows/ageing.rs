@@ -5,7 +5,7 @@ use lb_common::flow::{
     flow_flag::{CLOSED_FIRST, FIN, FIN_ACKED, RST, SEEN},
     record, tag,
 };
-use node_lb::model::Protocol;
+use lb_objects::Protocol;
 
 use super::table::{NewFlow, Sweeping, Table};
 

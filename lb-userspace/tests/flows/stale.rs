@@ -7,12 +7,12 @@ use std::{
 };
 
 use lb_common::flow::{flow_flag, record::flags, tag};
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, TrafficPolicy,
+};
 use node_lb::{
     flows::{Stale, stale::changed, stats::Removed},
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
 

@@ -5,6 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, TrafficPolicy,
+};
 use node_lb::{
     agent::{
         api::{
@@ -17,10 +21,6 @@ use node_lb::{
     flows::FlowReport,
     health::readiness::Readiness,
     http::Server,
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
 use serde_json::{Value, json};

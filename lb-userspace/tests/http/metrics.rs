@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::bail;
+use lb_objects::{IpFamily, ObjectName, Protocol};
 use node_lb::{
     agent::metrics_server::MetricsServer,
     health::readiness::Readiness,
@@ -13,7 +14,6 @@ use node_lb::{
     metrics::{
         DeviceMode, KernelSource, Metrics, PacketCount, Sample, ServiceTraffic, XdpMode, set_to_now,
     },
-    model::{IpFamily, ObjectName, Protocol},
 };
 
 use crate::{

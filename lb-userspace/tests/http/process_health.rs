@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use lb_objects::{IpFamily, Node};
 use node_lb::{
     health::{
         clock::Clock,
@@ -10,7 +11,6 @@ use node_lb::{
     },
     http::{Limits, Server, bind},
     metrics::Metrics,
-    model::{IpFamily, Node},
 };
 use serde_json::{Value, json};
 

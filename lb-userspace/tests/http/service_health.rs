@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use lb_objects::{IpFamily, ObjectName};
 use node_lb::{
     health::{
         addresses::ListenAddresses,
@@ -15,7 +16,6 @@ use node_lb::{
     },
     http::bind,
     metrics::Metrics,
-    model::{IpFamily, ObjectName},
 };
 use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet, time::sleep};
 

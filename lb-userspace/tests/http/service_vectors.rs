@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use lb_objects::{IpFamily, ObjectName};
 use node_lb::{
     health::{
         addresses::ListenAddresses,
@@ -16,7 +17,6 @@ use node_lb::{
     },
     http::{Bind, bind},
     metrics::Metrics,
-    model::{IpFamily, ObjectName},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

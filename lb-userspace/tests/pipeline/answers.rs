@@ -1,10 +1,8 @@
 //! ICMP and ICMPv6 answers: whom they name, what they quote, and when there is none.
 
 use lb_common::verdict::{Action, Reason};
-use node_lb::{
-    memory::{MemoryTables, Route},
-    model::{IpFamily, TrafficPolicy},
-};
+use lb_objects::{IpFamily, TrafficPolicy};
+use node_lb::memory::{MemoryTables, Route};
 
 use crate::{
     hooks::{Outcome, ingress, through},

@@ -8,7 +8,8 @@ use lb_common::{
     pipeline::WITHOUT_RING,
     verdict::Reason,
 };
-use node_lb::{config::PortRange, memory::MemoryTables, model::IpFamily};
+use lb_objects::IpFamily;
+use node_lb::{config::PortRange, memory::MemoryTables};
 
 use crate::{
     conversation::{Conversation, Side, half_open},

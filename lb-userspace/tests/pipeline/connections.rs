@@ -5,7 +5,8 @@ use lb_common::{
     flow::{Stage, Timeouts},
     verdict::Reason,
 };
-use node_lb::{memory::MemoryTables, model::IpFamily};
+use lb_objects::IpFamily;
+use node_lb::memory::MemoryTables;
 use proptest::{collection::vec, prelude::*};
 
 use crate::{

@@ -6,10 +6,8 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{Flow, Stage, flow_flag, record::read_tag, slots::Slots, tag},
 };
-use node_lb::{
-    memory::{Family, MemoryTables},
-    model::IpFamily,
-};
+use lb_objects::IpFamily;
+use node_lb::memory::{Family, MemoryTables};
 
 use crate::{
     hooks::{Outcome, ingress},

@@ -11,7 +11,8 @@ use lb_common::{
     flow::Stage,
     verdict::{Action, Reason},
 };
-use node_lb::{memory::MemoryTables, model::Algorithm};
+use lb_objects::Algorithm;
+use node_lb::memory::MemoryTables;
 
 use crate::{
     conversation::{Conversation, Side},

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use lb_common::verdict::{Action, Reason};
-use node_lb::{memory::MemoryTables, model::TrafficPolicy};
+use lb_objects::TrafficPolicy;
+use node_lb::memory::MemoryTables;
 use proptest::prelude::*;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! Packets cut short and packets of random bytes: passed or dropped, never worse.
 
 use lb_common::verdict::{Action, Reason};
-use node_lb::model::IpFamily;
+use lb_objects::IpFamily;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use crate::{

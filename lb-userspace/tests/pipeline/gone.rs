@@ -12,10 +12,8 @@ use lb_common::{
     },
     verdict::{Action, Reason},
 };
-use node_lb::{
-    memory::{Family, MemoryTables},
-    model::IpFamily,
-};
+use lb_objects::IpFamily;
+use node_lb::memory::{Family, MemoryTables};
 
 use crate::{
     conversation::{Conversation, Side},

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use lb_common::verdict::{Action, Reason};
-use node_lb::model::IpFamily;
+use lb_objects::IpFamily;
 use proptest::prelude::*;
 
 use crate::{

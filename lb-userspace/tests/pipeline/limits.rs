@@ -8,10 +8,10 @@ use lb_common::{
     parse::Tuple,
     verdict::{Action, Reason},
 };
+use lb_objects::{IpFamily, TrafficPolicy};
 use node_lb::{
     config::PortRange,
     memory::{Family, MemoryTables},
-    model::{IpFamily, TrafficPolicy},
     plan::FrontendKind,
 };
 

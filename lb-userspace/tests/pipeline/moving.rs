@@ -3,10 +3,8 @@
 use std::{collections::HashSet, net::SocketAddr, time::Duration};
 
 use lb_common::{flow::Stage, verdict::Reason};
-use node_lb::{
-    memory::MemoryTables,
-    model::{Algorithm, IpFamily},
-};
+use lb_objects::{Algorithm, IpFamily};
+use node_lb::memory::MemoryTables;
 
 use crate::{
     conversation::{Conversation, Side},

@@ -8,9 +8,9 @@ use lb_common::{
     pipeline::Copied,
     verdict::{Action, Reason},
 };
+use lb_objects::IpFamily;
 use node_lb::{
     memory::{Family, MemoryTables},
-    model::IpFamily,
     plan::FrontendKind,
 };
 
@@ -34,7 +34,7 @@ pub fn scenes() -> impl Iterator<Item = Scene> {
         let kept = Scene {
             endpoints: vec![Place::Local; 3],
             frontend: FrontendKind::LoadBalancerIp,
-            external: node_lb::model::TrafficPolicy::Local,
+            external: lb_objects::TrafficPolicy::Local,
             ..scene.clone()
         };
         let several = Scene {

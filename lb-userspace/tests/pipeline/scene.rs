@@ -10,13 +10,13 @@ use lb_common::{
     abi::{config_flag, device_flag},
     flow::{Ethernet, Hop},
 };
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
+    RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+};
 use node_lb::{
     config::PortRange,
     memory::{MemoryTables, Route},
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
     plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
     program::{NodeFacts, Settings},
 };

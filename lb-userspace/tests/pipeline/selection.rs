@@ -12,12 +12,8 @@ use lb_common::{
     select::{self, Policy},
     verdict::Reason,
 };
-use node_lb::{
-    memory::MemoryTables,
-    model::{Algorithm, IpFamily, TrafficPolicy},
-    plan::FrontendKind,
-    program::maglev,
-};
+use lb_objects::{Algorithm, IpFamily, TrafficPolicy};
+use node_lb::{memory::MemoryTables, plan::FrontendKind, program::maglev};
 
 use crate::{
     hooks::ingress,

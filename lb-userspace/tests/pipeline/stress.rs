@@ -14,10 +14,8 @@ use lb_common::{
     flow::{Flow, claim::Refused, record::kill, table},
     verdict::Reason,
 };
-use node_lb::{
-    memory::{Family, FlowTable},
-    model::IpFamily,
-};
+use lb_objects::IpFamily;
+use node_lb::memory::{Family, FlowTable};
 
 use crate::{
     flow_table::{open, tuple},

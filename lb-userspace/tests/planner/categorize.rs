@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use node_lb::{
-    model::{EndpointSlice, Service, ServiceType, TrafficPolicy},
-    plan::{FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, TopologyMode, plan},
-};
+use lb_objects::{EndpointSlice, Service, ServiceType, TrafficPolicy};
+use node_lb::plan::{FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, TopologyMode, plan};
 
 use crate::common::{Categorize, ExpectedVerdict, Vectors, object_name};
 
@@ -112,7 +110,7 @@ fn local_ready_counts() {
     for row in Vectors::load().local_ready_counts {
         let slices: Vec<_> = row.slices.iter().enumerate().collect();
         let slices: Vec<EndpointSlice> = slices.iter().map(|(i, s)| s.model(*i)).collect();
-        let node = node_lb::model::Node {
+        let node = lb_objects::Node {
             name: row.node.clone(),
             ..Default::default()
         };

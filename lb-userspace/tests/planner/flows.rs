@@ -3,10 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use node_lb::{
-    model::{IpFamily, TrafficPolicy},
-    plan::{FrontendKind, LocalDetector, Plan, ServicePlan, Verdict, plan},
-};
+use lb_objects::{IpFamily, TrafficPolicy};
+use node_lb::plan::{FrontendKind, LocalDetector, Plan, ServicePlan, Verdict, plan};
 
 use crate::common::{ExpectedVerdict, Fixture, Packet, Scenario, Vectors};
 

@@ -3,14 +3,12 @@
 
 use std::net::SocketAddr;
 
-use node_lb::{
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
-    plan::{
-        EndpointClass, Frontend, FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, plan,
-    },
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
+    RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+};
+use node_lb::plan::{
+    EndpointClass, Frontend, FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, plan,
 };
 
 #[test]

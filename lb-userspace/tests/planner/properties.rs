@@ -2,13 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use node_lb::{
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
-    },
-    plan::{EndpointClass, LocalNode, Plan, PlanOptions, TopologyMode, Verdict, plan},
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
 };
+use node_lb::plan::{EndpointClass, LocalNode, Plan, PlanOptions, TopologyMode, Verdict, plan};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 proptest! {

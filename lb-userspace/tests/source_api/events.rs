@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use hyper::Method;
+use lb_objects::ObjectName;
 use node_lb::{
     events::{EventType, Notice, Recorder, Scope},
     flows::Limit,
     metrics::Metrics,
-    model::ObjectName,
     source::api::ApiSource,
 };
 use serde_json::json;

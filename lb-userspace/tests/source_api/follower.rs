@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use lb_objects::{Object, Problem, Service};
 use node_lb::{
     metrics::Metrics,
-    model::Service,
-    source::{Batch, Event, Object, Problem, Source as _, api::ApiSource, health::SourceHealth},
+    source::{Batch, Event, Source as _, api::ApiSource, health::SourceHealth},
 };
 use tokio::{
     sync::mpsc,

@@ -2,10 +2,8 @@
 
 use std::{fs, os::unix::fs::symlink};
 
-use node_lb::source::{
-    Refused,
-    dir::{DirSource, load},
-};
+use lb_objects::Refused;
+use node_lb::source::dir::{DirSource, load};
 
 use crate::support::{Dir, service, slice};
 

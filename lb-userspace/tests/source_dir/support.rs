@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
+use lb_objects::{Kind, ObjectName};
 use node_lb::{
-    model::ObjectName,
-    source::{Batch, Event, Kind, Source, dir::DirSource},
+    source::{Batch, Event, Source, dir::DirSource},
     store::Store,
 };
 use tempfile::TempDir;

@@ -7,7 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use node_lb::source::{Event, Kind};
+use lb_objects::Kind;
+use node_lb::source::Event;
 use tokio::time;
 
 use crate::support::{Dir, Watched, service};

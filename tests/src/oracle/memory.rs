@@ -9,13 +9,13 @@ use lb_common::{
     flow::{Ethernet, Hop},
     verdict,
 };
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
+    Service, ServicePort, ServiceType, TrafficPolicy,
+};
 use node_lb::{
     config::PortRange,
     memory::{MemoryFrame, MemoryTables, Route},
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
     program::{NodeFacts, Settings},
 };

@@ -35,7 +35,13 @@ const FLAGS: [&str; 10] = [
 
 /// The crates that are built with [`FLAGS`], besides the targets; what they depend on is taken as the
 /// other tests have it.
-const CRATES: [&str; 3] = ["lb_common", "lb_tests", "node_lb"];
+const CRATES: [&str; 5] = [
+    "lb_admission",
+    "lb_common",
+    "lb_objects",
+    "lb_tests",
+    "node_lb",
+];
 
 /// Set for the compiler's wrapper: the targets.
 const TARGETS_VARIABLE: &str = "NODE_LB_FUZZ_TARGETS";
@@ -93,7 +99,15 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
         .and_then(|()| fs::copy("/proc/self/exe", &wrapper))
         .with_context(|| format!("cannot copy xtask to {}", wrapper.display()))?;
     // All packages, and a test, for dependencies to have the features that the other tests' have.
-    let packages = ["xtask", "lb-common", "node-lb", "lb-tests", "node-lb-fuzz"];
+    let packages = [
+        "xtask",
+        "lb-admission",
+        "lb-common",
+        "lb-objects",
+        "node-lb",
+        "lb-tests",
+        "node-lb-fuzz",
+    ];
     let mut cargo = workspace.cargo(["build", "--test", "toolchain_choice"]);
     cargo
         .args(packages.iter().flat_map(|package| ["--package", package]))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use hyper::{StatusCode, Uri};
+use lb_objects::ObjectName;
 use serde::Serialize;
 use tokio::{
     sync::broadcast::{self, error::RecvError},
@@ -16,7 +17,6 @@ use crate::{
     agent::catalog::{Catalog, Change},
     health::initialization::Initialization,
     http::{Body, Response, Unready, error_status, query_value, response, too_many_requests},
-    model::ObjectName,
     plan::{ServicePlan, report::PortReport},
 };
 

@@ -3,16 +3,12 @@
 use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::Value;
-
-use crate::{
-    admission::classify::{Identities, Identity},
-    model::{Protocol, Service},
-    source::{
-        Object,
-        kubernetes::{self, Outcome},
-    },
+use lb_admission::classify::{Identities, Identity};
+use lb_objects::{
+    Object, Protocol, Service,
+    kubernetes::{self, Outcome},
 };
+use serde_json::Value;
 
 /// Services and Pods.
 #[derive(Default)]
@@ -81,7 +77,7 @@ impl Cluster {
 
 /// The ports of a Service as a message lists them.
 pub fn ports(service: &Service) -> String {
-    let port = |port: &crate::model::ServicePort| match port.protocol {
+    let port = |port: &lb_objects::ServicePort| match port.protocol {
         Protocol::Tcp => port.port.to_string(),
         protocol => format!("{}/{}", port.port, protocol.to_string().to_lowercase()),
     };

@@ -2,11 +2,9 @@
 
 use anyhow::Context;
 use clap::Args;
+use lb_admission::objects::{Kind, crd};
 
-use crate::{
-    admission::objects::{Kind, crd},
-    cli::print,
-};
+use crate::cli::print;
 
 /// Print the CustomResourceDefinitions of PriorityLevel and FlowSchema
 ///

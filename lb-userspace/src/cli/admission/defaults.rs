@@ -1,8 +1,9 @@
 //! `node-lb admission defaults`: the suggested configuration.
 
 use clap::Args;
+use lb_admission::suggested::SUGGESTED;
 
-use crate::{admission::suggested::SUGGESTED, cli::print};
+use crate::cli::print;
 
 /// Print the suggested configuration, to be copied and changed
 #[derive(Args, Debug)]

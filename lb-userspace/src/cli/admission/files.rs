@@ -8,20 +8,18 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
+use lb_admission::{
+    configuration::Configuration,
+    objects::{
+        Finding, Manifest, ObjectRef,
+        status::{DANGLING, SEATS_CUT},
+    },
+    suggested::SUGGESTED,
+};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{
-    admission::{
-        configuration::Configuration,
-        objects::{
-            Finding, Manifest, ObjectRef,
-            status::{DANGLING, SEATS_CUT},
-        },
-        suggested::SUGGESTED,
-    },
-    cli::print_error,
-};
+use crate::cli::print_error;
 
 /// Where the objects are.
 #[derive(Args, Debug)]

@@ -12,10 +12,10 @@ use lb_common::{
     tables::Services,
     verdict::Reason,
 };
+use lb_objects::{Algorithm, Protocol};
 
 use crate::{
     memory::{Family, Hook, MemoryTables},
-    model::{Algorithm, Protocol},
     plan::ServicePortName,
 };
 

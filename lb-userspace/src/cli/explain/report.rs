@@ -1,10 +1,10 @@
 //! A decision as JSON.
 
 use lb_common::select::Policy;
+use lb_objects::TrafficPolicy;
 use serde::Serialize;
 
 use super::decision::{Decision, Verdict};
-use crate::model::TrafficPolicy;
 
 /// What becomes of a packet. What it is addressed to is null unless that is a Service.
 #[derive(Serialize)]

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, str::FromStr};
 
-use crate::model::Protocol;
+use lb_objects::Protocol;
 
 const FORM: &str = "write IP:PORT or [IPV6]:PORT, and /tcp, /udp or /sctp behind it if you like";
 

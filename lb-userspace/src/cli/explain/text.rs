@@ -8,9 +8,9 @@ use lb_common::{
     service::Origin,
     verdict::Reason,
 };
+use lb_objects::Algorithm;
 
 use super::decision::{Decision, Frontend, Verdict};
-use crate::model::Algorithm;
 
 /// Longer sets are cut; `-o json` has all of them.
 const SHOWN_ENDPOINTS: usize = 16;

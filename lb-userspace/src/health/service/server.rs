@@ -13,6 +13,7 @@ use hyper::{
     StatusCode,
     header::{HeaderName, HeaderValue},
 };
+use lb_objects::{IpFamily, ObjectName};
 use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 
@@ -20,7 +21,6 @@ use super::{Options, Problem, ServiceHealth};
 use crate::{
     health::proxy::ProxyHealth,
     http::{Class, Handler, Request, Response, Server, json},
-    model::{IpFamily, ObjectName},
 };
 
 /// By this header load balancers can weight nodes by their number of endpoints.

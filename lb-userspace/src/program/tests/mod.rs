@@ -6,19 +6,18 @@ use std::{
     time::Duration,
 };
 
+use lb_objects::{
+    Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
+    RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+};
+
 use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
 use super::{
     Key, NodeFacts, Programmer,
     frontends::{Address, claims},
     maglev,
 };
-use crate::{
-    model::{
-        Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-        RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
-    },
-    plan::{self, FrontendKind, LocalNode, Plan, PlanOptions},
-};
+use crate::plan::{self, FrontendKind, LocalNode, Plan, PlanOptions};
 
 mod adoption;
 mod capacity;

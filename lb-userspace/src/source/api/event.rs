@@ -3,18 +3,15 @@
 use std::{collections::BTreeMap, fmt::Display};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use lb_objects::{
+    Kind, ObjectName,
+    kubernetes::{Versioned, translate_json},
+    shortened,
+};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{
-    super::{
-        Kind,
-        kubernetes::{Versioned, translate_json},
-        problem::shortened,
-    },
-    failure::Failure,
-};
-use crate::model::ObjectName;
+use super::failure::Failure;
 
 /// The annotation of the bookmark that ends the initial events of a streamed list (KEP-3157).
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";

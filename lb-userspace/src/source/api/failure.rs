@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 use hyper::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 
-use super::super::problem::shortened;
+use lb_objects::shortened;
 
 /// The wait after a 429 that names none.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);

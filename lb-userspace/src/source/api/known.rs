@@ -2,11 +2,12 @@
 
 use std::{collections::HashMap, time::SystemTime};
 
-use super::super::{
-    Event, Kind, ObjectRef, Problem,
+use lb_objects::{
+    Kind, ObjectName, ObjectRef, Problem,
     kubernetes::{Outcome, Versioned},
 };
-use crate::model::ObjectName;
+
+use super::super::Event;
 
 /// The objects of one resource, by name and version only.
 #[derive(Debug)]

@@ -11,11 +11,7 @@ use tokio::{
 };
 
 use super::{
-    super::{
-        Batch, Event, Kind,
-        health::SourceHealth,
-        kubernetes::{Outcome, Versioned, translate_json},
-    },
+    super::{Batch, Event, health::SourceHealth},
     backoff::Backoff,
     body::{LineCutter, ListCutter},
     client::{Answer, ApiClient},
@@ -23,6 +19,10 @@ use super::{
     failure::Failure,
     known::{Known, is_older},
     resource::{Request, watch_time},
+};
+use lb_objects::{
+    Kind,
+    kubernetes::{Outcome, Versioned, translate_json},
 };
 use recovery::Step;
 

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use form_urlencoded::Serializer;
-
-use super::super::Kind;
+use lb_objects::Kind;
 
 /// Objects per page of a list.
 const PAGE: &str = "500";

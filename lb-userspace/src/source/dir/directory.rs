@@ -12,9 +12,10 @@ use std::{
 };
 
 use anyhow::Context;
+use lb_objects::{Object, Problem, Refused, text::Broken};
 
 use super::{
-    super::{Event, Object, Problem, Refused, text::Broken},
+    super::Event,
     ledger::{Ledger, Update},
     manifest::Documents,
 };

@@ -3,16 +3,15 @@
 
 use std::fmt;
 
+use lb_objects::{
+    Object, ObjectRef, Problem, Refused,
+    kubernetes::{self, Outcome},
+};
 use serde::{
     Deserialize, Deserializer,
     de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
-
-use super::super::{
-    Object, ObjectRef, Problem, Refused,
-    kubernetes::{self, Outcome},
-};
 
 /// What a document, or a whole file, says. Without file names: its reader knows them.
 #[derive(Clone, Debug, Default)]

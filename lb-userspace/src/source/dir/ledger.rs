@@ -7,10 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    super::{Event, Object, ObjectRef, Problem, Refused, text::Broken},
-    document::Manifest,
-};
+use lb_objects::{Object, ObjectRef, Problem, Refused, text::Broken};
+
+use super::{super::Event, document::Manifest};
 
 /// Every file's last good objects, and who provides what.
 ///

@@ -7,10 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    super::text::{self, Broken, newlines},
-    document::{Document, Manifest},
-};
+use lb_objects::text::{self, Broken, newlines};
+
+use super::document::{Document, Manifest};
 
 /// The documents of a file as last parsed, by the hash of their text.
 #[derive(Debug, Default)]
@@ -94,7 +93,9 @@ fn join(documents: impl IntoIterator<Item = (u64, Document)>) -> Result<Manifest
 mod tests {
     use proptest::prelude::*;
 
-    use super::{super::super::Object, *};
+    use lb_objects::Object;
+
+    use super::*;
 
     #[test]
     fn yaml_is_split_where_documents_are() {

@@ -18,8 +18,8 @@ mod watch;
 
 use std::path::Path;
 
-use super::{Object, Problem};
 use directory::Directory;
+use lb_objects::{Object, Problem};
 
 pub use watch::DirSource;
 

@@ -7,15 +7,13 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use node_lb::{
-    admission::{
-        classify::{Classifier, Connection, Key, ServiceFrontend},
-        configuration::{ActiveSchema, InForce},
-        level::Level,
-        schema::{Destination, Ingress, Listed, Rule, Schema, Services, Source},
-    },
-    model::Protocol,
+use lb_admission::{
+    classify::{Classifier, Connection, Key, ServiceFrontend},
+    configuration::{ActiveSchema, InForce},
+    level::Level,
+    schema::{Destination, Ingress, Listed, Rule, Schema, Services, Source},
 };
+use lb_objects::Protocol;
 
 use crate::cost::{BATCH, BATCHES, median};
 

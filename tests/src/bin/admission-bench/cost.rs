@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use node_lb::admission::{
+use lb_admission::{
     level::{ConnectionLimits, LevelKind, LimitResponse, Limited, Queuing},
     queueset::{Arrival, Policy, QueueSet, Verdict},
 };

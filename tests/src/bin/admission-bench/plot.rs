@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
-use node_lb::admission::queueset::Policy;
+use lb_admission::queueset::Policy;
 use plotters::prelude::*;
 
 use crate::tenants::{Outcome, mode};

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use node_lb::admission::{
+use lb_admission::{
     controller::Controller,
     level::{ConnectionLimits, Level, LevelKind, LimitResponse, Limited, Queuing},
     queueset::Policy,
@@ -129,7 +129,7 @@ fn simulate(
     seats: u32,
     seconds: f64,
     sources: Vec<Value>,
-) -> Result<node_lb::admission::simulate::Report> {
+) -> Result<lb_admission::simulate::Report> {
     let level = Level {
         name: "tenants".to_owned(),
         shares: 1,

@@ -4,20 +4,18 @@ use std::net::IpAddr;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use lb_admission::{
+    classify::{Connection, ServiceFrontend},
+    schema::Ingress,
+};
+use lb_objects::Protocol;
 
 use self::{report::Report, target::Target};
 use super::{
     cluster::{self, Cluster},
     files::{Files, warn},
 };
-use crate::{
-    admission::{
-        classify::{Connection, ServiceFrontend},
-        schema::Ingress,
-    },
-    cli::{output::json, print},
-    model::Protocol,
-};
+use crate::cli::{output::json, print};
 
 mod reason;
 mod report;
@@ -122,7 +120,7 @@ fn frontend<'a>(
         let mut addresses = service.cluster_ips.iter().copied();
         frontend.address = addresses.find(|ip| ip.is_ipv4() == source.is_ipv4());
     }
-    let fits = |port: &&crate::model::ServicePort| {
+    let fits = |port: &&lb_objects::ServicePort| {
         target.port.is_none_or(|number| number == port.port)
             && target
                 .protocol

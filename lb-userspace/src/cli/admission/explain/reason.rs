@@ -1,6 +1,6 @@
 //! Why a rule does not take a connection, in words.
 
-use crate::admission::{
+use lb_admission::{
     classify::{
         Connection,
         matching::{DestinationMismatch, Mismatch},

@@ -2,16 +2,16 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
-
-use super::reason::{ingress, reasons};
-use crate::admission::{
+use lb_admission::{
     classify::{Connection, Distinguisher, MAX_DISTINGUISHER},
     configuration::InForce,
     flow_hash::FlowHasher,
     level::Queuing,
     shuffle::Dealer,
 };
+use serde::Serialize;
+
+use super::reason::{ingress, reasons};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::model::Protocol;
+use lb_objects::Protocol;
 
 const FORM: &str = "write NAMESPACE/SERVICE, and :PORT or :PORT/PROTOCOL behind it if you like";
 

@@ -9,18 +9,16 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
+use lb_admission::{
+    controller::{Controller, LevelId},
+    deadlines::Deadlines,
+    level::{CATCH_ALL, EXEMPT},
+    queueset::Policy,
+    simulate::{Report, Settings, run_trace, run_workload, workload::Workload},
+};
 
 use super::files::{Files, Loaded};
-use crate::{
-    admission::{
-        controller::{Controller, LevelId},
-        deadlines::Deadlines,
-        level::{CATCH_ALL, EXEMPT},
-        queueset::Policy,
-        simulate::{Report, Settings, run_trace, run_workload, workload::Workload},
-    },
-    cli::{output::Output, print},
-};
+use crate::cli::{output::Output, print};
 
 mod table;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::admission::simulate::{
+use lb_admission::simulate::{
     Report,
     report::{Fairness, LevelReport, Waits},
 };

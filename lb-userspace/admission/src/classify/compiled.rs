@@ -1,0 +1,180 @@
+//! Classification by bit vectors (Lakshman and Stiliadis, SIGCOMM 1998): each thing that a packet
+//! tells is looked up on its own and yields the set of rules that it fits. The first rule in all of the
+//! sets decides.
+//!
+//! A lookup is one longest prefix match, three array accesses, and a step per 64 rules, of which
+//! there are at most [`MAX_RULES`](crate::configuration::MAX_RULES). Identities and
+//! destinations are given their class when they become known, not when a packet comes.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{
+    Connection, Identity, ServiceFrontend,
+    bits::{Bits, WORD},
+    interned::Interned,
+    prefixes::Prefixes,
+};
+use crate::{
+    configuration::ActiveSchema,
+    schema::{Destination, Ingress, Rule, Source},
+};
+
+/// Flow schemas in the form that packets ask.
+#[derive(Clone, Debug)]
+pub struct Classifier {
+    rules: Vec<Rule>,
+    /// Index of each rule's schema.
+    schemas: Vec<usize>,
+    /// What takes a connection that no rule takes.
+    last: usize,
+    /// By [`Ingress`].
+    ingress: [Bits; 3],
+    addresses: Prefixes,
+    sources: Interned<Sources>,
+    destinations: Interned<Bits>,
+}
+
+/// The rules that something about the source fits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Sources {
+    /// It is one of the rule's sources.
+    included: Bits,
+    /// It is one of the rule's exceptions.
+    excepted: Bits,
+}
+
+/// Identities that all rules treat alike. Of one classifier; worthless to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IdentityClass(u32);
+
+/// Frontends of Services that all rules treat alike. Of one classifier; worthless to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DestinationClass(u32);
+
+/// What the first packet of a connection asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    pub ingress: Ingress,
+    pub source: IpAddr,
+    pub identity: IdentityClass,
+    pub destination: DestinationClass,
+}
+
+impl Classifier {
+    /// Compiles schemas, which are in the order in which they are asked. At least one.
+    pub fn new(active: &[ActiveSchema]) -> Self {
+        let rules_of = |active: &ActiveSchema| active.schema.rules.clone();
+        let rules: Vec<_> = active.iter().flat_map(rules_of).collect();
+        let schemas = active.iter().enumerate();
+        let schemas = schemas.flat_map(|(index, active)| vec![index; active.schema.rules.len()]);
+        let mut sources = Interned::default();
+        // Whose identity is not known fits no rule by it.
+        sources.number(Sources::new(&rules, |_| false));
+        let addresses = Prefixes::new(networks(&rules), |region| {
+            sources.number(Sources::new(&rules, |source| holds_region(source, region)))
+        });
+        let by_ingress = |ingress| Bits::of(&rules, |rule| rule.has_ingress(ingress));
+        Self {
+            schemas: schemas.collect(),
+            last: active.len().saturating_sub(1),
+            ingress: [Ingress::External, Ingress::Pod, Ingress::Node].map(by_ingress),
+            addresses,
+            sources,
+            destinations: Interned::default(),
+            rules,
+        }
+    }
+
+    /// The class of an identity; `None` is the identity of an unknown source.
+    pub fn identity_class(&mut self, identity: Option<&Identity>) -> IdentityClass {
+        let has = |source: &Source| identity.is_some_and(|identity| source.has_identity(identity));
+        IdentityClass(self.sources.number(Sources::new(&self.rules, has)))
+    }
+
+    /// The class of a frontend.
+    pub fn destination_class(&mut self, frontend: &ServiceFrontend<'_>) -> DestinationClass {
+        let fits = |rule: &Rule| {
+            let is_here = |destination: &Destination| destination.mismatch(frontend).is_none();
+            rule.destinations.iter().any(is_here) && !rule.except_destinations.iter().any(is_here)
+        };
+        DestinationClass(self.destinations.number(Bits::of(&self.rules, fits)))
+    }
+
+    /// What a connection asks.
+    pub fn key(&mut self, connection: &Connection<'_>) -> Key {
+        Key {
+            ingress: connection.ingress,
+            source: connection.source,
+            identity: self.identity_class(connection.identity),
+            destination: self.destination_class(&connection.destination),
+        }
+    }
+
+    /// Index of the schema that takes a connection, as
+    /// [`InForce::classify`](crate::configuration::InForce::classify) finds it.
+    ///
+    /// Classes of another classifier yield the last schema or a wrong one.
+    pub fn classify(&self, key: &Key) -> usize {
+        let address = self.sources.get(self.addresses.longest_match(key.source));
+        let identity = self.sources.get(key.identity.0);
+        let destination = self.destinations.get(key.destination.0);
+        let (Some(address), Some(identity), Some(destination)) = (address, identity, destination)
+        else {
+            return self.last;
+        };
+        let ingress = self.ingress[key.ingress as usize].words();
+        for (index, (&ingress, &destination)) in ingress.iter().zip(destination.words()).enumerate()
+        {
+            let fits = ingress & destination & address.or(identity, index);
+            if fits != 0 {
+                return self.schemas[index * WORD + fits.trailing_zeros() as usize];
+            }
+        }
+        self.last
+    }
+}
+
+impl Sources {
+    /// The rules with such a source, and those with such an exception.
+    fn new(rules: &[Rule], is_such: impl Fn(&Source) -> bool) -> Self {
+        Self {
+            included: Bits::of(rules, |rule| rule.sources.iter().any(&is_such)),
+            excepted: Bits::of(rules, |rule| rule.except_sources.iter().any(&is_such)),
+        }
+    }
+
+    /// A word of the rules that one of the two includes and neither excepts.
+    fn or(&self, other: &Self, index: usize) -> u64 {
+        let word = |bits: &Bits| bits.words()[index];
+        (word(&self.included) | word(&other.included))
+            & !(word(&self.excepted) | word(&other.excepted))
+    }
+}
+
+/// Every prefix that some rule names.
+fn networks(rules: &[Rule]) -> impl Iterator<Item = IpNet> {
+    let sources = rules
+        .iter()
+        .flat_map(|rule| rule.sources.iter().chain(&rule.except_sources));
+    sources.flat_map(|source| match source {
+        Source::Network { network, except } => [&[*network], except.as_slice()].concat(),
+        Source::Any
+        | Source::Namespace(_)
+        | Source::ServiceAccount { .. }
+        | Source::Workload { .. } => Vec::new(),
+    })
+}
+
+/// Whether the addresses of a prefix that are in no longer one of [`networks`] make a connection come
+/// from `source`: all of them do, or none.
+fn holds_region(source: &Source, region: IpNet) -> bool {
+    match source {
+        Source::Any => true,
+        Source::Network { network, except } => {
+            network.contains(&region) && !except.iter().any(|range| range.contains(&region))
+        }
+        Source::Namespace(_) | Source::ServiceAccount { .. } | Source::Workload { .. } => false,
+    }
+}

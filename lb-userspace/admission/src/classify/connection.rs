@@ -1,0 +1,61 @@
+//! What the first packet of a connection tells.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use lb_objects::Protocol;
+
+use crate::schema::Ingress;
+
+/// A new connection to a Service.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection<'a> {
+    pub ingress: Ingress,
+    pub source: IpAddr,
+    /// Whose address the source is; `None` if that is not known.
+    pub identity: Option<&'a Identity>,
+    pub destination: ServiceFrontend<'a>,
+}
+
+/// Where a connection meets a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceFrontend<'a> {
+    pub namespace: &'a str,
+    pub service: &'a str,
+    /// The port of the Service, not its node port. Zero, for what is not known, is no rule's port.
+    pub port: u16,
+    pub protocol: Protocol,
+    /// The address that the packet was sent to; `None`, for what is not known, is no rule's address.
+    pub address: Option<IpAddr>,
+}
+
+/// Whom an address belongs to: a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub namespace: String,
+    pub service_account: String,
+    pub labels: BTreeMap<String, String>,
+    /// The pod's node; may be empty if that is not known.
+    pub node: String,
+}
+
+/// The identities of addresses. Pods in their node's network have none: they share its address.
+#[derive(Clone, Debug, Default)]
+pub struct Identities(HashMap<IpAddr, Arc<Identity>>);
+
+impl Identities {
+    pub fn insert(&mut self, address: IpAddr, identity: Arc<Identity>) {
+        self.0.insert(address.to_canonical(), identity);
+    }
+
+    pub fn remove(&mut self, address: IpAddr) {
+        self.0.remove(&address.to_canonical());
+    }
+
+    pub fn get(&self, address: IpAddr) -> Option<&Identity> {
+        self.0.get(&address.to_canonical()).map(AsRef::as_ref)
+    }
+}

@@ -1,0 +1,232 @@
+//! Which flow of its schema a connection belongs to.
+
+use std::{fmt, io::Write, net::IpAddr};
+
+use ipnet::IpNet;
+
+use super::{Connection, Identity};
+use crate::{
+    level::Level,
+    schema::{DistinguisherMethod, Ingress, PrefixLengths, Schema},
+};
+
+/// Length of a distinguisher's text, in octets: of a service account with its namespace. More is cut off.
+pub const MAX_DISTINGUISHER: usize = 63 + 1 + 253;
+
+/// Where a distinguisher's text is written, so that no memory is allocated for it.
+pub type TextBuffer = [u8; MAX_DISTINGUISHER];
+
+/// What tells a flow from the others of its schema. Its text is what is hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Distinguisher<'a> {
+    /// All connections of the schema are one flow.
+    None,
+    /// Whoever has an address of this network.
+    Network(IpNet),
+    Namespace(&'a str),
+    ServiceAccount {
+        namespace: &'a str,
+        name: &'a str,
+    },
+    Node(&'a str),
+    Service {
+        namespace: &'a str,
+        name: &'a str,
+    },
+}
+
+impl<'a> Distinguisher<'a> {
+    /// The distinguisher of a connection that `schema` takes and `level` serves. It matters only where
+    /// connections wait in more than one queue; elsewhere there is none.
+    pub fn new(schema: &Schema, level: &Level, connection: &Connection<'a>) -> Self {
+        match schema.distinguisher {
+            Some(method) if level.queuing().is_some_and(|queuing| queuing.queues > 1) => {
+                Self::by(method, connection)
+            }
+            _ => Self::None,
+        }
+    }
+
+    /// The distinguisher of a connection by one method. A source whose identity is not known is
+    /// told apart by its address: one flow for all of them would let any of them starve the others.
+    pub fn by(method: DistinguisherMethod, connection: &Connection<'a>) -> Self {
+        let by_identity = |of: fn(&'a Identity) -> Option<Self>| {
+            let known = connection.identity.and_then(of);
+            known.unwrap_or_else(|| unidentified(connection))
+        };
+        match method {
+            DistinguisherMethod::SourceIp => source_ip(connection),
+            DistinguisherMethod::SourcePrefix(lengths) => {
+                source_network(connection.source, lengths)
+            }
+            DistinguisherMethod::SourceNamespace => {
+                by_identity(|identity| Some(Self::Namespace(&identity.namespace)))
+            }
+            DistinguisherMethod::SourceServiceAccount => by_identity(|identity| {
+                Some(Self::ServiceAccount {
+                    namespace: &identity.namespace,
+                    name: &identity.service_account,
+                })
+            }),
+            DistinguisherMethod::SourceNode => by_identity(|identity| {
+                (!identity.node.is_empty()).then_some(Self::Node(&identity.node))
+            }),
+            DistinguisherMethod::DestinationService => Self::Service {
+                namespace: connection.destination.namespace,
+                name: connection.destination.service,
+            },
+        }
+    }
+
+    /// The text, in a buffer.
+    pub fn text<'b>(&self, buffer: &'b mut TextBuffer) -> &'b [u8] {
+        let mut rest = &mut buffer[..];
+        // Fails where the buffer ends, which cuts the text off.
+        let _ = write!(rest, "{self}");
+        let length = MAX_DISTINGUISHER - rest.len();
+        &buffer[..length]
+    }
+}
+
+/// By full address; outside the cluster by /64, which is what one IPv6 client has.
+fn source_ip<'a>(connection: &Connection<'_>) -> Distinguisher<'a> {
+    match connection.ingress {
+        Ingress::External => {
+            source_network(connection.source, PrefixLengths { ipv4: 32, ipv6: 64 })
+        }
+        Ingress::Pod | Ingress::Node => {
+            Distinguisher::Network(connection.source.to_canonical().into())
+        }
+    }
+}
+
+fn unidentified<'a>(connection: &Connection<'_>) -> Distinguisher<'a> {
+    match connection.ingress {
+        // Sources outside the cluster have many addresses.
+        Ingress::External => source_network(connection.source, PrefixLengths::default()),
+        Ingress::Pod | Ingress::Node => source_ip(connection),
+    }
+}
+
+fn source_network<'a>(source: IpAddr, lengths: PrefixLengths) -> Distinguisher<'a> {
+    let source = source.to_canonical();
+    let length = match source {
+        IpAddr::V4(_) => lengths.ipv4,
+        IpAddr::V6(_) => lengths.ipv6,
+    };
+    let network = IpNet::new(source, length).unwrap_or(source.into());
+    Distinguisher::Network(network.trunc())
+}
+
+impl fmt::Display for Distinguisher<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => Ok(()),
+            Self::Network(network) if network.prefix_len() == network.max_prefix_len() => {
+                network.addr().fmt(f)
+            }
+            Self::Network(network) => network.fmt(f),
+            Self::Namespace(name) | Self::Node(name) => f.write_str(name),
+            Self::ServiceAccount { namespace, name } | Self::Service { namespace, name } => {
+                write!(f, "{namespace}/{name}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::classify::ServiceFrontend;
+    use lb_objects::Protocol;
+
+    fn connection<'a>(
+        ingress: Ingress,
+        source: &str,
+        identity: Option<&'a Identity>,
+    ) -> Connection<'a> {
+        Connection {
+            ingress,
+            source: source.parse().unwrap(),
+            identity,
+            destination: ServiceFrontend {
+                namespace: "shop",
+                service: "web",
+                port: 80,
+                protocol: Protocol::Tcp,
+                address: None,
+            },
+        }
+    }
+
+    #[test]
+    fn sources_are_told_apart_by_identity_or_else_by_address() {
+        use DistinguisherMethod::*;
+        let cart = Identity {
+            namespace: "shop".to_owned(),
+            service_account: "cart".to_owned(),
+            node: "worker-1".to_owned(),
+            ..Identity::default()
+        };
+        let text = |method, connection| Distinguisher::by(method, &connection).to_string();
+        let known = connection(Ingress::Pod, "10.0.0.9", Some(&cart));
+        for (method, expected) in [
+            (SourceIp, "10.0.0.9"),
+            (
+                SourcePrefix(PrefixLengths { ipv4: 26, ipv6: 60 }),
+                "10.0.0.0/26",
+            ),
+            (SourceNamespace, "shop"),
+            (SourceServiceAccount, "shop/cart"),
+            (SourceNode, "worker-1"),
+            (DestinationService, "shop/web"),
+        ] {
+            assert_eq!(text(method, known), expected, "{method:?}");
+        }
+
+        for (ingress, source, expected) in [
+            (Ingress::Pod, "10.0.0.9", "10.0.0.9"),
+            (Ingress::Pod, "fd00::9", "fd00::9"),
+            (Ingress::Node, "10.0.0.9", "10.0.0.9"),
+            (Ingress::External, "192.0.2.9", "192.0.2.0/24"),
+            (
+                Ingress::External,
+                "2001:db8:1:2ff::9",
+                "2001:db8:1:200::/56",
+            ),
+        ] {
+            let unknown = connection(ingress, source, None);
+            for method in [SourceNamespace, SourceServiceAccount, SourceNode] {
+                assert_eq!(text(method, unknown), expected, "{method:?}");
+            }
+        }
+        let external = |source| connection(Ingress::External, source, None);
+        assert_eq!(text(SourceIp, external("192.0.2.9")), "192.0.2.9");
+        assert_eq!(text(SourceIp, external("2001:db8::9")), "2001:db8::/64");
+        assert_eq!(text(SourceIp, external("::ffff:192.0.2.9")), "192.0.2.9");
+    }
+
+    #[test]
+    fn text_needs_no_more_room_than_there_is() {
+        let mut buffer = [0; MAX_DISTINGUISHER];
+        let (namespace, name) = ("n".repeat(63), "a".repeat(253));
+        let longest = Distinguisher::ServiceAccount {
+            namespace: &namespace,
+            name: &name,
+        };
+        assert_eq!(
+            longest.text(&mut buffer),
+            format!("{namespace}/{name}").as_bytes()
+        );
+        let (namespace, name) = ("n".repeat(400), "a".repeat(400));
+        let absurd = Distinguisher::ServiceAccount {
+            namespace: &namespace,
+            name: &name,
+        };
+        assert_eq!(
+            absurd.text(&mut buffer),
+            "n".repeat(MAX_DISTINGUISHER).as_bytes()
+        );
+        assert_eq!(Distinguisher::None.text(&mut buffer), b"");
+    }
+}

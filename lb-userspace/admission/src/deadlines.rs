@@ -1,0 +1,203 @@
+//! Deadlines of a connection, by the rules for deadlines of requests (KEP-4460): nothing, zero or
+//! less is the default, more than the maximum is the maximum, and text that is no duration makes the
+//! object invalid. They are set once, when the connection is admitted.
+
+use std::time::Duration;
+
+use lb_objects::go_duration::{self, Malformed};
+
+/// Part of its patience that someone may spend waiting for a seat (APF's `requestWaitLimit`).
+const QUEUE_WAIT_DIVISOR: u32 = 4;
+
+/// How long someone may wait for a seat, from when he was received and not only from when he was
+/// put in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueWait {
+    /// For whoever does not say how long he waits for an answer.
+    pub default: Duration,
+    /// Longest of all.
+    pub max: Duration,
+}
+
+/// APF's limit for requests, with the API server's usual time-out of a minute.
+pub const REQUEST_QUEUE_WAIT: QueueWait = QueueWait {
+    default: Duration::from_secs(15),
+    max: Duration::from_secs(60),
+};
+/// The limit for connections: by default a parked SYN is let go when the client sends its first
+/// retransmission or before; after ten seconds most clients are gone.
+pub const CONNECTION_QUEUE_WAIT: QueueWait = QueueWait {
+    default: Duration::from_secs(1),
+    max: Duration::from_secs(5),
+};
+
+/// When a connection is given up. `None` leaves it to the node's flow timeouts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// How long clients are taken to wait for the answer to their first packet.
+    pub connect_patience: Duration,
+    /// From the forwarded SYN to the completed handshake.
+    pub handshake: Duration,
+    /// Without data of the client while the server waits.
+    pub client_idle: Option<Duration>,
+    /// Without data of the server while the client waits.
+    pub server_idle: Option<Duration>,
+    /// From one side's FIN to the other's.
+    pub half_close: Option<Duration>,
+    /// From the admission. To be spread by 10 %, so that what began together does not end together.
+    pub lifetime: Option<Duration>,
+}
+
+/// What a duration is when an object leaves it out, and what it is at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds<T> {
+    pub default: T,
+    pub max: Duration,
+}
+
+/// Bounds of [`Deadlines::connect_patience`], which are those of [`CONNECTION_QUEUE_WAIT`].
+pub const CONNECT_PATIENCE: Bounds<Duration> = Bounds {
+    default: Duration::from_secs(4),
+    max: Duration::from_secs(20),
+};
+/// Bounds of [`Deadlines::handshake`].
+pub const HANDSHAKE: Bounds<Duration> = Bounds {
+    default: Duration::from_secs(3),
+    max: Duration::from_secs(10),
+};
+/// Bounds of [`Deadlines::client_idle`] and [`Deadlines::server_idle`].
+pub const IDLE: Bounds<Option<Duration>> = Bounds {
+    default: None,
+    max: Duration::from_secs(24 * 3600),
+};
+/// Bounds of [`Deadlines::half_close`].
+pub const HALF_CLOSE: Bounds<Option<Duration>> = Bounds {
+    default: None,
+    max: Duration::from_secs(3600),
+};
+/// Bounds of [`Deadlines::lifetime`].
+pub const LIFETIME: Bounds<Option<Duration>> = Bounds {
+    default: None,
+    max: Duration::from_secs(30 * 24 * 3600),
+};
+/// Bounds of [`Schema::linger`](super::schema::Schema::linger).
+pub const LINGER: Bounds<Duration> = Bounds {
+    default: Duration::ZERO,
+    max: Duration::from_secs(10),
+};
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            connect_patience: CONNECT_PATIENCE.default,
+            handshake: HANDSHAKE.default,
+            client_idle: IDLE.default,
+            server_idle: IDLE.default,
+            half_close: HALF_CLOSE.default,
+            lifetime: LIFETIME.default,
+        }
+    }
+}
+
+impl Deadlines {
+    /// Longest time that a connection waits for a seat, from its first packet.
+    pub fn queue_wait(&self) -> Duration {
+        CONNECTION_QUEUE_WAIT.limit(Some(self.connect_patience))
+    }
+}
+
+impl QueueWait {
+    /// The limit for someone who gives up `patience` after he was received; `None` if he does not say.
+    pub fn limit(&self, patience: Option<Duration>) -> Duration {
+        let limit = patience.map_or(self.default, |patience| patience / QUEUE_WAIT_DIVISOR);
+        limit.min(self.max)
+    }
+}
+
+impl<T> Bounds<T> {
+    /// The duration that a field stands for.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn read(&self, text: Option<&str>) -> Result<Reading<T>, Malformed>
+    where
+        T: Copy + From<Duration>,
+    {
+        let given = match text {
+            None | Some("") => Duration::ZERO,
+            Some(text) => go_duration::parse(text)?,
+        };
+        Ok(match given {
+            Duration::ZERO => Reading {
+                value: self.default,
+                clamped: false,
+            },
+            given => Reading {
+                value: given.min(self.max).into(),
+                clamped: given > self.max,
+            },
+        })
+    }
+}
+
+/// A duration within its bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading<T> {
+    pub value: T,
+    /// More was asked for.
+    pub clamped: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_the_default_and_too_much_the_maximum() {
+        for (text, seconds, clamped) in [
+            (None, 3, false),
+            (Some(""), 3, false),
+            (Some("0"), 3, false),
+            (Some("0s"), 3, false),
+            (Some("-5s"), 3, false),
+            (Some("5s"), 5, false),
+            (Some("+5s"), 5, false),
+            (Some("10s"), 10, false),
+            (Some("10s1ns"), 10, true),
+            (Some("1h30m"), 10, true),
+        ] {
+            let value = Duration::from_secs(seconds);
+            assert_eq!(
+                HANDSHAKE.read(text),
+                Ok(Reading { value, clamped }),
+                "{text:?}"
+            );
+        }
+        assert_eq!(IDLE.read(None).unwrap().value, None);
+        let lifetime = LIFETIME.read(Some("1.5h")).unwrap().value;
+        assert_eq!(lifetime, Some(Duration::from_secs(5400)));
+    }
+
+    #[test]
+    fn other_text_is_no_duration() {
+        for text in ["10", "foo", "1d"] {
+            assert_eq!(HANDSHAKE.read(Some(text)), Err(Malformed), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_quarter_of_the_patience_is_spent_waiting() {
+        let wait = |text| {
+            let connect_patience = CONNECT_PATIENCE.read(text).unwrap().value;
+            Deadlines {
+                connect_patience,
+                ..Deadlines::default()
+            }
+            .queue_wait()
+        };
+        assert_eq!(wait(None), Duration::from_secs(1));
+        assert_eq!(wait(Some("10s")), Duration::from_millis(2500));
+        assert_eq!(wait(Some("1h")), CONNECTION_QUEUE_WAIT.max);
+        assert_eq!(wait(None), CONNECTION_QUEUE_WAIT.default);
+    }
+}

@@ -1,0 +1,198 @@
+//! The connections a queue set knows, waiting or holding seats, in one slab.
+
+use crate::seat_seconds::SeatSeconds;
+
+/// No connection, queue or timer.
+pub const NONE: u32 = u32::MAX;
+
+/// Names a connection of a queue set until its seats are released or it leaves its queue without any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Handle {
+    index: u32,
+    generation: u32,
+}
+
+impl Handle {
+    /// Small and dense: what a caller keeps for a connection can lie in an array. Used again once
+    /// the connection is gone.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// What a connection does at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// In a queue.
+    Waiting,
+    /// Admitted and not over.
+    Executing,
+    /// Over, its seats not yet released.
+    Lingering,
+    /// The place in the slab is free.
+    Free,
+}
+
+/// One connection. At most 128 octets with its place in the timers: a hundred thousand may wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    /// Progress of the level when the connection came.
+    pub arrival_r: SeatSeconds,
+    /// When it was admitted, in nanoseconds.
+    pub admitted_at: u64,
+    /// How long its seats stay taken after its end, in nanoseconds.
+    pub additional_latency: u64,
+    /// Estimate of what it takes.
+    pub work: SeatSeconds,
+    /// What its queue is charged ahead of time while it holds seats.
+    pub advance: SeatSeconds,
+    pub initial_seats: u32,
+    pub final_seats: u32,
+    /// Its queue's slot, [`NONE`] at a level without queues.
+    pub queue: u32,
+    /// Neighbours in the queue; of a free place, the next free one.
+    pub previous: u32,
+    pub next: u32,
+    /// Where its timer is.
+    pub timer: u32,
+    generation: u32,
+    pub state: State,
+    /// Whether it holds seats and its handshake is not complete.
+    pub half_open: bool,
+}
+
+impl Connection {
+    /// One that waits for a seat, in no queue yet.
+    pub fn new(initial_seats: u32, final_seats: u32, additional_latency: u64) -> Self {
+        Self {
+            arrival_r: SeatSeconds::ZERO,
+            admitted_at: 0,
+            additional_latency,
+            work: SeatSeconds::ZERO,
+            advance: SeatSeconds::ZERO,
+            initial_seats,
+            final_seats,
+            queue: NONE,
+            previous: NONE,
+            next: NONE,
+            timer: NONE,
+            generation: 0,
+            state: State::Waiting,
+            half_open: false,
+        }
+    }
+
+    /// Seats taken from its admission to their release.
+    pub fn width(&self) -> u32 {
+        self.initial_seats.max(self.final_seats)
+    }
+}
+
+/// Connections at stable places, which are used again.
+#[derive(Clone, Debug)]
+pub struct Slab {
+    connections: Vec<Connection>,
+    first_free: u32,
+    live: u32,
+}
+
+impl Slab {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self {
+            connections: Vec::new(),
+            first_free: NONE,
+            live: 0,
+        }
+    }
+
+    /// Adds a connection; `None` if there are as many as can be named.
+    pub fn insert(&mut self, connection: Connection) -> Option<Handle> {
+        let index = match self.first_free {
+            NONE => u32::try_from(self.connections.len())
+                .ok()
+                .filter(|&index| index != NONE)?,
+            free => free,
+        };
+        match self.connections.get_mut(index as usize) {
+            Some(place) => {
+                self.first_free = place.next;
+                *place = Connection {
+                    generation: place.generation,
+                    ..connection
+                };
+            }
+            None => self.connections.push(connection),
+        }
+        self.live += 1;
+        Some(self.handle(index))
+    }
+
+    /// Frees a place and makes its handle invalid.
+    pub fn remove(&mut self, index: u32) {
+        let next = self.first_free;
+        let place = self.at_mut(index);
+        place.state = State::Free;
+        place.generation = place.generation.wrapping_add(1);
+        place.next = next;
+        self.first_free = index;
+        self.live -= 1;
+    }
+
+    /// The place of a connection that is still there.
+    pub fn find(&self, handle: Handle) -> Option<u32> {
+        let place = self.connections.get(handle.index as usize)?;
+        let valid = place.generation == handle.generation && place.state != State::Free;
+        valid.then_some(handle.index)
+    }
+
+    /// The handle of the connection at a place.
+    pub fn handle(&self, index: u32) -> Handle {
+        Handle {
+            index,
+            generation: self.at(index).generation,
+        }
+    }
+
+    pub fn at(&self, index: u32) -> &Connection {
+        &self.connections[index as usize]
+    }
+
+    pub fn at_mut(&mut self, index: u32) -> &mut Connection {
+        &mut self.connections[index as usize]
+    }
+
+    /// How many connections there are.
+    pub fn len(&self) -> u32 {
+        self.live
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
+        self.connections.iter_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queueset::timers::Timer;
+
+    #[test]
+    fn a_parked_connection_takes_at_most_128_octets() {
+        assert!(size_of::<Connection>() + size_of::<Timer>() <= 128);
+    }
+
+    #[test]
+    fn handles_end_with_their_connection() {
+        let mut slab = Slab::new();
+        let first = slab.insert(Connection::new(1, 0, 0)).unwrap();
+        let index = slab.find(first).unwrap();
+        slab.remove(index);
+        assert_eq!(slab.find(first), None);
+        let second = slab.insert(Connection::new(1, 0, 0)).unwrap();
+        assert_eq!(second.index(), first.index());
+        assert_eq!(slab.find(first), None);
+        assert!(slab.find(second).is_some());
+        assert_eq!(slab.len(), 1);
+    }
+}

@@ -1,0 +1,254 @@
+//! The queues of a level: first in, first out lists of waiting connections, and what each queue has
+//! been charged for.
+
+use super::connection::{NONE, Slab, State};
+use crate::seat_seconds::SeatSeconds;
+
+/// One queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Queue {
+    first: u32,
+    last: u32,
+    /// Of the first connection, at hand for the choice among queues.
+    pub head_width: u32,
+    pub head_work: SeatSeconds,
+    pub waiting: u32,
+    pub executing: u32,
+    /// Held by its connections, lingering ones included.
+    pub seats: u64,
+    /// Estimated work of those waiting.
+    pub waiting_work: SeatSeconds,
+    /// Charged so far; while seats are charged for continuously, less what `accruing` seats would
+    /// have cost since the clock's origin.
+    charged: SeatSeconds,
+    accruing: u64,
+    /// Charged ahead for the connections that hold seats.
+    pub advance: SeatSeconds,
+    /// Which of the level's queues this is; changes when queues before it are removed.
+    pub index: u32,
+    /// Where it is in the list of queues with waiters.
+    listed: u32,
+}
+
+impl Queue {
+    fn new(index: u32) -> Self {
+        Self {
+            first: NONE,
+            last: NONE,
+            head_width: 0,
+            head_work: SeatSeconds::ZERO,
+            waiting: 0,
+            executing: 0,
+            seats: 0,
+            waiting_work: SeatSeconds::ZERO,
+            charged: SeatSeconds::ZERO,
+            accruing: 0,
+            advance: SeatSeconds::ZERO,
+            index,
+            listed: NONE,
+        }
+    }
+
+    /// Whether it counts as one of those that share the seats.
+    pub fn is_active(&self) -> bool {
+        self.waiting > 0 || self.executing > 0
+    }
+
+    /// Whether nothing of it is left: no waiter, and no seat held.
+    pub fn is_empty(&self) -> bool {
+        !self.is_active() && self.seats == 0
+    }
+
+    fn set_head(&mut self, connection: u32, slab: &Slab) {
+        self.first = connection;
+        if connection != NONE {
+            let head = slab.at(connection);
+            self.head_width = head.width();
+            self.head_work = head.work;
+        }
+    }
+
+    /// The connection that has waited longest.
+    pub fn head(&self) -> Option<u32> {
+        (self.first != NONE).then_some(self.first)
+    }
+
+    /// What the queue has been charged: APF's `nextDispatchR`, the progress at which its next waiter
+    /// is due.
+    pub fn usage(&self, now: u64) -> SeatSeconds {
+        self.charged + SeatSeconds::since_origin(self.accruing, now)
+    }
+
+    /// Sets what the queue has been charged.
+    pub fn set_usage(&mut self, usage: SeatSeconds, now: u64) {
+        self.charged = usage - SeatSeconds::since_origin(self.accruing, now);
+    }
+
+    /// Charges for work, or takes a charge back if it wraps around.
+    pub fn charge(&mut self, work: SeatSeconds) {
+        self.charged += work;
+    }
+
+    /// Begins to charge for seats by the clock.
+    pub fn begin_accruing(&mut self, seats: u32, now: u64) {
+        self.accruing += u64::from(seats);
+        self.charged -= SeatSeconds::since_origin(u64::from(seats), now);
+    }
+
+    /// Ends what [`Self::begin_accruing`] began.
+    pub fn end_accruing(&mut self, seats: u32, now: u64) {
+        self.accruing -= u64::from(seats);
+        self.charged += SeatSeconds::since_origin(u64::from(seats), now);
+    }
+
+    /// Takes back credit from before its oldest waiter came: a queue that wanted less than its part
+    /// cannot save it up.
+    pub fn limit_credit(&mut self, slab: &Slab, now: u64) {
+        if let Some(head) = self.head() {
+            let arrival_r = slab.at(head).arrival_r;
+            if self.usage(now) < arrival_r {
+                self.set_usage(arrival_r, now);
+            }
+        }
+    }
+}
+
+/// The queues of a level, in order. A queue keeps its slot for life, while its index may change.
+#[derive(Clone, Debug, Default)]
+pub struct Queues {
+    slots: Vec<Queue>,
+    free: Vec<u32>,
+    /// Slots by index.
+    order: Vec<u32>,
+    /// Slots of queues with waiters, in no order.
+    waiting: Vec<u32>,
+    active: u32,
+}
+
+impl Queues {
+    /// How many there are.
+    pub fn len(&self) -> u32 {
+        // Decks have at most 2^26 cards.
+        self.order.len() as u32
+    }
+
+    /// How many have a waiter or an executing connection.
+    pub fn active(&self) -> u32 {
+        self.active
+    }
+
+    /// The slot of the queue with an index.
+    pub fn slot(&self, index: u32) -> u32 {
+        self.order[index as usize]
+    }
+
+    pub fn at(&self, slot: u32) -> &Queue {
+        &self.slots[slot as usize]
+    }
+
+    pub fn at_mut(&mut self, slot: u32) -> &mut Queue {
+        &mut self.slots[slot as usize]
+    }
+
+    /// The queues in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Queue> {
+        self.order.iter().map(|&slot| self.at(slot))
+    }
+
+    /// Slots of the queues with waiters, in no order.
+    pub fn with_waiters(&self) -> &[u32] {
+        &self.waiting
+    }
+
+    /// Adds empty queues up to a number.
+    pub fn grow(&mut self, number: u32) {
+        for index in self.len()..number {
+            let queue = Queue::new(index);
+            let slot = match self.free.pop() {
+                Some(slot) => {
+                    *self.at_mut(slot) = queue;
+                    slot
+                }
+                None => {
+                    self.slots.push(queue);
+                    self.slots.len() as u32 - 1
+                }
+            };
+            self.order.push(slot);
+        }
+    }
+
+    /// Removes an empty queue; those after it move up. Returns the index it had.
+    pub fn remove(&mut self, slot: u32) -> u32 {
+        let index = self.at(slot).index;
+        self.order.remove(index as usize);
+        for position in index as usize..self.order.len() {
+            let moved = self.order[position];
+            self.at_mut(moved).index = position as u32;
+        }
+        self.free.push(slot);
+        index
+    }
+
+    /// Appends a connection to a queue.
+    pub fn push(&mut self, slot: u32, connection: u32, slab: &mut Slab) {
+        self.update(slot, |queue| {
+            let entry = slab.at_mut(connection);
+            entry.state = State::Waiting;
+            entry.queue = slot;
+            entry.next = NONE;
+            entry.previous = queue.last;
+            queue.waiting_work += entry.work;
+            queue.waiting += 1;
+            match queue.last {
+                NONE => queue.set_head(connection, slab),
+                last => slab.at_mut(last).next = connection,
+            }
+            queue.last = connection;
+        });
+    }
+
+    /// Takes a waiting connection out of its queue.
+    pub fn take(&mut self, connection: u32, slab: &mut Slab) {
+        let entry = *slab.at(connection);
+        self.update(entry.queue, |queue| {
+            queue.waiting_work -= entry.work;
+            queue.waiting -= 1;
+            match entry.previous {
+                NONE => queue.set_head(entry.next, slab),
+                previous => slab.at_mut(previous).next = entry.next,
+            }
+            match entry.next {
+                NONE => queue.last = entry.previous,
+                next => slab.at_mut(next).previous = entry.previous,
+            }
+        });
+    }
+
+    /// Changes how many connections of a queue are executing.
+    pub fn set_executing(&mut self, slot: u32, executing: u32) {
+        self.update(slot, |queue| queue.executing = executing);
+    }
+
+    /// Changes a queue's members and keeps the lists over all queues right.
+    fn update(&mut self, slot: u32, change: impl FnOnce(&mut Queue)) {
+        let queue = &mut self.slots[slot as usize];
+        let was_active = queue.is_active();
+        change(queue);
+        match (was_active, queue.is_active()) {
+            (false, true) => self.active += 1,
+            (true, false) => self.active -= 1,
+            _ => {}
+        }
+        if queue.waiting > 0 && queue.listed == NONE {
+            queue.listed = self.waiting.len() as u32;
+            self.waiting.push(slot);
+        } else if queue.waiting == 0 && queue.listed != NONE {
+            let place = std::mem::replace(&mut queue.listed, NONE);
+            self.waiting.swap_remove(place as usize);
+            if let Some(&moved) = self.waiting.get(place as usize) {
+                self.at_mut(moved).listed = place;
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The run of a simulation: what happens next, until nothing does.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use super::{
+    Request, Settings,
+    connections::{Connections, Place},
+    recorder::Recorder,
+    report::Report,
+};
+use crate::{
+    controller::{Controller, Event},
+    queueset::{Arrival, Expiry, Rejection, Verdict},
+};
+
+/// How long connections that nothing else happens to may go on waiting, in nanoseconds: borrowing may
+/// yet find seats for them.
+const PATIENCE: u64 = 60_000_000_000;
+/// After how many adjustments of limits with nothing between them the rest are passed over until
+/// something happens, so that a connection that lasts for years takes no longer to simulate.
+const QUIET_ADJUSTMENTS: u32 = 120;
+
+/// A client's thread: one connection after another.
+#[derive(Clone, Copy, Debug)]
+pub struct Thread {
+    pub request: Request,
+    /// Connections still to be made.
+    pub calls: u32,
+    /// From the admission of one to the arrival of the next, in nanoseconds.
+    pub interval: u64,
+}
+
+/// A node's admission and everything that will happen to it.
+#[derive(Debug)]
+pub struct Simulation {
+    pub controller: Controller,
+    pub recorder: Recorder,
+    settings: Settings,
+    threads: Vec<Thread>,
+    events: BinaryHeap<Reverse<Scheduled>>,
+    scheduled: u64,
+    connections: Connections,
+    now: u64,
+    /// Adjustments since something else happened or somebody waited.
+    quiet_adjustments: u32,
+}
+
+/// Events of one time happen in the order they were scheduled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Scheduled {
+    at: u64,
+    order: u64,
+    action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Action {
+    /// A thread makes its next connection.
+    Call(u32),
+    Establish(Place),
+    Finish(Place),
+}
+
+impl Simulation {
+    pub fn new(controller: Controller, settings: Settings, phases: Vec<u64>) -> Self {
+        Self {
+            controller,
+            recorder: Recorder::new(phases),
+            settings,
+            threads: Vec::new(),
+            events: BinaryHeap::new(),
+            scheduled: 0,
+            connections: Connections::default(),
+            now: 0,
+            quiet_adjustments: 0,
+        }
+    }
+
+    /// Adds a thread that starts at a moment.
+    pub fn add_thread(&mut self, thread: Thread, start: u64) {
+        let number = self.threads.len() as u32;
+        let request = Request {
+            thread: Some(number),
+            ..thread.request
+        };
+        self.threads.push(Thread { request, ..thread });
+        self.schedule(start, Action::Call(number));
+    }
+
+    /// Lets everything happen that is due by a moment.
+    pub fn run_until(&mut self, end: u64) {
+        loop {
+            let scheduled = self
+                .events
+                .peek()
+                .map_or(u64::MAX, |Reverse(event)| event.at);
+            if scheduled.min(self.controller.next_event()) > end {
+                return;
+            }
+            self.step(end);
+        }
+    }
+
+    /// Lets everything happen that ever will, and reports.
+    pub fn finish(mut self) -> Report {
+        let mut last = self.now;
+        loop {
+            let quiet = self.events.is_empty() && !self.controller.has_timers();
+            if quiet && (!self.anybody_waits() || self.now > last.saturating_add(PATIENCE)) {
+                break;
+            }
+            let executions = self.recorder.executions();
+            self.step(u64::MAX);
+            if !quiet || self.recorder.executions() > executions {
+                last = self.now;
+            }
+        }
+        self.recorder.report(&self.controller, last)
+    }
+
+    /// A connection asks for seats.
+    pub fn arrive(&mut self, request: Request, now: u64) {
+        self.advance(now);
+        self.quiet_adjustments = 0;
+        self.recorder.arrive(&request, now);
+        let arrival = Arrival {
+            deadline: self
+                .settings
+                .queue_wait
+                .map(|wait| now.saturating_add(wait)),
+            ..request.arrival
+        };
+        match self.controller.arrive(request.level, arrival, now) {
+            Verdict::Rejected(rejection) => self.reject(&request, rejection, now),
+            Verdict::Queued(handle) => self.connections.insert(handle, request, now),
+            Verdict::Admitted(handle) => {
+                self.connections.insert(handle, request, now);
+                self.admit(Place::new(request.level, handle), now);
+            }
+        }
+        self.dispatch(now);
+    }
+
+    fn anybody_waits(&self) -> bool {
+        let mut levels = self.controller.levels();
+        levels.any(|(_, level)| level.waiting() > 0)
+    }
+
+    /// Lets the next thing happen; timers come before events of the same time. Nothing arrives before
+    /// `end`.
+    fn step(&mut self, end: u64) {
+        let scheduled = self
+            .events
+            .peek()
+            .map_or(u64::MAX, |Reverse(event)| event.at);
+        let due = self.controller.next_event();
+        if due <= scheduled {
+            self.advance(due);
+            if let Some((at, event)) = self.controller.fire(due) {
+                self.note(event, at);
+                self.dispatch(at);
+                self.skip_quiet_time(event, scheduled.min(end));
+            }
+        } else if let Some(Reverse(event)) = self.events.pop() {
+            self.advance(event.at);
+            self.quiet_adjustments = 0;
+            self.act(event.action, event.at);
+            self.dispatch(event.at);
+        }
+    }
+
+    fn skip_quiet_time(&mut self, event: Event, until: u64) {
+        self.quiet_adjustments = match event {
+            Event::Adjusted if !self.anybody_waits() => self.quiet_adjustments + 1,
+            Event::Adjusted | Event::Expiry(..) => 0,
+        };
+        if self.quiet_adjustments >= QUIET_ADJUSTMENTS {
+            self.controller.skip_adjustments(until);
+        }
+    }
+
+    fn advance(&mut self, now: u64) {
+        if now > self.now {
+            self.recorder.advance(&self.controller, now);
+            self.now = now;
+        }
+    }
+
+    fn note(&mut self, event: Event, now: u64) {
+        if let Event::Expiry(level, Expiry::TimedOut(handle)) = event
+            && let Some(known) = self.connections.remove(Place::new(level, handle))
+        {
+            self.reject(&known.request, Rejection::TimeOut, now);
+        }
+    }
+
+    fn act(&mut self, action: Action, now: u64) {
+        match action {
+            Action::Call(number) => {
+                let thread = &mut self.threads[number as usize];
+                if thread.calls > 0 {
+                    thread.calls -= 1;
+                    let request = thread.request;
+                    self.arrive(request, now);
+                }
+            }
+            Action::Establish(place) => {
+                if let Some(known) = self.connections.get_mut(place).copied() {
+                    self.controller.establish(place.level, known.handle, now);
+                }
+            }
+            Action::Finish(place) => {
+                if let Some(known) = self.connections.remove(place) {
+                    self.controller.finish(place.level, known.handle, now);
+                    self.recorder.finish(&known.request, known.since, now);
+                }
+            }
+        }
+    }
+
+    /// Admits all that can be.
+    fn dispatch(&mut self, now: u64) {
+        while let Some((level, dispatch)) = self.controller.dispatch(now) {
+            self.admit(Place::new(level, dispatch.connection), now);
+        }
+        self.recorder.note_seats(&self.controller);
+    }
+
+    fn admit(&mut self, place: Place, now: u64) {
+        let Some(known) = self.connections.get_mut(place) else {
+            return;
+        };
+        let wait = now - std::mem::replace(&mut known.since, now);
+        let (request, handle) = (known.request, known.handle);
+        self.recorder.admit(&request, wait, now);
+        if let Some(number) = request.thread {
+            let Thread {
+                calls, interval, ..
+            } = self.threads[number as usize];
+            if calls > 0 {
+                self.schedule(now.saturating_add(interval), Action::Call(number));
+            }
+        }
+        if request.handshake == 0 {
+            self.controller.establish(place.level, handle, now);
+        } else if request.handshake < request.hold {
+            self.schedule(
+                now.saturating_add(request.handshake),
+                Action::Establish(place),
+            );
+        }
+        self.schedule(now.saturating_add(request.hold), Action::Finish(place));
+    }
+
+    fn reject(&mut self, request: &Request, rejection: Rejection, now: u64) {
+        self.recorder.reject(request, rejection, now);
+        if let Some(number) = request.thread {
+            self.threads[number as usize].calls = 0;
+        }
+    }
+
+    fn schedule(&mut self, at: u64, action: Action) {
+        self.scheduled += 1;
+        self.events.push(Reverse(Scheduled {
+            at,
+            order: self.scheduled,
+            action,
+        }));
+    }
+}

@@ -1,0 +1,236 @@
+//! Recorded arrivals: a file with a line for each, in order of time.
+//!
+//! A line is either values between commas, `t_ns,flow,hold_ns,width,level`, the last two of which may
+//! be left out, or a JSON object with those names. Empty lines, lines that start with `#`, and a line
+//! with the names above the first arrival are skipped.
+
+use std::io::{BufRead, Read as _};
+
+use lb_objects::{quoted, shortened};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use thiserror::Error;
+
+use super::{MAX_TIME, MAX_WIDTH};
+
+/// Longest line, in bytes.
+const MAX_LINE: u64 = 64 * 1024;
+
+/// One arrival.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceArrival {
+    /// When, in nanoseconds.
+    pub t_ns: u64,
+    /// Name of the flow.
+    #[serde(deserialize_with = "name")]
+    pub flow: String,
+    /// How long it lasts once admitted, in nanoseconds.
+    pub hold_ns: u64,
+    /// Seats.
+    #[serde(default = "one")]
+    pub width: u32,
+    /// Name of the priority level, if not the one that the command names.
+    #[serde(default)]
+    pub level: Option<String>,
+}
+
+/// Why a trace cannot be read on; lines count from 1.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    #[error("line {line}: {rule}")]
+    Invalid { line: u64, rule: String },
+    #[error("line {line}: cannot be read: {error}")]
+    Unreadable { line: u64, error: std::io::Error },
+}
+
+/// Reads a trace line by line.
+#[derive(Debug)]
+pub struct Trace<R> {
+    reader: R,
+    /// The line that is being read.
+    text: Vec<u8>,
+    line: u64,
+    /// When the last arrival was.
+    last: Option<u64>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Flows are often numbered.
+fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Name {
+        Text(String),
+        Number(u64),
+    }
+    match Name::deserialize(deserializer) {
+        Ok(Name::Text(text)) => Ok(text),
+        Ok(Name::Number(number)) => Ok(number.to_string()),
+        Err(_) => Err(D::Error::custom("flow must be a string or a number")),
+    }
+}
+
+impl<R: BufRead> Trace<R> {
+    pub fn new(reader: R) -> Self {
+        Self {
+            reader,
+            text: Vec::new(),
+            line: 0,
+            last: None,
+        }
+    }
+
+    /// The number of the line that was read last.
+    pub fn line(&self) -> u64 {
+        self.line
+    }
+
+    fn read(&mut self) -> Result<Option<TraceArrival>, TraceError> {
+        loop {
+            self.text.clear();
+            self.line += 1;
+            let line = self.line;
+            let mut limited = self.reader.by_ref().take(MAX_LINE);
+            let read = limited.read_until(b'\n', &mut self.text);
+            if read.map_err(|error| TraceError::Unreadable { line, error })? == 0 {
+                return Ok(None);
+            }
+            let invalid = |rule: String| TraceError::Invalid { line, rule };
+            if self.text.len() as u64 == MAX_LINE {
+                return Err(invalid(format!("has {MAX_LINE} bytes or more")));
+            }
+            let text =
+                str::from_utf8(&self.text).map_err(|_| invalid("is not UTF-8".to_owned()))?;
+            let text = text.trim();
+            let is_header = self.last.is_none() && text.starts_with("t_ns");
+            if text.is_empty() || text.starts_with('#') || is_header {
+                continue;
+            }
+            let arrival = parse(text).map_err(invalid)?;
+            if let Some(last) = self.last.filter(|&last| arrival.t_ns < last) {
+                let time = arrival.t_ns;
+                return Err(invalid(format!(
+                    "t_ns {time} is before that of the arrival above, {last}"
+                )));
+            }
+            self.last = Some(arrival.t_ns);
+            return Ok(Some(arrival));
+        }
+    }
+}
+
+impl<R: BufRead> Iterator for Trace<R> {
+    type Item = Result<TraceArrival, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.read().transpose()
+    }
+}
+
+fn parse(text: &str) -> Result<TraceArrival, String> {
+    let arrival = match text.starts_with('{') {
+        true => serde_json::from_str(text)
+            .map_err(|error| shortened(&error.to_string()).into_owned())?,
+        false => parse_values(text)?,
+    };
+    if !(1..=MAX_WIDTH).contains(&arrival.width) {
+        return Err(format!("width must be 1 to {MAX_WIDTH}"));
+    }
+    if arrival.t_ns.max(arrival.hold_ns) > MAX_TIME {
+        return Err("t_ns and hold_ns must be at most ten years".to_owned());
+    }
+    Ok(arrival)
+}
+
+fn parse_values(text: &str) -> Result<TraceArrival, String> {
+    let mut values = text.split(',').map(str::trim);
+    let mut value = |name| match values.next() {
+        Some(value) if !value.is_empty() => Ok(value),
+        _ => Err(format!("no {name}; expected t_ns,flow,hold_ns,width,level")),
+    };
+    let arrival = TraceArrival {
+        t_ns: number("t_ns", value("t_ns")?)?,
+        flow: value("flow")?.to_owned(),
+        hold_ns: number("hold_ns", value("hold_ns")?)?,
+        width: value("width").map_or(Ok(1), |value| number("width", value))?,
+        level: value("level").ok().map(str::to_owned),
+    };
+    match values.next() {
+        None => Ok(arrival),
+        Some(more) => Err(format!("unexpected value {} after the level", quoted(more))),
+    }
+}
+
+fn number<T: std::str::FromStr>(name: &str, value: &str) -> Result<T, String> {
+    let parsed = value.parse();
+    parsed.map_err(|_| format!("{name} {} is not a number in range", quoted(value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: impl AsRef<[u8]>) -> Result<Vec<TraceArrival>, String> {
+        let trace = Trace::new(text.as_ref());
+        trace
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn values_and_objects_say_the_same() {
+        let values = "# all\nt_ns,flow,hold_ns,width,level\n\n1,a,2\n3, 7 ,4,5,low\n";
+        let objects = r#"{"t_ns":1,"flow":"a","hold_ns":2}
+            {"t_ns":3,"flow":7,"hold_ns":4,"width":5,"level":"low"}"#;
+        let arrivals = read(values).unwrap();
+        assert_eq!(arrivals, read(objects).unwrap());
+        let level = Some("low".to_owned());
+        assert_eq!((arrivals[1].width, &arrivals[1].level), (5, &level));
+        assert_eq!((arrivals[0].width, &arrivals[0].level), (1, &None));
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        for (text, error) in [
+            ("1,a,2\n1,a", "line 2: no hold_ns"),
+            ("1,a,x", "line 1: hold_ns \"x\" is not a number in range"),
+            ("1,a,-2", "line 1: hold_ns"),
+            ("\n1,a,2,0", "line 2: width must be 1 to 1000000"),
+            ("1,a,2,1000001", "line 1: width must be 1 to 1000000"),
+            ("999999999999999999,a,2", "line 1: t_ns and hold_ns must be"),
+            ("1,a,2\nt_ns,flow,hold_ns", "line 2: t_ns \"t_ns\" is not"),
+            ("5,a,2\n#\n4,a,2", "line 3: t_ns 4 is before"),
+            ("1,a,2,3,low,6", "line 1: unexpected value \"6\""),
+            ("{\"t_ns\":1}", "line 1: missing field"),
+            (
+                "{\"t_ns\":1,\"flow\":[],\"hold_ns\":1}",
+                "line 1: flow must be",
+            ),
+            (
+                "{\"t_ns\":1,\"flow\":\"a\",\"hold_ns\":1,\"x\":1}",
+                "line 1: unknown field",
+            ),
+        ] {
+            let found = read(text).unwrap_err();
+            assert!(found.starts_with(error), "{text:?}: {found}");
+        }
+    }
+    #[test]
+    fn lines_that_are_no_lines_are_refused_in_few_words() {
+        assert_eq!(
+            read(b"1,a,2\n1,\xff,2").unwrap_err(),
+            "line 2: is not UTF-8"
+        );
+        assert_eq!(
+            read("#".repeat(100_000)).unwrap_err(),
+            "line 1: has 65536 bytes or more"
+        );
+        let error = read("x".repeat(60_000) + ",a,1").unwrap_err();
+        assert!(error.len() < 200, "{error}");
+        let error = read(format!("{{\"{}\": 1}}", "x".repeat(60_000))).unwrap_err();
+        assert!(error.len() < 200, "{error}");
+    }
+}

@@ -1,0 +1,304 @@
+//! Objects come, change and go; what is in force is always complete and valid.
+
+use std::fmt::Write;
+
+use lb_admission::{
+    configuration::{Configuration, MAX_RULES},
+    level::Level,
+    objects::{Kind, ObjectRef, status::Condition},
+    schema::Schema,
+};
+
+use crate::support::{configuration, fields, objects};
+
+fn level(name: &str, shares: i32) -> String {
+    format!(
+        "---\nkind: PriorityLevel\nmetadata: {{name: {name}}}\nspec: {{type: Limited, limited: \
+         {{nominalConcurrencyShares: {shares}, limitResponse: {{type: Queue, queuing: {{handSize: 6}}}}}}}}\n"
+    )
+}
+
+fn schema(name: &str, level: &str, more: &str) -> String {
+    format!(
+        "---\nkind: FlowSchema\nmetadata: {{name: {name}}}\nspec: {{priorityLevelConfiguration: {{name: {level}}}{more}}}\n"
+    )
+}
+
+fn reference(kind: Kind, name: &str) -> ObjectRef {
+    ObjectRef {
+        kind,
+        name: name.to_owned(),
+    }
+}
+
+fn schemas(configuration: &Configuration) -> Vec<String> {
+    let in_force = configuration.in_force();
+    let name = |active: &lb_admission::configuration::ActiveSchema| {
+        format!(
+            "{} {}",
+            active.schema.name, in_force.levels[active.level].name
+        )
+    };
+    in_force.schemas.iter().map(name).collect()
+}
+
+fn condition(configuration: &Configuration, object: &ObjectRef, type_: &str) -> Option<Condition> {
+    let conditions = configuration.conditions(600).remove(object)?;
+    conditions
+        .into_iter()
+        .find(|condition| condition.type_ == type_)
+}
+
+#[test]
+fn mandatory_objects_are_there_without_any() {
+    let in_force = Configuration::default().in_force();
+    assert_eq!(in_force.levels, [Level::catch_all(), Level::exempt()]);
+    let schemas: Vec<_> = in_force
+        .schemas
+        .into_iter()
+        .map(|active| active.schema)
+        .collect();
+    assert_eq!(schemas, [Schema::exempt(), Schema::catch_all()]);
+}
+
+#[test]
+fn mandatory_objects_cannot_be_changed_but_for_the_seats_of_exempt() {
+    let mut configuration = Configuration::default();
+    for (yaml, field) in [
+        (level("catch-all", 6), "spec"),
+        (level("exempt", 6), "spec.type"),
+        (schema("exempt", "catch-all", ""), "spec"),
+        (
+            schema("catch-all", "exempt", ", matchingPrecedence: 10000"),
+            "spec",
+        ),
+        (
+            "kind: PriorityLevel\nmetadata: {name: other}\nspec: {type: Exempt}".to_owned(),
+            "spec.type",
+        ),
+        (
+            schema("other", "exempt", ", matchingPrecedence: 1"),
+            "spec.matchingPrecedence",
+        ),
+    ] {
+        let errors = configuration.apply(&objects(&yaml)[0]).unwrap_err();
+        assert_eq!(fields(&errors), [field], "{yaml}");
+    }
+    assert_eq!(
+        configuration.in_force(),
+        Configuration::default().in_force()
+    );
+
+    let exempt = "kind: PriorityLevel\nmetadata: {name: exempt}\nspec: {type: Exempt, exempt: {nominalConcurrencyShares: 10, lendablePercent: 20}}";
+    configuration.apply(&objects(exempt)[0]).unwrap();
+    let in_force = configuration.in_force();
+    assert_eq!(
+        (
+            in_force.levels[1].shares,
+            in_force.levels[1].lendable_percent
+        ),
+        (10, 20)
+    );
+    configuration.delete(&reference(Kind::PriorityLevel, "exempt"));
+    assert_eq!(
+        configuration.in_force(),
+        Configuration::default().in_force()
+    );
+
+    // Without its part, which validation accepts, it has the defaults.
+    let bare = "kind: PriorityLevel\nmetadata: {name: exempt}\nspec: {type: Exempt}";
+    configuration.apply(&objects(bare)[0]).unwrap();
+    assert_eq!(
+        configuration.in_force(),
+        Configuration::default().in_force()
+    );
+}
+
+#[test]
+fn last_valid_version_stays_in_force() {
+    let mut configuration = configuration(&(level("a", 7) + &schema("s", "a", ", seats: 2")));
+    let before = configuration.in_force();
+    for invalid in [level("a", -1), schema("s", "a", ", seats: 11")] {
+        let object = &objects(&invalid)[0];
+        configuration.apply(object).unwrap_err();
+        assert_eq!(configuration.in_force(), before);
+        let accepted = condition(&configuration, &object.reference(), "Accepted").unwrap();
+        assert_eq!((accepted.status, accepted.reason), (false, "Invalid"));
+        assert!(
+            accepted
+                .message
+                .contains("an earlier version stays in force"),
+            "{accepted:?}"
+        );
+    }
+    configuration.apply(&objects(&level("a", 8))[0]).unwrap();
+    assert_eq!(configuration.in_force().levels[0].shares, 8);
+    let accepted = condition(
+        &configuration,
+        &reference(Kind::PriorityLevel, "a"),
+        "Accepted",
+    );
+    assert!(accepted.unwrap().status);
+
+    let never_valid = &objects(&level("b", -1))[0];
+    configuration.apply(never_valid).unwrap_err();
+    let accepted = condition(&configuration, &never_valid.reference(), "Accepted").unwrap();
+    assert!(
+        accepted
+            .message
+            .contains("must be between 0 and 1000000; not in force"),
+        "{accepted:?}"
+    );
+    configuration.delete(&never_valid.reference());
+    assert_eq!(
+        condition(&configuration, &never_valid.reference(), "Accepted"),
+        None
+    );
+}
+
+#[test]
+fn schemas_dangle_while_their_level_is_missing() {
+    let mut configuration = configuration(&(schema("s", "a", "") + &schema("t", "exempt", "")));
+    let s = reference(Kind::FlowSchema, "s");
+    let dangling = |configuration: &Configuration, name| {
+        let condition = condition(
+            configuration,
+            &reference(Kind::FlowSchema, name),
+            "Dangling",
+        )
+        .unwrap();
+        (condition.status, condition.reason)
+    };
+    assert_eq!(
+        schemas(&configuration),
+        ["exempt exempt", "t exempt", "catch-all catch-all"]
+    );
+    assert_eq!(dangling(&configuration, "s"), (true, "NotFound"));
+    assert_eq!(
+        dangling(&configuration, "t"),
+        (false, "Found"),
+        "mandatory levels always exist"
+    );
+
+    configuration.apply(&objects(&level("a", 1))[0]).unwrap();
+    assert_eq!(
+        schemas(&configuration),
+        ["exempt exempt", "s a", "t exempt", "catch-all catch-all"]
+    );
+    assert_eq!(dangling(&configuration, "s"), (false, "Found"));
+
+    // An invalid new version of the level changes nothing, its end does.
+    configuration
+        .apply(&objects(&level("a", -1))[0])
+        .unwrap_err();
+    assert_eq!(dangling(&configuration, "s"), (false, "Found"));
+    configuration.delete(&reference(Kind::PriorityLevel, "a"));
+    assert_eq!(dangling(&configuration, "s"), (true, "NotFound"));
+    configuration.delete(&s);
+    assert_eq!(condition(&configuration, &s, "Dangling"), None);
+}
+
+#[test]
+fn seats_that_the_level_cuts_are_reported() {
+    let configuration = configuration(
+        &(level("a", 5)
+            + &level("b", 1000)
+            + &schema("s", "a", ", seats: 3")
+            + &schema("t", "b", ", seats: 3")
+            + &schema("u", "catch-all", ", seats: 9")),
+    );
+    let cut = |name| {
+        let reference = reference(Kind::FlowSchema, name);
+        condition(&configuration, &reference, "SeatsCut").unwrap()
+    };
+    let of_s = cut("s");
+    assert!(
+        of_s.status && of_s.message.contains("takes 1 of the 3 seats"),
+        "{of_s:?}"
+    );
+    assert!(!cut("t").status);
+    assert!(!cut("u").status, "without queues there is no such limit");
+}
+
+#[test]
+fn rules_have_an_upper_bound_in_all() {
+    let mut rules = String::from(", rules: [");
+    for _ in 0..64 {
+        rules += "{subjects: [{kind: Any}], destinations: [{namespaces: ['*']}]}, ";
+    }
+    rules += "]";
+    let mut yaml = String::new();
+    // The mandatory schemas have a rule each.
+    let fitting = (MAX_RULES - 2) / 64;
+    for index in 0..=fitting {
+        write!(yaml, "{}", schema(&format!("s{index}"), "exempt", &rules)).unwrap();
+    }
+    let objects = objects(&yaml);
+    let mut configuration = Configuration::default();
+    for object in &objects[..fitting] {
+        configuration.apply(object).unwrap();
+    }
+    let errors = configuration.apply(&objects[fitting]).unwrap_err();
+    assert_eq!(fields(&errors), ["spec.rules"]);
+    configuration
+        .apply(&objects[0])
+        .expect("a schema in place of itself");
+    configuration.delete(&objects[0].reference());
+    configuration
+        .apply(&objects[fitting])
+        .expect("there is room again");
+}
+
+#[test]
+fn deadlines_are_clamped_and_noted() {
+    let yaml = schema(
+        "s",
+        "exempt",
+        ", linger: 1h, deadlines: {connectPatience: 1h, handshake: 0s, clientIdle: 10m, lifetime: 10000h}",
+    );
+    let mut configuration = Configuration::default();
+    let notes = configuration.apply(&objects(&yaml)[0]).unwrap();
+    assert_eq!(
+        fields(&notes),
+        [
+            "spec.linger",
+            "spec.deadlines.connectPatience",
+            "spec.deadlines.lifetime"
+        ]
+    );
+    let in_force = configuration.in_force();
+    let schema = &in_force.schemas[1].schema;
+    let seconds = |duration: std::time::Duration| duration.as_secs();
+    assert_eq!(seconds(schema.linger), 10);
+    assert_eq!(seconds(schema.deadlines.connect_patience), 20);
+    assert_eq!(seconds(schema.deadlines.queue_wait()), 5);
+    assert_eq!(seconds(schema.deadlines.handshake), 3);
+    assert_eq!(schema.deadlines.client_idle.map(seconds), Some(600));
+    assert_eq!(schema.deadlines.server_idle, None);
+    assert_eq!(schema.deadlines.lifetime.map(seconds), Some(720 * 3600));
+
+    for (more, field) in [
+        (", deadlines: {handshake: '10'}", "spec.deadlines.handshake"),
+        (", linger: soon", "spec.linger"),
+        (
+            ", longRunning: true, deadlines: {lifetime: 1h}",
+            "spec.longRunning",
+        ),
+        (
+            ", rejectAnswer: {queueFull: rst}",
+            "spec.rejectAnswer.queueFull",
+        ),
+        (
+            ", distinguisherMethod: {type: BySourceIP, sourcePrefix: {}}",
+            "spec.distinguisherMethod.sourcePrefix",
+        ),
+        (
+            ", distinguisherMethod: {type: BySourcePrefix, sourcePrefix: {ipv6: 128}}",
+            "spec.distinguisherMethod.sourcePrefix.ipv6",
+        ),
+    ] {
+        let yaml = self::schema("s", "exempt", more);
+        let errors = configuration.apply(&objects(&yaml)[0]).unwrap_err();
+        assert_eq!(fields(&errors), [field], "{more}");
+    }
+}

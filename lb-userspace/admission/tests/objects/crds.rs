@@ -1,0 +1,52 @@
+//! The committed definitions are those that the types generate.
+
+use std::{fs, path::Path};
+
+use lb_admission::objects::{Kind, crd};
+
+#[test]
+fn committed_definitions_are_generated() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
+    for (kind, file) in Kind::ALL
+        .into_iter()
+        .zip(["prioritylevels.yaml", "flowschemas.yaml"])
+    {
+        let committed = fs::read_to_string(directory.join(file)).unwrap();
+        assert!(
+            committed == crd::yaml(kind).unwrap(),
+            "deploy/crds/{file} is not what `node-lb admission crds` prints: write it anew"
+        );
+    }
+}
+
+#[test]
+fn every_field_is_explained_and_every_list_bounded() {
+    for kind in Kind::ALL {
+        let definition = crd::definition(kind);
+        let schema = definition
+            .pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec")
+            .unwrap();
+        visit("spec", schema);
+    }
+}
+
+fn visit(path: &str, schema: &serde_json::Value) {
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        assert!(
+            property["description"].is_string(),
+            "{path} has no description"
+        );
+        match property["type"].as_str() {
+            Some("array") => {
+                assert!(property["maxItems"].is_u64(), "{path} has no maxItems");
+                visit(&format!("{path}[]"), &property["items"]);
+            }
+            _ => visit(&path, property),
+        }
+    }
+    // What structural schemas do not allow.
+    for keyword in ["$ref", "nullable", "definitions", "title"] {
+        assert!(schema.get(keyword).is_none(), "{path} has {keyword}");
+    }
+}

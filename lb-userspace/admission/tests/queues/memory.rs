@@ -1,0 +1,87 @@
+//! What decisions take of memory.
+
+use lb_admission::{
+    classify::{Classifier, Connection, Distinguisher, MAX_DISTINGUISHER, ServiceFrontend},
+    configuration::Configuration,
+    flow_hash::FlowHasher,
+    queueset::{Arrival, QueueSet},
+    retry_after::RetryAfter,
+    schema::{DistinguisherMethod, Ingress},
+};
+use lb_objects::Protocol;
+
+use crate::support::{POLICIES, kind};
+
+/// Replaces a connection at a time, while others wait, with timers and lingering seats.
+fn churn(set: &mut QueueSet, start: u64, steps: u64) {
+    let mut executing = std::collections::VecDeque::with_capacity(64);
+    for now in start..start + steps {
+        while set.fire(now).is_some() {}
+        let linger = now % 3;
+        set.arrive(
+            Arrival::connection(now * 7919, 1, linger, Some(now + 40)),
+            now,
+        );
+        while let Some(dispatch) = set.dispatch(now) {
+            set.establish(dispatch.connection, now);
+            executing.push_back(dispatch.connection);
+        }
+        if executing.len() > 16
+            && let Some(oldest) = executing.pop_front()
+        {
+            set.finish(oldest, now);
+        }
+    }
+    for connection in executing {
+        set.finish(connection, start + steps);
+    }
+}
+
+#[test]
+fn decisions_allocate_nothing() {
+    for policy in POLICIES {
+        let mut set = QueueSet::new(&kind(64, 6, 50), policy, 0).unwrap();
+        set.set_limit(20, 0);
+        churn(&mut set, 0, 2000);
+        // The caller's own list.
+        let list = allocation_counter::measure(|| {
+            std::hint::black_box(std::collections::VecDeque::<u128>::with_capacity(64));
+        });
+        let counted = allocation_counter::measure(|| churn(&mut set, 3000, 2000));
+        assert_eq!(counted.count_total, list.count_total, "{policy:?}");
+        let counted = allocation_counter::measure(|| drop(set.clone()));
+        assert!(counted.count_total > 0, "the counter counts");
+    }
+}
+
+#[test]
+fn neither_classification_nor_hashing_allocates() {
+    let in_force = Configuration::default().in_force();
+    let mut classifier = Classifier::new(&in_force.schemas);
+    let mut advice = RetryAfter::default();
+    let connection = Connection {
+        ingress: Ingress::External,
+        source: "2001:db8::1".parse().unwrap(),
+        identity: None,
+        destination: ServiceFrontend {
+            namespace: "shop",
+            service: "web",
+            port: 80,
+            protocol: Protocol::Tcp,
+            address: None,
+        },
+    };
+    let key = classifier.key(&connection);
+    let counted = allocation_counter::measure(|| {
+        for second in 0..1000 {
+            let schema = &in_force.schemas[classifier.classify(&key)].schema;
+            let flow = Distinguisher::by(DistinguisherMethod::SourceIp, &connection);
+            for hasher in [FlowHasher::Exact, FlowHasher::Salted([7; 16])] {
+                let hash = hasher.hash(&schema.name, flow.text(&mut [0; MAX_DISTINGUISHER]));
+                std::hint::black_box(hash);
+            }
+            advice.reject(second);
+        }
+    });
+    assert_eq!(counted.count_total, 0);
+}

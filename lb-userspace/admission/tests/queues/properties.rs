@@ -1,0 +1,305 @@
+//! What holds for a level whatever happens to it.
+
+use lb_admission::{
+    level::{ConnectionLimits, LevelKind},
+    queueset::{Arrival, Handle, Policy, QueueSet, Verdict},
+};
+use proptest::{collection::vec, prelude::*};
+
+use crate::support::kind;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Arrive {
+        hash: u64,
+        width: u32,
+        linger: u64,
+        patience: u64,
+    },
+    Establish(usize),
+    Finish(usize),
+    Cancel(usize),
+    Limit(u32),
+    Configure {
+        queues: u32,
+        hand_size: u32,
+    },
+}
+
+fn op(max_width: u32) -> impl Strategy<Value = Op> {
+    prop_oneof![
+        10 => (0..6_u64, 1..=max_width, 0..3_u64, 1..40_u64).prop_map(
+            |(hash, width, linger, patience)| Op::Arrive { hash, width, linger, patience }
+        ),
+        4 => any::<usize>().prop_map(Op::Establish),
+        6 => any::<usize>().prop_map(Op::Finish),
+        2 => any::<usize>().prop_map(Op::Cancel),
+        1 => (0..12_u32).prop_map(Op::Limit),
+        1 => prop::sample::select(vec![(0, 0), (1, 1), (8, 3), (64, 6), (128, 2)])
+            .prop_map(|(queues, hand_size)| Op::Configure { queues, hand_size }),
+    ]
+}
+
+/// A level and what a caller knows of its connections.
+struct Model {
+    set: QueueSet,
+    waiting: Vec<(Handle, u32)>,
+    executing: Vec<(Handle, u32)>,
+}
+
+impl Model {
+    fn new(policy: Policy) -> Self {
+        let mut set = QueueSet::new(&kind(8, 3, 5), policy, 0).unwrap();
+        set.set_limit(8, 0);
+        Self {
+            set,
+            waiting: Vec::new(),
+            executing: Vec::new(),
+        }
+    }
+
+    fn apply(&mut self, op: &Op, now: u64) {
+        while let Some((at, _)) = self.set.fire(now) {
+            let set = &self.set;
+            self.waiting
+                .retain(|(handle, _)| set.queue_of(*handle).is_some());
+            self.drain(at);
+        }
+        match *op {
+            Op::Arrive {
+                hash,
+                width,
+                linger,
+                patience,
+            } => {
+                let arrival = Arrival::connection(hash, width, linger, Some(now + patience));
+                match self.set.arrive(arrival, now) {
+                    Verdict::Queued(handle) => self.waiting.push((handle, width)),
+                    Verdict::Admitted(handle) => {
+                        self.check_room(width);
+                        self.executing.push((handle, width));
+                    }
+                    Verdict::Rejected(_) => {}
+                }
+            }
+            Op::Establish(which) => {
+                if let Some(&(handle, _)) = pick(&self.executing, which) {
+                    self.set.establish(handle, now);
+                    assert!(!self.set.establish(handle, now), "only once");
+                }
+            }
+            Op::Finish(which) => {
+                if let Some(&found) = pick(&self.executing, which) {
+                    self.executing.retain(|one| *one != found);
+                    assert!(self.set.finish(found.0, now));
+                    assert!(!self.set.finish(found.0, now), "only once");
+                }
+            }
+            Op::Cancel(which) => {
+                if let Some(&found) = pick(&self.waiting, which) {
+                    self.waiting.retain(|one| *one != found);
+                    assert!(self.set.cancel(found.0, now));
+                    assert!(!self.set.cancel(found.0, now), "only once");
+                }
+            }
+            Op::Limit(limit) => {
+                self.set.set_limit(limit, now);
+            }
+            Op::Configure { queues, hand_size } => {
+                self.set
+                    .configure(&kind(queues, hand_size, 5), now)
+                    .unwrap();
+            }
+        }
+        self.drain(now);
+        self.check();
+    }
+
+    fn drain(&mut self, now: u64) {
+        while let Some(dispatch) = self.set.dispatch(now) {
+            let place = self
+                .waiting
+                .iter()
+                .position(|(handle, _)| *handle == dispatch.connection);
+            let admitted = self.waiting.remove(place.unwrap());
+            self.check_room(admitted.1);
+            self.executing.push(admitted);
+        }
+    }
+
+    /// After an admission: the limit holds, but for a connection that is too wide and alone.
+    fn check_room(&self, width: u32) {
+        let too_wide = width > self.set.limit() && self.set.executing() == 1;
+        let within = self.set.seats_in_use() <= u64::from(self.set.limit());
+        assert!(
+            within || too_wide,
+            "{} of {}",
+            self.set.seats_in_use(),
+            self.set.limit()
+        );
+    }
+
+    fn check(&self) {
+        let queues = self.set.queues();
+        assert_eq!(self.set.waiting() as usize, self.waiting.len());
+        assert_eq!(self.set.executing() as usize, self.executing.len());
+        let waiting: usize = queues.iter().map(|queue| queue.waiting.len()).sum();
+        assert_eq!(waiting, self.waiting.len());
+        let width: u64 = self
+            .executing
+            .iter()
+            .map(|(_, width)| u64::from(*width))
+            .sum();
+        assert!(self.set.seats_in_use() >= width);
+        assert!(self.set.half_open_seats() <= width);
+    }
+
+    /// Ends everything; nothing may be left behind.
+    fn finish(mut self, mut now: u64) {
+        self.set.set_limit(8, now);
+        self.drain(now);
+        while !self.waiting.is_empty() || !self.executing.is_empty() {
+            let before = self.waiting.len() + self.executing.len();
+            // Longer than any seat lingers, even if a width of 5 was squeezed into one seat.
+            now += 20;
+            self.apply(&Op::Finish(0), now);
+            let after = self.waiting.len() + self.executing.len();
+            assert!(
+                after < before,
+                "somebody waits for nothing: {:?}",
+                self.waiting
+            );
+        }
+        while self.set.fire(u64::MAX).is_some() {}
+        assert!(self.set.is_idle() && self.set.is_empty());
+        let totals = (
+            self.set.seats_in_use(),
+            self.set.seats_waiting(),
+            self.set.half_open_seats(),
+        );
+        assert_eq!(totals, (0, 0, 0));
+    }
+}
+
+fn pick<T>(all: &[T], which: usize) -> Option<&T> {
+    all.get(which.checked_rem(all.len())?)
+}
+
+fn limits(kind: &LevelKind) -> ConnectionLimits {
+    match kind {
+        LevelKind::Limited(limited) => limited.connections,
+        LevelKind::Exempt => ConnectionLimits::default(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn seats_are_never_more_than_the_limit_and_all_come_back(
+        steps in vec((op(5), 0..4_u64), 1..150),
+    ) {
+        let mut model = Model::new(Policy::Connections);
+        let mut now = 0;
+        for (op, elapsed) in &steps {
+            now += elapsed;
+            model.apply(op, now);
+        }
+        model.finish(now);
+    }
+
+    #[test]
+    fn the_exact_mode_keeps_its_limit_too(steps in vec((op(5), 0..4_u64), 1..150)) {
+        let mut model = Model::new(Policy::Exact);
+        let mut now = 0;
+        for (op, elapsed) in &steps {
+            now += elapsed;
+            model.apply(op, now);
+        }
+    }
+
+    #[test]
+    fn nobody_waits_while_a_seat_is_free_for_him(
+        steps in vec((op(1), 0..4_u64), 1..150),
+        exact in any::<bool>(),
+    ) {
+        let policy = if exact { Policy::Exact } else { Policy::Connections };
+        let mut model = Model::new(policy);
+        let mut now = 0;
+        for (op, elapsed) in &steps {
+            now += elapsed;
+            model.apply(op, now);
+            // In exact mode what a leaving waiter holds up is not dispatched; of width 1 it is none.
+            let limit = model.set.limit();
+            let in_use = model.set.seats_in_use();
+            if in_use >= u64::from(limit) {
+                continue;
+            }
+            let limits = limits(&kind(8, 3, 5));
+            let (cap, reserve, half_open) = match policy {
+                Policy::Exact => (u32::MAX, 0, u32::MAX),
+                Policy::Connections => (
+                    limits.seats_per_queue(limit),
+                    limits.first_seat_reserve(limit),
+                    limits.half_open_seats(limit),
+                ),
+            };
+            if model.set.half_open_seats() >= u64::from(half_open) {
+                continue;
+            }
+            for queue in model.set.queues().iter().filter(|queue| !queue.waiting.is_empty()) {
+                let seats = queue.seats_in_use;
+                let capped = seats >= u64::from(cap);
+                let reserved = in_use + u64::from(reserve) >= u64::from(limit);
+                prop_assert!(seats > 0 && (capped || reserved), "{queue:?}, {in_use} of {limit}");
+            }
+        }
+    }
+
+    /// One flow floods; every connection of another is admitted before the flood has had the whole
+    /// level twice.
+    #[test]
+    fn no_flow_with_demand_starves(
+        limit in 2..40_u32,
+        hold in 1..1_000_000_000_u64,
+        start in 1..50_u64,
+        flood in 0..1000_u64,
+        victim in 0..1000_u64,
+        exact in any::<bool>(),
+    ) {
+        let policy = if exact { Policy::Exact } else { Policy::Connections };
+        let mut set = QueueSet::new(&kind(64, 1, 50), policy, 0).unwrap();
+        set.set_limit(limit, 0);
+        prop_assume!(flood % 64 != victim % 64);
+        let mut now = 0;
+        let mut executing = std::collections::VecDeque::new();
+        let arrive = |set: &mut QueueSet, hash, now| {
+            set.arrive(Arrival::connection(hash, 1, 0, None), now)
+        };
+        let mut victim_handle = None;
+        let mut dispatched_since = 0;
+        for round in 0..100 * u64::from(limit) {
+            if round == start * u64::from(limit) {
+                match arrive(&mut set, victim, now) {
+                    Verdict::Queued(handle) => victim_handle = Some(handle),
+                    verdict => prop_assert!(false, "{verdict:?}"),
+                }
+            }
+            arrive(&mut set, flood, now);
+            while let Some(dispatch) = set.dispatch(now) {
+                set.establish(dispatch.connection, now);
+                executing.push_back(dispatch.connection);
+                if victim_handle == Some(dispatch.connection) {
+                    return Ok(());
+                }
+                dispatched_since += u32::from(victim_handle.is_some());
+            }
+            prop_assert!(dispatched_since <= 2 * limit, "{dispatched_since} overtook");
+            now += hold / u64::from(limit) + 1;
+            if round >= u64::from(limit) && let Some(oldest) = executing.pop_front() {
+                set.finish(oldest, now);
+            }
+        }
+        prop_assert!(victim_handle.is_none(), "never admitted");
+    }
+}

@@ -1,0 +1,321 @@
+//! Upstream's queues, step by step: every decision and every number of their state.
+
+use std::collections::BTreeMap;
+
+use lb_admission::{
+    level::{ConnectionLimits, LevelKind, LimitResponse, Limited, Queuing},
+    queueset::{Arrival, Dispatch, Handle, Policy, QueueSet, Rejection, Verdict},
+    seat_seconds::SeatSeconds,
+};
+use serde::Deserialize;
+
+use crate::vectors;
+
+#[derive(Deserialize)]
+struct Trace {
+    name: String,
+    config: Config,
+    steps: Vec<Step>,
+    r#final: Final,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Config {
+    queues: i64,
+    #[serde(default)]
+    hand_size: u32,
+    #[serde(default)]
+    queue_length_limit: u32,
+    concurrency_limit: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Step {
+    op: Op,
+    dispatched_before_op: Vec<String>,
+    dispatched_by_op: Vec<String>,
+    verdict: Option<String>,
+    queue: Option<u32>,
+    removed: Option<bool>,
+    after: Option<State>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+enum Op {
+    #[serde(rename_all = "camelCase")]
+    Start {
+        #[serde(rename = "t_ns")]
+        t_ns: u64,
+        req: String,
+        hash: u64,
+        #[serde(default = "one")]
+        initial_seats: u32,
+        #[serde(default)]
+        final_seats: u32,
+        #[serde(default, rename = "additionalLatency_ns")]
+        additional_latency: u64,
+    },
+    Finish {
+        t_ns: u64,
+        req: String,
+    },
+    Cancel {
+        t_ns: u64,
+        req: String,
+    },
+    Reconfig {
+        t_ns: u64,
+        #[serde(flatten)]
+        config: Config,
+    },
+    Tick {
+        t_ns: u64,
+    },
+}
+
+#[derive(Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct State {
+    #[serde(rename = "R")]
+    r: u64,
+    robin_index: u32,
+    seats_in_use: u64,
+    seats_waiting: u64,
+    waiting: u32,
+    executing: u32,
+    enqueues: u64,
+    queues: Vec<Queue>,
+    is_idle: bool,
+}
+
+#[derive(Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Queue {
+    index: usize,
+    #[serde(rename = "nextDispatchR")]
+    next_dispatch_r: u64,
+    waiting: Vec<String>,
+    executing: Vec<String>,
+    seats_in_use: u64,
+    total_work_waiting: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Final {
+    rejected: BTreeMap<String, u64>,
+    no_accommodation: u64,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// A level under test, and its connections by name in the order they were admitted.
+struct Bench {
+    set: QueueSet,
+    names: Vec<(String, Handle)>,
+}
+
+impl Bench {
+    fn new(config: &Config) -> Self {
+        let mut set = QueueSet::new(&config.kind(), Policy::Exact, 0).unwrap();
+        set.set_limit(config.concurrency_limit, 0);
+        Self {
+            set,
+            names: Vec::new(),
+        }
+    }
+
+    fn handle(&self, name: &str) -> Handle {
+        let found = self.names.iter().find(|(known, _)| known == name);
+        found.unwrap_or_else(|| panic!("no {name}")).1
+    }
+
+    fn name(&self, handle: Handle) -> String {
+        let found = self.names.iter().find(|(_, known)| *known == handle);
+        found.unwrap_or_else(|| panic!("no {handle:?}")).0.clone()
+    }
+
+    fn dispatch(&mut self, now: u64) -> Vec<String> {
+        let mut dispatched = Vec::new();
+        while let Some(Dispatch { connection, .. }) = self.set.dispatch(now) {
+            let place = self
+                .names
+                .iter()
+                .position(|(_, handle)| *handle == connection);
+            let admitted = self.names.remove(place.unwrap());
+            dispatched.push(admitted.0.clone());
+            self.names.push(admitted);
+        }
+        dispatched
+    }
+
+    fn run_timers(&mut self, now: u64) -> Vec<String> {
+        let mut dispatched = Vec::new();
+        while let Some((at, _)) = self.set.fire(now) {
+            dispatched.extend(self.dispatch(at));
+        }
+        dispatched
+    }
+
+    /// Does what a step says, and checks all that it says about it.
+    fn step(&mut self, step: &Step) {
+        assert_eq!(self.run_timers(step.op.time()), step.dispatched_before_op);
+        let now = step.op.time();
+        let mut dispatched = Vec::new();
+        match &step.op {
+            Op::Start {
+                req,
+                hash,
+                initial_seats,
+                final_seats,
+                additional_latency,
+                ..
+            } => {
+                let arrival = Arrival {
+                    hash: *hash,
+                    initial_seats: *initial_seats,
+                    final_seats: *final_seats,
+                    additional_latency: *additional_latency,
+                    deadline: None,
+                };
+                let verdict = self.set.arrive(arrival, now);
+                let handle = match verdict {
+                    Verdict::Admitted(handle) | Verdict::Queued(handle) => Some(handle),
+                    Verdict::Rejected(_) => None,
+                };
+                self.names
+                    .extend(handle.map(|handle| (req.clone(), handle)));
+                if let Verdict::Admitted(_) = verdict {
+                    dispatched.push(req.clone());
+                }
+                dispatched.extend(self.dispatch(now));
+                let expected = match verdict {
+                    Verdict::Rejected(rejection) => rejection.as_str(),
+                    _ if dispatched.contains(req) => "executing",
+                    _ => "waiting",
+                };
+                assert_eq!(step.verdict.as_deref(), Some(expected));
+                assert_eq!(
+                    handle.and_then(|handle| self.set.queue_of(handle)),
+                    step.queue
+                );
+            }
+            Op::Finish { req, .. } => assert!(self.set.finish(self.handle(req), now)),
+            Op::Cancel { req, .. } => {
+                assert_eq!(Some(self.set.cancel(self.handle(req), now)), step.removed);
+            }
+            Op::Reconfig { config, .. } => {
+                self.set.configure(&config.kind(), now).unwrap();
+                self.set.set_limit(config.concurrency_limit, now);
+            }
+            Op::Tick { .. } => self.set.synchronise(now),
+        }
+        dispatched.extend(self.dispatch(now));
+        assert_eq!(dispatched, step.dispatched_by_op);
+        if let Some(expected) = &step.after {
+            assert_eq!(&self.state(), expected);
+        }
+    }
+
+    fn state(&self) -> State {
+        let executing = |index: usize| {
+            let of_queue = self.names.iter().filter(|(_, handle)| {
+                self.set.is_executing(*handle) && self.set.queue_of(*handle) == Some(index as u32)
+            });
+            let mut names: Vec<_> = of_queue.map(|(name, _)| name.clone()).collect();
+            names.sort_unstable();
+            names
+        };
+        let queues = self.set.queues().into_iter().enumerate();
+        let queues = queues.map(|(index, queue)| Queue {
+            index,
+            next_dispatch_r: queue.next_dispatch_r.units(),
+            waiting: queue
+                .waiting
+                .iter()
+                .map(|&handle| self.name(handle))
+                .collect(),
+            executing: executing(index),
+            seats_in_use: queue.seats_in_use,
+            total_work_waiting: queue.waiting_work.units(),
+        });
+        State {
+            r: SeatSeconds::units(self.set.progress()),
+            robin_index: self.set.last_served(),
+            seats_in_use: self.set.seats_in_use(),
+            seats_waiting: self.set.seats_waiting(),
+            waiting: self.set.waiting(),
+            executing: self.set.executing(),
+            enqueues: self.set.enqueues(),
+            queues: queues.collect(),
+            is_idle: self.set.is_idle(),
+        }
+    }
+}
+
+impl Config {
+    fn kind(&self) -> LevelKind {
+        let response = match u32::try_from(self.queues) {
+            Err(_) => return LevelKind::Exempt,
+            Ok(0) => LimitResponse::Reject,
+            Ok(queues) => LimitResponse::Queue(Queuing {
+                queues,
+                hand_size: self.hand_size,
+                queue_length_limit: self.queue_length_limit,
+            }),
+        };
+        LevelKind::Limited(Limited {
+            borrowing_limit_percent: None,
+            response,
+            connections: ConnectionLimits::default(),
+        })
+    }
+}
+
+impl Op {
+    fn time(&self) -> u64 {
+        match self {
+            Self::Start { t_ns, .. }
+            | Self::Finish { t_ns, .. }
+            | Self::Cancel { t_ns, .. }
+            | Self::Reconfig { t_ns, .. }
+            | Self::Tick { t_ns } => *t_ns,
+        }
+    }
+}
+
+#[test]
+fn decisions_and_state_are_upstreams() {
+    let traces: Vec<Trace> = vectors::at("/e_queueset/traces");
+    assert!(!traces.is_empty());
+    for trace in traces {
+        let mut bench = Bench::new(&trace.config);
+        for (number, step) in trace.steps.iter().enumerate() {
+            println!("{} step {number}", trace.name);
+            bench.step(step);
+        }
+        let counters = bench.set.counters();
+        for (reason, count) in [
+            (Rejection::QueueFull, counters.queue_full),
+            (Rejection::ConcurrencyLimit, counters.concurrency_limit),
+            (Rejection::TimeOut, counters.time_out),
+        ] {
+            assert_eq!(
+                trace.r#final.rejected[reason.as_str()],
+                count,
+                "{}",
+                trace.name
+            );
+        }
+        assert_eq!(
+            trace.r#final.no_accommodation, counters.no_accommodation,
+            "{}",
+            trace.name
+        );
+    }
+}

@@ -1,0 +1,232 @@
+//! Single fields: addresses, ranges, ports, protocols and names, each parsed into its type or
+//! refused with the rule it breaks.
+
+use std::{
+    borrow::Cow,
+    fmt::Display,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+
+use super::super::{Kind, ObjectRef, Problem, Refused, quoted};
+use crate::Protocol;
+
+/// Longest RFC 1123 label.
+const MAX_LABEL: usize = 63;
+/// Longest RFC 1123 subdomain.
+const MAX_SUBDOMAIN: usize = 253;
+
+/// A field that cannot be used.
+#[derive(Debug)]
+pub struct Invalid {
+    field: String,
+    /// As it is to be shown.
+    value: String,
+    rule: Cow<'static, str>,
+}
+
+impl Invalid {
+    pub fn new(
+        field: impl Display,
+        value: impl Into<String>,
+        rule: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self {
+            field: field.to_string(),
+            value: value.into(),
+            rule: rule.into(),
+        }
+    }
+
+    /// The field, and its value with the rule it breaks.
+    pub fn into_parts(self) -> (String, String) {
+        (self.field, format!("{} {}", self.value, self.rule))
+    }
+
+    pub fn text(field: impl Display, value: &str, rule: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(field, quoted(value), rule)
+    }
+}
+
+/// What was found wrong with one object.
+#[derive(Debug, Default)]
+pub struct Findings(Vec<(Refused, Invalid)>);
+
+impl Findings {
+    pub fn refuse(&mut self, refused: Refused, invalid: Invalid) {
+        self.0.push((refused, invalid));
+    }
+
+    /// The value, or `None` once it is noted what was refused for want of it.
+    pub fn check<T>(&mut self, refused: Refused, value: Result<T, Invalid>) -> Option<T> {
+        value.map_err(|invalid| self.refuse(refused, invalid)).ok()
+    }
+
+    pub fn into_problems(self, object: &ObjectRef) -> Vec<Problem> {
+        let problem = |(refused, invalid): (Refused, Invalid)| {
+            let (field, message) = invalid.into_parts();
+            Problem {
+                refused,
+                object: Some(object.clone()),
+                file: None,
+                line: None,
+                message: format!("{field}: {message}"),
+            }
+        };
+        self.0.into_iter().map(problem).collect()
+    }
+}
+
+/// Checks an object's name and namespace as the API server does on creation.
+pub fn object_name(reference: &ObjectRef) -> Result<(), Invalid> {
+    let name = &reference.name;
+    if reference.kind.is_namespaced() {
+        label("metadata.namespace", &name.namespace)?;
+    }
+    match reference.kind {
+        Kind::Service => label("metadata.name", &name.name),
+        Kind::EndpointSlice | Kind::Node => subdomain("metadata.name", &name.name),
+    }
+}
+
+/// An RFC 1123 label.
+pub fn label(field: impl Display, text: &str) -> Result<(), Invalid> {
+    if text.len() <= MAX_LABEL && is_label(text) {
+        return Ok(());
+    }
+    let rule = "must be 1 to 63 lower-case letters, digits or '-', not '-' at either end";
+    Err(Invalid::text(field, text, rule))
+}
+
+/// The name of a port: an RFC 1123 label, or nothing.
+pub fn port_name(field: impl Display, text: Option<&str>) -> Result<String, Invalid> {
+    let text = text.unwrap_or_default();
+    if !text.is_empty() {
+        label(field, text)?;
+    }
+    Ok(text.to_owned())
+}
+
+/// An RFC 1123 subdomain.
+pub fn subdomain(field: impl Display, text: &str) -> Result<(), Invalid> {
+    if text.len() <= MAX_SUBDOMAIN && text.split('.').all(is_label) {
+        return Ok(());
+    }
+    let rule = "must be 1 to 253 lower-case letters, digits, '-' or '.', \
+                and each part begin and end with a letter or digit";
+    Err(Invalid::text(field, text, rule))
+}
+
+fn is_label(text: &str) -> bool {
+    let alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    text.starts_with(alphanumeric)
+        && text.ends_with(alphanumeric)
+        && text.chars().all(|c| alphanumeric(c) || c == '-')
+}
+
+/// A port number that must be there.
+pub fn port(field: impl Display, number: i32) -> Result<u16, Invalid> {
+    match u16::try_from(number) {
+        Ok(port) if port != 0 => Ok(port),
+        _ => Err(Invalid::new(
+            field,
+            number.to_string(),
+            "must be between 1 and 65535",
+        )),
+    }
+}
+
+/// A port number that may be absent, which is zero.
+pub fn port_or_zero(field: impl Display, number: Option<i32>) -> Result<u16, Invalid> {
+    match number {
+        None | Some(0) => Ok(0),
+        Some(number) => port(field, number),
+    }
+}
+
+/// Absent means TCP, as the API server fills in.
+pub fn protocol(field: impl Display, text: Option<&str>) -> Result<Protocol, Invalid> {
+    match text {
+        None | Some("TCP") => Ok(Protocol::Tcp),
+        Some("UDP") => Ok(Protocol::Udp),
+        Some("SCTP") => Ok(Protocol::Sctp),
+        Some(other) => Err(Invalid::text(field, other, "must be TCP, UDP or SCTP")),
+    }
+}
+
+/// An IP address, leniently read (see [`parse_ip`]).
+pub fn ip(field: impl Display, text: &str) -> Result<IpAddr, Invalid> {
+    parse_ip(text).ok_or_else(|| Invalid::text(field, text, "must be an IP address"))
+}
+
+/// An IP address that packets of a Service can be sent to, by the API server's rule.
+pub fn unicast_ip(field: impl Display, text: &str) -> Result<IpAddr, Invalid> {
+    let special = |ip: IpAddr| {
+        let link_local = match ip {
+            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || link_local
+    };
+    match parse_ip(text) {
+        None => Err(Invalid::text(field, text, "must be an IP address")),
+        Some(ip) if special(ip) => Err(Invalid::text(
+            field,
+            text,
+            "must not be an unspecified, loopback, link-local or multicast address",
+        )),
+        Some(ip) => Ok(ip),
+    }
+}
+
+/// A range of addresses in CIDR notation; its host bits are cleared.
+pub fn cidr(field: impl Display, text: &str) -> Result<IpNet, Invalid> {
+    let parse = || {
+        let (address, length) = text.split_once('/')?;
+        let address = parse_ip_as_written(address)?;
+        let length = decimal(length, 128)?;
+        Some(IpNet::new(address, length).ok()?.trunc())
+    };
+    parse().ok_or_else(|| Invalid::text(field, text, "must be a range in CIDR notation"))
+}
+
+/// Reads an IP address as Kubernetes' lenient parser does: leading zeros of IPv4 parts are decimal,
+/// and an IPv4-mapped IPv6 address is an IPv4 address.
+pub fn parse_ip(text: &str) -> Option<IpAddr> {
+    parse_ip_as_written(text).map(|ip| ip.to_canonical())
+}
+
+fn parse_ip_as_written(text: &str) -> Option<IpAddr> {
+    if !text.contains(':') {
+        return parse_ipv4(text).map(IpAddr::V4);
+    }
+    let ip: Ipv6Addr = match text.rsplit_once(':') {
+        Some((head, tail)) if tail.contains('.') => {
+            format!("{head}:{}", parse_ipv4(tail)?).parse().ok()?
+        }
+        _ => text.parse().ok()?,
+    };
+    Some(IpAddr::V6(ip))
+}
+
+fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
+    let mut parts = text.split('.');
+    let mut octets = [0; 4];
+    for octet in &mut octets {
+        *octet = decimal(parts.next()?, u8::MAX)?;
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+/// Digits only, any number of leading zeros, up to `max`.
+fn decimal(text: &str, max: u8) -> Option<u8> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let significant = text.trim_start_matches('0');
+    if significant.is_empty() {
+        return Some(0);
+    }
+    significant.parse().ok().filter(|number| *number <= max)
+}

@@ -1,0 +1,207 @@
+//! From Kubernetes' types to node-lb's model: which objects count for a service proxy, and what of
+//! an object can be used.
+
+mod endpoint_slice;
+pub mod field;
+mod node;
+mod service;
+
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    jiff::Timestamp,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{Kind, Object, ObjectName, ObjectRef, Problem, Refused};
+use field::{Findings, Invalid};
+
+/// The namespace of a namespaced object that names none, as for kubectl.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// What became of one object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translated {
+    pub reference: ObjectRef,
+    pub outcome: Outcome,
+    /// What was refused of it, or why all of it was. Without file and line.
+    pub problems: Vec<Problem>,
+}
+
+/// Whether an object counts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Use(Object),
+    /// Valid, but not for a service proxy: a headless Service, say.
+    Skip,
+    /// Invalid. What was in force under this reference should stay.
+    Refuse,
+}
+
+/// A Kubernetes type that has a form in the model.
+pub trait Translate: DeserializeOwned {
+    const KIND: Kind;
+
+    #[doc(hidden)]
+    fn metadata(&self) -> &ObjectMeta;
+
+    /// `None` if the object is not for a service proxy.
+    #[doc(hidden)]
+    fn to_model(
+        &self,
+        name: ObjectName,
+        findings: &mut Findings,
+    ) -> Result<Option<Object>, Invalid>;
+}
+
+/// Translates an object of the Kubernetes API.
+pub fn translate<T: Translate>(resource: &T) -> Translated {
+    let meta = resource.metadata();
+    let reference = object_ref(
+        T::KIND,
+        meta.namespace.as_deref().unwrap_or_default(),
+        meta.name.as_deref().unwrap_or_default(),
+    );
+    let mut findings = Findings::default();
+    let outcome = field::object_name(&reference)
+        .and_then(|()| resource.to_model(reference.name.clone(), &mut findings));
+
+    let outcome = match outcome {
+        Ok(Some(object)) => Outcome::Use(object),
+        Ok(None) => Outcome::Skip,
+        Err(invalid) => {
+            // What was wrong inside a refused object is of no more interest.
+            findings = Findings::default();
+            findings.refuse(Refused::Object, invalid);
+            Outcome::Refuse
+        }
+    };
+    Translated {
+        problems: findings.into_problems(&reference),
+        reference,
+        outcome,
+    }
+}
+
+/// Translates a manifest; `None` if it is of a kind that a service proxy does not read.
+///
+/// A missing apiVersion is taken to be right, another group's Service is not ours.
+pub fn translate_manifest(manifest: Value) -> Option<Translated> {
+    let text = |key| {
+        manifest
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
+    match (text("kind"), text("apiVersion")) {
+        ("Service", "" | "v1") => Some(decode::<core::Service>(manifest)),
+        ("Node", "" | "v1") => Some(decode::<core::Node>(manifest)),
+        ("EndpointSlice", version) if version.is_empty() || version.starts_with(DISCOVERY) => {
+            Some(decode::<discovery::EndpointSlice>(manifest))
+        }
+        _ => None,
+    }
+}
+
+/// An object as the API server has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Versioned {
+    /// Empty if it has none, which no API server does.
+    pub resource_version: String,
+    /// When the endpoints of an EndpointSlice became what they are, as far as its controller says.
+    pub endpoints_changed: Option<SystemTime>,
+    pub translated: Translated,
+}
+
+/// Translates an object of a known kind from its JSON.
+///
+/// # Errors
+/// If it is not JSON. Anything else that is wrong is a [`Problem`].
+pub fn translate_json(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> {
+    match kind {
+        Kind::Service => from_json::<core::Service>(json),
+        Kind::EndpointSlice => from_json::<discovery::EndpointSlice>(json),
+        Kind::Node => from_json::<core::Node>(json),
+    }
+}
+
+fn from_json<T: Translate>(json: &[u8]) -> serde_json::Result<Versioned> {
+    if let Ok(resource) = serde_json::from_slice::<T>(json) {
+        let version = resource.metadata().resource_version.as_deref();
+        return Ok(Versioned {
+            resource_version: version.unwrap_or_default().to_owned(),
+            endpoints_changed: endpoints_changed(resource.metadata()),
+            translated: translate(&resource),
+        });
+    }
+    // Again, slower, to say what is wrong where.
+    let manifest: Value = serde_json::from_slice(json)?;
+    let version = manifest.pointer("/metadata/resourceVersion");
+    Ok(Versioned {
+        resource_version: version
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned(),
+        endpoints_changed: None,
+        translated: decode::<T>(manifest),
+    })
+}
+
+fn endpoints_changed(metadata: &ObjectMeta) -> Option<SystemTime> {
+    let annotations = metadata.annotations.as_ref()?;
+    let at: Timestamp = annotations.get(TRIGGER_TIME_ANNOTATION)?.parse().ok()?;
+    let since_epoch = Duration::try_from(at.as_duration()).ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(since_epoch)
+}
+
+/// Carried by EndpointSlices, in RFC 3339 with fractions.
+const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+const DISCOVERY: &str = "discovery.k8s.io/";
+
+fn decode<T: Translate>(manifest: Value) -> Translated {
+    let meta = |key| manifest.pointer(key).and_then(Value::as_str);
+    let reference = object_ref(
+        T::KIND,
+        meta("/metadata/namespace").unwrap_or_default(),
+        meta("/metadata/name").unwrap_or_default(),
+    );
+    match serde_path_to_error::deserialize::<_, T>(manifest) {
+        Ok(resource) => translate(&resource),
+        Err(error) => Translated {
+            problems: vec![Problem {
+                refused: Refused::Object,
+                object: Some(reference.clone()),
+                file: None,
+                line: None,
+                message: format!(
+                    "{}: {}",
+                    error.path(),
+                    super::problem::shortened(&error.inner().to_string()),
+                ),
+            }],
+            reference,
+            outcome: Outcome::Refuse,
+        },
+    }
+}
+
+fn object_ref(kind: Kind, namespace: &str, name: &str) -> ObjectRef {
+    let namespace = match namespace {
+        _ if !kind.is_namespaced() => "",
+        "" => DEFAULT_NAMESPACE,
+        namespace => namespace,
+    };
+    ObjectRef {
+        kind,
+        name: ObjectName {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,295 @@
+//! Services.
+
+use std::{net::IpAddr, time::Duration};
+
+use k8s_openapi::{
+    api::core::v1::{self as core, ServiceSpec},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use super::{
+    super::{Kind, Object, Refused},
+    Translate,
+    field::{self, Findings, Invalid},
+};
+use crate::{
+    Algorithm, ObjectName, RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+};
+
+/// Its presence leaves a Service to another service proxy.
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+/// How an endpoint is picked: `random` (default) or `maglev`.
+const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
+/// What becomes of connections to an endpoint that leaves: `keep` (default) or `reset`.
+const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
+/// The API server's default affinity timeout, in seconds.
+const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
+/// The longest affinity timeout the API server takes: a day.
+const MAX_AFFINITY_SECONDS: i32 = 86_400;
+
+impl Translate for core::Service {
+    const KIND: Kind = Kind::Service;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn to_model(
+        &self,
+        name: ObjectName,
+        findings: &mut Findings,
+    ) -> Result<Option<Object>, Invalid> {
+        let labelled =
+            |labels: &std::collections::BTreeMap<_, _>| labels.contains_key(PROXY_NAME_LABEL);
+        if self.metadata.labels.as_ref().is_some_and(labelled) {
+            return Ok(None);
+        }
+        let Some(spec) = &self.spec else {
+            return Ok(None);
+        };
+        let Some(service_type) = service_type(spec)? else {
+            return Ok(None);
+        };
+        let cluster_ips = cluster_ips(spec)?;
+        if cluster_ips.is_empty() {
+            return Ok(None);
+        }
+
+        let mut external_ips = external_ips(spec)?;
+        let mut load_balancer_ips = load_balancer_ips(self, findings);
+        let mut ranges = source_ranges(spec, findings);
+        let has_family = |is_ipv4| cluster_ips.iter().any(|ip| ip.is_ipv4() == is_ipv4);
+        external_ips.retain(|ip| has_family(ip.is_ipv4()));
+        load_balancer_ips.retain(|ip| has_family(ip.is_ipv4()));
+        ranges.retain(|range| has_family(range.addr().is_ipv4()));
+
+        let internal = ("spec.internalTrafficPolicy", &spec.internal_traffic_policy);
+        let external = ("spec.externalTrafficPolicy", &spec.external_traffic_policy);
+        let uid = self.metadata.uid.as_deref();
+        let service = Service {
+            name,
+            uid: uid.and_then(|uid| uid.parse().ok()),
+            service_type,
+            ports: ports(spec)?,
+            internal_traffic_policy: traffic_policy(internal, findings),
+            external_traffic_policy: traffic_policy(external, findings),
+            health_check_node_port: field::port_or_zero(
+                "spec.healthCheckNodePort",
+                spec.health_check_node_port,
+            )?,
+            session_affinity: session_affinity(spec, findings)?,
+            algorithm: algorithm(&self.metadata, findings),
+            removed_endpoints: removed_endpoints(&self.metadata, findings),
+            cluster_ips,
+            external_ips,
+            load_balancer_ips,
+            load_balancer_source_ranges: ranges,
+        };
+        Ok(Some(Object::Service(service.into())))
+    }
+}
+
+fn service_type(spec: &ServiceSpec) -> Result<Option<ServiceType>, Invalid> {
+    match spec.type_.as_deref() {
+        None | Some("" | "ClusterIP") => Ok(Some(ServiceType::ClusterIp)),
+        Some("NodePort") => Ok(Some(ServiceType::NodePort)),
+        Some("LoadBalancer") => Ok(Some(ServiceType::LoadBalancer)),
+        Some("ExternalName") => Ok(None),
+        Some(other) => Err(Invalid::text(
+            "spec.type",
+            other,
+            "must be ClusterIP, NodePort, LoadBalancer or ExternalName",
+        )),
+    }
+}
+
+/// One per family, by index of `ipFamilies`; the primary alone if that is empty. Nothing for a
+/// headless Service.
+fn cluster_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, Invalid> {
+    let all = spec.cluster_ips.as_deref().unwrap_or_default();
+    // The API server always fills in both fields; a manifest may have only one of them.
+    let primary = match spec.cluster_ip.as_deref() {
+        None | Some("") => all.first().map(String::as_str).unwrap_or_default(),
+        Some(primary) => primary,
+    };
+    if matches!(primary, "" | "None") {
+        return Ok(Vec::new());
+    }
+    let families = spec.ip_families.as_deref().unwrap_or_default();
+    if families.is_empty() {
+        return Ok(vec![field::unicast_ip("spec.clusterIP", primary)?]);
+    }
+
+    let all = match all {
+        [] => &[primary.to_owned()],
+        all => all,
+    };
+    let mut ips = Vec::with_capacity(2);
+    for (index, (family, text)) in families.iter().zip(all).enumerate() {
+        let ip = field::unicast_ip(format_args!("spec.clusterIPs[{index}]"), text)?;
+        let matches = match family.as_str() {
+            "IPv4" => ip.is_ipv4(),
+            "IPv6" => ip.is_ipv6(),
+            other => {
+                let field = format_args!("spec.ipFamilies[{index}]");
+                return Err(Invalid::text(field, other, "must be IPv4 or IPv6"));
+            }
+        };
+        if !matches {
+            let field = format_args!("spec.clusterIPs[{index}]");
+            let rule = format!("must be an {family} address, as spec.ipFamilies[{index}] says");
+            return Err(Invalid::text(field, text, rule));
+        }
+        if !ips
+            .iter()
+            .any(|known: &IpAddr| known.is_ipv4() == ip.is_ipv4())
+        {
+            ips.push(ip);
+        }
+    }
+    Ok(ips)
+}
+
+fn external_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, Invalid> {
+    let mut ips = Vec::new();
+    for (index, text) in spec.external_ips.iter().flatten().enumerate() {
+        let ip = field::unicast_ip(format_args!("spec.externalIPs[{index}]"), text)?;
+        if !ips.contains(&ip) {
+            ips.push(ip);
+        }
+    }
+    Ok(ips)
+}
+
+/// Addresses in VIP mode. They are another controller's work, so that one bad entry does not cost
+/// the Service its other addresses.
+fn load_balancer_ips(service: &core::Service, findings: &mut Findings) -> Vec<IpAddr> {
+    let status = service.status.as_ref();
+    let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+    let mut ips = Vec::new();
+    for (index, entry) in ingress.into_iter().flatten().enumerate() {
+        let is_vip = matches!(entry.ip_mode.as_deref(), None | Some("VIP"));
+        let Some(text) = entry.ip.as_deref().filter(|ip| is_vip && !ip.is_empty()) else {
+            continue;
+        };
+        let field = format_args!("status.loadBalancer.ingress[{index}].ip");
+        let ip = findings.check(Refused::Value, field::ip(field, text));
+        ips.extend(ip.filter(|ip| !ips.contains(ip)));
+    }
+    ips
+}
+
+/// Unparsable ranges are left out, as by kube-proxy; with none left there is no filter.
+fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ipnet::IpNet> {
+    let ranges = spec.load_balancer_source_ranges.iter().flatten();
+    let range = |(index, text): (usize, &String)| {
+        let field = format_args!("spec.loadBalancerSourceRanges[{index}]");
+        findings.check(Refused::Value, field::cidr(field, text.trim()))
+    };
+    ranges.enumerate().filter_map(range).collect()
+}
+
+fn ports(spec: &ServiceSpec) -> Result<Vec<ServicePort>, Invalid> {
+    let all = spec.ports.as_deref().unwrap_or_default();
+    let mut ports: Vec<ServicePort> = Vec::with_capacity(all.len());
+    for (index, raw) in all.iter().enumerate() {
+        let at = |field| format!("spec.ports[{index}].{field}");
+        let port = ServicePort {
+            name: field::port_name(at("name"), raw.name.as_deref())?,
+            protocol: field::protocol(at("protocol"), raw.protocol.as_deref())?,
+            port: field::port(at("port"), raw.port)?,
+            node_port: field::port_or_zero(at("nodePort"), raw.node_port)?,
+        };
+        for known in ports.iter().filter(|known| known.protocol == port.protocol) {
+            if known.name == port.name {
+                let rule = "must differ from the other ports' names";
+                return Err(Invalid::text(at("name"), &port.name, rule));
+            }
+            if known.port == port.port {
+                let rule = "must differ from the other ports of its protocol";
+                return Err(Invalid::new(at("port"), port.port.to_string(), rule));
+            }
+        }
+        ports.push(port);
+    }
+    Ok(ports)
+}
+
+fn traffic_policy(
+    (field, value): (&str, &Option<String>),
+    findings: &mut Findings,
+) -> TrafficPolicy {
+    match value.as_deref() {
+        Some("Local") => TrafficPolicy::Local,
+        None | Some("" | "Cluster") => TrafficPolicy::Cluster,
+        Some(other) => {
+            let rule = "must be Cluster or Local, and is taken as Cluster";
+            findings.refuse(Refused::Value, Invalid::text(field, other, rule));
+            TrafficPolicy::Cluster
+        }
+    }
+}
+
+fn session_affinity(
+    spec: &ServiceSpec,
+    findings: &mut Findings,
+) -> Result<Option<Duration>, Invalid> {
+    match spec.session_affinity.as_deref() {
+        Some("ClientIP") => {}
+        None | Some("" | "None") => return Ok(None),
+        Some(other) => {
+            let rule = "must be ClientIP or None, and is taken as None";
+            let invalid = Invalid::text("spec.sessionAffinity", other, rule);
+            findings.refuse(Refused::Value, invalid);
+            return Ok(None);
+        }
+    }
+    let config = spec.session_affinity_config.as_ref();
+    let seconds = config
+        .and_then(|config| config.client_ip.as_ref()?.timeout_seconds)
+        .unwrap_or(DEFAULT_AFFINITY_SECONDS);
+    match u64::try_from(seconds) {
+        Ok(positive) if (1..=MAX_AFFINITY_SECONDS).contains(&seconds) => {
+            Ok(Some(Duration::from_secs(positive)))
+        }
+        _ => Err(Invalid::new(
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            seconds.to_string(),
+            "must be between 1 and 86400",
+        )),
+    }
+}
+
+fn algorithm(metadata: &ObjectMeta, findings: &mut Findings) -> Algorithm {
+    let values = [("random", Algorithm::Random), ("maglev", Algorithm::Maglev)];
+    annotation(metadata, ALGORITHM_ANNOTATION, values, findings)
+}
+
+fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedEndpoints {
+    let values = [
+        ("keep", RemovedEndpoints::Keep),
+        ("reset", RemovedEndpoints::Reset),
+    ];
+    annotation(metadata, REMOVED_ENDPOINTS_ANNOTATION, values, findings)
+}
+
+/// The value of an annotation, of two by name; the first one if there is none, or another.
+fn annotation<T: Copy>(
+    metadata: &ObjectMeta,
+    name: &str,
+    values: [(&str, T); 2],
+    findings: &mut Findings,
+) -> T {
+    let [(default, value), (other, _)] = values;
+    let annotations = metadata.annotations.as_ref();
+    let Some(text) = annotations.and_then(|all| all.get(name)) else {
+        return value;
+    };
+    if let Some((_, said)) = values.into_iter().find(|(name, _)| name == text) {
+        return said;
+    }
+    let field = format_args!("metadata.annotations[{name}]");
+    let rule = format!("must be {default} or {other}, and is taken as {default}");
+    findings.refuse(Refused::Value, Invalid::text(field, text, rule));
+    value
+}

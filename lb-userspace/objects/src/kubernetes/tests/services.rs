@@ -1,0 +1,269 @@
+//! Services: which count, what is used of them, and what is refused.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{
+    super::{super::Object, Outcome},
+    ips, translated, used_service,
+};
+use crate::{Algorithm, Protocol, RemovedEndpoints, ServiceType, TrafficPolicy};
+
+#[test]
+fn a_full_service() {
+    let service = used_service(json!({
+        "metadata": {"namespace": "shop", "name": "web",
+            "annotations": {"node-lb.io/algorithm": "maglev",
+                "node-lb.io/removed-endpoints": "reset"}},
+        "spec": {
+            "type": "LoadBalancer", "clusterIP": "10.96.0.1",
+            "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"],
+            "externalIPs": ["192.0.2.1", "192.0.2.1", "2001:db8::1"],
+            "ports": [
+                {"name": "http", "port": 80, "nodePort": 30080},
+                {"name": "dns", "port": 53, "protocol": "UDP"},
+                {"name": "sig", "port": 80, "protocol": "SCTP"}],
+            "internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local",
+            "loadBalancerSourceRanges": [" 198.51.100.7/24\n", "2001:db8::/32"],
+            "healthCheckNodePort": 32000, "sessionAffinity": "ClientIP"},
+        "status": {"loadBalancer": {"ingress": [
+            {"ip": "203.0.113.1"}, {"ip": "203.0.113.2", "ipMode": "VIP"},
+            {"ip": "203.0.113.3", "ipMode": "Proxy"}, {"hostname": "lb.example"}]}}
+    }));
+    assert_eq!(service.name.namespace, "shop");
+    assert_eq!(service.service_type, ServiceType::LoadBalancer);
+    assert_eq!(service.cluster_ips, ips(&["10.96.0.1", "fd00::1"]));
+    assert_eq!(service.external_ips, ips(&["192.0.2.1", "2001:db8::1"]));
+    assert_eq!(
+        service.load_balancer_ips,
+        ips(&["203.0.113.1", "203.0.113.2"])
+    );
+    let ports = service
+        .ports
+        .iter()
+        .map(|port| (&*port.name, port.protocol, port.port));
+    assert!(ports.eq([
+        ("http", Protocol::Tcp, 80),
+        ("dns", Protocol::Udp, 53),
+        ("sig", Protocol::Sctp, 80)
+    ]));
+    assert_eq!(service.ports[0].node_port, 30080);
+    assert_eq!(service.internal_traffic_policy, TrafficPolicy::Local);
+    assert_eq!(service.external_traffic_policy, TrafficPolicy::Local);
+    let ranges: Vec<_> = service
+        .load_balancer_source_ranges
+        .iter()
+        .map(|r| r.to_string())
+        .collect();
+    assert_eq!(ranges, ["198.51.100.0/24", "2001:db8::/32"]);
+    assert_eq!(service.health_check_node_port, 32000);
+    assert_eq!(service.session_affinity, Some(Duration::from_secs(10_800)));
+    assert_eq!(service.algorithm, Algorithm::Maglev);
+    assert_eq!(service.removed_endpoints, RemovedEndpoints::Reset);
+}
+
+#[test]
+fn services_that_are_not_for_a_proxy() {
+    let web = json!({"name": "web"});
+    let cases = [
+        json!({"metadata": web}),
+        json!({"metadata": web, "spec": {}}),
+        json!({"metadata": web, "spec": {"clusterIP": "None", "externalIPs": ["192.0.2.1"]}}),
+        json!({"metadata": web, "spec": {"type": "ExternalName", "clusterIP": "10.96.0.1"}}),
+        json!({"metadata": {"name": "web", "labels": {"service.kubernetes.io/service-proxy-name": ""}},
+            "spec": {"clusterIP": "10.96.0.1"}}),
+    ];
+    for case in cases {
+        let translated = translated("Service", case.clone());
+        assert_eq!(translated.outcome, Outcome::Skip, "{case}");
+        assert!(translated.problems.is_empty());
+    }
+}
+
+#[test]
+fn families_without_a_cluster_ip_have_no_other_addresses() {
+    let service = used_service(json!({
+        "metadata": {"name": "web"},
+        "spec": {"ipFamilies": ["IPv6"], "clusterIPs": ["fd00::1"], "clusterIP": "fd00::1",
+            "externalIPs": ["192.0.2.1"],
+            "loadBalancerSourceRanges": ["192.0.2.0/24", "2001:db8::/32"]},
+        "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.2"}, {"ip": "2001:db8::2"}]}}
+    }));
+    assert_eq!(service.cluster_ips, ips(&["fd00::1"]));
+    assert!(service.external_ips.is_empty());
+    assert_eq!(service.load_balancer_ips, ips(&["2001:db8::2"]));
+    assert_eq!(service.load_balancer_source_ranges.len(), 1);
+}
+
+#[test]
+fn cluster_ips_follow_the_families() {
+    let cases = [
+        (json!({"clusterIP": "10.96.0.1"}), vec!["10.96.0.1"]),
+        // Without families the primary address alone counts.
+        (
+            json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"]}),
+            vec!["10.96.0.1"],
+        ),
+        (
+            json!({"clusterIP": "10.96.0.1", "ipFamilies": ["IPv4"]}),
+            vec!["10.96.0.1"],
+        ),
+        (
+            json!({"clusterIPs": ["fd00::1"], "ipFamilies": ["IPv6"]}),
+            vec!["fd00::1"],
+        ),
+        (
+            json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.96.0.1"], "ipFamilies": ["IPv6"]}),
+            vec!["fd00::1"],
+        ),
+        (json!({"clusterIP": "010.096.000.001"}), vec!["10.96.0.1"]),
+        (json!({"clusterIP": "::ffff:10.96.0.1"}), vec!["10.96.0.1"]),
+    ];
+    for (spec, expected) in cases {
+        let service = used_service(json!({"metadata": {"name": "web"}, "spec": spec.clone()}));
+        assert_eq!(service.cluster_ips, ips(&expected), "{spec}");
+    }
+}
+
+#[test]
+fn invalid_services_are_refused_by_name_field_value_and_rule() {
+    let affinity = |seconds: i64| {
+        json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}})
+    };
+    let port = |port: Value| json!({"clusterIP": "10.96.0.1", "ports": [{"port": 1}, port]});
+    let cases = [
+        (
+            json!({"clusterIP": "10.96.0.300"}),
+            r#"spec.clusterIP: "10.96.0.300" must be an IP"#,
+        ),
+        (
+            json!({"clusterIP": "127.0.0.1"}),
+            r#"spec.clusterIP: "127.0.0.1" must not be"#,
+        ),
+        (
+            json!({"clusterIP": 5}),
+            "spec.clusterIP: invalid type: integer `5`, expected a string",
+        ),
+        (
+            json!({"clusterIP": "fd00::1", "ipFamilies": ["IPv4"]}),
+            r#"spec.clusterIPs[0]: "fd00::1" must be an IPv4 address"#,
+        ),
+        (
+            json!({"clusterIP": "10.96.0.1", "ipFamilies": ["IPv5"]}),
+            r#"spec.ipFamilies[0]: "IPv5""#,
+        ),
+        (
+            json!({"clusterIP": "10.96.0.1", "type": "Magic"}),
+            r#"spec.type: "Magic" must be"#,
+        ),
+        (
+            json!({"clusterIP": "10.96.0.1", "externalIPs": ["x"]}),
+            r#"spec.externalIPs[0]: "x""#,
+        ),
+        (
+            json!({"clusterIP": "10.96.0.1", "healthCheckNodePort": 65536}),
+            "spec.healthCheckNodePort: 65536 must be between 1 and 65535",
+        ),
+        (
+            port(json!({"name": "b", "port": 0})),
+            "spec.ports[1].port: 0 must be between 1 and 65535",
+        ),
+        (
+            port(json!({"name": "b", "port": 65536})),
+            "spec.ports[1].port: 65536 must be",
+        ),
+        (
+            port(json!({"name": "b", "port": 9999999999u64})),
+            "spec.ports[1].port: invalid value",
+        ),
+        (
+            port(json!({"name": "b", "port": "http"})),
+            "spec.ports[1].port: invalid type",
+        ),
+        (
+            port(json!({"name": "b", "port": 2, "nodePort": -1})),
+            "spec.ports[1].nodePort: -1 must be",
+        ),
+        (
+            port(json!({"name": "b", "port": 2, "protocol": "tcp"})),
+            r#"spec.ports[1].protocol: "tcp" must be TCP, UDP or SCTP"#,
+        ),
+        (
+            port(json!({"name": "", "port": 2})),
+            r#"spec.ports[1].name: "" must differ"#,
+        ),
+        (
+            port(json!({"name": "b", "port": 1})),
+            "spec.ports[1].port: 1 must differ",
+        ),
+        (
+            port(json!({"name": "B!", "port": 1})),
+            r#"spec.ports[1].name: "B!" must be 1 to 63"#,
+        ),
+        (
+            affinity(-1),
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: -1 must be between 1 and 86400",
+        ),
+        (affinity(0), "timeoutSeconds: 0 must be"),
+        (affinity(86_401), "timeoutSeconds: 86401 must be"),
+        (json!([]), "spec: invalid type: sequence"),
+    ];
+    for (spec, expected) in cases {
+        let manifest =
+            json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec.clone()});
+        let translated = translated("Service", manifest);
+        assert_eq!(translated.outcome, Outcome::Refuse, "{spec}");
+        let [problem] = &translated.problems[..] else {
+            panic!("{spec}: {:?}", translated.problems);
+        };
+        let message = problem.to_string();
+        assert!(message.starts_with("Service shop/web: "), "{message}");
+        assert!(message.contains(expected), "{spec}: {message}");
+    }
+}
+
+#[test]
+fn lesser_faults_leave_the_service_in_force() {
+    let spec = json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ["any", "10.0.0.0/8"],
+        "sessionAffinity": "Cookie", "internalTrafficPolicy": "local"});
+    let translated = translated(
+        "Service",
+        json!({
+            "metadata": {"name": "web", "annotations": {"node-lb.io/algorithm": "best",
+                "node-lb.io/removed-endpoints": "no"}},
+            "spec": spec,
+            "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3"}, {"ip": "192.0.2.1"}]}}
+        }),
+    );
+    let Outcome::Use(Object::Service(service)) = translated.outcome else {
+        panic!("{translated:?}");
+    };
+    assert_eq!(service.load_balancer_ips, ips(&["192.0.2.1"]));
+    assert_eq!(service.load_balancer_source_ranges.len(), 1);
+    assert_eq!(service.internal_traffic_policy, TrafficPolicy::Cluster);
+    assert_eq!(service.session_affinity, None);
+    assert_eq!(service.algorithm, Algorithm::Random);
+    assert_eq!(service.removed_endpoints, RemovedEndpoints::Keep);
+    let problems: Vec<_> = translated
+        .problems
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let fields = [
+        "ingress[0].ip",
+        "SourceRanges[0]",
+        "internalTrafficPolicy",
+        "sessionAffinity",
+        "algorithm",
+        "removed-endpoints",
+    ];
+    for field in fields {
+        assert!(
+            problems.iter().any(|problem| problem.contains(field)),
+            "{field}: {problems:?}"
+        );
+    }
+    assert_eq!(problems.len(), fields.len());
+}

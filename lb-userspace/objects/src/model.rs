@@ -1,0 +1,187 @@
+//! The cluster as the planner reads it.
+
+use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
+
+use ipnet::IpNet;
+use uuid::Uuid;
+
+use crate::SharedName;
+
+/// Namespace and name of an object.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Layer 4 protocol of a service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+/// `spec.type` of a Service. ExternalName Services never reach the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceType {
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+}
+
+/// `internalTrafficPolicy` or `externalTrafficPolicy`; anything but `Local` means `Cluster`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrafficPolicy {
+    Cluster,
+    Local,
+}
+
+/// How an endpoint is picked for a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    Random,
+    Maglev,
+}
+
+/// What becomes of a TCP connection whose endpoint leaves the Service and still answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RemovedEndpoints {
+    /// It goes on, as with kube-proxy.
+    #[default]
+    Keep,
+    /// It is reset when the client sends again.
+    Reset,
+}
+
+/// A Service with at least one cluster IP, both families together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub name: ObjectName,
+    /// `metadata.uid`, where Events about the Service are found by; manifests have none.
+    pub uid: Option<Uuid>,
+    pub service_type: ServiceType,
+    /// At most one per family.
+    pub cluster_ips: Vec<IpAddr>,
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress` addresses in VIP mode.
+    pub load_balancer_ips: Vec<IpAddr>,
+    pub ports: Vec<ServicePort>,
+    pub internal_traffic_policy: TrafficPolicy,
+    pub external_traffic_policy: TrafficPolicy,
+    pub load_balancer_source_ranges: Vec<IpNet>,
+    /// Zero means none.
+    pub health_check_node_port: u16,
+    /// `sessionAffinity: ClientIP` and its timeout.
+    pub session_affinity: Option<Duration>,
+    pub algorithm: Algorithm,
+    pub removed_endpoints: RemovedEndpoints,
+}
+
+/// One entry of `spec.ports`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// May be empty.
+    pub name: String,
+    pub protocol: Protocol,
+    pub port: u16,
+    /// Zero means none.
+    pub node_port: u16,
+}
+
+/// An EndpointSlice of a Service; its address family is that of its endpoints' addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    pub name: ObjectName,
+    /// Name of the owning Service, in the slice's namespace.
+    pub service: String,
+    pub ports: Vec<EndpointPort>,
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// A named port of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointPort {
+    pub name: String,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+/// One endpoint of a slice, nil conditions already replaced by their defaults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    pub address: IpAddr,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    /// `None` is never local.
+    pub node_name: Option<SharedName>,
+    pub zone_hints: Box<[SharedName]>,
+    pub node_hints: Box<[SharedName]>,
+}
+
+/// This node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
+    /// InternalIP addresses before ExternalIP ones, in the object's order.
+    pub addresses: Vec<IpAddr>,
+    pub pod_cidrs: Vec<IpNet>,
+    pub taints: Vec<String>,
+    pub deleting: bool,
+}
+
+/// An IP address family; the planner works in each of a Service's families on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IpFamily {
+    V4,
+    V6,
+}
+
+impl IpFamily {
+    pub fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    pub fn of_net(net: IpNet) -> Self {
+        Self::of(net.addr())
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        })
+    }
+}
+
+impl fmt::Display for TrafficPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Cluster => "Cluster",
+            Self::Local => "Local",
+        })
+    }
+}
+
+impl fmt::Display for IpFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
