@@ -6,8 +6,8 @@ use lb_common::{
     frame::Frame,
     parse::{self, Segment},
 };
+use lb_datapath::memory::MemoryFrame;
 use libfuzzer_sys::fuzz_target;
-use node_lb::memory::MemoryFrame;
 
 fuzz_target!(|bytes: &[u8]| {
     let frame = MemoryFrame::<false>::new(bytes.to_vec(), 0);

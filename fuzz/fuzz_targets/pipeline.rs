@@ -10,6 +10,7 @@ use lb_common::{
     flow::{Ethernet, Hop},
     verdict::{Action, Reason, Verdict},
 };
+use lb_datapath::memory::{MemoryFrame, Route};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
     Service, ServicePort, ServiceType, TrafficPolicy,
@@ -17,7 +18,7 @@ use lb_objects::{
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
     config::PortRange,
-    memory::{MemoryFrame, MemoryTables, Route},
+    memory::ProgrammedTables,
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
     program::{NodeFacts, Settings},
 };
@@ -28,7 +29,7 @@ const FLOW_RECORDS: u32 = 1 << 6;
 const ETHERNET: usize = 14;
 
 thread_local! {
-    static TABLES: RefCell<MemoryTables> = RefCell::new(tables());
+    static TABLES: RefCell<ProgrammedTables> = RefCell::new(tables());
 }
 
 fuzz_target!(|input: &[u8]| {
@@ -39,15 +40,15 @@ fuzz_target!(|input: &[u8]| {
 });
 
 /// Sends the frames of an input, which follow each other, each behind its length in two bytes.
-fn send(tables: &MemoryTables, input: &[u8]) {
+fn send(tables: &ProgrammedTables, input: &[u8]) {
     let mut rest = input;
     while let Some((length, after)) = rest.split_first_chunk() {
         let (bytes, after) = after.split_at(after.len().min(u16::from_be_bytes(*length).into()));
         rest = after;
         for run in [
-            |tables: &MemoryTables, frame: &mut MemoryFrame| tables.xdp().ingress(frame),
-            |tables: &MemoryTables, frame: &mut MemoryFrame| tables.tc().ingress(frame),
-            |tables: &MemoryTables, frame: &mut MemoryFrame| tables.tc().egress(frame),
+            |tables: &ProgrammedTables, frame: &mut MemoryFrame| tables.xdp().ingress(frame),
+            |tables: &ProgrammedTables, frame: &mut MemoryFrame| tables.tc().ingress(frame),
+            |tables: &ProgrammedTables, frame: &mut MemoryFrame| tables.tc().egress(frame),
         ] {
             let mut frame = MemoryFrame::new(bytes.to_vec(), 0);
             let verdict = run(tables, &mut frame);
@@ -95,7 +96,7 @@ fn has_valid_checksum(frame: &[u8]) -> Option<bool> {
 }
 
 /// Two Services on TCP and UDP, 172.30.0.1:80 and fd00:30::1, with two endpoints each.
-fn tables() -> MemoryTables {
+fn tables() -> ProgrammedTables {
     let addresses = ["192.168.0.2", "2001:db8::2"].map(|ip| ip.parse().expect("an address"));
     let node = Node {
         name: "node-1".into(),
@@ -116,7 +117,7 @@ fn tables() -> MemoryTables {
         local_addresses: addresses.into(),
         ..NodeFacts::default()
     };
-    let mut tables = MemoryTables::new(&settings, facts, FLOW_RECORDS);
+    let mut tables = ProgrammedTables::new(&settings, facts, FLOW_RECORDS);
     let slices = [["10.0.0.1", "10.0.1.1"], ["fd00:10::1", "fd00:10::2"]].map(slice);
     let plans = plan(&service(), &slices.iter().collect::<Vec<_>>(), &local);
     tables.program(&plans.ports);

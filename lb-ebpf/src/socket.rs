@@ -87,8 +87,9 @@ impl SocketAddress for Inet {
     #[inline(always)]
     fn read(ctx: *mut bpf_sock_addr) -> Target {
         // SAFETY: the program's own context.
+        let address = unsafe { (*ctx).user_ip4 };
         Target::V4(Ip4 {
-            octets: unsafe { (*ctx).user_ip4 }.to_ne_bytes(),
+            octets: address.to_ne_bytes(),
         })
     }
 

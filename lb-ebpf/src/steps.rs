@@ -36,10 +36,8 @@ pub extern "C" fn open_index6(work: *mut Work<Ip6>, ifindex: u32) -> u64 {
 #[inline(always)]
 fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32) -> u64 {
     // SAFETY: null or this CPU's; the verifier makes sure.
-    match (
-        unsafe { work.as_mut() },
-        Kernel::<_, true>::new((), ifindex),
-    ) {
+    let work = unsafe { work.as_mut() };
+    match (work, Kernel::<_, true>::new((), ifindex)) {
         (Some(work), Some(kernel)) => pipeline::open_index(&kernel, work, ifindex),
         _ => u64::MAX,
     }

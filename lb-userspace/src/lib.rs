@@ -1,12 +1,12 @@
+#![forbid(unsafe_code)]
 //! The node-lb agent, in reading order.
 
 pub mod source;
 pub mod store;
 
-pub mod memory;
 pub mod plan;
 
-pub mod datapath;
+pub mod memory;
 pub mod program;
 
 pub mod conntrack;

@@ -1,3 +1,4 @@
+#![forbid(unsafe_code)]
 //! The `node-lb` command.
 
 use std::process::ExitCode;

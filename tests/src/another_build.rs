@@ -106,11 +106,11 @@ mod tests {
 
     #[test]
     fn every_program_is_another_one() {
-        let mut object = node_lb::datapath::OBJECT.to_vec();
+        let mut object = lb_datapath::OBJECT.to_vec();
         assert!(rewrite(&mut object).unwrap() > 10);
-        let before = aya_obj::Object::parse(node_lb::datapath::OBJECT).unwrap();
+        let before = aya_obj::Object::parse(lb_datapath::OBJECT).unwrap();
         let after = aya_obj::Object::parse(&object).unwrap();
-        for name in node_lb::datapath::hooks::programs() {
+        for name in lb_datapath::hooks::programs() {
             let code = |object: &aya_obj::Object| {
                 let key = object.programs[name].function_key();
                 let instructions = &object.functions[&key].instructions;

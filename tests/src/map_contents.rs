@@ -15,10 +15,13 @@ use lb_common::{
     flow::Flow,
     parse,
 };
+use lb_datapath::{
+    TickRate,
+    bpf::{BatchMap, MappedArray},
+};
 use lb_objects::Protocol;
 use node_lb::{
-    datapath::bpf::{BatchMap, MappedArray},
-    flows::{FlowReport, TickRate},
+    flows::FlowReport,
     plan::{EndpointClass, Plan},
 };
 

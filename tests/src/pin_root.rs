@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use node_lb::datapath::{Pins, cleanup, preflight};
+use lb_datapath::{Pins, cleanup, preflight};
 
 use crate::lab::{bpffs::MOUNT_POINT, registry::entries_with_prefix};
 

@@ -18,15 +18,12 @@ use lb_common::{
         tag,
     },
 };
+use lb_datapath::{Jiffies, TickRate, bpf::MappedArray, hz};
 use lb_objects::Protocol;
 use lb_tests::{PinRoot, eventually};
 use node_lb::{
     config::FlowTimeouts,
-    datapath::bpf::MappedArray,
-    flows::{
-        FlowSweeper, FlowTables, Jiffies, ServiceCounters, TickRate, UdpSockets, clock::hz,
-        timeouts,
-    },
+    flows::{FlowSweeper, FlowTables, ServiceCounters, UdpSockets, timeouts},
 };
 
 #[test]
@@ -86,9 +83,8 @@ fn flows_in_the_kernels_tables_are_ended() {
     insert(&v6, 80, SEEN | RST, ago(10));
     insert(&v6, 8_000, SEEN, now);
 
-    let sockets = UdpSockets::new(
-        node_lb::datapath::bpf::BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap(),
-    );
+    let sockets =
+        UdpSockets::new(lb_datapath::bpf::BatchMap::new(&loaded.map("SOCKETS").unwrap()).unwrap());
     let tables = FlowTables { v4, v6 };
     let limits = MappedArray::new(&loaded.map("LIMITS").unwrap()).unwrap();
     limits.write(

@@ -11,19 +11,19 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use ipnet::IpNet;
+use lb_datapath::{
+    OBJECT, load,
+    maps::{Elements, Entries, Maps},
+    memory::Storage,
+};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
     Service, ServicePort, ServiceType, TrafficPolicy,
 };
 use lb_tests::PinRoot;
 use node_lb::{
-    datapath::{OBJECT, load},
-    memory::Storage,
     plan::{LocalNode, PlanOptions, plan},
-    program::{
-        Key, NodeFacts, Programmer,
-        maps::{Elements, Entries, Maps},
-    },
+    program::{Key, NodeFacts, Programmer},
 };
 
 /// Names that Services may have: so few that they come, change and go.

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use lb_datapath::{OBJECT, Settings, load, maps::Maps};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
     Service, ServicePort, ServiceType, TrafficPolicy,
@@ -15,9 +16,8 @@ use lb_objects::{
 use lb_tests::{MapContents, PinRoot};
 use nix::time::ClockId;
 use node_lb::{
-    datapath::{OBJECT, Settings, load},
     plan::{LocalNode, Plan, PlanOptions, plan},
-    program::{Key, NodeFacts, Programmer, maps::Maps},
+    program::{Key, NodeFacts, Programmer},
 };
 
 /// How many services are few.

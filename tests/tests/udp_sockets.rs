@@ -20,14 +20,12 @@ use lb_common::{
     abi::{Socket, SocketKey},
     addr::Ip6,
 };
+use lb_datapath::bpf::BatchMap;
 use lb_tests::PinRoot;
 use namespace::Namespace;
-use node_lb::{
-    datapath::bpf::BatchMap,
-    flows::{
-        Stale, UdpSockets,
-        sockets::{self, SocketError, Translated},
-    },
+use node_lb::flows::{
+    Stale, UdpSockets,
+    sockets::{self, SocketError, Translated},
 };
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

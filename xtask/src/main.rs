@@ -1,3 +1,4 @@
+#![forbid(unsafe_code)]
 //! `cargo xtask`: everything around the code.
 
 mod build;

@@ -9,9 +9,10 @@ use crate::{
 /// Element of `FLOWS4` and `FLOWS6`: one direction of a connection.
 ///
 /// The record of the other direction is `peer`; they are made and removed together. [`tag`] says
-/// what state the record is in and is the only field that changes hands between CPUs.
+/// what state the record is in and is the only field that changes hands between CPUs. The default is a
+/// [`tag::CLEAN`] record, as the kernel makes them.
 #[repr(C, align(64))]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Flow<A> {
     /// State, generation and part of the hash; see [`tag`].
     pub tag: u32,
@@ -49,7 +50,7 @@ pub struct Flow<A> {
 
 /// The addresses and ports that a packet leaves with.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rewrite<A> {
     pub source: A,
     pub destination: A,

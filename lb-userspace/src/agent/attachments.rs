@@ -8,15 +8,15 @@ use std::{
 
 use anyhow::Context as _;
 use lb_common::abi::{self, device_flag};
+use lb_datapath::{
+    AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
+    devices::{Device, DeviceKind, Devices, Role, RoleRules, WayBack},
+    hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
+};
 
 use super::{kernel::Kernel, status};
 use crate::{
     config::{self, DatapathConfig, SocketLb},
-    datapath::{
-        AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
-        devices::{Device, DeviceKind, Devices, Role, RoleRules, WayBack},
-        hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
-    },
     metrics::{self, DeviceMode},
     plan::LocalDetector,
 };

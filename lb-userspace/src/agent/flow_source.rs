@@ -12,12 +12,10 @@ use lb_common::{
     addr::{Address, Ip4, Ip6},
     flow::Flow,
 };
+use lb_datapath::{Jiffies, TickRate, bpf::MappedArray};
 
 use super::api::flows::{FlowSource, NewFlows};
-use crate::{
-    datapath::bpf::MappedArray,
-    flows::{FlowReport, Jiffies, Records, TickRate},
-};
+use crate::flows::{FlowReport, Records};
 
 /// Both tables, and the clock by which their records are dated.
 pub struct KernelFlows {

@@ -5,6 +5,10 @@ use std::{collections::BTreeSet, io, net::IpAddr};
 
 use anyhow::{Context as _, bail};
 use lb_common::{abi, addr::Ip6};
+use lb_datapath::{
+    Loaded, Pins, TickRate,
+    bpf::{BatchMap, MappedArray},
+};
 
 use super::{
     flow_source::KernelFlows,
@@ -13,11 +17,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    datapath::{
-        Loaded, Pins,
-        bpf::{BatchMap, MappedArray},
-    },
-    flows::{self, FlowSweeper, FlowTables, ServiceCounters, TickRate, UdpSockets},
+    flows::{self, FlowSweeper, FlowTables, ServiceCounters, UdpSockets},
     plan::{LocalDetector, LocalNode},
     program,
 };
@@ -256,5 +256,5 @@ fn secret() -> io::Result<[u64; 2]> {
 fn netns_cookie() -> io::Result<u64> {
     let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))
         .or_else(|_| std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)))?;
-    crate::datapath::bpf::netns_cookie(&socket)
+    lb_datapath::bpf::netns_cookie(&socket)
 }

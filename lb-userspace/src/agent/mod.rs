@@ -24,6 +24,11 @@ use std::{
 };
 
 use anyhow::Context as _;
+use lb_datapath::{
+    devices::{Event as DeviceEvent, Watcher},
+    maps::Maps,
+    preflight,
+};
 use lb_objects::{IpFamily, Kind};
 use tokio::sync::{mpsc, oneshot};
 
@@ -39,10 +44,6 @@ use self::{
 use crate::{
     config::{Config, SocketLb, snat_ports},
     conntrack,
-    datapath::{
-        devices::{Event as DeviceEvent, Watcher},
-        preflight,
-    },
     events::Recorder,
     flows::FlowSweeper,
     health::{
@@ -53,7 +54,7 @@ use crate::{
     },
     metrics::{Metrics, Sample, set_to_now},
     plan::{LocalDetector, LocalNode},
-    program::{Programmer, maps::Maps},
+    program::Programmer,
     source::{
         Batch, Event, Source, SourceSpec, api::ApiSource, dir::DirSource, health::SourceHealth,
     },

@@ -31,18 +31,16 @@ use lb_common::{
     addr::{Address, Family, Ip4, Ip6},
     flow::{Flow, flow_flag, tag},
 };
+use lb_datapath::{
+    Loaded, OBJECT, Pins,
+    bpf::{MappedArray, synchronize_rcu},
+    hooks, load,
+    load::{LoadError, pinned_entries},
+    pins::PinError,
+};
 
 use super::sizes::{RECORDS_PER_FLOW, sizes};
-use crate::{
-    datapath::{
-        Loaded, OBJECT, Pins,
-        bpf::{MappedArray, synchronize_rcu},
-        hooks, load,
-        load::{LoadError, pinned_entries},
-        pins::PinError,
-    },
-    flows::Records,
-};
+use crate::flows::Records;
 
 const CONFIG: &str = "CONFIG";
 const CONFIG_NEXT: &str = "CONFIG_NEXT";

@@ -1,8 +1,7 @@
 //! How large the flow tables and what goes with them are.
 
 use lb_common::pipeline::RINGS;
-
-use crate::datapath::Settings;
+use lb_datapath::Settings;
 
 /// Half-open flows of one service before the oldest gives way to the newest: at 100,000 spoofed SYNs per
 /// second they leave every client 160 ms for its handshake.

@@ -3,10 +3,10 @@
 use std::{net::SocketAddr, time::SystemTime};
 
 use lb_common::pipeline::WITHOUT_RING;
+use lb_datapath::{XdpMode, devices::Role};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    datapath::{XdpMode, devices::Role},
     flows::{Limit, Stats},
     metrics::ServiceTraffic,
     plan::ServicePortName,

@@ -3,16 +3,14 @@
 use std::{collections::BTreeMap, fs, net::IpAddr, path::Path};
 
 use lb_common::abi;
+use lb_datapath::{
+    devices::{Device, DeviceKind, Devices, Role, RoleRules, Watcher, xdp_programs},
+    hooks,
+    pins::LinkPin,
+};
 
 use super::Finding;
-use crate::{
-    config::{Config, NetfilterMode, XdpMode},
-    datapath::{
-        devices::{Device, DeviceKind, Devices, Role, RoleRules, Watcher, xdp_programs},
-        hooks,
-        pins::LinkPin,
-    },
-};
+use crate::config::{Config, NetfilterMode, XdpMode};
 
 const CHECK: &str = "devices";
 

@@ -1,11 +1,9 @@
 //! Which chains the older iptables has, by its socket options (linux/netfilter_ipv4/ip_tables.h): the
 //! program is not in a container.
 
-use std::{
-    fs, io,
-    os::fd::{AsRawFd, OwnedFd},
-};
+use std::{fs, io, os::fd::OwnedFd};
 
+use lb_datapath::socket_option;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 /// Chains by which kube-proxy serves Services. The kubelet has others (`KUBE-KUBELET-CANARY`), which are
@@ -73,12 +71,12 @@ fn has_chain(entries: &[u8]) -> bool {
 /// The rules of a table as the kernel has them.
 fn entries(socket: &OwnedFd, level: libc::c_int, table: &str) -> io::Result<Vec<u8>> {
     let mut info = named(table, INFO);
-    get(socket, level, GET_INFO, &mut info)?;
+    socket_option::read(socket, level, GET_INFO, &mut info)?;
     let size = &info[INFO_SIZE..];
     let length = u32::from_ne_bytes([size[0], size[1], size[2], size[3]]) as usize;
     let mut entries = named(table, ENTRIES + length);
     entries[NAME..NAME + 4].copy_from_slice(size);
-    get(socket, level, GET_ENTRIES, &mut entries)?;
+    socket_option::read(socket, level, GET_ENTRIES, &mut entries)?;
     Ok(entries.split_off(ENTRIES))
 }
 
@@ -88,30 +86,6 @@ fn named(table: &str, length: usize) -> Vec<u8> {
     let name = &table.as_bytes()[..table.len().min(NAME - 1)];
     bytes[..name.len()].copy_from_slice(name);
     bytes
-}
-
-/// Has the kernel fill `value`, which says what is asked for.
-fn get(
-    socket: &impl AsRawFd,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &mut [u8],
-) -> io::Result<()> {
-    let mut length = value.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` octets, all of them in `value`, and the length.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            value.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]

@@ -3,12 +3,10 @@
 use std::{fs, io, path::Path, time::Instant};
 
 use lb_common::abi;
+use lb_datapath::{OBJECT, Pins, Settings, TcFlavor, hooks, load, preflight};
 
 use super::Finding;
-use crate::{
-    config::{Config, snat_ports},
-    datapath::{OBJECT, Pins, Settings, TcFlavor, hooks, load, preflight},
-};
+use crate::config::{Config, snat_ports};
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
 /// Entries of the flow tables that the trial makes: as few as they may have.

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
+use lb_datapath::preflight::{self, BPF_FS};
+
 use super::Finding;
-use crate::{
-    config::{DatapathConfig, SocketLb},
-    datapath::preflight::{self, BPF_FS},
-};
+use crate::config::{DatapathConfig, SocketLb};
 
 pub fn check(config: &DatapathConfig) -> Vec<Finding> {
     vec![bpf_fs(&config.bpf_root), cgroup2(config)]

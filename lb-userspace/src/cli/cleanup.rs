@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::datapath;
-
 /// Remove all programs and maps of node-lb from the kernel, which ends the connections through it
 #[derive(Debug, clap::Args)]
 pub struct Command {
@@ -19,7 +17,7 @@ impl Command {
     /// # Errors
     /// If something cannot be removed, or an agent is running.
     pub fn run(self) -> anyhow::Result<()> {
-        let removed = datapath::cleanup(&self.bpf_root)?;
+        let removed = lb_datapath::cleanup(&self.bpf_root)?;
         super::print(&format!(
             "removed {} maps, {} links and {} filters\n",
             removed.maps, removed.links, removed.filters

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::datapath::preflight::{BPF_FS, provide_bpf_fs};
+use lb_datapath::preflight::{BPF_FS, provide_bpf_fs};
 
 /// Mount the BPF file system on /sys/fs/bpf, unless it is there
 #[derive(Debug, clap::Args)]

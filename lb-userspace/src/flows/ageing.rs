@@ -10,8 +10,9 @@ use lb_common::{
         tag,
     },
 };
+use lb_datapath::TickRate;
 
-use super::{clock::TickRate, records::Connection};
+use super::records::Connection;
 use crate::config::FlowTimeouts;
 
 /// A SYN that was not answered is sent again for about this long by every common stack, and so is its

@@ -6,7 +6,6 @@
 //! says [`sweep`].
 
 mod ageing;
-pub mod clock;
 mod diag;
 mod limits;
 mod pass;
@@ -19,7 +18,6 @@ pub mod sweep;
 mod worker;
 
 pub use ageing::{timeouts, under_pressure};
-pub use clock::{Jiffies, TickRate};
 pub use limits::{Change, Limit, Limits, Met};
 pub use records::{Connection, Records};
 pub use report::FlowReport;

@@ -11,9 +11,8 @@ use lb_common::{
     addr::Address,
     flow::{Flow, Stage, flow_flag, stage::later, tag},
 };
+use lb_datapath::bpf::MappedArray;
 use lb_objects::Protocol;
-
-use crate::datapath::bpf::MappedArray;
 
 /// The records of a flow table, which programs change while they are read.
 pub trait Records<A: Address>: Send {

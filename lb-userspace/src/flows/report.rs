@@ -6,10 +6,11 @@ use lb_common::{
     addr::Address,
     flow::{flow_flag, stage::idle, tag},
 };
+use lb_datapath::TickRate;
 use lb_objects::Protocol;
 use serde::Serialize;
 
-use super::{Connection, Records, TickRate, records::socket_addr, stats::stage_name};
+use super::{Connection, Records, records::socket_addr, stats::stage_name};
 
 /// One connection, both directions together.
 #[derive(Debug, Serialize)]

@@ -9,10 +9,10 @@ use lb_common::{
     abi::{Socket, SocketKey},
     parse::UDP,
 };
+use lb_datapath::bpf::{BatchError, BatchMap};
 use thiserror::Error;
 
 use super::{diag::SocketDiag, stale::Staleness};
-use crate::datapath::bpf::{BatchError, BatchMap};
 
 /// A socket and the endpoint it was translated to. The same socket may have gone on to another one.
 pub type Translated = (u64, SocketAddr);

@@ -23,7 +23,7 @@
 //!   if it is still being written nobody knows what it passed over, and nothing is cleaned this time.
 //!   Dead records are not searched for, so they do not count.
 
-use std::{marker::PhantomData, mem::offset_of, sync::atomic::Ordering};
+use std::{marker::PhantomData, mem::offset_of, sync::atomic::Ordering, time::Duration};
 
 use lb_common::{
     addr::Address,
@@ -34,10 +34,10 @@ use lb_common::{
         tcp::PATIENCE,
     },
 };
+use nix::time::{ClockId, clock_gettime};
 
 use super::{
     ageing::{expired, may_have_expired},
-    clock,
     pass::{Bitmap, Findings, Pass, Sighting},
     records::{Connection, Records, other_direction},
     stale::Staleness,
@@ -96,7 +96,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         services: &mut ServiceCounts,
         removed: &mut Removed,
     ) -> TableStats {
-        let start = clock::cpu_time();
+        let start = cpu_time();
         self.passes += 1;
         self.dead.clear();
         let passed = self.cleans(self.passes).then(|| Bitmap::new(self.mask));
@@ -125,7 +125,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         self.latest = pass.found;
         let mut stats = pass.stats;
         stats.tombs = u32::try_from(self.latest.tombs.len()).unwrap_or(u32::MAX);
-        stats.scan = clock::cpu_time().saturating_sub(start);
+        stats.scan = cpu_time().saturating_sub(start);
         stats
     }
 
@@ -379,4 +379,10 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             .ok()?;
         Some(Sighting { tag: next, ..seen })
     }
+}
+
+/// CPU time of the calling thread.
+fn cpu_time() -> Duration {
+    // Every kernel has the clock.
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

@@ -17,15 +17,19 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{Flow, Timeouts},
 };
+use lb_datapath::{
+    Jiffies, Loaded, TickRate,
+    bpf::{MappedArray, synchronize_rcu},
+};
 
 use super::{
-    Jiffies, Stale, Stats, TickRate, UdpSockets, records::Records, sockets::SocketError,
-    stale::Staleness, stats::Counted, stats::Removed, stats::ServiceCounts, sweep::TableSweeper,
+    Stale, Stats, UdpSockets,
+    records::Records,
+    sockets::SocketError,
+    stale::Staleness,
+    stats::{Counted, Removed, ServiceCounts},
+    sweep::TableSweeper,
     under_pressure,
-};
-use crate::datapath::{
-    Loaded,
-    bpf::{MappedArray, synchronize_rcu},
 };
 
 /// The shortest pause between passes: ends of flows are noticed within about this much.

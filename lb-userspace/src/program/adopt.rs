@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use lb_common::abi;
+use lb_datapath::maps::WriteError;
 
 use super::{
     Key, Programmer,
     frontends::{Claim, Frontends},
-    maps::WriteError,
     parts::Parts,
     service::Programmed,
     sources::SourceSets,

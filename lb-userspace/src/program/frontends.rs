@@ -11,12 +11,10 @@ use lb_common::{
     addr::{Ip4, Ip6},
     parse,
 };
+use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
 use lb_objects::Protocol;
 
-use super::{
-    Key,
-    maps::{Entries, Incomplete, Maps, WriteError},
-};
+use super::Key;
 use crate::plan::{FrontendKind, Plan};
 
 /// An address, port and protocol (by number), as `FRONTENDS4` and `FRONTENDS6` are keyed.

@@ -8,7 +8,6 @@
 mod adopt;
 mod frontends;
 pub mod maglev;
-pub mod maps;
 mod parts;
 mod ranges;
 mod service;
@@ -28,6 +27,7 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{abi, pipeline::FAILING};
+use lb_datapath::maps::{Maps, WriteError};
 use lb_objects::{IpFamily, Node, Protocol};
 use siphasher::sip::SipHasher13;
 use thiserror::Error;
@@ -36,7 +36,6 @@ pub use self::settings::Settings;
 use self::{
     adopt::Inherited,
     frontends::Frontends,
-    maps::{Maps, WriteError},
     parts::Parts,
     ranges::{Numbers, Ranges},
     service::Programmed,

@@ -8,11 +8,9 @@ use std::{
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use lb_common::abi::SourceRangeKey;
+use lb_datapath::maps::{Maps, SourceKey, WriteError};
 
-use super::{
-    maps::{Maps, SourceKey, WriteError},
-    ranges::Numbers,
-};
+use super::ranges::Numbers;
 
 /// Which sets are in the trie, and how many plans refer to each.
 pub struct SourceSets {

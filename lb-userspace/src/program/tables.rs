@@ -3,8 +3,9 @@
 use std::{collections::HashMap, net::SocketAddr, ops::Range, sync::Arc};
 
 use lb_common::abi::MaglevRows;
+use lb_datapath::maps::Maps;
 
-use super::{maglev, maps::Maps, ranges::Ranges};
+use super::{maglev, ranges::Ranges};
 
 /// Rows in one element of `MAGLEV`.
 const ROWS: u32 = 4;

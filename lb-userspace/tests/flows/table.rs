@@ -2,7 +2,6 @@
 
 use std::{
     cell::UnsafeCell,
-    mem::zeroed,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     ptr::NonNull,
     sync::{
@@ -24,11 +23,11 @@ use lb_common::{
     },
     parse::{Segment, TCP, Tuple, UDP, tcp_flag},
 };
+use lb_datapath::TickRate;
 use node_lb::{
     config::FlowTimeouts,
     flows::{
         Records,
-        clock::TickRate,
         stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
@@ -75,8 +74,7 @@ impl Table {
 
     /// A table whose claims end what has been silent for longer.
     pub fn with_timeouts(records: usize, timeouts: Timeouts) -> Arc<Self> {
-        // SAFETY: numbers only.
-        let empty = || UnsafeCell::new(unsafe { zeroed() });
+        let empty = || UnsafeCell::new(Flow::default());
         Arc::new(Self {
             records: (0..records).map(|_| empty()).collect(),
             clock: AtomicU32::new(0),

@@ -10,7 +10,7 @@ use lb_common::{
     verdict::{Action, Reason},
     work::Work,
 };
-use node_lb::memory::MemoryFrame;
+use lb_datapath::memory::MemoryFrame;
 
 use crate::world::{Cpu, RECORDS, SECRET};
 

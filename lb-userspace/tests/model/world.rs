@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell, UnsafeCell},
-    mem::{offset_of, zeroed},
+    mem::offset_of,
     net::IpAddr,
     ptr::NonNull,
     sync::{
@@ -131,8 +131,7 @@ impl World {
             0 => RECORDS,
             _ => 2 * RECORDS,
         };
-        // SAFETY: numbers only.
-        let clean = || UnsafeCell::new(unsafe { zeroed() });
+        let clean = || UnsafeCell::new(Flow::default());
         Self {
             setup: setup.clone(),
             mutation,

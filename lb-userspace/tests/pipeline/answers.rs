@@ -1,8 +1,9 @@
 //! ICMP and ICMPv6 answers: whom they name, what they quote, and when there is none.
 
 use lb_common::verdict::{Action, Reason};
+use lb_datapath::memory::Route;
 use lb_objects::{IpFamily, TrafficPolicy};
-use node_lb::memory::{MemoryTables, Route};
+use node_lb::memory::ProgrammedTables;
 
 use crate::{
     hooks::{Outcome, ingress, through},
@@ -286,7 +287,7 @@ fn data_of(scene: &Scene, length: usize) -> Vec<u8> {
     vec![0; length - empty]
 }
 
-fn unresolve(tables: &mut MemoryTables, scene: &Scene) {
+fn unresolve(tables: &mut ProgrammedTables, scene: &Scene) {
     let endpoint = scene.endpoint(0).ip();
     tables.add_route(endpoint.into(), Route::Unresolved(3));
 }

@@ -9,7 +9,7 @@ use lb_common::{
     verdict::Reason,
 };
 use lb_objects::IpFamily;
-use node_lb::{config::PortRange, memory::MemoryTables};
+use node_lb::{config::PortRange, memory::ProgrammedTables};
 
 use crate::{
     conversation::{Conversation, Side, half_open},
@@ -452,7 +452,7 @@ fn what_lives_does_not_make_room() {
 }
 
 /// Opens flows until there is no room left for any.
-fn fill(scene: &Scene, tables: &MemoryTables) {
+fn fill(scene: &Scene, tables: &ProgrammedTables) {
     for port in 1..=200 {
         ingress(tables, &scene.opening(port));
     }
@@ -473,7 +473,7 @@ fn timeouts() -> Timeouts {
 fn services_of_one_endpoint<const N: usize>(
     scene: &Scene,
     ports: [u16; N],
-) -> (MemoryTables, [SocketAddr; N]) {
+) -> (ProgrammedTables, [SocketAddr; N]) {
     let mut tables = scene.tables();
     let plans = ports.map(|port| {
         let mut plan = scene.plan();

@@ -6,7 +6,7 @@ use lb_common::{
     verdict::Reason,
 };
 use lb_objects::IpFamily;
-use node_lb::memory::MemoryTables;
+use node_lb::memory::ProgrammedTables;
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
@@ -437,7 +437,7 @@ proptest! {
     }
 }
 
-fn one_step(scene: &Scene, tables: &MemoryTables, port: u16, step: u8) {
+fn one_step(scene: &Scene, tables: &ProgrammedTables, port: u16, step: u8) {
     let mut talk = Conversation::new(scene, tables, port);
     talk.send(Side::Client, SYN, b"");
     if step == 0

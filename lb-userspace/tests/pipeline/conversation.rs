@@ -6,8 +6,9 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{Flow, Stage, flow_flag, record::read_tag, slots::Slots, tag},
 };
+use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
-use node_lb::memory::{Family, MemoryTables};
+use node_lb::memory::ProgrammedTables;
 
 use crate::{
     hooks::{Outcome, ingress},
@@ -36,7 +37,7 @@ impl Side {
 /// A connection from one of the client's ports.
 pub struct Conversation<'a> {
     scene: &'a Scene,
-    tables: &'a MemoryTables,
+    tables: &'a ProgrammedTables,
     port: u16,
     /// What the endpoint sees: the source, and its own address.
     pub there: Option<(SocketAddr, SocketAddr)>,
@@ -49,7 +50,7 @@ pub struct Conversation<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    pub fn new(scene: &'a Scene, tables: &'a MemoryTables, port: u16) -> Self {
+    pub fn new(scene: &'a Scene, tables: &'a ProgrammedTables, port: u16) -> Self {
         Self {
             scene,
             tables,
@@ -64,7 +65,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// A connection whose handshake is done.
-    pub fn established(scene: &'a Scene, tables: &'a MemoryTables, port: u16) -> Self {
+    pub fn established(scene: &'a Scene, tables: &'a ProgrammedTables, port: u16) -> Self {
         let mut conversation = Self::new(scene, tables, port);
         conversation.shake_hands();
         conversation
@@ -158,8 +159,8 @@ fn is_half<A>(there: &Flow<A>) -> bool {
 }
 
 /// Flows in a table.
-pub fn flows(tables: &MemoryTables, scene: &Scene) -> usize {
-    fn count<A: Family>(tables: &MemoryTables) -> usize {
+pub fn flows(tables: &ProgrammedTables, scene: &Scene) -> usize {
+    fn count<A: Family>(tables: &ProgrammedTables) -> usize {
         let live = tables.flows::<A>().live();
         live.filter(|flow| !flow.has(flow_flag::REPLY)).count()
     }
@@ -170,8 +171,8 @@ pub fn flows(tables: &MemoryTables, scene: &Scene) -> usize {
 }
 
 /// Those of them that have not proved themselves.
-pub fn half_open(tables: &MemoryTables, scene: &Scene) -> usize {
-    fn count<A: Family>(tables: &MemoryTables) -> usize {
+pub fn half_open(tables: &ProgrammedTables, scene: &Scene) -> usize {
+    fn count<A: Family>(tables: &ProgrammedTables) -> usize {
         tables.flows::<A>().live().filter(is_half).count()
     }
     match scene.family {

@@ -12,7 +12,7 @@ use lb_common::{
     verdict::{Action, Reason},
 };
 use lb_objects::Algorithm;
-use node_lb::memory::MemoryTables;
+use node_lb::memory::ProgrammedTables;
 
 use crate::{
     conversation::{Conversation, Side},
@@ -27,14 +27,14 @@ const AVOIDED: u32 = 40;
 /// Seconds after which it counts as silent.
 const SILENCE: u32 = 3;
 
-fn tables(scene: &Scene) -> MemoryTables {
+fn tables(scene: &Scene) -> ProgrammedTables {
     let mut tables = scene.tables();
     tables.config.flags |= config_flag::AVOID_FAILING;
     tables
 }
 
 /// The endpoint of a new connection that is refused, and what became of the refusal.
-fn refused(scene: &Scene, tables: &MemoryTables, port: u16) -> (SocketAddr, Outcome) {
+fn refused(scene: &Scene, tables: &ProgrammedTables, port: u16) -> (SocketAddr, Outcome) {
     let mut talk = Conversation::new(scene, tables, port);
     talk.send(Side::Client, SYN, b"");
     let endpoint = endpoint_of(&talk);
@@ -42,7 +42,11 @@ fn refused(scene: &Scene, tables: &MemoryTables, port: u16) -> (SocketAddr, Outc
 }
 
 /// The endpoints of so many new connections, all of which are served.
-fn served(scene: &Scene, tables: &MemoryTables, ports: std::ops::Range<u16>) -> Vec<SocketAddr> {
+fn served(
+    scene: &Scene,
+    tables: &ProgrammedTables,
+    ports: std::ops::Range<u16>,
+) -> Vec<SocketAddr> {
     let serve = |port| {
         let mut talk = Conversation::new(scene, tables, port);
         talk.shake_hands();
@@ -92,7 +96,7 @@ fn a_syn_that_is_repeated_finds_an_endpoint_that_answers() {
 }
 
 /// The endpoint that a new connection goes to.
-fn first_of(scene: &Scene, tables: &MemoryTables, port: u16) -> SocketAddr {
+fn first_of(scene: &Scene, tables: &ProgrammedTables, port: u16) -> SocketAddr {
     let mut talk = Conversation::new(scene, tables, port);
     talk.send(Side::Client, SYN, b"");
     endpoint_of(&talk)

@@ -17,7 +17,7 @@ use lb_common::{
     },
     parse::{Segment, TCP, Tuple},
 };
-use node_lb::memory::{Family, FlowTable};
+use lb_datapath::memory::{Family, FlowTable};
 use proptest::{collection::vec, prelude::*};
 
 proptest! {

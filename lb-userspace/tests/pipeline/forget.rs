@@ -1,7 +1,7 @@
 //! Tables that have forgotten everything decide as new ones do: what fuzzing finds comes again.
 
 use lb_common::verdict::Reason;
-use node_lb::memory::MemoryTables;
+use node_lb::memory::ProgrammedTables;
 
 use crate::{
     hooks::{Outcome, through},
@@ -12,7 +12,7 @@ use crate::{
 fn what_is_forgotten_has_no_effect() {
     for scene in Scene::each() {
         let openings: Vec<_> = (4000..4032).map(|port| scene.opening(port)).collect();
-        let run = |tables: &MemoryTables| -> Vec<Outcome> {
+        let run = |tables: &ProgrammedTables| -> Vec<Outcome> {
             openings
                 .iter()
                 .map(|frame| through(tables, frame))

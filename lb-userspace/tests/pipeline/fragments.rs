@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use lb_common::verdict::{Action, Reason};
 use lb_objects::TrafficPolicy;
-use node_lb::memory::MemoryTables;
+use node_lb::memory::ProgrammedTables;
 use proptest::prelude::*;
 
 use crate::{
@@ -154,7 +154,7 @@ fn cut(from: IpAddr, to: IpAddr, id: u32, protocol: u8, segment: &[u8]) -> Vec<V
         .collect()
 }
 
-fn pass_all(tables: &MemoryTables, frames: &[Vec<u8>], first: Reason) -> Vec<Outcome> {
+fn pass_all(tables: &ProgrammedTables, frames: &[Vec<u8>], first: Reason) -> Vec<Outcome> {
     let frames = frames.iter().enumerate();
     frames
         .map(|(index, frame)| {

@@ -12,8 +12,9 @@ use lb_common::{
     },
     verdict::{Action, Reason},
 };
+use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
-use node_lb::memory::{Family, MemoryTables};
+use node_lb::memory::ProgrammedTables;
 
 use crate::{
     conversation::{Conversation, Side},
@@ -156,8 +157,8 @@ fn a_blind_reset_does_not_reach_an_endpoint_that_has_left() {
 }
 
 /// Marks the client's direction of all flows, as the agent does.
-fn mark_as_gone(scene: &Scene, tables: &MemoryTables) {
-    fn mark<A: Family>(tables: &MemoryTables) {
+fn mark_as_gone(scene: &Scene, tables: &ProgrammedTables) {
+    fn mark<A: Family>(tables: &ProgrammedTables) {
         let flows = tables.flows::<A>();
         let records = (0..=flows.mask()).filter_map(|index| flows.slot(index));
         for record in records.filter(|record| tag::in_use(read_tag(*record))) {
@@ -175,7 +176,7 @@ fn mark_as_gone(scene: &Scene, tables: &MemoryTables) {
 /// An established conversation that goes on after the tables have changed.
 fn resumed<'a>(
     scene: &'a Scene,
-    tables: &'a MemoryTables,
+    tables: &'a ProgrammedTables,
     there: (SocketAddr, SocketAddr),
 ) -> Conversation<'a> {
     let mut talk = Conversation::new(scene, tables, 1);

@@ -1,7 +1,8 @@
 //! Frames through the hooks, as a node's devices would hand them over.
 
 use lb_common::verdict::{Action, Reason, Verdict};
-use node_lb::memory::{MemoryFrame, MemoryTables};
+use lb_datapath::memory::MemoryFrame;
+use node_lb::memory::ProgrammedTables;
 
 use crate::read::Read;
 
@@ -28,31 +29,31 @@ impl Outcome {
 }
 
 /// A frame that comes in by a device nobody knows.
-pub fn ingress(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+pub fn ingress(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     ingress_by(0, tables, frame)
 }
 
 /// A frame that comes in by a device.
-pub fn ingress_by(ifindex: u32, tables: &MemoryTables, frame: &[u8]) -> Outcome {
+pub fn ingress_by(ifindex: u32, tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), ifindex);
     Outcome::new(tables.tc().ingress(&mut frame), frame)
 }
 
 /// The same where the program still has the flow tables of before for its own, while their size changes.
-pub fn ingress_of_before(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+pub fn ingress_of_before(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), 0);
     Outcome::new(tables.tc().of_before().ingress(&mut frame), frame)
 }
 
 /// A frame that leaves by such a device.
-pub fn egress(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+pub fn egress(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), 0);
     Outcome::new(tables.tc().egress(&mut frame), frame)
 }
 
 /// A frame on its way through the node: what crosses the host's stack meets both hooks. The reason
 /// is that of the hook which did something.
-pub fn through(tables: &MemoryTables, frame: &[u8]) -> Outcome {
+pub fn through(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let arrived = ingress(tables, frame);
     if arrived.action != Action::Pass {
         return arrived;

@@ -8,12 +8,9 @@ use lb_common::{
     parse::Tuple,
     verdict::{Action, Reason},
 };
+use lb_datapath::memory::Family;
 use lb_objects::{IpFamily, TrafficPolicy};
-use node_lb::{
-    config::PortRange,
-    memory::{Family, MemoryTables},
-    plan::FrontendKind,
-};
+use node_lb::{config::PortRange, memory::ProgrammedTables, plan::FrontendKind};
 
 use crate::{
     conversation::{Conversation, Side},
@@ -307,14 +304,14 @@ fn a_node_without_address_cannot_translate_sources() {
 }
 
 /// Ends every flow without asking.
-pub fn kill_all(tables: &MemoryTables, scene: &Scene) {
+pub fn kill_all(tables: &ProgrammedTables, scene: &Scene) {
     match scene.family {
         IpFamily::V4 => kill_all_of::<Ip4>(tables),
         IpFamily::V6 => kill_all_of::<Ip6>(tables),
     }
 }
 
-fn kill_all_of<A: Family>(tables: &MemoryTables) {
+fn kill_all_of<A: Family>(tables: &ProgrammedTables) {
     let flows = tables.flows::<A>();
     for record in (0..=flows.mask()).filter_map(|index| flows.slot(index)) {
         kill(record, 0);
@@ -322,14 +319,14 @@ fn kill_all_of<A: Family>(tables: &MemoryTables) {
 }
 
 /// Every flow has two live records, each naming the other.
-fn assert_flows(scene: &Scene, tables: &MemoryTables, count: usize) {
+fn assert_flows(scene: &Scene, tables: &ProgrammedTables, count: usize) {
     match scene.family {
         IpFamily::V4 => assert_flows_of::<Ip4>(tables, count),
         IpFamily::V6 => assert_flows_of::<Ip6>(tables, count),
     }
 }
 
-fn assert_flows_of<A: Family + std::fmt::Debug>(tables: &MemoryTables, count: usize) {
+fn assert_flows_of<A: Family + std::fmt::Debug>(tables: &ProgrammedTables, count: usize) {
     let flows = tables.flows::<A>();
     let live: Vec<_> = flows.live().collect();
     assert_eq!(live.len(), 2 * count);

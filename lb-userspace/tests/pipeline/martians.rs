@@ -6,8 +6,8 @@ use lb_common::{
     abi::device_flag,
     verdict::{Action, Reason},
 };
+use lb_datapath::memory::Route;
 use lb_objects::IpFamily;
-use node_lb::memory::Route;
 
 use crate::{
     hooks::{ingress, ingress_by},

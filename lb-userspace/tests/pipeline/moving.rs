@@ -4,7 +4,7 @@ use std::{collections::HashSet, net::SocketAddr, time::Duration};
 
 use lb_common::{flow::Stage, verdict::Reason};
 use lb_objects::{Algorithm, IpFamily};
-use node_lb::memory::MemoryTables;
+use node_lb::memory::ProgrammedTables;
 
 use crate::{
     conversation::{Conversation, Side},
@@ -185,7 +185,7 @@ fn a_lost_record_leads_to_the_same_endpoint_again() {
         let mut tables = scene.tables();
         let mut seen = HashSet::new();
         for port in 1..=60 {
-            let stray = |tables: &MemoryTables| {
+            let stray = |tables: &ProgrammedTables| {
                 let frame = scene.frame(scene.client(port), scene.target(), ACK, b"data");
                 let outcome = ingress(tables, &frame);
                 assert_eq!(outcome.reason, Reason::Opened);
@@ -294,7 +294,7 @@ pub fn first_syn() -> Tcp {
 }
 
 /// Programs the scene's Service without one of its endpoints.
-pub fn program_without(scene: &Scene, tables: &mut MemoryTables, gone: SocketAddr) {
+pub fn program_without(scene: &Scene, tables: &mut ProgrammedTables, gone: SocketAddr) {
     let index = (0..scene.endpoints.len()).find(|index| scene.endpoint(*index) == gone);
     let other = Scene {
         absent: index,

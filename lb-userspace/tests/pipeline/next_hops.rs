@@ -1,7 +1,7 @@
 //! Where packets leave, and which hook sends them.
 
 use lb_common::verdict::{Action, Reason};
-use node_lb::memory::{MemoryFrame, Route};
+use lb_datapath::memory::{MemoryFrame, Route};
 
 use crate::{
     hooks::ingress,

@@ -8,11 +8,9 @@ use lb_common::{
     pipeline::Copied,
     verdict::{Action, Reason},
 };
+use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
-use node_lb::{
-    memory::{Family, MemoryTables},
-    plan::FrontendKind,
-};
+use node_lb::{memory::ProgrammedTables, plan::FrontendKind};
 
 use crate::{
     conversation::{Conversation, Side},
@@ -60,20 +58,20 @@ impl Progress {
         }
     }
 
-    pub fn go_on<'a>(self, scene: &'a Scene, tables: &'a MemoryTables) -> Conversation<'a> {
+    pub fn go_on<'a>(self, scene: &'a Scene, tables: &'a ProgrammedTables) -> Conversation<'a> {
         let mut talk = Conversation::new(scene, tables, PORT);
         (talk.there, talk.next) = (self.there, self.next);
         talk
     }
 }
 
-pub fn established(scene: &Scene, tables: &MemoryTables) -> Progress {
+pub fn established(scene: &Scene, tables: &ProgrammedTables) -> Progress {
     Progress::of(&Conversation::established(scene, tables, PORT))
 }
 
 /// Flows of a scene's family in the table of before, if that is asked for, or in the next one.
-fn directions(scene: &Scene, tables: &MemoryTables, before: bool) -> usize {
-    fn count<A: Family>(tables: &MemoryTables, before: bool) -> usize {
+fn directions(scene: &Scene, tables: &ProgrammedTables, before: bool) -> usize {
+    fn count<A: Family>(tables: &ProgrammedTables, before: bool) -> usize {
         match before {
             true => tables.former_flows::<A>().unwrap().live().count(),
             false => tables.flows::<A>().live().count(),
@@ -235,7 +233,7 @@ fn a_port_of_a_flow_in_the_table_of_before_is_not_given_away() {
 }
 
 /// What the endpoint sees as the source of a new connection.
-fn source(scene: &Scene, tables: &MemoryTables, port: u16) -> SocketAddr {
+fn source(scene: &Scene, tables: &ProgrammedTables, port: u16) -> SocketAddr {
     let opened = ingress(tables, &scene.opening(port));
     assert_eq!(opened.reason, Reason::Opened);
     opened.read().from()
@@ -296,8 +294,8 @@ fn flows_that_have_ended_since_do_not_come_back() {
 }
 
 /// Ends the flows in the next table, as the agent does.
-fn end_all(scene: &Scene, tables: &MemoryTables) {
-    fn end<A: Family>(tables: &MemoryTables) {
+fn end_all(scene: &Scene, tables: &ProgrammedTables) {
+    fn end<A: Family>(tables: &ProgrammedTables) {
         use lb_common::flow::{record::kill, slots::Slots};
         let flows = tables.flows::<A>();
         for index in 0..=flows.mask() {

@@ -1,7 +1,7 @@
 //! Flow tables that get another size: programs with the table of before and with the next one side by side.
 
 use lb_common::{flow::Stage, pipeline::Copied, verdict::Reason};
-use node_lb::{config::PortRange, memory::MemoryTables};
+use node_lb::{config::PortRange, memory::ProgrammedTables};
 
 use crate::{
     conversation::{Conversation, Side},
@@ -122,7 +122,7 @@ fn a_port_that_a_closed_flow_has_given_up_in_the_table_of_before_is_free_in_the_
 }
 
 /// A connection that is in both tables, of whose end only programs with the table of before know.
-fn copied_and_closed_before(scene: &Scene) -> (MemoryTables, Progress) {
+fn copied_and_closed_before(scene: &Scene) -> (ProgrammedTables, Progress) {
     let mut tables = scene.tables();
     let before = established(scene, &tables);
     tables.begin_resize(SIZES[0]);
@@ -137,7 +137,7 @@ fn copied_and_closed_before(scene: &Scene) -> (MemoryTables, Progress) {
 
 /// As [`Conversation::send`], to a program that has the table of before for its own.
 fn send_of_before(
-    tables: &MemoryTables,
+    tables: &ProgrammedTables,
     talk: &mut Conversation<'_>,
     side: Side,
     flags: u8,

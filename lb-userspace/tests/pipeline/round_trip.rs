@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use lb_common::verdict::{Action, Reason};
-use node_lb::memory::MemoryFrame;
+use lb_datapath::memory::MemoryFrame;
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use crate::{

@@ -10,13 +10,14 @@ use lb_common::{
     abi::{config_flag, device_flag},
     flow::{Ethernet, Hop},
 };
+use lb_datapath::memory::Route;
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
     RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
 };
 use node_lb::{
     config::PortRange,
-    memory::{MemoryTables, Route},
+    memory::ProgrammedTables,
     plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
     program::{NodeFacts, Settings},
 };
@@ -152,7 +153,7 @@ impl Scene {
             .prop_filter("a candidate", |scene| !scene.candidates().is_empty())
     }
 
-    pub fn tables(&self) -> MemoryTables {
+    pub fn tables(&self) -> ProgrammedTables {
         let node = self.local_node();
         let pods: Vec<IpNet> = ["10.0.0.0/8", "fd00:10::/64"]
             .map(|network| network.parse().unwrap())
@@ -171,7 +172,7 @@ impl Scene {
             cluster_networks: pods,
             maglev_rows: MAGLEV_ROWS,
         };
-        let mut tables = MemoryTables::new(&settings, facts, self.flow_records);
+        let mut tables = ProgrammedTables::new(&settings, facts, self.flow_records);
         tables.program(&[self.plan()]);
         let ifindex = tables.add_device("eth0", device_flag::XDP_TARGET);
         for everywhere in ["0.0.0.0/0", "::/0"] {

@@ -13,7 +13,7 @@ use lb_common::{
     verdict::Reason,
 };
 use lb_objects::{Algorithm, IpFamily, TrafficPolicy};
-use node_lb::{memory::MemoryTables, plan::FrontendKind, program::maglev};
+use node_lb::{memory::ProgrammedTables, plan::FrontendKind, program::maglev};
 
 use crate::{
     hooks::ingress,
@@ -288,19 +288,19 @@ fn sticky() -> Scene {
 }
 
 /// Where a new connection from the client's port goes.
-fn pick(scene: &Scene, tables: &MemoryTables, port: u16) -> SocketAddr {
+fn pick(scene: &Scene, tables: &ProgrammedTables, port: u16) -> SocketAddr {
     ingress(tables, &scene.opening(port)).read().to()
 }
 
 fn picks(
     scene: &Scene,
-    tables: &MemoryTables,
+    tables: &ProgrammedTables,
     ports: std::ops::Range<u16>,
 ) -> BTreeSet<SocketAddr> {
     ports.map(|port| pick(scene, tables, port)).collect()
 }
 
-fn pick_for(tables: &MemoryTables, client: [u8; 4]) -> Option<u32> {
+fn pick_for(tables: &ProgrammedTables, client: [u8; 4]) -> Option<u32> {
     let tuple = Tuple {
         source: Ip4 { octets: client },
         protocol: TCP,

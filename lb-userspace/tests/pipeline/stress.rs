@@ -14,8 +14,8 @@ use lb_common::{
     flow::{Flow, claim::Refused, record::kill, table},
     verdict::Reason,
 };
+use lb_datapath::memory::{Family, FlowTable};
 use lb_objects::IpFamily;
-use node_lb::memory::{Family, FlowTable};
 
 use crate::{
     flow_table::{open, tuple},

@@ -9,8 +9,9 @@ use lb_common::{
     abi::config_flag,
     verdict::{Action, Reason},
 };
+use lb_datapath::memory::Route;
 use node_lb::{
-    memory::{MemoryTables, Route},
+    memory::ProgrammedTables,
     plan::{ServicePlan, plan},
     program::{NodeFacts, Settings},
 };
@@ -45,7 +46,7 @@ fn first_packets_are_treated_as_by_kube_proxy() {
     }
 }
 
-fn tables(scenario: &Scenario, fixture: &Fixture) -> MemoryTables {
+fn tables(scenario: &Scenario, fixture: &Fixture) -> ProgrammedTables {
     let node = scenario.local_node(fixture);
     let masquerade_all = match scenario.masquerade_all() {
         true => config_flag::MASQUERADE_ALL,
@@ -61,7 +62,7 @@ fn tables(scenario: &Scenario, fixture: &Fixture) -> MemoryTables {
         local_addresses: fixture.local_addresses().into_iter().collect(),
         ..NodeFacts::default()
     };
-    let mut tables = MemoryTables::new(&settings, facts, 1 << 14);
+    let mut tables = ProgrammedTables::new(&settings, facts, 1 << 14);
     let services = scenario.services();
     let plans: Vec<ServicePlan> = services
         .iter()
@@ -74,7 +75,7 @@ fn tables(scenario: &Scenario, fixture: &Fixture) -> MemoryTables {
     tables
 }
 
-fn connections(tables: &MemoryTables, packet: &Packet) -> Vec<Outcome> {
+fn connections(tables: &ProgrammedTables, packet: &Packet) -> Vec<Outcome> {
     let to = SocketAddr::new(packet.destination, packet.port);
     (0..CONNECTIONS)
         .map(|connection| {

@@ -9,13 +9,14 @@ use lb_common::{
     flow::{Ethernet, Hop},
     verdict,
 };
+use lb_datapath::memory::{MemoryFrame, Route};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
     Service, ServicePort, ServiceType, TrafficPolicy,
 };
 use node_lb::{
     config::PortRange,
-    memory::{MemoryFrame, MemoryTables, Route},
+    memory::ProgrammedTables,
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
     program::{NodeFacts, Settings},
 };
@@ -42,7 +43,7 @@ const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// A node with the services and settings of a model, and no flows.
 pub struct MemoryNode {
-    tables: MemoryTables,
+    tables: ProgrammedTables,
     services: u32,
     /// Devices by interface index less one.
     devices: Vec<&'static str>,
@@ -80,7 +81,7 @@ impl MemoryNode {
             cluster_networks: pods,
             maglev_rows: MAGLEV_ROWS,
         };
-        let mut tables = MemoryTables::new(&settings, facts, FLOW_RECORDS);
+        let mut tables = ProgrammedTables::new(&settings, facts, FLOW_RECORDS);
         // Of the cluster's pods, these are the node's.
         let config = &mut tables.config;
         match scene.local {

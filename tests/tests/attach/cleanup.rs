@@ -2,13 +2,13 @@
 
 use std::{fs, path::PathBuf};
 
-use lb_tests::PinRoot;
-use node_lb::datapath::{
+use lb_datapath::{
     Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode, cleanup,
     hooks::XDP_PROGRAM,
     pins::{DEFAULT_ROOT, LinkPin},
     preflight,
 };
+use lb_tests::PinRoot;
 
 use crate::{
     start::{VERSION, attached, id, start},

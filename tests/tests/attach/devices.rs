@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lb_datapath::devices::{DeviceKind, Event, Role, RoleRules, Watcher};
 use lb_tests::{PATIENCE, SILENCE, eventually, patient};
 use nix::{
     sys::resource::{UsageWho, getrusage},
     time::ClockId,
 };
-use node_lb::datapath::devices::{DeviceKind, Event, Role, RoleRules, Watcher};
 use tokio::time::timeout;
 
 use crate::namespace::Namespace;

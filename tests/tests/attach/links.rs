@@ -2,14 +2,14 @@
 
 use std::fs;
 
-use lb_tests::PinRoot;
-use node_lb::datapath::{
+use lb_datapath::{
     Attacher, Direction, Loaded, TcFlavor, XdpAttachment, XdpMode,
     attach::AttachError,
     bpf::{AttachPoint, Link},
     hooks::XDP_PROGRAM,
     pins::LinkPin,
 };
+use lb_tests::PinRoot;
 
 use crate::{
     namespace::Namespace,

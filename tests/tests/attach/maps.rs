@@ -12,8 +12,8 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya_obj::generated::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, bpf_map_type};
+use lb_datapath::bpf::{ArrayError, BatchError, BatchMap, MappedArray, synchronize_rcu};
 use lb_tests::{PATIENCE, patient};
-use node_lb::datapath::bpf::{ArrayError, BatchError, BatchMap, MappedArray, synchronize_rcu};
 
 const ARRAY: u32 = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
 const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;

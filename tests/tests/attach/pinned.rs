@@ -3,8 +3,8 @@
 use std::fs;
 
 use aya::maps::{MapData, MapType};
+use lb_datapath::{OBJECT, Pins, Settings, cleanup, load, load::LoadError, pins::PinError};
 use lb_tests::PinRoot;
-use node_lb::datapath::{OBJECT, Pins, Settings, cleanup, load, load::LoadError, pins::PinError};
 
 use crate::start::{VERSION, programs, start};
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use aya::{EbpfLoader, VerifierLogLevel, programs::Program};
-use node_lb::datapath::OBJECT;
+use lb_datapath::OBJECT;
 
 use crate::{
     budget::{self, RESIZE},

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use node_lb::datapath::{
+use lb_datapath::{
     Loaded, OBJECT, Pins, Settings, SocketHook, bpf::Link, hooks, load, pins::LinkPin,
 };
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use node_lb::datapath::bpf::{BatchMap, MappedArray};
+use lb_datapath::bpf::{BatchMap, MappedArray};
 
 /// Everything that plans are written to, but for what counts.
 #[derive(PartialEq, Eq)]

@@ -5,11 +5,11 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use aya::programs::loaded_programs;
+use lb_datapath::bpf::Link;
 use lb_tests::traffic::{Loads, Protocol};
 use lb_tests::{
     Balanced, Condition, Family, Load, Request, Serve, another_build, balanced, eventually,
 };
-use node_lb::datapath::bpf::Link;
 
 use super::maps::{self, Programmed};
 use super::support::{Everywhere, Policy, cluster_ip, ground, ground_with, take_over};

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use anyhow::{Result, ensure};
 use lb_common::addr::Ip4;
 use lb_common::flow::{Flow, tag};
+use lb_datapath::bpf::MappedArray;
 use lb_tests::{Family, Held};
-use node_lb::datapath::bpf::MappedArray;
 
 use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip};
 

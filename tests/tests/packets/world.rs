@@ -25,18 +25,18 @@ use lb_common::{
     select::Policy,
     verdict::{COUNTERS, Hook, Reason},
 };
+use lb_datapath::{
+    self, Loaded, OBJECT, Pins, Settings,
+    bpf::{BatchMap, MappedArray},
+    load,
+};
 pub use lb_tests::oracle::{expected::*, scene::SNAT_PORT};
 use lb_tests::{
     PinRoot,
     oracle::{self, service::MAGLEV_ROWS},
 };
 use node_lb::{
-    datapath::{
-        Loaded, OBJECT, Pins, Settings,
-        bpf::{BatchMap, MappedArray},
-        load,
-    },
-    flows::{FlowSweeper, FlowTables, ServiceCounters, clock},
+    flows::{FlowSweeper, FlowTables, ServiceCounters},
     program::maglev,
 };
 
@@ -499,7 +499,7 @@ impl World {
     /// The settings that tests start from.
     fn settle_in(&mut self) {
         let (v4, v6) = (Scene::v4(), Scene::v6());
-        let hz = clock::hz();
+        let hz = lb_datapath::hz();
         self.config.write(
             0,
             &Config {

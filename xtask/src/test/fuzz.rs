@@ -35,9 +35,10 @@ const FLAGS: [&str; 10] = [
 
 /// The crates that are built with [`FLAGS`], besides the targets; what they depend on is taken as the
 /// other tests have it.
-const CRATES: [&str; 5] = [
+const CRATES: [&str; 6] = [
     "lb_admission",
     "lb_common",
+    "lb_datapath",
     "lb_objects",
     "lb_tests",
     "node_lb",
@@ -103,6 +104,7 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
         "xtask",
         "lb-admission",
         "lb-common",
+        "lb-datapath",
         "lb-objects",
         "node-lb",
         "lb-tests",

@@ -12,12 +12,10 @@ use lb_common::{
     tables::Services,
     verdict::Reason,
 };
+use lb_datapath::memory::{Family, Hook};
 use lb_objects::{Algorithm, Protocol};
 
-use crate::{
-    memory::{Family, Hook, MemoryTables},
-    plan::ServicePortName,
-};
+use crate::{memory::ProgrammedTables, plan::ServicePortName};
 
 /// The first packet of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -77,14 +75,14 @@ pub struct Candidate {
 }
 
 impl<'a> Decision<'a> {
-    pub fn new(tables: &'a MemoryTables, packet: FirstPacket) -> Self {
+    pub fn new(tables: &'a ProgrammedTables, packet: FirstPacket) -> Self {
         match packet.source {
             IpAddr::V4(_) => Self::in_family::<Ip4>(tables, packet),
             IpAddr::V6(_) => Self::in_family::<Ip6>(tables, packet),
         }
     }
 
-    fn in_family<A: Family>(tables: &'a MemoryTables, packet: FirstPacket) -> Self {
+    fn in_family<A: Family>(tables: &'a ProgrammedTables, packet: FirstPacket) -> Self {
         let hook = tables.tc();
         let tuple = tuple::<A>(&packet);
         let mut decision = Self {
@@ -102,7 +100,7 @@ impl<'a> Decision<'a> {
             return decision;
         }
 
-        decision.frontend = frontend(&hook, &tuple, packet.ifindex);
+        decision.frontend = frontend(tables, &tuple, packet.ifindex);
         (decision.verdict, decision.reason) = match service::decide(&hook, &tuple, packet.ifindex) {
             None => (Verdict::Pass, Reason::NotService),
             Some(_) if !tuple.source.is_source() => (Verdict::Pass, Reason::MartianSource),
@@ -169,23 +167,23 @@ fn tuple<A: Address>(packet: &FirstPacket) -> Tuple<A> {
 }
 
 fn frontend<'a, A: Family>(
-    hook: &Hook<'a, true>,
+    tables: &'a ProgrammedTables,
     tuple: &Tuple<A>,
     ifindex: u32,
 ) -> Option<Frontend<'a>> {
+    let hook = tables.tc();
     let found = hook.frontend(&FrontendKey {
         address: tuple.destination,
         port: tuple.destination_port,
         protocol: tuple.protocol,
         pad: 0,
     })?;
-    let tables = hook.tables();
     let plan = tables.plan(found.service)?;
     let kind = FrontendKind::from_u8(found.kind);
     Some(Frontend {
         service: tables.service_name(found.service)?,
         kind,
-        policy: service::treatment(hook, tuple, ifindex, plan, kind).0,
+        policy: service::treatment(&hook, tuple, ifindex, plan, kind).0,
         plan,
         algorithm: tables.algorithm(found.service)?,
         source_ranges: tables.source_ranges(found.service),

@@ -13,7 +13,7 @@ use self::{
 use super::{output::json, snapshot::Snapshot};
 use crate::{
     config::{Config, Flags},
-    memory::MemoryTables,
+    memory::ProgrammedTables,
     plan::LocalDetector,
     program::{NodeFacts, Settings},
 };
@@ -85,7 +85,7 @@ impl Command {
 }
 
 /// What the agent would write to the kernel's maps.
-fn tables(snapshot: &Snapshot, config: &Config) -> MemoryTables {
+fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
     let node = snapshot.node();
     let detector = LocalDetector::new(&config.detect_local, node);
     let settings = Settings::new(config, snapshot.local_node(), &detector);
@@ -95,7 +95,7 @@ fn tables(snapshot: &Snapshot, config: &Config) -> MemoryTables {
         maglev_rows: 0,
         ..NodeFacts::new(config, node, addresses)
     };
-    let mut tables = MemoryTables::new(&settings, facts, 0);
+    let mut tables = ProgrammedTables::new(&settings, facts, 0);
     let plans = snapshot.plans();
     tables.program(plans.iter().flat_map(|service| &service.ports));
     for (key, error) in tables.not_programmed() {

@@ -9,13 +9,16 @@ use lb_common::{
     addr::{Address, Ip4, Ip6},
     flow::Flow,
 };
+use lb_datapath::{
+    Jiffies, TickRate,
+    bpf::{ArrayError, MappedArray},
+};
 use lb_objects::{ObjectName, Protocol};
 
 use super::{output::Output, snapshot::Snapshot};
 use crate::{
     config::{Config, Flags},
-    datapath::bpf::{ArrayError, MappedArray},
-    flows::{FlowReport, Jiffies, TickRate},
+    flows::FlowReport,
 };
 
 mod table;

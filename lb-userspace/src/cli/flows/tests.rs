@@ -1,4 +1,4 @@
-use std::{mem::zeroed, sync::atomic::AtomicU32};
+use std::sync::atomic::AtomicU32;
 
 use lb_common::flow::{
     flow_flag::{self, FIN, SEEN},
@@ -24,9 +24,10 @@ impl ThreeRecords {
             [10, 0, 1, 5],
         ]
         .map(|octets| Ip4 { octets });
-        // SAFETY: numbers only.
-        let mut forward: Flow<Ip4> = unsafe { zeroed() };
-        forward.tag = tag::LIVE;
+        let mut forward = Flow {
+            tag: tag::LIVE,
+            ..Flow::<Ip4>::default()
+        };
         forward.flags = flow_flag::SOURCE_NAT | flow_flag::FORWARD;
         (forward.source, forward.source_port) = (client, 50_000);
         (forward.destination, forward.destination_port) = (frontend, 80);

@@ -14,12 +14,9 @@ use lb_common::{
     },
     addr::{Ip4, Ip6},
 };
+use lb_datapath::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError};
 
-use crate::program::{
-    frontends::Address,
-    maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
-    tables::NO_TABLE,
-};
+use crate::program::{frontends::Address, tables::NO_TABLE};
 
 /// Capacities of the maps.
 #[derive(Clone, Copy, Debug)]

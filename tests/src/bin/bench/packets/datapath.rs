@@ -19,7 +19,7 @@ use lb_common::{
     pipeline::RINGS,
     verdict::{Hook, Reason},
 };
-use node_lb::datapath::{OBJECT, bpf::MappedArray};
+use lb_datapath::{OBJECT, bpf::MappedArray};
 
 use super::{
     family::Family,

@@ -8,8 +8,8 @@ use aya::{
     maps::{Array, Map, MapData, ProgramArray},
     programs::{Program, TestRun as _, TestRunOptions, Xdp},
 };
+use lb_datapath::bpf::{BatchMap, MappedArray};
 use nix::time::{ClockId, clock_gettime};
-use node_lb::datapath::bpf::{BatchMap, MappedArray};
 
 use super::family::Family;
 

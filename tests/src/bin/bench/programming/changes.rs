@@ -13,8 +13,8 @@ use lb_common::{
     addr::{Address as _, Ip4},
     parse::TCP,
 };
+use lb_datapath::bpf::{BatchMap, MappedArray};
 use lb_tests::Balanced;
-use node_lb::datapath::bpf::{BatchMap, MappedArray};
 
 use crate::{
     cluster::{

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::datapath::hooks::{Direction, SocketHook, XdpMode};
+use crate::hooks::{Direction, SocketHook, XdpMode};
 
 /// What is attached by a pinned link; its text form is the pin's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

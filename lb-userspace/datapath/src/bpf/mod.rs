@@ -12,6 +12,8 @@ use std::{
 use aya::Pod;
 use aya_obj::generated::{bpf_attr, bpf_cmd};
 
+use crate::socket_option;
+
 mod array;
 mod batch;
 mod link;
@@ -48,14 +50,14 @@ pub fn bytes_of<T: Pod>(value: &T) -> &[u8] {
 }
 
 /// Bytes per page of memory.
-pub(super) fn page_size() -> usize {
+pub(crate) fn page_size() -> usize {
     // SAFETY: sysconf only reads a number.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).expect("the page size is known on Linux")
 }
 
 /// Opens a pinned object.
-pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     use std::os::fd::FromRawFd as _;
 
     let path = c_path(path)?;
@@ -102,22 +104,9 @@ pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
 ///
 /// If the kernel is older than 5.14.
 pub fn netns_cookie(socket: &impl AsRawFd) -> io::Result<u64> {
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    match result {
-        0 => Ok(cookie),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let mut cookie = [0; size_of::<u64>()];
+    socket_option::read(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie)?;
+    Ok(u64::from_ne_bytes(cookie))
 }
 
 /// `SO_NETNS_COOKIE` of Linux, which the libc crate has not.

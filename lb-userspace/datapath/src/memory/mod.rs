@@ -2,7 +2,7 @@
 //! a kernel. `explain` asks them, and tests send packets through them.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     net::IpAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -12,12 +12,14 @@ use std::{
 
 use ipnet::IpNet;
 use lb_common::{
-    abi::{self, Config, Endpoint, ServiceStats, Shortages},
+    abi::{
+        self, Config, Endpoint, EndpointMemory, EndpointState, ServiceFlows, ServiceStats,
+        Shortages,
+    },
     addr::{Address, Ip4, Ip6},
     flow::{self, Timeouts},
     pipeline,
 };
-use lb_objects::{Algorithm, IpFamily};
 
 pub use self::{
     family::{Family, FamilyTables},
@@ -26,20 +28,16 @@ pub use self::{
     hook::Hook,
     storage::Storage,
 };
-use crate::{
-    plan::{LocalDetector, ServicePortName},
-    program::{Key, Programmer},
-};
+use crate::maps::Maps;
 
 mod family;
 mod flows;
 mod frame;
 mod hook;
-mod program;
 mod shared;
 mod storage;
 
-/// Everything that packets ask, filled by [`MemoryTables::program`].
+/// Everything that packets ask, with maps that plans are written to ([`MemoryTables::maps`]).
 ///
 /// What the kernel would supply is made here: the time stands still until
 /// [`MemoryTables::set_seconds`], random numbers follow from [`MemoryTables::seed`], routes are
@@ -54,11 +52,7 @@ pub struct MemoryTables {
     v4: FamilyTables<Ip4>,
     v6: FamilyTables<Ip6>,
     storage: Storage,
-    programmer: Programmer,
-    /// By service id.
-    services: BTreeMap<u32, Service>,
     local_addresses: HashSet<IpAddr>,
-    detector: LocalDetector,
     /// By interface index less one.
     devices: Vec<abi::Device>,
     ways_back: HashMap<u32, u32>,
@@ -79,13 +73,6 @@ pub enum Route {
     None,
 }
 
-/// What the maps do not say of a service port of one family.
-struct Service {
-    name: ServicePortName,
-    algorithm: Algorithm,
-    source_ranges: Vec<IpNet>,
-}
-
 /// What packets leave behind, but for flows and counters.
 #[derive(Default)]
 struct Learnt {
@@ -96,6 +83,34 @@ struct Learnt {
 }
 
 impl MemoryTables {
+    /// Empty tables with these settings. Each family's flow table has room for so many records, two for each
+    /// flow.
+    pub fn new(config: Config, local_addresses: HashSet<IpAddr>, flow_records: u32) -> Self {
+        let storage = Storage::default();
+        Self {
+            config,
+            timeouts: Timeouts::default(),
+            shares: [0; 2],
+            v4: FamilyTables::new(storage.frontends4.clone(), flow_records),
+            v6: FamilyTables::new(storage.frontends6.clone(), flow_records),
+            storage,
+            local_addresses,
+            devices: Vec::new(),
+            ways_back: HashMap::new(),
+            routes: Vec::new(),
+            seconds: AtomicU32::new(0),
+            random: AtomicU64::new(0),
+            answers_left: AtomicU32::new(u32::MAX),
+            learnt: Mutex::new(Learnt::default()),
+            shared: shared::Shared::new(),
+        }
+    }
+
+    /// The maps that plans are written to, as who programs them has them.
+    pub fn maps(&self) -> Maps {
+        self.storage.maps()
+    }
+
     /// The tables as TC programs see them: any device can be sent to.
     pub fn tc(&self) -> Hook<'_, true> {
         Hook::new(self)
@@ -107,13 +122,8 @@ impl MemoryTables {
         Hook::new(self)
     }
 
-    /// Adds a device of this name and with these [`abi::device_flag`]s besides
-    /// [`abi::device_flag::PODS`], which the detector decides about; returns its interface index.
-    pub fn add_device(&mut self, name: &str, flags: u32) -> u32 {
-        let flags = match self.detector.is_device_of_pods(name) {
-            true => flags | abi::device_flag::PODS,
-            false => flags,
-        };
+    /// Adds a device with these [`abi::device_flag`]s; returns its interface index.
+    pub fn add_device(&mut self, flags: u32) -> u32 {
         self.devices.push(abi::Device { flags, address: 0 });
         self.devices.len() as u32
     }
@@ -152,27 +162,6 @@ impl MemoryTables {
     /// Lets this many more ICMP answers be sent.
     pub fn set_answers_left(&self, answers: u32) {
         self.answers_left.store(answers, Relaxed);
-    }
-
-    /// The number of a service port, as flows and counters name it.
-    pub fn service_id(&self, name: &ServicePortName, family: IpFamily) -> Option<u32> {
-        let name = name.clone();
-        self.programmer.id(&Key { name, family })
-    }
-
-    pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
-        self.services.get(&service).map(|service| &service.name)
-    }
-
-    /// How a service is to pick endpoints, even if there are no lookup tables for it.
-    pub fn algorithm(&self, service: u32) -> Option<Algorithm> {
-        self.services.get(&service).map(|service| service.algorithm)
-    }
-
-    /// The sources that a service's load balancer IPs accept; none means all.
-    pub fn source_ranges(&self, service: u32) -> &[IpNet] {
-        let service = self.services.get(&service);
-        service.map_or(&[], |service| &service.source_ranges)
     }
 
     /// The programmed plan of a service.
@@ -255,15 +244,17 @@ impl MemoryTables {
         self.v6.flows.bury_dead();
     }
 
-    /// Forgets all that packets have left behind, flows among it, and begins time and random numbers
-    /// again: as if nothing but programming had ever happened.
-    pub fn forget(&mut self) {
+    /// Forgets all that packets have left behind, flows among it, with the counters of these services, and
+    /// begins time and random numbers again: as if nothing but programming had ever happened.
+    pub fn forget(&mut self, services: impl IntoIterator<Item = u32>) {
         self.v4.flows.clear();
         self.v6.flows.clear();
         self.v4.half_open.clear();
         self.v6.half_open.clear();
         self.shared.clear();
-        self.forget_counts();
+        for service in services {
+            self.forget_counts(service);
+        }
         *self
             .learnt
             .get_mut()
@@ -271,6 +262,35 @@ impl MemoryTables {
         *self.seconds.get_mut() = 0;
         *self.random.get_mut() = 0;
         *self.answers_left.get_mut() = u32::MAX;
+    }
+
+    /// Makes the counters of a service and of its endpoints what they were before the first packet.
+    fn forget_counts(&self, service: u32) {
+        let Storage {
+            service_stats,
+            service_shortages,
+            service_flows,
+            endpoint_memory,
+            endpoint_states,
+            ..
+        } = &self.storage;
+        service_stats.write(service, &ServiceStats::default());
+        service_shortages.write(service, &Shortages::default());
+        service_flows.write(service, &ServiceFlows::default());
+        for endpoint in self.plan(service).into_iter().flat_map(|p| self.range(p)) {
+            endpoint_memory.write(endpoint.id, &EndpointMemory::default());
+            let state = EndpointState {
+                connections: 0,
+                ..endpoint_states.read(endpoint.id)
+            };
+            endpoint_states.write(endpoint.id, &state);
+        }
+    }
+
+    /// All endpoints of a plan.
+    fn range(&self, plan: &abi::Plan) -> impl Iterator<Item = &Endpoint> {
+        let count: u32 = plan.counts.iter().sum();
+        (plan.first..plan.first + count).filter_map(|index| self.endpoint(index))
     }
 
     fn route(&self, destination: IpAddr) -> Route {

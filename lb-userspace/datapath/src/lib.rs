@@ -1,20 +1,33 @@
 //! The edge to the kernel: loading programs and maps, attaching to devices and cgroups, following the
-//! node's devices.
+//! node's devices. And its stand-in: the same maps in this process' [`memory`]. All `unsafe` code of the agent
+//! is in here.
 //!
 //! In order of use: [`preflight`] says whether this node can run the data plane at all; [`Pins`] finds
 //! and locks what earlier agents left; [`load()`] loads programs around the pinned maps;
-//! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where.
+//! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where; [`maps`] is what plans are
+//! written to.
 
-pub mod attach;
-pub mod bpf;
-mod clsact;
-pub mod devices;
-pub mod hooks;
-pub mod load;
-pub mod pins;
 pub mod preflight;
 
+pub mod load;
+pub mod pins;
+
+pub mod attach;
+mod clsact;
+pub mod hooks;
+
+pub mod devices;
+
+pub mod maps;
+pub mod memory;
+
+mod clock;
+
+pub mod bpf;
+pub mod socket_option;
+
 pub use attach::{AttachError, Attacher, Cgroup, XdpAttachment};
+pub use clock::{Jiffies, TickRate, hz};
 pub use hooks::{Direction, SocketHook, TcFlavor, XdpMode};
 pub use load::{Loaded, OBJECT, Settings, load};
 pub use pins::{Pins, cleanup};

@@ -11,9 +11,9 @@ use aya_obj::generated::{
     BPF_STX, BPF_X, bpf_cmd, bpf_insn, bpf_prog_type,
 };
 use lb_common::abi;
-use nix::time::{ClockId, clock_getres, clock_gettime};
+use nix::time::{ClockId, clock_getres};
 
-use crate::datapath::bpf::{bpf, empty_attr};
+use crate::bpf::{bpf, empty_attr};
 
 /// Jiffies per second, `CONFIG_HZ`.
 ///
@@ -133,12 +133,6 @@ impl Jiffies {
         // The kernel has copied the program's context back.
         Ok(jiffies)
     }
-}
-
-/// CPU time of the calling thread.
-pub(super) fn cpu_time() -> Duration {
-    // Every kernel has the clock.
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 fn instruction(code: u32, to: u8, from: u8, immediate: i32) -> bpf_insn {

@@ -12,7 +12,7 @@ use lb_common::{
 };
 use thiserror::Error;
 
-use crate::datapath::{
+use crate::{
     Loaded,
     bpf::{BatchError, BatchMap, MappedArray, synchronize_rcu},
 };

@@ -3,7 +3,7 @@
 use std::{cell::UnsafeCell, ptr::NonNull};
 
 use lb_common::flow::{
-    Flow, Record, Rewrite, Timeouts,
+    Flow, Record, Timeouts,
     record::read_tag,
     slots::Slots,
     steps::Plain,
@@ -30,7 +30,7 @@ impl<A: Family> FlowTable<A> {
     pub fn new(records: u32) -> Self {
         let records = records.next_power_of_two().max(GROUPS * GROUP);
         Self {
-            records: (0..records).map(|_| UnsafeCell::new(free())).collect(),
+            records: (0..records).map(|_| UnsafeCell::default()).collect(),
             secret: [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344],
         }
     }
@@ -51,7 +51,7 @@ impl<A: Family> FlowTable<A> {
     pub(super) fn clear(&mut self) {
         self.records
             .iter_mut()
-            .for_each(|record| *record.get_mut() = free());
+            .for_each(|record| *record.get_mut() = Flow::default());
     }
 
     /// Makes dead records free again.
@@ -94,30 +94,4 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
     fn count_half_open(&self, _service: u32, _change: i32) {}
 
     fn count_flows(&self, _service: u32, _change: i32) {}
-}
-
-fn free<A: Family>() -> Flow<A> {
-    Flow {
-        tag: tag::CLEAN,
-        last_seen: 0,
-        source: A::default(),
-        destination: A::default(),
-        source_port: 0,
-        destination_port: 0,
-        flags: 0,
-        rewrite: Rewrite {
-            source: A::default(),
-            destination: A::default(),
-            source_port: 0,
-            destination_port: 0,
-        },
-        hop: 0,
-        next: 0,
-        acknowledged: 0,
-        window: 0,
-        misfit_since: 0,
-        detail: 0,
-        peer: 0,
-        service: 0,
-    }
 }

@@ -20,7 +20,9 @@ const SOURCES: [&str; 7] = [
 ];
 
 fn main() -> Result<()> {
-    let workspace = directory("CARGO_MANIFEST_DIR")?.join("..").canonicalize()?;
+    let workspace = directory("CARGO_MANIFEST_DIR")?
+        .join("../..")
+        .canonicalize()?;
     let out = directory("OUT_DIR")?;
     println!("cargo::rerun-if-env-changed={}", ebpf::OBJECT_VARIABLE);
     println!("cargo::rerun-if-env-changed={}", ebpf::TOOLCHAIN_VARIABLE);

@@ -5,7 +5,7 @@ use std::fmt;
 use aya::maps::MapInfo;
 use aya_obj::generated::{BPF_F_RDONLY_PROG, bpf_map_type};
 
-use crate::datapath::bpf::page_size;
+use crate::bpf::page_size;
 
 /// What has to agree between a pinned map and the object's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

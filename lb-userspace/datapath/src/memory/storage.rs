@@ -16,8 +16,8 @@ use lb_common::{
 };
 
 use crate::{
-    datapath::bpf::MappedArray,
-    program::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
+    bpf::MappedArray,
+    maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
 };
 
 /// As many entries as the kernel's maps have. The programmer writes them by way of [`Self::maps`], and

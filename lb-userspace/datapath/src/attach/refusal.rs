@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use thiserror::Error;
 
-use crate::datapath::pins::{LinkPin, PinError};
+use crate::pins::{LinkPin, PinError};
 
 /// A program that could not be attached.
 #[derive(Debug, Error)]

@@ -1,0 +1,31 @@
+//! Options of sockets that no library reads.
+
+use std::{io, os::fd::AsRawFd};
+
+/// Has the kernel fill `value` with an option, which `value` may have to name.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn read(
+    socket: &impl AsRawFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &mut [u8],
+) -> io::Result<()> {
+    let mut length = value.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes, all of them in `value`, and the length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

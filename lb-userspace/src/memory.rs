@@ -1,0 +1,135 @@
+//! Plans programmed into tables in memory, by the agent's own programmer: what `explain` and tests ask.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    ops::{Deref, DerefMut},
+};
+
+use ipnet::IpNet;
+use lb_common::abi::{self, Config};
+use lb_datapath::memory::MemoryTables;
+use lb_objects::{Algorithm, IpFamily};
+
+use crate::{
+    plan::{LocalDetector, Plan, ServicePortName},
+    program::{Key, NodeFacts, NotProgrammed, Programmer, Settings},
+};
+
+/// [`MemoryTables`] with the Services that [`Self::program`] has written to them.
+pub struct ProgrammedTables {
+    tables: MemoryTables,
+    programmer: Programmer,
+    /// By service id.
+    services: BTreeMap<u32, Service>,
+    detector: LocalDetector,
+}
+
+/// What the maps do not say of a service port of one family.
+struct Service {
+    name: ServicePortName,
+    algorithm: Algorithm,
+    source_ranges: Vec<IpNet>,
+}
+
+impl ProgrammedTables {
+    /// Tables without Services, on a node with these settings; each family's flow table has room for so many
+    /// records, two for each flow.
+    pub fn new(settings: &Settings<'_>, facts: NodeFacts, flow_records: u32) -> Self {
+        let mut config = Config {
+            hz: 1,
+            ..Config::default()
+        };
+        settings.write(&mut config);
+        let local_addresses = facts.local_addresses.iter().copied().collect();
+        let tables = MemoryTables::new(config, local_addresses, flow_records);
+        Self {
+            programmer: Programmer::empty(tables.maps(), facts),
+            tables,
+            services: BTreeMap::new(),
+            detector: settings.detector.clone(),
+        }
+    }
+
+    /// Replaces all Services. Flows, affinity and counters stay; services and endpoints that are still there
+    /// keep their numbers.
+    pub fn program<'a>(&mut self, plans: impl IntoIterator<Item = &'a Plan>) {
+        let ids = self.programmer.ids();
+        let mut gone: HashSet<Key> = ids.map(|(key, _)| key.clone()).collect();
+        self.services.clear();
+        for plan in plans {
+            let key = Key::of(plan);
+            gone.remove(&key);
+            // What has found no room is in `not_programmed`.
+            let _ = self.programmer.apply(key.clone(), Some(plan));
+            if let Some(id) = self.programmer.id(&key) {
+                let service = Service {
+                    name: key.name,
+                    algorithm: plan.algorithm,
+                    source_ranges: plan.source_ranges.clone(),
+                };
+                self.services.insert(id, service);
+            }
+        }
+        for key in gone {
+            let _ = self.programmer.apply(key, None);
+        }
+        self.programmer.settle();
+        self.programmer.tidy();
+    }
+
+    /// Service ports that have found no room.
+    pub fn not_programmed(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
+        self.programmer.waiting()
+    }
+
+    /// Adds a device of this name and with these [`abi::device_flag`]s besides
+    /// [`abi::device_flag::PODS`], which the detector decides about; returns its interface index.
+    pub fn add_device(&mut self, name: &str, flags: u32) -> u32 {
+        let flags = match self.detector.is_device_of_pods(name) {
+            true => flags | abi::device_flag::PODS,
+            false => flags,
+        };
+        self.tables.add_device(flags)
+    }
+
+    /// Forgets all that packets have left behind, flows among it, and begins time and random numbers
+    /// again: as if nothing but programming had ever happened.
+    pub fn forget(&mut self) {
+        self.tables.forget(self.services.keys().copied());
+    }
+
+    /// The number of a service port, as flows and counters name it.
+    pub fn service_id(&self, name: &ServicePortName, family: IpFamily) -> Option<u32> {
+        let name = name.clone();
+        self.programmer.id(&Key { name, family })
+    }
+
+    pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
+        self.services.get(&service).map(|service| &service.name)
+    }
+
+    /// How a service is to pick endpoints, even if there are no lookup tables for it.
+    pub fn algorithm(&self, service: u32) -> Option<Algorithm> {
+        self.services.get(&service).map(|service| service.algorithm)
+    }
+
+    /// The sources that a service's load balancer IPs accept; none means all.
+    pub fn source_ranges(&self, service: u32) -> &[IpNet] {
+        let service = self.services.get(&service);
+        service.map_or(&[], |service| &service.source_ranges)
+    }
+}
+
+impl Deref for ProgrammedTables {
+    type Target = MemoryTables;
+
+    fn deref(&self) -> &MemoryTables {
+        &self.tables
+    }
+}
+
+impl DerefMut for ProgrammedTables {
+    fn deref_mut(&mut self) -> &mut MemoryTables {
+        &mut self.tables
+    }
+}
