@@ -18,9 +18,9 @@ use lb_objects::{
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
     config::PortRange,
+    map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
-    program::{NodeFacts, Settings},
 };
 
 /// Room in each flow table: little, so that inputs fill it, and so that it is forgotten quickly.

@@ -201,7 +201,7 @@ fn remembered<A: Address, S: Services<A>>(
     if now.wrapping_sub(affinity.jiffies) > timeout {
         return None;
     }
-    let index = set.first_of(services.slots_of(affinity.endpoint))?;
+    let index = set.first_of(services.indexes_of(affinity.endpoint))?;
     (services.endpoint(index)?.id == affinity.endpoint).then_some(index)
 }
 

@@ -165,7 +165,7 @@ pub fn still_has<A: Address, S: Services<A>>(
     endpoint: u32,
     flow: &Flow<A>,
 ) -> bool {
-    let Some(index) = plan.all().first_of(services.slots_of(endpoint)) else {
+    let Some(index) = plan.all().first_of(services.indexes_of(endpoint)) else {
         return false;
     };
     services.endpoint(index).is_some_and(|found| {

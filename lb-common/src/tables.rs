@@ -49,7 +49,7 @@ pub trait Services<A: Address> {
 
     /// Where an endpoint is now, by its id.
     #[inline(always)]
-    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
+    fn indexes_of(&self, endpoint: u32) -> [u32; 2] {
         let state = self.endpoint_state(endpoint);
         // SAFETY: the method's promise; two words, each of which the agent stores as a whole.
         state.map_or([u32::MAX; 2], |state| unsafe {

@@ -6,10 +6,10 @@ pub mod store;
 
 pub mod plan;
 
+pub mod map_writer;
 pub mod memory;
-pub mod program;
 
-pub mod conntrack;
+pub mod conntrack_sysctls;
 pub mod flows;
 
 pub mod health;

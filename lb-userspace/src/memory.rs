@@ -1,4 +1,4 @@
-//! Plans programmed into tables in memory, by the agent's own programmer: what `explain` and tests ask.
+//! Plans programmed into tables in memory, by the agent's own map writer: what `explain` and tests ask.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -11,14 +11,14 @@ use lb_datapath::memory::MemoryTables;
 use lb_objects::{Algorithm, IpFamily};
 
 use crate::{
+    map_writer::{Key, MapWriter, NodeFacts, NotProgrammed, Settings},
     plan::{LocalDetector, Plan, ServicePortName},
-    program::{Key, NodeFacts, NotProgrammed, Programmer, Settings},
 };
 
 /// [`MemoryTables`] with the Services that [`Self::program`] has written to them.
 pub struct ProgrammedTables {
     tables: MemoryTables,
-    programmer: Programmer,
+    writer: MapWriter,
     /// By service id.
     services: BTreeMap<u32, Service>,
     detector: LocalDetector,
@@ -43,7 +43,7 @@ impl ProgrammedTables {
         let local_addresses = facts.local_addresses.iter().copied().collect();
         let tables = MemoryTables::new(config, local_addresses, flow_records);
         Self {
-            programmer: Programmer::empty(tables.maps(), facts),
+            writer: MapWriter::empty(tables.maps(), facts),
             tables,
             services: BTreeMap::new(),
             detector: settings.detector.clone(),
@@ -53,15 +53,15 @@ impl ProgrammedTables {
     /// Replaces all Services. Flows, affinity and counters stay; services and endpoints that are still there
     /// keep their numbers.
     pub fn program<'a>(&mut self, plans: impl IntoIterator<Item = &'a Plan>) {
-        let ids = self.programmer.ids();
+        let ids = self.writer.ids();
         let mut gone: HashSet<Key> = ids.map(|(key, _)| key.clone()).collect();
         self.services.clear();
         for plan in plans {
             let key = Key::of(plan);
             gone.remove(&key);
             // What has found no room is in `not_programmed`.
-            let _ = self.programmer.apply(key.clone(), Some(plan));
-            if let Some(id) = self.programmer.id(&key) {
+            let _ = self.writer.apply(key.clone(), Some(plan));
+            if let Some(id) = self.writer.id(&key) {
                 let service = Service {
                     name: key.name,
                     algorithm: plan.algorithm,
@@ -71,15 +71,15 @@ impl ProgrammedTables {
             }
         }
         for key in gone {
-            let _ = self.programmer.apply(key, None);
+            let _ = self.writer.apply(key, None);
         }
-        self.programmer.settle();
-        self.programmer.tidy();
+        self.writer.settle();
+        self.writer.tidy();
     }
 
     /// Service ports that have found no room.
     pub fn not_programmed(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
-        self.programmer.waiting()
+        self.writer.waiting()
     }
 
     /// Adds a device of this name and with these [`abi::device_flag`]s besides
@@ -101,7 +101,7 @@ impl ProgrammedTables {
     /// The number of a service port, as flows and counters name it.
     pub fn service_id(&self, name: &ServicePortName, family: IpFamily) -> Option<u32> {
         let name = name.clone();
-        self.programmer.id(&Key { name, family })
+        self.writer.id(&Key { name, family })
     }
 
     pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {

@@ -1,4 +1,4 @@
-//! One programmer, two memories: what it writes of random clusters to the kernel's maps and to this process'
+//! One map writer, two memories: what it writes of random clusters to the kernel's maps and to this process'
 //! memory, which `explain` and the pipeline's tests read, is the same in every record.
 
 use std::{
@@ -22,8 +22,8 @@ use lb_objects::{
 };
 use lb_tests::PinRoot;
 use node_lb::{
+    map_writer::{Key, MapWriter, NodeFacts},
     plan::{LocalNode, PlanOptions, plan},
-    program::{Key, NodeFacts, Programmer},
 };
 
 /// Names that Services may have: so few that they come, change and go.
@@ -61,8 +61,8 @@ fn check(rng: &mut Rng) -> Result<()> {
     };
     let node = LocalNode::new(&node, &addresses, &PlanOptions::default());
     let mut programmers = [
-        Programmer::new(Maps::open(&loaded)?, facts.clone())?,
-        Programmer::empty(memory.maps(), facts),
+        MapWriter::new(Maps::open(&loaded)?, facts.clone())?,
+        MapWriter::empty(memory.maps(), facts),
     ];
     let mut names = vec![Vec::new(); SERVICES];
     for round in 0..ROUNDS {
@@ -80,20 +80,20 @@ fn check(rng: &mut Rng) -> Result<()> {
                 .filter(|key| !now.contains(key))
                 .cloned()
                 .collect();
-            for programmer in &mut programmers {
+            for writer in &mut programmers {
                 for key in &gone {
-                    programmer.apply(key.clone(), None)?;
+                    writer.apply(key.clone(), None)?;
                 }
                 for (key, plan) in now.iter().zip(&plans) {
-                    programmer.apply(key.clone(), Some(plan))?;
+                    writer.apply(key.clone(), Some(plan))?;
                 }
             }
             names[number] = now;
         }
-        for programmer in &mut programmers {
-            programmer.settle();
+        for writer in &mut programmers {
+            writer.settle();
             if round % 3 == 2 {
-                programmer.tidy();
+                writer.tidy();
             }
         }
         let kernel = Maps::open(&loaded)?;

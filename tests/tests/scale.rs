@@ -16,8 +16,8 @@ use lb_objects::{
 use lb_tests::{MapContents, PinRoot};
 use nix::time::ClockId;
 use node_lb::{
+    map_writer::{Key, MapWriter, NodeFacts},
     plan::{LocalNode, Plan, PlanOptions, plan},
-    program::{Key, NodeFacts, Programmer},
 };
 
 /// How many services are few.
@@ -48,44 +48,44 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
     println!("{services} services of {endpoints} endpoints:");
     let memory = resident()?;
 
-    let start = || anyhow::Ok(Programmer::new(Maps::open(&loaded)?, NodeFacts::default())?);
-    let (mut programmer, took) = timed(start)?;
+    let start = || anyhow::Ok(MapWriter::new(Maps::open(&loaded)?, NodeFacts::default())?);
+    let (mut writer, took) = timed(start)?;
     println!("  empty maps read in {took}");
-    programmer.finish_adoption();
-    let load = |programmer: &mut Programmer, objects: &[(Service, EndpointSlice)]| {
+    writer.finish_adoption();
+    let load = |writer: &mut MapWriter, objects: &[(Service, EndpointSlice)]| {
         let ((), cost) = timed(|| {
             for objects in objects {
                 let plan = plan_of(objects);
-                programmer.apply(Key::of(&plan), Some(&plan))?;
+                writer.apply(Key::of(&plan), Some(&plan))?;
             }
-            programmer.settle();
+            writer.settle();
             anyhow::Ok(())
         })?;
         println!("  {} planned and programmed in {cost}", objects.len());
         anyhow::Ok(cost.cpu / objects.len() as u32)
     };
-    let change = |programmer: &mut Programmer, objects: &[(Service, EndpointSlice)], n: usize| {
+    let change = |writer: &mut MapWriter, objects: &[(Service, EndpointSlice)], n: usize| {
         let mut changed = objects[n * 7919 % objects.len()].clone();
         changed.1.endpoints[n % endpoints as usize].ready = false;
         let (plan, cost) = timed(|| {
             let plan = plan_of(&changed);
-            programmer.apply(Key::of(&plan), Some(&plan))?;
-            programmer.settle();
+            writer.apply(Key::of(&plan), Some(&plan))?;
+            writer.settle();
             anyhow::Ok(plan)
         })?;
         anyhow::Ok((cost, plan))
     };
 
     let few = &objects[..FEW];
-    let load_of_few = load(&mut programmer, few)?;
-    let changes = (0..1000).map(|n| anyhow::Ok(change(&mut programmer, few, n)?.0));
+    let load_of_few = load(&mut writer, few)?;
+    let changes = (0..1000).map(|n| anyhow::Ok(change(&mut writer, few, n)?.0));
     let change_of_few = median_cpu(&changes.collect::<Result<Vec<_>>>()?);
-    let load_of_all = load(&mut programmer, &objects)?;
+    let load_of_all = load(&mut writer, &objects)?;
     assert!(
         load_of_all < FACTOR * load_of_few,
         "one service costs {load_of_all:?} of CPU, {load_of_few:?} where there are few"
     );
-    assert_eq!(programmer.len(), services as usize);
+    assert_eq!(writer.len(), services as usize);
     println!("  {} KiB of memory more", (resident()? - memory) / 1024);
     let maps = pins.map("SERVICES");
     let maps = MapContents::open(maps.parent().context("maps are in a directory")?)?;
@@ -95,7 +95,7 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
 
     let mut changes = Vec::new();
     for n in 0..1000 {
-        let (cost, plan) = change(&mut programmer, &objects, n)?;
+        let (cost, plan) = change(&mut writer, &objects, n)?;
         changes.push(cost);
         plans[n * 7919 % objects.len()] = plan;
     }
@@ -109,27 +109,27 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
         "one change costs {change_of_all:?} of CPU, {change_of_few:?} where there are few services"
     );
     let ((), tidied) = timed(|| {
-        programmer.tidy();
+        writer.tidy();
         anyhow::Ok(())
     })?;
     println!("  made ready for reuse in {tidied}");
 
-    drop(programmer);
-    let (mut programmer, adopted) = timed(start)?;
+    drop(writer);
+    let (mut writer, adopted) = timed(start)?;
     println!("  taken over after a restart in {adopted}");
     maps.check(&plans).context("after a restart")?;
     let ((), applied) = timed(|| {
         for objects in &objects {
             let plan = plan_of(objects);
-            programmer.apply(Key::of(&plan), Some(&plan))?;
+            writer.apply(Key::of(&plan), Some(&plan))?;
         }
-        programmer.settle();
-        programmer.finish_adoption();
+        writer.settle();
+        writer.finish_adoption();
         anyhow::Ok(())
     })?;
     println!("  brought into line after it in {applied}");
-    assert_eq!(programmer.len(), services as usize);
-    assert_eq!(programmer.waiting().count(), 0);
+    assert_eq!(writer.len(), services as usize);
+    assert_eq!(writer.waiting().count(), 0);
     let plans: Vec<_> = objects.iter().map(plan_of).collect();
     maps.check(&plans).context("brought into line")?;
     Ok(())

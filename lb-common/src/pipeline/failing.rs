@@ -136,7 +136,7 @@ fn has_alternative<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool
         false => Policy::Cluster,
     };
     let set = plan.set(policy);
-    let Some(index) = set.first_of(tables.slots_of(flow.detail)) else {
+    let Some(index) = set.first_of(tables.indexes_of(flow.detail)) else {
         return !set.is_empty();
     };
     for _ in rolled(DRAWS) {

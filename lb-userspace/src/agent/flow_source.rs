@@ -14,7 +14,7 @@ use lb_common::{
 };
 use lb_datapath::{Jiffies, TickRate, bpf::MappedArray};
 
-use super::api::flows::{FlowSource, NewFlows};
+use super::local_api::flows::{FlowSource, NewFlows};
 use crate::flows::{FlowReport, Records};
 
 /// Both tables, and the clock by which their records are dated.

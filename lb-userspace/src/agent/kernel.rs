@@ -18,8 +18,8 @@ use super::{
 use crate::{
     config::Config,
     flows::{self, FlowSweeper, FlowTables, ServiceCounters, UdpSockets},
+    map_writer,
     plan::{LocalDetector, LocalNode},
-    program,
 };
 
 /// Programs and maps in the kernel.
@@ -161,7 +161,7 @@ impl Kernel {
             resize_since: before.resize_since,
             ..abi::Config::default()
         };
-        program::Settings::new(config, node, detector).write(&mut settings);
+        map_writer::Settings::new(config, node, detector).write(&mut settings);
         self.config.write(0, &settings);
         Ok(())
     }

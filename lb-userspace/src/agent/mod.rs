@@ -1,12 +1,12 @@
 //! The agent: follows the cluster's objects and the node's devices, and keeps the kernel's maps,
 //! programs and health answers equal to them.
 
-pub mod api;
 mod attachments;
 pub mod catalog;
 mod events;
 mod flow_source;
 mod kernel;
+pub mod local_api;
 pub mod metrics_server;
 mod node;
 mod observe;
@@ -43,7 +43,7 @@ use self::{
 };
 use crate::{
     config::{Config, SocketLb, snat_ports},
-    conntrack,
+    conntrack_sysctls,
     events::Recorder,
     flows::FlowSweeper,
     health::{
@@ -52,9 +52,9 @@ use crate::{
         proxy::ProxyHealth,
         service::{Options, ServiceHealthServers},
     },
+    map_writer::MapWriter,
     metrics::{Metrics, Sample, set_to_now},
     plan::{LocalDetector, LocalNode},
-    program::Programmer,
     source::{
         Batch, Event, Source, SourceSpec, api::ApiSource, dir::DirSource, health::SourceHealth,
     },
@@ -128,8 +128,8 @@ impl Agent {
         let node = local_node(&config, &store, &local_addresses);
         let detector = LocalDetector::new(&config.detect_local, &config.this_node(None));
         let facts = facts(&config, &store, &local_addresses);
-        let programmer =
-            Programmer::new(Maps::open(&kernel.loaded)?, facts).context("cannot read the maps")?;
+        let writer =
+            MapWriter::new(Maps::open(&kernel.loaded)?, facts).context("cannot read the maps")?;
         let metrics = Arc::new(Metrics::new());
         for (name, stage, enabled) in config.feature_gates() {
             metrics.set_feature(name, stage, enabled);
@@ -146,7 +146,7 @@ impl Agent {
                 config.this_node(None).addresses,
                 detector,
             )?,
-            syncer: Syncer::new(programmer, servers.catalog.clone()),
+            syncer: Syncer::new(writer, servers.catalog.clone()),
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
             servers,
@@ -170,7 +170,7 @@ impl Agent {
         } else {
             self.configure()?;
         }
-        tokio::spawn(conntrack::set_up(self.config.conntrack));
+        tokio::spawn(conntrack_sysctls::set_up(self.config.conntrack));
         self.attach()?;
         self.sweeper = Some(self.kernel.sweep_flows()?);
         let datapath = &self.config.datapath;
@@ -303,11 +303,11 @@ impl Agent {
             metrics.network_programming.observe(latency.as_secs_f64());
         }
         if first {
-            self.syncer.programmer().finish_adoption();
+            self.syncer.writer().finish_adoption();
             self.in_sync_since = Some(SystemTime::now());
             self.servers.first_state_written();
             tracing::info!(
-                service_ports = self.syncer.programmer().len(),
+                service_ports = self.syncer.writer().len(),
                 seconds = since.elapsed().as_secs_f64(),
                 "the first state is in the maps"
             );
@@ -394,7 +394,7 @@ impl Agent {
         self.kernel.set_local_addresses(&addresses)?;
         let node = local_node(&self.config, &self.store, &addresses);
         let facts = facts(&self.config, &self.store, &addresses);
-        let changed = self.syncer.programmer().set_facts(facts) || node != self.node;
+        let changed = self.syncer.writer().set_facts(facts) || node != self.node;
         self.node = node;
         self.configure()?;
         Ok(changed)

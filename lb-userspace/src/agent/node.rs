@@ -1,4 +1,4 @@
-//! What the agent's node is to the planner, the programmer and the health checks.
+//! What the agent's node is to the planner, the map writer and the health checks.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -7,8 +7,8 @@ use lb_objects::IpFamily;
 use crate::{
     config::Config,
     health::addresses::ListenAddresses,
+    map_writer::NodeFacts,
     plan::{LocalNode, NodePortAddresses},
-    program::NodeFacts,
     store::Store,
 };
 

@@ -21,7 +21,7 @@ impl Agent {
             in_sync_since: self.in_sync_since.map(status::timestamp),
             last_sync: self.syncer.last_sync().map(status::timestamp),
             services: self.syncer.services(),
-            service_ports: self.syncer.programmer().len(),
+            service_ports: self.syncer.writer().len(),
             not_programmed: self.syncer.not_programmed().collect(),
             pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
             at_limit: self.syncer.at_limit().collect(),

@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use super::{
-    api::{LocalApi, flows::FlowSource},
     catalog::Catalog,
+    local_api::{LocalApi, flows::FlowSource},
     metrics_server::MetricsServer,
     status::Status,
 };

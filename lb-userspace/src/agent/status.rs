@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     flows::{Limit, Stats},
+    map_writer::Key,
     metrics::ServiceTraffic,
     plan::ServicePortName,
-    program::Key,
 };
 
 /// What the agent is doing, and what it cannot do.

@@ -12,9 +12,9 @@ use super::{catalog::Catalog, status};
 use crate::{
     flows::{Change, Limit, Limits, Met, Stale, stale},
     health::service::ServiceHealth,
+    map_writer::{Key, MapWriter, NotProgrammed},
     metrics::{Metrics, ServiceTraffic, set_to_now},
     plan::{self, LocalNode, Plan, ServicePlan, ServicePortName},
-    program::{Key, NotProgrammed, Programmer},
     store::Store,
 };
 
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// Keeps the maps equal to the store. A sync costs what changed, not what is there.
 pub struct Syncer {
-    programmer: Programmer,
+    writer: MapWriter,
     /// What has been planned.
     catalog: Arc<Catalog>,
     /// The healthCheckNodePorts that are to be served, and whether they changed.
@@ -66,9 +66,9 @@ struct OnTerminating {
 }
 
 impl Syncer {
-    pub fn new(programmer: Programmer, catalog: Arc<Catalog>) -> Self {
+    pub fn new(writer: MapWriter, catalog: Arc<Catalog>) -> Self {
         Self {
-            programmer,
+            writer,
             catalog,
             health: BTreeMap::new(),
             health_changed: false,
@@ -83,8 +83,8 @@ impl Syncer {
     }
 
     /// The maps' side.
-    pub fn programmer(&mut self) -> &mut Programmer {
-        &mut self.programmer
+    pub fn writer(&mut self) -> &mut MapWriter {
+        &mut self.writer
     }
 
     /// Plans and writes the Services named, and says which flows to look at. When this returns,
@@ -103,7 +103,7 @@ impl Syncer {
             });
             self.sync_service(name, planned, &mut stale);
         }
-        self.programmer.settle();
+        self.writer.settle();
         self.report();
         self.last_sync = Some(Instant::now());
         stale
@@ -112,7 +112,7 @@ impl Syncer {
     /// Makes use of a quiet moment: to be called every now and then.
     pub fn idle(&mut self, quiet: Duration) {
         if self.last_sync.is_some_and(|last| last.elapsed() >= quiet) {
-            self.programmer.tidy();
+            self.writer.tidy();
             self.report();
         }
     }
@@ -124,8 +124,8 @@ impl Syncer {
             return;
         }
         self.last_look = Some(now);
-        let ids = self.programmer.ids();
-        let met = ids.map(|(key, id)| (key, met(&self.programmer, id)));
+        let ids = self.writer.ids();
+        let met = ids.map(|(key, id)| (key, met(&self.writer, id)));
         for (key, limit, change) in self.limits.look(now, met) {
             match change {
                 Change::Begun => {
@@ -183,9 +183,9 @@ impl Syncer {
     /// What has come to every service port, both families together.
     pub fn traffic(&self) -> Vec<ServiceTraffic> {
         let mut traffic: BTreeMap<&ServicePortName, ServiceTraffic> = BTreeMap::new();
-        for (key, id) in self.programmer.ids() {
-            let stats = self.programmer.stats(id);
-            let shortages = self.programmer.shortages(id);
+        for (key, id) in self.writer.ids() {
+            let stats = self.writer.stats(id);
+            let shortages = self.writer.shortages(id);
             let sum = traffic.entry(&key.name).or_insert_with(|| ServiceTraffic {
                 service: key.name.service.clone(),
                 port: key.name.port.clone(),
@@ -202,7 +202,7 @@ impl Syncer {
             sum.gave_way += u64::from(stats.gave_way);
             sum.flow_table_full += shortages.flow_table_full;
             sum.snat_ports_exhausted += shortages.snat_ports_exhausted;
-            sum.failing.extend(self.programmer.failing_endpoints(key));
+            sum.failing.extend(self.writer.failing_endpoints(key));
         }
         traffic.into_values().collect()
     }
@@ -247,11 +247,11 @@ impl Syncer {
             let key = Key::of(port);
             gone.remove(&key);
             // What has no room is reported when the round is over.
-            let _ = self.programmer.apply(key, Some(port));
+            let _ = self.writer.apply(key, Some(port));
         }
         for key in gone {
             // Removing needs no room.
-            let _ = self.programmer.apply(key, None);
+            let _ = self.writer.apply(key, None);
         }
         let before = before.as_deref();
         self.count(before, -1);
@@ -261,7 +261,7 @@ impl Syncer {
             .iter()
             .flat_map(|planned| stale::changed(before, planned))
         {
-            if let Some(id) = self.programmer.id(&Key::of(port)) {
+            if let Some(id) = self.writer.id(&Key::of(port)) {
                 stale.add(id, remaining.iter().copied());
             }
         }
@@ -315,7 +315,7 @@ impl Syncer {
 
     /// Says what is not programmed since now, and what is at last.
     fn report(&mut self) {
-        let waiting = self.programmer.waiting();
+        let waiting = self.writer.waiting();
         let now: BTreeMap<Key, NotProgrammed> =
             waiting.map(|(key, error)| (key.clone(), error)).collect();
         for (key, error) in &now {
@@ -328,7 +328,7 @@ impl Syncer {
             if !now.contains_key(key) {
                 tracing::info!("{key} waits no more");
                 // Or its Service is gone.
-                if self.programmer.id(key).is_some() {
+                if self.writer.id(key).is_some() {
                     self.news.push(News::Programmed(key.clone()));
                 }
             }
@@ -338,10 +338,10 @@ impl Syncer {
 }
 
 /// How often a service port has met each limit.
-fn met(programmer: &Programmer, id: u32) -> Met {
-    let shortages = programmer.shortages(id);
+fn met(writer: &MapWriter, id: u32) -> Met {
+    let shortages = writer.shortages(id);
     Limit::ALL.map(|limit| match limit {
-        Limit::HalfOpen => programmer.stats(id).gave_way.into(),
+        Limit::HalfOpen => writer.stats(id).gave_way.into(),
         Limit::SnatPorts => shortages.snat_ports_exhausted,
         Limit::FlowTable => shortages.flow_table_full,
     })

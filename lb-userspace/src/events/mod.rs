@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::{
-    flows::Limit, health::service::Problem as HealthProblem, metrics::EventMetrics,
-    program::NotProgrammed, source::api::ApiWriter,
+    flows::Limit, health::service::Problem as HealthProblem, map_writer::NotProgrammed,
+    metrics::EventMetrics, source::api::ApiWriter,
 };
 use lb_objects::{ObjectName, Problem as SourceProblem};
 use writer::Writer;

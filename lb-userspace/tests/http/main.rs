@@ -1,6 +1,5 @@
 //! The agent's HTTP servers, asked over real sockets on loopback.
 
-mod api;
 mod client;
 mod clock;
 mod deadlines;
@@ -8,6 +7,7 @@ mod http2;
 mod inflight;
 mod limits;
 mod local;
+mod local_api;
 mod metrics;
 mod process_health;
 mod readiness;

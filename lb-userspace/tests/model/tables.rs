@@ -91,7 +91,7 @@ impl Services<Ip4> for Cpu {
         None
     }
 
-    fn slots_of(&self, endpoint: u32) -> [u32; 2] {
+    fn indexes_of(&self, endpoint: u32) -> [u32; 2] {
         let first = 1 + self.world.endpoint_shift();
         [endpoint.wrapping_sub(first), u32::MAX]
     }

@@ -17,9 +17,9 @@ use lb_objects::{
 };
 use node_lb::{
     config::PortRange,
+    map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
     plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
-    program::{NodeFacts, Settings},
 };
 use proptest::{collection::vec, prelude::*, sample::select};
 

@@ -13,7 +13,7 @@ use lb_common::{
     verdict::Reason,
 };
 use lb_objects::{Algorithm, IpFamily, TrafficPolicy};
-use node_lb::{memory::ProgrammedTables, plan::FrontendKind, program::maglev};
+use node_lb::{map_writer::maglev, memory::ProgrammedTables, plan::FrontendKind};
 
 use crate::{
     hooks::ingress,

@@ -11,9 +11,9 @@ use lb_common::{
 };
 use lb_datapath::memory::Route;
 use node_lb::{
+    map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
     plan::{ServicePlan, plan},
-    program::{NodeFacts, Settings},
 };
 
 use crate::{

@@ -16,9 +16,9 @@ use lb_objects::{
 };
 use node_lb::{
     config::PortRange,
+    map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
-    program::{NodeFacts, Settings},
 };
 
 use super::{

@@ -37,7 +37,7 @@ use lb_tests::{
 };
 use node_lb::{
     flows::{FlowSweeper, FlowTables, ServiceCounters},
-    program::maglev,
+    map_writer::maglev,
 };
 
 use super::{

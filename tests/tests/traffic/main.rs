@@ -3,10 +3,10 @@
 
 mod access;
 mod affinity;
+mod foreign_rules;
 mod ground;
 mod hairpin;
 mod matrix;
-mod neighbours;
 mod operation;
 mod singly;
 mod sizes;

@@ -20,7 +20,7 @@ use crate::{
     maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
 };
 
-/// As many entries as the kernel's maps have. The programmer writes them by way of [`Self::maps`], and
+/// As many entries as the kernel's maps have. The map writer writes them by way of [`Self::maps`], and
 /// packets read them.
 pub struct Storage {
     pub frontends4: Arc<Table<FrontendKey<Ip4>, Frontend>>,
@@ -58,7 +58,7 @@ impl Default for Storage {
 }
 
 impl Storage {
-    /// The maps as the programmer writes them. Nobody waits for readers: whoever writes has the tables to
+    /// The maps as the map writer writes them. Nobody waits for readers: whoever writes has the tables to
     /// itself.
     pub fn maps(&self) -> Maps {
         Maps {

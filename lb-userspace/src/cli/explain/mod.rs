@@ -13,9 +13,9 @@ use self::{
 use super::{output::json, snapshot::Snapshot};
 use crate::{
     config::{Config, Flags},
+    map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
     plan::LocalDetector,
-    program::{NodeFacts, Settings},
 };
 
 mod decision;

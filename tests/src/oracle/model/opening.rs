@@ -6,7 +6,7 @@ use lb_common::{
     parse, select,
     verdict::Reason,
 };
-use node_lb::program::maglev;
+use node_lb::map_writer::maglev;
 
 use super::{Address, Flow, Model, Segment, Side, Tuple, tcp::opens};
 use crate::{

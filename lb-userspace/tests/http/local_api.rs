@@ -11,11 +11,11 @@ use lb_objects::{
 };
 use node_lb::{
     agent::{
-        api::{
+        catalog::Catalog,
+        local_api::{
             LocalApi,
             flows::{FlowSource, NewFlows},
         },
-        catalog::Catalog,
         status::Status,
     },
     flows::FlowReport,

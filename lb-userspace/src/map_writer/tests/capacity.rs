@@ -10,13 +10,13 @@ fn assert_heals(sizes: Sizes, fits: Spec, too_much: Spec, message: &str) {
     bench.assert_complete();
 
     bench.write(std::slice::from_ref(&too_much), &[]);
-    bench.programmer.settle();
+    bench.writer.settle();
     assert_eq!(bench.waiting(), [message]);
     bench.assert_views();
 
     bench.note(std::slice::from_ref(&too_much), &[fits.key()]);
     bench.write(&[], &[fits.key()]);
-    bench.programmer.settle();
+    bench.writer.settle();
     bench.assert_complete();
 }
 
@@ -144,7 +144,7 @@ fn the_old_state_stays_in_force() {
     let mut larger = spec(1, 1..8);
     larger.node_port = 30_000;
     bench.write(std::slice::from_ref(&larger), &[]);
-    bench.programmer.settle();
+    bench.writer.settle();
     assert_eq!(bench.kernel.state().views(), before);
     let message = "no room for 7 endpoints: ENDPOINTS has 5 of 10 slots free";
     assert_eq!(bench.waiting(), [message]);
@@ -157,7 +157,7 @@ fn the_old_state_stays_in_force() {
 
     bench.note(&[spec(1, 1..4)], &[]);
     bench.write(&[spec(1, 1..4)], &[]);
-    bench.programmer.settle();
+    bench.writer.settle();
     bench.assert_complete();
 }
 

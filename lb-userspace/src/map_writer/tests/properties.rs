@@ -23,7 +23,7 @@ proptest! {
             take(&mut bench, step);
             bench.assert_complete();
         }
-        bench.programmer.tidy();
+        bench.writer.tidy();
         assert_nothing_lost(bench);
     }
 
@@ -43,7 +43,7 @@ proptest! {
                     let remove = keys(&bench, remove);
                     bench.note(apply, &remove);
                     bench.write(apply, &remove);
-                    bench.programmer.settle();
+                    bench.writer.settle();
                 }
                 step => take(&mut bench, step),
             }
@@ -51,8 +51,8 @@ proptest! {
         let keys: Vec<_> = bench.plans.keys().cloned().collect();
         bench.plans.clear();
         bench.write(&[], &keys);
-        bench.programmer.settle();
-        bench.programmer.tidy();
+        bench.writer.settle();
+        bench.writer.tidy();
         prop_assert_eq!(bench.waiting(), Vec::<String>::new());
         assert_nothing_lost(bench);
     }
@@ -85,7 +85,7 @@ fn take(bench: &mut Bench, step: &Step) {
             let remove = keys(bench, remove);
             bench.round(apply, &remove);
         }
-        Step::Tidy => bench.programmer.tidy(),
+        Step::Tidy => bench.writer.tidy(),
         Step::Restart => {
             let before = bench.writes();
             let was_complete = bench.waiting().is_empty();
@@ -114,20 +114,18 @@ fn take(bench: &mut Bench, step: &Step) {
 fn assert_nothing_lost(mut bench: Bench) {
     let keys: Vec<_> = bench.plans.keys().cloned().collect();
     bench.round(&[], &keys);
-    bench.programmer.tidy();
+    bench.writer.tidy();
     bench.assert_complete();
-    let Bench {
-        kernel, programmer, ..
-    } = bench;
+    let Bench { kernel, writer, .. } = bench;
     let sizes = kernel.state().sizes;
-    assert_eq!(programmer.slots.free() as usize, sizes.endpoints);
-    assert_eq!(programmer.ids.free() as usize, sizes.services - 1);
-    assert_eq!(programmer.plans.free() as usize, sizes.plans - 1);
+    assert_eq!(writer.slots.free() as usize, sizes.endpoints);
+    assert_eq!(writer.ids.free() as usize, sizes.services - 1);
+    assert_eq!(writer.plans.free() as usize, sizes.plans - 1);
     assert_eq!(
-        programmer.endpoint_ids.free() as usize,
+        writer.endpoint_ids.free() as usize,
         sizes.endpoint_states - 1
     );
-    assert_eq!(programmer.lookup_tables.free() as usize, sizes.maglev);
+    assert_eq!(writer.lookup_tables.free() as usize, sizes.maglev);
     let state = kernel.state();
     assert!(state.source_ranges.is_empty());
     assert!(state.services.iter().all(|service| service.plan == 0));

@@ -17,7 +17,7 @@ use lb_common::{
 use lb_objects::{Algorithm, TrafficPolicy};
 
 use super::{
-    Key, NodeFacts, NotProgrammed, Programmer,
+    Key, MapWriter, NodeFacts, NotProgrammed,
     frontends::{Claim, claims},
     parts::Parts,
 };
@@ -95,7 +95,7 @@ struct Next {
     endpoints: Vec<abi::Endpoint>,
 }
 
-impl Programmer {
+impl MapWriter {
     /// Writes a service port's plan and claims its addresses.
     pub(super) fn write(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
         let claims = claims(plan);

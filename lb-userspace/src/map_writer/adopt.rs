@@ -6,11 +6,11 @@ use lb_common::abi;
 use lb_datapath::maps::WriteError;
 
 use super::{
-    Key, Programmer,
+    Key, MapWriter,
     frontends::{Claim, Frontends},
     parts::Parts,
     service::Programmed,
-    sources::SourceSets,
+    source_ranges::SourceSets,
 };
 
 /// Services in the maps that no service port has claimed yet.
@@ -38,7 +38,7 @@ impl Inherited {
     }
 }
 
-impl Programmer {
+impl MapWriter {
     /// Reads the maps.
     pub(super) fn inherit(&mut self) -> Result<(), WriteError> {
         self.frontends = Frontends::read(&self.maps)?;

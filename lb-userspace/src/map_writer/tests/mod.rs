@@ -13,7 +13,7 @@ use lb_objects::{
 
 use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
 use super::{
-    Key, NodeFacts, Programmer,
+    Key, MapWriter, NodeFacts,
     frontends::{Address, claims},
     maglev,
 };
@@ -177,10 +177,10 @@ fn facts() -> NodeFacts {
     }
 }
 
-/// A programmer and the maps that it writes.
+/// A map writer and the maps that it writes.
 struct Bench {
     kernel: Kernel,
-    programmer: Programmer,
+    writer: MapWriter,
     /// What has been applied.
     plans: BTreeMap<Key, Plan>,
 }
@@ -188,20 +188,20 @@ struct Bench {
 impl Bench {
     fn new(sizes: Sizes) -> Self {
         let kernel = Kernel::new(sizes);
-        let programmer = Programmer::new(kernel.maps(), facts()).unwrap();
+        let writer = MapWriter::new(kernel.maps(), facts()).unwrap();
         let mut bench = Self {
             kernel,
-            programmer,
+            writer,
             plans: BTreeMap::new(),
         };
-        bench.programmer.finish_adoption();
+        bench.writer.finish_adoption();
         bench
     }
 
-    /// Ends the programmer and starts another one on the same maps.
+    /// Ends the map writer and starts another one on the same maps.
     fn restart(&mut self) {
         self.kernel.state().allowed = None;
-        self.programmer = Programmer::new(self.kernel.maps(), facts()).unwrap();
+        self.writer = MapWriter::new(self.kernel.maps(), facts()).unwrap();
     }
 
     /// Applies specs and removes others, all in one round, during which programs must find either
@@ -211,7 +211,7 @@ impl Bench {
         self.note(apply, remove);
         self.allow(&before);
         self.write(apply, remove);
-        self.programmer.settle();
+        self.writer.settle();
         self.kernel.state().allowed = None;
     }
 
@@ -219,10 +219,10 @@ impl Bench {
     fn apply_all(&mut self) {
         for (key, plan) in &self.plans {
             // Some tests have no room for all of it.
-            let _ = self.programmer.apply(key.clone(), Some(plan));
+            let _ = self.writer.apply(key.clone(), Some(plan));
         }
-        self.programmer.settle();
-        self.programmer.finish_adoption();
+        self.writer.settle();
+        self.writer.finish_adoption();
     }
 
     fn note(&mut self, apply: &[Spec], remove: &[Key]) {
@@ -236,10 +236,10 @@ impl Bench {
 
     fn write(&mut self, apply: &[Spec], remove: &[Key]) {
         for key in remove {
-            self.programmer.apply(key.clone(), None).unwrap();
+            self.writer.apply(key.clone(), None).unwrap();
         }
         for spec in apply {
-            let _ = self.programmer.apply(spec.key(), Some(&spec.plan()));
+            let _ = self.writer.apply(spec.key(), Some(&spec.plan()));
         }
     }
 
@@ -270,7 +270,7 @@ impl Bench {
             .map(|(address, (key, kind))| (address, view(&self.plans[&key], kind)))
             .collect();
         assert_eq!(self.kernel.state().views(), wanted);
-        assert_eq!(self.programmer.waiting().collect::<Vec<_>>(), []);
+        assert_eq!(self.writer.waiting().collect::<Vec<_>>(), []);
     }
 
     fn writes(&self) -> usize {
@@ -278,7 +278,7 @@ impl Bench {
     }
 
     fn waiting(&self) -> Vec<String> {
-        let waiting = self.programmer.waiting();
+        let waiting = self.writer.waiting();
         waiting.map(|(_, error)| error.to_string()).collect()
     }
 }

@@ -12,7 +12,7 @@ mod parts;
 mod ranges;
 mod service;
 mod settings;
-mod sources;
+mod source_ranges;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -39,7 +39,7 @@ use self::{
     parts::Parts,
     ranges::{Numbers, Ranges},
     service::Programmed,
-    sources::SourceSets,
+    source_ranges::SourceSets,
     tables::LookupTables,
 };
 use crate::{
@@ -128,7 +128,7 @@ pub enum NotProgrammed {
 const GARBAGE_LIMIT: usize = 1 << 16;
 
 /// Keeps the maps equal to the plans.
-pub struct Programmer {
+pub struct MapWriter {
     maps: Maps,
     facts: NodeFacts,
     ids: Numbers,
@@ -150,16 +150,16 @@ pub struct Programmer {
     freed: bool,
 }
 
-impl Programmer {
+impl MapWriter {
     /// Takes over what the maps hold.
     ///
     /// # Errors
     ///
     /// If the maps cannot be read.
     pub fn new(maps: Maps, facts: NodeFacts) -> Result<Self, WriteError> {
-        let mut programmer = Self::empty(maps, facts);
-        programmer.inherit()?;
-        Ok(programmer)
+        let mut writer = Self::empty(maps, facts);
+        writer.inherit()?;
+        Ok(writer)
     }
 
     /// Takes over maps that hold nothing.
@@ -184,7 +184,7 @@ impl Programmer {
     }
 
     /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains or
-    /// loses are in the maps after [`Programmer::settle`], for many service ports at once.
+    /// loses are in the maps after [`MapWriter::settle`], for many service ports at once.
     ///
     /// # Errors
     ///
@@ -205,7 +205,7 @@ impl Programmer {
     }
 
     /// Ends a round of changes: writes addresses, and gives service ports that had no room another
-    /// try if some came free. [`Programmer::waiting`] tells how it went.
+    /// try if some came free. [`MapWriter::waiting`] tells how it went.
     pub fn settle(&mut self) {
         self.flush();
         let waiting = !self.waiting.is_empty() || self.frontends.refused().next().is_some();

@@ -12,11 +12,11 @@ fn an_unchanged_plan_costs_nothing() {
     specs[1].maglev = true;
     specs[2].maglev = true;
     bench.round(&specs, &[]);
-    bench.programmer.tidy();
+    bench.writer.tidy();
 
     let (writes, calls, graces) = costs(&bench);
     bench.round(&specs, &[]);
-    bench.programmer.tidy();
+    bench.writer.tidy();
     assert_eq!(costs(&bench), (writes, calls, graces));
 }
 
@@ -68,12 +68,12 @@ fn numbers_are_reused_as_late_as_possible() {
         services: 6,
         ..ROOMY
     });
-    let id = |bench: &Bench, n| bench.programmer.id(&spec(n, []).key());
+    let id = |bench: &Bench, n| bench.writer.id(&spec(n, []).key());
     bench.round(&[spec(1, [1])], &[]);
     assert_eq!(id(&bench, 1), Some(1));
     for n in 2..10 {
         bench.round(&[spec(n, [n])], &[spec(n - 1, []).key()]);
-        bench.programmer.tidy();
+        bench.writer.tidy();
         assert_eq!(id(&bench, n), Some(u32::from(n - 1) % 5 + 1));
     }
 }
@@ -108,7 +108,7 @@ fn source_ranges_are_shared_until_the_last_user_goes() {
     for spec in &specs {
         assert_eq!(bench.kernel.state().source_ranges.len(), 2);
         bench.round(&[], &[spec.key()]);
-        bench.programmer.tidy();
+        bench.writer.tidy();
     }
     assert_eq!(bench.kernel.state().source_ranges.len(), 0);
 }

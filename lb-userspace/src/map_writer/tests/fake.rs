@@ -16,7 +16,7 @@ use lb_common::{
 };
 use lb_datapath::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError};
 
-use crate::program::{frontends::Address, tables::NO_TABLE};
+use crate::map_writer::{frontends::Address, tables::NO_TABLE};
 
 /// Capacities of the maps.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +95,7 @@ pub struct State {
     pub graces: usize,
 }
 
-/// The maps, shared with the programmer under test.
+/// The maps, shared with the map writer under test.
 #[derive(Clone)]
 pub struct Kernel(Arc<Mutex<State>>);
 

@@ -15,7 +15,7 @@ fn nothing_is_written_if_nothing_changed() {
         spec.load_balancer = Some(1);
     }
     bench.round(&specs, &[]);
-    bench.programmer.tidy();
+    bench.writer.tidy();
     let (before, writes) = (ids(&bench), bench.writes());
     bench.restart();
     bench.apply_all();
@@ -44,7 +44,7 @@ fn a_service_whose_addresses_moved_is_not_taken_for_another() {
     let mut first = spec(1, [1]);
     first.load_balancer = Some(1);
     bench.round(&[first.clone(), spec(2, [2])], &[]);
-    let second_id = bench.programmer.id(&spec(2, []).key());
+    let second_id = bench.writer.id(&spec(2, []).key());
 
     // While nobody looks, the address moves from one to the other.
     let before = bench.plans.clone();
@@ -53,10 +53,10 @@ fn a_service_whose_addresses_moved_is_not_taken_for_another() {
     bench.note(&[first, second.clone()], &[]);
     bench.restart();
     bench.allow(&before);
-    let _ = bench.programmer.apply(second.key(), Some(&second.plan()));
+    let _ = bench.writer.apply(second.key(), Some(&second.plan()));
     bench.apply_all();
     bench.assert_complete();
-    assert_eq!(bench.programmer.id(&second.key()), second_id);
+    assert_eq!(bench.writer.id(&second.key()), second_id);
 }
 
 #[test]
@@ -130,6 +130,6 @@ fn stray_source_ranges_go() {
 }
 
 fn ids(bench: &Bench) -> BTreeMap<Key, u32> {
-    let ids = bench.programmer.ids();
+    let ids = bench.writer.ids();
     ids.map(|(key, id)| (key.clone(), id)).collect()
 }
