@@ -28,7 +28,6 @@ pub mod lab;
 pub mod manifests;
 pub mod map_contents;
 pub mod oracle;
-pub mod packet;
 pub mod patience;
 pub mod pin_root;
 pub mod traffic;

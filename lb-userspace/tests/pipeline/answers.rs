@@ -3,12 +3,14 @@
 use lb_common::verdict::{Action, Reason};
 use lb_datapath::memory::Route;
 use lb_objects::{IpFamily, TrafficPolicy};
+use lb_packet::{
+    ARRIVED, ETHERNET, Extension, Fragment, Header, Read, TCP, UDP,
+    tcp_flag::{RST, SYN},
+};
 use node_lb::memory::ProgrammedTables;
 
 use crate::{
     hooks::{Outcome, ingress, through},
-    packet::{ARRIVED, ETHERNET, Extension, Fragment, Header, RST, SYN, TCP, UDP},
-    read::Read,
     scene::{Client, MTU, Place, Scene},
 };
 

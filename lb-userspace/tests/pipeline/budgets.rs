@@ -9,12 +9,15 @@ use lb_common::{
     verdict::Reason,
 };
 use lb_objects::IpFamily;
+use lb_packet::{
+    TCP, Tcp, UDP,
+    tcp_flag::{ACK, FIN, RST, SYN},
+};
 use node_lb::{config::PortRange, memory::ProgrammedTables};
 
 use crate::{
     conversation::{Conversation, Side, half_open},
     hooks::ingress,
-    packet::{ACK, FIN, RST, SYN, TCP, Tcp, UDP},
     scene::Scene,
 };
 

@@ -6,13 +6,16 @@ use lb_common::{
     verdict::Reason,
 };
 use lb_objects::IpFamily;
+use lb_packet::{
+    TCP, Tcp, UDP,
+    tcp_flag::{ACK, FIN, RST, SYN},
+};
 use node_lb::memory::ProgrammedTables;
 use proptest::{collection::vec, prelude::*};
 
 use crate::{
     conversation::{Conversation, Side, flows, half_open},
     hooks::ingress,
-    packet::{ACK, FIN, RST, SYN, TCP, Tcp, UDP},
     scene::{Client, Place, Scene},
 };
 

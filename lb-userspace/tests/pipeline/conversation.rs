@@ -8,11 +8,14 @@ use lb_common::{
 };
 use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
+use lb_packet::{
+    Header, TCP, Tcp,
+    tcp_flag::{ACK, FIN, SYN},
+};
 use node_lb::memory::ProgrammedTables;
 
 use crate::{
     hooks::{Outcome, ingress},
-    packet::{ACK, FIN, Header, SYN, TCP, Tcp},
     scene::Scene,
 };
 

@@ -12,13 +12,16 @@ use lb_common::{
     verdict::{Action, Reason},
 };
 use lb_objects::Algorithm;
+use lb_packet::{
+    Header, TCP, icmp, icmp_number,
+    tcp_flag::{ACK, RST, SYN},
+};
 use node_lb::memory::ProgrammedTables;
 
 use crate::{
     conversation::{Conversation, Side},
     hooks::{Outcome, ingress},
     moving::{endpoint_of, first_syn, scenes},
-    packet::{ACK, Header, RST, SYN, TCP, icmp, icmp_number},
     scene::Scene,
 };
 

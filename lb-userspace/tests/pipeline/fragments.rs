@@ -4,14 +4,16 @@ use std::net::IpAddr;
 
 use lb_common::verdict::{Action, Reason};
 use lb_objects::TrafficPolicy;
+use lb_packet::{
+    Extension, Fragment, Header, Read,
+    tcp_flag::{ACK, SYN},
+};
 use node_lb::memory::ProgrammedTables;
 use proptest::prelude::*;
 
 use crate::{
     hooks::{Outcome, ingress, through},
     limits::kill_all,
-    packet::{ACK, Extension, Fragment, Header, SYN},
-    read::Read,
     scene::{Client, Place, Scene},
 };
 

@@ -2,12 +2,14 @@
 
 use lb_common::verdict::{Action, Reason};
 use lb_objects::IpFamily;
+use lb_packet::{
+    ETHERNET, Extension, Fragment, Header, Read, TCP, UDP, icmp, icmp_number,
+    tcp_flag::{ACK, SYN},
+};
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use crate::{
     hooks::{egress, ingress, through},
-    packet::{ACK, ETHERNET, Extension, Fragment, Header, SYN, TCP, UDP, icmp, icmp_number},
-    read::Read,
     scene::{Place, Scene},
 };
 

@@ -14,13 +14,17 @@ use lb_common::{
 };
 use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
+use lb_packet::{
+    ETHERNET,
+    tcp_flag::{ACK, RST, SYN},
+    transport_sum,
+};
 use node_lb::memory::ProgrammedTables;
 
 use crate::{
     conversation::{Conversation, Side},
     hooks::Outcome,
     moving::{program_without, scenes},
-    packet::{ACK, ETHERNET, RST, SYN, transport_sum},
     scene::Scene,
 };
 

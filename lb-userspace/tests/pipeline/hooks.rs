@@ -2,9 +2,8 @@
 
 use lb_common::verdict::{Action, Reason, Verdict};
 use lb_datapath::memory::MemoryFrame;
+use lb_packet::Read;
 use node_lb::memory::ProgrammedTables;
-
-use crate::read::Read;
 
 /// What a hook made of a frame.
 #[derive(Clone, Debug, PartialEq)]

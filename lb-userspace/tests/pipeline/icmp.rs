@@ -4,12 +4,14 @@ use std::net::IpAddr;
 
 use lb_common::verdict::{Action, Reason};
 use lb_objects::IpFamily;
+use lb_packet::{
+    ETHERNET, Header, Read, TCP, icmp, icmp_number,
+    tcp_flag::{ACK, SYN},
+};
 use proptest::prelude::*;
 
 use crate::{
     hooks::{Outcome, ingress, through},
-    packet::{ACK, ETHERNET, Header, SYN, TCP, icmp, icmp_number},
-    read::Read,
     scene::{Client, Place, Scene},
 };
 

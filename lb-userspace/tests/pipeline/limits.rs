@@ -10,12 +10,15 @@ use lb_common::{
 };
 use lb_datapath::memory::Family;
 use lb_objects::{IpFamily, TrafficPolicy};
+use lb_packet::{
+    TCP, UDP,
+    tcp_flag::{ACK, FIN, RST, SYN},
+};
 use node_lb::{config::PortRange, memory::ProgrammedTables, plan::FrontendKind};
 
 use crate::{
     conversation::{Conversation, Side},
     hooks::{ingress, through},
-    packet::{ACK, FIN, RST, SYN, TCP, UDP},
     scene::{Client, Place, Scene},
 };
 

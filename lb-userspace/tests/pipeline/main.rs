@@ -5,8 +5,6 @@ mod common;
 
 mod conversation;
 mod hooks;
-mod packet;
-mod read;
 mod scene;
 
 mod answers;

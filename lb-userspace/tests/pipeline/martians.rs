@@ -8,10 +8,10 @@ use lb_common::{
 };
 use lb_datapath::memory::Route;
 use lb_objects::IpFamily;
+use lb_packet::tcp_flag::SYN;
 
 use crate::{
     hooks::{ingress, ingress_by},
-    packet::SYN,
     scene::{Scene, hop},
 };
 

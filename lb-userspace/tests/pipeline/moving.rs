@@ -4,12 +4,15 @@ use std::{collections::HashSet, net::SocketAddr, time::Duration};
 
 use lb_common::{flow::Stage, verdict::Reason};
 use lb_objects::{Algorithm, IpFamily};
+use lb_packet::{
+    TCP, Tcp,
+    tcp_flag::{self, ACK, SYN},
+};
 use node_lb::memory::ProgrammedTables;
 
 use crate::{
     conversation::{Conversation, Side},
     hooks::ingress,
-    packet::{ACK, SYN, TCP, Tcp},
     scene::{Place, Scene},
 };
 
@@ -230,7 +233,7 @@ fn an_endpoint_that_knows_nothing_of_a_connection_ends_what_was_picked_up() {
         let tables = scene.tables();
         let mut talk = Conversation::new(&scene, &tables, 4000);
         talk.send(Side::Client, ACK, b"from the middle");
-        let refusal = Tcp::new(talk.next[1], 0, crate::packet::RST);
+        let refusal = Tcp::new(talk.next[1], 0, tcp_flag::RST);
         talk.deliver(Side::Endpoint, refusal, b"");
         assert_eq!(talk.stage(), Some(Stage::Closed));
     }

@@ -2,11 +2,10 @@
 
 use lb_common::verdict::{Action, Reason};
 use lb_datapath::memory::{MemoryFrame, Route};
+use lb_packet::{ETHERNET, Read, TCP, pseudo_header_sum};
 
 use crate::{
     hooks::ingress,
-    packet::{ETHERNET, TCP, pseudo_header_sum},
-    read::Read,
     scene::{self, Scene},
 };
 
@@ -62,7 +61,7 @@ fn incomplete_checksums_are_left_to_a_hook_that_can_tell() {
         assert_eq!(virtual_device(sent.clone()).0, Reason::Opened);
 
         let read = Read::frame(&sent);
-        let sum = pseudo_header_sum(from.ip(), to.ip(), scene.protocol, read.payload());
+        let sum = pseudo_header_sum(from.ip(), to.ip(), scene.protocol, read.payload().len());
         let at = ETHERNET + read.transport + if scene.protocol == TCP { 16 } else { 6 };
         sent[at..at + 2].copy_from_slice(&sum.to_be_bytes());
         assert_eq!(

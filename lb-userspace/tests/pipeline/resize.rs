@@ -10,12 +10,15 @@ use lb_common::{
 };
 use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
+use lb_packet::{
+    TCP, UDP,
+    tcp_flag::{ACK, SYN},
+};
 use node_lb::{memory::ProgrammedTables, plan::FrontendKind};
 
 use crate::{
     conversation::{Conversation, Side},
     hooks::{Outcome, ingress, through},
-    packet::{ACK, SYN, TCP, UDP},
     scene::{Client, Place, Scene},
 };
 

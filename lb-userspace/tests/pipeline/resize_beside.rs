@@ -1,12 +1,15 @@
 //! Flow tables that get another size: programs with the table of before and with the next one side by side.
 
 use lb_common::{flow::Stage, pipeline::Copied, verdict::Reason};
+use lb_packet::{
+    Tcp,
+    tcp_flag::{ACK, FIN, SYN},
+};
 use node_lb::{config::PortRange, memory::ProgrammedTables};
 
 use crate::{
     conversation::{Conversation, Side},
     hooks::{Outcome, ingress_of_before},
-    packet::{ACK, FIN, SYN, Tcp},
     resize::{PORT, Progress, SIZES, established, scenes},
     scene::Scene,
 };

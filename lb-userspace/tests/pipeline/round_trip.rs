@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 
 use lb_common::verdict::{Action, Reason};
 use lb_datapath::memory::MemoryFrame;
+use lb_packet::{
+    ARRIVED, Extension, Header, Read, TCP, UDP,
+    tcp_flag::{ACK, SYN},
+};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use crate::{
     hooks::{Outcome, through},
-    packet::{ACK, ARRIVED, Extension, Header, SYN, TCP, UDP},
-    read::Read,
     scene::{LEFT, Scene},
 };
 

@@ -15,6 +15,7 @@ use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
     RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
 };
+use lb_packet::{Header, TCP, UDP, tcp_flag::SYN};
 use node_lb::{
     config::PortRange,
     map_writer::{NodeFacts, Settings},
@@ -22,8 +23,6 @@ use node_lb::{
     plan::{FrontendKind, LocalDetector, LocalNode, Plan, PlanOptions, plan},
 };
 use proptest::{collection::vec, prelude::*, sample::select};
-
-use crate::packet::{self, Header, SYN, TCP, UDP};
 
 /// Ports for source NAT.
 pub const SNAT: PortRange = PortRange {
@@ -256,8 +255,8 @@ impl Scene {
     /// A packet of the scene's protocol, as an IP payload.
     pub fn segment(&self, from: SocketAddr, to: SocketAddr, flags: u8, data: &[u8]) -> Vec<u8> {
         match self.protocol {
-            TCP => packet::tcp(from, to, flags, data),
-            UDP => packet::udp(from, to, data),
+            TCP => lb_packet::tcp(from, to, flags, data),
+            UDP => lb_packet::udp(from, to, data),
             protocol => panic!("protocol {protocol}"),
         }
     }

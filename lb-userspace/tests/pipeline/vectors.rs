@@ -10,6 +10,7 @@ use lb_common::{
     verdict::{Action, Reason},
 };
 use lb_datapath::memory::Route;
+use lb_packet::{Header, Read, TCP, tcp_flag::SYN};
 use node_lb::{
     map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
@@ -19,8 +20,6 @@ use node_lb::{
 use crate::{
     common::{Fixture, Packet, Scenario, Vectors},
     hooks::{self, Outcome},
-    packet::{self, Header, SYN, TCP},
-    read::Read,
     scene::{self, SNAT},
 };
 
@@ -80,7 +79,7 @@ fn connections(tables: &ProgrammedTables, packet: &Packet) -> Vec<Outcome> {
     (0..CONNECTIONS)
         .map(|connection| {
             let from = SocketAddr::new(packet.source, 1024 + connection);
-            let segment = packet::tcp(from, to, SYN, b"");
+            let segment = lb_packet::tcp(from, to, SYN, b"");
             let frame = Header::new(from.ip(), to.ip()).frame(TCP, &segment);
             hooks::ingress(tables, &frame)
         })

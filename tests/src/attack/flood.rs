@@ -6,12 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use lb_packet::{Packet, tcp_flag};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use crate::lab::address::SPOOFED;
 use crate::lab::{Family, Host};
-use crate::packet::{Packet, tcp};
 use crate::traffic::{Job, Running};
 
 use super::{Forged, Wire};
@@ -88,8 +88,8 @@ impl Flood {
             };
             let (from, to) = ((from, 1024), (target.ip(), target.port()));
             wire.forge(match self.kind {
-                FloodKind::Syn => Packet::tcp(from, to, tcp::SYN).payload(b""),
-                FloodKind::Ack => Packet::tcp(from, to, tcp::ACK).payload(b""),
+                FloodKind::Syn => Packet::tcp(from, to, tcp_flag::SYN).payload(b""),
+                FloodKind::Ack => Packet::tcp(from, to, tcp_flag::ACK).payload(b""),
                 FloodKind::Udp => Packet::udp(from, to),
             })
         };

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::packet::{Mac, Packet};
+use lb_packet::{Mac, Packet};
 
 const ETHERNET: usize = 14;
 const UDP: u8 = 17;
@@ -96,7 +96,7 @@ fn update(checksum: u16, old: u16, new: u16) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{internet_checksum, pseudo_header_sum, tcp};
+    use lb_packet::{internet_checksum, pseudo_header_sum, tcp_flag};
 
     const MACS: [Mac; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
@@ -125,7 +125,7 @@ mod tests {
         ];
         for (addresses, sources) in cases {
             let [from, to] = addresses.map(|text| text.parse::<IpAddr>().unwrap());
-            let segment = Packet::tcp((from, 1), (to, 80), tcp::SYN).payload(b"");
+            let segment = Packet::tcp((from, 1), (to, 80), tcp_flag::SYN).payload(b"");
             let mut segment = Forged::new(segment, MACS[0], MACS[1]);
             let mut datagram = Forged::new(Packet::udp((from, 1), (to, 53)), MACS[0], MACS[1]);
             for (number, source) in sources.into_iter().enumerate() {

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use lb_packet::{Mac, Packet};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
@@ -18,7 +19,6 @@ use nix::sys::socket::{
 use serde_json::Value;
 
 use crate::lab::host::output_of;
-use crate::packet::{Mac, Packet};
 use crate::patience::patient;
 
 use super::Forged;

@@ -8,9 +8,9 @@ use lb_common::{
     flow::{Flow, flow_flag, tag},
     verdict::{Hook, Reason},
 };
+use lb_packet::{Packet, difference};
 
 use super::service::TCP;
-use crate::packet::{Packet, difference};
 
 /// Port unreachable: ICMP's type and code (RFC 792), and ICMPv6's (RFC 4443).
 pub const PORT_UNREACHABLE: [(u8, u8); 2] = [(3, 3), (1, 4)];

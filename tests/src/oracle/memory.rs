@@ -14,6 +14,7 @@ use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
     Service, ServicePort, ServiceType, TrafficPolicy,
 };
+use lb_packet::Mac;
 use node_lb::{
     config::PortRange,
     map_writer::{NodeFacts, Settings},
@@ -31,7 +32,6 @@ use super::{
     service::{EndpointSpec, MAGLEV_ROWS, ServiceSpec, UDP},
     walk::Subject,
 };
-use crate::packet::Mac;
 
 /// Room in each flow table, more than a walk needs.
 const FLOW_RECORDS: u32 = 1024;

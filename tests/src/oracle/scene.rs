@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::packet::Mac;
+use lb_packet::Mac;
 
 /// First port for source NAT.
 pub const SNAT_PORT: u16 = 50_000;

@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
+use lb_packet::Packet;
+
 use super::model::Address;
-use crate::packet::Packet;
 
 /// A packet, or a fragment of one.
 #[derive(Clone, Debug)]

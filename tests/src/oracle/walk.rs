@@ -6,6 +6,7 @@ use lb_common::{
     abi::{FrontendKind, endpoint_flag, plan_flag},
     verdict::Reason,
 };
+use lb_packet::{Packet, tcp_flag};
 
 use super::{
     choices::Choices,
@@ -15,7 +16,6 @@ use super::{
     sent::{FragmentsOf, Sent},
     service::{Class, EndpointSpec, ServiceSpec, TCP, UDP},
 };
-use crate::packet::{Packet, tcp};
 
 /// Services of a node.
 const SERVICES: u16 = 8;
@@ -100,14 +100,14 @@ impl<S: Subject> Walk<'_, '_, S> {
     /// A packet with ports, or the first of its fragments.
     fn packet(&mut self, at: At, device: &str, tuple: Tuple, name: &str) -> Reason {
         let flags = *self.choices.of(&[
-            tcp::SYN,
-            tcp::SYN,
-            tcp::SYN | tcp::ACK,
-            tcp::ACK,
-            tcp::PSH | tcp::ACK,
-            tcp::FIN | tcp::ACK,
-            tcp::RST,
-            tcp::RST | tcp::ACK,
+            tcp_flag::SYN,
+            tcp_flag::SYN,
+            tcp_flag::SYN | tcp_flag::ACK,
+            tcp_flag::ACK,
+            tcp_flag::PSH | tcp_flag::ACK,
+            tcp_flag::FIN | tcp_flag::ACK,
+            tcp_flag::RST,
+            tcp_flag::RST | tcp_flag::ACK,
         ]);
         let mut segment = segment(self.choices, self.model, &tuple, flags);
         let packet = packet(self.choices, &tuple, &segment);

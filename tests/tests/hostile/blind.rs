@@ -6,10 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use lb_tests::attack::Wire;
-use lb_tests::packet::{Packet, tcp};
-use lb_tests::traffic::Numbers;
-use lb_tests::{Family, Held, Host};
+use lb_packet::{Packet, tcp_flag};
+use lb_tests::{Family, Held, Host, attack::Wire, traffic::Numbers};
 use node_lb::flows::FlowReport;
 
 use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, within};
@@ -25,13 +23,16 @@ const TRIES: usize = 25;
 
 /// What is tried, in this order: its name and the flags of the segments, one after the other.
 const ATTEMPTS: [(&str, &[u8]); 7] = [
-    ("data", &[tcp::PSH | tcp::ACK]),
-    ("SYN", &[tcp::SYN]),
-    ("SYN and ACK", &[tcp::SYN | tcp::ACK]),
-    ("FIN", &[tcp::FIN | tcp::ACK]),
-    ("FIN, then SYN", &[tcp::FIN | tcp::ACK, tcp::SYN]),
-    ("RST", &[tcp::RST]),
-    ("RST and ACK", &[tcp::RST | tcp::ACK]),
+    ("data", &[tcp_flag::PSH | tcp_flag::ACK]),
+    ("SYN", &[tcp_flag::SYN]),
+    ("SYN and ACK", &[tcp_flag::SYN | tcp_flag::ACK]),
+    ("FIN", &[tcp_flag::FIN | tcp_flag::ACK]),
+    (
+        "FIN, then SYN",
+        &[tcp_flag::FIN | tcp_flag::ACK, tcp_flag::SYN],
+    ),
+    ("RST", &[tcp_flag::RST]),
+    ("RST and ACK", &[tcp_flag::RST | tcp_flag::ACK]),
 ];
 
 #[test]
@@ -196,7 +197,7 @@ impl Victim {
             Side::Client => (&self.wires[0], flow.client, flow.frontend),
             Side::Endpoint => (&self.wires[1], flow.endpoint, hidden_behind),
         };
-        let payload = if flags & tcp::PSH != 0 {
+        let payload = if flags & tcp_flag::PSH != 0 {
             &b"forged\n"[..]
         } else {
             b""
@@ -204,7 +205,7 @@ impl Victim {
         let packet = Packet::tcp((from.ip(), from.port()), (to.ip(), to.port()), flags);
         let mut segment = wire.forge(packet.payload(payload));
         // A SYN that opens acknowledges nothing.
-        let acknowledges = flags & tcp::ACK != 0;
+        let acknowledges = flags & tcp_flag::ACK != 0;
         segment.set_numbers(sequence, if acknowledges { acknowledgement } else { 0 });
         wire.send(&segment)
     }
@@ -228,7 +229,7 @@ impl Victim {
 fn a_right_reset_ends_a_flow() -> Result<()> {
     ends_within_seconds(|victim| {
         let Numbers { to_send, .. } = victim.connection.numbers()?;
-        victim.send(Side::Client, tcp::RST, to_send, 0)
+        victim.send(Side::Client, tcp_flag::RST, to_send, 0)
     })
 }
 
@@ -236,7 +237,7 @@ fn a_right_reset_ends_a_flow() -> Result<()> {
 fn the_right_reset_of_an_endpoint_ends_a_flow() -> Result<()> {
     ends_within_seconds(|victim| {
         let Numbers { to_receive, .. } = victim.connection.numbers()?;
-        victim.send(Side::Endpoint, tcp::RST, to_receive, 0)
+        victim.send(Side::Endpoint, tcp_flag::RST, to_receive, 0)
     })
 }
 

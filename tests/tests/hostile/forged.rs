@@ -2,8 +2,7 @@
 //! (`rp_filter`, `accept_local`), and what it would not opens nothing.
 
 use anyhow::Result;
-use lb_tests::lab::POD_BRIDGE;
-use lb_tests::{Family, Held, PodNetwork, Request, Topology, eventually};
+use lb_tests::{Family, Held, PodNetwork, Request, Topology, eventually, lab::POD_BRIDGE};
 
 use super::support::{Ground, SMALL_TABLE, Source, cluster_ip};
 

@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lb_common::verdict::Reason;
-use lb_tests::attack::{Forged, Wire};
-use lb_tests::packet::{Packet, tcp};
-use lb_tests::traffic::Answer;
-use lb_tests::{Family, Host, patient};
+use lb_packet::{Packet, tcp_flag};
+use lb_tests::{
+    Family, Host,
+    attack::{Forged, Wire},
+    patient,
+    traffic::Answer,
+};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -81,7 +84,7 @@ fn doubled_syns(ground: &Ground, from: &Host, to: SocketAddr) -> Result<()> {
     let ip = from.ip(Family::V4);
     let ports = FIRST_CLIENT_PORT..FIRST_CLIENT_PORT + ROUNDS;
     let syns = |wire: &Wire| -> Vec<Forged> {
-        let syn = |port| Packet::tcp((ip, port), (to.ip(), to.port()), tcp::SYN).payload(b"");
+        let syn = |port| Packet::tcp((ip, port), (to.ip(), to.port()), tcp_flag::SYN).payload(b"");
         ports.clone().map(|port| wire.forge(syn(port))).collect()
     };
     let meet = Meeting::new();

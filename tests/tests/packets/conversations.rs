@@ -6,7 +6,7 @@ use lb_common::{
     abi::{FrontendKind, config_flag},
     verdict::Reason,
 };
-use lb_tests::packet::{Packet, tcp};
+use lb_packet::{Packet, tcp_flag};
 
 use super::{
     scene::{EXTERNAL, EXTERNAL_MAC, PEER_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene},
@@ -20,7 +20,7 @@ type Address = (IpAddr, u16);
 pub fn packet(protocol: u8, from: Address, to: Address) -> Packet {
     match protocol {
         UDP => Packet::udp(from, to),
-        _ => Packet::tcp(from, to, tcp::ACK | tcp::PSH),
+        _ => Packet::tcp(from, to, tcp_flag::ACK | tcp_flag::PSH),
     }
 }
 
@@ -28,7 +28,7 @@ pub fn packet(protocol: u8, from: Address, to: Address) -> Packet {
 pub fn first(protocol: u8, from: Address, to: Address) -> Packet {
     match protocol {
         UDP => Packet::udp(from, to),
-        _ => Packet::tcp(from, to, tcp::SYN).payload(b""),
+        _ => Packet::tcp(from, to, tcp_flag::SYN).payload(b""),
     }
 }
 
@@ -379,7 +379,7 @@ fn a_syn_reopens_a_closed_connection_only() {
                 let expected = Expected::transmits(&there(&packet), reason);
                 world.check(sentence, At::Xdp, EXTERNAL, &packet, expected);
             };
-            let syn = || from_client(tcp::SYN, 1000, 0);
+            let syn = || from_client(tcp_flag::SYN, 1000, 0);
             let answer = |world: &mut World, flags, sequence, acknowledged| {
                 let reply = Packet::tcp(endpoint, node, flags).payload(b"");
                 let reply = reply.numbers(sequence, acknowledged);
@@ -394,8 +394,8 @@ fn a_syn_reopens_a_closed_connection_only() {
                 send(world, "a SYN opens", syn(), Reason::Opened);
                 let again = "a SYN sent again is of the same connection";
                 send(world, again, syn(), Reason::ToEndpoint);
-                answer(world, tcp::SYN | tcp::ACK, 5000, 1001);
-                let acknowledgement = from_client(tcp::ACK, 1001, 5001);
+                answer(world, tcp_flag::SYN | tcp_flag::ACK, 5000, 1001);
+                let acknowledgement = from_client(tcp_flag::ACK, 1001, 5001);
                 send(
                     world,
                     "the client has it",
@@ -404,21 +404,24 @@ fn a_syn_reopens_a_closed_connection_only() {
                 );
                 let stray = "a SYN in an established connection goes its way";
                 send(world, stray, syn(), Reason::ToEndpoint);
-                for (blind, flags) in [("FIN", tcp::FIN | tcp::ACK), ("RST", tcp::RST)] {
+                for (blind, flags) in [
+                    ("FIN", tcp_flag::FIN | tcp_flag::ACK),
+                    ("RST", tcp_flag::RST),
+                ] {
                     let blind = format!("so does a blind {blind}");
                     let packet = from_client(flags, 0x4000_0000, 0x5000_0000);
                     send(world, &blind, packet, Reason::ToEndpoint);
                 }
                 send(world, "and the connection lives", syn(), Reason::ToEndpoint);
                 if resets {
-                    let reset = from_client(tcp::RST, 1001, 0);
+                    let reset = from_client(tcp_flag::RST, 1001, 0);
                     send(world, "a RST closes it", reset, Reason::ToEndpoint);
                 } else {
-                    let end = from_client(tcp::FIN | tcp::ACK, 1001, 5001);
+                    let end = from_client(tcp_flag::FIN | tcp_flag::ACK, 1001, 5001);
                     send(world, "the client ends", end, Reason::ToEndpoint);
-                    answer(world, tcp::FIN | tcp::ACK, 5001, 1002);
+                    answer(world, tcp_flag::FIN | tcp_flag::ACK, 5001, 1002);
                     send(world, "that was one side", syn(), Reason::ToEndpoint);
-                    let last = from_client(tcp::ACK, 1002, 5002);
+                    let last = from_client(tcp_flag::ACK, 1002, 5002);
                     send(world, "now it is closed", last, Reason::ToEndpoint);
                 }
                 send(world, "and a SYN opens", syn(), Reason::Opened);

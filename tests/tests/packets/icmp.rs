@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use lb_common::verdict::Reason;
-use lb_tests::packet::Packet;
+use lb_packet::Packet;
 
 use super::{
     conversations::{first, packet},

@@ -1,10 +1,8 @@
 //! Where something runs out: time to live, packet size, flow records, ports, routes.
 
 use lb_common::verdict::Reason;
-use lb_tests::{
-    oracle::expected::{TIME_EXCEEDED, TOO_BIG, answer},
-    packet::pseudo_header_sum,
-};
+use lb_packet::pseudo_header_sum;
+use lb_tests::oracle::expected::{TIME_EXCEEDED, TOO_BIG, answer};
 
 use super::{
     conversations::{first, packet},

@@ -1,7 +1,7 @@
 //! Packets that make no sense: each passes or is dropped with one counter, and no program fails.
 
 use lb_common::verdict::Reason;
-use lb_tests::packet::Packet;
+use lb_packet::Packet;
 
 use super::{
     conversations::{first, packet},

@@ -2,7 +2,7 @@
 //! protocols.
 
 use lb_common::verdict::Reason;
-use lb_tests::packet::Packet;
+use lb_packet::Packet;
 
 use super::{
     conversations::{first, packet},

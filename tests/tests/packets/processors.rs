@@ -14,7 +14,7 @@ use lb_common::{
     addr::Address,
     flow::{Flow, Timeouts, flow_flag, tag},
 };
-use lb_tests::packet::Packet;
+use lb_packet::Packet;
 
 use super::{
     scene::{EXTERNAL, EXTERNAL_MAC, ROUTER_MAC, Scene},

@@ -1,10 +1,8 @@
 //! Connections that get no endpoint: rejected, dropped, or none of node-lb's business.
 
 use lb_common::verdict::Reason;
-use lb_tests::{
-    oracle::expected::{PORT_UNREACHABLE, answer},
-    packet::{Packet, tcp},
-};
+use lb_packet::{Packet, tcp_flag};
+use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer};
 
 use super::{
     conversations::first,
@@ -281,7 +279,11 @@ fn a_reset_opens_nothing() {
             let frontend = (scene.cluster_ip, 80);
             let spec = ServiceSpec::new(TCP).cluster_ip(frontend.0, frontend.1);
             world.add(&spec.remote(scene.remote, 8080));
-            let reset = Packet::tcp((scene.client, 40_000), frontend, tcp::RST | tcp::ACK);
+            let reset = Packet::tcp(
+                (scene.client, 40_000),
+                frontend,
+                tcp_flag::RST | tcp_flag::ACK,
+            );
             for at in At::INGRESS {
                 world.check(
                     "a reset of no flow passes",

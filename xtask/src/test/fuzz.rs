@@ -106,6 +106,7 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
         "lb-common",
         "lb-datapath",
         "lb-objects",
+        "lb-packet",
         "node-lb",
         "lb-tests",
         "node-lb-fuzz",

@@ -242,13 +242,14 @@ enum Scope {
 }
 
 /// The packages whose tests need neither privilege nor the kernel, by directory and name.
-const UNIT: [(&str, &str); 6] = [
+const UNIT: [(&str, &str); 7] = [
     ("xtask", "xtask"),
     ("lb-common", "lb-common"),
     ("lb-userspace/admission", "lb-admission"),
     ("lb-userspace/datapath", "lb-datapath"),
     ("lb-userspace/objects", "lb-objects"),
     ("lb-userspace", "node-lb"),
+    ("tests/packet", "lb-packet"),
 ];
 
 impl Scope {

@@ -7,6 +7,7 @@ mod tcp;
 use std::{collections::HashMap, net::IpAddr};
 
 use lb_common::{flow::flow_flag, verdict::Reason};
+use lb_packet::{Mac, Packet};
 
 pub use self::tcp::{Segment, Side};
 use self::{opening::Refusal, tcp::opens};
@@ -19,7 +20,6 @@ use super::{
     sent::{FragmentsOf, Sent},
     service::{ServiceSpec, TCP},
 };
-use crate::packet::{Mac, Packet};
 
 /// Address and port.
 pub type Address = (IpAddr, u16);

@@ -6,15 +6,13 @@ use lb_common::{
     parse, select,
     verdict::Reason,
 };
+use lb_packet::tcp_flag;
 use node_lb::map_writer::maglev;
 
 use super::{Address, Flow, Model, Segment, Side, Tuple, tcp::opens};
-use crate::{
-    oracle::{
-        scene::SNAT_PORT,
-        service::{Class, EndpointSpec, MAGLEV_ROWS, TCP},
-    },
-    packet::tcp,
+use crate::oracle::{
+    scene::SNAT_PORT,
+    service::{Class, EndpointSpec, MAGLEV_ROWS, TCP},
 };
 
 /// Endpoints that a new connection may go to.
@@ -84,7 +82,7 @@ impl Model {
         if endpoints.is_empty() {
             return Err(Refusal::Drop(Reason::NoLocalEndpoints));
         }
-        if protocol == TCP && flags & tcp::RST != 0 {
+        if protocol == TCP && flags & tcp_flag::RST != 0 {
             return Err(Refusal::Pass(Reason::StrayReset));
         }
         let masquerade = match kind {

@@ -1,7 +1,9 @@
 //! What segments say of a connection, and which of them count.
 
+use lb_packet::tcp_flag;
+
 use super::{Flow, Tuple};
-use crate::{oracle::service::TCP, packet::tcp};
+use crate::oracle::service::TCP;
 
 /// What a TCP segment says of its connection.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +21,7 @@ impl Segment {
     }
 
     fn next(&self) -> u32 {
-        let ends = u32::from(self.has(tcp::SYN)) + u32::from(self.has(tcp::FIN));
+        let ends = u32::from(self.has(tcp_flag::SYN)) + u32::from(self.has(tcp_flag::FIN));
         self.sequence.wrapping_add(self.length + ends)
     }
 }
@@ -71,23 +73,23 @@ pub(super) fn hear(
     other: &mut Side,
     segment: &Segment,
 ) -> bool {
-    if segment.has(tcp::RST) {
+    if segment.has(tcp_flag::RST) {
         own.rst |= if !other.seen {
             segment.sequence == own.next
         } else if !own.seen && !flow.picked_up {
-            segment.has(tcp::ACK) && segment.acknowledged == other.next
+            segment.has(tcp_flag::ACK) && segment.acknowledged == other.next
         } else {
             other.takes(segment.sequence)
         };
         return false;
     }
-    if segment.has(tcp::SYN) {
+    if segment.has(tcp_flag::SYN) {
         let counts = match flow.reply {
             true => {
                 let early = other.next.wrapping_sub(segment.acknowledged);
-                segment.has(tcp::ACK) && early < 1 << 14
+                segment.has(tcp_flag::ACK) && early < 1 << 14
             }
-            false => !segment.has(tcp::ACK) && !other.seen,
+            false => !segment.has(tcp_flag::ACK) && !other.seen,
         };
         if half && counts && !flow.picked_up {
             own.next = segment.next();
@@ -105,7 +107,7 @@ pub(super) fn hear(
         && !shakes_hands
         && near(own.next, segment.next())
         && near(own.acknowledged, segment.acknowledged);
-    let ends = segment.has(tcp::FIN) && !own.fin;
+    let ends = segment.has(tcp_flag::FIN) && !own.fin;
     if !(answers || goes_on) || ends && !other.takes(segment.sequence) {
         return false;
     }
@@ -126,5 +128,5 @@ pub(super) fn hear(
 }
 
 pub(super) fn opens(tuple: Tuple, flags: u8) -> bool {
-    tuple.0 == TCP && flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN
+    tuple.0 == TCP && flags & (tcp_flag::SYN | tcp_flag::ACK | tcp_flag::RST) == tcp_flag::SYN
 }

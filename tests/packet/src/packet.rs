@@ -1,25 +1,18 @@
 //! Ethernet frames from their meaning: lengths and checksums are filled in, whole and from scratch.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use super::checksum::{internet_checksum, pseudo_header};
+use crate::{
+    header::{Extension, Fragment, Header},
+    transport::{self, TCP, Tcp, UDP, icmp_number},
+};
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
 
-/// TCP header flags.
-pub mod tcp {
-    pub const FIN: u8 = 0x01;
-    pub const SYN: u8 = 0x02;
-    pub const RST: u8 = 0x04;
-    pub const PSH: u8 = 0x08;
-    pub const ACK: u8 = 0x10;
-}
-
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const FRAGMENT_HEADER: u8 = 44;
 const ROUTING_HEADER: u8 = 43;
+/// The window of segments, before scaling.
+const WINDOW: u16 = 0xfaf0;
 
 /// An IP packet in an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,18 +20,7 @@ pub struct Packet {
     to: Mac,
     from: Mac,
     vlan: Option<u16>,
-    source: IpAddr,
-    destination: IpAddr,
-    ttl: u8,
-    traffic_class: u8,
-    flow_label: u32,
-    id: u16,
-    dont_fragment: bool,
-    /// IPv4 options, of whole words.
-    options: Vec<u8>,
-    /// IPv6 extension headers: number, and contents behind the first two bytes.
-    extensions: Vec<(u8, Vec<u8>)>,
-    fragment: Option<FragmentOf>,
+    header: Header,
     body: Body,
     /// Bytes behind the IP packet, as Ethernet pads short ones.
     padding: usize,
@@ -70,15 +52,6 @@ pub enum Body {
     Raw { protocol: u8, bytes: Vec<u8> },
 }
 
-/// Where a fragment lies in its packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FragmentOf {
-    id: u32,
-    /// In units of eight bytes.
-    offset: u16,
-    more: bool,
-}
-
 /// Making packets.
 impl Packet {
     fn new(source: IpAddr, destination: IpAddr, body: Body) -> Self {
@@ -86,16 +59,11 @@ impl Packet {
             to: [0x02, 0, 0, 0, 0xff, 1],
             from: [0x02, 0, 0, 0, 0xff, 2],
             vlan: None,
-            source,
-            destination,
-            ttl: 64,
-            traffic_class: 0,
-            flow_label: 0xabcde,
-            id: 0x1234,
-            dont_fragment: true,
-            options: Vec::new(),
-            extensions: Vec::new(),
-            fragment: None,
+            header: Header {
+                flow_label: 0xabcde,
+                id: 0x1234,
+                ..Header::new(source, destination)
+            },
             body,
             padding: 0,
         }
@@ -152,64 +120,61 @@ impl Packet {
         }
     }
 
-    pub fn ttl(self, ttl: u8) -> Self {
-        Self { ttl, ..self }
+    pub fn ttl(mut self, ttl: u8) -> Self {
+        self.header.ttl = ttl;
+        self
     }
 
     /// The same packet one router further.
     pub fn hop(self) -> Self {
-        let ttl = self.ttl - 1;
+        let ttl = self.header.ttl - 1;
         self.ttl(ttl)
     }
 
-    pub fn traffic_class(self, traffic_class: u8) -> Self {
-        Self {
-            traffic_class,
-            ..self
-        }
+    pub fn traffic_class(mut self, traffic_class: u8) -> Self {
+        self.header.traffic_class = traffic_class;
+        self
     }
 
-    pub fn flow_label(self, flow_label: u32) -> Self {
-        Self { flow_label, ..self }
+    pub fn flow_label(mut self, flow_label: u32) -> Self {
+        self.header.flow_label = flow_label;
+        self
     }
 
-    pub fn id(self, id: u16) -> Self {
-        Self { id, ..self }
+    pub fn id(mut self, id: u16) -> Self {
+        self.header.id = id;
+        self
     }
 
-    pub fn may_be_fragmented(self) -> Self {
-        Self {
-            dont_fragment: false,
-            ..self
-        }
+    pub fn may_be_fragmented(mut self) -> Self {
+        self.header.dont_fragment = false;
+        self
     }
 
     /// Gives an IPv4 packet options, whole words.
-    pub fn options(self, options: &[u8]) -> Self {
+    pub fn options(mut self, options: &[u8]) -> Self {
         assert!(options.len().is_multiple_of(4) && options.len() <= 40);
-        Self {
-            options: options.to_vec(),
-            ..self
-        }
+        self.header.options = options.to_vec();
+        self
     }
 
     /// Adds an IPv6 extension header of `length` bytes; a routing header has no segments left.
     pub fn extension(mut self, number: u8, length: usize) -> Self {
         assert!(length.is_multiple_of(8) && length >= 8);
-        let mut contents = vec![0; length - 2];
+        let mut body = vec![0; length - 2];
         // Padding options as far as the header has options (RFC 8200 section 4.2).
         if number != ROUTING_HEADER {
-            contents[..2].copy_from_slice(&[1, length as u8 - 4]);
+            body[..2].copy_from_slice(&[1, length as u8 - 4]);
         }
-        self.extensions.push((number, contents));
+        self.header.extensions.push(Extension { number, body });
         self
     }
 
     /// Adds an IPv6 routing header by which the packet still has to visit other nodes.
     pub fn unfinished_route(mut self, segments_left: u8) -> Self {
         self = self.extension(ROUTING_HEADER, 24);
-        let (_, contents) = self.extensions.last_mut().expect("just added");
-        contents[1] = segments_left;
+        let extension = self.header.extensions.last_mut().expect("just added");
+        extension.body[1] = segments_left;
         self
     }
 
@@ -219,7 +184,7 @@ impl Packet {
 
     /// Replaces source address and port.
     pub fn source(mut self, (address, port): (IpAddr, u16)) -> Self {
-        self.source = address;
+        self.header.source = address;
         if let Some(ports) = self.ports_mut() {
             ports.0 = port;
         }
@@ -228,7 +193,7 @@ impl Packet {
 
     /// Replaces destination address and port.
     pub fn destination(mut self, (address, port): (IpAddr, u16)) -> Self {
-        self.destination = address;
+        self.header.destination = address;
         if let Some(ports) = self.ports_mut() {
             ports.1 = port;
         }
@@ -236,12 +201,9 @@ impl Packet {
     }
 
     /// Replaces the addresses of a packet without ports.
-    pub fn addresses(self, source: IpAddr, destination: IpAddr) -> Self {
-        Self {
-            source,
-            destination,
-            ..self
-        }
+    pub fn addresses(mut self, source: IpAddr, destination: IpAddr) -> Self {
+        (self.header.source, self.header.destination) = (source, destination);
+        self
     }
 
     pub fn payload(mut self, bytes: &[u8]) -> Self {
@@ -278,12 +240,15 @@ impl Packet {
         let parts = whole.chunks(size).enumerate();
         parts
             .map(|(index, part)| Self {
-                fragment: Some(FragmentOf {
-                    id,
-                    offset: (index * size / 8) as u16,
-                    more: index + 1 < count,
-                }),
-                dont_fragment: false,
+                header: Header {
+                    fragment: Some(Fragment {
+                        id,
+                        offset: (index * size / 8) as u16,
+                        more: index + 1 < count,
+                    }),
+                    dont_fragment: false,
+                    ..self.header.clone()
+                },
                 body: Body::Raw {
                     protocol,
                     bytes: part.to_vec(),
@@ -310,15 +275,15 @@ impl From<&Packet> for Vec<u8> {
 /// Reading packets.
 impl Packet {
     pub fn source_address(&self) -> IpAddr {
-        self.source
+        self.header.source
     }
 
     pub fn destination_address(&self) -> IpAddr {
-        self.destination
+        self.header.destination
     }
 
     pub fn time_to_live(&self) -> u8 {
-        self.ttl
+        self.header.ttl
     }
 
     pub fn body(&self) -> &Body {
@@ -335,8 +300,7 @@ impl Packet {
         match &self.body {
             Body::Tcp { .. } => TCP,
             Body::Udp { .. } => UDP,
-            Body::Icmp { .. } if self.source.is_ipv4() => 1,
-            Body::Icmp { .. } => 58,
+            Body::Icmp { .. } => icmp_number(self.header.source),
             Body::Raw { protocol, .. } => *protocol,
         }
     }
@@ -348,12 +312,7 @@ impl Packet {
             frame.extend([0x81, 0x00]);
             frame.extend(vlan.to_be_bytes());
         }
-        let ethertype: u16 = if self.source.is_ipv4() {
-            0x0800
-        } else {
-            0x86dd
-        };
-        frame.extend(ethertype.to_be_bytes());
+        frame.extend(self.header.ethertype().to_be_bytes());
         frame.extend(self.ip_bytes());
         frame.resize(frame.len() + self.padding, 0);
         frame
@@ -361,18 +320,7 @@ impl Packet {
 
     /// The IP packet alone.
     pub fn ip_bytes(&self) -> Vec<u8> {
-        let body = self.body_bytes();
-        let mut packet = match (self.source, self.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                self.header4(source.octets(), destination.octets(), body.len())
-            }
-            (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                self.header6(source.octets(), destination.octets(), body.len())
-            }
-            (source, destination) => panic!("{source} and {destination} are of two families"),
-        };
-        packet.extend(body);
-        packet
+        self.header.packet(self.protocol(), &self.body_bytes())
     }
 
     /// What an ICMP error about this packet quotes: the IP headers and `length` bytes behind them.
@@ -382,113 +330,47 @@ impl Packet {
         packet[..packet.len().min(headers + length)].to_vec()
     }
 
-    fn header4(&self, source: [u8; 4], destination: [u8; 4], body: usize) -> Vec<u8> {
-        let header = 20 + self.options.len();
-        let (id, flags) = match self.fragment {
-            Some(fragment) => (
-                fragment.id as u16,
-                fragment.offset | u16::from(fragment.more) << 13,
-            ),
-            None => (self.id, u16::from(self.dont_fragment) << 14),
-        };
-        let mut bytes = vec![0x40 | (header / 4) as u8, self.traffic_class];
-        bytes.extend(((header + body) as u16).to_be_bytes());
-        bytes.extend(id.to_be_bytes());
-        bytes.extend(flags.to_be_bytes());
-        bytes.extend([self.ttl, self.protocol(), 0, 0]);
-        bytes.extend(source);
-        bytes.extend(destination);
-        bytes.extend(&self.options);
-        let checksum = internet_checksum(0, &bytes);
-        bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
-        bytes
-    }
-
-    fn header6(&self, source: [u8; 16], destination: [u8; 16], body: usize) -> Vec<u8> {
-        let mut extensions = self.extensions.clone();
-        if let Some(fragment) = self.fragment {
-            let mut contents = (fragment.offset << 3 | u16::from(fragment.more))
-                .to_be_bytes()
-                .to_vec();
-            contents.extend(fragment.id.to_be_bytes());
-            extensions.push((FRAGMENT_HEADER, contents));
-        }
-        let numbers: Vec<u8> = extensions
-            .iter()
-            .map(|(number, _)| *number)
-            .chain([self.protocol()])
-            .collect();
-        let mut tail = Vec::new();
-        for ((number, contents), next) in extensions.iter().zip(&numbers[1..]) {
-            let length = match *number {
-                FRAGMENT_HEADER => 0,
-                // The authentication header counts words (RFC 4302 section 2.2).
-                51 => (contents.len() + 2) / 4 - 2,
-                _ => (contents.len() + 2) / 8 - 1,
-            };
-            tail.extend([*next, length as u8]);
-            tail.extend(contents);
-        }
-        let mut bytes = vec![
-            0x60 | self.traffic_class >> 4,
-            self.traffic_class << 4 | (self.flow_label >> 16) as u8,
-        ];
-        bytes.extend((self.flow_label as u16).to_be_bytes());
-        bytes.extend(((tail.len() + body) as u16).to_be_bytes());
-        bytes.extend([numbers[0], self.ttl]);
-        bytes.extend(source);
-        bytes.extend(destination);
-        bytes.extend(tail);
-        bytes
-    }
-
     /// Transport header and payload, checksum included.
     fn body_bytes(&self) -> Vec<u8> {
-        let (mut bytes, at) = match &self.body {
-            Body::Raw { bytes, .. } => return bytes.clone(),
+        let Header {
+            source,
+            destination,
+            ..
+        } = self.header;
+        let ends = |ports: &(u16, u16)| {
+            let from = SocketAddr::new(source, ports.0);
+            (from, SocketAddr::new(destination, ports.1))
+        };
+        match &self.body {
+            Body::Raw { bytes, .. } => bytes.clone(),
             Body::Tcp {
                 ports,
                 numbers,
                 flags,
                 payload,
             } => {
-                let mut bytes = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
-                bytes.extend(numbers.0.to_be_bytes());
-                bytes.extend(numbers.1.to_be_bytes());
-                bytes.extend([0x50, *flags, 0xfa, 0xf0, 0, 0, 0, 0]);
-                bytes.extend(payload);
-                (bytes, 16)
+                let (from, to) = ends(ports);
+                let header = Tcp {
+                    window: WINDOW,
+                    ..Tcp::new(numbers.0, numbers.1, *flags)
+                };
+                header.segment(from, to, payload)
             }
             Body::Udp {
                 ports,
                 payload,
                 checksum,
             } => {
-                let length = 8 + payload.len() as u16;
-                let mut bytes = [ports.0, ports.1, length, 0].map(u16::to_be_bytes).concat();
-                bytes.extend(payload);
+                let (from, to) = ends(ports);
+                let mut datagram = transport::udp(from, to, payload);
                 if !checksum {
-                    return bytes;
+                    datagram[6..8].fill(0);
                 }
-                (bytes, 6)
+                datagram
             }
             Body::Icmp { kind, word, rest } => {
-                let mut bytes = vec![kind.0, kind.1, 0, 0];
-                bytes.extend(word.to_be_bytes());
-                bytes.extend(rest);
-                (bytes, 2)
+                transport::icmp(source, destination, *kind, *word, rest)
             }
-        };
-        let protocol = self.protocol();
-        let pseudo = match protocol {
-            1 => 0,
-            _ => pseudo_header(self.source, self.destination, protocol, bytes.len()),
-        };
-        let checksum = match internet_checksum(pseudo, &bytes) {
-            0 if protocol == UDP => 0xffff,
-            checksum => checksum,
-        };
-        bytes[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
-        bytes
+        }
     }
 }

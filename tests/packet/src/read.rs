@@ -2,7 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::packet::{ETHERNET, TCP, UDP, icmp_number, sum, transport_sum};
+use crate::{
+    checksum::{sum, transport_sum},
+    header::ETHERNET,
+    transport::{TCP, UDP, icmp_number},
+};
 
 /// A packet as read, from the network header on.
 #[derive(Clone, Debug)]
