@@ -19,6 +19,7 @@ mod atomic;
 pub mod checksum;
 pub mod flow;
 pub mod frame;
+pub mod harness;
 pub mod model;
 mod opaque;
 pub mod packet;

@@ -1,4 +1,4 @@
-//! `cargo xtask demo | bench | lab`: the programs of crate `lb-tests`.
+//! `cargo xtask demo | bench | lab`: the programs below `tests`.
 
 use std::{os::unix::process::CommandExt, process::ExitCode};
 
@@ -14,6 +14,8 @@ use crate::{
 pub struct Program {
     pub name: &'static str,
     pub purpose: &'static str,
+    /// Its main file.
+    source: &'static str,
     /// Whether its figures or its load call for an optimised build.
     release: bool,
 }
@@ -22,16 +24,19 @@ pub const PROGRAMS: [Program; 3] = [
     Program {
         name: "demo",
         purpose: "services, a rolling update and health checks, shown in the lab",
+        source: "tests/src/bin/demo/main.rs",
         release: false,
     },
     Program {
         name: "bench",
         purpose: "what packets, connections and updates cost, beside other systems",
+        source: "tests/bench/src/main.rs",
         release: true,
     },
     Program {
         name: "lab",
         purpose: "the lab alone: hosts and pods in network namespaces",
+        source: "tests/src/bin/lab.rs",
         release: false,
     },
 ];
@@ -41,9 +46,7 @@ const CONTROL_PLANE_ARGUMENTS: [&str; 2] = ["--apiserver", "control-plane"];
 
 impl Program {
     pub fn exists(&self, workspace: &Workspace) -> bool {
-        let sources = workspace.root.join("tests/src/bin");
-        sources.join(format!("{}.rs", self.name)).is_file()
-            || sources.join(self.name).join("main.rs").is_file()
+        workspace.root.join(self.source).is_file()
     }
 }
 

@@ -5,9 +5,6 @@
 //! writes the headers that node-lb may have changed, taking the flow from a trace, and tail-calls the
 //! program in `TARGET`. The other programs are what the harness costs, and the floors.
 
-mod abi;
-
-use abi::{Control, ETHERNET, Key, Network4, Network6, Step, TABLE, TRACE};
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, xdp_action},
     btf_maps::{Array, HashMap, ProgramArray},
@@ -15,7 +12,10 @@ use aya_ebpf::{
     macros::{btf_map, xdp},
     programs::XdpContext,
 };
-use lb_common::packet::Packet;
+use lb_common::{
+    harness::{Control, ETHERNET, Key, Network4, Network6, Step, TABLE, TRACE},
+    packet::Packet,
+};
 
 /// In the section that the benchmark finds it by.
 #[unsafe(no_mangle)]

@@ -108,6 +108,7 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
         "lb-objects",
         "lb-packet",
         "node-lb",
+        "lb-bench",
         "lb-tests",
         "node-lb-fuzz",
     ];

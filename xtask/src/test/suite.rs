@@ -242,7 +242,7 @@ enum Scope {
 }
 
 /// The packages whose tests need neither privilege nor the kernel, by directory and name.
-const UNIT: [(&str, &str); 7] = [
+const UNIT: [(&str, &str); 8] = [
     ("xtask", "xtask"),
     ("lb-common", "lb-common"),
     ("lb-userspace/admission", "lb-admission"),
@@ -250,6 +250,7 @@ const UNIT: [(&str, &str); 7] = [
     ("lb-userspace/objects", "lb-objects"),
     ("lb-userspace", "node-lb"),
     ("tests/packet", "lb-packet"),
+    ("tests/bench", "lb-bench"),
 ];
 
 impl Scope {

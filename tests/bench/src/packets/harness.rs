@@ -4,20 +4,17 @@ use std::{borrow::BorrowMut, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
-    Ebpf, EbpfLoader, Pod,
+    Ebpf, EbpfLoader,
     maps::{Array, Map, MapData, ProgramArray},
     programs::{Program, TestRun as _, TestRunOptions, Xdp},
 };
+use lb_common::harness::{Control, Key, Step, TABLE};
 use lb_datapath::bpf::{BatchMap, MappedArray};
 use nix::time::{ClockId, clock_gettime};
 
 use super::family::Family;
 
-#[path = "../../../../../lb-ebpf/src/harness/abi.rs"]
-mod abi;
-
-use abi::{Control, Key, Step, TABLE};
-pub use abi::{ETHERNET, Network4, Network6, TRACE};
+pub use lb_common::harness::{ETHERNET, Network4, Network6, TRACE};
 
 /// The verdicts of XDP programs.
 pub mod action {
@@ -56,11 +53,6 @@ pub struct Run {
     /// The last packet.
     pub frame: Vec<u8>,
 }
-
-// SAFETY: `repr(C)`, integers only, without implicit padding for the networks in use.
-unsafe impl<N: Pod> Pod for Step<N> {}
-// SAFETY: `repr(C)`, integers only, without implicit padding.
-unsafe impl Pod for Control {}
 
 impl Harness {
     /// Loads the harness and fills the map that floors look up.

@@ -1,6 +1,6 @@
 //! What admission's decisions cost, and what they are worth: figures for docs/admission-queues.md.
 //!
-//! `cargo run --release -p lb-tests --bin admission-bench`; needs neither root nor kernel.
+//! `cargo run --release -p lb-bench --bin admission-bench`; needs neither root nor kernel.
 
 mod classification;
 mod cost;

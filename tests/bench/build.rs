@@ -6,10 +6,11 @@ use anyhow::{Context, Result};
 use xtask::ebpf;
 
 /// What the object is made from, relative to the workspace.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "lb-ebpf/Cargo.toml",
     "lb-ebpf/src/harness",
     "lb-common/Cargo.toml",
+    "lb-common/src/harness.rs",
     "lb-common/src/packet.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -17,7 +18,9 @@ const SOURCES: [&str; 7] = [
 ];
 
 fn main() -> Result<()> {
-    let workspace = directory("CARGO_MANIFEST_DIR")?.join("..").canonicalize()?;
+    let workspace = directory("CARGO_MANIFEST_DIR")?
+        .join("../..")
+        .canonicalize()?;
     let out = directory("OUT_DIR")?;
     println!("cargo::rerun-if-env-changed={}", ebpf::OBJECT_VARIABLE);
     println!("cargo::rerun-if-env-changed={}", ebpf::TOOLCHAIN_VARIABLE);

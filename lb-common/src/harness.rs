@@ -1,4 +1,4 @@
-//! What the benchmark and its harness share.
+//! What the benchmark and its harness, a program in the kernel, share.
 
 /// The harness's only state, its `.bss`; the benchmark writes it between runs.
 #[repr(C)]
@@ -47,3 +47,10 @@ pub type Key = [u32; 4];
 
 /// The Ethernet addresses that frames arrive with: 02:00:00:00:00:01, then :02.
 pub const ETHERNET: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+
+// SAFETY: `repr(C)`, integers only, without implicit padding.
+#[cfg(feature = "user")]
+unsafe impl aya::Pod for Control {}
+// SAFETY: the same, for the networks in use.
+#[cfg(feature = "user")]
+unsafe impl<N: aya::Pod> aya::Pod for Step<N> {}
