@@ -1,7 +1,6 @@
 //! Network namespaces of a test's own: each is a thread, and gone with it.
 
 use std::{
-    fs,
     process::Command,
     sync::mpsc::{Receiver, Sender, channel},
     thread::JoinHandle,
@@ -19,6 +18,12 @@ pub struct Namespace {
     tasks: Option<Sender<Task>>,
     thread: Option<JoinHandle<()>>,
     tid: Pid,
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Namespace {
@@ -70,6 +75,11 @@ impl Namespace {
         })
     }
 
+    /// Interface index of a device in there.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
     pub fn index(&self, device: &'static str) -> u32 {
         self.run(move || nix::net::if_::if_nametoindex(device).unwrap())
     }
@@ -97,13 +107,20 @@ impl Drop for Namespace {
     }
 }
 
-#[test]
-fn namespaces_are_apart_from_each_other_and_from_the_host() {
-    let identity = |namespace: &Namespace| {
-        namespace.run(|| fs::read_link("/proc/thread-self/ns/net").unwrap())
-    };
-    let (a, b) = (Namespace::new(), Namespace::new());
-    let host = fs::read_link("/proc/self/ns/net").unwrap();
-    assert_ne!(identity(&a), identity(&b));
-    assert_ne!(identity(&a), host);
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn namespaces_are_apart_from_each_other_and_from_the_host() {
+        let identity = |namespace: &Namespace| {
+            namespace.run(|| fs::read_link("/proc/thread-self/ns/net").unwrap())
+        };
+        let (a, b) = (Namespace::new(), Namespace::new());
+        let host = fs::read_link("/proc/self/ns/net").unwrap();
+        assert_ne!(identity(&a), identity(&b));
+        assert_ne!(identity(&a), host);
+    }
 }

@@ -1,4 +1,4 @@
-//! Programs in the kernel and what they are attached by.
+//! The eBPF programs without an agent: loaded, and what they are attached by.
 
 use std::path::Path;
 
@@ -22,6 +22,10 @@ pub fn programs() -> Vec<&'static str> {
 }
 
 /// One start of an agent: its programs are other ones than those of the start before.
+///
+/// # Panics
+///
+/// If the kernel refuses them.
 pub fn start(pins: &Pins) -> Loaded {
     load(OBJECT, pins, &programs(), &Settings::default()).unwrap()
 }

@@ -1,9 +1,5 @@
 //! Ageing of the real flow tables by the kernel's clock. Needs root.
 
-#[path = "attach/start.rs"]
-#[allow(dead_code, reason = "each test binary uses its part")]
-mod start;
-
 use std::{
     thread,
     time::{Duration, Instant},
@@ -20,7 +16,7 @@ use lb_common::{
 };
 use lb_datapath::{Jiffies, TickRate, bpf::MappedArray, hz};
 use lb_objects::Protocol;
-use lb_tests::{PinRoot, eventually};
+use lb_tests::{PinRoot, eventually, programs};
 use node_lb::{
     config::FlowTimeouts,
     flows::{FlowSweeper, FlowTables, ServiceCounters, UdpSockets, timeouts},
@@ -64,8 +60,8 @@ fn jiffies_are_the_kernels() {
 #[test]
 fn flows_in_the_kernels_tables_are_ended() {
     let root = PinRoot::new();
-    let pins = root.pins(start::VERSION);
-    let loaded = start::start(&pins);
+    let pins = root.pins(programs::VERSION);
+    let loaded = programs::start(&pins);
     let v4: MappedArray<Flow<Ip4>> = MappedArray::new(&loaded.map("FLOWS4").unwrap()).unwrap();
     let v6: MappedArray<Flow<Ip6>> = MappedArray::new(&loaded.map("FLOWS6").unwrap()).unwrap();
     let rate = TickRate::of_kernel();

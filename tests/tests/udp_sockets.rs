@@ -1,12 +1,5 @@
 //! Connected UDP sockets whose endpoint is gone are ended, and no others. Needs root.
 
-#[path = "attach/namespace.rs"]
-#[allow(dead_code, reason = "each test binary uses its part")]
-mod namespace;
-#[path = "attach/start.rs"]
-#[allow(dead_code, reason = "each test binary uses its part")]
-mod start;
-
 use std::{
     collections::HashMap,
     io::{self, ErrorKind},
@@ -21,8 +14,7 @@ use lb_common::{
     addr::Ip6,
 };
 use lb_datapath::bpf::BatchMap;
-use lb_tests::PinRoot;
-use namespace::Namespace;
+use lb_tests::{Namespace, PinRoot, programs};
 use node_lb::flows::{
     Stale, UdpSockets,
     sockets::{self, SocketError, Translated},
@@ -127,8 +119,8 @@ fn sockets_of_other_namespaces_are_out_of_reach() {
 fn the_map_says_which_sockets_have_a_stale_endpoint() {
     const OTHER: u32 = 8;
     let root = PinRoot::new();
-    let pins = root.pins(start::VERSION);
-    let loaded = start::start(&pins);
+    let pins = root.pins(programs::VERSION);
+    let loaded = programs::start(&pins);
     let map = BatchMap::<SocketKey, Socket>::new(&loaded.map("SOCKETS").unwrap()).unwrap();
 
     Namespace::new().run(move || {

@@ -8,12 +8,12 @@ use lb_datapath::{
     pins::{DEFAULT_ROOT, LinkPin},
     preflight,
 };
-use lb_tests::PinRoot;
-
-use crate::{
-    start::{VERSION, attached, id, start},
-    traffic::cable,
+use lb_tests::{
+    PinRoot,
+    programs::{VERSION, attached, id, start},
 };
+
+use crate::traffic::cable;
 
 /// A cgroup of a test's own.
 struct TestCgroup(PathBuf);

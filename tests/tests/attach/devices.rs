@@ -7,14 +7,12 @@ use std::{
 };
 
 use lb_datapath::devices::{DeviceKind, Event, Role, RoleRules, Watcher};
-use lb_tests::{PATIENCE, SILENCE, eventually, patient};
+use lb_tests::{Namespace, PATIENCE, SILENCE, eventually, patient};
 use nix::{
     sys::resource::{UsageWho, getrusage},
     time::ClockId,
 };
 use tokio::time::timeout;
-
-use crate::namespace::Namespace;
 
 /// Runs a future inside a namespace.
 fn watch<T: Send + 'static>(

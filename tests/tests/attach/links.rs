@@ -9,13 +9,13 @@ use lb_datapath::{
     hooks::XDP_PROGRAM,
     pins::LinkPin,
 };
-use lb_tests::PinRoot;
-
-use crate::{
+use lb_tests::{
+    PinRoot,
     namespace::Namespace,
-    start::{VERSION, attached, id, start},
-    traffic::{cable, lossless},
+    programs::{VERSION, attached, id, start},
 };
+
+use crate::traffic::{cable, lossless};
 
 const REPLACEMENTS: usize = 100;
 

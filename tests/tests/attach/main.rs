@@ -5,8 +5,6 @@ mod cleanup;
 mod devices;
 mod links;
 mod maps;
-mod namespace;
 mod pinned;
 mod programs;
-mod start;
 mod traffic;

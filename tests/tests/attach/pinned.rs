@@ -4,9 +4,10 @@ use std::fs;
 
 use aya::maps::{MapData, MapType};
 use lb_datapath::{OBJECT, Pins, Settings, cleanup, load, load::LoadError, pins::PinError};
-use lb_tests::PinRoot;
-
-use crate::start::{VERSION, programs, start};
+use lb_tests::{
+    PinRoot,
+    programs::{VERSION, programs, start},
+};
 
 #[test]
 fn maps_are_adopted() {

@@ -4,11 +4,9 @@ use std::{collections::BTreeMap, time::Instant};
 
 use aya::{EbpfLoader, VerifierLogLevel, programs::Program};
 use lb_datapath::OBJECT;
+use lb_tests::programs::programs;
 
-use crate::{
-    budget::{self, RESIZE},
-    start::programs,
-};
+use crate::budget::{self, RESIZE};
 
 /// Each by itself, so that a kernel that refuses some says which; what they took is shown with
 /// `--nocapture`.

@@ -11,9 +11,7 @@ use std::{
     time::Duration,
 };
 
-use lb_tests::eventually;
-
-use crate::namespace::Namespace;
+use lb_tests::{Namespace, eventually};
 
 /// Two hosts with a cable between them: `near0` 10.0.0.1 and `far0` 10.0.0.2.
 pub fn cable() -> (Namespace, Namespace) {
