@@ -11,13 +11,13 @@ use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
     Service, ServicePort, ServiceType, TrafficPolicy,
 };
+use lb_vectors::{Conntrack, ConntrackFlow, Delete, Vectors};
 use node_lb::{
     flows::{Stale, stale::changed, stats::Removed},
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
 
 use super::table::{NewFlow, Sweeping, Table};
-use crate::common::{Conntrack, ConntrackFlow, Delete, Vectors};
 
 /// Ids of the vectors' UDP port, of their TCP port, and of a service port that is none of theirs.
 const UDP: u32 = 1;

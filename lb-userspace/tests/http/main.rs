@@ -17,5 +17,5 @@ mod support;
 
 /// Upstream's expected results.
 fn vectors() -> serde_json::Value {
-    serde_json::from_str(include_str!("../data/kube-proxy.json")).unwrap()
+    serde_json::from_str(include_str!("../../vectors/data/kube-proxy.json")).unwrap()
 }

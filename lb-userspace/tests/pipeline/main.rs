@@ -1,8 +1,5 @@
 //! The packet pipeline on the host: the kernel's code over tables in memory, without root.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod conversation;
 mod hooks;
 mod scene;

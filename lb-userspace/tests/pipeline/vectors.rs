@@ -11,6 +11,7 @@ use lb_common::{
 };
 use lb_datapath::memory::Route;
 use lb_packet::{Header, Read, TCP, tcp_flag::SYN};
+use lb_vectors::{Fixture, Packet, Scenario, Vectors};
 use node_lb::{
     map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
@@ -18,7 +19,6 @@ use node_lb::{
 };
 
 use crate::{
-    common::{Fixture, Packet, Scenario, Vectors},
     hooks::{self, Outcome},
     scene::{self, SNAT},
 };

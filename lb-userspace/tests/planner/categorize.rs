@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 
 use lb_objects::{EndpointSlice, Service, ServiceType, TrafficPolicy};
+use lb_vectors::{Categorize, ExpectedVerdict, Vectors, object_name};
 use node_lb::plan::{FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, TopologyMode, plan};
-
-use crate::common::{Categorize, ExpectedVerdict, Vectors, object_name};
 
 #[test]
 fn endpoint_sets() {

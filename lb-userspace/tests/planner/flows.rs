@@ -4,9 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lb_objects::{IpFamily, TrafficPolicy};
+use lb_vectors::{ExpectedVerdict, Fixture, Packet, Scenario, Vectors};
 use node_lb::plan::{FrontendKind, LocalDetector, Plan, ServicePlan, Verdict, plan};
-
-use crate::common::{ExpectedVerdict, Fixture, Packet, Scenario, Vectors};
 
 #[test]
 fn packets() {

@@ -110,6 +110,7 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
         "node-lb",
         "lb-bench",
         "lb-tests",
+        "lb-vectors",
         "node-lb-fuzz",
     ];
     let mut cargo = workspace.cargo(["build", "--test", "toolchain_choice"]);

@@ -242,12 +242,13 @@ enum Scope {
 }
 
 /// The packages whose tests need neither privilege nor the kernel, by directory and name.
-const UNIT: [(&str, &str); 8] = [
+const UNIT: [(&str, &str); 9] = [
     ("xtask", "xtask"),
     ("lb-common", "lb-common"),
     ("lb-userspace/admission", "lb-admission"),
     ("lb-userspace/datapath", "lb-datapath"),
     ("lb-userspace/objects", "lb-objects"),
+    ("lb-userspace/vectors", "lb-vectors"),
     ("lb-userspace", "node-lb"),
     ("tests/packet", "lb-packet"),
     ("tests/bench", "lb-bench"),

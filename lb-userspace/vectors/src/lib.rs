@@ -1,5 +1,5 @@
-//! Loads the kube-proxy behaviour vectors and turns their rows into the model's objects.
-#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
+#![forbid(unsafe_code)]
+//! The vectors of kube-proxy's behaviour, for tests: rows of `data/kube-proxy.json` and the objects that they mean.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
