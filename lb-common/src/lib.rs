@@ -9,29 +9,57 @@
 )]
 //! What the kernel and user space sides of node-lb share: map layouts and the packet pipeline.
 //!
-//! Everything here decides by what it is given: a packet through [`frame::Frame`], state through
-//! [`tables`]. Start reading at [`pipeline`].
+//! Everything here decides by what it is given: a packet through [`frame::Frame`], state through [`tables`].
+//! The modules, in reading order:
+//!
+//! | | |
+//! |---|---|
+//! | [`pipeline`] | a packet's way, from its headers to a [`verdict`] |
+//! | [`verdict`] | what becomes of a packet, and the reason, which is counted |
+//! | [`packet`], [`frame`] | bounds-checked access to its bytes, and what hooks do differently |
+//! | [`addr`], [`parse`] | addresses of both families; from bytes to headers |
+//! | [`work`] | what is known of a packet on its way |
+//! | [`tables`] | what a packet may ask: the kernel answers from maps, tests and `explain` from memory |
+//! | [`service`], [`select`] | which Service, which set of endpoints, which of them |
+//! | [`flow`] | the flow table: one record per direction of a connection |
+//! | [`rewrite`], [`checksum`] | translation of packets |
+//! | [`answer`] | ICMP errors and resets in place of a packet |
+//! | [`socket`] | the node's own connections, translated at the socket |
+//! | [`abi`] | keys and values of the maps |
+//! | [`model`] | where a model checker stands |
+//! | [`harness`] | what the benchmark and its harness share |
 
-pub mod abi;
-pub mod addr;
-pub mod answer;
-mod atomic;
-pub mod checksum;
-pub mod flow;
-pub mod frame;
-pub mod harness;
-pub mod model;
-mod opaque;
-pub mod packet;
-pub mod parse;
 pub mod pipeline;
-pub mod rewrite;
+pub mod verdict;
+
+pub mod frame;
+pub mod packet;
+
+pub mod addr;
+pub mod parse;
+pub mod work;
+
+pub mod tables;
+
 pub mod select;
 pub mod service;
+
+pub mod flow;
+
+pub mod checksum;
+pub mod rewrite;
+
+pub mod answer;
 pub mod socket;
-pub mod tables;
-pub mod verdict;
-pub mod work;
+
+pub mod abi;
+
+pub mod model;
+
+pub mod harness;
+
+mod atomic;
+mod opaque;
 
 pub use atomic::{add, fetch_add};
 pub use opaque::rolled;

@@ -1,5 +1,24 @@
 #![forbid(unsafe_code)]
-//! The node-lb agent, in reading order.
+//! The node-lb agent and its command line. The modules, in reading order:
+//!
+//! | | |
+//! |---|---|
+//! | [`source`] | objects as they come: from the API server or from files |
+//! | [`store`] | the cluster as this node sees it, and which Services have changed |
+//! | [`plan`] | the desired state of a Service on this node, a pure function |
+//! | [`map_writer`] | from plans to maps: only the differences are written |
+//! | [`memory`] | the same into tables in memory, for `explain` and tests |
+//! | [`flows`] | ageing and clean-up of the flow tables |
+//! | [`conntrack_sysctls`] | settings of the kernel's own connection tracking |
+//! | [`health`], [`http`], [`metrics`] | what load balancers, the kubelet and Prometheus ask |
+//! | [`events`] | Events on Services |
+//! | [`config`] | flags and the configuration file |
+//! | [`check`] | whether this node can run node-lb, and what would get in its way |
+//! | [`agent`] | puts all of it together |
+//! | [`cli`] | the commands |
+//!
+//! Kubernetes objects are crate `lb-objects`, the edge to the kernel is `lb-datapath`, decisions of admission
+//! are `lb-admission`.
 
 pub mod source;
 pub mod store;
@@ -18,8 +37,8 @@ pub mod metrics;
 
 pub mod events;
 
-pub mod agent;
 pub mod check;
-
-pub mod cli;
 pub mod config;
+
+pub mod agent;
+pub mod cli;

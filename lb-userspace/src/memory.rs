@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::{self, Config};
 use lb_datapath::memory::MemoryTables;
-use lb_objects::{Algorithm, IpFamily};
+use lb_objects::Algorithm;
 
 use crate::{
     map_writer::{Key, MapWriter, NodeFacts, NotProgrammed, Settings},
@@ -96,12 +96,6 @@ impl ProgrammedTables {
     /// again: as if nothing but programming had ever happened.
     pub fn forget(&mut self) {
         self.tables.forget(self.services.keys().copied());
-    }
-
-    /// The number of a service port, as flows and counters name it.
-    pub fn service_id(&self, name: &ServicePortName, family: IpFamily) -> Option<u32> {
-        let name = name.clone();
-        self.writer.id(&Key { name, family })
     }
 
     pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {

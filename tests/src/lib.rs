@@ -16,23 +16,46 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The modules, in reading order:
+//!
+//! | | |
+//! |---|---|
+//! | [`lab`], [`namespace`] | a cluster's network in a box; a network namespace of a test's own |
+//! | [`traffic`], [`http_get`] | servers and clients on its hosts |
+//! | [`manifests`], [`deployment`] | objects for its agents; pods that are replaced as by a Deployment |
+//! | [`agent`], [`another_build`], [`balanced`] | the program under test, another build of it, a lab whose nodes run it |
+//! | [`control_plane`] | a real Kubernetes control plane in a lab |
+//! | [`attack`] | what an attacker sends |
+//! | [`programs`], [`pin_root`] | the eBPF programs without an agent, and where they are pinned |
+//! | [`map_contents`] | what the maps say about Services, read apart from who wrote them |
+//! | [`oracle`] | random packets, and a model that says what has to become of them |
+//! | [`patience`] | time limits on slow machines |
+
+pub mod lab;
+pub mod namespace;
+
+pub mod http_get;
+pub mod traffic;
+
+pub mod deployment;
+pub mod manifests;
 
 pub mod agent;
 pub mod another_build;
-pub mod attack;
 pub mod balanced;
+
 pub mod control_plane;
-pub mod deployment;
-pub mod http_get;
-pub mod lab;
-pub mod manifests;
-pub mod map_contents;
-pub mod namespace;
-pub mod oracle;
-pub mod patience;
+
+pub mod attack;
+
 pub mod pin_root;
 pub mod programs;
-pub mod traffic;
+
+pub mod map_contents;
+pub mod oracle;
+
+pub mod patience;
 
 pub use agent::{Agent, AgentSpec, Readiness};
 pub use balanced::{AgentSource, Balanced};

@@ -148,7 +148,7 @@ pub mod tag {
     pub const SWEPT: u32 = 5;
     /// The same as `DEAD`, of a half-open flow that gave way to a newer one.
     pub const EVICTED: u32 = 6;
-    /// In use, of a connection that has not proved itself: see [`super::Stage::Handshake`]. Only the
+    /// In use, of a connection that has not proved itself: see [`super::super::Stage::Handshake`]. Only the
     /// client's direction says so.
     pub const HALF: u32 = LIVE | UNPROVEN;
 
@@ -180,7 +180,7 @@ pub mod tag {
         tag & !(KIND | UNPROVEN) | state
     }
 
-    /// The tag of a record whose flow gives way at this [`moment`](super::Slots::moment).
+    /// The tag of a record whose flow gives way at this [`moment`](super::super::slots::Slots::moment).
     #[inline(always)]
     pub fn evicted(tag: u32, moment: u64) -> u32 {
         with_state(tag, EVICTED) & !HASH | (moment as u32) << 16

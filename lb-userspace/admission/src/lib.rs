@@ -5,6 +5,21 @@
 //!
 //! Nothing in here reads a clock or does I/O: time comes in as a number, decisions come out as
 //! values. A *seat* is one tracked connection.
+//!
+//! The modules, in reading order:
+//!
+//! | | |
+//! |---|---|
+//! | [`level`], [`limits`] | a priority level, and how many seats each gets |
+//! | [`schema`], [`deadlines`] | a flow schema, and the deadlines that it sets |
+//! | [`objects`], [`configuration`], [`suggested`] | both as people write them, what is in force, a suggestion |
+//! | [`classify`], [`flow_hash`] | which schema takes a connection, and which flow it belongs to |
+//! | [`shuffle`] | which queues a flow is dealt |
+//! | [`queueset`], [`seat_seconds`] | the queues and seats of one level, and how work is measured |
+//! | [`demand`], [`allocation`], [`borrowing`] | what levels want, and how seats move between them |
+//! | [`retry_after`] | how long refused clients are to stay away |
+//! | [`controller`] | all levels of a node together |
+//! | [`simulate`] | all of it in virtual time |
 
 pub mod level;
 pub mod limits;
@@ -17,17 +32,18 @@ pub mod objects;
 pub mod suggested;
 
 pub mod classify;
-
 pub mod flow_hash;
+
 pub mod shuffle;
+
+pub mod queueset;
+pub mod seat_seconds;
 
 pub mod allocation;
 pub mod borrowing;
 pub mod demand;
-pub mod retry_after;
-pub mod seat_seconds;
 
-pub mod queueset;
+pub mod retry_after;
 
 pub mod controller;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Command {
     /// Where maps and links are pinned
-    #[arg(long, value_name = "DIR", default_value = "/sys/fs/bpf/node-lb")]
+    #[arg(long, value_name = "DIR", default_value = lb_datapath::pins::DEFAULT_ROOT)]
     bpf_root: PathBuf,
     /// The configuration file
     #[arg(long, value_name = "FILE")]

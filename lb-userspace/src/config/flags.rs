@@ -204,7 +204,7 @@ pub struct Flags {
     pub cgroup_path: Option<PathBuf>,
 
     /// Where maps and links are pinned
-    #[arg(long, value_name = "PATH", default_value = "/sys/fs/bpf/node-lb")]
+    #[arg(long, value_name = "PATH", default_value = lb_datapath::pins::DEFAULT_ROOT)]
     pub bpf_root: PathBuf,
 
     /// Source ports for source NAT; by default the largest range from 1024 on that has neither ports of the

@@ -69,7 +69,7 @@ impl Packet {
         }
     }
 
-    /// A TCP segment with [`tcp`] flags and a few bytes.
+    /// A TCP segment with [`tcp_flag`](transport::tcp_flag)s and a few bytes.
     pub fn tcp(source: (IpAddr, u16), destination: (IpAddr, u16), flags: u8) -> Self {
         let body = Body::Tcp {
             ports: (source.1, destination.1),

@@ -18,7 +18,7 @@ pub struct Counters {
 /// A connection that asks for seats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Of its flow; see [`super::flow_hash`]. Ignored at a level without queues.
+    /// Of its flow; see [`crate::flow_hash`]. Ignored at a level without queues.
     pub hash: u64,
     /// While it lasts it takes the larger number of seats, and afterwards too.
     pub initial_seats: u32,
@@ -35,7 +35,7 @@ pub struct Arrival {
 pub enum Verdict {
     /// It has its seats.
     Admitted(Handle),
-    /// It is in a queue; [`QueueSet::dispatch`] says when it is admitted, which may be at once.
+    /// It is in a queue; [`super::QueueSet::dispatch`] says when it is admitted, which may be at once.
     Queued(Handle),
     Rejected(Rejection),
 }

@@ -15,7 +15,7 @@
 //!   passed on.
 //! - A watch that breaks goes on where it was. Only one whose history is gone (410) leads to a new
 //!   list, and nodes spread those out.
-//! - Until all three resources have been listed once, there is no [`Event::Synced`].
+//! - Until all three resources have been listed once, there is no [`super::Event::Synced`].
 
 mod backoff;
 mod body;
