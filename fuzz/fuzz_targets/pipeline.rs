@@ -1,5 +1,5 @@
-//! Any frames through the whole pipeline, at every hook, with flows open and without. An input finds the
-//! tables as every other does, so that it does the same again.
+//! Any frames through the whole pipeline, at every hook, with flows open and without. An input
+//! finds the tables as every other does, so that it does the same again.
 #![no_main]
 
 use std::cell::RefCell;

@@ -3,10 +3,10 @@
 //! Ports and numbers are in host order, addresses are octets in network order, IPv4 in maps shared
 //! by both families in its IPv6-mapped form. Padding is explicit.
 //!
-//! Another version of node-lb adopts the maps as they are, newer or older, so that connections live on.
-//! So a layout grows by maps of new names and by bits and padding that nobody has used before;
-//! [`crate::flow::flow_flag`] shows how a flow's record does it. What cannot be done so raises [`VERSION`],
-//! and ends that.
+//! Another version of node-lb adopts the maps as they are, newer or older, so that connections live
+//! on. So a layout grows by maps of new names and by bits and padding that nobody has used before;
+//! [`crate::flow::flow_flag`] shows how a flow's record does it. What cannot be done so raises
+//! [`VERSION`], and ends that.
 
 use core::cmp::Ordering;
 
@@ -102,9 +102,9 @@ pub struct Frontend {
     pub pad: [u8; 3],
 }
 
-/// Which of a Service's addresses a frontend is. Where two kinds meet on one address and port the lesser one wins,
-/// whatever their numbers: a load balancer IP keeps its source ranges, and an external IP or load balancer IP that
-/// equals a node address beats a node port.
+/// Which of a Service's addresses a frontend is. Where two kinds meet on one address and port the
+/// lesser one wins, whatever their numbers: a load balancer IP keeps its source ranges, and an
+/// external IP or load balancer IP that equals a node address beats a node port.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrontendKind {
@@ -188,14 +188,15 @@ pub struct Plan {
     pub service: u32,
     /// Index in `ENDPOINTS` of the first endpoint.
     pub first: u32,
-    /// Number of endpoints per class: local ready; local ready, hinted; remote ready, hinted; remote
-    /// ready; local terminating; remote terminating.
+    /// Number of endpoints per class: local ready; local ready, hinted; remote ready, hinted;
+    /// remote ready; local terminating; remote terminating.
     pub counts: [u32; CLASSES],
     /// [`plan_flag`]s.
     pub flags: u32,
     /// Session affinity timeout in seconds; 0 means no affinity.
     pub affinity_seconds: u32,
-    /// Set of source ranges in `SOURCE_RANGES` that LoadBalancer addresses are open to; 0 means all.
+    /// Set of source ranges in `SOURCE_RANGES` that LoadBalancer addresses are open to; 0 means
+    /// all.
     pub source_set: u32,
     /// First row of the Cluster set's lookup table in `MAGLEV`.
     pub maglev_cluster: u32,
@@ -248,11 +249,13 @@ pub struct EndpointState {
     pub connections: u64,
 }
 
-/// Element of `ENDPOINT_MEMORY`, indexed by endpoint id: what programs remember of it for new flows.
+/// Element of `ENDPOINT_MEMORY`, indexed by endpoint id: what programs remember of it for new
+/// flows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointMemory {
-    /// Ports for source NAT handed out so far: the next one is the one that has been free for longest.
+    /// Ports for source NAT handed out so far: the next one is the one that has been free for
+    /// longest.
     pub ports: u32,
     /// [`crate::flow::Flow::hop`] of the latest flow with source NAT.
     pub hop: u32,
@@ -272,15 +275,15 @@ pub struct ServiceStats {
     pub rejected: u64,
     /// First packets dropped.
     pub dropped: u64,
-    /// Flows that have not proved themselves; see [`crate::flow::Stage::Handshake`]. CPUs add and take
-    /// away out of order, so it may be below zero for a moment.
+    /// Flows that have not proved themselves; see [`crate::flow::Stage::Handshake`]. CPUs add and
+    /// take away out of order, so it may be below zero for a moment.
     pub half_open: i32,
     /// Flows among them that gave way to a newer one, modulo 2^32.
     pub gave_way: u32,
 }
 
-/// Element of `SERVICE_SHORTAGES`, indexed by service id: first packets dropped because there was no room
-/// for their connections. [`ServiceStats::dropped`] has them too.
+/// Element of `SERVICE_SHORTAGES`, indexed by service id: first packets dropped because there was
+/// no room for their connections. [`ServiceStats::dropped`] has them too.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortages {
@@ -295,7 +298,8 @@ pub struct Shortages {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceFlows {
-    /// Flows, in whatever stage. CPUs add and take away out of order, so it may be below zero for a moment.
+    /// Flows, in whatever stage. CPUs add and take away out of order, so it may be below zero for a
+    /// moment.
     pub flows: i32,
     pub pad: u32,
 }
@@ -360,8 +364,8 @@ pub struct LocalAddress {
 pub struct Device {
     /// [`device_flag`]s.
     pub flags: u32,
-    /// The last four octets of its Ethernet address, as they lie in a frame; 0 means that any frame is for
-    /// this host.
+    /// The last four octets of its Ethernet address, as they lie in a frame; 0 means that any frame
+    /// is for this host.
     pub address: u32,
 }
 
@@ -378,10 +382,11 @@ pub mod device_flag {
     pub const XDP_TARGET: u32 = 1 << 0;
     /// Local pods are behind the device (detect-local-mode by interface).
     pub const PODS: u32 = 1 << 1;
-    /// It is a port of another device, as of a bridge, or below one with an Ethernet address of its own (macvlan):
-    /// frames for these come by it.
+    /// It is a port of another device, as of a bridge, or below one with an Ethernet address of its
+    /// own (macvlan): frames for these come by it.
     pub const PORT: u32 = 1 << 2;
-    /// The kernel takes no IPv4 packets from it whose source is one of the node's own addresses (`accept_local`).
+    /// The kernel takes no IPv4 packets from it whose source is one of the node's own addresses
+    /// (`accept_local`).
     pub const NO_OWN_SOURCES: u32 = 1 << 3;
     /// Nor those to whose source no way back leads, or another than `WAYS_BACK` says (`rp_filter`).
     pub const WAY_BACK: u32 = 1 << 4;
@@ -422,8 +427,8 @@ pub struct Config {
     pub flow_mask6: u32,
     /// A [`resize_stage`], in the settings of programs that have the flow tables of the next size.
     pub resize: u32,
-    /// There, [`Self::hop_generation`] of the settings in force when the change began. Every agent raises it at
-    /// its start: an older version's that has run since is noticed.
+    /// There, [`Self::hop_generation`] of the settings in force when the change began. Every agent
+    /// raises it at its start: an older version's that has run since is noticed.
     pub resize_since: u32,
     pub pad: [u32; 3],
 }
@@ -461,9 +466,8 @@ pub struct Limits {
     pub timeouts: Timeouts,
     /// Half-open flows that a service may have under pressure, less one.
     pub half_open_mask: u32,
-    /// Flows that have proved themselves which one service may have, of IPv4 and IPv6: in 65,536ths of what the flow
-    /// table could hold.
-    /// The agent makes it what is free. 0 means any number.
+    /// Flows that have proved themselves which one service may have, of IPv4 and IPv6: in 65,536ths
+    /// of what the flow table could hold. The agent makes it what is free. 0 means any number.
     pub shares: [u16; 2],
 }
 
@@ -487,7 +491,8 @@ pub mod config_flag {
     pub const BYPASS: u32 = 1 << 3;
     /// Sockets in any network namespace are translated, not only the node's own.
     pub const SOCKETS_OF_PODS: u32 = 1 << 4;
-    /// TCP connections begin with a SYN only: later segments of no flow belong to another service proxy.
+    /// TCP connections begin with a SYN only: later segments of no flow belong to another service
+    /// proxy.
     pub const HANDOVER_IN: u32 = 1 << 5;
     /// New connections are another service proxy's.
     pub const HANDOVER_OUT: u32 = 1 << 6;

@@ -32,8 +32,8 @@ pub trait Address: Plain + PartialEq + 'static {
     fn to_mapped(self) -> Ip6;
     /// The inverse of [`Address::to_mapped`]; the other family's addresses give nonsense.
     fn from_mapped(mapped: Ip6) -> Self;
-    /// Whether packets from the address can come from another host: it is not unspecified, loopback,
-    /// multicast or broadcast (RFC 1122, 3.2.1.3; RFC 4291, 2.5 and 2.7).
+    /// Whether packets from the address can come from another host: it is not unspecified,
+    /// loopback, multicast or broadcast (RFC 1122, 3.2.1.3; RFC 4291, 2.5 and 2.7).
     fn is_source(self) -> bool;
     /// Whether the first `prefix` bits equal those of `network`.
     fn within(self, network: Self, prefix: u32) -> bool;

@@ -1,4 +1,5 @@
-//! Answers built in place of the packet they are about: ICMP errors (RFC 792, RFC 4443) and TCP resets.
+//! Answers built in place of the packet they are about: ICMP errors (RFC 792, RFC 4443) and TCP
+//! resets.
 
 use crate::{
     addr::{Address, Family},
@@ -77,8 +78,8 @@ pub fn build<A: Address, F: Frame>(
     }
 }
 
-/// Turns a segment into the RST that its receiver would answer with if it did not know the connection (RFC
-/// 9293, 3.10.7.1).
+/// Turns a segment into the RST that its receiver would answer with if it did not know the
+/// connection (RFC 9293, 3.10.7.1).
 #[inline(never)]
 fn reset<A: Address, F: Frame>(
     frame: &mut F,
@@ -114,8 +115,8 @@ fn reset<A: Address, F: Frame>(
 
 /// Turns a frame into an ICMP error.
 ///
-/// The quote reaches at least to the end of the checksum, since a packet whose checksum a device has
-/// yet to complete cannot be cut shorter.
+/// The quote reaches at least to the end of the checksum, since a packet whose checksum a device
+/// has yet to complete cannot be cut shorter.
 #[inline(never)]
 fn error<A: Address, F: Frame>(
     frame: &mut F,

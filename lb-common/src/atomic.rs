@@ -28,8 +28,8 @@ pub unsafe fn compare_and_swap(word: *mut u32, old: u32, new: u32) -> bool {
     }
 }
 
-/// Reads `*word`. On the host, everything after this is read after it; in the kernel, only what is read through
-/// [`crate::flow::record::behind`].
+/// Reads `*word`. On the host, everything after this is read after it; in the kernel, only what is
+/// read through [`crate::flow::record::behind`].
 ///
 /// # Safety
 ///

@@ -11,8 +11,8 @@ pub trait Frame {
     fn packet(&self) -> Packet;
     /// Index of the device that the frame came by, or leaves by at egress.
     fn ifindex(&self) -> u32;
-    /// Whether the kernel takes the frame for this host's by its link-layer address. `None` if the hook does not
-    /// know.
+    /// Whether the kernel takes the frame for this host's by its link-layer address. `None` if the
+    /// hook does not know.
     fn is_for_host(&self) -> Option<bool>;
     /// Length of the largest IP packet that this one of `length` bytes, with headers of `headers`,
     /// becomes on the wire: less than `length` only where a device segments later.

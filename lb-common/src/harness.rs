@@ -35,8 +35,8 @@ pub struct Step<N> {
 /// Bytes 22 to 37 of an IPv4 frame: time to live, protocol, checksum, addresses, ports.
 pub type Network4 = [u64; 2];
 
-/// Of an IPv6 frame: the lower halves of its addresses; then payload length, next header and hop limit
-/// in the lower half of a word, ports in the upper.
+/// Of an IPv6 frame: the lower halves of its addresses; then payload length, next header and hop
+/// limit in the lower half of a word, ports in the upper.
 pub type Network6 = [u64; 3];
 
 /// Entries of the hash map that is looked up for comparison.

@@ -9,8 +9,8 @@
 )]
 //! What the kernel and user space sides of node-lb share: map layouts and the packet pipeline.
 //!
-//! Everything here decides by what it is given: a packet through [`frame::Frame`], state through [`tables`].
-//! The modules, in reading order:
+//! Everything here decides by what it is given: a packet through [`frame::Frame`], state through
+//! [`tables`]. The modules, in reading order:
 //!
 //! | | |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Where a model checker stands: before every access to a word that several CPUs share and that decides
-//! what becomes of a record.
+//! Where a model checker stands: before every access to a word that several CPUs share and that
+//! decides what becomes of a record.
 //!
 //! There is nothing here unless the feature `model` asks for it, which only tests do.
 
@@ -17,8 +17,8 @@ pub enum Access {
     Update,
 }
 
-/// Is told of an access before it happens, by the thread that is about to do it, and may let other threads
-/// go first.
+/// Is told of an access before it happens, by the thread that is about to do it, and may let other
+/// threads go first.
 #[cfg(feature = "model")]
 pub type Observer = fn(*mut (), Access);
 

@@ -30,8 +30,8 @@ pub fn zero_after(value: u32) -> usize {
     #[cfg(target_arch = "bpf")]
     {
         let zero;
-        // Every verifier knows what this comes to, as it must to let a pointer be moved by it. SAFETY:
-        // arithmetic in a register.
+        // Every verifier knows what this comes to, as it must to let a pointer be moved by it.
+        // SAFETY: arithmetic in a register.
         unsafe {
             core::arch::asm!(
                 "{zero} = {value}",
@@ -65,8 +65,8 @@ pub fn computed(value: u64) -> u64 {
     value
 }
 
-/// Returns its argument by way of memory, `room`: the verifier forgets which of many ways led to it, and looks at what
-/// follows once instead of once for each.
+/// Returns its argument by way of memory, `room`: the verifier forgets which of many ways led to
+/// it, and looks at what follows once instead of once for each.
 #[inline(always)]
 pub fn settled(value: u64, room: &mut u64) -> u64 {
     // SAFETY: a reference; volatile, or LLVM would leave memory out.
@@ -76,8 +76,8 @@ pub fn settled(value: u64, room: &mut u64) -> u64 {
     }
 }
 
-/// All ones if `value` is negative, else none, computed without a branch: in a loop the verifier would
-/// look at everything behind it once for each way there.
+/// All ones if `value` is negative, else none, computed without a branch: in a loop the verifier
+/// would look at everything behind it once for each way there.
 #[inline(always)]
 pub fn mask_if_negative(value: i64) -> u32 {
     computed((value >> 63) as u64) as u32

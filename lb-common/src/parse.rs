@@ -238,8 +238,8 @@ pub fn is_icmp_error<A: Address>(icmp_type: u8) -> bool {
     }
 }
 
-/// Whether an ICMP or ICMPv6 message says that a packet cannot reach its destination, whatever its size
-/// (RFC 792, RFC 4443).
+/// Whether an ICMP or ICMPv6 message says that a packet cannot reach its destination, whatever its
+/// size (RFC 792, RFC 4443).
 #[inline(always)]
 pub fn is_unreachable<A: Address>(packet: Packet, offset: usize) -> bool {
     const FRAGMENTATION_NEEDED: u8 = 4;
@@ -317,8 +317,8 @@ fn network6(packet: Packet, offset: usize) -> Option<Network> {
             _ => break,
         };
         let word = u32::from_be(packet.load(payload)?);
-        // With segments left the destination is only the next stop, and the transport checksum covers
-        // another one (RFC 8200, 4.4 and 8.1): such a packet is the kernel's.
+        // With segments left the destination is only the next stop, and the transport checksum
+        // covers another one (RFC 8200, 4.4 and 8.1): such a packet is the kernel's.
         if protocol == ROUTING && word as u8 != 0 {
             break;
         }
@@ -346,8 +346,8 @@ fn network6(packet: Packet, offset: usize) -> Option<Network> {
     })
 }
 
-/// Bytes that follow the headers of a packet at least: ports and checksum of UDP. Protocols with less
-/// are none of ours.
+/// Bytes that follow the headers of a packet at least: ports and checksum of UDP. Protocols with
+/// less are none of ours.
 #[inline(always)]
 fn least_payload(fragment: Fragment) -> usize {
     match fragment {

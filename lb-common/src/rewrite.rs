@@ -1,4 +1,5 @@
-//! Rewriting packets: addresses, ports, checksums, time to live; and ICMP errors about such packets.
+//! Rewriting packets: addresses, ports, checksums, time to live; and ICMP errors about such
+//! packets.
 
 use crate::{
     addr::{Address, Family},
@@ -9,8 +10,8 @@ use crate::{
     parse::{Network, Tuple, UDP, checksum_offset},
 };
 
-/// Gives a packet of a flow the flow's new addresses and ports. `whole` is false for later fragments,
-/// which have neither ports nor checksum.
+/// Gives a packet of a flow the flow's new addresses and ports. `whole` is false for later
+/// fragments, which have neither ports nor checksum.
 #[inline(always)]
 pub fn translate<A: Address, F: Frame>(
     frame: &mut F,
@@ -95,8 +96,8 @@ pub fn translate_error<A: Address, F: Frame>(
     )
 }
 
-/// Updates the checksum of a quoted packet, whose ports are at an offset: the change of the checksum's
-/// own bytes, none if it was not quoted.
+/// Updates the checksum of a quoted packet, whose ports are at an offset: the change of the
+/// checksum's own bytes, none if it was not quoted.
 #[inline(always)]
 fn change_quoted_checksum(
     packet: Packet,
@@ -134,8 +135,8 @@ pub fn decrement_ttl<A: Address>(packet: Packet, network: &Network) -> Option<()
     }
 }
 
-/// Whether the checksum is the pseudo header's sum only, as a local sender leaves it for a device to
-/// complete. One complete checksum in 65,536 looks the same.
+/// Whether the checksum is the pseudo header's sum only, as a local sender leaves it for a device
+/// to complete. One complete checksum in 65,536 looks the same.
 #[inline(never)]
 pub fn looks_partial<A: Address, F: Frame>(frame: &F, network: &Network, tuple: &Tuple<A>) -> bool {
     let payload = network

@@ -28,8 +28,8 @@ impl Range {
         self.has(index).then_some(index)
     }
 
-    /// Another endpoint of the set than the one at `index`, drawn by a number; the same if it has no
-    /// other.
+    /// Another endpoint of the set than the one at `index`, drawn by a number; the same if it has
+    /// no other.
     #[inline(always)]
     pub fn other_than(self, index: u32, number: u32) -> u32 {
         let others = self.count.wrapping_sub(1);
@@ -72,8 +72,8 @@ impl Plan {
         self.part(0, CLASSES)
     }
 
-    /// The endpoints that serve connections under a policy: ready ones, else serving-terminating ones
-    /// (KEP-1669), which topology hints do not apply to.
+    /// The endpoints that serve connections under a policy: ready ones, else serving-terminating
+    /// ones (KEP-1669), which topology hints do not apply to.
     #[inline(always)]
     pub fn set(&self, policy: Policy) -> Range {
         let (ready, terminating) = match policy {
@@ -111,8 +111,8 @@ impl Plan {
 }
 
 /// Picks an endpoint of a set for a new connection, by its index: the client's last one under
-/// session affinity, else by Maglev lookup table or by `number`, of which any value is as good. `None`
-/// only while the agent is changing the set.
+/// session affinity, else by Maglev lookup table or by `number`, of which any value is as good.
+/// `None` only while the agent is changing the set.
 #[inline(always)]
 pub fn pick<A: Address, S: Services<A>>(
     services: &S,

@@ -47,8 +47,8 @@ pub enum Decision<'a> {
     Drop(u32, Reason),
 }
 
-/// Decides about the first packet of a connection that arrived on a device; `None` if it is not to a
-/// Service.
+/// Decides about the first packet of a connection that arrived on a device; `None` if it is not to
+/// a Service.
 #[inline(always)]
 pub fn decide<'a, A: Address, S: Services<A>>(
     services: &'a S,
@@ -108,7 +108,8 @@ pub fn is_left_to_another<A: Address, S: Services<A>>(
             && !tcp::opens(tcp_flags)
 }
 
-/// The frontend that a packet is addressed to. Out of line, since its key would lie on the stack to the end.
+/// The frontend that a packet is addressed to. Out of line, since its key would lie on the stack to
+/// the end.
 #[inline(never)]
 pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Addressed {
     let key = FrontendKey {
@@ -176,8 +177,8 @@ pub fn still_has<A: Address, S: Services<A>>(
 }
 
 /// The policy for a connection, and whether its source address must be replaced. Under
-/// externalTrafficPolicy Local, pods and the node itself are short-circuited to the whole cluster. Most
-/// connections need not be asked where they come from, which takes a look-up.
+/// externalTrafficPolicy Local, pods and the node itself are short-circuited to the whole cluster.
+/// Most connections need not be asked where they come from, which takes a look-up.
 #[inline(always)]
 pub fn treatment<A: Address, S: Services<A>>(
     services: &S,

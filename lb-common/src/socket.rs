@@ -20,8 +20,8 @@ pub enum Outcome<A> {
     Replace { address: A, port: u16, service: u32 },
 }
 
-/// Decides where a socket's `connect` or `sendmsg` to a destination goes. The source of the tuple is
-/// the address the socket is bound to, or the node's.
+/// Decides where a socket's `connect` or `sendmsg` to a destination goes. The source of the tuple
+/// is the address the socket is bound to, or the node's.
 #[inline(always)]
 pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Outcome<A> {
     let Some(decision) = service::decide(services, tuple, 0) else {

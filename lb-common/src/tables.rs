@@ -1,5 +1,5 @@
-//! What a packet may ask: the state that decisions depend on. The kernel answers from maps, tests and
-//! `explain` from memory.
+//! What a packet may ask: the state that decisions depend on. The kernel answers from maps, tests
+//! and `explain` from memory.
 
 use core::ptr::NonNull;
 
@@ -33,8 +33,9 @@ pub trait Services<A: Address> {
     fn device(&self, ifindex: u32) -> Device;
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
-    /// Where an endpoint is, by its id, and its connections. What points to it stays valid until the
-    /// program ends; its numbers are only accessed atomically. So it is with what services count.
+    /// Where an endpoint is, by its id, and its connections. What points to it stays valid until
+    /// the program ends; its numbers are only accessed atomically. So it is with what services
+    /// count.
     fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>>;
     /// What a service counts.
     fn service_stats(&self, service: u32) -> Option<NonNull<ServiceStats>>;
@@ -103,12 +104,12 @@ pub trait Services<A: Address> {
 
 /// State and services of the kernel that only packets need, sockets do not.
 pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
-    /// Whether frames can be sent to any device and neighbours be resolved (TC), or only frames with
-    /// a complete header to certain devices (XDP).
+    /// Whether frames can be sent to any device and neighbours be resolved (TC), or only frames
+    /// with a complete header to certain devices (XDP).
     const ANY_DEVICE: bool;
 
-    /// [`open_index`](crate::pipeline::open_index), which in the kernel is a function that the verifier looks at by
-    /// itself, and only once.
+    /// [`open_index`](crate::pipeline::open_index), which in the kernel is a function that the
+    /// verifier looks at by itself, and only once.
     fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
     /// [`finish_index`](crate::pipeline::finish_index), likewise.
     fn finish_index(&self, work: &mut Work<A>) -> u64;
@@ -118,14 +119,15 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn half_open_mask(&self) -> u32;
     /// [`crate::abi::Limits::share`] of the family.
     fn share(&self) -> u16;
-    /// A place in the rings of half-open flows: index of the client's direction, and its tag in the upper
-    /// half.
+    /// A place in the rings of half-open flows: index of the client's direction, and its tag in the
+    /// upper half.
     fn half_open_place(&self, index: u32) -> Option<NonNull<u64>>;
     /// Places handed out in a ring so far.
     fn half_open_cursor(&self, ring: u32) -> Option<NonNull<u32>>;
     /// Looks up where a packet with these addresses leaves, into `hop`.
     fn next_hop(&self, protocol: u8, source: &A, destination: &A, hop: &mut Hop) -> NextHop;
-    /// The device that the way back to a source must lead to, for packets that came by a device; 0 means any.
+    /// The device that the way back to a source must lead to, for packets that came by a device; 0
+    /// means any.
     fn way_back(&self, ifindex: u32) -> u32;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
@@ -144,8 +146,9 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
         u32::try_from(count).unwrap_or(0)
     }
 
-    /// Whether a service has as many flows as it may have: whoever goes on opening them does not take the others' room.
-    /// Half-open flows have a budget of their own, in which the oldest gives way: a flood of them refuses nobody.
+    /// Whether a service has as many flows as it may have: whoever goes on opening them does not
+    /// take the others' room. Half-open flows have a budget of their own, in which the oldest gives
+    /// way: a flood of them refuses nobody.
     #[inline(always)]
     fn is_at_share(&self, service: u32) -> bool {
         let share = u64::from(self.share());

@@ -36,8 +36,8 @@ reasons! {
     NotService = "not-service",
     /// A TCP reset of no flow: it opens nothing.
     StrayReset = "stray-reset",
-    /// A TCP segment of no flow, while its Service has more half-open flows than one that is not attacked:
-    /// it opens none.
+    /// A TCP segment of no flow, while its Service has more half-open flows than one that is not
+    /// attacked: it opens none.
     StraySegment = "stray-segment",
     /// A later fragment of a packet whose first fragment was not of a flow.
     UnknownFragment = "unknown-fragment",
@@ -87,16 +87,18 @@ reasons! {
     SocketTranslated = "socket-translated",
     /// An endpoint refused a connection that another one may take: the client is not told.
     EndpointRefused = "endpoint-refused",
-    /// The endpoint has left the service and does not answer any more: the client's connection is reset.
+    /// The endpoint has left the service and does not answer any more: the client's connection is
+    /// reset.
     EndpointGone = "endpoint-gone",
-    /// To a Service, of no flow, in a frame to a link-layer broadcast or multicast address: the kernel's
-    /// business, which forwards none.
+    /// To a Service, of no flow, in a frame to a link-layer broadcast or multicast address: the
+    /// kernel's business, which forwards none.
     LinkMulticast = "link-multicast",
-    /// A packet to a Service from an address that no host sends from, such as loopback or multicast, from the
-    /// node's own, or, by a pod's device, from where `rp_filter` wants none: the kernel's business, which drops it.
+    /// A packet to a Service from an address that no host sends from, such as loopback or
+    /// multicast, from the node's own, or, by a pod's device, from where `rp_filter` wants none:
+    /// the kernel's business, which drops it.
     MartianSource = "martian-source",
-    /// To a Service, of no flow, in a frame to another host's link-layer address, as a switch sends to all its
-    /// ports while it does not know that host's: the kernel's business, which drops it.
+    /// To a Service, of no flow, in a frame to another host's link-layer address, as a switch sends
+    /// to all its ports while it does not know that host's: the kernel's business, which drops it.
     OtherHost = "other-host",
 }
 

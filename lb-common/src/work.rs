@@ -44,7 +44,8 @@ pub struct Work<A> {
     pub reason: Reason,
 }
 
-/// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind; negative if not.
+/// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind;
+/// negative if not.
 #[repr(transparent)]
 #[derive(Clone, Copy, Default)]
 pub struct Addressed(i64);
@@ -74,7 +75,8 @@ impl Addressed {
     }
 }
 
-/// A flow that is being opened, between the two steps of that: the verifier looks at one after the other.
+/// A flow that is being opened, between the two steps of that: the verifier looks at one after the
+/// other.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Opening {

@@ -9,8 +9,8 @@ use lb_common::{
     work::Work,
 };
 
-/// The maps that each family has for itself, and the steps of the work on its packets as functions that the
-/// verifier looks at once.
+/// The maps that each family has for itself, and the steps of the work on its packets as functions
+/// that the verifier looks at once.
 pub trait FamilyMaps: Address {
     fn work(hook: Hook) -> Option<*mut Work<Self>>;
     fn frontend(key: &FrontendKey<Self>) -> Option<Frontend>;

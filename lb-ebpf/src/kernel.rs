@@ -199,7 +199,8 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
 
     #[inline(always)]
     fn now(&self) -> u32 {
-        // Not by way of `moment`: for that, programs in 6.1 have no room on their stacks. SAFETY: no arguments.
+        // Not by way of `moment`: for that, programs in 6.1 have no room on their stacks. SAFETY:
+        // no arguments.
         (unsafe { bpf_jiffies64() } >> (self.config.tick_shift & 63)) as u32
     }
 

@@ -86,8 +86,8 @@ pub static LOCAL_ADDRESSES: HashMap<Ip6, LocalAddress, { entries::LOCAL_ADDRESSE
 #[btf_map]
 pub static DEVICES: HashMap<u32, Device, { entries::DEVICES }> = HashMap::new();
 
-/// Interface index of a device with [`lb_common::abi::device_flag::WAY_BACK`] → that of the device which the way back to
-/// a source must lead to, if not any will do.
+/// Interface index of a device with [`lb_common::abi::device_flag::WAY_BACK`] → that of the device
+/// which the way back to a source must lead to, if not any will do.
 #[btf_map]
 pub static WAYS_BACK: HashMap<u32, u32, { entries::DEVICES }> = HashMap::new();
 
@@ -107,8 +107,8 @@ pub static OTHER_FLOWS4: Array<Flow<Ip4>, 1, MMAP> = Array::new();
 #[btf_map]
 pub static OTHER_FLOWS6: Array<Flow<Ip6>, 1, MMAP> = Array::new();
 
-/// Number of their records less one; 0 if there are none, and then the verifier drops all that has to do with
-/// them. The agent sets it at load.
+/// Number of their records less one; 0 if there are none, and then the verifier drops all that has
+/// to do with them. The agent sets it at load.
 #[unsafe(no_mangle)]
 pub static OTHER_MASK4: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]

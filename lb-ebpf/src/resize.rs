@@ -10,8 +10,8 @@ use lb_common::{
 
 use crate::family::FamilyMaps;
 
-/// Copies the flows of a batch of records, as the words of the context say, and leaves there what became of
-/// them.
+/// Copies the flows of a batch of records, as the words of the context say, and leaves there what
+/// became of them.
 #[inline(always)]
 pub fn copy_flows(skb: *mut __sk_buff) -> i32 {
     // SAFETY: the program's own context.
@@ -31,8 +31,8 @@ pub fn copy_flows(skb: *mut __sk_buff) -> i32 {
 /// Numbers of flows that are copied now, and that could not be.
 #[inline(always)]
 fn batch<A: FamilyMaps>(first: u32) -> (u32, u32) {
-    // How often each outcome came, in 16 bits of its own. A branch for each would have the verifier look at all
-    // other records for both of its ends.
+    // How often each outcome came, in 16 bits of its own. A branch for each would have the verifier
+    // look at all other records for both of its ends.
     let mut counts = 0_u64;
     for step in rolled(COPY_BATCH as usize) {
         let became = A::copy_slot(first.wrapping_add(step as u32));

@@ -26,11 +26,11 @@ use crate::{
     kernel::{Kernel, count},
 };
 
-/// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what it
-/// quotes.
+/// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what
+/// it quotes.
 const HEADERS: u32 = 192;
-/// What a packet that was sent on from here has in `tc_index`: it is translated already, and the egress
-/// hook of the device that it leaves by need not look at it.
+/// What a packet that was sent on from here has in `tc_index`: it is translated already, and the
+/// egress hook of the device that it leaves by need not look at it.
 const SENT_ON: u32 = 0x4e4c;
 /// Of a frame to another host's address (linux/if_packet.h).
 const PACKET_OTHERHOST: u32 = 3;
@@ -163,7 +163,8 @@ impl SkbFrame {
         }
     }
 
-    /// The EtherType, once the headers can be accessed. Packets with a VLAN tag are the VLAN device's.
+    /// The EtherType, once the headers can be accessed. Packets with a VLAN tag are the VLAN
+    /// device's.
     #[inline(always)]
     fn ethertype(&self) -> Option<u16> {
         // SAFETY: the program's own context.
@@ -184,8 +185,8 @@ impl SkbFrame {
 /// The EtherType of a packet that came in, or 0. A function of its own, whose stack counts only
 /// while it runs.
 ///
-/// Where generic XDP copied the packet to make room, the kernel (6.18 does) forgets the length of its
-/// Ethernet header and shows TC what comes after it.
+/// Where generic XDP copied the packet to make room, the kernel (6.18 does) forgets the length of
+/// its Ethernet header and shows TC what comes after it.
 #[inline(never)]
 fn received_ethertype(skb: *mut __sk_buff) -> u16 {
     let frame = SkbFrame { skb };

@@ -62,8 +62,8 @@ impl<const VIRTUAL: bool> Frame for XdpFrame<VIRTUAL> {
 
     #[inline(always)]
     fn packet(&self) -> Packet {
-        // SAFETY: the kernel gives the frame's bounds, and nobody else has the frame. Volatile, since
-        // LLVM must neither keep the bounds over a change nor pass them between functions.
+        // SAFETY: the kernel gives the frame's bounds, and nobody else has the frame. Volatile,
+        // since LLVM must neither keep the bounds over a change nor pass them between functions.
         unsafe {
             let data = (&raw const (*self.ctx).data).read_volatile() as usize;
             let end = (&raw const (*self.ctx).data_end).read_volatile() as usize;

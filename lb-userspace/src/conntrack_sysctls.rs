@@ -1,6 +1,7 @@
 //! The kernel's own table of connections. Flows to Services are in node-lb's, but what pods send
-//! elsewhere a CNI masquerades by the kernel's. kube-proxy, whose place node-lb takes, sets that one's
-//! size and timeouts (its `conntrack.go`); without that, a node would lose connections it used to keep.
+//! elsewhere a CNI masquerades by the kernel's. kube-proxy, whose place node-lb takes, sets that
+//! one's size and timeouts (its `conntrack.go`); without that, a node would lose connections it
+//! used to keep.
 
 use std::{
     fmt, fs, io,
@@ -11,14 +12,15 @@ use std::{
 
 use crate::config::{ConntrackConfig, FlowTimeouts};
 
-/// Where the kernel has the table's settings, `net.netfilter.*`: first where a container that may not write
-/// to its own `/proc/sys` has the host's.
+/// Where the kernel has the table's settings, `net.netfilter.*`: first where a container that may
+/// not write to its own `/proc/sys` has the host's.
 const DIRECTORIES: [&str; 2] = ["/host/proc/sys/net/netfilter", "/proc/sys/net/netfilter"];
 
 /// The table's size, a setting that there is wherever there is a table.
 const MAX: &str = "max";
 
-/// The settings are there once the kernel has such a table: it may be a module that a CNI loads later.
+/// The settings are there once the kernel has such a table: it may be a module that a CNI loads
+/// later.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// As in kube-proxy: so many connections for each hash bucket.
@@ -107,7 +109,8 @@ fn settings(config: ConntrackConfig, cores: u64) -> Vec<Setting> {
         wanted.push(("buckets", AtLeast(max / CONNECTIONS_PER_BUCKET)));
     }
     let timeouts = config.timeouts;
-    // The defaults for UDP are the kernel's own: a node that has others keeps them, as with kube-proxy.
+    // The defaults for UDP are the kernel's own: a node that has others keeps them, as with
+    // kube-proxy.
     let defaults = FlowTimeouts::default();
     for (name, timeout, default) in [
         ("tcp_timeout_established", timeouts.tcp_established, None),

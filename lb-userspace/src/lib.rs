@@ -17,8 +17,8 @@
 //! | [`agent`] | puts all of it together |
 //! | [`cli`] | the commands |
 //!
-//! Kubernetes objects are crate `lb-objects`, the edge to the kernel is `lb-datapath`, decisions of admission
-//! are `lb-admission`.
+//! Kubernetes objects are crate `lb-objects`, the edge to the kernel is `lb-datapath`, decisions of
+//! admission are `lb-admission`.
 
 pub mod source;
 pub mod store;

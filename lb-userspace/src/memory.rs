@@ -1,4 +1,5 @@
-//! Plans programmed into tables in memory, by the agent's own map writer: what `explain` and tests ask.
+//! Plans programmed into tables in memory, by the agent's own map writer: what `explain` and tests
+//! ask.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -32,8 +33,8 @@ struct Service {
 }
 
 impl ProgrammedTables {
-    /// Tables without Services, on a node with these settings; each family's flow table has room for so many
-    /// records, two for each flow.
+    /// Tables without Services, on a node with these settings; each family's flow table has room
+    /// for so many records, two for each flow.
     pub fn new(settings: &Settings<'_>, facts: NodeFacts, flow_records: u32) -> Self {
         let mut config = Config {
             hz: 1,
@@ -50,8 +51,8 @@ impl ProgrammedTables {
         }
     }
 
-    /// Replaces all Services. Flows, affinity and counters stay; services and endpoints that are still there
-    /// keep their numbers.
+    /// Replaces all Services. Flows, affinity and counters stay; services and endpoints that are
+    /// still there keep their numbers.
     pub fn program<'a>(&mut self, plans: impl IntoIterator<Item = &'a Plan>) {
         let ids = self.writer.ids();
         let mut gone: HashSet<Key> = ids.map(|(key, _)| key.clone()).collect();
@@ -92,8 +93,8 @@ impl ProgrammedTables {
         self.tables.add_device(flags)
     }
 
-    /// Forgets all that packets have left behind, flows among it, and begins time and random numbers
-    /// again: as if nothing but programming had ever happened.
+    /// Forgets all that packets have left behind, flows among it, and begins time and random
+    /// numbers again: as if nothing but programming had ever happened.
     pub fn forget(&mut self) {
         self.tables.forget(self.services.keys().copied());
     }

@@ -190,7 +190,8 @@ impl Store {
             Kind::EndpointSlice => {
                 if let Some(owner) = self.owners.remove(&reference.name) {
                     applied.endpoint_slices += 1;
-                    // A deletion carries no time, and what it belongs to is not over with the others.
+                    // A deletion carries no time, and what it belongs to is not over with the
+                    // others.
                     self.changes.triggers.remove(&owner);
                     self.remove_slice(&owner, &reference.name.name);
                 }
@@ -204,7 +205,8 @@ impl Store {
         }
     }
 
-    /// One sample for each slice that changed something since the planner last looked, as kube-proxy.
+    /// One sample for each slice that changed something since the planner last looked, as
+    /// kube-proxy.
     fn note_trigger(&mut self, slice: &ObjectName, at: SystemTime) {
         let Some(owner) = self.owners.get(slice) else {
             return;

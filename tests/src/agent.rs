@@ -197,8 +197,8 @@ impl Agent {
         Ok(String::from_utf8_lossy(fresh).into_owned())
     }
 
-    /// Asks the agent to end (SIGTERM) and waits; one that takes longer than `deadline` ([`patient`])
-    /// is killed and that is an error.
+    /// Asks the agent to end (SIGTERM) and waits; one that takes longer than `deadline`
+    /// ([`patient`]) is killed and that is an error.
     pub fn stop(mut self, deadline: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
         let start = Instant::now();

@@ -1,5 +1,6 @@
-//! Another build of node-lb, without a compiler: the same program with other eBPF instructions that mean
-//! the same. As after a build by another compiler, no program is what it was, and every map is.
+//! Another build of node-lb, without a compiler: the same program with other eBPF instructions that
+//! mean the same. As after a build by another compiler, no program is what it was, and every map
+//! is.
 
 use std::{fs, ops::Range, path::Path};
 
@@ -43,8 +44,8 @@ fn object_in(program: &[u8]) -> Option<usize> {
     })
 }
 
-/// Gives instructions of all programs of an object their other form; how many. What follows the object
-/// does not matter.
+/// Gives instructions of all programs of an object their other form; how many. What follows the
+/// object does not matter.
 fn rewrite(object: &mut [u8]) -> Result<usize> {
     let file = object::File::parse(&*object).context("the eBPF object is broken")?;
     let text = file

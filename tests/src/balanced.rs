@@ -133,8 +133,8 @@ impl Balanced {
         Ok(())
     }
 
-    /// Makes a change to manifests and waits until every running agent has it in the maps: each has written
-    /// something, and all that the planner wants by the default settings is there.
+    /// Makes a change to manifests and waits until every running agent has it in the maps: each has
+    /// written something, and all that the planner wants by the default settings is there.
     ///
     /// What a broken manifest means is not for the planner to say: as long as there is one, this is
     /// [`Balanced::change_something`].
@@ -210,7 +210,8 @@ impl Balanced {
         Ok(flows.find(|flow| flow.client == client))
     }
 
-    /// Packets that something became of for a reason on node number `index`, at all hooks and on all CPUs.
+    /// Packets that something became of for a reason on node number `index`, at all hooks and on
+    /// all CPUs.
     pub fn packets(&self, index: usize, reason: Reason) -> Result<u64> {
         let path = self.map_dir(index)?.join("PACKETS");
         let map = Map::PerCpuArray(MapData::from_pin(path)?);
@@ -238,7 +239,8 @@ impl Balanced {
             .with_context(|| format!("no maps below {}", root.display()))
     }
 
-    /// What the manifests mean on node number `index`, by the planner alone and the default settings.
+    /// What the manifests mean on node number `index`, by the planner alone and the default
+    /// settings.
     ///
     /// # Errors
     /// If they cannot be read, or one is broken.
@@ -332,8 +334,8 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
     Ok(AgentSpec::new(node_lb()?, arguments, ready).deadline(START_DEADLINE))
 }
 
-/// An agent that is hardly optimized takes long to go through flow tables of the usual size, and a machine
-/// runs a dozen.
+/// An agent that is hardly optimized takes long to go through flow tables of the usual size, and a
+/// machine runs a dozen.
 fn small_tables(arguments: &[&str]) -> &'static [&'static str] {
     let own_size = |argument: &&str| argument.starts_with("--flow-table-size");
     match cfg!(debug_assertions) && !arguments.iter().any(own_size) {

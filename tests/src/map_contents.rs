@@ -1,5 +1,5 @@
-//! What the maps say about Services, read apart from whoever wrote them: which endpoints each address
-//! leads to. And the same of plans, to compare with.
+//! What the maps say about Services, read apart from whoever wrote them: which endpoints each
+//! address leads to. And the same of plans, to compare with.
 
 use std::{
     collections::BTreeMap,
@@ -56,7 +56,8 @@ impl MapContents {
         })
     }
 
-    /// Compares all that is there with what these plans want; each address is claimed by one of them.
+    /// Compares all that is there with what these plans want; each address is claimed by one of
+    /// them.
     ///
     /// # Errors
     /// If anything differs: says what.

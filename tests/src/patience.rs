@@ -1,7 +1,8 @@
 //! Time limits on machines that are slower than usual, or have other work.
 //!
-//! A test claims nothing about how long things take: it waits for what is bound to happen with a limit
-//! that only a failure reaches, and counts. What is really about speed is a row of `cargo xtask bench`.
+//! A test claims nothing about how long things take: it waits for what is bound to happen with a
+//! limit that only a failure reaches, and counts. What is really about speed is a row of
+//! `cargo xtask bench`.
 
 use std::{
     env,
@@ -11,15 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// When to give up on what is bound to happen: far beyond what it takes on a busy machine. Costs time
-/// only where a test fails.
+/// When to give up on what is bound to happen: far beyond what it takes on a busy machine. Costs
+/// time only where a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long nothing comes where nothing is to come: an answer would have taken far less.
 pub const SILENCE: Duration = Duration::from_millis(500);
 
-/// A time limit, longer by the factor in `LAB_PATIENCE` where that is set: in emulated machines, all
-/// of a computer's work takes many times longer.
+/// A time limit, longer by the factor in `LAB_PATIENCE` where that is set: in emulated machines,
+/// all of a computer's work takes many times longer.
 pub fn patient(limit: Duration) -> Duration {
     static FACTOR: OnceLock<u32> = OnceLock::new();
     let factor = FACTOR.get_or_init(|| {

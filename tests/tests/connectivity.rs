@@ -56,7 +56,8 @@ fn everything_is_reached_from_everywhere(pod_network: PodNetwork) -> Result<()> 
     lab.down()
 }
 
-/// A lab is there at once because no host probes whether others have its addresses, a second for each.
+/// A lab is there at once because no host probes whether others have its addresses, a second for
+/// each.
 fn assert_no_address_is_probed(host: &Host) -> Result<()> {
     for scope in ["all", "eth0"] {
         let setting = host.run(&format!("cat /proc/sys/net/ipv6/conf/{scope}/accept_dad"))?;

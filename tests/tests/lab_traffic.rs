@@ -12,8 +12,8 @@ use lb_tests::{
     Topology, eventually,
 };
 
-/// Within this time requests arrive on a busy machine as well, so that it tells those that were made
-/// before something from those made after.
+/// Within this time requests arrive on a busy machine as well, so that it tells those that were
+/// made before something from those made after.
 const ARRIVAL: Duration = Duration::from_secs(1);
 
 /// Waits until each of a load's four workers has a connection to a port of a server.
@@ -244,8 +244,8 @@ fn load_counts_every_answer_and_every_failure() -> Result<()> {
     thread::sleep(ARRIVAL);
     let report = load.stop()?;
     assert_eq!(served.answers, answers + report.ok, "{report}");
-    // A worker's connection that waits to be accepted when the server closes is reset; all later ones
-    // are refused.
+    // A worker's connection that waits to be accepted when the server closes is reset; all later
+    // ones are refused.
     let kinds = report.failures.iter().map(|(_, failure)| failure.kind);
     let (refused, others): (Vec<_>, Vec<_>) = kinds.partition(|kind| *kind == FailureKind::Refused);
     assert!(!refused.is_empty(), "{report}");

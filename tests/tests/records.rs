@@ -1,5 +1,5 @@
-//! One map writer, two memories: what it writes of random clusters to the kernel's maps and to this process'
-//! memory, which `explain` and the pipeline's tests read, is the same in every record.
+//! One map writer, two memories: what it writes of random clusters to the kernel's maps and to this
+//! process' memory, which `explain` and the pipeline's tests read, is the same in every record.
 
 use std::{
     env,
@@ -252,7 +252,8 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
     (service, slices)
 }
 
-/// An endpoint that one of a hundred addresses has: in a pod, on the node itself, or outside the cluster.
+/// An endpoint that one of a hundred addresses has: in a pod, on the node itself, or outside the
+/// cluster.
 fn endpoint(rng: &mut Rng, is_ipv6: bool) -> Endpoint {
     let host = rng.u8(1..100);
     let address = match (is_ipv6, host) {

@@ -1,6 +1,6 @@
-//! Programming thousands of services into the kernel's maps: that each costs the same, and one change as
-//! well, whatever else is there. `--nocapture` shows the figures; how fast it is, `cargo xtask bench`
-//! measures.
+//! Programming thousands of services into the kernel's maps: that each costs the same, and one
+//! change as well, whatever else is there. `--nocapture` shows the figures; how fast it is,
+//! `cargo xtask bench` measures.
 
 use std::{
     net::Ipv4Addr,
@@ -195,7 +195,8 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Half of these took less: what interrupts, and what is put off to one of many changes, is left out.
+/// Half of these took less: what interrupts, and what is put off to one of many changes, is left
+/// out.
 fn median_cpu(costs: &[Cost]) -> Duration {
     let mut times: Vec<_> = costs.iter().map(|cost| cost.cpu).collect();
     times.sort_unstable();

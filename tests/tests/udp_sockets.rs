@@ -84,8 +84,8 @@ fn an_ipv6_socket_that_talks_ipv4_is_ended_too() {
 fn no_other_socket_is_touched() {
     Namespace::new().run(|| {
         let (gone, serving) = (server(V4), server(V4));
-        // One of the same endpoint that was not translated, one that has gone on to another endpoint,
-        // one that is not connected, and one that is closed.
+        // One of the same endpoint that was not translated, one that has gone on to another
+        // endpoint, one that is not connected, and one that is closed.
         let (untranslated, moved) = (connected(V4, &gone), connected(V4, &serving));
         let (unconnected, closed) = (server(V4), connected(V4, &gone));
         let mut targets = targets(&moved, &gone);

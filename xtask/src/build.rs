@@ -63,7 +63,8 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
 
 /// Builds the agent with the C library inside, and returns where it is.
 fn build_static(workspace: &Workspace, profile: &str, flags: &[&str]) -> Result<PathBuf> {
-    // How the C library is linked is decided where the program is: all else is shared with other builds.
+    // How the C library is linked is decided where the program is: all else is shared with other
+    // builds.
     let arguments = ["rustc", "--package", "node-lb", "--bin", "node-lb"];
     let link = ["--", "-Ctarget-feature=+crt-static"];
     workspace.run_cargo([&arguments, flags, &link].concat())?;

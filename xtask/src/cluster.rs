@@ -1,5 +1,5 @@
-//! `cargo xtask cluster` and `cargo xtask e2e`: a real Kubernetes cluster on this machine, by the scripts
-//! of `tests/cluster`, with node-lb deployed on it as `deploy/` says.
+//! `cargo xtask cluster` and `cargo xtask e2e`: a real Kubernetes cluster on this machine, by the
+//! scripts of `tests/cluster`, with node-lb deployed on it as `deploy/` says.
 
 use std::process::{Command, ExitCode};
 

@@ -1,4 +1,5 @@
-//! `cargo xtask mutants`: breaks the code in one place after another, and sees whether a test notices.
+//! `cargo xtask mutants`: breaks the code in one place after another, and sees whether a test
+//! notices.
 
 use std::{
     path::PathBuf,
@@ -42,12 +43,12 @@ const PARTS: [Part; 2] = [
     },
 ];
 
-/// Sets up and runs cargo-mutants for a [`Part`], with `arguments` for it after the part's name. What it
-/// finds goes to `target/mutants.out`.
+/// Sets up and runs cargo-mutants for a [`Part`], with `arguments` for it after the part's name.
+/// What it finds goes to `target/mutants.out`.
 ///
 /// # Errors
-/// If there is no such part, if cargo-mutants cannot be had or run. Mutants that survive, or tests that
-/// fail before anything is broken, are no error; the exit code is cargo-mutants'.
+/// If there is no such part, if cargo-mutants cannot be had or run. Mutants that survive, or tests
+/// that fail before anything is broken, are no error; the exit code is cargo-mutants'.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     let part = arguments.split_first().and_then(|(name, rest)| {
         let part = PARTS.iter().find(|part| part.name == name)?;

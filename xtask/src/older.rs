@@ -16,8 +16,8 @@ use crate::cargo::{Workspace, run};
 /// The last commit whose flow records have no sequence numbers.
 const COMMIT: &str = "64abd3164678e5d3da226688f9538121a8d71cf7";
 
-/// Builds that version's agent for tests, unless this machine has it: `older/node-lb` in the directory of
-/// builds.
+/// Builds that version's agent for tests, unless this machine has it: `older/node-lb` in the
+/// directory of builds.
 ///
 /// # Errors
 /// If the repository does not have the commit, or it does not build.

@@ -18,13 +18,13 @@ use crate::{
     parse::{Segment, Tuple},
 };
 
-/// Ticks that a record has been dead when a claim may take it without the agent: a quarter of a second
-/// at least. Programs run with softirqs disabled and end within microseconds; one that found the record
-/// before it died has long returned.
+/// Ticks that a record has been dead when a claim may take it without the agent: a quarter of a
+/// second at least. Programs run with softirqs disabled and end within microseconds; one that found
+/// the record before it died has long returned.
 pub const GRACE: i32 = 2;
-/// The same for records of half-open flows that gave way, in eighths of ticks: more than a twentieth of a second.
-/// Those of a million evictions per second then are a quarter of IPv6's table of the usual size, where [`GRACE`]
-/// would need more than all of it.
+/// The same for records of half-open flows that gave way, in eighths of ticks: more than a
+/// twentieth of a second. Those of a million evictions per second then are a quarter of IPv6's
+/// table of the usual size, where [`GRACE`] would need more than all of it.
 pub const SHORT_GRACE: u32 = 4;
 
 /// Why a record could not be claimed.
@@ -75,8 +75,8 @@ impl<A: Address> Claim<A> {
         self.hand_over(state);
     }
 
-    /// Gives the record back unused. Nobody has seen it live, so it needs no grace; a search may have
-    /// passed over it, though.
+    /// Gives the record back unused. Nobody has seen it live, so it needs no grace; a search may
+    /// have passed over it, though.
     #[inline(always)]
     pub fn release(self) {
         self.hand_over(tag::TOMB);
@@ -90,8 +90,8 @@ impl<A: Address> Claim<A> {
     }
 }
 
-/// Claims a record for a tuple with this [`hash`] that has none; `refused` says why if there is none. The
-/// record's own index is in its `peer`. `segment` is the packet that asks for it.
+/// Claims a record for a tuple with this [`hash`] that has none; `refused` says why if there is
+/// none. The record's own index is in its `peer`. `segment` is the packet that asks for it.
 #[inline(always)]
 pub fn claim<A: Address, S: Slots<A>>(
     slots: &S,
@@ -177,7 +177,8 @@ impl Outcome {
         self.0 >> 60
     }
 
-    /// Whether a search visits the record that was claimed, which had been `CLEAN`, first and no other.
+    /// Whether a search visits the record that was claimed, which had been `CLEAN`, first and no
+    /// other.
     #[inline(always)]
     fn is_alone(self, home: u32) -> bool {
         self.0 & Self::WAS_CLEAN != 0 && self.index() == home
@@ -205,8 +206,8 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u
         0 => i64::from(i32::MAX),
         ticks => i64::from(ticks),
     };
-    // Past the end. A number that the verifier does not know, so that it need not tell apart searches
-    // that have found something from those that have not.
+    // Past the end. A number that the verifier does not know, so that it need not tell apart
+    // searches that have found something from those that have not.
     let none = slots.mask().wrapping_add(1);
     let (mut free, mut free_tag, mut over) = (none, none, none);
     for step in rolled((GROUP * GROUPS) as usize) {
@@ -258,8 +259,8 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u
     Outcome::new(Outcome::CLAIMED, free, over).0 | was_clean
 }
 
-/// Whether a claim may take a record with this tag that has been silent for so many ticks, as a mask:
-/// it is `CLEAN` or a `TOMB`, or has been `DEAD` or `EVICTED` for long enough.
+/// Whether a claim may take a record with this tag that has been silent for so many ticks, as a
+/// mask: it is `CLEAN` or a `TOMB`, or has been `DEAD` or `EVICTED` for long enough.
 #[inline(always)]
 fn is_free(tag: u32, silent: i64, moment: u64) -> u32 {
     const { assert!(tag::CLEAN == 0 && tag::TOMB == 1) };
@@ -278,9 +279,9 @@ fn is_in_use(tag: u32) -> u32 {
 }
 
 /// Whether another record was claimed for what may be the same tuple, as well as the one that
-/// [`claim_index`] says. Of two CPUs that claim at once at least one sees the other, since a claim is a
-/// full barrier; both may, and both give up then. Past a record that was `CLEAN` there is none: no
-/// search went further, and whoever comes now sees the claim.
+/// [`claim_index`] says. Of two CPUs that claim at once at least one sees the other, since a claim
+/// is a full barrier; both may, and both give up then. Past a record that was `CLEAN` there is
+/// none: no search went further, and whoever comes now sees the claim.
 #[inline(always)]
 pub fn has_rival<A: Address, S: Slots<A>>(
     slots: &S,

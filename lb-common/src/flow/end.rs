@@ -1,5 +1,5 @@
-//! Ending flows before the agent finds them: those that a new connection replaces, and those that are
-//! over and in its way.
+//! Ending flows before the agent finds them: those that a new connection replaces, and those that
+//! are over and in its way.
 
 use super::{
     Flow, Record, Stage, flow_flag,
@@ -10,15 +10,15 @@ use super::{
 };
 use crate::{addr::Address, parse::Segment};
 
-/// Ticks that a SYN has been without an answer when the same SYN goes to another endpoint: a quarter
-/// of a second at least. Clients wait for longer before they send it again (RFC 6298, 2.1).
+/// Ticks that a SYN has been without an answer when the same SYN goes to another endpoint: a
+/// quarter of a second at least. Clients wait for longer before they send it again (RFC 6298, 2.1).
 pub const SILENCE: u32 = 3;
-/// Ticks that a connection has been silent when a SYN with its addresses and ports begins another one, if its
-/// endpoint is gone: whoever still talks to that endpoint has not sent the SYN.
+/// Ticks that a connection has been silent when a SYN with its addresses and ports begins another
+/// one, if its endpoint is gone: whoever still talks to that endpoint has not sent the SYN.
 const PAUSE: u32 = 1;
 
-/// Whether the flow of the record at `index` makes way for a new one with the same addresses and ports; it is gone
-/// then, from the other table too.
+/// Whether the flow of the record at `index` makes way for a new one with the same addresses and
+/// ports; it is gone then, from the other table too.
 #[inline(always)]
 pub fn replaces<A: Address, S: Slots<A>>(
     slots: &S,
@@ -107,14 +107,16 @@ pub fn end_if<A: Address, S: Slots<A>>(
     let (tag, forward) = look(forward);
     // SAFETY: as above.
     let (there, back) = unsafe { (forward.as_ref(), reply.as_ref()) };
-    // The agent ends a stale UDP flow before its answers, and another flow may have taken the record.
+    // The agent ends a stale UDP flow before its answers, and another flow may have taken the
+    // record.
     are_paired(there, back)
         && ends(Stage::of(tag, there.flags, back.flags), there, back)
         && end(slots, forward, reply, tag)
 }
 
-/// Whether the client's direction of a flow was ended, and the endpoint's, `reply`, was not yet. Whoever does
-/// that may be held up in between: a new flow that needs the record for its own answers does not wait.
+/// Whether the client's direction of a flow was ended, and the endpoint's, `reply`, was not yet.
+/// Whoever does that may be held up in between: a new flow that needs the record for its own
+/// answers does not wait.
 #[inline(always)]
 fn is_left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) -> bool {
     // SAFETY: as above.
@@ -154,7 +156,8 @@ pub fn end<A: Address, S: Slots<A>>(
     true
 }
 
-/// [`end`] for a half-open flow that gives way to a newer one, so that its records may be replaced soon.
+/// [`end`] for a half-open flow that gives way to a newer one, so that its records may be replaced
+/// soon.
 #[inline(always)]
 pub fn evict<A: Address, S: Slots<A>>(
     slots: &S,

@@ -9,14 +9,15 @@ use crate::{
 /// Element of `FLOWS4` and `FLOWS6`: one direction of a connection.
 ///
 /// The record of the other direction is `peer`; they are made and removed together. [`tag`] says
-/// what state the record is in and is the only field that changes hands between CPUs. The default is a
-/// [`tag::CLEAN`] record, as the kernel makes them.
+/// what state the record is in and is the only field that changes hands between CPUs. The default
+/// is a [`tag::CLEAN`] record, as the kernel makes them.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flow<A> {
     /// State, generation and part of the hash; see [`tag`].
     pub tag: u32,
-    /// When a packet last came, in ticks of the coarse clock; of a [`tag::DEAD`] record, when it died.
+    /// When a packet last came, in ticks of the coarse clock; of a [`tag::DEAD`] record, when it
+    /// died.
     pub last_seen: u32,
     /// The direction's packets as they arrive.
     pub source: A,
@@ -38,9 +39,9 @@ pub struct Flow<A> {
     pub window: u16,
     /// TCP, with [`flow_flag::MISFIT`]: the tick since when, its lower half.
     pub misfit_since: u16,
-    /// Of the client's direction the endpoint id. Of the endpoint's, for TCP, the number of its first byte
-    /// while the connection has not proved itself; later the timestamp of the client's FIN, 0 if it had
-    /// none.
+    /// Of the client's direction the endpoint id. Of the endpoint's, for TCP, the number of its
+    /// first byte while the connection has not proved itself; later the timestamp of the client's
+    /// FIN, 0 if it had none.
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
@@ -58,8 +59,8 @@ pub struct Rewrite<A> {
     pub destination_port: u16,
 }
 
-/// Bits of [`Flow::flags`]. The lower half is what the direction's packets have shown so far, the upper
-/// half does not change.
+/// Bits of [`Flow::flags`]. The lower half is what the direction's packets have shown so far, the
+/// upper half does not change.
 ///
 /// The first versions of node-lb kept a next hop in the record, where there are numbers now. Their
 /// programs may use the same table, before or after ours, or at the same time while programs are
@@ -67,7 +68,8 @@ pub struct Rewrite<A> {
 /// [`flow_flag::NUMBERED`], and set [`flow_flag::OLD_HOP`] when they write their next hop: see
 /// [`super::foreign`].
 pub mod flow_flag {
-    /// A packet of the direction came; for TCP, the numbers of the record are valid. Known to old programs.
+    /// A packet of the direction came; for TCP, the numbers of the record are valid. Known to old
+    /// programs.
     pub const SEEN: u32 = 1 << 0;
     /// Its sender has ended its half of the connection. Known to old programs.
     pub const FIN: u32 = 1 << 1;
@@ -75,8 +77,8 @@ pub mod flow_flag {
     pub const RST: u32 = 1 << 2;
     /// The other side has acknowledged the sender's end.
     pub const FIN_ACKED: u32 = 1 << 3;
-    /// The sender did not know when it ended that the other side had, and may remember the connection
-    /// (TIME-WAIT).
+    /// The sender did not know when it ended that the other side had, and may remember the
+    /// connection (TIME-WAIT).
     pub const CLOSED_FIRST: u32 = 1 << 4;
     /// The next packet may change the connection's stage: look at it closely.
     pub const WATCH: u32 = 1 << 5;
@@ -84,7 +86,8 @@ pub mod flow_flag {
     pub const MISFIT: u32 = 1 << 6;
     /// The endpoint refused the connection, and the client is not told: another one may take it.
     pub const WITHHELD: u32 = 1 << 7;
-    /// The endpoint is gone, or has left a service that wants its clients told: whoever still sends to it is reset.
+    /// The endpoint is gone, or has left a service that wants its clients told: whoever still sends
+    /// to it is reset.
     pub const GONE: u32 = 1 << 12;
     /// Where the direction's window scale (RFC 7323) begins.
     pub const SCALE_SHIFT: u32 = 8;
@@ -105,34 +108,34 @@ pub mod flow_flag {
     pub const OLD_XDP: u32 = 1 << 21;
     /// The flow began in the middle of a TCP connection, whose record had been lost.
     pub const PICKED_UP: u32 = 1 << 22;
-    /// While the table's size changes: the flow has been copied, to this table or from it, and the other one has
-    /// it, too, or had it.
+    /// While the table's size changes: the flow has been copied, to this table or from it, and the
+    /// other one has it, too, or had it.
     pub const COPIED: u32 = 1 << 23;
     /// The record has the fields that follow the addresses as [`super::Flow`] says.
     pub const NUMBERED: u32 = 1 << 31;
 }
 
-/// [`Flow::tag`]: bits 0-2 and 15 the state, 3-14 a generation that every claim raises, 16-31 the upper
-/// bits of the tuple's hash or, of an `EVICTED` record, when it died.
+/// [`Flow::tag`]: bits 0-2 and 15 the state, 3-14 a generation that every claim raises, 16-31 the
+/// upper bits of the tuple's hash or, of an `EVICTED` record, when it died.
 ///
 /// ```text
 /// CLEAN, TOMB, old DEAD or EVICTED ─claim─▶ BUSY ─publish─▶ HALF ─settle─▶ LIVE
 /// HALF or LIVE ─kill─▶ DEAD, EVICTED or SWEPT ─▶ TOMB ─▶ CLEAN
 /// ```
 ///
-/// `HALF` is `LIVE` with bit 15 set, for programs that do not know of it; their generations have that bit
-/// too, so that it means nothing in other states.
+/// `HALF` is `LIVE` with bit 15 set, for programs that do not know of it; their generations have
+/// that bit too, so that it means nothing in other states.
 ///
 /// Programs make all steps up to `DEAD`, and claim a record that has been dead for
-/// [`super::claim::GRACE`]. A flood of first packets would fill every table with such records: a half-open flow
-/// that gives way to a newer one is `EVICTED`, and may be replaced after [`super::claim::SHORT_GRACE`]. That one
-/// is measured on a finer clock, by the tag alone, since packets of the flow that are still on their way may
-/// write any other word.
+/// [`super::claim::GRACE`]. A flood of first packets would fill every table with such records: a
+/// half-open flow that gives way to a newer one is `EVICTED`, and may be replaced after
+/// [`super::claim::SHORT_GRACE`]. That one is measured on a finer clock, by the tag alone, since
+/// packets of the flow that are still on their way may write any other word.
 ///
-/// The agent makes the last two steps: `TOMB` after a grace period in which
-/// every program has ended that may still use the record, `CLEAN` when no search has to pass over it
-/// any more. What it has ended itself is `SWEPT`, which programs never claim: the kernel may hold the agent up
-/// for longer than any grace after it has looked at the clock, so that it cannot say when the record died.
+/// The agent makes the last two steps: `TOMB` after a grace period in which every program has ended
+/// that may still use the record, `CLEAN` when no search has to pass over it any more. What it has
+/// ended itself is `SWEPT`, which programs never claim: the kernel may hold the agent up for longer
+/// than any grace after it has looked at the clock, so that it cannot say when the record died.
 pub mod tag {
     /// Free, and a search may end here.
     pub const CLEAN: u32 = 0;
@@ -148,8 +151,8 @@ pub mod tag {
     pub const SWEPT: u32 = 5;
     /// The same as `DEAD`, of a half-open flow that gave way to a newer one.
     pub const EVICTED: u32 = 6;
-    /// In use, of a connection that has not proved itself: see [`super::super::Stage::Handshake`]. Only the
-    /// client's direction says so.
+    /// In use, of a connection that has not proved itself: see [`super::super::Stage::Handshake`].
+    /// Only the client's direction says so.
     pub const HALF: u32 = LIVE | UNPROVEN;
 
     /// What [`LIVE`] and [`HALF`] have in common, and all other states among themselves.
@@ -180,14 +183,15 @@ pub mod tag {
         tag & !(KIND | UNPROVEN) | state
     }
 
-    /// The tag of a record whose flow gives way at this [`moment`](super::super::slots::Slots::moment).
+    /// The tag of a record whose flow gives way at this
+    /// [`moment`](super::super::slots::Slots::moment).
     #[inline(always)]
     pub fn evicted(tag: u32, moment: u64) -> u32 {
         with_state(tag, EVICTED) & !HASH | (moment as u32) << 16
     }
 
-    /// How long before this moment an `EVICTED` record died, in the same unit: never more than it was, and
-    /// less only where that is more than a quarter of an hour.
+    /// How long before this moment an `EVICTED` record died, in the same unit: never more than it
+    /// was, and less only where that is more than a quarter of an hour.
     #[inline(always)]
     pub fn since_eviction(tag: u32, moment: u64) -> u32 {
         (moment as u32).wrapping_sub(tag >> 16) & 0xffff
@@ -253,8 +257,8 @@ impl<A: Address> Flow<A> {
         self.flags & flag != 0
     }
 
-    /// The sequence numbers beyond [`Self::acknowledged`] that the direction's sender takes, at least
-    /// one.
+    /// The sequence numbers beyond [`Self::acknowledged`] that the direction's sender takes, at
+    /// least one.
     #[inline(always)]
     pub fn open_window(&self) -> u32 {
         // RFC 7323, 2.3: the largest scale is 14.

@@ -1,8 +1,9 @@
 //! Next hops: kept once for all flows that share one, so that a record holds four bytes of it.
 //!
 //! `HOPS` is a set-associative cache. An entry's version changes with its content and with every
-//! generation, and a flow keeps the version that it looked up: what has been overwritten or is out of
-//! date is noticed by comparing two numbers. Nobody has to clean up, and no agent has to be alive.
+//! generation, and a flow keeps the version that it looked up: what has been overwritten or is out
+//! of date is noticed by comparing two numbers. Nobody has to clean up, and no agent has to be
+//! alive.
 
 use core::ptr::NonNull;
 
@@ -13,8 +14,8 @@ const WAYS: usize = 4;
 /// Ticks that an entry stays untouched after it was looked up, whoever else wants its place: much
 /// longer than any program runs that has just read its version.
 const UNTOUCHED: u32 = 8;
-/// Ticks between generations, as a number of bits to shift by: routes that change without an agent to
-/// notice are followed within this time.
+/// Ticks between generations, as a number of bits to shift by: routes that change without an agent
+/// to notice are followed within this time.
 const GENERATION_SHIFT: u32 = 6;
 /// Bit of [`Hop::version`] that says that the entry is being written.
 const WRITING: u32 = 1;
@@ -98,8 +99,8 @@ pub fn index(kept: u32) -> u32 {
     kept & 0xffff
 }
 
-/// Keeps a next hop that was looked up at tick `now`, as [`super::Flow::hop`] has it. `None` if every
-/// entry that it may be in is somebody else's at the moment.
+/// Keeps a next hop that was looked up at tick `now`, as [`super::Flow::hop`] has it. `None` if
+/// every entry that it may be in is somebody else's at the moment.
 #[inline(always)]
 pub fn keep<H: Hops>(hops: &H, found: &Hop, generation: u32, now: u32) -> Option<u32> {
     let start = spread(found);
@@ -108,8 +109,8 @@ pub fn keep<H: Hops>(hops: &H, found: &Hop, generation: u32, now: u32) -> Option
         let index = start.wrapping_add(way as u32) & hops.hop_mask();
         let entry = hops.hop(index)?;
         let version = read_version(entry);
-        // SAFETY: entries stay valid; whoever overwrites this one meanwhile raises its version, and then
-        // what is returned here does not hold.
+        // SAFETY: entries stay valid; whoever overwrites this one meanwhile raises its version, and
+        // then what is returned here does not hold.
         let hop = unsafe { entry.as_ref() };
         if version & WRITING != 0 {
             continue;

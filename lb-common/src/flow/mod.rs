@@ -1,10 +1,11 @@
 //! Flows: one record per direction of a connection, in a table of our own.
 //!
-//! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it lies ([`slots`])
-//! and is found ([`table`]), where its packets leave ([`hop`]), how far its connection has come ([`stage`]), what a
-//! TCP segment may say about that ([`tcp`]), when it makes room for another ([`end`]), how a new flow gets one
-//! ([`claim`]), what becomes of the records of other versions ([`foreign`]), and how flows get into a table of
-//! another size ([`resize`]). [`steps`] ties these together where there is no verifier.
+//! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it
+//! lies ([`slots`]) and is found ([`table`]), where its packets leave ([`hop`]), how far its
+//! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
+//! room for another ([`end`]), how a new flow gets one ([`claim`]), what becomes of the records of
+//! other versions ([`foreign`]), and how flows get into a table of another size ([`resize`]).
+//! [`steps`] ties these together where there is no verifier.
 
 pub mod claim;
 pub mod end;

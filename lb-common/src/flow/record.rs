@@ -23,11 +23,12 @@ pub fn read_tag<A>(record: Record<A>) -> u32 {
     unsafe { atomic::load(tag) }
 }
 
-/// The record for reading what was written before its tag became `seen`, by whoever published or killed it.
+/// The record for reading what was written before its tag became `seen`, by whoever published or
+/// killed it.
 ///
-/// A processor of weak order, as arm64, may read a field first and the tag later, and then take what was
-/// there before for what a new tag says. It does not if the field's address depends on the tag. Not all
-/// kernels know a load that acquires.
+/// A processor of weak order, as arm64, may read a field first and the tag later, and then take
+/// what was there before for what a new tag says. It does not if the field's address depends on the
+/// tag. Not all kernels know a load that acquires.
 #[inline(always)]
 pub fn behind<A>(record: Record<A>, seen: u32) -> Record<A> {
     // SAFETY: nothing is added.
@@ -72,13 +73,14 @@ pub fn kill_if<A>(record: Record<A>, seen: u32, now: u32) -> bool {
     // SAFETY: the record stays valid.
     let last_seen = unsafe { &raw mut (*record.as_ptr()).last_seen };
     before(last_seen, Access::Write);
-    // First, or somebody would take it for dead long since. SAFETY: a program that found the record before
-    // may write the same word: any of the values will do, they are all of this moment.
+    // First, or somebody would take it for dead long since. SAFETY: a program that found the record
+    // before may write the same word: any of the values will do, they are all of this moment.
     unsafe { last_seen.write_volatile(now) };
     advance(record, seen, tag::DEAD)
 }
 
-/// Takes a record of a flow that gives way at this moment out of sight, if its tag is still `seen`; whether it was.
+/// Takes a record of a flow that gives way at this moment out of sight, if its tag is still `seen`;
+/// whether it was.
 #[inline(always)]
 pub fn evict_if<A>(record: Record<A>, seen: u32, moment: u64) -> bool {
     tag::in_use(seen) && swap(record, seen, tag::evicted(seen, moment))

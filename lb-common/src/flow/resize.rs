@@ -1,10 +1,11 @@
 //! Flows between two tables, while the flow table gets another size.
 //!
-//! For the time of the change programs know two tables: their own, where they search first and open flows, and
-//! the other one. A flow that is only there is copied before its packet is handled, so that programs which
-//! have either table for their own can run beside each other. The other table keeps its record, since they may
-//! still use it; [`flow_flag::COPIED`] says in both that there is a copy, or was one. Two CPUs that copy the
-//! same flow at once are kept apart as two that open it are.
+//! For the time of the change programs know two tables: their own, where they search first and open
+//! flows, and the other one. A flow that is only there is copied before its packet is handled, so
+//! that programs which have either table for their own can run beside each other. The other table
+//! keeps its record, since they may still use it; [`flow_flag::COPIED`] says in both that there is
+//! a copy, or was one. Two CPUs that copy the same flow at once are kept apart as two that open it
+//! are.
 
 use super::{
     Record, Stage,
@@ -26,7 +27,8 @@ pub const FULL: u64 = u64::MAX - 3;
 /// Attempts to copy a flow that another CPU is copying, too: longer than that takes.
 const ATTEMPTS: usize = 16;
 
-/// Index of a tuple's record in the programs' own table, where it is copied to if only the other one has it.
+/// Index of a tuple's record in the programs' own table, where it is copied to if only the other
+/// one has it.
 #[inline(always)]
 pub fn copy_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
     for _ in rolled(ATTEMPTS) {
@@ -52,7 +54,8 @@ pub fn copy_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> u64 {
     RACED
 }
 
-/// Whether a flow that is only in the other table has a tuple. To look there takes less of the stack than to copy.
+/// Whether a flow that is only in the other table has a tuple. To look there takes less of the
+/// stack than to copy.
 #[inline(always)]
 pub fn is_elsewhere<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> bool {
     slots.other_mask() != 0
@@ -62,8 +65,8 @@ pub fn is_elsewhere<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> boo
         })
 }
 
-/// Has a closed flow that is only in the other table be left there, where it has a tuple that another connection
-/// is about to use past its Service.
+/// Has a closed flow that is only in the other table be left there, where it has a tuple that
+/// another connection is about to use past its Service.
 #[inline(always)]
 pub fn leave_closed<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) {
     if slots.other_mask() == 0 {
@@ -84,8 +87,8 @@ pub fn leave_closed<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) {
     }
 }
 
-/// Ends the copy of a flow that has just ended, or what it was a copy of: a new flow has its addresses and ports,
-/// and nobody may find the old one. `index` is that of one of its records.
+/// Ends the copy of a flow that has just ended, or what it was a copy of: a new flow has its
+/// addresses and ports, and nobody may find the old one. `index` is that of one of its records.
 #[inline(always)]
 pub fn end_other<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     let Some(record) = slots.slot(index) else {
@@ -136,7 +139,8 @@ fn find_other<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Re
 /// Copies both directions of a flow, or none; why not, if it cannot.
 #[inline(always)]
 fn copy<A: Address, S: Slots<A>>(slots: &S, record: Record<A>, peer: Record<A>) -> Option<Refused> {
-    // Always in the same order: whoever copies the flow for a packet of the other direction waits, or is waited for.
+    // Always in the same order: whoever copies the flow for a packet of the other direction waits,
+    // or is waited for.
     let (record, peer) = in_order(record, peer);
     let mut refused = Refused::Exists;
     let Some(one) = claim(slots, record, &mut refused) else {
@@ -177,8 +181,8 @@ fn claim<A: Address, S: Slots<A>>(
     claim::claim_free(slots, &tuple, refused)
 }
 
-/// The state of a record in use. Another version's tag may have the bit that tells `HALF` for something else;
-/// the agent finds out what becomes of such a record.
+/// The state of a record in use. Another version's tag may have the bit that tells `HALF` for
+/// something else; the agent finds out what becomes of such a record.
 #[inline(always)]
 fn state_of<A: Address>(record: Record<A>) -> u32 {
     // SAFETY: as above.
@@ -192,8 +196,8 @@ fn state_of<A: Address>(record: Record<A>) -> u32 {
 /// Copies all of a record but what depends on its place.
 #[inline(always)]
 fn fill<A: Address>(from: Record<A>, mut to: Record<A>) {
-    // SAFETY: records stay valid, and claimed ones are their claimer's alone. Numbers that packets change
-    // meanwhile may be of either moment.
+    // SAFETY: records stay valid, and claimed ones are their claimer's alone. Numbers that packets
+    // change meanwhile may be of either moment.
     let (from, to) = unsafe { (from.as_ref(), to.as_mut()) };
     to.last_seen = from.last_seen;
     to.source = from.source;

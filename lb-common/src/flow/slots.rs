@@ -30,8 +30,8 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     fn count_half_open(&self, service: u32, change: i32);
     /// Notes that a service has so many more flows.
     fn count_flows(&self, service: u32, change: i32);
-    /// Number of records of the other table less one, while the table's size changes (see [`super::resize`]); 0
-    /// if there is none.
+    /// Number of records of the other table less one, while the table's size changes (see
+    /// [`super::resize`]); 0 if there is none.
     fn other_mask(&self) -> u32 {
         0
     }
@@ -41,8 +41,9 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     }
 }
 
-/// The work behind a search and a claim, in steps. In the kernel each is a function that the verifier looks at by
-/// itself, and only once; elsewhere they are what [`Plain`](super::steps::Plain) says.
+/// The work behind a search and a claim, in steps. In the kernel each is a function that the
+/// verifier looks at by itself, and only once; elsewhere they are what
+/// [`Plain`](super::steps::Plain) says.
 pub trait Steps<A: Address> {
     /// [`find_index`](super::table::find_index).
     fn find_index(&self, tuple: &Tuple<A>) -> u64;

@@ -8,9 +8,9 @@ use super::{flow_flag, tag};
 pub enum Stage {
     /// The endpoint has not answered.
     Unreplied,
-    /// It has, and the client has not shown that it got the answer: for TCP, it has not acknowledged
-    /// the endpoint's own sequence number; for UDP, it has not sent again. A spoofed client never gets
-    /// beyond this stage.
+    /// It has, and the client has not shown that it got the answer: for TCP, it has not
+    /// acknowledged the endpoint's own sequence number; for UDP, it has not sent again. A spoofed
+    /// client never gets beyond this stage.
     Handshake,
     /// Both sides have proved to be there.
     Established,
@@ -33,8 +33,8 @@ impl Stage {
         Self::Closed,
     ];
 
-    /// The stage of a connection whose directions have these flags, and whose client's direction has
-    /// this tag.
+    /// The stage of a connection whose directions have these flags, and whose client's direction
+    /// has this tag.
     #[inline(always)]
     pub fn of(tag: u32, forward: u32, reply: u32) -> Self {
         use flow_flag::{FIN, FIN_ACKED, RST, SEEN};
@@ -53,8 +53,8 @@ impl Stage {
     }
 }
 
-/// The longest silence of a flow in ticks, by protocol and stage. Part of the settings that programs
-/// read, so that they can make room without an agent.
+/// The longest silence of a flow in ticks, by protocol and stage. Part of the settings that
+/// programs read, so that they can make room without an agent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {

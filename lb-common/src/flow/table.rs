@@ -1,8 +1,8 @@
 //! The flow table: an array of records searched by hash, without locks.
 //!
 //! Records lie in groups of [`GROUP`]. A tuple's hash names a home record, and a search visits that
-//! record's group, home first, then other groups. It ends at the first `CLEAN` record, which
-//! nearly always is the first or second it looks at: an established packet costs one cold cache line.
+//! record's group, home first, then other groups. It ends at the first `CLEAN` record, which nearly
+//! always is the first or second it looks at: an established packet costs one cold cache line.
 //! Removing needs a tombstone, since later records may have been placed past it; the agent turns
 //! tombstones `CLEAN` again when nothing depends on them.
 
@@ -22,7 +22,8 @@ use crate::{
 pub const GROUP: u32 = 8;
 /// Groups that a tuple's record may be in.
 pub const GROUPS: u32 = 4;
-/// Records that [`approach`] reads for a tuple. In a table that is half full, one claim in sixteen goes on past them.
+/// Records that [`approach`] reads for a tuple. In a table that is half full, one claim in sixteen
+/// goes on past them.
 const APPROACHED: u32 = 4;
 /// The hash of a tuple: a keyed mix whose halves are both usable.
 #[inline(always)]
@@ -102,8 +103,9 @@ fn search<A: Address, S: Slots<A>>(
     None
 }
 
-/// Reads the records that claims for tuples with these hashes visit first: the processor fetches them all at
-/// once, where claims, which are barriers and end at the first `CLEAN` record, would wait for one after the other.
+/// Reads the records that claims for tuples with these hashes visit first: the processor fetches
+/// them all at once, where claims, which are barriers and end at the first `CLEAN` record, would
+/// wait for one after the other.
 #[inline(always)]
 pub fn approach<A: Address, S: Slots<A>>(slots: &S, hashes: [u64; 2]) {
     for hash in hashes {
@@ -133,8 +135,8 @@ pub(super) fn home(hash: u64, mask: u32) -> u32 {
     hash as u32 & mask
 }
 
-/// Index of the record that a search for `hash` visits at `step`, 0 being its [`home`]. The first versions of
-/// node-lb know the first two groups.
+/// Index of the record that a search for `hash` visits at `step`, 0 being its [`home`]. The first
+/// versions of node-lb know the first two groups.
 #[inline(always)]
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
     let home = hash as u32;
@@ -146,8 +148,8 @@ pub fn position(hash: u64, mask: u32, step: u32) -> u32 {
     group | (home ^ step) & (GROUP - 1)
 }
 
-/// How the number of a later group differs from the first's: each in another way, however small the table
-/// is. Without branches, which the verifier would follow at every step of a search.
+/// How the number of a later group differs from the first's: each in another way, however small the
+/// table is. Without branches, which the verifier would follow at every step of a search.
 #[inline(always)]
 fn apart(hash: u64, groups: u32, first: u32, group: u32) -> u32 {
     // Here and now: before the loop it would be in every packet's way, and need room on the stack.

@@ -7,12 +7,13 @@ use crate::{
     parse::{Segment, tcp_flag},
 };
 
-/// How far a segment's numbers may lie from those of the segment before it, either way: more than the
-/// largest window in common use.
+/// How far a segment's numbers may lie from those of the segment before it, either way: more than
+/// the largest window in common use.
 const REACH: u32 = 1 << 23;
 
-/// Ticks for which a direction's segments do not fit until they are believed all the same: two seconds at
-/// least. By then its receiver, if it lives, has acknowledged what it really has (RFC 9293, 3.10.7.4).
+/// Ticks for which a direction's segments do not fit until they are believed all the same: two
+/// seconds at least. By then its receiver, if it lives, has acknowledged what it really has (RFC
+/// 9293, 3.10.7.4).
 pub const PATIENCE: u16 = 16;
 
 /// More than a SYN can bring along.
@@ -56,8 +57,8 @@ pub fn in_window<A: Address>(receiver: &Flow<A>, sequence: u32) -> bool {
     sequence.wrapping_sub(receiver.acknowledged) <= receiver.open_window()
 }
 
-/// Whether a number acknowledges the SYN that `client` records, if not necessarily the data that came
-/// with it (RFC 7413).
+/// Whether a number acknowledges the SYN that `client` records, if not necessarily the data that
+/// came with it (RFC 7413).
 #[inline(always)]
 pub fn acknowledges_syn<A: Address>(client: &Flow<A>, number: u32) -> bool {
     client.next.wrapping_sub(number) < SYN_DATA

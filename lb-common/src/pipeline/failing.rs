@@ -1,9 +1,9 @@
-//! Endpoints that fail: they refuse connections, or say nothing. New connections avoid them for some
-//! seconds where the set has another endpoint; then one of them tries.
+//! Endpoints that fail: they refuse connections, or say nothing. New connections avoid them for
+//! some seconds where the set has another endpoint; then one of them tries.
 //!
-//! Whoever can send SYNs that an endpoint does not answer, as a client that a network policy keeps away
-//! from it, can have it avoided until it answers somebody else. So an endpoint whose place nobody else can
-//! take is never avoided.
+//! Whoever can send SYNs that an endpoint does not answer, as a client that a network policy keeps
+//! away from it, can have it avoided until it answers somebody else. So an endpoint whose place
+//! nobody else can take is never avoided.
 
 use core::ptr::NonNull;
 
@@ -33,8 +33,9 @@ pub(super) enum Failure {
     Refused,
 }
 
-/// Whether a SYN that was to go to an endpoint goes to another one, if there is one that does not fail: the client
-/// has just left that one without an answer, or it is avoided. `left` is the endpoint that the client has left.
+/// Whether a SYN that was to go to an endpoint goes to another one, if there is one that does not
+/// fail: the client has just left that one without an answer, or it is avoided. `left` is the
+/// endpoint that the client has left.
 #[inline(always)]
 pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, left: u32) -> bool {
     // Once is enough for a client that has waited before.
@@ -42,8 +43,8 @@ pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, le
     endpoint == left || is_avoided(tables, endpoint, limit)
 }
 
-/// Index of another endpoint than the one at `index`: one that does not fail if that is found, else any for a client
-/// that has just left that one, else the same.
+/// Index of another endpoint than the one at `index`: one that does not fail if that is found, else
+/// any for a client that has just left that one, else the same.
 #[inline(never)]
 pub(super) fn elsewhere<A: Address, T: Tables<A>>(
     tables: &T,
@@ -67,8 +68,8 @@ pub(super) fn elsewhere<A: Address, T: Tables<A>>(
     found
 }
 
-/// Whether a new connection goes elsewhere, if it can: an endpoint has failed so often. If it was time to try,
-/// nobody else does for a while.
+/// Whether a new connection goes elsewhere, if it can: an endpoint has failed so often. If it was
+/// time to try, nobody else does for a while.
 #[inline(never)]
 fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, limit: u32) -> bool {
     let Some(memory) = memory(tables, endpoint) else {
@@ -111,8 +112,8 @@ pub(super) fn note_success<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) 
     }
 }
 
-/// Notes that the endpoint of a client's direction has refused the connection. Whether the client is
-/// better not told: its next SYN finds an endpoint that may serve.
+/// Notes that the endpoint of a client's direction has refused the connection. Whether the client
+/// is better not told: its next SYN finds an endpoint that may serve.
 #[inline(never)]
 pub(super) fn is_withheld<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>) -> bool {
     // SAFETY: records stay valid until every program that can see them ends.

@@ -1,8 +1,8 @@
 //! Flows that have not proved themselves: a budget per service, in which the oldest gives way.
 //!
 //! A real client completes its handshake within a round trip, a spoofed one never does. So when a
-//! service has more half-open flows than its budget, each new one ends the oldest: a SYN cache. Which
-//! one that is tells a ring of places, handed out in turn.
+//! service has more half-open flows than its budget, each new one ends the oldest: a SYN cache.
+//! Which one that is tells a ring of places, handed out in turn.
 
 use crate::{
     addr::Address,
@@ -12,14 +12,14 @@ use crate::{
     work::Work,
 };
 
-/// Half-open flows that a service may have before it needs places in a ring: whoever is not attacked
-/// does without one.
+/// Half-open flows that a service may have before it needs places in a ring: whoever is not
+/// attacked does without one.
 pub const WITHOUT_RING: u32 = 128;
-/// Of a ring, the part that a service uses when others with the same endpoint may have its ports: so small that as
-/// many services cannot use an endpoint's ports up.
+/// Of a ring, the part that a service uses when others with the same endpoint may have its ports:
+/// so small that as many services cannot use an endpoint's ports up.
 const RING_PART: u32 = 16;
-/// Ticks for which a flow has been silent when its port may be another's: an eighth of a second at least, in which a
-/// client nearby completes its handshake.
+/// Ticks for which a flow has been silent when its port may be another's: an eighth of a second at
+/// least, in which a client nearby completes its handshake.
 const SILENCE: i32 = 2;
 /// Rings; services whose ids differ by a multiple of this share one.
 pub const RINGS: u32 = 64;
@@ -31,8 +31,8 @@ pub fn is_pressed<A: Address, T: Tables<A>>(tables: &T, service: u32) -> bool {
 }
 
 /// Counts a flow that was just opened, and ends the service's oldest half-open one if the budget is
-/// used up. `index` is the flow's own, of the client's direction, and `tag` the one it was published
-/// with.
+/// used up. `index` is the flow's own, of the client's direction, and `tag` the one it was
+/// published with.
 #[inline(always)]
 pub(super) fn enter<A: Address, T: Tables<A>>(
     tables: &T,
@@ -48,8 +48,8 @@ pub(super) fn enter<A: Address, T: Tables<A>>(
     }
 }
 
-/// Puts a flow in its service's ring, and ends the one that had the place before. Out of line: a service
-/// that is not attacked does without.
+/// Puts a flow in its service's ring, and ends the one that had the place before. Out of line: a
+/// service that is not attacked does without.
 #[inline(never)]
 fn take_place<A: Address, T: Tables<A>>(
     tables: &T,
@@ -80,10 +80,11 @@ fn take_place<A: Address, T: Tables<A>>(
     }
 }
 
-/// Has the port in [`Work::other`] given up by a half-open flow that has been silent for a while, of a service that
-/// uses a part of its ring. Whether it was.
+/// Has the port in [`Work::other`] given up by a half-open flow that has been silent for a while,
+/// of a service that uses a part of its ring. Whether it was.
 ///
-/// Each service has a budget of its own, but the ports towards an endpoint are of all services that it belongs to.
+/// Each service has a budget of its own, but the ports towards an endpoint are of all services that
+/// it belongs to.
 #[inline(never)]
 pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> bool {
     let found = u32::try_from(tables.find_index(&work.other));
@@ -104,8 +105,8 @@ pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) ->
     holds && tables.half_open(flow.service) >= many && is_silent && give_way(tables, forward, tag)
 }
 
-/// Ends a flow whose client's direction had this tag, if it still has, and the flow has not proved itself. Whether
-/// it was ended.
+/// Ends a flow whose client's direction had this tag, if it still has, and the flow has not proved
+/// itself. Whether it was ended.
 #[inline(always)]
 fn give_way<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, tag: u32) -> bool {
     if tag::state(tag) != tag::HALF {

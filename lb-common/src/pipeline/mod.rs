@@ -101,8 +101,8 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     send(tables, frame, &network, work, record, reason)
 }
 
-/// Translates an answer that leaves the host's stack, and drops what the node's own sockets must not
-/// reach. Everything else goes on its way.
+/// Translates an answer that leaves the host's stack, and drops what the node's own sockets must
+/// not reach. Everything else goes on its way.
 #[inline(always)]
 pub fn egress<A: Address, T: Tables<A>, F: Frame>(
     tables: &T,

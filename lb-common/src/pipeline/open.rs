@@ -28,8 +28,8 @@ use crate::{
     work::{Refusal, Work},
 };
 
-/// How often to look for a flow that another CPU is opening for the same packet, which takes less: bits of a
-/// random number, of which some are always set. (The verifier knows what a mask bounds.)
+/// How often to look for a flow that another CPU is opening for the same packet, which takes less:
+/// bits of a random number, of which some are always set. (The verifier knows what a mask bounds.)
 const LOOKS: u32 = 0x3f;
 const LEAST_LOOKS: u32 = 0x08;
 /// Attempts to open a flow when another CPU gets in the way, or an old flow.
@@ -81,8 +81,9 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     None
 }
 
-/// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if it is
-/// for [`Tables::finish_index`] to record it, [`RACED`] if another CPU or an old flow was in the way, or [`NONE`].
+/// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if
+/// it is for [`Tables::finish_index`] to record it, [`RACED`] if another CPU or an old flow was in
+/// the way, or [`NONE`].
 #[inline(always)]
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
@@ -149,8 +150,8 @@ fn joined<A: Address, T: Tables<A>>(
     Some(index)
 }
 
-/// Opens a flow or, where the packet has come before or comes to another CPU at the same moment, joins
-/// the one that it opened there.
+/// Opens a flow or, where the packet has come before or comes to another CPU at the same moment,
+/// joins the one that it opened there.
 #[inline(always)]
 fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, route: &Route) -> u64 {
     if begin(tables, work, route) {
@@ -172,8 +173,8 @@ fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, rout
     index
 }
 
-/// The flow of a packet that had one a moment ago, or is getting one. Of two CPUs with the same packet both
-/// may have given up; if they waited for equally long, they would again and again.
+/// The flow of a packet that had one a moment ago, or is getting one. Of two CPUs with the same
+/// packet both may have given up; if they waited for equally long, they would again and again.
 #[inline(never)]
 fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> u64 {
     let looks = tables.random() & LOOKS | LEAST_LOOKS;
@@ -186,8 +187,8 @@ fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> u64 {
     NONE
 }
 
-/// Whether a SYN on a flow goes to another endpoint: the flow's own is gone, or has not answered. The
-/// flow is gone then.
+/// Whether a SYN on a flow goes to another endpoint: the flow's own is gone, or has not answered.
+/// The flow is gone then.
 #[inline(never)]
 fn moves_on<A: Address, T: Tables<A>>(
     tables: &T,
@@ -242,7 +243,8 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
     }
 }
 
-/// The verdict on a packet without a flow that leaves the node; `index` is what [`copied_index`] says.
+/// The verdict on a packet without a flow that leaves the node; `index` is what [`copied_index`]
+/// says.
 #[inline(always)]
 pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
     tables: &T,

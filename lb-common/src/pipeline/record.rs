@@ -26,14 +26,14 @@ use crate::{
     work::{Opening, Refusal, Work},
 };
 
-/// Ports tried for source NAT before a connection is given up. All but closed flows keep theirs, and
-/// of those half let it go; half-open flows do where there are too many of them.
+/// Ports tried for source NAT before a connection is given up. All but closed flows keep theirs,
+/// and of those half let it go; half-open flows do where there are too many of them.
 const SNAT_TRIES: usize = 16;
 /// Spreads numbers that follow each other: 2^32 divided by the golden ratio.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Picks an endpoint and claims the client's record of a flow. Whether it could; [`Work::reason`] says
-/// why not.
+/// Picks an endpoint and claims the client's record of a flow. Whether it could; [`Work::reason`]
+/// says why not.
 #[inline(always)]
 pub(super) fn begin<A: Address, T: Tables<A>>(
     tables: &T,
@@ -125,8 +125,8 @@ fn try_begin<A: Address, T: Tables<A>>(
     Some(())
 }
 
-/// The number that picks a connection's endpoint: a keyed hash, so that a connection whose record was lost
-/// finds its endpoint again while the set is what it was.
+/// The number that picks a connection's endpoint: a keyed hash, so that a connection whose record
+/// was lost finds its endpoint again while the set is what it was.
 #[inline(never)]
 fn draw<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u32 {
     work.hash = table::hash(&work.tuple, tables.secret());
@@ -140,8 +140,8 @@ fn approach<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     table::approach(tables, [work.hash, work.other_hash]);
 }
 
-/// Records the flow that [`begin`] has begun, both directions or none: the index of the client's record,
-/// or one that no table has. [`Work::refusal`] and [`Work::reason`] say why there is none.
+/// Records the flow that [`begin`] has begun, both directions or none: the index of the client's
+/// record, or one that no table has. [`Work::refusal`] and [`Work::reason`] say why there is none.
 #[inline(always)]
 pub fn finish_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u64 {
     match finish(tables, work) {
@@ -283,7 +283,8 @@ fn claim_reply<A: Address, T: Tables<A>>(
         // A client whose address is kept keeps its port too, unless the same client's port already
         // goes to the same endpoint by way of another frontend.
         if source_nat || work.refused == Refused::Exists {
-            // A port in use is likely one of many in a row, of another Service with the same endpoint.
+            // A port in use is likely one of many in a row, of another Service with the same
+            // endpoint.
             let further = 1 << attempt;
             work.other.destination_port = next_port(tables, tables.config(), endpoint, further);
             approach(tables, work);
@@ -292,8 +293,8 @@ fn claim_reply<A: Address, T: Tables<A>>(
     None
 }
 
-/// A port to replace a client's towards an endpoint, `further` ahead of the one before: ports are handed
-/// out in turn, so that the next one is that which has been free for longest.
+/// A port to replace a client's towards an endpoint, `further` ahead of the one before: ports are
+/// handed out in turn, so that the next one is that which has been free for longest.
 #[inline(never)]
 fn next_port<A: Address, T: Tables<A>>(
     tables: &T,
@@ -305,7 +306,8 @@ fn next_port<A: Address, T: Tables<A>>(
         // SAFETY: a word of a map's element that is only added to.
         unsafe { atomic::fetch_add(&raw mut (*shared.as_ptr()).ports, further) }
     });
-    // Where the turn begins is nobody's to know, and elsewhere for each Service with the same endpoint.
+    // Where the turn begins is nobody's to know, and elsewhere for each Service with the same
+    // endpoint.
     let begin = (config.secret[1] as u32).wrapping_add(endpoint.wrapping_mul(GOLDEN));
     let turn = turn.wrapping_add(begin).wrapping_add(further - 1);
     let offset = turn.checked_rem(config.snat_count).unwrap_or(0);
@@ -328,10 +330,10 @@ fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, opposite: &Tuple<A>, 
     };
 }
 
-/// Whether a flow's packets go past the host's stack in both directions. Those with source NAT must:
-/// the stack takes no packet from the node's own address. What crosses it is what others may have to
-/// translate too (a masquerade for destinations outside the cluster), and what the host itself
-/// serves.
+/// Whether a flow's packets go past the host's stack in both directions. Those with source NAT
+/// must: the stack takes no packet from the node's own address. What crosses it is what others may
+/// have to translate too (a masquerade for destinations outside the cluster), and what the host
+/// itself serves.
 #[inline(always)]
 fn bypasses(config_flags: u32, endpoint: &Endpoint, source_nat: bool) -> bool {
     if endpoint.flags & endpoint_flag::HOST != 0 {

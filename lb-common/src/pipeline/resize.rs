@@ -1,5 +1,5 @@
-//! What a change of the flow table's size asks of the pipeline: packets of flows that are still in the other
-//! table, and the copy of all that is there. See [`crate::flow::resize`].
+//! What a change of the flow table's size asks of the pipeline: packets of flows that are still in
+//! the other table, and the copy of all that is there. See [`crate::flow::resize`].
 
 use super::track::{prove, proves};
 use crate::{
@@ -24,7 +24,8 @@ use crate::{
 pub enum Copied {
     /// It is not in use, or not the client's direction of a flow.
     Nothing,
-    /// Its flow had been copied before, and what packets have shown in the one or the other table is together now.
+    /// Its flow had been copied before, and what packets have shown in the one or the other table
+    /// is together now.
     Merged,
     /// Its flow is copied now.
     Copied,
@@ -32,8 +33,9 @@ pub enum Copied {
     Left,
 }
 
-/// Index of the flow of a packet that the programs' own table did not know; [`NONE`] where the packet opens
-/// one, or finds it as any other. If it is not to be had, [`Work::refusal`] and [`Work::reason`] say why.
+/// Index of the flow of a packet that the programs' own table did not know; [`NONE`] where the
+/// packet opens one, or finds it as any other. If it is not to be had, [`Work::refusal`] and
+/// [`Work::reason`] say why.
 #[inline(always)]
 pub(super) fn copied_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u64 {
     if tables.other_mask() == 0 {
@@ -51,9 +53,9 @@ pub(super) fn copied_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work
     index
 }
 
-/// Copies the flow whose client's direction is the record at an index of the other table. If it has been copied
-/// before, brings together what packets have shown there and here. No program may have the other table for
-/// its own any more.
+/// Copies the flow whose client's direction is the record at an index of the other table. If it has
+/// been copied before, brings together what packets have shown there and here. No program may have
+/// the other table for its own any more.
 #[inline(always)]
 pub fn copy_slot<A: Address, T: Tables<A>>(tables: &T, index: u32) -> Copied {
     let Some(record) = tables.other_slot(index) else {
@@ -89,8 +91,8 @@ fn merge<A: Address, T: Tables<A>>(
     answers: Record<A>,
     forward: Record<A>,
 ) -> Copied {
-    // SAFETY: records stay valid; their numbers may be written by several CPUs at once, and any of the values
-    // will do.
+    // SAFETY: records stay valid; their numbers may be written by several CPUs at once, and any of
+    // the values will do.
     let Some(reply) = tables.slot(unsafe { forward.as_ref() }.peer) else {
         return Copied::Nothing;
     };
@@ -112,7 +114,8 @@ fn merge<A: Address, T: Tables<A>>(
     Copied::Merged
 }
 
-/// Adds what packets have shown of a direction in the other table to its copy, if that is what it is.
+/// Adds what packets have shown of a direction in the other table to its copy, if that is what it
+/// is.
 #[inline(always)]
 fn merge_direction<A: Address>(from: Record<A>, mut copy: Record<A>) -> bool {
     use flow_flag::{

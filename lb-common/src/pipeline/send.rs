@@ -197,8 +197,8 @@ pub(super) fn go<A: Address, T: Tables<A>, F: Frame>(
     }
 }
 
-/// Looks up the next hop of a flow's packets and keeps it in the flow: [`Way::Hop`], or why not. Out of
-/// line: it is rare, and the stack is short.
+/// Looks up the next hop of a flow's packets and keeps it in the flow: [`Way::Hop`], or why not.
+/// Out of line: it is rare, and the stack is short.
 #[inline(never)]
 fn find_hop<A: Address, T: Tables<A>>(
     tables: &T,
@@ -217,8 +217,9 @@ fn find_hop<A: Address, T: Tables<A>>(
     }
 }
 
-/// Keeps a next hop in the flow and, if it depends on the endpoint only, there for flows to come. Whether
-/// there was room for it. Out of line, so that the look-up before it has the stack to itself.
+/// Keeps a next hop in the flow and, if it depends on the endpoint only, there for flows to come.
+/// Whether there was room for it. Out of line, so that the look-up before it has the stack to
+/// itself.
 #[inline(never)]
 fn keep_hop<A: Address, T: Tables<A>>(
     tables: &T,
@@ -232,7 +233,8 @@ fn keep_hop<A: Address, T: Tables<A>>(
     let Some(kept) = hop::keep(tables, &work.hop, generation, now) else {
         return false;
     };
-    // SAFETY: records stay valid; another CPU that does the same writes a number that holds as well.
+    // SAFETY: records stay valid; another CPU that does the same writes a number that holds as
+    // well.
     let flow = unsafe { record.as_mut() };
     flow.hop = kept;
     let of_endpoint = flow.has(flow_flag::SOURCE_NAT) && !flow.has(flow_flag::REPLY);

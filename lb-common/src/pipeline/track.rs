@@ -18,8 +18,8 @@ use crate::{
 #[inline(always)]
 pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>) {
     use flow_flag::{MISFIT, NUMBERED, OLD_HOP, SEEN, UDP, WATCH};
-    // SAFETY: records stay valid; these fields may be written by several CPUs at once and any of the
-    // values will do.
+    // SAFETY: records stay valid; these fields may be written by several CPUs at once and any of
+    // the values will do.
     let flow = unsafe { &mut *record.as_ptr() };
     let now = tables.now();
     if flow.last_seen != now {
@@ -41,7 +41,8 @@ pub(super) fn track<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, wor
     watch(tables, record, work);
 }
 
-/// Whether a segment brings the data that the one before it brought: its receiver has not acknowledged it.
+/// Whether a segment brings the data that the one before it brought: its receiver has not
+/// acknowledged it.
 #[inline(always)]
 fn repeats<A: Address>(flow: &Flow<A>, segment: &Segment) -> bool {
     segment.next == flow.next && segment.next != segment.sequence
@@ -119,8 +120,8 @@ fn is_unanswered<A: Address>(flow: &Flow<A>, forward: Record<A>) -> bool {
     tag::state(read_tag(forward)) == tag::HALF && !flow.has(SEEN) && !flow.has(PICKED_UP)
 }
 
-/// Notes that somebody on the way says that the SYN with this sequence number does not reach the endpoint,
-/// whose direction is `record`.
+/// Notes that somebody on the way says that the SYN with this sequence number does not reach the
+/// endpoint, whose direction is `record`.
 #[inline(never)]
 pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     tables: &T,
@@ -143,8 +144,8 @@ pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     }
 }
 
-/// A UDP client that sends again after an answer is there: it may well be spoofed, but it has a use for
-/// its flow.
+/// A UDP client that sends again after an answer is there: it may well be spoofed, but it has a use
+/// for its flow.
 #[inline(always)]
 fn watch_udp<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, peer: Record<A>) {
     use flow_flag::{REPLY, SEEN, WATCH};
@@ -169,8 +170,9 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     work: &Work<A>,
 ) {
     use flow_flag::{FIN, FIN_ACKED, GONE, MISFIT, PICKED_UP, RST, SEEN, WATCH};
-    // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the values
-    // will do. Flags change under these references, by the functions of `record` only: see `has`.
+    // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the
+    // values will do. Flags change under these references, by the functions of `record` only: see
+    // `has`.
     let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
     let (forward, reply) = in_order(record, peer);
     let segment = &work.segment;
@@ -219,8 +221,8 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if has(peer, FIN) && !has(peer, FIN_ACKED) && segment.acknowledged == other.next {
         set(peer, FIN_ACKED);
     }
-    // Where clients are to be told at once, the agent says that the endpoint is gone. Not in a handshake: whoever looks
-    // notes the time where the endpoint's first number is.
+    // Where clients are to be told at once, the agent says that the endpoint is gone. Not in a
+    // handshake: whoever looks notes the time where the endpoint's first number is.
     if !half && (has(record, GONE) || repeated && gone::is_gone(tables, record, peer)) {
         // Its own connection must not be the last to know.
         set(record, GONE | RST);
@@ -239,8 +241,8 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     }
 }
 
-/// Whether a segment may be its sender's. In a handshake the client's first acknowledgement goes on from
-/// nothing that it sent; later, what one side says tells what to expect of the other one, too.
+/// Whether a segment may be its sender's. In a handshake the client's first acknowledgement goes on
+/// from nothing that it sent; later, what one side says tells what to expect of the other one, too.
 #[inline(always)]
 fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bool) -> bool {
     use flow_flag::{REPLY, SEEN};
@@ -249,8 +251,8 @@ fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bo
     goes_on || (other.has(SEEN) && tcp::answers(other, segment))
 }
 
-/// Whether a direction has not fitted for so long, without its receiver going on as before, that it is
-/// we who have missed something.
+/// Whether a direction has not fitted for so long, without its receiver going on as before, that it
+/// is we who have missed something.
 #[inline(always)]
 fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
     use flow_flag::{MISFIT, SEEN, WATCH};
@@ -329,8 +331,8 @@ fn note_end<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) {
 }
 
 /// Whether a segment shows that the client has got what the endpoint sent: of a connection from its
-/// beginning, that it acknowledges the endpoint's first number; of one that was picked up on its way,
-/// that the endpoint answers.
+/// beginning, that it acknowledges the endpoint's first number; of one that was picked up on its
+/// way, that the endpoint answers.
 #[inline(always)]
 pub(super) fn proves<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment) -> bool {
     use flow_flag::{PICKED_UP, REPLY, SEEN};

@@ -2,8 +2,8 @@
 //! The programs around node-lb's in the benchmark; nothing of this is in the agent.
 //!
 //! `BPF_PROG_TEST_RUN` hands every repeat the packet that the previous one left behind. A harness
-//! writes the headers that node-lb may have changed, taking the flow from a trace, and tail-calls the
-//! program in `TARGET`. The other programs are what the harness costs, and the floors.
+//! writes the headers that node-lb may have changed, taking the flow from a trace, and tail-calls
+//! the program in `TARGET`. The other programs are what the harness costs, and the floors.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, xdp_action},
@@ -181,8 +181,8 @@ fn call(ctx: &XdpContext, written: Option<()>) -> u32 {
 
 #[inline(always)]
 fn view(ctx: &XdpContext) -> Packet {
-    // SAFETY: the kernel gives the frame's bounds, and nobody else has the frame. Volatile, since LLVM
-    // must not keep the bounds over a change.
+    // SAFETY: the kernel gives the frame's bounds, and nobody else has the frame. Volatile, since
+    // LLVM must not keep the bounds over a change.
     unsafe {
         let data = (&raw const (*ctx.ctx).data).read_volatile() as usize;
         let end = (&raw const (*ctx.ctx).data_end).read_volatile() as usize;

@@ -1,5 +1,5 @@
-//! Dividing a number of seats in proportion to what is wanted, within bounds: the "fair fraction" of
-//! KEP-1040.
+//! Dividing a number of seats in proportion to what is wanted, within bounds: the "fair fraction"
+//! of KEP-1040.
 
 use thiserror::Error;
 
@@ -45,8 +45,8 @@ pub enum AllocationError {
     UppersBelowRequired,
 }
 
-/// Divides exactly `required` seats: each class gets the same fraction of its target, clamped to its
-/// bounds.
+/// Divides exactly `required` seats: each class gets the same fraction of its target, clamped to
+/// its bounds.
 ///
 /// # Errors
 /// If a class is malformed or the bounds leave no solution.

@@ -13,8 +13,8 @@ use super::{
     schema::Schema,
 };
 
-/// Most rules of all flow schemas together: a connection is compared with all of them at once, 64 in
-/// each step.
+/// Most rules of all flow schemas together: a connection is compared with all of them at once, 64
+/// in each step.
 pub const MAX_RULES: usize = 4096;
 
 /// Priority levels and flow schemas as last known good.
@@ -46,7 +46,8 @@ pub struct ActiveSchema {
 }
 
 impl Configuration {
-    /// Takes an object, or its new version, if it is valid. Answers with what its author should know.
+    /// Takes an object, or its new version, if it is valid. Answers with what its author should
+    /// know.
     ///
     /// # Errors
     /// Everything that is wrong with it. An earlier version stays in force.
@@ -70,7 +71,8 @@ impl Configuration {
         taken
     }
 
-    /// Notes that the latest version of an object could not even be read. An earlier one stays in force.
+    /// Notes that the latest version of an object could not even be read. An earlier one stays in
+    /// force.
     pub fn refuse(&mut self, reference: ObjectRef, errors: Vec<Finding>) {
         self.refused.insert(reference, errors);
     }

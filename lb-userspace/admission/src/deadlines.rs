@@ -1,6 +1,6 @@
 //! Deadlines of a connection, by the rules for deadlines of requests (KEP-4460): nothing, zero or
-//! less is the default, more than the maximum is the maximum, and text that is no duration makes the
-//! object invalid. They are set once, when the connection is admitted.
+//! less is the default, more than the maximum is the maximum, and text that is no duration makes
+//! the object invalid. They are set once, when the connection is admitted.
 
 use std::time::Duration;
 
@@ -107,7 +107,8 @@ impl Deadlines {
 }
 
 impl QueueWait {
-    /// The limit for someone who gives up `patience` after he was received; `None` if he does not say.
+    /// The limit for someone who gives up `patience` after he was received; `None` if he does not
+    /// say.
     pub fn limit(&self, patience: Option<Duration>) -> Duration {
         let limit = patience.map_or(self.default, |patience| patience / QUEUE_WAIT_DIVISOR);
         limit.min(self.max)

@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
-//! Connection admission: priority levels, seats and fair queues for new connections, after
-//! [API Priority and Fairness](https://kubernetes.io/docs/concepts/cluster-administration/flow-control/)
+//! Connection admission: priority levels, seats and fair queues for new connections, after [API
+//! Priority and Fairness](https://kubernetes.io/docs/concepts/cluster-administration/flow-control/)
 //! (APF, KEP-1040), whose words are used throughout.
 //!
 //! Nothing in here reads a clock or does I/O: time comes in as a number, decisions come out as

@@ -23,8 +23,8 @@ pub struct Limits {
     pub max_seats: Option<u32>,
 }
 
-/// Divides `server_limit` seats, those of the whole node, among `levels`: the limits of each, in the
-/// same order (KEP-1040, "Dispatching").
+/// Divides `server_limit` seats, those of the whole node, among `levels`: the limits of each, in
+/// the same order (KEP-1040, "Dispatching").
 ///
 /// Nominal limits are rounded up, so together they may exceed `server_limit` by a few seats.
 pub fn limits(levels: &[Level], server_limit: u32) -> Vec<Limits> {

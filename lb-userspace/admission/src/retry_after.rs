@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 /// Longest advice, in seconds.
 const MAX: u64 = 32;
 
-/// Learns from a level's rejections how many seconds clients should wait before they try again: twice as
-/// many while rejections go on, one less after quieter times. As APF's `Retry-After`.
+/// Learns from a level's rejections how many seconds clients should wait before they try again:
+/// twice as many while rejections go on, one less after quieter times. As APF's `Retry-After`.
 ///
 /// TCP has no such header; where the value is small a refusal is answered, where it is large most
 /// are dropped silently, so that clients' own back-off does the work.

@@ -33,7 +33,8 @@ pub struct Schema {
     /// How long its seats stay taken when a connection has ended.
     pub linger: Duration,
     pub deadlines: Deadlines,
-    /// Its connections are open without use for long, and have neither idle deadlines nor a lifetime.
+    /// Its connections are open without use for long, and have neither idle deadlines nor a
+    /// lifetime.
     pub long_running: bool,
     pub answers: RejectAnswers,
 }
@@ -210,8 +211,8 @@ impl Schema {
         }
     }
 
-    /// Seats of one of its connections at a level with such limits, which may allow it fewer than the
-    /// schema asks for.
+    /// Seats of one of its connections at a level with such limits, which may allow it fewer than
+    /// the schema asks for.
     pub fn seats(&self, limits: &Limits) -> u32 {
         limits
             .max_seats

@@ -33,8 +33,8 @@ impl SeatSeconds {
         Self((seats * nanoseconds as f64 / UNIT as f64).round() as i64 as u64)
     }
 
-    /// Seats for the time from the clock's origin to a moment in nanoseconds, cut to whole units per
-    /// seat. Differences of two such values are exact.
+    /// Seats for the time from the clock's origin to a moment in nanoseconds, cut to whole units
+    /// per seat. Differences of two such values are exact.
     pub fn since_origin(seats: u64, now: u64) -> Self {
         Self(seats.wrapping_mul(now / UNIT))
     }

@@ -1,5 +1,6 @@
-//! Shuffle sharding: every flow is dealt a small hand of a level's queues, so that a heavy flow meets
-//! a light one in all of its queues only rarely (KEP-1040, "Assignment of requests to queues").
+//! Shuffle sharding: every flow is dealt a small hand of a level's queues, so that a heavy flow
+//! meets a light one in all of its queues only rarely (KEP-1040, "Assignment of requests to
+//! queues").
 
 use std::ops::{Deref, DerefMut};
 

@@ -69,8 +69,8 @@ pub fn attach(
     Ok(!created)
 }
 
-/// Removes our filters from a device, and the qdisc if none are left on it. Returns how many of ours
-/// there were.
+/// Removes our filters from a device, and the qdisc if none are left on it. Returns how many of
+/// ours there were.
 ///
 /// # Errors
 ///
@@ -107,8 +107,8 @@ pub fn remove(ifindex: u32) -> io::Result<usize> {
     Ok(ours)
 }
 
-/// [`remove`] for all devices of this network namespace but those to `keep`. Returns how many filters
-/// there were.
+/// [`remove`] for all devices of this network namespace but those to `keep`. Returns how many
+/// filters there were.
 ///
 /// # Errors
 ///

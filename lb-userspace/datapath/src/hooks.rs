@@ -53,7 +53,8 @@ pub enum SocketHook {
     GetPeerName6,
 }
 
-/// The system call by which a program that somebody attached is opened, as [`ProgramError`] names it.
+/// The system call by which a program that somebody attached is opened, as [`ProgramError`] names
+/// it.
 const OPEN_PROGRAM: &str = "bpf_prog_get_fd_by_id";
 
 /// How TC programs are attached.
@@ -68,8 +69,9 @@ pub enum TcFlavor {
 impl TcFlavor {
     /// What this kernel has.
     pub fn detect() -> Self {
-        // Kernels without TCX do not know how to list its programs; every namespace has the loopback
-        // device. To open what others have there takes CAP_SYS_ADMIN, which is not needed for this.
+        // Kernels without TCX do not know how to list its programs; every namespace has the
+        // loopback device. To open what others have there takes CAP_SYS_ADMIN, which is not needed
+        // for this.
         match SchedClassifier::query_tcx("lo", TcAttachType::Ingress) {
             Ok(_) => Self::Tcx,
             Err(ProgramError::SyscallError(error)) if error.call == OPEN_PROGRAM => Self::Tcx,

@@ -1,4 +1,5 @@
-//! The maps that plans are written to, behind traits, so that programming is tested without a kernel.
+//! The maps that plans are written to, behind traits, so that programming is tested without a
+//! kernel.
 
 use std::sync::atomic::Ordering;
 

@@ -197,7 +197,8 @@ fn cgroup2(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// Makes sure that `root` is, or will be, on a BPF file system. Returns whether it had to be mounted.
+/// Makes sure that `root` is, or will be, on a BPF file system. Returns whether it had to be
+/// mounted.
 ///
 /// # Errors
 ///

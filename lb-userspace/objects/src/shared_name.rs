@@ -7,8 +7,8 @@ use std::{
     sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
-/// The name of a node or a zone, of which there are few, in an endpoint, of which there are many: every copy is
-/// the same text in memory.
+/// The name of a node or a zone, of which there are few, in an endpoint, of which there are many:
+/// every copy is the same text in memory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SharedName(Arc<str>);
 
@@ -30,7 +30,8 @@ impl Names {
         if let Some(known) = self.known.get(name) {
             return known.clone();
         }
-        // Nodes come and go: looked for each time their number has doubled, which costs little per name.
+        // Nodes come and go: looked for each time their number has doubled, which costs little per
+        // name.
         if self.known.len() >= FEW.max(2 * self.kept) {
             self.known.retain(|name| Arc::strong_count(name) > 1);
             self.kept = self.known.len();

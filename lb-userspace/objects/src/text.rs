@@ -17,7 +17,8 @@ pub struct Broken {
     pub message: String,
 }
 
-/// The documents of a manifest, JSON by the file's name or else YAML, each with the line it starts on.
+/// The documents of a manifest, JSON by the file's name or else YAML, each with the line it starts
+/// on.
 ///
 /// # Errors
 /// If any of them is broken.

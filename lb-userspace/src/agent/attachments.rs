@@ -311,8 +311,9 @@ impl Attachments {
         devices.iter().filter_map(must).collect()
     }
 
-    /// Whether there has to be a way back to the sources of what comes by a device, and the device that it has to lead to
-    /// then. That is asked of pods alone: others' sources may well have several.
+    /// Whether there has to be a way back to the sources of what comes by a device, and the device
+    /// that it has to lead to then. That is asked of pods alone: others' sources may well have
+    /// several.
     fn way_back(&self, devices: &Devices, device: &Device) -> (WayBack, u32) {
         let role = self
             .attached
@@ -333,9 +334,10 @@ fn is_gone(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(AttachError::DeviceGone { .. }))
 }
 
-/// Whether a device that was `known` as external stays so although nothing shows it any more: while it is
-/// down, it has no default route. Its programs stay, so that the first packet finds them once it is up
-/// again: the host would reset connections that it does not know. A port's packets are its master's.
+/// Whether a device that was `known` as external stays so although nothing shows it any more: while
+/// it is down, it has no default route. Its programs stay, so that the first packet finds them once
+/// it is up again: the host would reset connections that it does not know. A port's packets are its
+/// master's.
 fn stays_external(known: Option<Role>, device: &Device) -> bool {
     known == Some(Role::External) && device.master.is_none()
 }

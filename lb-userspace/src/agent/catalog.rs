@@ -14,8 +14,8 @@ use crate::plan::ServicePlan;
 /// Changes a reader may be behind before it has to start over.
 const CHANGES: usize = 1024;
 
-/// The plan of every Service that the maps have been given, in the order of their names. A reader never
-/// holds the agent up for longer than it takes to clone some pointers.
+/// The plan of every Service that the maps have been given, in the order of their names. A reader
+/// never holds the agent up for longer than it takes to clone some pointers.
 pub struct Catalog {
     plans: RwLock<BTreeMap<ObjectName, Arc<ServicePlan>>>,
     changes: broadcast::Sender<Change>,
@@ -52,7 +52,8 @@ impl Catalog {
         self.plans().values().cloned().collect()
     }
 
-    /// At most `limit` plans of Services whose name comes after `after`, and how many more there are.
+    /// At most `limit` plans of Services whose name comes after `after`, and how many more there
+    /// are.
     pub fn page(&self, after: Option<&ObjectName>, limit: usize) -> (Vec<Arc<ServicePlan>>, usize) {
         let plans = self.plans();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);

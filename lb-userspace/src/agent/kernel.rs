@@ -72,15 +72,16 @@ impl Kernel {
         })
     }
 
-    /// Goes on with a change of the flow tables' size, once [`Self::loaded`] are attached to all devices. Whether
-    /// there are other programs now to be attached in their place.
+    /// Goes on with a change of the flow tables' size, once [`Self::loaded`] are attached to all
+    /// devices. Whether there are other programs now to be attached in their place.
     ///
-    /// `failed` names a device that has kept other programs. A change that has just begun is given up then.
+    /// `failed` names a device that has kept other programs. A change that has just begun is given
+    /// up then.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses what it has taken before, or a change that cannot be given up any more cannot go on:
-    /// the next start does.
+    /// If the kernel refuses what it has taken before, or a change that cannot be given up any more
+    /// cannot go on: the next start does.
     pub fn go_on(&mut self, failed: Option<&str>) -> anyhow::Result<bool> {
         let Some(resize) = self.resize.take() else {
             return Ok(false);
@@ -230,7 +231,8 @@ impl Kernel {
         Ok(self.devices.replace(devices)?)
     }
 
-    /// Says which device the way back to a source must lead to, where not any will do, by interface index.
+    /// Says which device the way back to a source must lead to, where not any will do, by interface
+    /// index.
     ///
     /// # Errors
     ///

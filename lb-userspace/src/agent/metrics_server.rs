@@ -19,8 +19,8 @@ use crate::{
 /// those must not take this for one of them.
 const PROXY_MODE: &str = "node-lb";
 
-/// What the metrics address serves: `/metrics`, `/healthz` (the process answers; says nothing about its
-/// health), `/readyz`, `/proxyMode`, `/configz` and `/debug/requests`.
+/// What the metrics address serves: `/metrics`, `/healthz` (the process answers; says nothing about
+/// its health), `/readyz`, `/proxyMode`, `/configz` and `/debug/requests`.
 pub struct MetricsServer {
     pub metrics: Arc<Metrics>,
     pub readiness: Arc<Readiness>,

@@ -63,14 +63,16 @@ use crate::{
 
 /// How long a change may wait before the agent counts as stuck, halved: kube-proxy's syncPeriod.
 const SYNC_PERIOD: Duration = Duration::from_secs(30);
-/// Without a change for this long, the agent tidies up; so long after an error it reads devices again.
+/// Without a change for this long, the agent tidies up; so long after an error it reads devices
+/// again.
 const QUIET: Duration = Duration::from_secs(1);
 /// Batches of events from the source that may wait.
 const EVENT_QUEUE: usize = 64;
 /// Questions about the agent's state that may wait.
 const QUESTION_QUEUE: usize = 16;
 
-/// Runs the agent until it is told to stop. Programs and maps stay in the kernel, and traffic goes on.
+/// Runs the agent until it is told to stop. Programs and maps stay in the kernel, and traffic goes
+/// on.
 ///
 /// # Errors
 ///
@@ -165,7 +167,8 @@ impl Agent {
 
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
         if self.kernel.is_configured() {
-            // By an agent that knew the Node, which this one does not yet: what depends on it stays.
+            // By an agent that knew the Node, which this one does not yet: what depends on it
+            // stays.
             self.follow_local_state()?;
         } else {
             self.configure()?;
@@ -197,8 +200,8 @@ impl Agent {
         let mut retry_devices = Instant::now();
         loop {
             tokio::select! {
-                // In this order: a pod's device is there before its endpoint, and is to be attached to before
-                // the endpoint is in the maps.
+                // In this order: a pod's device is there before its endpoint, and is to be attached
+                // to before the endpoint is in the maps.
                 biased;
                 _ = &mut told_to_stop => break,
                 changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
@@ -232,7 +235,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Attaches programs to devices: those that stay, after those that a change of the flow tables' size takes.
+    /// Attaches programs to devices: those that stay, after those that a change of the flow tables'
+    /// size takes.
     fn attach(&mut self) -> anyhow::Result<()> {
         loop {
             self.attachments
@@ -462,7 +466,8 @@ fn service_health_servers(
     ServiceHealthServers::new(options, health, metrics)
 }
 
-/// The source that the configuration names, which tells `health` how its resources are doing, and where Events go.
+/// The source that the configuration names, which tells `health` how its resources are doing, and
+/// where Events go.
 async fn open_source(
     config: &Config,
     metrics: &Metrics,

@@ -1,7 +1,8 @@
 //! Flow tables of another size, while traffic runs.
 //!
-//! A table of another size is another map, and programs are loaded with the one or the other. Between those of
-//! before and those of afterwards come two more kinds, each exchanged for the next on all devices:
+//! A table of another size is another map, and programs are loaded with the one or the other.
+//! Between those of before and those of afterwards come two more kinds, each exchanged for the next
+//! on all devices:
 //!
 //! | Programs | open flows in | know as well |
 //! |---|---|---|
@@ -10,13 +11,14 @@
 //! | second | the next tables | the present ones |
 //! | afterwards | the next tables | |
 //!
-//! So whichever run beside each other see each other's flows: what is only in the table that they know as well,
-//! they copy (see [`lb_common::flow::resize`]). Once all are of the second kind, a program copies what is left. It
-//! does so in the kernel, where nothing ends it in the middle of a flow.
+//! So whichever run beside each other see each other's flows: what is only in the table that they
+//! know as well, they copy (see [`lb_common::flow::resize`]). Once all are of the second kind, a
+//! program copies what is left. It does so in the kernel, where nothing ends it in the middle of a
+//! flow.
 //!
-//! The next tables are pinned as `FLOWS4_NEXT` and `FLOWS6_NEXT`, and `CONFIG_NEXT` has the settings of the second
-//! kind, and how far the change has come ([`resize_stage`]). An agent that finds them takes the change back, or
-//! goes on with it.
+//! The next tables are pinned as `FLOWS4_NEXT` and `FLOWS6_NEXT`, and `CONFIG_NEXT` has the
+//! settings of the second kind, and how far the change has come ([`resize_stage`]). An agent that
+//! finds them takes the change back, or goes on with it.
 
 use std::{
     mem::offset_of,
@@ -53,7 +55,8 @@ const OTHER_MASKS: [&str; 2] = ["OTHER_MASK4", "OTHER_MASK6"];
 const COPY_PROGRAM: &str = "copy_flows";
 /// How often what could not be copied is tried again, since flows end meanwhile.
 const PASSES: usize = 3;
-/// Of a table's room, the part that flows may take when they come into it: more, and some would not find a place.
+/// Of a table's room, the part that flows may take when they come into it: more, and some would not
+/// find a place.
 const FILLED: (u32, u32) = (3, 4);
 
 /// Programs to attach, and the flow tables that they have, or will have in the end.
@@ -92,13 +95,13 @@ pub struct Resized {
     pub took: Duration,
 }
 
-/// The programs to begin with for tables of so many records: of the first kind where that means a change, of the
-/// second where an agent was interrupted at one.
+/// The programs to begin with for tables of so many records: of the first kind where that means a
+/// change, of the second where an agent was interrupted at one.
 ///
 /// # Errors
 ///
-/// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the tables cannot
-/// have the size wanted is none.
+/// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the
+/// tables cannot have the size wanted is none.
 pub fn begin(pins: &Pins, wanted: u32) -> anyhow::Result<Programs> {
     if recover(pins)? {
         let [(present, next), _] = TABLES;
@@ -162,8 +165,8 @@ impl Resize {
         (self.from, self.to)
     }
 
-    /// The next step, once `attached` are attached everywhere and no others: programs of the second kind, or the
-    /// end of the change.
+    /// The next step, once `attached` are attached everywhere and no others: programs of the second
+    /// kind, or the end of the change.
     ///
     /// # Errors
     ///
@@ -287,8 +290,8 @@ where
     MappedArray::from_pin(&pins.map(table)).with_context(|| format!("cannot read {table}"))
 }
 
-/// Fails if a table's flows would not fit one of so many records. What an earlier change has marked is marked
-/// no more.
+/// Fails if a table's flows would not fit one of so many records. What an earlier change has marked
+/// is marked no more.
 fn check_room<A: Address>(
     table: &impl Records<A>,
     records: u32,
@@ -314,8 +317,8 @@ fn check_room<A: Address>(
     Ok(())
 }
 
-/// Looks at what an agent has left that was ended in the middle of a change. Whether the change goes on; else it is
-/// finished or taken back.
+/// Looks at what an agent has left that was ended in the middle of a change. Whether the change
+/// goes on; else it is finished or taken back.
 fn recover(pins: &Pins) -> anyhow::Result<bool> {
     if !pins.maps()?.contains(CONFIG_NEXT) {
         take_back(pins)?;

@@ -31,8 +31,8 @@ use crate::{
 /// Threads that serve. More than one, so that one handler that blocks does not hold up the others.
 const THREADS: usize = 2;
 
-/// Serves from threads of its own, so that nothing the agent does holds up an answer. Dropping it ends all
-/// servers.
+/// Serves from threads of its own, so that nothing the agent does holds up an answer. Dropping it
+/// ends all servers.
 pub struct Servers {
     pub stack: Arc<Stack>,
     initialization: Arc<Initialization>,
@@ -86,8 +86,8 @@ impl Servers {
         })
     }
 
-    /// Ends when the process is told to stop (SIGTERM, SIGINT). From that moment on the agent is not ready,
-    /// even while it is busy with something else.
+    /// Ends when the process is told to stop (SIGTERM, SIGINT). From that moment on the agent is
+    /// not ready, even while it is busy with something else.
     ///
     /// # Errors
     ///

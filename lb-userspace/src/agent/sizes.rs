@@ -3,8 +3,8 @@
 use lb_common::pipeline::RINGS;
 use lb_datapath::Settings;
 
-/// Half-open flows of one service before the oldest gives way to the newest: at 100,000 spoofed SYNs per
-/// second they leave every client 160 ms for its handshake.
+/// Half-open flows of one service before the oldest gives way to the newest: at 100,000 spoofed
+/// SYNs per second they leave every client 160 ms for its handshake.
 pub(super) const HALF_OPEN: u32 = 16_384;
 
 /// Records for a flow: two, and as many free ones, so that searches stay short.

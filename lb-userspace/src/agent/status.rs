@@ -64,8 +64,8 @@ pub struct NotProgrammed {
     pub reason: String,
 }
 
-/// A service port with more half-open flows than one has that is not attacked: each new one ends the
-/// oldest once its ring is full.
+/// A service port with more half-open flows than one has that is not attacked: each new one ends
+/// the oldest once its ring is full.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pressed {
@@ -112,8 +112,8 @@ impl AtLimit {
     }
 }
 
-/// A service port whose endpoints have refused or not answered the latest connections. New connections
-/// avoid them, if there are others.
+/// A service port whose endpoints have refused or not answered the latest connections. New
+/// connections avoid them, if there are others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failing {

@@ -117,7 +117,8 @@ impl Syncer {
         }
     }
 
-    /// Notices who has come to a limit, once the first state is written: to be called every now and then.
+    /// Notices who has come to a limit, once the first state is written: to be called every now and
+    /// then.
     pub fn watch_limits(&mut self, now: Instant) {
         let is_due = self.last_look.is_none_or(|last| now >= last + LOOK);
         if self.last_sync.is_none() || !is_due {

@@ -123,8 +123,8 @@ fn forwarding(devices: &Devices) -> Vec<Finding> {
         .collect()
 }
 
-/// Strict reverse path filtering drops what comes in by another device than answers go out by, if it
-/// gets as far as the host's stack.
+/// Strict reverse path filtering drops what comes in by another device than answers go out by, if
+/// it gets as far as the host's stack.
 fn reverse_path(config: &Config, external: &[&Device]) -> Vec<Finding> {
     const SETTING: &str = "net.ipv4.conf.all.rp_filter";
     let value = |device: &str| {

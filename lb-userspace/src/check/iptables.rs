@@ -1,13 +1,13 @@
-//! Which chains the older iptables has, by its socket options (linux/netfilter_ipv4/ip_tables.h): the
-//! program is not in a container.
+//! Which chains the older iptables has, by its socket options (linux/netfilter_ipv4/ip_tables.h):
+//! the program is not in a container.
 
 use std::{fs, io, os::fd::OwnedFd};
 
 use lb_datapath::socket_option;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-/// Chains by which kube-proxy serves Services. The kubelet has others (`KUBE-KUBELET-CANARY`), which are
-/// on nodes without kube-proxy, too.
+/// Chains by which kube-proxy serves Services. The kubelet has others (`KUBE-KUBELET-CANARY`),
+/// which are on nodes without kube-proxy, too.
 const CHAINS: [&str; 3] = ["KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES"];
 
 /// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`; IPv6 has the same numbers.

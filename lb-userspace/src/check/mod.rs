@@ -1,7 +1,7 @@
 //! Preflight: whether this node can run node-lb as configured, and what would get in its way.
 //!
-//! Nothing is changed: what is tried (loading programs, opening ports) is undone at once. In reading
-//! order:
+//! Nothing is changed: what is tried (loading programs, opening ports) is undone at once. In
+//! reading order:
 //!
 //! | Module | What it looks at |
 //! |---|---|

@@ -19,8 +19,8 @@ const NFTA_CHAIN_NAME: u16 = 3;
 const HEADER: usize = 16;
 const GENERIC: usize = 4;
 
-/// The table of kube-proxy's nftables mode, and those in which iptables' successor keeps the chains of
-/// its iptables mode; each like `ip kube-proxy`.
+/// The table of kube-proxy's nftables mode, and those in which iptables' successor keeps the chains
+/// of its iptables mode; each like `ip kube-proxy`.
 ///
 /// # Errors
 /// The kernel's; that it has no nftables is none.

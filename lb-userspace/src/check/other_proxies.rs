@@ -9,8 +9,8 @@ const REMEDY: &str = "stop kube-proxy on this node, let node-lb start, and then 
 /// The device on which kube-proxy's IPVS mode keeps its addresses.
 const IPVS_DEVICE: &str = "/sys/class/net/kube-ipvs0";
 
-/// Rules of kube-proxy in any of its modes. They do no harm while node-lb takes over; afterwards they
-/// would catch what node-lb lets pass.
+/// Rules of kube-proxy in any of its modes. They do no harm while node-lb takes over; afterwards
+/// they would catch what node-lb lets pass.
 pub fn check() -> Vec<Finding> {
     vec![
         finding("kube-proxy, nftables", nftables::kube_proxy_tables()),

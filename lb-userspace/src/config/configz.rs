@@ -8,8 +8,8 @@ use super::{Config, DetectLocalMode};
 use crate::plan::{DetectLocal, NodePortAddresses};
 
 impl Config {
-    /// Every feature gate: name, stage as in Kubernetes' metrics (empty for what is there to stay), and
-    /// whether it is on.
+    /// Every feature gate: name, stage as in Kubernetes' metrics (empty for what is there to stay),
+    /// and whether it is on.
     pub fn feature_gates(&self) -> [(&'static str, &'static str, bool); 3] {
         [
             ("AllowServiceExternalIPs", "", self.plan.allow_external_ips),

@@ -94,8 +94,8 @@ pub struct Flags {
     )]
     pub masquerade_all: bool,
 
-    /// Feature gates: AllowServiceExternalIPs and PreferSameTrafficDistribution as in kube-proxy, and
-    /// PerRequestDeadline for --request-timeout; all on
+    /// Feature gates: AllowServiceExternalIPs and PreferSameTrafficDistribution as in kube-proxy,
+    /// and PerRequestDeadline for --request-timeout; all on
     #[arg(long, value_name = "NAME=BOOL,..", value_delimiter = ',')]
     pub feature_gates: Vec<FeatureGate>,
 
@@ -134,13 +134,13 @@ pub struct Flags {
     #[arg(long, value_name = "REQUESTS", default_value = "50")]
     pub max_mutating_requests_inflight: usize,
 
-    /// How long /readyz waits, after the start, for every resource to be synchronised; later that no
-    /// longer counts
+    /// How long /readyz waits, after the start, for every resource to be synchronised; later that
+    /// no longer counts
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
     pub cache_initialization_timeout: Duration,
 
-    /// How long an established TCP flow may be idle, here and in the kernel's conntrack; 0 means the
-    /// default here and leaves the kernel's
+    /// How long an established TCP flow may be idle, here and in the kernel's conntrack; 0 means
+    /// the default here and leaves the kernel's
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
     pub conntrack_tcp_timeout_established: Duration,
 
@@ -153,7 +153,8 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub conntrack_udp_timeout: Duration,
 
-    /// How long an answered UDP flow may be idle; unless default or 0, in the kernel's conntrack, too
+    /// How long an answered UDP flow may be idle; unless default or 0, in the kernel's conntrack,
+    /// too
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "120s")]
     pub conntrack_udp_timeout_stream: Duration,
 
@@ -207,8 +208,8 @@ pub struct Flags {
     #[arg(long, value_name = "PATH", default_value = lb_datapath::pins::DEFAULT_ROOT)]
     pub bpf_root: PathBuf,
 
-    /// Source ports for source NAT; by default the largest range from 1024 on that has neither ports of the
-    /// node's own connections (net.ipv4.ip_local_port_range) nor NodePorts
+    /// Source ports for source NAT; by default the largest range from 1024 on that has neither
+    /// ports of the node's own connections (net.ipv4.ip_local_port_range) nor NodePorts
     #[arg(long, value_name = "FIRST-LAST")]
     pub snat_ports: Option<PortRange>,
 
@@ -220,13 +221,13 @@ pub struct Flags {
     #[arg(long, value_name = "MODE", value_enum, default_value = "bypass")]
     pub netfilter: NetfilterMode,
 
-    /// Whether another service proxy has connections on this node that are to end in peace (`in`), or is
-    /// to take the new ones (`out`)
+    /// Whether another service proxy has connections on this node that are to end in peace (`in`),
+    /// or is to take the new ones (`out`)
     #[arg(long, value_name = "DIRECTION", value_enum, default_value = "off")]
     pub handover: Handover,
 
-    /// Whether new connections go to an endpoint that has just refused some, or not answered, while the
-    /// Service has another
+    /// Whether new connections go to an endpoint that has just refused some, or not answered, while
+    /// the Service has another
     #[arg(long, value_name = "CHOICE", value_enum, default_value = "avoid")]
     pub failing_endpoints: FailingEndpoints,
 

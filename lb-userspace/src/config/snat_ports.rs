@@ -8,8 +8,9 @@ use super::PortRange;
 pub const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 /// Below lie the ports of well-known services.
 const LOWEST: u16 = 1024;
-/// With fewer ports, short connections to one endpoint come to an end of them within a second or two:
-/// those that an endpoint remembers (TIME-WAIT) are gone for a minute, but for a SYN that fits.
+/// With fewer ports, short connections to one endpoint come to an end of them within a second or
+/// two: those that an endpoint remembers (TIME-WAIT) are gone for a minute, but for a SYN that
+/// fits.
 const FEW: u32 = 8192;
 
 /// The ports that the node's own connections go out from; none if the kernel does not say.

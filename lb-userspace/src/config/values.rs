@@ -179,8 +179,8 @@ pub enum NetfilterMode {
     Traverse,
 }
 
-/// How traffic to Services is shared with another service proxy on this node, such as kube-proxy, while
-/// one takes over from the other.
+/// How traffic to Services is shared with another service proxy on this node, such as kube-proxy,
+/// while one takes over from the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Handover {
     /// All of it is node-lb's

@@ -1,9 +1,9 @@
-//! Events on Services (events.k8s.io/v1): what whoever owns a Service has to know of this node, told where
-//! `kubectl describe service` shows it.
+//! Events on Services (events.k8s.io/v1): what whoever owns a Service has to know of this node,
+//! told where `kubectl describe service` shows it.
 //!
-//! Whoever finds something hands a [`Notice`] to the [`Recorder`], which never waits. A task of its own
-//! counts repetitions as a series, keeps each Service to a rate, and writes. What cannot be written is
-//! dropped and counted: nothing depends on an Event.
+//! Whoever finds something hands a [`Notice`] to the [`Recorder`], which never waits. A task of its
+//! own counts repetitions as a series, keeps each Service to a rate, and writes. What cannot be
+//! written is dropped and counted: nothing depends on an Event.
 
 mod budget;
 mod object;
@@ -114,8 +114,8 @@ impl Notice {
         }
     }
 
-    /// A service port, named by `port`, has come to a limit of what its flows may take. There are no numbers
-    /// in it, so that every time is a repetition of one Event.
+    /// A service port, named by `port`, has come to a limit of what its flows may take. There are
+    /// no numbers in it, so that every time is a repetition of one Event.
     pub fn at_limit(service: &ObjectName, uid: Option<Uuid>, port: &str, limit: Limit) -> Self {
         let (reason, what) = match limit {
             Limit::HalfOpen => (

@@ -14,8 +14,8 @@ const MAX_NOTE: usize = 1024;
 /// The API server's limit for `reportingInstance`, in bytes.
 const MAX_INSTANCE: usize = 128;
 
-/// Name for the Event of a notice: unique, or, if every node has the same to say, the same on each, so
-/// that only the first one's is taken.
+/// Name for the Event of a notice: unique, or, if every node has the same to say, the same on each,
+/// so that only the first one's is taken.
 pub fn name(notice: &Notice) -> String {
     let suffix = match notice.scope {
         Scope::Node => fastrand::u64(..),

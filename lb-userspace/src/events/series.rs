@@ -64,7 +64,8 @@ impl Series {
             (going.last, going.last_seen) = (time, now);
             return match (notice.scope, going.written_count) {
                 (Scope::Node, 1) => Decision::Update,
-                // All nodes together have one Event of Scope::Cluster: counts would overwrite each other.
+                // All nodes together have one Event of Scope::Cluster: counts would overwrite each
+                // other.
                 _ => Decision::Count,
             };
         }

@@ -15,8 +15,8 @@ use lb_datapath::TickRate;
 use super::records::Connection;
 use crate::config::FlowTimeouts;
 
-/// A SYN that was not answered is sent again for about this long by every common stack, and so is its
-/// answer (`net.netfilter.nf_conntrack_tcp_timeout_syn_recv`).
+/// A SYN that was not answered is sent again for about this long by every common stack, and so is
+/// its answer (`net.netfilter.nf_conntrack_tcp_timeout_syn_recv`).
 const TCP_HANDSHAKE: Duration = Duration::from_secs(60);
 /// For stragglers of a connection that both sides have closed, or one has reset
 /// (`nf_conntrack_tcp_timeout_close` is 10 s).
@@ -26,8 +26,8 @@ const CLOSED: Duration = Duration::from_secs(5);
 const PORT_HELD: Duration = Duration::from_secs(60);
 /// The least that any timeout comes down to under pressure.
 const LEAST: Duration = Duration::from_secs(1);
-/// The occupied part of a table from which on flows that have not proved themselves are given less time,
-/// and the part where they are given the least.
+/// The occupied part of a table from which on flows that have not proved themselves are given less
+/// time, and the part where they are given the least.
 const SQUEEZE_HALF_OPEN: (f64, f64) = (0.25, 0.65);
 /// The same for closed flows. Live ones keep their time.
 const SQUEEZE_CLOSED: (f64, f64) = (0.4, 0.8);
@@ -57,8 +57,8 @@ pub fn timeouts(timeouts: &FlowTimeouts, rate: TickRate) -> Timeouts {
     .with_shortest()
 }
 
-/// The timeouts to use while `fill`, between zero and one, of a table is occupied: the fuller it is, the
-/// shorter, for flows that have not proved themselves first, then for closed ones.
+/// The timeouts to use while `fill`, between zero and one, of a table is occupied: the fuller it
+/// is, the shorter, for flows that have not proved themselves first, then for closed ones.
 pub fn under_pressure(timeouts: &Timeouts, fill: f64, rate: TickRate) -> Timeouts {
     let least = rate.ticks(LEAST);
     let squeezed = |timeout: u32, (from, to): (f64, f64)| {

@@ -67,14 +67,14 @@ impl SocketDiag {
         Ok(sockets)
     }
 
-    /// Ends a socket: a process that waits for an answer, now or later, gets `ECONNABORTED`, one that
-    /// sends `EDESTADDRREQ`. Sockets are compared by cookie, so that a later one on the same port is
-    /// safe.
+    /// Ends a socket: a process that waits for an answer, now or later, gets `ECONNABORTED`, one
+    /// that sends `EDESTADDRREQ`. Sockets are compared by cookie, so that a later one on the same
+    /// port is safe.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::NotFound`] if it is gone; otherwise the kernel's, `EOPNOTSUPP` if it was built
-    /// without `CONFIG_INET_DIAG_DESTROY`.
+    /// [`io::ErrorKind::NotFound`] if it is gone; otherwise the kernel's, `EOPNOTSUPP` if it was
+    /// built without `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&self, socket: UdpSocket) -> io::Result<()> {
         let message = SockDiagMessage::InetRequest(request(socket.family, socket.id));
         self.send(SockDiagDestroy::new(message), NLM_F_REQUEST | NLM_F_ACK)?;

@@ -1,4 +1,5 @@
-//! What service ports' flows run out of: noticed when it begins, and again only after a while without.
+//! What service ports' flows run out of: noticed when it begins, and again only after a while
+//! without.
 
 use std::{
     collections::BTreeMap,
@@ -75,8 +76,9 @@ impl<K> Default for Limits<K> {
 }
 
 impl<K: Ord + Clone> Limits<K> {
-    /// Takes in how often each service port has met each limit, and says what has changed. The first look only
-    /// learns what was met before. Service ports that are not among them are forgotten.
+    /// Takes in how often each service port has met each limit, and says what has changed. The
+    /// first look only learns what was met before. Service ports that are not among them are
+    /// forgotten.
     pub fn look<'a>(
         &mut self,
         now: Instant,

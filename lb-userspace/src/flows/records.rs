@@ -20,7 +20,8 @@ pub trait Records<A: Address>: Send {
     fn len(&self) -> u32;
     /// Four bytes of a record, from an offset that is a multiple of four.
     fn word(&self, index: u32, offset: usize) -> &AtomicU32;
-    /// A copy of a record. What a live or dead record is about does not change; its times and hop may.
+    /// A copy of a record. What a live or dead record is about does not change; its times and hop
+    /// may.
     fn read(&self, index: u32) -> Flow<A>;
 
     /// The word that says who a record belongs to (see [`tag`]).
@@ -63,7 +64,8 @@ pub struct Connection<A> {
 }
 
 impl<A: Address> Connection<A> {
-    /// The flow that the record at `index` is one direction of; `None` if the other one is not live.
+    /// The flow that the record at `index` is one direction of; `None` if the other one is not
+    /// live.
     pub fn new(records: &impl Records<A>, index: u32, flow: &Flow<A>) -> Option<Self> {
         let other = other_direction(records, index, flow)?;
         let (forward, reply) = match flow.has(flow_flag::REPLY) {

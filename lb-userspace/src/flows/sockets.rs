@@ -64,8 +64,8 @@ impl UdpSockets {
     }
 }
 
-/// Ends those UDP sockets of this network namespace, each of a service port, that are still connected as
-/// said and stale; returns how many.
+/// Ends those UDP sockets of this network namespace, each of a service port, that are still
+/// connected as said and stale; returns how many.
 ///
 /// # Errors
 ///

@@ -1,8 +1,9 @@
 //! Which flows are stale.
 //!
-//! Those of UDP to an endpoint that does not serve any more, as kube-proxy's conntrack clean-up has it: a client that
-//! never stops sending keeps its flow alive for ever. TCP's end by themselves, unless their Service asks for
-//! [`RemovedEndpoints::Reset`](lb_objects::RemovedEndpoints). Those of a Service that is gone are left alone.
+//! Those of UDP to an endpoint that does not serve any more, as kube-proxy's conntrack clean-up has
+//! it: a client that never stops sending keeps its flow alive for ever. TCP's end by themselves,
+//! unless their Service asks for [`RemovedEndpoints::Reset`](lb_objects::RemovedEndpoints). Those
+//! of a Service that is gone are left alone.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -39,8 +40,8 @@ impl Stale {
         self.remaining.contains_key(&service)
     }
 
-    /// Whether a flow of `service` to `endpoint` is stale. Nothing is known of the flows of services
-    /// that were not added, so they are not.
+    /// Whether a flow of `service` to `endpoint` is stale. Nothing is known of the flows of
+    /// services that were not added, so they are not.
     pub fn contains(&self, service: u32, endpoint: SocketAddr) -> bool {
         let remaining = self.remaining.get(&service);
         remaining.is_some_and(|remaining| !remaining.contains(&endpoint))
@@ -71,8 +72,9 @@ impl Staleness for Stale {
     }
 }
 
-/// The ports of a Service that may have stale flows once it has become `after`, each with the endpoints whose flows go
-/// on: those where these are not what they were. After a start, when there is no `before`, all.
+/// The ports of a Service that may have stale flows once it has become `after`, each with the
+/// endpoints whose flows go on: those where these are not what they were. After a start, when there
+/// is no `before`, all.
 pub fn changed<'a>(
     before: Option<&'a ServicePlan>,
     after: &'a ServicePlan,

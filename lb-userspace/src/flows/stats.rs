@@ -41,8 +41,8 @@ impl TableStats {
         f64::from(self.occupied) / f64::from(self.records.max(1))
     }
 
-    /// The part of the table that live flows take, between zero and one. Records that have just been ended are free
-    /// within moments, however many a flood leaves.
+    /// The part of the table that live flows take, between zero and one. Records that have just
+    /// been ended are free within moments, however many a flood leaves.
     pub fn live(&self) -> f64 {
         2.0 * self.flows.total() as f64 / f64::from(self.records.max(1))
     }
@@ -152,8 +152,8 @@ pub struct Removed {
     pub reset_tcp: u64,
     /// UDP sockets of the node's own processes that were connected to such an endpoint.
     pub stale_sockets: u64,
-    /// Records whose other direction was gone: a stale UDP flow leaves its answers behind, and an agent
-    /// that is killed may leave either.
+    /// Records whose other direction was gone: a stale UDP flow leaves its answers behind, and an
+    /// agent that is killed may leave either.
     pub orphans: u64,
     /// Records claimed and never published. There should be none.
     pub leaked_claims: u64,

@@ -3,25 +3,28 @@
 //! A record's tag changes hands by compare-and-swap on the exact word that was seen. It has a
 //! generation that every claim raises, so a record that was freed and claimed meanwhile is noticed.
 //!
-//! - `LIVE` or `HALF` → `SWEPT`, both directions of a flow, the forward one first: whoever ends that one
-//!   ends the other too, program or sweeper. Programs say `DEAD`, which others may claim after a while; but a
-//!   sweeper that is held up does not know the time.
-//! - `DEAD`, `EVICTED` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was running
-//!   has returned: none of them uses the record any more. A dead record stays while its other direction is
-//!   live, so that no other flow's takes its place, unless a program has to take it.
+//! - `LIVE` or `HALF` → `SWEPT`, both directions of a flow, the forward one first: whoever ends
+//!   that one ends the other too, program or sweeper. Programs say `DEAD`, which others may claim
+//!   after a while; but a sweeper that is held up does not know the time.
+//! - `DEAD`, `EVICTED` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was
+//!   running has returned: none of them uses the record any more. A dead record stays while its
+//!   other direction is live, so that no other flow's takes its place, unless a program has to take
+//!   it.
 //! - A stale UDP flow loses its forward record only: answers to what the client sent before may be
-//!   under way, and are rewritten until the other record is ended as one without its other direction.
-//! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish it.
-//! - A live record without its other direction is ended if that is so before and after a grace period:
-//!   whoever was ending, or publishing, the pair has returned.
-//! - `TOMB` → `CLEAN` if no live record's search passes over it, and it was the same tomb before the
-//!   grace period. Why that is safe: a claim takes the *first* free record on its way, so it passes
-//!   over occupied records only. A program that passed over the record when it was occupied started
-//!   before the record became a tomb, so it has returned before this pass began, and what it
-//!   claimed was seen in this pass. A program that started later either takes this tomb, which fails
-//!   the swap, or a record before it. A record seen `BUSY` is looked at again at the end of the pass;
-//!   if it is still being written nobody knows what it passed over, and nothing is cleaned this time.
-//!   Dead records are not searched for, so they do not count.
+//!   under way, and are rewritten until the other record is ended as one without its other
+//!   direction.
+//! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish
+//!   it.
+//! - A live record without its other direction is ended if that is so before and after a grace
+//!   period: whoever was ending, or publishing, the pair has returned.
+//! - `TOMB` → `CLEAN` if no live record's search passes over it, and it was the same tomb before
+//!   the grace period. Why that is safe: a claim takes the *first* free record on its way, so it
+//!   passes over occupied records only. A program that passed over the record when it was occupied
+//!   started before the record became a tomb, so it has returned before this pass began, and what
+//!   it claimed was seen in this pass. A program that started later either takes this tomb, which
+//!   fails the swap, or a record before it. A record seen `BUSY` is looked at again at the end of
+//!   the pass; if it is still being written nobody knows what it passed over, and nothing is
+//!   cleaned this time. Dead records are not searched for, so they do not count.
 
 use std::{marker::PhantomData, mem::offset_of, sync::atomic::Ordering, time::Duration};
 
@@ -70,8 +73,8 @@ pub struct TableSweeper<A, R> {
 }
 
 impl<A: Address, R: Records<A>> TableSweeper<A, R> {
-    /// `mask` and `secret` are those that programs search the table with. `None` if the table is too
-    /// small for them.
+    /// `mask` and `secret` are those that programs search the table with. `None` if the table is
+    /// too small for them.
     pub fn new(records: R, mask: u32, secret: [u64; 2], count: Count) -> Option<Self> {
         let fits =
             mask < records.len() && (mask + 1).is_power_of_two() && mask >= GROUPS * GROUP - 1;
@@ -135,8 +138,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         !self.dead.is_empty() || compares || self.cleans(self.passes + 1)
     }
 
-    /// Frees the records that were found or made dead by the latest [`Self::scan`]. A grace period must
-    /// have passed since.
+    /// Frees the records that were found or made dead by the latest [`Self::scan`]. A grace period
+    /// must have passed since.
     pub fn release(&mut self) {
         for dead in &self.dead {
             self.advance(*dead, tag::TOMB);
@@ -144,8 +147,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         self.dead.clear();
     }
 
-    /// Ends the flows that are stale. Of UDP, answers are let through until two passes have seen that they have no
-    /// flow any more; of TCP, the client is told when it sends again.
+    /// Ends the flows that are stale. Of UDP, answers are let through until two passes have seen
+    /// that they have no flow any more; of TCP, the client is told when it sends again.
     pub fn end_stale(&self, stale: &impl Staleness, removed: &mut Removed) {
         for index in 0..=self.mask {
             let sighting = self.look(index);
@@ -170,7 +173,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Has the client of a TCP flow told when it sends again that its endpoint is gone. Whether that is new.
+    /// Has the client of a TCP flow told when it sends again that its endpoint is gone. Whether
+    /// that is new.
     fn disown(&self, seen: Sighting, flow: &Flow<A>) -> bool {
         use flow_flag::{GONE, WATCH};
         let is_same = || self.look(seen.index).tag == seen.tag;
@@ -212,8 +216,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Makes a record ours that another version's programs have written (see [`foreign`]). A client that
-    /// has had no answer so far has to prove itself.
+    /// Makes a record ours that another version's programs have written (see [`foreign`]). A client
+    /// that has had no answer so far has to prove itself.
     fn adopt(&self, seen: Sighting, flow: &Flow<A>, now: u32) {
         let Sighting { index, tag } = seen;
         let store = |offset, value| {
@@ -289,7 +293,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         other_direction(&self.records, index, &flow).is_some()
     }
 
-    /// Looks again at records that were being written. Whether it is known now what all of them are.
+    /// Looks again at records that were being written. Whether it is known now what all of them
+    /// are.
     fn settle_claims(&self, pass: &mut Pass<'_>) -> bool {
         let mut all_known = true;
         for busy in &pass.found.busy {
@@ -345,8 +350,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Takes both directions of a flow out of sight, the forward one first; what they are then. `None`
-    /// if somebody else has done it.
+    /// Takes both directions of a flow out of sight, the forward one first; what they are then.
+    /// `None` if somebody else has done it.
     fn end(&self, connection: &Connection<A>) -> Option<[Option<Sighting>; 2]> {
         let dead = self.end_forward(connection)?;
         let Connection { forward, reply } = connection;

@@ -45,8 +45,8 @@ const FILLING: f64 = 0.5;
 
 /// Sweeps the flow tables in a thread of its own until it is dropped.
 ///
-/// Nothing breaks if two of them sweep the same tables, as when one agent replaces another; it is only
-/// work done twice.
+/// Nothing breaks if two of them sweep the same tables, as when one agent replaces another; it is
+/// only work done twice.
 #[derive(Debug)]
 pub struct FlowSweeper {
     shared: Arc<Shared>,
@@ -68,7 +68,8 @@ pub struct Kernel {
     pub counters: Arc<dyn Counters>,
     /// Tells programs how long flows may stay silent from now on.
     pub set_timeouts: Box<dyn Fn(&Timeouts) + Send>,
-    /// Tells programs how much of the tables one service may take from now on: [`abi::Limits::shares`].
+    /// Tells programs how much of the tables one service may take from now on:
+    /// [`abi::Limits::shares`].
     pub set_shares: Box<dyn Fn([u16; 2]) + Send>,
     /// `None` if no sockets are translated.
     pub sockets: Option<UdpSockets>,
@@ -150,8 +151,8 @@ impl Counters for ServiceCounters {
 }
 
 impl FlowSweeper {
-    /// Starts sweeping the tables that programs use with these settings. `sockets` is the `SOCKETS` map, if
-    /// sockets are translated.
+    /// Starts sweeping the tables that programs use with these settings. `sockets` is the `SOCKETS`
+    /// map, if sockets are translated.
     ///
     /// # Errors
     ///
@@ -230,8 +231,8 @@ impl FlowSweeper {
         })
     }
 
-    /// To be held while endpoints are published: nothing is ended meanwhile for what was asked before. A
-    /// flow to an endpoint that is new is safe from requests that do not know of it yet.
+    /// To be held while endpoints are published: nothing is ended meanwhile for what was asked
+    /// before. A flow to an endpoint that is new is safe from requests that do not know of it yet.
     pub fn publication(&self) -> Publication<'_> {
         Publication {
             inbox: self.shared.inbox(),
@@ -253,9 +254,9 @@ pub struct Publication<'a> {
 }
 
 impl Publication<'_> {
-    /// Ends the flows, and connected UDP sockets, of service ports whose endpoint is none of those that remain, now
-    /// that the new endpoints are published. It is done within some milliseconds, and once
-    /// more for what programs were opening meanwhile.
+    /// Ends the flows, and connected UDP sockets, of service ports whose endpoint is none of those
+    /// that remain, now that the new endpoints are published. It is done within some milliseconds,
+    /// and once more for what programs were opening meanwhile.
     pub fn end_stale(mut self, stale: Stale) {
         self.inbox.stale.merge(stale);
         self.wake.notify_one();
@@ -397,7 +398,8 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    /// One pass over both tables; returns how long the next one may be put off beyond the shortest pause.
+    /// One pass over both tables; returns how long the next one may be put off beyond the shortest
+    /// pause.
     fn pass(&mut self, now: u32) -> Duration {
         let mut services = ServiceCounts::default();
         // The agent before may have been of a version that does not count.
@@ -492,8 +494,8 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
     }
 }
 
-/// Writes the timeouts into the settings, word by word: programs may read old and new ones side by side,
-/// which are as good as either.
+/// Writes the timeouts into the settings, word by word: programs may read old and new ones side by
+/// side, which are as good as either.
 fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
     let words = timeouts.tcp.into_iter().chain(timeouts.udp);
     let words = words.chain([timeouts.port_held, timeouts.shortest]);
@@ -502,9 +504,9 @@ fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
     }
 }
 
-/// The part of a table that one service may take: as much as is free. So one alone gets half, two a third each, and
-/// there is always room for one more (dynamic thresholds: Choudhury and Hahne, 1998). Never more than half, since it
-/// may be taken before the next pass.
+/// The part of a table that one service may take: as much as is free. So one alone gets half, two a
+/// third each, and there is always room for one more (dynamic thresholds: Choudhury and Hahne,
+/// 1998). Never more than half, since it may be taken before the next pass.
 fn share(live: f64) -> u16 {
     let share = (1.0 - live).clamp(0.0, 0.5) * f64::from(1 << 16);
     // 0 would mean any number.

@@ -14,8 +14,9 @@ const LONGEST_ADVICE: f64 = 30.0;
 /// By how much the advice grows: by so many percent in a second, more or less.
 const GROWTH: f64 = 0.06;
 
-/// Begins with the agent, and is over once the maps have the first complete state. It never begins again: what was
-/// delivered stays in force while a source has trouble, and is replaced only by what is as complete.
+/// Begins with the agent, and is over once the maps have the first complete state. It never begins
+/// again: what was delivered stays in force while a source has trouble, and is replaced only by
+/// what is as complete.
 #[derive(Debug)]
 pub struct Initialization {
     since: Instant,
@@ -67,8 +68,8 @@ impl Initialization {
     }
 }
 
-/// When to ask again what has not been ready for so long: in whole seconds, the longer the longer it takes, from 1
-/// to 30, as kube-apiserver has it.
+/// When to ask again what has not been ready for so long: in whole seconds, the longer the longer
+/// it takes, from 1 to 30, as kube-apiserver has it.
 fn retry_after(unready_for: Duration) -> Duration {
     let advice = (GROWTH * unready_for.as_secs_f64()).exp();
     Duration::from_secs(advice.clamp(1.0, LONGEST_ADVICE) as u64)

@@ -75,8 +75,8 @@ impl Readiness {
         latch
     }
 
-    /// Adds the check `shutdown`, which fails once the latch is met, as kube-apiserver's: nobody should
-    /// send anything new to a process that has been told to stop.
+    /// Adds the check `shutdown`, which fails once the latch is met, as kube-apiserver's: nobody
+    /// should send anything new to a process that has been told to stop.
     pub fn add_shutdown(&self) -> Latch {
         let latch = Latch::default();
         let checked = latch.clone();
@@ -87,7 +87,8 @@ impl Readiness {
         latch
     }
 
-    /// Adds one check for each resource, `informer-sync/RESOURCE`: it has been synchronised at least once.
+    /// Adds one check for each resource, `informer-sync/RESOURCE`: it has been synchronised at
+    /// least once.
     pub fn add_informers(&self, source: &Arc<SourceHealth>) {
         for resource in source.states() {
             let source = source.clone();
@@ -101,8 +102,8 @@ impl Readiness {
         }
     }
 
-    /// Adds the post-start check `poststarthook/cache-initialization`, and waits for it: it is met when the
-    /// initialisation is over, or `limit`, whichever comes first (KEP-4568).
+    /// Adds the post-start check `poststarthook/cache-initialization`, and waits for it: it is met
+    /// when the initialisation is over, or `limit`, whichever comes first (KEP-4568).
     pub fn wait_for(
         &self,
         initialization: Arc<Initialization>,
@@ -129,8 +130,8 @@ impl Readiness {
         below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
     }
 
-    /// Answers `/readyz` and `/readyz/NAME`; with `?verbose` all checks are told even if none fails, with
-    /// `?exclude=NAME`, which may be repeated, that one does not count.
+    /// Answers `/readyz` and `/readyz/NAME`; with `?verbose` all checks are told even if none
+    /// fails, with `?exclude=NAME`, which may be repeated, that one does not count.
     pub fn answer(&self, uri: &Uri) -> Response {
         let path = uri.path().strip_prefix(READYZ).unwrap_or_default();
         match path.strip_prefix('/') {

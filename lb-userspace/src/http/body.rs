@@ -53,8 +53,8 @@ impl Body {
         }
     }
 
-    /// Cuts what is still to come at `deadline`. A body that is there already is left alone: taking it
-    /// in time is up to the client.
+    /// Cuts what is still to come at `deadline`. A body that is there already is left alone: taking
+    /// it in time is up to the client.
     pub(super) fn until(mut self, deadline: Instant, exchange: Exchange) -> Self {
         if matches!(self.source, Source::Stream(_)) {
             self.deadline = Some(Deadline {

@@ -22,11 +22,12 @@ use super::{
     text,
 };
 
-/// How often an HTTP/2 client that is silent is asked whether it is still there, and how long it may
-/// take to say so.
+/// How often an HTTP/2 client that is silent is asked whether it is still there, and how long it
+/// may take to say so.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
-/// Bytes that an HTTP/2 connection buffers in each direction: the least that the protocol starts with.
+/// Bytes that an HTTP/2 connection buffers in each direction: the least that the protocol starts
+/// with.
 const WINDOW: u32 = 65_535;
 
 /// Serves one client.

@@ -13,12 +13,12 @@ use super::{
     post_timeout::Late, running::Running, timeout_parameter::requested_timeout,
 };
 
-/// Ends a request at its deadline, however its handler takes that: `?timeout=`, at most the server's
-/// maximum. The client is answered with 504, or, if the answer has begun, cut off.
+/// Ends a request at its deadline, however its handler takes that: `?timeout=`, at most the
+/// server's maximum. The client is answered with 504, or, if the answer has begun, cut off.
 ///
-/// The handler runs in a task of its own, so it holds up nothing even if it blocks its thread. At the
-/// deadline it is dropped where it waits next; what cannot be stopped is on the [`PostTimeout`] list
-/// until it ends.
+/// The handler runs in a task of its own, so it holds up nothing even if it blocks its thread. At
+/// the deadline it is dropped where it waits next; what cannot be stopped is on the [`PostTimeout`]
+/// list until it ends.
 pub struct Deadline<H> {
     handler: Arc<H>,
     /// For metrics and logs.

@@ -22,9 +22,9 @@ const WATERMARK_PERIOD: Duration = Duration::from_secs(1);
 /// Streams (watch, follow) at a time: each one costs memory, and its client may stay for ever.
 const STREAMS: usize = 64;
 
-/// How many requests may be served at a time, over all servers together: `--max-requests-inflight` and
-/// `--max-mutating-requests-inflight`, and a fixed number of streams. The kinds do not take each other's
-/// places.
+/// How many requests may be served at a time, over all servers together: `--max-requests-inflight`
+/// and `--max-mutating-requests-inflight`, and a fixed number of streams. The kinds do not take
+/// each other's places.
 pub struct Places {
     read_only: Arc<Kind>,
     mutating: Arc<Kind>,
@@ -125,9 +125,9 @@ impl Drop for Place {
     }
 }
 
-/// Refuses requests for which there is no place, with 429 and `Retry-After: 1`, as kube-apiserver does
-/// without priority and fairness. A request keeps its place until its client has the answer and nothing
-/// works for it any more, whichever is later. Probes need none.
+/// Refuses requests for which there is no place, with 429 and `Retry-After: 1`, as kube-apiserver
+/// does without priority and fairness. A request keeps its place until its client has the answer
+/// and nothing works for it any more, whichever is later. Probes need none.
 pub struct InFlight<H> {
     handler: H,
     server: &'static str,

@@ -66,8 +66,8 @@ pub enum Class {
     Bounded,
     /// The same, but needs the whole cluster: refused until the agent knows it.
     Wide,
-    /// Goes on until one side ends it (watch, follow): no deadline, and a place among the streams; refused
-    /// until the agent knows the whole cluster.
+    /// Goes on until one side ends it (watch, follow): no deadline, and a place among the streams;
+    /// refused until the agent knows the whole cluster.
     Stream,
 }
 
@@ -80,7 +80,8 @@ pub trait Handler: Send + Sync + 'static {
         Class::Bounded
     }
 
-    /// The future is dropped at the request's deadline, wherever it stands, and when the client goes.
+    /// The future is dropped at the request's deadline, wherever it stands, and when the client
+    /// goes.
     fn call(&self, request: Request) -> impl Future<Output = Response> + Send;
 }
 

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use hyper::StatusCode;
 
-/// Is told of what the layers do. `server` is the name given to [`Stack::wrap`](super::Stack::wrap).
+/// Is told of what the layers do. `server` is the name given to
+/// [`Stack::wrap`](super::Stack::wrap).
 pub trait Observer: Send + Sync + 'static {
     /// A layer ended a request with this status: 504 at the deadline, 429 refused.
     fn terminated(&self, server: &'static str, code: StatusCode);
@@ -12,8 +13,8 @@ pub trait Observer: Send + Sync + 'static {
     /// An answer was broken off.
     fn aborted(&self, server: &'static str);
 
-    /// A request is past its deadline and something still works for it; `listed` if there was room for it
-    /// on the list.
+    /// A request is past its deadline and something still works for it; `listed` if there was room
+    /// for it on the list.
     fn overran(&self, listed: bool);
 
     /// Nothing works any more for a request that had overrun its deadline by this.
@@ -22,7 +23,8 @@ pub trait Observer: Send + Sync + 'static {
     /// What works for a request past its deadline is taken to hang for ever.
     fn hangs(&self, server: &'static str);
 
-    /// The most requests at a time in the last second: `kind` is `readOnly`, `mutating` or `stream`.
+    /// The most requests at a time in the last second: `kind` is `readOnly`, `mutating` or
+    /// `stream`.
     fn in_flight(&self, kind: &'static str, most: usize);
 }
 

@@ -1,5 +1,5 @@
-//! Requests that something still worked for at their deadline: how long it went on, and what does not
-//! end at all (KEP-4460).
+//! Requests that something still worked for at their deadline: how long it went on, and what does
+//! not end at all (KEP-4460).
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,5 @@
-//! While the agent does not know the whole cluster, what would need it whole is refused at once (KEP-4568).
+//! While the agent does not know the whole cluster, what would need it whole is refused at once
+//! (KEP-4568).
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,8 +19,9 @@ pub struct Unready {
 /// Tells whether, and why, the agent is not ready to serve what needs the whole cluster.
 pub type AskReady = Arc<dyn Fn() -> Option<Unready> + Send + Sync>;
 
-/// Answers unbounded lists and streams with 429 and Retry-After until the agent knows the whole cluster, so that
-/// clients wait and resume instead of hanging. Gets and bounded lists are served from what there is.
+/// Answers unbounded lists and streams with 429 and Retry-After until the agent knows the whole
+/// cluster, so that clients wait and resume instead of hanging. Gets and bounded lists are served
+/// from what there is.
 pub struct WhenReady<H> {
     handler: H,
     server: &'static str,

@@ -53,8 +53,8 @@ impl Drop for Inner {
     }
 }
 
-/// Runs `work` on a thread that may block. Until it returns, it counts as part of the request: nothing
-/// can stop it, not even the deadline.
+/// Runs `work` on a thread that may block. Until it returns, it counts as part of the request:
+/// nothing can stop it, not even the deadline.
 ///
 /// # Errors
 ///

@@ -25,8 +25,8 @@ pub struct Stack {
 impl Stack {
     /// `unready` is asked about each request that needs the whole cluster.
     ///
-    /// Needs a Tokio runtime, for the gauges and lists it keeps up, which is also the one that servers are
-    /// to run on.
+    /// Needs a Tokio runtime, for the gauges and lists it keeps up, which is also the one that
+    /// servers are to run on.
     pub fn new(config: &HttpConfig, unready: AskReady, observer: SharedObserver) -> Self {
         let places = Arc::new(Places::new(
             config.max_requests_inflight,

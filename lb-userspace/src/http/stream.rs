@@ -17,8 +17,8 @@ use tokio::{
 use super::exchange::{Exchange, Exchanges};
 
 /// Fails a write with `TimedOut` if it still has to wait for the client at the deadline of the
-/// exchange, or, where there is none, after the write timeout. What fits into the socket's buffer is
-/// accepted even later.
+/// exchange, or, where there is none, after the write timeout. What fits into the socket's buffer
+/// is accepted even later.
 pub(super) struct DeadlineStream<S> {
     stream: S,
     exchanges: Arc<Exchanges>,

@@ -7,8 +7,8 @@ use lb_objects::go_duration;
 
 use super::query_value;
 
-/// The time a request has: what it asks for, but not more than `maximum`, which is also what it gets
-/// if it asks for nothing, for zero or for less.
+/// The time a request has: what it asks for, but not more than `maximum`, which is also what it
+/// gets if it asks for nothing, for zero or for less.
 ///
 /// # Errors
 ///

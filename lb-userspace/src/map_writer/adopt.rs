@@ -103,8 +103,8 @@ impl MapWriter {
         self.flush();
     }
 
-    /// Marks what a published service uses as in use, and notes it in `taken`; `None` if that cannot
-    /// be all right.
+    /// Marks what a published service uses as in use, and notes it in `taken`; `None` if that
+    /// cannot be all right.
     fn take_over(&mut self, id: u32, plan: u32, taken: &mut Parts) -> Option<Programmed> {
         reserve(self.ids.reserve(id), id, &mut taken.ids)?;
         reserve(self.plans.reserve(plan), plan, &mut taken.plans)?;
@@ -149,8 +149,8 @@ impl MapWriter {
         })
     }
 
-    /// Which of the endpoints' positions are those of the published plan. If neither are, they become
-    /// so.
+    /// Which of the endpoints' positions are those of the published plan. If neither are, they
+    /// become so.
     fn lane(&self, slots: std::ops::Range<u32>, endpoints: &[abi::Endpoint]) -> usize {
         let is_lane = |lane: usize| {
             slots

@@ -54,8 +54,8 @@ pub struct Frontends {
     refused: BTreeMap<Address, (Key, WriteError)>,
 }
 
-/// Who claims one address, in order, with the services' numbers. Hardly ever more than one: a map would
-/// take ten times the room.
+/// Who claims one address, in order, with the services' numbers. Hardly ever more than one: a map
+/// would take ten times the room.
 type Claimants = Vec<((FrontendKind, Key), u32)>;
 
 impl Frontends {

@@ -1,9 +1,9 @@
 //! From plans to maps: numbers and ranges for everything, and only the differences written.
 //!
-//! A change is written where nobody reads yet and published by one store of four bytes, the service's
-//! plan index. What it replaces is reused only after a grace period, when no packet can still be
-//! looking at it; since that takes a while, it has to wait until there is time or need. After a
-//! restart the maps themselves say which numbers are in use.
+//! A change is written where nobody reads yet and published by one store of four bytes, the
+//! service's plan index. What it replaces is reused only after a grace period, when no packet can
+//! still be looking at it; since that takes a while, it has to wait until there is time or need.
+//! After a restart the maps themselves say which numbers are in use.
 
 mod adopt;
 mod frontends;
@@ -183,13 +183,13 @@ impl MapWriter {
         }
     }
 
-    /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains or
-    /// loses are in the maps after [`MapWriter::settle`], for many service ports at once.
+    /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains
+    /// or loses are in the maps after [`MapWriter::settle`], for many service ports at once.
     ///
     /// # Errors
     ///
-    /// Says what there is no room for; what was there before stays in force. The plan is tried again
-    /// when there is room.
+    /// Says what there is no room for; what was there before stays in force. The plan is tried
+    /// again when there is room.
     pub fn apply(&mut self, key: Key, plan: Option<&Plan>) -> Result<(), NotProgrammed> {
         self.waiting.remove(&key);
         // SCTP passes untouched: there is nothing to look up for it.
@@ -223,8 +223,8 @@ impl MapWriter {
         }
     }
 
-    /// To be called when there is nothing else to do: makes what was replaced ready for reuse, which
-    /// takes some milliseconds, and gives service ports that had no room another try.
+    /// To be called when there is nothing else to do: makes what was replaced ready for reuse,
+    /// which takes some milliseconds, and gives service ports that had no room another try.
     pub fn tidy(&mut self) {
         self.make_room();
         match self.freed {
@@ -233,16 +233,16 @@ impl MapWriter {
         }
     }
 
-    /// Removes what the maps held at the start and no plan has claimed since: to be called when every
-    /// Service is known.
+    /// Removes what the maps held at the start and no plan has claimed since: to be called when
+    /// every Service is known.
     pub fn finish_adoption(&mut self) {
         if let Some(inherited) = self.inherited.take() {
             self.discard(inherited);
         }
     }
 
-    /// Takes over facts about the node; if this says that they changed, every plan has to be applied
-    /// again.
+    /// Takes over facts about the node; if this says that they changed, every plan has to be
+    /// applied again.
     #[must_use]
     pub fn set_facts(&mut self, facts: NodeFacts) -> bool {
         let changed = self.facts != facts;

@@ -32,8 +32,8 @@ impl LookupTables {
         }
     }
 
-    /// First row of the table for a set of endpoints, which gets one more reference; `None` if there
-    /// is no room.
+    /// First row of the table for a set of endpoints, which gets one more reference; `None` if
+    /// there is no room.
     pub fn acquire(
         &mut self,
         set: &[SocketAddr],
@@ -84,8 +84,8 @@ impl LookupTables {
         }
     }
 
-    /// Takes over the table that a plan from before a restart refers to; whether it can be one, with
-    /// no position outside of `positions`.
+    /// Takes over the table that a plan from before a restart refers to; whether it can be one,
+    /// with no position outside of `positions`.
     pub fn adopt(&mut self, row: u32, rows: u32, positions: Range<u32>, maps: &Maps) -> bool {
         if row == NO_TABLE {
             return true;

@@ -18,8 +18,8 @@ pub struct HttpMetrics {
     terminations: IntCounterVec,
     /// Requests broken off in the middle of the answer, by `server`.
     aborts: IntCounterVec,
-    /// Requests worked for after their deadline, by `server` and `status`: `returned`, or `pending` for
-    /// those taken not to end.
+    /// Requests worked for after their deadline, by `server` and `status`: `returned`, or `pending`
+    /// for those taken not to end.
     post_timeouts: IntCounterVec,
     /// Seconds from the deadline until it ended, by `server`.
     post_timeout_seconds: HistogramVec,

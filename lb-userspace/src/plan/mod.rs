@@ -88,8 +88,9 @@ pub struct Plan {
     /// This port has a node port, or a load balancer IP or externalIP of this family.
     pub externally_accessible: bool,
     pub endpoints: ClassifiedEndpoints,
-    /// The endpoints whose flows go on, usable or not, sorted: those of UDP that still serve, those of TCP that are
-    /// still the Service's. Flows to any other are stale. `None` if all are left to end by themselves.
+    /// The endpoints whose flows go on, usable or not, sorted: those of UDP that still serve, those
+    /// of TCP that are still the Service's. Flows to any other are stale. `None` if all are left to
+    /// end by themselves.
     pub remaining: Option<Vec<SocketAddr>>,
     /// The only sources [`FrontendKind::LoadBalancerIp`] frontends accept; empty means all.
     pub source_ranges: Vec<IpNet>,

@@ -38,7 +38,8 @@ pub type SourceFuture = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     pub events: Vec<Event>,
-    /// When the last of them reached this process: the time until it is in the maps counts from here.
+    /// When the last of them reached this process: the time until it is in the maps counts from
+    /// here.
     pub received: Instant,
 }
 
@@ -55,7 +56,8 @@ pub enum Event {
         origin: String,
         problems: Vec<Problem>,
     },
-    /// When what this slice, just applied, says came about; only for changes during this source's life.
+    /// When what this slice, just applied, says came about; only for changes during this source's
+    /// life.
     EndpointsChanged { slice: ObjectName, at: SystemTime },
     /// Everything that existed at the start has been applied.
     Synced,

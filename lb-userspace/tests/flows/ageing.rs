@@ -224,8 +224,8 @@ fn two_hundred_thousand_closed_flows_are_gone_in_a_pass() {
     assert_eq!(table.count(tag::CLEAN), 1 << 20);
 }
 
-/// The target of 100,000 ends of flows a second, for longer than any closed flow stays: as many end as
-/// come, and no pass reads more for what has been before.
+/// The target of 100,000 ends of flows a second, for longer than any closed flow stays: as many end
+/// as come, and no pass reads more for what has been before.
 #[test]
 fn a_hundred_thousand_flows_a_second_end_as_they_come() {
     const RATE: u32 = 100_000;

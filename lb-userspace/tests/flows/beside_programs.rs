@@ -1,5 +1,5 @@
-//! Sweeping beside threads that open, use and end flows as programs do: nothing live is lost, nothing
-//! ended stays, and no half or claim of a running program is taken for a forgotten one.
+//! Sweeping beside threads that open, use and end flows as programs do: nothing live is lost,
+//! nothing ended stays, and no half or claim of a running program is taken for a forgotten one.
 
 use std::{
     sync::{

@@ -60,8 +60,8 @@ pub struct Table {
     flows: AtomicI32,
 }
 
-// SAFETY: used as the kernel and the agent use their shared memory: tags atomically, all else by who
-// owns the record.
+// SAFETY: used as the kernel and the agent use their shared memory: tags atomically, all else by
+// who owns the record.
 unsafe impl Sync for Table {}
 // SAFETY: plain memory.
 unsafe impl Send for Table {}

@@ -27,7 +27,8 @@ use node_lb::{
 
 use super::table::{NewFlow, RATE, Table, View};
 
-/// The pause between passes is a second at least: what waits for the next one is never done within this.
+/// The pause between passes is a second at least: what waits for the next one is never done within
+/// this.
 const AT_ONCE: Duration = Duration::from_millis(900);
 /// How often a machine may be away for so long that what is done at once seems to have waited.
 const TRIES: usize = 20;

@@ -138,8 +138,8 @@ pub fn steady_clock() {
     });
 }
 
-/// Has something wake the runtime all the time, as in an agent: a blocked thread may be the one that
-/// minds the clock, which another takes over once it is woken.
+/// Has something wake the runtime all the time, as in an agent: a blocked thread may be the one
+/// that minds the clock, which another takes over once it is woken.
 pub fn never_idle() {
     let mut beats = beats();
     tokio::spawn(async move { while beats.recv().await.is_some() {} });

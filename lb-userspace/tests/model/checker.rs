@@ -19,8 +19,8 @@ use crate::{
     world::{Setup, World},
 };
 
-/// How often one execution interrupts threads that could go on, at most: [`Scenario::preemptions`], unless
-/// `LOOM_MAX_PREEMPTIONS` says otherwise.
+/// How often one execution interrupts threads that could go on, at most: [`Scenario::preemptions`],
+/// unless `LOOM_MAX_PREEMPTIONS` says otherwise.
 pub fn preemptions(usual: usize) -> usize {
     match env::var("LOOM_MAX_PREEMPTIONS") {
         Ok(said) => said.parse().expect("LOOM_MAX_PREEMPTIONS is no number"),
@@ -50,7 +50,8 @@ impl Scenario {
         println!("{executions} executions, {bound} preemptions at most");
     }
 
-    /// Explores executions of a broken protocol until one breaks an invariant, as one must; what was found.
+    /// Explores executions of a broken protocol until one breaks an invariant, as one must; what
+    /// was found.
     pub fn catches(self, mutation: Mutation) -> String {
         let found = catch_unwind(AssertUnwindSafe(|| {
             let bound = preemptions(self.preemptions);

@@ -45,7 +45,8 @@ pub fn check(world: &Arc<World>) {
         world.violation(format!("{half_open} half-open flows count as {counted}"));
     }
     let counted = world.flows.load(Ordering::SeqCst);
-    // While the size changes, both tables have a flow, and whoever ends it in one may not know of the other.
+    // While the size changes, both tables have a flow, and whoever ends it in one may not know of
+    // the other.
     if counted != flows && world.setup.of_before == 0 {
         world.violation(format!("{flows} flows count as {counted}"));
     }

@@ -42,8 +42,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Clients whose packets are looked for first at record `home`, and the answers to them at `answers`,
-    /// both counted within the table.
+    /// Clients whose packets are looked for first at record `home`, and the answers to them at
+    /// `answers`, both counted within the table.
     pub fn at(protocol: u8, home: u32, answers: u32) -> impl Iterator<Item = Self> {
         let place =
             |tuple: &Tuple<Ip4>| table::position(table::hash(tuple, SECRET), RECORDS - 1, 0);

@@ -135,8 +135,8 @@ fn a_record_that_is_freed_is_not_claimed_beside_another() {
     place_freed().holds();
 }
 
-/// A SYN comes twice while another client's claim of the first place is given back: somebody is just claiming
-/// the record of the answers to that one, too.
+/// A SYN comes twice while another client's claim of the first place is given back: somebody is
+/// just claiming the record of the answers to that one, too.
 pub fn claim_released() -> Scenario {
     Scenario {
         setup: Setup {
@@ -236,8 +236,8 @@ fn half_open_flows_give_way_once() {
     pressed().holds();
 }
 
-/// The same as time passes: the records of a flow that gave way are claimed by another, while its packets are on
-/// other CPUs.
+/// The same as time passes: the records of a flow that gave way are claimed by another, while its
+/// packets are on other CPUs.
 pub fn evicted() -> Scenario {
     Scenario {
         setup: Setup {
@@ -265,8 +265,8 @@ fn the_record_of_an_evicted_flow_is_claimed_after_its_grace() {
     evicted().holds();
 }
 
-/// Without the agent: a flow is reopened, and its dead record claimed by others as time passes, while its
-/// packets are on other CPUs.
+/// Without the agent: a flow is reopened, and its dead record claimed by others as time passes,
+/// while its packets are on other CPUs.
 pub fn reclaimed() -> Scenario {
     Scenario {
         setup: Setup {
@@ -292,8 +292,8 @@ fn a_dead_record_is_claimed_after_its_grace() {
     reclaimed().holds();
 }
 
-/// The sweeper is held up after it has looked at the clock. Then it ends a flow whose packets are under way,
-/// and another flow wants its place.
+/// The sweeper is held up after it has looked at the clock. Then it ends a flow whose packets are
+/// under way, and another flow wants its place.
 pub fn held_up() -> Scenario {
     Scenario {
         setup: Setup::of(2),
@@ -338,7 +338,8 @@ fn a_record_is_clean_only_if_no_search_passes_over_it() {
     cleaned().holds();
 }
 
-/// The endpoint of a UDP flow serves no more: the agent ends the flow, and lets answers through for a while.
+/// The endpoint of a UDP flow serves no more: the agent ends the flow, and lets answers through for
+/// a while.
 pub fn stale() -> Scenario {
     Scenario {
         setup: Setup {
@@ -372,7 +373,8 @@ fn a_stale_udp_flow_moves_to_an_endpoint_that_serves() {
     stale().holds();
 }
 
-/// While the table's size changes: packets of one flow meet programs with either table, which copy it at once.
+/// While the table's size changes: packets of one flow meet programs with either table, which copy
+/// it at once.
 pub fn copied() -> Scenario {
     Scenario {
         setup: Setup {
@@ -403,8 +405,8 @@ fn a_flow_is_copied_once() {
     copied().holds();
 }
 
-/// A program with the table of before ends a closed flow for a new one with its addresses, while others with the
-/// next table copy it.
+/// A program with the table of before ends a closed flow for a new one with its addresses, while
+/// others with the next table copy it.
 pub fn replaced() -> Scenario {
     Scenario {
         setup: Setup {
@@ -438,7 +440,8 @@ fn a_flow_that_is_replaced_leaves_no_copy() {
     replaced().holds();
 }
 
-/// Copies what is left in the table of before, as the agent does when no program opens flows there any more.
+/// Copies what is left in the table of before, as the agent does when no program opens flows there
+/// any more.
 fn copy_rest(world: &Arc<World>) {
     let cpu = Cpu::new(world, world.setup.cpus - 1);
     for index in 0..RECORDS {

@@ -31,7 +31,8 @@ pub struct View {
 }
 
 impl View {
-    /// Whether a record is of an endpoint's direction whose client's was ended, and which is about to follow.
+    /// Whether a record is of an endpoint's direction whose client's was ended, and which is about
+    /// to follow.
     fn hides(&self, index: u32, seen: u32) -> bool {
         let peer = self.world.flow(index).peer;
         tag::in_use(seen) && self.world.is_reply(index) && !tag::in_use(self.world.tag(peer))

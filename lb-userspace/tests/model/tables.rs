@@ -1,4 +1,5 @@
-//! What a CPU's programs ask: the tables of a node with one Service, whose flows cross the host's stack.
+//! What a CPU's programs ask: the tables of a node with one Service, whose flows cross the host's
+//! stack.
 
 use std::{ptr::NonNull, sync::atomic::Ordering};
 

@@ -55,8 +55,8 @@ pub struct Setup {
     pub replaced: bool,
     /// Packets may be dropped.
     pub loses_packets: bool,
-    /// CPUs, the first ones, whose programs have the table of before for their own; with any, the table's size
-    /// changes.
+    /// CPUs, the first ones, whose programs have the table of before for their own; with any, the
+    /// table's size changes.
     pub of_before: usize,
 }
 
@@ -281,7 +281,8 @@ impl World {
         self.clock.store(u64::from(tick) << 3, Ordering::SeqCst);
     }
 
-    /// Lets some eighths of a tick pass. No program sees this twice, since it ends within microseconds.
+    /// Lets some eighths of a tick pass. No program sees this twice, since it ends within
+    /// microseconds.
     pub fn pass_time(&self, eighths: u32) {
         self.grace();
         self.touch(Shared::Clock);
@@ -367,8 +368,8 @@ impl World {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns when nobody claims a record of a CPU's own table any more for what may be the tuple with a hash;
-    /// whether somebody did. Who waits has no claim itself.
+    /// Returns when nobody claims a record of a CPU's own table any more for what may be the tuple
+    /// with a hash; whether somebody did. Who waits has no claim itself.
     pub fn await_claim(&self, cpu: usize, hash: u64) -> bool {
         let own = self.own_table(cpu);
         let claimed = |index: &u32| tag::may_become(self.tag(*index), hash);

@@ -183,8 +183,8 @@ fn services_that_share_an_endpoint_find_ports_that_the_others_have_not_taken() {
     }
 }
 
-/// Of connections that have proved themselves none gives way. So a Service may have its share of the table, and
-/// whoever opens more is refused, while others have room.
+/// Of connections that have proved themselves none gives way. So a Service may have its share of
+/// the table, and whoever opens more is refused, while others have room.
 #[test]
 fn a_service_that_has_its_share_of_the_table_is_refused_alone() {
     for scene in scenes() {
@@ -229,8 +229,8 @@ fn a_service_that_has_its_share_of_the_table_is_refused_alone() {
     }
 }
 
-/// Half-open flows have a budget, in which the oldest gives way: however small the share, none of them refuses a
-/// real client.
+/// Half-open flows have a budget, in which the oldest gives way: however small the share, none of
+/// them refuses a real client.
 #[test]
 fn half_open_flows_are_not_counted_towards_a_share() {
     for scene in scenes() {
@@ -247,8 +247,9 @@ fn half_open_flows_are_not_counted_towards_a_share() {
 /// Flows that are a Service's share.
 const FLOWS: u32 = 32;
 
-/// Two Services with one endpoint have budgets for more half-open flows than it has ports, but an attack on both
-/// takes no port from anybody for long: neither from their own clients, nor from a third Service's.
+/// Two Services with one endpoint have budgets for more half-open flows than it has ports, but an
+/// attack on both takes no port from anybody for long: neither from their own clients, nor from a
+/// third Service's.
 #[test]
 fn half_open_flows_of_attacked_services_give_ports_up() {
     for scene in scenes() {
@@ -290,8 +291,8 @@ fn half_open_flows_of_attacked_services_give_ports_up() {
     }
 }
 
-/// Where the endpoint closed first, it remembers the port (TIME-WAIT); a SYN that it takes all the same
-/// gets it, another one does not.
+/// Where the endpoint closed first, it remembers the port (TIME-WAIT); a SYN that it takes all the
+/// same gets it, another one does not.
 #[test]
 fn a_port_that_the_endpoint_remembers_goes_to_a_syn_that_it_takes() {
     let newer = |at: u32| at.wrapping_add(10);

@@ -1,5 +1,5 @@
-//! How far connections have come, from segments that their sides could have sent and from others that
-//! nobody who sees the connection would.
+//! How far connections have come, from segments that their sides could have sent and from others
+//! that nobody who sees the connection would.
 
 use lb_common::{
     flow::{Stage, Timeouts},

@@ -1,5 +1,5 @@
-//! Endpoints that refuse connections or do not answer are avoided for some seconds, as long as there is
-//! another.
+//! Endpoints that refuse connections or do not answer are avoided for some seconds, as long as
+//! there is another.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -74,7 +74,8 @@ fn a_refusal_is_withheld_and_the_next_syn_goes_elsewhere() {
     }
 }
 
-/// Two of ten are silent, and nobody has noticed so far: a client does not go to and fro between them.
+/// Two of ten are silent, and nobody has noticed so far: a client does not go to and fro between
+/// them.
 #[test]
 fn a_syn_that_is_repeated_finds_an_endpoint_that_answers() {
     for scene in scenes(10) {

@@ -94,8 +94,8 @@ fn a_client_of_an_endpoint_that_serves_is_left_alone() {
     }
 }
 
-/// While a handshake is under way, the endpoint's first number is kept where it is noted later since when a client
-/// repeats itself.
+/// While a handshake is under way, the endpoint's first number is kept where it is noted later
+/// since when a client repeats itself.
 #[test]
 fn a_client_that_repeats_itself_in_its_handshake_may_complete_it() {
     for scene in scenes(2) {

@@ -38,7 +38,8 @@ pub fn ingress_by(ifindex: u32, tables: &ProgrammedTables, frame: &[u8]) -> Outc
     Outcome::new(tables.tc().ingress(&mut frame), frame)
 }
 
-/// The same where the program still has the flow tables of before for its own, while their size changes.
+/// The same where the program still has the flow tables of before for its own, while their size
+/// changes.
 pub fn ingress_of_before(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), 0);
     Outcome::new(tables.tc().of_before().ingress(&mut frame), frame)

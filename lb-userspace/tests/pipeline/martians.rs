@@ -1,4 +1,5 @@
-//! Packets that the kernel would drop are not sent on to endpoints: they open nothing, and pass to the kernel.
+//! Packets that the kernel would drop are not sent on to endpoints: they open nothing, and pass to
+//! the kernel.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,5 @@
-//! Flow tables that get another size: programs with the table of before and with the next one side by side.
+//! Flow tables that get another size: programs with the table of before and with the next one side
+//! by side.
 
 use lb_common::{flow::Stage, pipeline::Copied, verdict::Reason};
 use lb_packet::{
@@ -14,7 +15,8 @@ use crate::{
     scene::Scene,
 };
 
-/// Between the exchange of one device's programs and another one's, each packet of a connection may meet either.
+/// Between the exchange of one device's programs and another one's, each packet of a connection may
+/// meet either.
 #[test]
 fn programs_with_either_table_handle_one_connection() {
     for scene in scenes() {

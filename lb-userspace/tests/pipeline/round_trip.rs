@@ -85,8 +85,8 @@ fn a_udp_checksum_that_comes_to_zero_is_sent_as_all_ones() {
     }
 }
 
-/// The outgoing packet differs from the incoming one in addresses, ports, checksums and time to live
-/// only; all checksums are right.
+/// The outgoing packet differs from the incoming one in addresses, ports, checksums and time to
+/// live only; all checksums are right.
 fn check_translated(sent: &[u8], out: &Outcome) {
     let (before, after) = (Read::frame(sent), out.read());
     before.assert_checksums();

@@ -1,5 +1,6 @@
 #![forbid(unsafe_code)]
-//! The vectors of kube-proxy's behaviour, for tests: rows of `data/kube-proxy.json` and the objects that they mean.
+//! The vectors of kube-proxy's behaviour, for tests: rows of `data/kube-proxy.json` and the objects
+//! that they mean.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 

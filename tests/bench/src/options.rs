@@ -21,7 +21,8 @@ pub struct Options {
     /// control-plane]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// A look, not a measurement: few rounds, short samples, 1 and 1,000 services (control-plane: 100)
+    /// A look, not a measurement: few rounds, short samples, 1 and 1,000 services (control-plane:
+    /// 100)
     #[arg(long)]
     pub quick: bool,
     /// Numbers of services, for all parts but packets [default: 1,1000,10000; control-plane:

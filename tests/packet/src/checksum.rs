@@ -16,8 +16,8 @@ pub fn pseudo_header_sum(source: IpAddr, destination: IpAddr, protocol: u8, leng
     !internet_checksum(pseudo_header(source, destination, protocol, length), &[])
 }
 
-/// The sum over a segment and its pseudo header, with the checksum that is there: 0xffff if that is right. ICMP for
-/// IPv4 has no pseudo header.
+/// The sum over a segment and its pseudo header, with the checksum that is there: 0xffff if that is
+/// right. ICMP for IPv4 has no pseudo header.
 pub fn transport_sum(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
     let pseudo = match protocol {
         1 => 0,
@@ -31,7 +31,8 @@ pub fn sum(bytes: &[u8]) -> u16 {
     !internet_checksum(0, bytes)
 }
 
-/// The sum of the pseudo header of TCP, UDP and ICMPv6 (RFC 9293 section 3.1, RFC 8200 section 8.1).
+/// The sum of the pseudo header of TCP, UDP and ICMPv6 (RFC 9293 section 3.1, RFC 8200 section
+/// 8.1).
 pub(crate) fn pseudo_header(
     source: IpAddr,
     destination: IpAddr,

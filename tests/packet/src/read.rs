@@ -117,8 +117,8 @@ impl Read {
         );
     }
 
-    /// The sum over the pseudo header and all there is of a packet that was perhaps cut short; `None`
-    /// if its checksum was cut off or not computed by the sender. Translation keeps it.
+    /// The sum over the pseudo header and all there is of a packet that was perhaps cut short;
+    /// `None` if its checksum was cut off or not computed by the sender. Translation keeps it.
     pub fn sum_if_checked(&self) -> Option<u16> {
         let payload = self.payload();
         let checksum = if self.protocol == TCP { 16..18 } else { 6..8 };

@@ -35,8 +35,8 @@ impl Wire {
     /// Frames per system call.
     pub const BATCH: usize = 64;
 
-    /// Opens the device by which the calling thread's network namespace reaches `target`, and learns
-    /// who the next hop is.
+    /// Opens the device by which the calling thread's network namespace reaches `target`, and
+    /// learns who the next hop is.
     pub fn towards(target: IpAddr) -> Result<Self> {
         let route = ip(&format!("route get {target}"))?;
         let device = text(&route, "dev")?;
@@ -66,7 +66,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends up to [`Wire::BATCH`] frames, as many as the device takes, and says how many that were.
+    /// Sends up to [`Wire::BATCH`] frames, as many as the device takes, and says how many that
+    /// were.
     pub fn send_all(&self, frames: &[Forged]) -> io::Result<usize> {
         let slices: Vec<_> = frames.iter().map(|f| [IoSlice::new(f.bytes())]).collect();
         let nowhere = [const { None::<SockaddrIn> }; Self::BATCH];

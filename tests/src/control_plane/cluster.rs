@@ -48,8 +48,8 @@ pub struct Cluster {
     pub ground: Balanced,
 }
 
-/// How long the cluster may take over anything: its controllers forget what they waited for in vain after
-/// five minutes.
+/// How long the cluster may take over anything: its controllers forget what they waited for in vain
+/// after five minutes.
 const DEADLINE: Duration = Duration::from_secs(400);
 
 impl Cluster {

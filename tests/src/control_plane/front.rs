@@ -1,5 +1,5 @@
-//! A server before the API server: it passes everything on, counts what is asked, and breaks answers
-//! as a test tells it to.
+//! A server before the API server: it passes everything on, counts what is asked, and breaks
+//! answers as a test tells it to.
 
 use std::{
     convert::Infallible,
@@ -146,8 +146,9 @@ impl Front {
         *self.shared.struck() = Arc::default();
     }
 
-    /// How often, since [`Front::clear`], a fault has broken something: an answer that was refused, cut
-    /// or late, or an event. A watch that a rule has met but that had no event yet does not count.
+    /// How often, since [`Front::clear`], a fault has broken something: an answer that was refused,
+    /// cut or late, or an event. A watch that a rule has met but that had no event yet does not
+    /// count.
     pub fn faults_struck(&self) -> usize {
         self.shared.struck().load(Ordering::Relaxed)
     }

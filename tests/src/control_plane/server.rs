@@ -28,7 +28,8 @@ use crate::{
 /// How the API server is to be.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneSpec {
-    /// Whether the API server is one of an older minor version, as `tests/cluster/mods/older` names it.
+    /// Whether the API server is one of an older minor version, as `tests/cluster/mods/older` names
+    /// it.
     pub older: bool,
     /// As for `--feature-gates`, for example `WatchList=false`.
     pub feature_gates: Vec<String>,
@@ -133,7 +134,8 @@ impl ControlPlane {
         self.api.take().map_or(Ok(()), Daemon::kill)
     }
 
-    /// Starts the API server, after [`ControlPlane::kill_api`] or anew, and waits until it is ready.
+    /// Starts the API server, after [`ControlPlane::kill_api`] or anew, and waits until it is
+    /// ready.
     ///
     /// # Errors
     /// If it does not get ready in time.

@@ -21,8 +21,8 @@ use super::rule::Fault;
 /// How long an event waits for the one that is to come before it.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// A body with a fault in it; `struck` counts how often it broke something. Faults that are not about
-/// bodies change nothing.
+/// A body with a fault in it; `struck` counts how often it broke something. Faults that are not
+/// about bodies change nothing.
 pub fn body(
     inner: UnsyncBoxBody<Bytes, Error>,
     fault: Fault,

@@ -78,8 +78,8 @@ pub const PODS: Networks = networks(
     48,
 );
 
-/// The sources of floods, which nobody has: those of RFC 2544 and RFC 3849. The router throws away what is
-/// sent there.
+/// The sources of floods, which nobody has: those of RFC 2544 and RFC 3849. The router throws away
+/// what is sent there.
 pub const SPOOFED: Networks = networks(
     [198, 18, 0, 0],
     15,

@@ -151,8 +151,8 @@ impl Lab {
         self.configure_uplink(node)
     }
 
-    /// Gives a node's uplink its addresses and routes, which it loses when it is set down: the node's
-    /// network manager does that.
+    /// Gives a node's uplink its addresses and routes, which it loses when it is set down: the
+    /// node's network manager does that.
     pub fn configure_uplink(&self, node: &Node) -> Result<()> {
         self.site.configure_uplink(node, node.index)?;
         links::settle(&self.router)

@@ -193,8 +193,8 @@ pub struct Outcome {
     pub stats: Stats,
 }
 
-/// Connections, rejections and drops counted for services; drops among them for want of a record in the
-/// flow table, and for want of a port.
+/// Connections, rejections and drops counted for services; drops among them for want of a record in
+/// the flow table, and for want of a port.
 pub type Stats = [u64; 5];
 
 /// What services count, summed up, and what it came to before.
@@ -279,8 +279,8 @@ pub fn kept<A: Address>(
     })
 }
 
-/// The ICMP error that a node sends about a packet: with `kind` of its family, and quoting it as far
-/// as its ports and checksum.
+/// The ICMP error that a node sends about a packet: with `kind` of its family, and quoting it as
+/// far as its ports and checksum.
 pub fn answer(packet: &Packet, from: IpAddr, kinds: [(u8, u8); 2], word: u32) -> Packet {
     let kind = kinds[usize::from(from.is_ipv6())];
     let quote = packet.quote(match packet.protocol() {

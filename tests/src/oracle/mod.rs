@@ -1,6 +1,6 @@
-//! An oracle for the data plane: random nodes, random packets, and a model that says what has to become of
-//! each. The kernel's programs are held against it, and the same pipeline in memory, by tests and by a
-//! fuzzer.
+//! An oracle for the data plane: random nodes, random packets, and a model that says what has to
+//! become of each. The kernel's programs are held against it, and the same pipeline in memory, by
+//! tests and by a fuzzer.
 //!
 //! | Module | What it has |
 //! |---|---|

@@ -15,8 +15,8 @@ pub const POD: &str = "pod0";
 pub const NARROW: &str = "narrow0";
 pub const NARROW_MTU: u16 = 1400;
 
-/// Ethernet addresses of [`EXTERNAL`], of the router and of another node behind it; of the pod's device and of
-/// the pod; of [`NARROW`] and of the node behind it.
+/// Ethernet addresses of [`EXTERNAL`], of the router and of another node behind it; of the pod's
+/// device and of the pod; of [`NARROW`] and of the node behind it.
 pub const EXTERNAL_MAC: Mac = [0x02, 0, 0, 0, 1, 2];
 pub const ROUTER_MAC: Mac = [0x02, 0, 0, 0, 1, 1];
 pub const PEER_MAC: Mac = [0x02, 0, 0, 0, 1, 3];

@@ -40,7 +40,8 @@ pub fn node(choices: &mut Choices<'_>) -> Model {
     Model::new(scene, services.collect(), bypass, PORTS)
 }
 
-/// Sends so many random packets, or fewer if choices end, and compares what becomes of each; counts that.
+/// Sends so many random packets, or fewer if choices end, and compares what becomes of each; counts
+/// that.
 ///
 /// # Panics
 ///

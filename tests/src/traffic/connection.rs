@@ -130,7 +130,8 @@ impl Connection {
         if is_chosen(request.source) {
             socket.set_reuseaddr(true)?;
             if request.source.port() == 0 {
-                // Any port that this target's connections do not have will do, not only one that no other's has.
+                // Any port that this target's connections do not have will do, not only one that no
+                // other's has.
                 setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
                     .map_err(io::Error::from)?;
             }

@@ -108,8 +108,9 @@ pub struct LoadReport {
     pub failed: u64,
     /// Connections the server ended between two requests.
     pub reconnects: u64,
-    /// When connections opened whose SYN had been sent again, in time since the Unix epoch: the SYN was
-    /// lost, or what answers it, or late by a second. The client does not notice but for the wait.
+    /// When connections opened whose SYN had been sent again, in time since the Unix epoch: the SYN
+    /// was lost, or what answers it, or late by a second. The client does not notice but for the
+    /// wait.
     pub repeated_syns: Vec<Duration>,
     /// Segments that clients sent again, over all connections of [`Request::tcp`] that opened.
     pub retransmissions: u64,

@@ -12,8 +12,8 @@ use super::server::{RunningServer, Serve};
 use crate::lab::{Family, Host};
 use crate::patient;
 
-/// Loads on hosts of a lab. From each host goes one more, the control, to a server that is no endpoint of
-/// any Service: what it suffers is the machine's fault and not node-lb's.
+/// Loads on hosts of a lab. From each host goes one more, the control, to a server that is no
+/// endpoint of any Service: what it suffers is the machine's fault and not node-lb's.
 #[derive(Debug)]
 pub struct Loads {
     running: Vec<(String, RunningLoad)>,
@@ -34,10 +34,11 @@ pub struct LoadReports {
 const CONTROL: u16 = 7;
 /// Between two requests of the control.
 const PAUSE: Duration = Duration::from_millis(20);
-/// A server that other work keeps from a processor answers late, and no packet was lost: repeated SYNs
-/// tell what was.
+/// A server that other work keeps from a processor answers late, and no packet was lost: repeated
+/// SYNs tell what was.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// A machine that makes SYNs late does so for everybody, within the time after which they are repeated.
+/// A machine that makes SYNs late does so for everybody, within the time after which they are
+/// repeated.
 const SAME_TIME: Duration = Duration::from_secs(2);
 
 impl Loads {

@@ -207,8 +207,8 @@ impl Me {
 
 type Closing = watch::Receiver<bool>;
 
-/// A server that closes goes on for so long: what has arrived is in its sockets, but on a busy machine it may
-/// not have been told of that yet.
+/// A server that closes goes on for so long: what has arrived is in its sockets, but on a busy
+/// machine it may not have been told of that yet.
 const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);

@@ -6,20 +6,20 @@ use nix::sys::utsname::uname;
 
 /// What was measured: a row for each kernel.
 const MEASURED: &str = include_str!("verifier-budget.txt");
-/// What a program may take beyond what was measured in the same kernel, in percent: stable kernels get
-/// corrections, of the verifier as well.
+/// What a program may take beyond what was measured in the same kernel, in percent: stable kernels
+/// get corrections, of the verifier as well.
 const SLACK: u32 = 10;
-/// The same beyond the newest kernel measured, in a newer one. From one long-term kernel to the next, a
-/// program has come to take half as much, or two thirds more.
+/// The same beyond the newest kernel measured, in a newer one. From one long-term kernel to the
+/// next, a program has come to take half as much, or two thirds more.
 const SLACK_OF_NEWER: u32 = 100;
-/// What a program may take in any other kernel that was not measured: three quarters of what the verifier
-/// allows.
+/// What a program may take in any other kernel that was not measured: three quarters of what the
+/// verifier allows.
 const LIMIT_OF_OTHERS: u32 = 750_000;
 
 /// Ends the names of programs for the time in which flow tables change their size.
 pub const RESIZE: &str = "/resize";
-/// What such a program may take where it was not measured: they are attached for a second, and where the verifier
-/// refuses them, tables keep their size.
+/// What such a program may take where it was not measured: they are attached for a second, and
+/// where the verifier refuses them, tables keep their size.
 const LIMIT_OF_RESIZE: u32 = 900_000;
 
 /// Major and minor version.
@@ -27,8 +27,8 @@ type Kernel = (u32, u32);
 /// Instructions by program.
 type Row = BTreeMap<String, u32>;
 
-/// Panics if a program takes more than it may in this kernel; says what the limits are if they are not
-/// this kernel's own.
+/// Panics if a program takes more than it may in this kernel; says what the limits are if they are
+/// not this kernel's own.
 pub fn check(found: &Row) {
     let release = uname().unwrap().release().to_string_lossy().into_owned();
     let kernel = version(&release).unwrap_or_else(|| panic!("Linux {release:?}"));

@@ -1,4 +1,5 @@
-//! The edge to the kernel, for real: programs on devices and cgroups, pins, maps, netlink. Needs root.
+//! The edge to the kernel, for real: programs on devices and cgroups, pins, maps, netlink. Needs
+//! root.
 
 mod budget;
 mod cleanup;

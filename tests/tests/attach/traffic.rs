@@ -40,8 +40,8 @@ impl Rounds {
 /// When a packet is taken for lost: far beyond what it takes on a busy machine.
 const LOST: Duration = Duration::from_secs(10);
 
-/// Sends to and fro between two hosts, a few packets at a time, before, while and after `work` runs.
-/// Panics if any packet is lost.
+/// Sends to and fro between two hosts, a few packets at a time, before, while and after `work`
+/// runs. Panics if any packet is lost.
 pub fn lossless(near: &Namespace, far: &Namespace, work: impl FnOnce(Rounds)) {
     const WINDOW: usize = 16;
 

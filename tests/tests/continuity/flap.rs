@@ -82,8 +82,8 @@ fn attached(ground: &Balanced) -> Result<usize> {
     Ok(log.matches(&line).count())
 }
 
-/// Interrupts node 1's uplink twice. What does not need it notices nothing; connections across it go
-/// on, and new ones are served, once it is back.
+/// Interrupts node 1's uplink twice. What does not need it notices nothing; connections across it
+/// go on, and new ones are served, once it is back.
 fn flap(outage: impl Fn(&Balanced, &Node) -> Result<()>) {
     // On a bridge: routes to single pods prefer the uplink's address, and go with it.
     let topology = Topology {

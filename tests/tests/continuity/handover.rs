@@ -1,4 +1,5 @@
-//! Another service proxy hands over to node-lb, and node-lb to it: connections go on where they began.
+//! Another service proxy hands over to node-lb, and node-lb to it: connections go on where they
+//! began.
 
 use std::net::SocketAddr;
 

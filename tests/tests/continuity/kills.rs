@@ -1,5 +1,5 @@
-//! Agents killed in the middle of a change: what they leave is whole, the next one goes on from it, and
-//! nobody notices.
+//! Agents killed in the middle of a change: what they leave is whole, the next one goes on from it,
+//! and nobody notices.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -20,8 +20,8 @@ use super::{
     support::{Everywhere, Policy, ground},
 };
 
-/// An agent is killed while it writes, and the next one while it starts, until so many of the first have
-/// hit between two writes of one change.
+/// An agent is killed while it writes, and the next one while it starts, until so many of the first
+/// have hit between two writes of one change.
 const BETWEEN_WRITES: usize = 10;
 /// That has to happen with so many kills: on a machine with time to spare most do.
 const KILLS: usize = 60;
@@ -119,8 +119,8 @@ fn change_until(
     changes
 }
 
-/// Services without traffic, each with one endpoint: all have the one or all have the other, but for the
-/// time that it takes to write them.
+/// Services without traffic, each with one endpoint: all have the one or all have the other, but
+/// for the time that it takes to write them.
 struct Crowd {
     /// Manifests for either endpoint, all in one file: one event for an agent.
     manifests: [Vec<u8>; 2],

@@ -1,4 +1,5 @@
-//! Flow tables that get another size while traffic runs: no connection notices, whoever is killed meanwhile.
+//! Flow tables that get another size while traffic runs: no connection notices, whoever is killed
+//! meanwhile.
 
 use std::{fs, thread, time::Duration};
 

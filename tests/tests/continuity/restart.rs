@@ -36,8 +36,8 @@ fn agents_stopped_and_started_again_are_not_noticed() {
     load.assert_nothing_noticed();
 }
 
-/// There and back again. Each time the next agent is started before the one before has ended, as when a
-/// DaemonSet surges.
+/// There and back again. Each time the next agent is started before the one before has ended, as
+/// when a DaemonSet surges.
 #[test]
 fn another_build_takes_over_while_the_first_still_runs() {
     let (mut ground, _web) = ground(Policy::Cluster);

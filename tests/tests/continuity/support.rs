@@ -132,8 +132,8 @@ impl Everywhere {
         self.finish();
     }
 
-    /// Ends the load; no request may have failed, no SYN may have been lost, and no connection may have
-    /// been cut.
+    /// Ends the load; no request may have failed, no SYN may have been lost, and no connection may
+    /// have been cut.
     #[track_caller]
     pub fn assert_nothing_noticed(self) {
         self.finish().assert_no_reconnects();
@@ -153,7 +153,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How long load goes on after the last change.
 const AFTERWARDS: Duration = Duration::from_millis(500);
 
-/// Connections that have nothing to say, and should be alive nevertheless when they are asked again.
+/// Connections that have nothing to say, and should be alive nevertheless when they are asked
+/// again.
 pub struct Idle(Vec<Held>);
 
 impl Idle {

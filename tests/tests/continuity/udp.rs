@@ -11,9 +11,9 @@ use lb_tests::{Deployment, FailureKind, Family, Host, Load, Request, patient};
 
 use super::support::{Policy, cluster_ip, ground, load_balancer_ip};
 
-/// When a datagram's answer is given up: far beyond what it takes on a busy machine, so that what is
-/// counted as lost was lost. Once this time has gone by after the last change, every client has asked
-/// again.
+/// When a datagram's answer is given up: far beyond what it takes on a busy machine, so that what
+/// is counted as lost was lost. Once this time has gone by after the last change, every client has
+/// asked again.
 const LOST: Duration = Duration::from_secs(2);
 
 #[test]

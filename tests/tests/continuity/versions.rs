@@ -1,5 +1,5 @@
-//! An older version of node-lb and this one, one after the other on the same maps: connections live on in
-//! both directions.
+//! An older version of node-lb and this one, one after the other on the same maps: connections live
+//! on in both directions.
 
 use std::{path::Path, thread, time::Duration};
 

@@ -165,8 +165,8 @@ fn an_outage_is_met_with_few_requests_and_no_list() {
 /// Two agents follow three resources each.
 const WATCHERS: usize = 6;
 
-/// How many attempts there can be in a time with waits of at least 0.8, 1.6, 3.2 s and so on to 30 s
-/// after each.
+/// How many attempts there can be in a time with waits of at least 0.8, 1.6, 3.2 s and so on to 30
+/// s after each.
 fn most_attempts(time: Duration) -> usize {
     let waits = (0..).map(|number| Duration::from_millis(800 << number.min(5)));
     let attempts = waits.scan(Duration::ZERO, |at, wait| {

@@ -1,5 +1,5 @@
-//! What starting costs the API server: streamed lists where it has them, pages where it has not, and
-//! two hundred agents at once.
+//! What starting costs the API server: streamed lists where it has them, pages where it has not,
+//! and two hundred agents at once.
 
 use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
@@ -104,9 +104,9 @@ fn an_api_server_of_an_older_minor_version_is_followed_as_well() {
     load.assert_no_failures();
 }
 
-/// Starts [`AGENTS`] sources together, waits until each has everything, and compares what they asked,
-/// by verb: lists in pages, and watches, streamed lists among them. What a busy server refuses or
-/// breaks off is asked for again; that is counted apart.
+/// Starts [`AGENTS`] sources together, waits until each has everything, and compares what they
+/// asked, by verb: lists in pages, and watches, streamed lists among them. What a busy server
+/// refuses or breaks off is asked for again; that is counted apart.
 #[track_caller]
 fn restart_together(cluster: &Cluster, expected: [(&str, usize); 2]) {
     let address = cluster.control_plane.address();

@@ -16,8 +16,8 @@ use super::support::{Everywhere, WEB, answers, begin_afresh, cluster, cluster_ip
 const CHANGES: &str = "kubeproxy_sync_proxy_rules_service_changes_total";
 const RELISTS: &str = "node_lb_api_relists_total";
 
-/// Three things that an API server may do to its clients, one after the other: it is killed and comes
-/// back, while it is away objects change and go, and its history is compacted.
+/// Three things that an API server may do to its clients, one after the other: it is killed and
+/// comes back, while it is away objects change and go, and its history is compacted.
 #[test]
 fn an_api_server_that_was_away_costs_one_list_each_and_only_what_changed_is_written() {
     let mut cluster = cluster();
@@ -58,8 +58,8 @@ fn an_api_server_that_was_away_costs_one_list_each_and_only_what_changed_is_writ
         .unwrap();
     load.assert_no_failures();
 
-    // Two agents with three resources each: at most one new list for each. A watch that had seen as much
-    // as the new API server's history begins with needs none.
+    // Two agents with three resources each: at most one new list for each. A watch that had seen as
+    // much as the new API server's history begins with needs none.
     let relists = counts(&cluster).0 - relists;
     assert!((1.0..=3.0).contains(&relists), "{relists} new lists");
     let lists = cluster.front.lists();

@@ -1,4 +1,5 @@
-//! What the tests here share: Services whose addresses the API server chooses, and requests to them.
+//! What the tests here share: Services whose addresses the API server chooses, and requests to
+//! them.
 
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
@@ -134,8 +135,8 @@ pub fn metric(cluster: &Cluster, name: &str) -> f64 {
     cluster.ground.metric(1, name).unwrap()
 }
 
-/// Restarts the agents, so that no failure before makes them wait longer after the next, and forgets
-/// what they asked for at the start.
+/// Restarts the agents, so that no failure before makes them wait longer after the next, and
+/// forgets what they asked for at the start.
 pub fn begin_afresh(cluster: &mut Cluster) {
     cluster.ground.kill_agents().unwrap();
     cluster.ground.start_agents().unwrap();

@@ -1,5 +1,5 @@
-//! Frames that a node gets although they are for another host: a switch sends them to all its ports while it does
-//! not know where that host is. Only that host may answer, or the client hears two.
+//! Frames that a node gets although they are for another host: a switch sends them to all its ports
+//! while it does not know where that host is. Only that host may answer, or the client hears two.
 
 use anyhow::Result;
 use lb_tests::{Family, Held, eventually};

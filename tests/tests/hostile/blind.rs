@@ -1,4 +1,5 @@
-//! Segments from somebody who knows a connection's addresses and ports, but not its sequence numbers.
+//! Segments from somebody who knows a connection's addresses and ports, but not its sequence
+//! numbers.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

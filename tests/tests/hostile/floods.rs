@@ -1,8 +1,8 @@
 //! Floods from spoofed sources, as fast as one CPU sends, to one Service or to several.
 //!
-//! Most of them come by TC, in a lab without XDP: there each frame's whole way is the work of the CPU that
-//! sends it. The short rings of devices with XDP, which another CPU may be emptying, lose frames of good
-//! clients too when it is busy; so the flood that comes by XDP is a slower one.
+//! Most of them come by TC, in a lab without XDP: there each frame's whole way is the work of the
+//! CPU that sends it. The short rings of devices with XDP, which another CPU may be emptying, lose
+//! frames of good clients too when it is busy; so the flood that comes by XDP is a slower one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,7 +26,8 @@ const HALF_OPEN: u64 = 16_384;
 const NAMED_WITHIN: Duration = Duration::from_secs(15);
 /// Share of an attacked Service's own new connections that open at their first packet.
 const OWN_CLIENTS: f64 = 0.99;
-/// Share of its neighbours' where the lab itself, or the machine, has lost frames: good clients' among them.
+/// Share of its neighbours' where the lab itself, or the machine, has lost frames: good clients'
+/// among them.
 const UNLUCKY: f64 = 0.95;
 /// Fewer frames per second are no flood.
 const SLOWEST: f64 = 5_000.0;
@@ -36,8 +37,8 @@ const HELD: usize = 10;
 /// Flows that good clients open during a scene, at the most.
 const OWN_FLOWS: u64 = 3_000;
 
-/// The Services: two with endpoints on the other node, one whose endpoint is on the node that is attacked
-/// and sees its clients, one whose endpoint is there and which nobody attacks.
+/// The Services: two with endpoints on the other node, one whose endpoint is on the node that is
+/// attacked and sees its clients, one whose endpoint is there and which nobody attacks.
 const FIRST: u8 = 10;
 const SECOND: u8 = 11;
 const LOCAL: u8 = 12;
@@ -102,8 +103,8 @@ fn datagrams_over_ipv6() -> Result<()> {
     Scene::new(FloodKind::Udp, &[FIRST]).ipv6().play()
 }
 
-/// What the lab and the endpoint's own kernel bear, without node-lb: a flood straight to a pod harms
-/// nobody.
+/// What the lab and the endpoint's own kernel bear, without node-lb: a flood straight to a pod
+/// harms nobody.
 #[test]
 fn the_lab_bears_floods() -> Result<()> {
     let mut findings = Findings::default();
@@ -190,8 +191,8 @@ impl Scene {
         Ok(ground)
     }
 
-    /// Services that so many frames bring to the limit of half-open flows. ACKs open no more than there is
-    /// room for.
+    /// Services that so many frames bring to the limit of half-open flows. ACKs open no more than
+    /// there is room for.
     fn at_limit(&self, frames: u64) -> BTreeSet<String> {
         let of_each = frames / self.attacked.len() as u64;
         let attacked = match self.kind {
@@ -202,8 +203,8 @@ impl Scene {
         names.collect()
     }
 
-    /// Whether the agent's status and log name these Services as being at a limit, and none that is not
-    /// attacked.
+    /// Whether the agent's status and log name these Services as being at a limit, and none that is
+    /// not attacked.
     fn names(&self, at_limit: &BTreeSet<String>, ground: &Ground) -> Result<(), String> {
         let status = ground.balanced.status(1);
         let status = status.map_err(|error| format!("{error:#}"))?;
@@ -299,7 +300,8 @@ impl Scene {
     }
 }
 
-/// Frames that devices of the lab, and processors before devices' hooks, have thrown away for want of room.
+/// Frames that devices of the lab, and processors before devices' hooks, have thrown away for want
+/// of room.
 fn lost_frames(ground: &Ground) -> Result<u64> {
     let lab = &ground.balanced.lab;
     let nodes = lab.nodes().iter().map(AsRef::as_ref);
@@ -356,8 +358,8 @@ impl Fresh {
         })
     }
 
-    /// Ends the load. Of an attacked Service's clients, and of the others, these shares must be served at their
-    /// first packet.
+    /// Ends the load. Of an attacked Service's clients, and of the others, these shares must be
+    /// served at their first packet.
     fn judge(self, when: &str, own: f64, neighbours: f64, findings: &mut Findings) -> Result<()> {
         let own = self.own.into_iter().map(|load| (load, own, "own"));
         let others = self.neighbours.into_iter();

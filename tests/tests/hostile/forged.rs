@@ -45,7 +45,8 @@ fn pods_are_believed_as_by_the_kernel(pod_network: PodNetwork) -> Result<()> {
         let name = format!("node_lb_packets_total{{hook=\"tc-ingress\",reason=\"{reason}\"}}");
         ground.balanced.metric(1, &name)
     };
-    // A datagram from an address comes to a reason sooner or later, once the agent knows of a setting.
+    // A datagram from an address comes to a reason sooner or later, once the agent knows of a
+    // setting.
     let comes_to = |address: &str, reason: &'static str| {
         let address = address.parse().expect("an address");
         eventually(|| {
@@ -66,7 +67,8 @@ fn pods_are_believed_as_by_the_kernel(pod_network: PodNetwork) -> Result<()> {
         Ok(())
     };
 
-    // First, or the node would not tell the pod its Ethernet address: it asks with the forged source.
+    // First, or the node would not tell the pod its Ethernet address: it asks with the forged
+    // source.
     honest()?;
     let opened = came_to("opened")?;
     comes_to(FORGED, "martian-source");

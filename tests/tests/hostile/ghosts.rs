@@ -1,5 +1,5 @@
-//! A client's port that is used again after the pod of its old connection has vanished: nobody closed
-//! that connection, and nobody ever will.
+//! A client's port that is used again after the pod of its old connection has vanished: nobody
+//! closed that connection, and nobody ever will.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -56,7 +56,8 @@ fn a_port_used_again_does_not_reach_a_stranger() -> Result<()> {
     assert_reached(&ground, clients, &living)
 }
 
-/// The endpoint has gone, and no other has come: the client is told, at its second SYN at the latest.
+/// The endpoint has gone, and no other has come: the client is told, at its second SYN at the
+/// latest.
 #[test]
 fn a_port_used_again_is_refused_where_no_pod_is_left() -> Result<()> {
     let mut ground = Ground::new(&SMALL_TABLE)?;
@@ -158,8 +159,8 @@ fn old_connections(ground: &mut Ground) -> Result<Vec<Client>> {
     old_connections_to(ground, next)
 }
 
-/// Connections, with source NAT and without, over both families, of which no end has said good-bye: the
-/// clients have lost power, and the only pod is gone with its device. It served at `address`.
+/// Connections, with source NAT and without, over both families, of which no end has said good-bye:
+/// the clients have lost power, and the only pod is gone with its device. It served at `address`.
 fn old_connections_to(ground: &mut Ground, address: Addresses) -> Result<Vec<Client>> {
     let Balanced { lab, .. } = &ground.balanced;
     let node = lab.node(2);

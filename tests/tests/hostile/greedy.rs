@@ -1,5 +1,5 @@
-//! A client that completes its handshakes, without end, and keeps what it has opened: its Service comes to its share of
-//! the flow table, and nobody else notices.
+//! A client that completes its handshakes, without end, and keeps what it has opened: its Service
+//! comes to its share of the flow table, and nobody else notices.
 
 use std::{iter, time::Duration};
 
@@ -11,7 +11,8 @@ use super::support::{Findings, Ground, Source, within};
 
 /// The smallest, which one client's connections fill.
 const TABLE: &str = "--flow-table-size=1024";
-/// The flows that one Service may have: half of what the table could hold, since then as much is free.
+/// The flows that one Service may have: half of what the table could hold, since then as much is
+/// free.
 const SHARE: usize = 1024;
 /// How far from it the agent's count may be: it looks once a second.
 const ABOUT: usize = 128;

@@ -26,8 +26,8 @@ const CPUS: usize = 2;
 const FIRST_CLIENT_PORT: u16 = 20_000;
 /// Pairs of packets.
 const ROUNDS: u16 = 1500;
-/// Of those, pairs that may lose one: a hypervisor may take a processor away while it holds a claim, for longer
-/// than the other one waits.
+/// Of those, pairs that may lose one: a hypervisor may take a processor away while it holds a
+/// claim, for longer than the other one waits.
 const OVERTAKEN: usize = 2;
 
 /// Between two pairs of datagrams, so that servers keep up.
@@ -76,8 +76,8 @@ fn ground() -> Result<Ground> {
     Ok(ground)
 }
 
-/// Sends each of many SYNs twice at the same time. Nobody has a socket for the answers: what counts is
-/// the flow that each leaves.
+/// Sends each of many SYNs twice at the same time. Nobody has a socket for the answers: what counts
+/// is the flow that each leaves.
 fn doubled_syns(ground: &Ground, from: &Host, to: SocketAddr) -> Result<()> {
     // A reset in reply to a SYN-ACK would end the flow.
     filter_input(from, "tcp flags & (syn | ack) == syn | ack drop")?;
@@ -125,7 +125,8 @@ fn doubled_syns(ground: &Ground, from: &Host, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Sends the first two datagrams of many sockets at the same time; both must be answered, by one pod.
+/// Sends the first two datagrams of many sockets at the same time; both must be answered, by one
+/// pod.
 fn doubled_datagrams(
     ground: &Ground,
     from: &Host,

@@ -1,4 +1,5 @@
-//! Endpoints that leave a Service and still answer: their connections go on, unless the Service wants them reset.
+//! Endpoints that leave a Service and still answer: their connections go on, unless the Service
+//! wants them reset.
 
 use anyhow::Result;
 use lb_tests::{Endpoint, Family, Held, Host};

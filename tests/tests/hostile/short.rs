@@ -10,15 +10,17 @@ use lb_tests::{Family, Host, Load, LoadReport, Request};
 use super::support::{Findings, Ground, Source, attack_time};
 
 const SERVICE: u8 = 10;
-/// So few that they are all used within a second or two, and long before an endpoint has forgotten them.
+/// So few that they are all used within a second or two, and long before an endpoint has forgotten
+/// them.
 const PORTS: &str = "--snat-ports=10000-10999";
 const TIME: Duration = Duration::from_secs(15);
-/// If the last third is slower than the first, so many more are looked at: what has run out stays so, and a
-/// machine that has other things to do does them one after the other.
+/// If the last third is slower than the first, so many more are looked at: what has run out stays
+/// so, and a machine that has other things to do does them one after the other.
 const MORE: usize = 3;
-/// Of so many connections one may be reset by the endpoint's kernel. To make a connection's socket, Linux (6.18) takes
-/// the handshake's out of its table and then puts the new one in: the first data find neither if they come to another
-/// CPU in between. It happens without a load balancer on the way, too.
+/// Of so many connections one may be reset by the endpoint's kernel. To make a connection's socket,
+/// Linux (6.18) takes the handshake's out of its table and then puts the new one in: the first data
+/// find neither if they come to another CPU in between. It happens without a load balancer on the
+/// way, too.
 const TWO_CPUS: u64 = 50_000;
 /// As long as this, chance has little to say in a third of the time.
 const LONG: Duration = Duration::from_secs(60);

@@ -81,8 +81,8 @@ impl Ground {
         self.balanced.lab.client()
     }
 
-    /// Has a pod serve until the end. Its own kernel is not to be what a flood overwhelms: it answers
-    /// SYNs with cookies once its backlog is full.
+    /// Has a pod serve until the end. Its own kernel is not to be what a flood overwhelms: it
+    /// answers SYNs with cookies once its backlog is full.
     pub fn serve(&mut self, pod: &Pod) -> Result<()> {
         let server = serve(pod)?;
         self.servers.push(server);

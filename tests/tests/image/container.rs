@@ -1,4 +1,5 @@
-//! A container runtime in miniature: a root directory, mounts and capabilities, as a DaemonSet says.
+//! A container runtime in miniature: a root directory, mounts and capabilities, as a DaemonSet
+//! says.
 
 use std::{
     ffi::CString,
@@ -136,8 +137,8 @@ impl Container {
             chdir("/")?;
             keep_capabilities(&kept)
         };
-        // SAFETY: the closure makes system calls on memory that is there already, which is allowed between
-        // fork and exec; it neither allocates nor takes a lock.
+        // SAFETY: the closure makes system calls on memory that is there already, which is allowed
+        // between fork and exec; it neither allocates nor takes a lock.
         unsafe { command.pre_exec(enter) };
         Ok(command)
     }
@@ -200,8 +201,8 @@ fn make_read_only(target: &CString) -> io::Result<()> {
 fn keep_capabilities(kept: &[i32]) -> io::Result<()> {
     let ours = (0..=MAX_CAPABILITY).filter(|capability| !kept.contains(capability));
     for capability in ours {
-        // SAFETY: prctl with this option takes a number and touches no memory. Those that the kernel does
-        // not have are refused.
+        // SAFETY: prctl with this option takes a number and touches no memory. Those that the
+        // kernel does not have are refused.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
     nix::sys::prctl::set_no_new_privs()?;

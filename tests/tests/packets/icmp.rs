@@ -25,7 +25,8 @@ const ERRORS: [[((u8, u8), u32); 4]; 2] = [
     [((1, 4), 0), ((2, 0), 1280), ((3, 0), 0), ((4, 1), 6)],
 ];
 
-/// Errors as a router or endpoint sends them, about `about` as it saw it, and quoting a lot or little.
+/// Errors as a router or endpoint sends them, about `about` as it saw it, and quoting a lot or
+/// little.
 fn errors(from: IpAddr, about: &Packet) -> Vec<(Packet, usize)> {
     let kinds = ERRORS[usize::from(from.is_ipv6())];
     let lengths = [8, 20, 64];

@@ -1,5 +1,5 @@
-//! Random packets on random nodes: the kernel's programs, and the same pipeline in memory, agree with the model
-//! on each.
+//! Random packets on random nodes: the kernel's programs, and the same pipeline in memory, agree
+//! with the model on each.
 
 use std::{
     collections::BTreeMap,

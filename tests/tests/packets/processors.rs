@@ -1,5 +1,5 @@
-//! Programs on all processors at once, beside the sweeper: whatever they do to each other, the table is whole
-//! afterwards.
+//! Programs on all processors at once, beside the sweeper: whatever they do to each other, the
+//! table is whole afterwards.
 
 use std::{
     collections::HashSet,

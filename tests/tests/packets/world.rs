@@ -96,7 +96,8 @@ pub fn world(test: impl FnOnce(&mut World) + Send) {
 
 /// Running packets.
 impl World {
-    /// Sends a frame through a program and compares everything: the action, the frame, each counter.
+    /// Sends a frame through a program and compares everything: the action, the frame, each
+    /// counter.
     #[track_caller]
     pub fn check(
         &mut self,
@@ -117,8 +118,8 @@ impl World {
         self.run_as(at, device, frame, 0)
     }
 
-    /// Sends frames through programs from so many threads at once, which share the programs, until there is no
-    /// frame any more. Returns how many there were.
+    /// Sends frames through programs from so many threads at once, which share the programs, until
+    /// there is no frame any more. Returns how many there were.
     pub fn run_beside(
         &self,
         programs: [At; 2],
@@ -146,7 +147,8 @@ impl World {
         })
     }
 
-    /// [`World::run`] with a frame that a device will segment, each with `gso_size` bytes (TC only).
+    /// [`World::run`] with a frame that a device will segment, each with `gso_size` bytes (TC
+    /// only).
     pub fn run_as(&mut self, at: At, device: &str, frame: &[u8], gso_size: u32) -> Outcome {
         let program = self.loaded.tested(at.program()).unwrap();
         let (value, output) = test_run(program, at, scene::index(device), frame, gso_size);
@@ -549,7 +551,8 @@ impl World {
     }
 }
 
-/// Has the kernel run a program on a frame that came in by a device: what it returned, and the frame then.
+/// Has the kernel run a program on a frame that came in by a device: what it returned, and the
+/// frame then.
 fn test_run(
     program: &Program,
     at: At,

@@ -1,7 +1,7 @@
 //! Each of other people's rules by itself, so that a test that fails says which one.
 //!
-//! `tests/neighbours.rs` shows that the rules do what they say to traffic that has no node-lb; all of
-//! them at once, with every kind of client and endpoint, are in `matrix.rs`.
+//! `tests/neighbours.rs` shows that the rules do what they say to traffic that has no node-lb; all
+//! of them at once, with every kind of client and endpoint, are in `matrix.rs`.
 
 use anyhow::Result;
 use lb_tests::{Endpoint, FailureKind, Family, PodNetwork, Request, Topology, eventually};

@@ -1,4 +1,5 @@
-//! A map that is full: the Service that found no room says so everywhere, the others work, and it heals.
+//! A map that is full: the Service that found no room says so everywhere, the others work, and it
+//! heals.
 
 use anyhow::Result;
 use lb_tests::{Balanced, Endpoint, Request, Serve, eventually};

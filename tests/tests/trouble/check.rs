@@ -1,4 +1,5 @@
-//! `node-lb check`: what is in a node's way is found before the agent starts, with what to do about it.
+//! `node-lb check`: what is in a node's way is found before the agent starts, with what to do about
+//! it.
 
 use anyhow::{Context, Result};
 use lb_tests::{Agent, Balanced, Lab, Node, Serve, balanced, eventually};
@@ -7,7 +8,8 @@ use serde_json::Value;
 
 use crate::support::SMALL;
 
-/// kube-proxy's table in nftables mode, and the chains that `iptables-nft` makes for its iptables mode.
+/// kube-proxy's table in nftables mode, and the chains that `iptables-nft` makes for its iptables
+/// mode.
 const KUBE_PROXY: &str = "
 table ip kube-proxy {
     chain services {
@@ -233,7 +235,8 @@ impl Found {
 }
 
 impl Report {
-    /// Runs the check on a node by a shell script in mounts of its own, with manifests as the source.
+    /// Runs the check on a node by a shell script in mounts of its own, with manifests as the
+    /// source.
     fn of(node: &Node, script: &str) -> Result<Self> {
         let source = format!("--source=dir:{}", node.manifests().display());
         Self::with(node, script, &[&source])

@@ -1,6 +1,7 @@
 //! Building the eBPF object: the one place that chooses its compiler and linker.
 //!
-//! `lb-userspace/datapath/build.rs` and every `cargo xtask` command ask here, so they cannot disagree.
+//! `lb-userspace/datapath/build.rs` and every `cargo xtask` command ask here, so they cannot
+//! disagree.
 
 mod compiler;
 mod linker;

@@ -1,5 +1,6 @@
-//! An image as an archive: an OCI image layout (github.com/opencontainers/image-spec, image-layout.md)
-//! that also has the `manifest.json` of `docker save`, for engines that know only that.
+//! An image as an archive: an OCI image layout (github.com/opencontainers/image-spec,
+//! image-layout.md) that also has the `manifest.json` of `docker save`, for engines that know only
+//! that.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +29,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Writes the image with the files below `root` to `file`. The same files make the same archive.
+    /// Writes the image with the files below `root` to `file`. The same files make the same
+    /// archive.
     ///
     /// # Errors
     /// If files cannot be read or written.

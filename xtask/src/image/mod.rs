@@ -1,7 +1,7 @@
 //! `cargo xtask image`: the container image, made without a container engine.
 //!
-//! `deploy/Containerfile` says what the image is: its last stage is followed here, and its build stage
-//! calls this for the files. So both ways lead to the same image.
+//! `deploy/Containerfile` says what the image is: its last stage is followed here, and its build
+//! stage calls this for the files. So both ways lead to the same image.
 
 mod archive;
 mod recipe;

@@ -13,7 +13,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Reads the last stage. It must be based on nothing and copy all its files from the stage `build`.
+    /// Reads the last stage. It must be based on nothing and copy all its files from the stage
+    /// `build`.
     ///
     /// # Errors
     /// Names the instruction that would make another image than the one assembled here.

@@ -1,5 +1,5 @@
-//! What the scripts of `tests/cluster` build from Go modules, once: the Kubernetes control plane that tests
-//! run against, with the kube-proxy that the benchmark does, and the rest of a cluster.
+//! What the scripts of `tests/cluster` build from Go modules, once: the Kubernetes control plane
+//! that tests run against, with the kube-proxy that the benchmark does, and the rest of a cluster.
 
 use std::{env, path::PathBuf, process::Command};
 
@@ -12,7 +12,8 @@ use crate::cargo::Workspace;
 /// How much of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// etcd, kube-apiserver (also an older one), kube-controller-manager, kube-proxy, kubectl and Helm.
+    /// etcd, kube-apiserver (also an older one), kube-controller-manager, kube-proxy, kubectl and
+    /// Helm.
     ControlPlane,
     /// The nodes' programs, the images of their pods and the end-to-end tests, too.
     Whole,

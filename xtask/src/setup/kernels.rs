@@ -12,8 +12,8 @@ use xtask::ebpf::Places;
 
 use super::Installer;
 
-/// What tests boot: the oldest kernel that node-lb runs on, without tcx, and the first long-term one
-/// that has it. Debian 12 has both, Debian 13 the second.
+/// What tests boot: the oldest kernel that node-lb runs on, without tcx, and the first long-term
+/// one that has it. Debian 12 has both, Debian 13 the second.
 pub const SERIES: [&str; 2] = ["6.1", "6.12"];
 
 /// A kernel whose package has been unpacked.

@@ -50,8 +50,8 @@ impl Counts {
         self.0.insert(part.to_string(), count);
     }
 
-    /// What to say if `ran` tests of a part ran, and whether that is a failure: fewer than there were is
-    /// one.
+    /// What to say if `ran` tests of a part ran, and whether that is a failure: fewer than there
+    /// were is one.
     pub fn compare(&self, part: Part, ran: u64) -> Option<Difference> {
         let known = self.of(part);
         match known.cmp(&ran) {

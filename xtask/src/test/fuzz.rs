@@ -33,8 +33,8 @@ const FLAGS: [&str; 10] = [
     "-Coverflow-checks",
 ];
 
-/// The crates that are built with [`FLAGS`], besides the targets; what they depend on is taken as the
-/// other tests have it.
+/// The crates that are built with [`FLAGS`], besides the targets; what they depend on is taken as
+/// the other tests have it.
 const CRATES: [&str; 6] = [
     "lb_admission",
     "lb_common",
@@ -124,8 +124,8 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
     Ok(workspace.target.join("debug"))
 }
 
-/// What this program does where cargo calls it in the compiler's stead, as [`build`] has it: runs the
-/// compiler, with more flags for the crates that are fuzzed. `None` if it is not called so.
+/// What this program does where cargo calls it in the compiler's stead, as [`build`] has it: runs
+/// the compiler, with more flags for the crates that are fuzzed. `None` if it is not called so.
 pub fn as_compiler() -> Option<Result<ExitCode>> {
     let targets = env::var(TARGETS_VARIABLE).ok()?;
     let mut arguments = env::args_os().skip(1);

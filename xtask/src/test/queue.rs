@@ -7,10 +7,11 @@ use std::{
 
 use super::suite::Test;
 
-/// Tests in the order in which workers are to take them, but of the heavy ones only so many at a time.
+/// Tests in the order in which workers are to take them, but of the heavy ones only so many at a
+/// time.
 ///
-/// Those that run a Kubernetes control plane are heavy: several processes that compute, where other tests
-/// wait.
+/// Those that run a Kubernetes control plane are heavy: several processes that compute, where other
+/// tests wait.
 pub struct Queue {
     state: Mutex<State>,
     heavy_at_once: NonZeroUsize,

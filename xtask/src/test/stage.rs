@@ -105,7 +105,8 @@ impl Stage {
                 let mut tests = session.tests_of(self)?;
                 if tests.iter().any(Test::needs_image) {
                     image::for_tests(workspace, workspace.target.join("image"))?;
-                    // They start the agent that lies beside their own directory; that is the image's now.
+                    // They start the agent that lies beside their own directory; that is the
+                    // image's now.
                     session.suites.forget();
                     tests = session.tests_of(self)?;
                 }

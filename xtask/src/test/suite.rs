@@ -217,7 +217,8 @@ impl<'a> Suites<'a> {
         Ok(tests.into_iter().filter(chosen).collect())
     }
 
-    /// Has the test programs be built again, with the agent beside them: another build has put its own there.
+    /// Has the test programs be built again, with the agent beside them: another build has put its
+    /// own there.
     pub fn forget(&mut self) {
         self.built = None;
     }
@@ -269,7 +270,8 @@ impl Scope {
         }
     }
 
-    /// What cargo is to build. All of it has the same features in every scope, so that nothing is built twice.
+    /// What cargo is to build. All of it has the same features in every scope, so that nothing is
+    /// built twice.
     fn command(&self, workspace: &Workspace) -> Command {
         let mut command = match self {
             Self::All => workspace.cargo(["test", "--no-run"]),

@@ -28,8 +28,8 @@ pub struct Summary {
     skipped: Vec<(Part, u64)>,
     /// What to say about numbers of tests that are not those of before.
     differences: Vec<String>,
-    /// All tests. A stage that could not be run, or that has fewer tests than it had, is one failed test
-    /// more; what was skipped is ignored.
+    /// All tests. A stage that could not be run, or that has fewer tests than it had, is one failed
+    /// test more; what was skipped is ignored.
     pub total: Tally,
 }
 
@@ -43,7 +43,8 @@ struct Line {
 }
 
 impl Summary {
-    /// Sums up. `known` are the numbers of tests that the repository has, where they are to be compared.
+    /// Sums up. `known` are the numbers of tests that the repository has, where they are to be
+    /// compared.
     pub fn new(results: &[StageResult], skipped: &[Part], known: Option<&Counts>) -> Self {
         let count = |part: Part| known.map_or(0, |known| known.of(part));
         let mut summary = Self {

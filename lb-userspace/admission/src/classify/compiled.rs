@@ -1,6 +1,6 @@
 //! Classification by bit vectors (Lakshman and Stiliadis, SIGCOMM 1998): each thing that a packet
-//! tells is looked up on its own and yields the set of rules that it fits. The first rule in all of the
-//! sets decides.
+//! tells is looked up on its own and yields the set of rules that it fits. The first rule in all of
+//! the sets decides.
 //!
 //! A lookup is one longest prefix match, three array accesses, and a step per 64 rules, of which
 //! there are at most [`MAX_RULES`](crate::configuration::MAX_RULES). Identities and
@@ -167,8 +167,8 @@ fn networks(rules: &[Rule]) -> impl Iterator<Item = IpNet> {
     })
 }
 
-/// Whether the addresses of a prefix that are in no longer one of [`networks`] make a connection come
-/// from `source`: all of them do, or none.
+/// Whether the addresses of a prefix that are in no longer one of [`networks`] make a connection
+/// come from `source`: all of them do, or none.
 fn holds_region(source: &Source, region: IpNet) -> bool {
     match source {
         Source::Any => true,

@@ -28,7 +28,8 @@ pub struct ServiceFrontend<'a> {
     /// The port of the Service, not its node port. Zero, for what is not known, is no rule's port.
     pub port: u16,
     pub protocol: Protocol,
-    /// The address that the packet was sent to; `None`, for what is not known, is no rule's address.
+    /// The address that the packet was sent to; `None`, for what is not known, is no rule's
+    /// address.
     pub address: Option<IpAddr>,
 }
 

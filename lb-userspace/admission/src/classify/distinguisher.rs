@@ -10,7 +10,8 @@ use crate::{
     schema::{DistinguisherMethod, Ingress, PrefixLengths, Schema},
 };
 
-/// Length of a distinguisher's text, in octets: of a service account with its namespace. More is cut off.
+/// Length of a distinguisher's text, in octets: of a service account with its namespace. More is
+/// cut off.
 pub const MAX_DISTINGUISHER: usize = 63 + 1 + 253;
 
 /// Where a distinguisher's text is written, so that no memory is allocated for it.
@@ -36,8 +37,8 @@ pub enum Distinguisher<'a> {
 }
 
 impl<'a> Distinguisher<'a> {
-    /// The distinguisher of a connection that `schema` takes and `level` serves. It matters only where
-    /// connections wait in more than one queue; elsewhere there is none.
+    /// The distinguisher of a connection that `schema` takes and `level` serves. It matters only
+    /// where connections wait in more than one queue; elsewhere there is none.
     pub fn new(schema: &Schema, level: &Level, connection: &Connection<'a>) -> Self {
         match schema.distinguisher {
             Some(method) if level.queuing().is_some_and(|queuing| queuing.queues > 1) => {

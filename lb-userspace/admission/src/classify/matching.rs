@@ -33,8 +33,8 @@ pub enum DestinationMismatch {
 }
 
 impl InForce {
-    /// Index of the schema that takes a connection: the first that matches. The last one, `catch-all`,
-    /// takes what no other does.
+    /// Index of the schema that takes a connection: the first that matches. The last one,
+    /// `catch-all`, takes what no other does.
     pub fn classify(&self, connection: &Connection<'_>) -> usize {
         let first = self
             .schemas

@@ -25,9 +25,10 @@ impl Controller {
         now.saturating_add(self.period())
     }
 
-    /// Passes over adjustments before `until`, for a simulator: nothing must be done until then, nobody
-    /// wait, and at least two adjustments have been made since something happened. The next one then
-    /// finds what those would have left behind, because what they change fades with time alone.
+    /// Passes over adjustments before `until`, for a simulator: nothing must be done until then,
+    /// nobody wait, and at least two adjustments have been made since something happened. The next
+    /// one then finds what those would have left behind, because what they change fades with time
+    /// alone.
     pub fn skip_adjustments(&mut self, until: u64) {
         let until = self.next_timer().map_or(until, |at| at.min(until));
         let skipped = until.saturating_sub(self.adjust_at) / self.period();
@@ -91,8 +92,8 @@ impl Controller {
 }
 
 impl Controlled {
-    /// What the level may get. A level that holds connections for long may borrow little, as it could
-    /// not give it back: as much as it gives back anyway within the reclaim target.
+    /// What the level may get. A level that holds connections for long may borrow little, as it
+    /// could not give it back: as much as it gives back anyway within the reclaim target.
     fn claim(&self, limits: &Limits, policy: Policy) -> Claim {
         let Limits {
             nominal, min, max, ..

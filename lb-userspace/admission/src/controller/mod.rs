@@ -1,7 +1,7 @@
 //! All priority levels of a node together: their queues, and the limits between which seats move.
 //!
-//! Used like a [`QueueSet`]: let everything due by now [`Controller::fire`], say what happened, take
-//! what can be [`Controller::dispatch`]ed. Seats move between levels periodically and, for
+//! Used like a [`QueueSet`]: let everything due by now [`Controller::fire`], say what happened,
+//! take what can be [`Controller::dispatch`]ed. Seats move between levels periodically and, for
 //! connections, which do not wait for long, as soon as somebody waits.
 
 mod adjust;
@@ -104,8 +104,8 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Changes the levels. One that is no longer there takes no arrivals, but keeps its seats and its
-    /// shares until all of its connections are gone.
+    /// Changes the levels. One that is no longer there takes no arrivals, but keeps its seats and
+    /// its shares until all of its connections are gone.
     ///
     /// # Errors
     /// If hands of the size that a level asks for cannot be dealt; levels before it are changed.

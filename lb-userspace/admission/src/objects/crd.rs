@@ -101,7 +101,8 @@ pub fn yaml(kind: Kind) -> Result<String, serde_saphyr::ser::Error> {
     serde_saphyr::to_string(&definition(kind))
 }
 
-/// Rules on a hand of queues, in CEL. It has no logarithm, so the largest deck of each hand is listed.
+/// Rules on a hand of queues, in CEL. It has no logarithm, so the largest deck of each hand is
+/// listed.
 pub fn hand_size_rules() -> Value {
     let largest: Vec<_> = (1..=15).map(largest_deck).collect();
     let queues = effective("queues", defaults::QUEUES);

@@ -35,8 +35,8 @@ pub struct FlowSchemaSpec {
     #[schemars(length(max = 64))]
     pub rules: Vec<RuleSpec>,
 
-    /// Seats of one connection, for backends to which a connection is worth more than elsewhere. Zero
-    /// means the default.
+    /// Seats of one connection, for backends to which a connection is worth more than elsewhere.
+    /// Zero means the default.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(range(min = 0, max = 10), extend("default" = 1))]
     pub seats: i32,
@@ -71,8 +71,8 @@ pub struct PriorityLevelReference {
     pub name: String,
 }
 
-/// How flows are told apart. Flows should be the borders along which misbehaviour runs, or it spreads
-/// over every queue of the level.
+/// How flows are told apart. Flows should be the borders along which misbehaviour runs, or it
+/// spreads over every queue of the level.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["type"], "x-kubernetes-validations" = json!([
@@ -80,8 +80,8 @@ pub struct PriorityLevelReference {
      "message": "must not be given except for type BySourcePrefix"},
 ])))]
 pub struct DistinguisherMethodSpec {
-    /// A source whose identity is not known is told apart by its address: outside the cluster by the
-    /// /24 (IPv4) or /56 (IPv6) network of it.
+    /// A source whose identity is not known is told apart by its address: outside the cluster by
+    /// the /24 (IPv4) or /56 (IPv6) network of it.
     #[serde(default, rename = "type", deserialize_with = "or_default")]
     #[schemars(extend("enum" = super::validate::DISTINGUISHERS))]
     pub type_: String,
@@ -105,18 +105,19 @@ pub struct SourcePrefixSpec {
     pub ipv6: Option<i32>,
 }
 
-/// When connections are given up. Durations are written like `1h30m` or `500ms`; zero is the default,
-/// and more than the maximum is the maximum.
+/// When connections are given up. Durations are written like `1h30m` or `500ms`; zero is the
+/// default, and more than the maximum is the maximum.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadlinesSpec {
-    /// How long clients wait for an answer to their first packet: default 4s, at most 20s. A connection
-    /// waits for a seat for a quarter of it.
+    /// How long clients wait for an answer to their first packet: default 4s, at most 20s. A
+    /// connection waits for a seat for a quarter of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub connect_patience: Option<String>,
 
-    /// From the first packet that the endpoint gets to the end of the handshake: default 3s, at most 10s.
+    /// From the first packet that the endpoint gets to the end of the handshake: default 3s, at
+    /// most 10s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub handshake: Option<String>,
@@ -133,20 +134,22 @@ pub struct DeadlinesSpec {
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub server_idle: Option<String>,
 
-    /// How long one direction may stay open after the other has ended: at most 1h, by default as long as
-    /// the node keeps half-closed flows.
+    /// How long one direction may stay open after the other has ended: at most 1h, by default as
+    /// long as the node keeps half-closed flows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub half_close: Option<String>,
 
-    /// How long the whole connection may last, give or take 10 %: at most 720h, by default for ever.
+    /// How long the whole connection may last, give or take 10 %: at most 720h, by default for
+    /// ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub lifetime: Option<String>,
 }
 
 /// What the client of a refused connection is told, by the reason: `RST` (a TCP reset, for UDP port
-/// unreachable), `ICMP` (administratively prohibited, for UDP port unreachable) or `Drop` (nothing).
+/// unreachable), `ICMP` (administratively prohibited, for UDP port unreachable) or `Drop`
+/// (nothing).
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectAnswerSpec {

@@ -19,8 +19,8 @@ use super::{crd::hand_size_rules, wire::or_default};
      "message": "must not be given for type Exempt"},
 ])))]
 pub struct PriorityLevelSpec {
-    /// `Limited`, or `Exempt` for the one level of that name: its connections are counted, but never
-    /// wait and are never refused.
+    /// `Limited`, or `Exempt` for the one level of that name: its connections are counted, but
+    /// never wait and are never refused.
     #[serde(default, rename = "type", deserialize_with = "or_default")]
     #[schemars(extend("enum" = ["Exempt", "Limited"]))]
     pub type_: String,
@@ -39,8 +39,8 @@ pub struct PriorityLevelSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["limitResponse"]))]
 pub struct LimitedSpec {
-    /// The level's weight when the node's seats are divided among all levels. Zero gives it none; with
-    /// a borrowingLimitPercent beside it, it never gets any.
+    /// The level's weight when the node's seats are divided among all levels. Zero gives it none;
+    /// with a borrowingLimitPercent beside it, it never gets any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000), extend("default" = 30))]
     pub nominal_concurrency_shares: Option<i32>,
@@ -50,7 +50,8 @@ pub struct LimitedSpec {
     #[schemars(range(min = 0, max = 100), extend("default" = 0))]
     pub lendable_percent: Option<i32>,
 
-    /// How much it may borrow from others, in percent of its own seats; without it, as much as there is.
+    /// How much it may borrow from others, in percent of its own seats; without it, as much as
+    /// there is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub borrowing_limit_percent: Option<i32>,
@@ -90,7 +91,8 @@ pub struct LimitResponseSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = hand_size_rules()))]
 pub struct QueuingSpec {
-    /// How many queues there are. More make it rarer that two flows share a hand. Zero means the default.
+    /// How many queues there are. More make it rarer that two flows share a hand. Zero means the
+    /// default.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(range(min = 0, max = 10_000_000), extend("default" = 64))]
     pub queues: i32,
@@ -110,14 +112,14 @@ pub struct QueuingSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionsSpec {
-    /// Most seats of the connections of one queue together; without it, half of what the level has at
-    /// the moment.
+    /// Most seats of the connections of one queue together; without it, half of what the level has
+    /// at the moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_seats_per_queue: Option<i32>,
 
-    /// Part of the level's seats, in percent, that only queues without a seat may use: the way in for
-    /// a new flow.
+    /// Part of the level's seats, in percent, that only queues without a seat may use: the way in
+    /// for a new flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50), extend("default" = 5))]
     pub first_seat_reserve_percent: Option<i32>,
@@ -133,8 +135,8 @@ pub struct ConnectionsSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExemptSpec {
-    /// Its weight when the node's seats are divided. It may use more in any case; this sets seats aside
-    /// for it.
+    /// Its weight when the node's seats are divided. It may use more in any case; this sets seats
+    /// aside for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000), extend("default" = 0))]
     pub nominal_concurrency_shares: Option<i32>,

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::wire::or_default;
 
-/// A rule takes connections from any of its subjects to any of its destinations, but for the exceptions.
+/// A rule takes connections from any of its subjects to any of its destinations, but for the
+/// exceptions.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["subjects", "destinations"]))]
@@ -27,8 +28,9 @@ pub struct RuleSpec {
     #[schemars(length(max = 64))]
     pub except_subjects: Vec<SubjectSpec>,
 
-    /// Where the connection enters the node: `External` (from outside the node, other nodes included),
-    /// `Pod` (from a pod of this node), `Node` (from the node itself or a pod on its network), or `*`.
+    /// Where the connection enters the node: `External` (from outside the node, other nodes
+    /// included), `Pod` (from a pod of this node), `Node` (from the node itself or a pod on its
+    /// network), or `*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("default" = ["*"],
         "items" = json!({"type": "string", "enum": ["*", "External", "Pod", "Node"]})))]
@@ -63,8 +65,8 @@ pub struct RuleSpec {
      "message": "must be given for kind Workload, and for no other"},
 ])))]
 pub struct SubjectSpec {
-    /// `Any` is everyone. `Namespace`, `ServiceAccount` and `Workload` take pods whose identity is known
-    /// on this node.
+    /// `Any` is everyone. `Namespace`, `ServiceAccount` and `Workload` take pods whose identity is
+    /// known on this node.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(extend("enum" = super::validate::SUBJECT_KINDS))]
     pub kind: String,
@@ -166,8 +168,8 @@ pub struct DestinationSpec {
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)))]
     pub services: Option<Vec<String>>,
 
-    /// Ports of the Services (not node ports or target ports): numbers, ranges like `"8000-8080"`, or
-    /// `*` alone for all, which is the default.
+    /// Ports of the Services (not node ports or target ports): numbers, ranges like `"8000-8080"`,
+    /// or `*` alone for all, which is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), extend("default" = ["*"]))]
     pub ports: Option<Vec<PortSpec>>,
@@ -178,8 +180,8 @@ pub struct DestinationSpec {
         "items" = json!({"type": "string", "enum": ["*", "TCP", "UDP", "SCTP"]})))]
     pub protocols: Option<Vec<String>>,
 
-    /// Ranges of addresses that the Services are reached at (cluster IPs, load balancers' addresses, the
-    /// node's own for node ports), or `*` alone for all, which is the default.
+    /// Ranges of addresses that the Services are reached at (cluster IPs, load balancers'
+    /// addresses, the node's own for node ports), or `*` alone for all, which is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 49)))]
     pub addresses: Option<Vec<String>>,

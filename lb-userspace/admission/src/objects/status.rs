@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// Condition of both kinds: whether the object is valid, so that its latest version is in force.
 pub const ACCEPTED: &str = "Accepted";
-/// Condition of a flow schema: whether its priority level is missing, so that it takes no connections.
+/// Condition of a flow schema: whether its priority level is missing, so that it takes no
+/// connections.
 pub const DANGLING: &str = "Dangling";
 /// Condition of a flow schema: whether its level is too small for the seats it asks for.
 pub const SEATS_CUT: &str = "SeatsCut";
@@ -24,7 +25,8 @@ pub struct Condition {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct Status {
     /// Accepted says whether the object is valid; in a FlowSchema, Dangling says whether its
-    /// PriorityLevel is missing, and SeatsCut whether that level is too small for the seats asked for.
+    /// PriorityLevel is missing, and SeatsCut whether that level is too small for the seats asked
+    /// for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<StatusCondition>,

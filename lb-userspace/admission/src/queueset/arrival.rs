@@ -35,7 +35,8 @@ pub struct Arrival {
 pub enum Verdict {
     /// It has its seats.
     Admitted(Handle),
-    /// It is in a queue; [`super::QueueSet::dispatch`] says when it is admitted, which may be at once.
+    /// It is in a queue; [`super::QueueSet::dispatch`] says when it is admitted, which may be at
+    /// once.
     Queued(Handle),
     Rejected(Rejection),
 }

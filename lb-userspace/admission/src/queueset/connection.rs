@@ -5,7 +5,8 @@ use crate::seat_seconds::SeatSeconds;
 /// No connection, queue or timer.
 pub const NONE: u32 = u32::MAX;
 
-/// Names a connection of a queue set until its seats are released or it leaves its queue without any.
+/// Names a connection of a queue set until its seats are released or it leaves its queue without
+/// any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
     index: u32,

@@ -64,8 +64,8 @@ impl QueueSet {
         fitting
     }
 
-    /// Whether a candidate comes before the first one so far. Of equals, the first after the queue that
-    /// was served last does.
+    /// Whether a candidate comes before the first one so far. Of equals, the first after the queue
+    /// that was served last does.
     #[inline]
     fn is_earlier(&self, candidate: Candidate, first: Option<Candidate>) -> bool {
         let Some(first) = first else {
@@ -93,8 +93,8 @@ impl QueueSet {
         self.has_room(queue.head_width, reserve)
     }
 
-    /// Whether a connection may have `width` seats if `reserve` seats are to stay free. One wider than
-    /// the limit may when nothing else executes.
+    /// Whether a connection may have `width` seats if `reserve` seats are to stay free. One wider
+    /// than the limit may when nothing else executes.
     pub(super) fn has_room(&self, width: u32, reserve: u32) -> bool {
         if self.half_open_seats > 0
             && self.half_open_seats + u64::from(width) > u64::from(self.caps.half_open)

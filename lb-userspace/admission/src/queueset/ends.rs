@@ -62,8 +62,8 @@ impl QueueSet {
         self.remove_waiter(handle, Rejection::TimeOut, now)
     }
 
-    /// A waiting connection is sent away because the node has no room for its packet. False if it is not
-    /// waiting.
+    /// A waiting connection is sent away because the node has no room for its packet. False if it
+    /// is not waiting.
     pub fn refuse(&mut self, handle: Handle, now: u64) -> bool {
         self.remove_waiter(handle, Rejection::QueueFull, now)
     }

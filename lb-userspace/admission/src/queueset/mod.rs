@@ -1,18 +1,20 @@
 //! The queues and seats of one priority level.
 //!
 //! Fair queuing by virtual time, as in KEP-1040 ("Fair Queuing for Server Requests"): every queue
-//! has been charged for the seats its connections hold and held; of the queues with waiters, the one that
-//! was charged least gets the next free seat. A flow's connections go to the least loaded queue
-//! of the flow's hand, so one that floods fills the queues of its hand and nobody else's.
+//! has been charged for the seats its connections hold and held; of the queues with waiters, the
+//! one that was charged least gets the next free seat. A flow's connections go to the least loaded
+//! queue of the flow's hand, so one that floods fills the queues of its hand and nobody else's.
 //!
-//! A queue set acts only when called, with the time of the call in nanoseconds of whatever monotonic
-//! clock; times must not go back. Whoever calls it
+//! A queue set acts only when called, with the time of the call in nanoseconds of whatever
+//! monotonic clock; times must not go back. Whoever calls it
 //! 1. lets timers that are due fire, in order ([`QueueSet::fire`]),
 //! 2. says what happened ([`QueueSet::arrive`], [`QueueSet::finish`], ...),
-//! 3. takes what that admits, until there is no more ([`QueueSet::dispatch`]); also after each timer.
+//! 3. takes what that admits, until there is no more ([`QueueSet::dispatch`]); also after each
+//!    timer.
 //!
 //! Nothing is allocated per decision, once the most connections at a time have been seen. Arrivals
-//! and ends cost the logarithm of the timers set; a dispatch looks at every queue that has a waiter.
+//! and ends cost the logarithm of the timers set; a dispatch looks at every queue that has a
+//! waiter.
 
 mod arrival;
 mod connection;

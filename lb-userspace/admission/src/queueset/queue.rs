@@ -73,8 +73,8 @@ impl Queue {
         (self.first != NONE).then_some(self.first)
     }
 
-    /// What the queue has been charged: APF's `nextDispatchR`, the progress at which its next waiter
-    /// is due.
+    /// What the queue has been charged: APF's `nextDispatchR`, the progress at which its next
+    /// waiter is due.
     pub fn usage(&self, now: u64) -> SeatSeconds {
         self.charged + SeatSeconds::since_origin(self.accruing, now)
     }

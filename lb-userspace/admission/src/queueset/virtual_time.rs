@@ -28,8 +28,8 @@ impl QueueSet {
         }
     }
 
-    /// Brings R up to date, which all changes do first: it grows by the seats in demand, or as many as
-    /// there are, divided among the active queues.
+    /// Brings R up to date, which all changes do first: it grows by the seats in demand, or as many
+    /// as there are, divided among the active queues.
     pub fn synchronise(&mut self, now: u64) {
         let elapsed = now.saturating_sub(self.synchronised_at);
         self.synchronised_at = self.synchronised_at.max(now);

@@ -17,8 +17,8 @@ pub struct Notification {
 }
 
 impl Notification {
-    /// Of a write that so many watchers are told of. `max_seats` is the level's limit for one request,
-    /// 0 if it has none.
+    /// Of a write that so many watchers are told of. `max_seats` is the level's limit for one
+    /// request, 0 if it has none.
     pub fn of_write(watchers: u32, max_seats: u32) -> Self {
         if watchers < WATCHERS_PER_SEAT {
             return Self::default();

@@ -79,8 +79,8 @@ pub struct Fairness {
     pub flows: u64,
     /// Of what each flow got in all.
     pub jain_seat_seconds: Option<f64>,
-    /// Of what flows held at a moment, on average over the time that somebody waited, among those that
-    /// held or wanted seats.
+    /// Of what flows held at a moment, on average over the time that somebody waited, among those
+    /// that held or wanted seats.
     pub jain_seats: Option<f64>,
 }
 

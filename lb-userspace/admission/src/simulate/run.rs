@@ -13,8 +13,8 @@ use crate::{
     queueset::{Arrival, Expiry, Rejection, Verdict},
 };
 
-/// How long connections that nothing else happens to may go on waiting, in nanoseconds: borrowing may
-/// yet find seats for them.
+/// How long connections that nothing else happens to may go on waiting, in nanoseconds: borrowing
+/// may yet find seats for them.
 const PATIENCE: u64 = 60_000_000_000;
 /// After how many adjustments of limits with nothing between them the rest are passed over until
 /// something happens, so that a connection that lasts for years takes no longer to simulate.
@@ -146,8 +146,8 @@ impl Simulation {
         levels.any(|(_, level)| level.waiting() > 0)
     }
 
-    /// Lets the next thing happen; timers come before events of the same time. Nothing arrives before
-    /// `end`.
+    /// Lets the next thing happen; timers come before events of the same time. Nothing arrives
+    /// before `end`.
     fn step(&mut self, end: u64) {
         let scheduled = self
             .events

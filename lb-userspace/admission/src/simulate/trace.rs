@@ -1,8 +1,8 @@
 //! Recorded arrivals: a file with a line for each, in order of time.
 //!
-//! A line is either values between commas, `t_ns,flow,hold_ns,width,level`, the last two of which may
-//! be left out, or a JSON object with those names. Empty lines, lines that start with `#`, and a line
-//! with the names above the first arrival are skipped.
+//! A line is either values between commas, `t_ns,flow,hold_ns,width,level`, the last two of which
+//! may be left out, or a JSON object with those names. Empty lines, lines that start with `#`, and
+//! a line with the names above the first arrival are skipped.
 
 use std::io::{BufRead, Read as _};
 

@@ -227,7 +227,8 @@ fn deep_nesting_is_refused_not_followed() {
 }
 
 proptest! {
-    /// Whatever the file says, it is read, refused or validated, and what is in force has what it must.
+    /// Whatever the file says, it is read, refused or validated, and what is in force has what it
+    /// must.
     #[test]
     fn nothing_breaks_the_parser(
         lines in prop::collection::vec(

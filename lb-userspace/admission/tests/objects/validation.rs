@@ -1,5 +1,6 @@
-//! Every validation rule of flowcontrol.apiserver.k8s.io/v1, on node-lb's objects. Rules on subjects,
-//! resources and URLs are tested on what stands in their place: subjects, destinations, addresses.
+//! Every validation rule of flowcontrol.apiserver.k8s.io/v1, on node-lb's objects. Rules on
+//! subjects, resources and URLs are tested on what stands in their place: subjects, destinations,
+//! addresses.
 
 use lb_admission::objects::{
     FlowSchemaSpec, PriorityLevelSpec, Spec, defaults,
@@ -239,7 +240,8 @@ fn rule(input: &Value) -> Vec<String> {
     schema_errors("x", &spec)
 }
 
-/// Paths stand for addresses: a part of the path for the whole address, a slash for one before a length.
+/// Paths stand for addresses: a part of the path for the whole address, a slash for one before a
+/// length.
 fn address(input: &Value) -> Vec<String> {
     let address = match input["path"].as_str().unwrap() {
         "" => "",

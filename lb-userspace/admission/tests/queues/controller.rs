@@ -199,7 +199,8 @@ fn quiet_time_can_be_skipped() {
     }
 }
 
-/// A change of the configuration moves seats at once, and the next adjustment comes when it would have.
+/// A change of the configuration moves seats at once, and the next adjustment comes when it would
+/// have.
 #[test]
 fn a_new_configuration_does_not_put_off_the_next_adjustment() {
     for policy in support::POLICIES {

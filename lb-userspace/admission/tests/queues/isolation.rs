@@ -90,7 +90,8 @@ fn levels_use_their_seats_and_no_more() {
     }
 }
 
-/// Asserts that sources got 90 % of the seats that they should, for holds from requests' to tunnels'.
+/// Asserts that sources got 90 % of the seats that they should, for holds from requests' to
+/// tunnels'.
 fn check_not_drowned(within: bool) {
     for policy in POLICIES {
         for hold in [10 * MILLISECOND, SECOND] {

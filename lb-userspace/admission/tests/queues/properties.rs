@@ -229,7 +229,8 @@ proptest! {
         for (op, elapsed) in &steps {
             now += elapsed;
             model.apply(op, now);
-            // In exact mode what a leaving waiter holds up is not dispatched; of width 1 it is none.
+            // In exact mode what a leaving waiter holds up is not dispatched; of width 1 it is
+            // none.
             let limit = model.set.limit();
             let in_use = model.set.seats_in_use();
             if in_use >= u64::from(limit) {

@@ -1,8 +1,8 @@
 //! Attaching programs to devices and cgroups so that they survive the agent, and replacing them so
 //! that no packet passes unseen.
 //!
-//! The first start attaches and pins a link; later ones find the pin and exchange the program in it,
-//! which takes effect between two packets. What others attached is never touched.
+//! The first start attaches and pins a link; later ones find the pin and exchange the program in
+//! it, which takes effect between two packets. What others attached is never touched.
 
 use std::{
     fs::File,
@@ -132,8 +132,8 @@ impl<'a> Attacher<'a> {
         self.create(pin, point, program).map(|()| false)
     }
 
-    /// Attaches a program to a socket hook of a cgroup, or replaces the one there. Returns whether it
-    /// replaced.
+    /// Attaches a program to a socket hook of a cgroup, or replaces the one there. Returns whether
+    /// it replaced.
     ///
     /// # Errors
     ///
@@ -195,8 +195,8 @@ impl<'a> Attacher<'a> {
         Ok(())
     }
 
-    /// Removes what earlier agents left on devices that are gone or not wanted any more. Returns the
-    /// pins removed. To be called once the wanted devices are attached.
+    /// Removes what earlier agents left on devices that are gone or not wanted any more. Returns
+    /// the pins removed. To be called once the wanted devices are attached.
     ///
     /// # Errors
     ///

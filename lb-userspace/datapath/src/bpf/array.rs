@@ -1,4 +1,5 @@
-//! Array maps as memory: read and written without a system call. And memory that is used like an array map.
+//! Array maps as memory: read and written without a system call. And memory that is used like an
+//! array map.
 
 use std::{
     io,
@@ -21,9 +22,9 @@ use super::page_size;
 
 /// The elements of an array map with `BPF_F_MMAPABLE`, shared with the kernel.
 ///
-/// Elements are copied in words of eight bytes, each of them whole: a reader never sees half a word,
-/// but may see words from before and after a change. What has to change together must be in one word,
-/// or be published by a write of one: [`Self::u32_at`] and [`Self::u64_at`].
+/// Elements are copied in words of eight bytes, each of them whole: a reader never sees half a
+/// word, but may see words from before and after a change. What has to change together must be in
+/// one word, or be published by a write of one: [`Self::u32_at`] and [`Self::u64_at`].
 #[derive(Debug)]
 pub struct MappedArray<T> {
     words: NonNull<AtomicU64>,
@@ -199,7 +200,8 @@ impl<T: Pod> MappedArray<T> {
         &self.words(index)[offset / 8]
     }
 
-    /// Where an element is, for code that reads and changes it in place as programs do; `None` past the end.
+    /// Where an element is, for code that reads and changes it in place as programs do; `None` past
+    /// the end.
     pub fn pointer(&self, index: u32) -> Option<NonNull<T>> {
         (index < self.len).then(|| {
             // SAFETY: inside the mapping, which was just checked.

@@ -16,7 +16,8 @@ use thiserror::Error;
 
 use super::{bpf, empty_attr};
 
-/// Entries asked for at a time when reading a whole map: from here on the cost per entry stays flat.
+/// Entries asked for at a time when reading a whole map: from here on the cost per entry stays
+/// flat.
 const LOOKUP_CHUNK: usize = 16 * 1024;
 
 /// A hash, LRU hash, LPM trie or array map with one value per key, read and written in batches.
@@ -173,8 +174,8 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         Ok(())
     }
 
-    /// All entries. Those that come or go while this runs may be missing; a map that grows meanwhile
-    /// may show entries twice.
+    /// All entries. Those that come or go while this runs may be missing; a map that grows
+    /// meanwhile may show entries twice.
     ///
     /// # Errors
     ///

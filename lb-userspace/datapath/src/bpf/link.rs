@@ -123,8 +123,8 @@ impl Link {
         Ok(())
     }
 
-    /// Detaches the program for good. Closing the last descriptor or removing the last pin does so too,
-    /// but at some later time.
+    /// Detaches the program for good. Closing the last descriptor or removing the last pin does so
+    /// too, but at some later time.
     ///
     /// # Errors
     ///

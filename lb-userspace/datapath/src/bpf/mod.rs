@@ -80,8 +80,8 @@ pub(crate) fn empty_attr() -> bpf_attr {
     unsafe { mem::zeroed() }
 }
 
-/// The system call. Addresses in `attr` must stay valid, and writable where the command writes, until
-/// it returns.
+/// The system call. Addresses in `attr` must stay valid, and writable where the command writes,
+/// until it returns.
 pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     // SAFETY: `attr` is a whole, initialised `bpf_attr`; the callers keep what it points to alive.
     let result = unsafe {

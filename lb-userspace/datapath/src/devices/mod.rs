@@ -128,8 +128,8 @@ impl Devices {
             .collect()
     }
 
-    /// What the kernel asks of the sources of IPv4 packets that a device receives, and the device that they are its
-    /// own for: a bridge's port has none of its own.
+    /// What the kernel asks of the sources of IPv4 packets that a device receives, and the device
+    /// that they are its own for: a bridge's port has none of its own.
     pub fn source_rules(&self, device: &Device) -> (SourceRules, u32) {
         let bridge = device.master.and_then(|index| self.get(index));
         let receiver = bridge

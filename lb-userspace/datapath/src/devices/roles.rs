@@ -44,8 +44,8 @@ pub struct PatternError {
 impl RoleRules {
     /// Patterns like `eth*` for external devices and those of pods. Where there are none,
     ///
-    /// - external is what has a default route or one of `node_addresses`, and every physical, bond or
-    ///   VLAN device with an address that is valid beyond its link;
+    /// - external is what has a default route or one of `node_addresses`, and every physical, bond
+    ///   or VLAN device with an address that is valid beyond its link;
     /// - pods are behind the veth and netkit devices and the bridges that are left.
     ///
     /// # Errors

@@ -26,7 +26,8 @@ pub enum WayBack {
 }
 
 impl SourceRules {
-    /// Of all devices of the calling thread's network namespace. What cannot be read is not asked for.
+    /// Of all devices of the calling thread's network namespace. What cannot be read is not asked
+    /// for.
     pub(super) fn of_all() -> Self {
         Self {
             way_back: WayBack::from(setting("rp_filter").unwrap_or(0)),
@@ -74,7 +75,8 @@ fn setting<T: FromStr>(name: &str) -> Option<T> {
     text.trim().parse().ok()
 }
 
-/// Type of the message that tells of a setting (`RTM_NEWNETCONF`), which netlink-packet-route does not know.
+/// Type of the message that tells of a setting (`RTM_NEWNETCONF`), which netlink-packet-route does
+/// not know.
 pub(super) const SETTING_CHANGED: u16 = 80;
 /// Length of its header, which only says the family.
 const HEADER: usize = 4;
@@ -84,8 +86,8 @@ const RP_FILTER: u16 = 3;
 /// `NETCONFA_IFINDEX_ALL`.
 const ALL: i32 = -1;
 
-/// The interface index, `None` for all devices, and `rp_filter` that such a message tells; `None` if it tells
-/// of something else.
+/// The interface index, `None` for all devices, and `rp_filter` that such a message tells; `None`
+/// if it tells of something else.
 pub(super) fn changed(payload: &[u8]) -> Option<(Option<u32>, WayBack)> {
     let (mut index, mut way_back) = (None, None);
     for attribute in NlasIterator::new(payload.get(HEADER..)?) {

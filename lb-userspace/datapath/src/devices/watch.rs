@@ -41,8 +41,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Subscribes and reads the present state, in the network namespace of the calling thread and on
-    /// its tokio runtime.
+    /// Subscribes and reads the present state, in the network namespace of the calling thread and
+    /// on its tokio runtime.
     ///
     /// # Errors
     ///

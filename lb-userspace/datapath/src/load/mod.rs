@@ -26,8 +26,9 @@ pub use shape::MapShape;
 /// The eBPF object that this binary was built with.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
-/// Maps that are only pinned where settings say so. Nothing in them lasts: programs use the first two as memory
-/// while they handle a packet, and the others only while flow tables change their size.
+/// Maps that are only pinned where settings say so. Nothing in them lasts: programs use the first
+/// two as memory while they handle a packet, and the others only while flow tables change their
+/// size.
 const SCRATCH: [&str; 4] = ["WORK4", "WORK6", "OTHER_FLOWS4", "OTHER_FLOWS6"];
 
 /// What names of pins end with whose maps are to take the place of others.
@@ -130,8 +131,8 @@ impl<'a> Settings<'a> {
 ///
 /// # Errors
 ///
-/// If a pinned map is of another shape, the kernel refuses a map or a program, or the object does not
-/// have what `settings` and `programs` name.
+/// If a pinned map is of another shape, the kernel refuses a map or a program, or the object does
+/// not have what `settings` and `programs` name.
 pub fn load(
     object: &[u8],
     pins: &Pins,
@@ -231,8 +232,8 @@ impl Loaded {
     }
 }
 
-/// The maps of the object that are pinned, all but sections of global data and most of [`SCRATCH`], as they
-/// will be created.
+/// The maps of the object that are pinned, all but sections of global data and most of [`SCRATCH`],
+/// as they will be created.
 fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
     let object = aya_obj::Object::parse(object).map_err(EbpfError::from)?;
     if let Some(name) = settings

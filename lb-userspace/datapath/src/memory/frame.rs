@@ -10,7 +10,8 @@ use lb_common::{
 
 /// A frame for the pipeline to look at and rewrite; all its bytes can be accessed directly.
 ///
-/// `MAY_BE_PARTIAL` says that checksums may be left for a device to complete, as on virtual devices.
+/// `MAY_BE_PARTIAL` says that checksums may be left for a device to complete, as on virtual
+/// devices.
 pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false> {
     bytes: UnsafeCell<Vec<u8>>,
     ifindex: u32,

@@ -1,5 +1,5 @@
-//! The packet pipeline's tables in this process' memory: the same decisions as the kernel's, without
-//! a kernel. `explain` asks them, and tests send packets through them.
+//! The packet pipeline's tables in this process' memory: the same decisions as the kernel's,
+//! without a kernel. `explain` asks them, and tests send packets through them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -83,8 +83,8 @@ struct Learnt {
 }
 
 impl MemoryTables {
-    /// Empty tables with these settings. Each family's flow table has room for so many records, two for each
-    /// flow.
+    /// Empty tables with these settings. Each family's flow table has room for so many records, two
+    /// for each flow.
     pub fn new(config: Config, local_addresses: HashSet<IpAddr>, flow_records: u32) -> Self {
         let storage = Storage::default();
         Self {
@@ -128,7 +128,8 @@ impl MemoryTables {
         self.devices.len() as u32
     }
 
-    /// Says what Ethernet address a device has; until then, all frames that it brings are for the node.
+    /// Says what Ethernet address a device has; until then, all frames that it brings are for the
+    /// node.
     pub fn set_ethernet_address(&mut self, ifindex: u32, address: [u8; 6]) {
         let index = (ifindex as usize).checked_sub(1);
         if let Some(device) = index.and_then(|index| self.devices.get_mut(index)) {
@@ -136,8 +137,8 @@ impl MemoryTables {
         }
     }
 
-    /// Says which device the way back to a source must lead to, for packets that come by a device with
-    /// [`abi::device_flag::WAY_BACK`]; until then, any will do.
+    /// Says which device the way back to a source must lead to, for packets that come by a device
+    /// with [`abi::device_flag::WAY_BACK`]; until then, any will do.
     pub fn set_way_back(&mut self, ifindex: u32, device: u32) {
         self.ways_back.insert(ifindex, device);
     }
@@ -244,8 +245,9 @@ impl MemoryTables {
         self.v6.flows.bury_dead();
     }
 
-    /// Forgets all that packets have left behind, flows among it, with the counters of these services, and
-    /// begins time and random numbers again: as if nothing but programming had ever happened.
+    /// Forgets all that packets have left behind, flows among it, with the counters of these
+    /// services, and begins time and random numbers again: as if nothing but programming had ever
+    /// happened.
     pub fn forget(&mut self, services: impl IntoIterator<Item = u32>) {
         self.v4.flows.clear();
         self.v6.flows.clear();

@@ -12,7 +12,8 @@ pub const HALF_OPEN: u32 = 256;
 /// Elements that stay where they are.
 struct Elements<T>(Vec<Box<UnsafeCell<T>>>);
 
-// SAFETY: threads reach elements as packets on several CPUs do: atomically, or where any value will do.
+// SAFETY: threads reach elements as packets on several CPUs do: atomically, or where any value will
+// do.
 unsafe impl<T: Send> Sync for Elements<T> {}
 
 impl<T: Default> Elements<T> {

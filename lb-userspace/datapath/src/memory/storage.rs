@@ -20,8 +20,8 @@ use crate::{
     maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
 };
 
-/// As many entries as the kernel's maps have. The map writer writes them by way of [`Self::maps`], and
-/// packets read them.
+/// As many entries as the kernel's maps have. The map writer writes them by way of [`Self::maps`],
+/// and packets read them.
 pub struct Storage {
     pub frontends4: Arc<Table<FrontendKey<Ip4>, Frontend>>,
     pub frontends6: Arc<Table<FrontendKey<Ip6>, Frontend>>,
@@ -58,8 +58,8 @@ impl Default for Storage {
 }
 
 impl Storage {
-    /// The maps as the map writer writes them. Nobody waits for readers: whoever writes has the tables to
-    /// itself.
+    /// The maps as the map writer writes them. Nobody waits for readers: whoever writes has the
+    /// tables to itself.
     pub fn maps(&self) -> Maps {
         Maps {
             frontends4: Box::new(self.frontends4.clone()),

@@ -1,4 +1,5 @@
-//! Where maps and links stay while no agent runs: `ROOT/v<VERSION>/{maps,links}` on a BPF file system.
+//! Where maps and links stay while no agent runs: `ROOT/v<VERSION>/{maps,links}` on a BPF file
+//! system.
 //!
 //! Names have no dots, which that file system reserves.
 
@@ -187,12 +188,13 @@ impl Pins {
     }
 }
 
-/// Detaches every program that an agent with this `root` attached, in this network namespace or by a
-/// link, and removes its maps, of all versions. Removing what is not there is no error.
+/// Detaches every program that an agent with this `root` attached, in this network namespace or by
+/// a link, and removes its maps, of all versions. Removing what is not there is no error.
 ///
 /// # Errors
 ///
-/// If an agent is running, or something is left: what was not made by node-lb, or cannot be removed.
+/// If an agent is running, or something is left: what was not made by node-lb, or cannot be
+/// removed.
 pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
     let lock = match root.try_exists().map_err(failed("look at", root))? {
         true => Some(lock(root)?),

@@ -48,7 +48,8 @@ pub trait FlowSource: Send + Sync + 'static {
 
 /// Finds new flows.
 pub trait NewFlows: Send {
-    /// At most `limit` of the flows opened since the last call, and how many more there were. Takes time.
+    /// At most `limit` of the flows opened since the last call, and how many more there were. Takes
+    /// time.
     ///
     /// # Errors
     ///
@@ -95,8 +96,8 @@ pub async fn list(
     }
 }
 
-/// Each flow that is opened from now on, a line of JSON each. A line `{"skipped":N}` says how many were left
-/// out because there were too many; with none, that there was nothing to say for a while.
+/// Each flow that is opened from now on, a line of JSON each. A line `{"skipped":N}` says how many
+/// were left out because there were too many; with none, that there was nothing to say for a while.
 pub fn follow(flows: Arc<dyn FlowSource>, catalog: Arc<Catalog>) -> Response {
     let follower = Follower {
         flows,

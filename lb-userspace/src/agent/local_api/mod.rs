@@ -1,5 +1,5 @@
-//! The local API, on a Unix socket that only root may use: what the agent has programmed, the flows in
-//! the kernel, its settings and its state.
+//! The local API, on a Unix socket that only root may use: what the agent has programmed, the flows
+//! in the kernel, its settings and its state.
 
 pub mod flows;
 pub mod services;
@@ -22,7 +22,8 @@ use crate::{
     },
 };
 
-/// A stream is never silent for longer. A client that is gone without a word is noticed by writing to it.
+/// A stream is never silent for longer. A client that is gone without a word is noticed by writing
+/// to it.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The path of flows.

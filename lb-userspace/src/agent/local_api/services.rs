@@ -138,9 +138,9 @@ fn all(plans: Vec<Arc<ServicePlan>>) -> impl futures_util::Stream<Item = Bytes> 
     stream::iter([begin].into_iter().chain(items).chain([end]))
 }
 
-/// Every Service as `ADDED`, then a `BOOKMARK`, then each change as it is written: a line of JSON each,
-/// and another `BOOKMARK` where nothing changes for a while.
-/// A client that cannot keep up gets an `ERROR` as its last line and has to start over.
+/// Every Service as `ADDED`, then a `BOOKMARK`, then each change as it is written: a line of JSON
+/// each, and another `BOOKMARK` where nothing changes for a while. A client that cannot keep up
+/// gets an `ERROR` as its last line and has to start over.
 pub fn watch(catalog: &Catalog) -> Response {
     let (plans, changes) = catalog.watch();
     let initial = plans.into_iter().map(|plan| event("ADDED", &plan));

@@ -19,7 +19,8 @@ pub struct Command {
     #[command(flatten)]
     flags: Flags,
 
-    /// Form of the output; JSON is an array with one object per service port, both families together
+    /// Form of the output; JSON is an array with one object per service port, both families
+    /// together
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Fills one map, and checks that the service that finds no room waits with this message, the others
-/// work, and it is programmed as soon as another one goes.
+/// Fills one map, and checks that the service that finds no room waits with this message, the
+/// others work, and it is programmed as soon as another one goes.
 fn assert_heals(sizes: Sizes, fits: Spec, too_much: Spec, message: &str) {
     let mut bench = Bench::new(sizes);
     bench.round(std::slice::from_ref(&fits), &[]);

@@ -1,5 +1,5 @@
-//! The pieces of an answer, as they arrive: objects of a list, events of a watch. Neither a list nor
-//! a watch is ever whole in memory.
+//! The pieces of an answer, as they arrive: objects of a list, events of a watch. Neither a list
+//! nor a watch is ever whole in memory.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use serde::Deserialize;

@@ -64,12 +64,12 @@ impl ApiClient {
     }
 }
 
-/// Sends a request about a resource, with its verb, and counts it; gives what `read` makes of the answer's
-/// body.
+/// Sends a request about a resource, with its verb, and counts it; gives what `read` makes of the
+/// answer's body.
 ///
 /// # Errors
-/// If there is nothing from `read` within [`ANSWER_TIME`], or if the answer is not 2xx. After those that
-/// other credentials or another address may mend, the configuration has been read again.
+/// If there is nothing from `read` within [`ANSWER_TIME`], or if the answer is not 2xx. After those
+/// that other credentials or another address may mend, the configuration has been read again.
 pub async fn exchange<T, R: Future<Output = T>>(
     connection: &Connection,
     metrics: &ApiMetrics,

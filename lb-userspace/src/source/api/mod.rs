@@ -1,18 +1,19 @@
 //! The Kubernetes API server as a source: a reflector for each of Services, EndpointSlices and this
 //! Node.
 //!
-//! The connection (TLS, credentials, kubeconfig) is kube-rs's client. The reflectors are ours, because
-//! what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited out and the
-//! same request repeated, down to the same page of a list; what happens on which failure is one table
-//! (`reflector::recovery`); lists are decoded while they arrive and dropped item by item; objects that cannot
-//! be decoded cost nobody else anything; every request is counted.
+//! The connection (TLS, credentials, kubeconfig) is kube-rs's client. The reflectors are ours,
+//! because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited
+//! out and the same request repeated, down to the same page of a list; what happens on which
+//! failure is one table (`reflector::recovery`); lists are decoded while they arrive and dropped
+//! item by item; objects that cannot be decoded cost nobody else anything; every request is
+//! counted.
 //!
 //! Rules:
 //! - A list is streamed (KEP-3157) where the server can, otherwise it comes in pages from the
 //!   server's cache.
-//! - What a list no longer has is deleted once the list is complete, in the same batch as everything
-//!   it found: there is no state in between. Objects of the version that is known already are not
-//!   passed on.
+//! - What a list no longer has is deleted once the list is complete, in the same batch as
+//!   everything it found: there is no state in between. Objects of the version that is known
+//!   already are not passed on.
 //! - A watch that breaks goes on where it was. Only one whose history is gone (410) leads to a new
 //!   list, and nodes spread those out.
 //! - Until all three resources have been listed once, there is no [`super::Event::Synced`].

@@ -152,8 +152,8 @@ impl Reflector {
         Ok(None)
     }
 
-    /// Takes in a watch until it ends. `initial` says whether it begins with a list, and becomes false
-    /// when that is complete.
+    /// Takes in a watch until it ends. `initial` says whether it begins with a list, and becomes
+    /// false when that is complete.
     async fn follow(
         &mut self,
         request: &Request<'_>,

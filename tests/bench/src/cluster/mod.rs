@@ -5,8 +5,8 @@
 //!                           routes, nftables or node-lb
 //! ```
 //!
-//! The client is the lab's router, so that nothing else stands between it and the node. The pod answers
-//! for the endpoints of all Services.
+//! The client is the lab's router, so that nothing else stands between it and the node. The pod
+//! answers for the endpoints of all Services.
 
 pub mod agent;
 pub mod rules;
@@ -162,8 +162,8 @@ impl Cluster {
     }
 }
 
-/// Routes for clients and endpoints, and the same devices everywhere: checksums are in the packets and
-/// segments are packets, as on a wire; whoever receives has NAPI and GRO, as with a real card.
+/// Routes for clients and endpoints, and the same devices everywhere: checksums are in the packets
+/// and segments are packets, as on a wire; whoever receives has NAPI and GRO, as with a real card.
 fn wire(lab: &Lab) -> Result<()> {
     let (client, node, pod) = (lab.router(), lab.node(1), lab.pod("pod-1-1"));
     let node_ip = node.ip(Family::V4);

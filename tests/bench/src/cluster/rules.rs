@@ -1,5 +1,6 @@
 //! nftables rules of the shape that kube-proxy's nftables mode writes (`pkg/proxy/nftables` of
-//! Kubernetes 1.36): the same base chains, maps and sets, and per service port one chain with one rule.
+//! Kubernetes 1.36): the same base chains, maps and sets, and per service port one chain with one
+//! rule.
 
 use std::{fmt::Write as _, iter, net::Ipv4Addr};
 
@@ -7,8 +8,8 @@ use lb_tests::balanced::CLUSTER_CIDR;
 
 use super::services::{self, PORT, TARGET_PORT};
 
-/// Services per transaction: few enough for the kernel, whose cost of a transaction is quadratic in the
-/// maps that it binds, and many enough for `nft`, which reads what is there each time.
+/// Services per transaction: few enough for the kernel, whose cost of a transaction is quadratic in
+/// the maps that it binds, and many enough for `nft`, which reads what is there each time.
 const TRANSACTION: u32 = 500;
 
 /// The base of all: chains, maps and sets, without Services.

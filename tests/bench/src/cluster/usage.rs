@@ -57,7 +57,8 @@ pub fn run(mut command: Command, input: &str) -> Result<Usage> {
     let (mut status, pid) = (0, child.id() as libc::pid_t);
     // SAFETY: all-zero bytes are a valid value of this struct of integers.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
-    // SAFETY: `status` and `usage` live through the call. The child is ours and nobody else waits for it.
+    // SAFETY: `status` and `usage` live through the call. The child is ours and nobody else waits
+    // for it.
     let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
     ensure!(waited == pid, "cannot wait for {command:?}");
     ensure!(status == 0, "{command:?} failed");

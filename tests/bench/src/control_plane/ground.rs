@@ -47,8 +47,8 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Builds the lab with so many pods in each group, starts servers and the control plane, and makes
-    /// the node known to it.
+    /// Builds the lab with so many pods in each group, starts servers and the control plane, and
+    /// makes the node known to it.
     ///
     /// # Errors
     ///

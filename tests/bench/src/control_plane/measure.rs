@@ -23,8 +23,8 @@ const START_DEADLINE: Duration = Duration::from_secs(600);
 const CHANGE_DEADLINE: Duration = Duration::from_secs(60);
 /// What a proxy does after a start or a change is over by then.
 const AFTERMATH: Duration = Duration::from_secs(5);
-/// Most time between two changes. It is random, since a proxy that works in rounds is not to be met at
-/// the same moment of each.
+/// Most time between two changes. It is random, since a proxy that works in rounds is not to be met
+/// at the same moment of each.
 const MOST_PAUSE_MS: u32 = 2_000;
 /// Changes per second under churn.
 const CHURN_RATE: u32 = 100;

@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::ground::Group;
 
-/// How long a connection may take. A Service that is not there yet may leave a client without any answer.
+/// How long a connection may take. A Service that is not there yet may leave a client without any
+/// answer.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Time between two connections, so that asking takes little from those who are asked.
 const PAUSE: Duration = Duration::from_micros(200);

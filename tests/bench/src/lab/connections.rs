@@ -26,11 +26,13 @@ use crate::{
     statistics::{Random, quantile},
 };
 
-/// The first source port; each client's address is used once, so no connection is like an earlier one.
+/// The first source port; each client's address is used once, so no connection is like an earlier
+/// one.
 const FIRST_PORT: u16 = 1024;
 /// Connections before those that count.
 const WARM_UP: u16 = 100;
-/// Long enough for a packet that is lost several times; it shows in the sample, and does not end the run.
+/// Long enough for a packet that is lost several times; it shows in the sample, and does not end
+/// the run.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A sample.
@@ -114,9 +116,9 @@ fn listen_for_many() -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Accepts `count` connections and closes each after its client, so that it is the client's ports that
-/// have to wait before they are used again (TIME-WAIT, RFC 9293), and never the pod's: the client opens
-/// a connection once it has closed the one before.
+/// Accepts `count` connections and closes each after its client, so that it is the client's ports
+/// that have to wait before they are used again (TIME-WAIT, RFC 9293), and never the pod's: the
+/// client opens a connection once it has closed the one before.
 fn accept(listener: &TcpListener, count: u16, cpu: usize) -> Result<()> {
     pin(cpu)?;
     let mut last = None;

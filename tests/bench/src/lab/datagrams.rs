@@ -39,7 +39,8 @@ pub struct Datagrams {
 pub fn sample(cluster: &Cluster, duration: Duration, cpus: Cpus) -> Result<Datagrams> {
     let pod = cluster.server();
     let target = cluster.target(0, 0);
-    // Nobody reads: a datagram has arrived when it is counted, and counts as well without room for it.
+    // Nobody reads: a datagram has arrived when it is counted, and counts as well without room for
+    // it.
     let socket = pod.netns().run(|| -> Result<_> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
         setsockopt(&socket, sockopt::RcvBuf, &0)?;

@@ -1,5 +1,5 @@
-//! Connections and throughput between network namespaces: through node-lb, through nftables rules of
-//! kube-proxy's shape, and routed with neither, side by side.
+//! Connections and throughput between network namespaces: through node-lb, through nftables rules
+//! of kube-proxy's shape, and routed with neither, side by side.
 
 mod connections;
 mod conntrack;
@@ -24,7 +24,8 @@ use crate::{
 /// The CPUs of a sample.
 #[derive(Clone, Copy, Debug)]
 struct Cpus {
-    /// Of the client and, since each hop's work is done where its packet came from, the way to the pod.
+    /// Of the client and, since each hop's work is done where its packet came from, the way to the
+    /// pod.
     client: usize,
     /// Of the process in the pod.
     server: usize,

@@ -35,8 +35,8 @@ pub const ENDPOINTS: u32 = 100;
 const SLOTS: u32 = 1 << 22;
 /// Half-open flows that a service may have, as the agent sets it.
 pub const HALF_OPEN: u32 = 1 << 14;
-/// What a service's count of half-open flows starts at when its clients complete their handshakes: so
-/// far below zero that no sample brings it to where the budget begins.
+/// What a service's count of half-open flows starts at when its clients complete their handshakes:
+/// so far below zero that no sample brings it to where the budget begins.
 const NONE_HALF_OPEN: u32 = i32::MIN.cast_unsigned();
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
@@ -135,8 +135,8 @@ impl<A: Family> FlowTable<A> {
         })
     }
 
-    /// Removes all flows. No program may be running. Flows to come have a budget of half-open ones, or
-    /// count as if every handshake was completed.
+    /// Removes all flows. No program may be running. Flows to come have a budget of half-open ones,
+    /// or count as if every handshake was completed.
     pub fn clear(&self, has_budget: bool) {
         for index in 0..self.records.len() {
             if self.tag(index) != tag::CLEAN {

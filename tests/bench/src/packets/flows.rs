@@ -1,4 +1,5 @@
-//! Flows in node-lb's table, put there by its own program from packets, and the cases that use them.
+//! Flows in node-lb's table, put there by its own program from packets, and the cases that use
+//! them.
 
 use anyhow::{Context, Result, ensure};
 use lb_common::{
@@ -19,8 +20,8 @@ use super::{
     traffic::{self, Destination, Kind, NODE, TARGET_PORT, address_of, client},
 };
 
-/// Share of first packets that must open a flow: the table may refuse a few when it is half full, and
-/// so may source NAT.
+/// Share of first packets that must open a flow: the table may refuse a few when it is half full,
+/// and so may source NAT.
 const OPENED: f64 = 0.98;
 /// Packets before a sample of flows being opened.
 const WARM_UP: u32 = 10_000;
@@ -113,7 +114,8 @@ impl<A: Family> Flows<A> {
         Ok(sample)
     }
 
-    /// A sample of packets that open flows which nobody completes, more than their service may have.
+    /// A sample of packets that open flows which nobody completes, more than their service may
+    /// have.
     pub fn flooded(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
         self.crowd = None;
         self.table.clear(true);

@@ -156,8 +156,8 @@ impl Harness {
 }
 
 impl<A: Family> Trace<A> {
-    /// Replaces the trace by frames, at least one, that differ only where the harness writes. Unless
-    /// their number is a power of two, no more than that many packets can be sent before
+    /// Replaces the trace by frames, at least one, that differ only where the harness writes.
+    /// Unless their number is a power of two, no more than that many packets can be sent before
     /// [`Self::rewind`].
     pub fn set(&mut self, frames: impl ExactSizeIterator<Item = Vec<u8>>, checksum_offset: usize) {
         let length = u32::try_from(frames.len()).expect("traces are short");
@@ -194,8 +194,8 @@ impl<A: Family> Trace<A> {
     }
 }
 
-/// Runs a program on a frame `repeat` times. An interface index other than 0 is that of the device it
-/// arrives on.
+/// Runs a program on a frame `repeat` times. An interface index other than 0 is that of the device
+/// it arrives on.
 pub fn run(program: &Xdp, repeat: u32, ifindex: u32, frame: &[u8]) -> Result<Run> {
     // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
     let context = [0, frame.len() as u32, 0, ifindex, 0, 0].map(u32::to_ne_bytes);

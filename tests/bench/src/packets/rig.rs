@@ -150,8 +150,8 @@ impl Rig {
         Ok(Sample::new(run.ns - overhead))
     }
 
-    /// Harness and stand-in, less the empty program and the one `adjust_head` that the stand-in makes
-    /// itself.
+    /// Harness and stand-in, less the empty program and the one `adjust_head` that the stand-in
+    /// makes itself.
     fn answer_overhead(&mut self, frame: &[u8]) -> Result<f64> {
         let key = (ANSWER_HARNESS, "same");
         if let Some(known) = self.overheads.get(&key) {

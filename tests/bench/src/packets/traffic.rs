@@ -191,8 +191,8 @@ fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) 
     bytes[6..12].copy_from_slice(&ethernet.from);
     bytes[12..14].copy_from_slice(&A::ETHERTYPE.to_be_bytes());
 
-    // A segment has no data: it would be the same data in every packet, which is a rare case. The rest of
-    // a short frame is padding.
+    // A segment has no data: it would be the same data in every packet, which is a rare case. The
+    // rest of a short frame is padding.
     let payload = match kind.protocol {
         TCP => TCP_HEADER,
         _ => kind.length - ETHERNET - A::HEADER,

@@ -78,7 +78,8 @@ impl<'a> Changes<'a> {
         })
     }
 
-    /// Replaces an endpoint of some Service or, the next time, takes that back; waits until it is done.
+    /// Replaces an endpoint of some Service or, the next time, takes that back; waits until it is
+    /// done.
     ///
     /// # Errors
     ///

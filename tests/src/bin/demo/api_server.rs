@@ -1,5 +1,6 @@
 //! A real control plane: kubectl applies manifests, the controllers roll Deployments and write
-//! EndpointSlices, and the agents follow the API server. Only kubelets and the scheduler are played.
+//! EndpointSlices, and the agents follow the API server. Only kubelets and the scheduler are
+//! played.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -82,7 +83,8 @@ impl ApiServer {
         self.cluster.control_plane.kubectl(&arguments)
     }
 
-    /// Waits until as many pods as wanted are of the newest kind and ready, and there are no others.
+    /// Waits until as many pods as wanted are of the newest kind and ready, and there are no
+    /// others.
     fn wait_until_rolled_out(&mut self) -> Result<()> {
         self.cluster.until(|cluster| {
             let web = cluster.client().of::<Deployment>().get("web")?;

@@ -1,5 +1,5 @@
-//! What the demo is shown on: a lab with the Service `default/web`, whose pods come and go by files or
-//! by a real control plane.
+//! What the demo is shown on: a lab with the Service `default/web`, whose pods come and go by files
+//! or by a real control plane.
 
 use anyhow::Result;
 use lb_tests::Balanced;

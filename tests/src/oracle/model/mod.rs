@@ -1,5 +1,5 @@
-//! The data plane again, from its rules and with nothing of its code but Maglev's hash and tables: what has to
-//! become of a packet.
+//! The data plane again, from its rules and with nothing of its code but Maglev's hash and tables:
+//! what has to become of a packet.
 
 mod opening;
 mod tcp;
@@ -83,8 +83,8 @@ impl Model {
         }
     }
 
-    /// What has to become of a TCP or UDP packet, or of the first fragment of one. `chosen` tells what was
-    /// chosen for a new connection, the source and destination that its packets get.
+    /// What has to become of a TCP or UDP packet, or of the first fragment of one. `chosen` tells
+    /// what was chosen for a new connection, the source and destination that its packets get.
     ///
     /// # Errors
     ///
@@ -169,8 +169,8 @@ impl Model {
         }
     }
 
-    /// Notes that an ICMP error says of a segment that it did not reach who answers by `tuple`. It counts if it
-    /// is the SYN, and not answered yet.
+    /// Notes that an ICMP error says of a segment that it did not reach who answers by `tuple`. It
+    /// counts if it is the SYN, and not answered yet.
     pub fn note_unreachable(&mut self, tuple: &Tuple, segment: &Segment) {
         let Some(flow) = self.flows.get(tuple).filter(|flow| flow.reply) else {
             return;

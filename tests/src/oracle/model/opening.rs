@@ -97,8 +97,8 @@ impl Model {
         })
     }
 
-    /// The endpoints of a route that a connection may go to: those where its client has been, under session
-    /// affinity; the one that the lookup table names, if there is one; else all.
+    /// The endpoints of a route that a connection may go to: those where its client has been, under
+    /// session affinity; the one that the lookup table names, if there is one; else all.
     fn may_serve(&self, route: &Route, (protocol, client, frontend): Tuple) -> Vec<EndpointSpec> {
         let service = &self.services[route.service];
         let endpoints = route.endpoints.iter().copied();

@@ -29,7 +29,8 @@ const PROGRAMS: [&str; 3] = ["node-lb", "lab-tool", "lab"];
 /// Parts of the kernel that are modules and may be asked for, below `kernel`.
 const MODULES: [&str; 4] = ["crypto", "drivers/net", "lib", "net"];
 
-/// Builds the file system and returns the archive. Test programs have the same places in it as here.
+/// Builds the file system and returns the archive. Test programs have the same places in it as
+/// here.
 pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<PathBuf> {
     let directory = workspace.target.join("guest");
     let root = Root::new(directory.join("root"))?;

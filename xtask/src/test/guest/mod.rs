@@ -12,10 +12,10 @@ use self::machine::{Accelerator, Guest};
 use super::{options::Part, stage::Tallies, suite::Test};
 use crate::{cargo::Workspace, setup::kernels::Kernel};
 
-/// What runs in every kernel: tests whose names begin so. That every program loads and is attached, by
-/// clsact where there is no tcx; the core of the traffic, with agents on two nodes that have all of other
-/// people's rules; and that removing leaves nothing. Few, because what loads programs takes a verifier
-/// that is emulated as well.
+/// What runs in every kernel: tests whose names begin so. That every program loads and is attached,
+/// by clsact where there is no tcx; the core of the traffic, with agents on two nodes that have all
+/// of other people's rules; and that removing leaves nothing. Few, because what loads programs
+/// takes a verifier that is emulated as well.
 const SELECTION: [&str; 4] = [
     "attach::programs::",
     "attach::links::this_kernel_has_tcx",

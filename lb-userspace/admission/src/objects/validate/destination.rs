@@ -49,7 +49,8 @@ pub fn destination(
     })
 }
 
-/// Services must be named one way or the other, so that an empty list by mistake does not match all.
+/// Services must be named one way or the other, so that an empty list by mistake does not match
+/// all.
 fn services(path: &Path, spec: &DestinationSpec, findings: &mut Findings) -> Option<Services> {
     let (namespaces, services) = (path.field("namespaces"), path.field("services"));
     if spec.namespaces.is_none() {

@@ -23,7 +23,8 @@ mod target;
 
 /// Show which flow schema takes a connection, and why those before it do not
 ///
-/// Pods in the files tell whose address the source is, Services which ports and addresses there are.
+/// Pods in the files tell whose address the source is, Services which ports and addresses there
+/// are.
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]

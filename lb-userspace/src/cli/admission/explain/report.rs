@@ -31,8 +31,8 @@ pub struct Report<'a> {
     distinguisher: String,
     /// Of the flow, without a salt, as a workload of `simulate` takes it. `None` without queues.
     hash: Option<u64>,
-    /// Numbers of the queues that the flow may use, by the hash without a salt; an agent hashes with a
-    /// secret of its own. `None` without queues.
+    /// Numbers of the queues that the flow may use, by the hash without a salt; an agent hashes
+    /// with a secret of its own. `None` without queues.
     hand: Option<Vec<u32>>,
     /// Seats of the connection, no more than its level allows.
     seats: u32,

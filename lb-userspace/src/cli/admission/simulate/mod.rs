@@ -32,7 +32,8 @@ pub struct Command {
     #[command(flatten)]
     files: Files,
 
-    /// Arrivals, a line for each: t_ns,flow,hold_ns[,width[,level]], or a JSON object with these names
+    /// Arrivals, a line for each: t_ns,flow,hold_ns[,width[,level]], or a JSON object with these
+    /// names
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 

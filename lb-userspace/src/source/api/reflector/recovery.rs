@@ -1,5 +1,5 @@
-//! What a reflector asks next after a failure, and when: the one place that decides between asking the
-//! same again and asking for everything.
+//! What a reflector asks next after a failure, and when: the one place that decides between asking
+//! the same again and asking for everything.
 
 use std::time::Duration;
 

@@ -25,7 +25,8 @@ pub struct Cost {
     pub search: f64,
 }
 
-/// Connections of all schemas in turn; each has a rule of its own for a source network and a Service.
+/// Connections of all schemas in turn; each has a rule of its own for a source network and a
+/// Service.
 ///
 /// # Errors
 /// If the two ways disagree.
