@@ -51,6 +51,6 @@ pub const ETHERNET: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 // SAFETY: `repr(C)`, integers only, without implicit padding.
 #[cfg(feature = "user")]
 unsafe impl aya::Pod for Control {}
-// SAFETY: the same, for the networks in use.
+// SAFETY: `repr(C)`, integers only, without implicit padding for the networks in use.
 #[cfg(feature = "user")]
 unsafe impl<N: aya::Pod> aya::Pod for Step<N> {}

@@ -53,12 +53,12 @@ impl Packet {
     #[inline(always)]
     pub fn store<T: Plain>(&self, offset: usize, value: T) -> Option<()> {
         let p = self.at::<T>(offset)?;
-        // SAFETY: as for `load`.
+        // SAFETY: `at` checked the bounds, and nobody else has the packet.
         #[cfg(target_arch = "bpf")]
         unsafe {
             *p = value;
         }
-        // SAFETY: as for `load`.
+        // SAFETY: `at` checked the bounds, and nobody else has the packet.
         #[cfg(not(target_arch = "bpf"))]
         unsafe {
             p.write_unaligned(value);
@@ -83,15 +83,15 @@ impl Packet {
 /// Exactly that.
 pub unsafe trait Plain: Copy {}
 
-// SAFETY: integers and arrays of them have no padding and no invalid values.
+// SAFETY: no padding, and any bytes are a value.
 unsafe impl Plain for u8 {}
-// SAFETY: as above.
+// SAFETY: no padding, and any bytes are a value.
 unsafe impl Plain for u16 {}
-// SAFETY: as above.
+// SAFETY: no padding, and any bytes are a value.
 unsafe impl Plain for u32 {}
-// SAFETY: as above.
+// SAFETY: no padding, and any bytes are a value.
 unsafe impl Plain for u64 {}
-// SAFETY: as above.
+// SAFETY: no padding, and any bytes are a value.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 #[cfg(test)]

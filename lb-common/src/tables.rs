@@ -52,7 +52,7 @@ pub trait Services<A: Address> {
     #[inline(always)]
     fn indexes_of(&self, endpoint: u32) -> [u32; 2] {
         let state = self.endpoint_state(endpoint);
-        // SAFETY: the method's promise; two words, each of which the agent stores as a whole.
+        // SAFETY: elements of maps stay; the agent stores each word as a whole.
         state.map_or([u32::MAX; 2], |state| unsafe {
             (&raw const (*state.as_ptr()).slots).read()
         })
@@ -62,11 +62,11 @@ pub trait Services<A: Address> {
     #[inline(always)]
     fn count_connection(&self, service: u32, endpoint: u32) {
         if let Some(stats) = self.service_stats(service) {
-            // SAFETY: the method's promise.
+            // SAFETY: elements of maps stay; the word is a counter.
             unsafe { atomic::add(&raw mut (*stats.as_ptr()).connections, 1) };
         }
         if let Some(state) = self.endpoint_state(endpoint) {
-            // SAFETY: the method's promise.
+            // SAFETY: elements of maps stay; the word is a counter.
             unsafe { atomic::add(&raw mut (*state.as_ptr()).connections, 1) };
         }
     }
@@ -76,7 +76,7 @@ pub trait Services<A: Address> {
     fn count_refusal(&self, service: u32, reason: Reason) {
         if let Some(stats) = self.service_stats(service) {
             let stats = stats.as_ptr();
-            // SAFETY: the method's promise.
+            // SAFETY: elements of maps stay; the word is a counter.
             unsafe {
                 match reason {
                     Reason::NoEndpoints => atomic::add(&raw mut (*stats).rejected, 1),
@@ -88,7 +88,7 @@ pub trait Services<A: Address> {
             && let Some(shortages) = self.shortages(service)
         {
             let shortages = shortages.as_ptr();
-            // SAFETY: the method's promise.
+            // SAFETY: elements of maps stay; the word is a counter.
             unsafe {
                 atomic::add(
                     match reason {
@@ -139,7 +139,7 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     #[inline(always)]
     fn half_open(&self, service: u32) -> u32 {
         let stats = self.service_stats(service);
-        // SAFETY: the method's promise.
+        // SAFETY: elements of maps stay; the word is a counter.
         let count = stats.map_or(0, |stats| unsafe {
             (&raw const (*stats.as_ptr()).half_open).read()
         });
@@ -155,7 +155,7 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
         let Some(flows) = self.service_flows(service).filter(|_| share != 0) else {
             return false;
         };
-        // SAFETY: the method's promise.
+        // SAFETY: elements of maps stay; the word is a counter.
         let flows = unsafe { (&raw const (*flows.as_ptr()).flows).read() };
         let proved = i64::from(flows) - i64::from(self.half_open(service));
         // Two records to a flow.
@@ -167,7 +167,7 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     #[inline(always)]
     fn count_gave_way(&self, service: u32) {
         if let Some(stats) = self.service_stats(service) {
-            // SAFETY: the method's promise.
+            // SAFETY: elements of maps stay; the word is a counter.
             unsafe { atomic::fetch_add(&raw mut (*stats.as_ptr()).gave_way, 1) };
         }
     }

@@ -270,7 +270,8 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Steps<A> for Kernel<C, ANY_DEVICE
     }
 }
 
-// SAFETY: as for `Slots`, with entries of 32 bytes.
+// SAFETY: elements of a map, aligned to eight bytes and 32 bytes apart, live as long as the
+// program.
 unsafe impl<C, const ANY_DEVICE: bool> Hops for Kernel<C, ANY_DEVICE> {
     #[inline(always)]
     fn hop(&self, index: u32) -> Option<NonNull<Hop>> {

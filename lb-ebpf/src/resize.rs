@@ -20,7 +20,7 @@ pub fn copy_flows(skb: *mut __sk_buff) -> i32 {
         true => batch::<Ip4>(first),
         false => batch::<Ip6>(first),
     };
-    // SAFETY: as above.
+    // SAFETY: the program's own context.
     unsafe {
         (*skb).cb[copy_word::COPIED] = copied;
         (*skb).cb[copy_word::LEFT] = left;

@@ -130,7 +130,7 @@ impl SocketAddress for Inet6 {
     #[inline(always)]
     fn write(ctx: *mut bpf_sock_addr, address: Ip6) {
         let o = address.octets;
-        // SAFETY: as for `read`.
+        // SAFETY: the program's own context. Volatile: the kernel takes whole words only.
         unsafe {
             let words = (&raw mut (*ctx).user_ip6).cast::<u32>();
             words.write_volatile(u32::from_ne_bytes([o[0], o[1], o[2], o[3]]));

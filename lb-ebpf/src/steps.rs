@@ -351,7 +351,7 @@ impl FamilyMaps for Ip6 {
 
     #[inline(always)]
     fn frontend(key: &FrontendKey<Self>) -> Option<Frontend> {
-        // SAFETY: as for IPv4.
+        // SAFETY: eight bytes, replaced as a whole.
         unsafe { FRONTENDS6.get(key) }.copied()
     }
 

@@ -224,7 +224,7 @@ impl Frame for SkbFrame {
 
     #[inline(always)]
     fn packet(&self) -> Packet {
-        // SAFETY: as for XDP.
+        // SAFETY: the kernel gives the packet's bounds, and nobody else has the packet.
         unsafe {
             let data = (&raw const (*self.skb).data).read_volatile() as usize;
             let end = (&raw const (*self.skb).data_end).read_volatile() as usize;

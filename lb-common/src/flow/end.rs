@@ -105,7 +105,7 @@ pub fn end_if<A: Address, S: Slots<A>>(
     };
     let (forward, reply) = in_order(record, peer);
     let (tag, forward) = look(forward);
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let (there, back) = unsafe { (forward.as_ref(), reply.as_ref()) };
     // The agent ends a stale UDP flow before its answers, and another flow may have taken the
     // record.
@@ -119,13 +119,14 @@ pub fn end_if<A: Address, S: Slots<A>>(
 /// answers does not wait.
 #[inline(always)]
 fn is_left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) -> bool {
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let back = unsafe { reply.as_ref() };
     let Some(forward) = slots.slot(back.peer) else {
         return false;
     };
     let (tag, forward) = look(forward);
-    // A flow that is being opened shows the endpoint's direction first. SAFETY: as above.
+    // A flow that is being opened shows the endpoint's direction first. SAFETY: records stay valid
+    // until every program that can see them ends.
     !tag::in_use(tag)
         && tag::state(tag) != tag::BUSY
         && are_paired(unsafe { forward.as_ref() }, back)

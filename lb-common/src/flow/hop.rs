@@ -144,7 +144,7 @@ fn write(entry: NonNull<Hop>, seen: u32, found: &Hop, generation: u32, now: u32)
         return None;
     }
     let hop = entry.as_ptr();
-    // SAFETY: as for `read_version`.
+    // SAFETY: entries stay valid; the word is only reached through atomics.
     let version = unsafe { &raw mut (*hop).version };
     // SAFETY: a valid, aligned word; its owner writes the rest.
     unsafe {
@@ -163,7 +163,7 @@ fn write(entry: NonNull<Hop>, seen: u32, found: &Hop, generation: u32, now: u32)
         next if next as u16 == 0 => next.wrapping_add(2),
         next => next,
     };
-    // SAFETY: as above.
+    // SAFETY: the word that this CPU has marked; nobody else publishes it.
     unsafe { atomic::publish(version, next) };
     Some(next)
 }

@@ -51,7 +51,7 @@ pub fn advance<A>(record: Record<A>, seen: u32, state: u32) -> bool {
 /// Replaces a record's tag if it is still `seen`; whether it was.
 #[inline(always)]
 fn swap<A>(record: Record<A>, seen: u32, new: u32) -> bool {
-    // SAFETY: as for `read_tag`.
+    // SAFETY: records stay valid; the tag is only reached through atomics.
     let tag = unsafe { &raw mut (*record.as_ptr()).tag };
     // SAFETY: a valid, aligned word.
     unsafe { atomic::compare_and_swap(tag, seen, new) }
@@ -92,7 +92,7 @@ pub fn flags<A>(record: Record<A>) -> u32 {
     // SAFETY: records stay valid.
     let flags = unsafe { &raw mut (*record.as_ptr()).flags };
     before(flags, Access::Read);
-    // SAFETY: as above; volatile, since it changes under our hands.
+    // SAFETY: a valid, aligned word; volatile, since it changes under our hands.
     unsafe { flags.read_volatile() }
 }
 
@@ -106,7 +106,7 @@ pub fn set<A: Address>(record: Record<A>, flags: u32) {
 /// Clears [`flow_flag`]s that packets have shown.
 #[inline(always)]
 pub fn clear<A: Address>(record: Record<A>, flags: u32) {
-    // SAFETY: as for `set`.
+    // SAFETY: records stay valid; flags of live records are only changed atomically.
     unsafe { atomic::clear_bits(&raw mut (*record.as_ptr()).flags, flags) }
 }
 

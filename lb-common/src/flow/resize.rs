@@ -79,7 +79,7 @@ pub fn leave_closed<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) {
         return;
     };
     let (forward, reply) = in_order(record, peer);
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let (there, back) = unsafe { (forward.as_ref(), reply.as_ref()) };
     if Stage::of(read_tag(forward), there.flags, back.flags) == Stage::Closed {
         set(forward, flow_flag::COPIED);
@@ -102,7 +102,7 @@ pub fn end_other<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     let Some(other) = find_other(slots, &flow.tuple()) else {
         return;
     };
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let there = unsafe { other.as_ref() };
     if !there.has(flow_flag::COPIED) || there.rewrite != flow.rewrite {
         return;
@@ -123,7 +123,7 @@ pub fn other_half<A: Address, S: Slots<A>>(slots: &S, record: Record<A>) -> Opti
     // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let peer = slots.other_slot(flow.peer)?;
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let other = unsafe { peer.as_ref() };
     let to = &flow.rewrite;
     // An agent that ends a flow may leave one direction, and another flow may have the record.
@@ -185,7 +185,7 @@ fn claim<A: Address, S: Slots<A>>(
 /// something else; the agent finds out what becomes of such a record.
 #[inline(always)]
 fn state_of<A: Address>(record: Record<A>) -> u32 {
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     match unsafe { record.as_ref() }.is_foreign() {
         true => tag::LIVE,
         false if tag::state(read_tag(record)) == tag::HALF => tag::HALF,

@@ -39,7 +39,8 @@ pub(super) fn remember_fragment<A: Address, T: Tables<A>>(
         return;
     };
     work.fragment = fragment_key(&work.tuple, network);
-    // SAFETY: as above. Its peer's peer is the record itself.
+    // SAFETY: records stay valid until every program that can see them ends. Its peer's peer is the
+    // record itself.
     tables.remember_fragment(&work.fragment, unsafe { peer.as_ref() }.peer);
 }
 

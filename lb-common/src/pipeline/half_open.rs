@@ -69,7 +69,7 @@ fn take_place<A: Address, T: Tables<A>>(
     let Some(place) = tables.half_open_place(place) else {
         return;
     };
-    // SAFETY: as above.
+    // SAFETY: a word of a map's element, only reached through atomics.
     work.memory =
         unsafe { atomic::exchange(place.as_ptr(), u64::from(tag) << 32 | u64::from(index)) };
     let (index, tag) = (work.memory as u32, (work.memory >> 32) as u32);
@@ -96,7 +96,7 @@ pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) ->
         return false;
     };
     let (tag, forward) = look(forward);
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { forward.as_ref() };
     // Another flow may have the client's record by now.
     let holds = Ok(flow.peer) == found;
@@ -112,7 +112,7 @@ fn give_way<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, tag: u32) 
     if tag::state(tag) != tag::HALF {
         return false;
     }
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { forward.as_ref() };
     let Some(reply) = tables.slot(flow.peer) else {
         return false;

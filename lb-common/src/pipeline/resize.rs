@@ -70,7 +70,7 @@ pub fn copy_slot<A: Address, T: Tables<A>>(tables: &T, index: u32) -> Copied {
         return Copied::Nothing;
     };
     let known = has(flow_flag::COPIED);
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let tuple = unsafe { record.as_ref() }.tuple();
     let index = tables.copy_index(&tuple);
     let copy = u32::try_from(index).ok();
@@ -100,7 +100,7 @@ fn merge<A: Address, T: Tables<A>>(
         return Copied::Nothing;
     }
     if tag::state(read_tag(forward)) == tag::HALF {
-        // SAFETY: as above.
+        // SAFETY: records stay valid until every program that can see them ends.
         let (there, back) = unsafe { (forward.as_ref(), reply.as_ref()) };
         let shown = Segment {
             acknowledged: there.acknowledged,
@@ -121,7 +121,7 @@ fn merge_direction<A: Address>(from: Record<A>, mut copy: Record<A>) -> bool {
     use flow_flag::{
         CLOSED_FIRST, COPIED, FIN, FIN_ACKED, GONE, RST, SCALE, SEEN, UDP, WATCH, WITHHELD,
     };
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let (from, to) = unsafe { (from.as_ref(), copy.as_mut()) };
     if from.rewrite != to.rewrite || !to.has(COPIED) {
         // Another connection, which has its place.

@@ -72,16 +72,16 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
     let Some(peer) = tables.slot(unsafe { record.as_ref() }.peer) else {
         return;
     };
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     if unsafe { peer.as_ref() }.is_foreign() {
         foreign::adopt(peer, tables.now());
     }
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     if unsafe { record.as_ref() }.is_foreign() {
         foreign::adopt(record, tables.now());
         set(record, flow_flag::SEEN);
     }
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     match unsafe { record.as_ref() }.has(flow_flag::UDP) {
         true => watch_udp(tables, record, peer),
         false if refuses(record, peer, &work.segment) => {
@@ -105,7 +105,7 @@ fn note_refusal<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, forward
 /// Whether a segment is an endpoint's RST in answer to a SYN.
 #[inline(always)]
 fn refuses<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) -> bool {
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let (flow, other) = unsafe { (record.as_ref(), peer.as_ref()) };
     segment.flags & tcp_flag::RST != 0
         && flow.has(flow_flag::REPLY)
@@ -128,12 +128,12 @@ pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     record: Record<A>,
     sequence: u32,
 ) {
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let Some(forward) = tables.slot(flow.peer) else {
         return;
     };
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let syn = unsafe { forward.as_ref() };
     let is_about_syn = flow.has(flow_flag::REPLY)
         && !flow.has(flow_flag::UDP)
@@ -256,7 +256,7 @@ fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bo
 #[inline(always)]
 fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
     use flow_flag::{MISFIT, SEEN, WATCH};
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { &mut *record.as_ptr() };
     if !flow.has(SEEN) {
         return false;
@@ -294,7 +294,7 @@ fn watch_syn<A: Address, T: Tables<A>>(
     segment: &Segment,
 ) {
     use flow_flag::{REPLY, SCALE, SCALE_SHIFT, SEEN};
-    // SAFETY: as above.
+    // SAFETY: records stay valid until every program that can see them ends.
     let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
     let acknowledges = segment.flags & tcp_flag::ACK != 0;
     let counts = match flow.has(REPLY) {
@@ -325,7 +325,7 @@ fn note_end<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) {
     set(record, FIN | if knows { 0 } else { CLOSED_FIRST });
     set(peer, WATCH);
     if !has(record, REPLY) {
-        // SAFETY: as above.
+        // SAFETY: records stay valid until every program that can see them ends.
         unsafe { (*peer.as_ptr()).detail = segment.stamp };
     }
 }
@@ -349,7 +349,7 @@ pub(super) fn proves<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segm
 #[inline(always)]
 pub(super) fn prove<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record<A>) {
     if table::settle(tables, forward) {
-        // SAFETY: as above.
+        // SAFETY: records stay valid until every program that can see them ends.
         unsafe { (*reply.as_ptr()).detail = 0 };
     }
 }

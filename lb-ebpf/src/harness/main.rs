@@ -90,7 +90,7 @@ pub fn harness_answer(ctx: XdpContext) -> u32 {
 /// Stands for the program behind `harness_answer`: makes room for an answer, and looks like one.
 #[xdp(frags)]
 pub fn fake_answer(ctx: XdpContext) -> u32 {
-    // SAFETY: as above.
+    // SAFETY: the program's own context; the bounds are read again afterwards.
     if unsafe { bpf_xdp_adjust_head(ctx.ctx, -ANSWER_FRONT) } != 0 {
         return xdp_action::XDP_ABORTED;
     }
@@ -103,7 +103,7 @@ pub fn fake_answer(ctx: XdpContext) -> u32 {
 /// Half of what this takes over `empty` is the one call in `fake_answer` that is not the harness's.
 #[xdp(frags)]
 pub fn adjust_twice(ctx: XdpContext) -> u32 {
-    // SAFETY: as above.
+    // SAFETY: the program's own context; the bounds are not used afterwards.
     let failed = unsafe {
         bpf_xdp_adjust_head(ctx.ctx, -ANSWER_FRONT) != 0
             || bpf_xdp_adjust_head(ctx.ctx, ANSWER_FRONT) != 0
@@ -153,7 +153,7 @@ pub fn hash_lookup(_ctx: XdpContext) -> u32 {
 /// Index of the next packet in the trace.
 #[inline(always)]
 fn next_packet() -> u32 {
-    // SAFETY: as in `hash_lookup`.
+    // SAFETY: the benchmark runs one program at a time.
     unsafe {
         let control = &raw mut CONTROL;
         let next = (&raw const (*control).next).read_volatile();

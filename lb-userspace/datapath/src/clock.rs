@@ -124,7 +124,7 @@ impl Jiffies {
     pub fn now(&self) -> io::Result<u64> {
         let mut jiffies: u64 = 0;
         let mut attr = empty_attr();
-        // SAFETY: as above.
+        // SAFETY: the union is zeroed, so that every view of it is valid.
         let test = unsafe { &mut attr.test };
         test.prog_fd = self.program.as_raw_fd() as u32;
         test.ctx_in = &raw mut jiffies as u64;

@@ -121,7 +121,7 @@ impl Shared {
 
 // SAFETY: the threads of an execution take turns on one thread of the system.
 unsafe impl Sync for World {}
-// SAFETY: as above.
+// SAFETY: the threads of an execution take turns on one thread of the system.
 unsafe impl Send for World {}
 
 impl World {

@@ -94,7 +94,7 @@ fn two_claims_that_do_not_see_each_other_at_first_do_in_the_end() {
         let record = flows
             .slot(table::position(hash, flows.mask(), step))
             .unwrap();
-        // SAFETY: as above.
+        // SAFETY: one thread.
         unsafe { (*record.as_ptr()).tag = tag::TOMB };
     }
     rival.tag = tag::claimed(tag::CLEAN, hash);
@@ -125,7 +125,7 @@ fn claims_of_one_tuple_that_overlap_leave_one_record() {
             unsafe { (*home.as_ptr()).tag = tag::claimed(tag::CLEAN, !hash) };
             let other = RefCell::new(None);
             let meanwhile = || {
-                // SAFETY: as above.
+                // SAFETY: one thread.
                 unsafe { (*home.as_ptr()).tag = tag::TOMB };
                 let claim = claim(&flows, &tuple);
                 *other.borrow_mut() = match published {

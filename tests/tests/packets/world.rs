@@ -353,7 +353,7 @@ impl World {
     pub fn kept(&self, protocol: u8, from: (IpAddr, u16), to: (IpAddr, u16)) -> Option<Kept> {
         // SAFETY: records are plain words in the map as well.
         let v4 = |(_, words)| unsafe { transmute::<[u64; 8], Flow<Ip4>>(words) };
-        // SAFETY: as above.
+        // SAFETY: records are plain words in the map as well.
         let v6 = |(_, words)| unsafe { transmute::<[u64; 16], Flow<Ip6>>(words) };
         match from.0 {
             IpAddr::V4(_) => kept(self.flows4.iter(0..FLOWS).map(v4), protocol, from, to),
@@ -392,7 +392,7 @@ impl World {
     /// The records of the IPv6 table.
     pub fn records6(&self) -> Vec<Flow<Ip6>> {
         let records = self.flows6.iter(0..FLOWS);
-        // SAFETY: as above.
+        // SAFETY: records are plain words in the map as well.
         records
             .map(|(_, words)| unsafe { transmute::<[u64; 16], Flow<Ip6>>(words) })
             .collect()

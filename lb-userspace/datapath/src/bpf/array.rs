@@ -226,7 +226,7 @@ impl<T: Pod> MappedArray<T> {
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is only reached through atomics.
 unsafe impl<T: Pod> Send for MappedArray<T> {}
-// SAFETY: as above.
+// SAFETY: the mapping is only reached through atomics.
 unsafe impl<T: Pod> Sync for MappedArray<T> {}
 
 impl<T> Drop for MappedArray<T> {

@@ -166,9 +166,9 @@ impl LinkTarget {
         match info.type_ {
             // SAFETY: `type_` says which variant the kernel wrote; all are plain integers.
             XDP => Self::Device(unsafe { details.xdp.ifindex }),
-            // SAFETY: as above.
+            // SAFETY: the type says which part of the union the kernel has filled in.
             TCX => Self::Device(unsafe { details.tcx.ifindex }),
-            // SAFETY: as above.
+            // SAFETY: the type says which part of the union the kernel has filled in.
             CGROUP => Self::Cgroup(unsafe { details.cgroup.cgroup_id }),
             _ => Self::Other,
         }

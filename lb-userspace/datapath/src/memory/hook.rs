@@ -112,7 +112,7 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
 
     fn maglev(&self, row: u32) -> Option<u16> {
         let rows = self.tables.storage.maglev.pointer(row / 4)?;
-        // SAFETY: only `program` writes them, which has the tables to itself.
+        // SAFETY: only a map writer writes them, which has the tables to itself.
         let rows = unsafe { rows.as_ref() };
         rows.positions.get((row % 4) as usize).copied()
     }
@@ -174,7 +174,7 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
 
 impl<const ANY_DEVICE: bool> Plain for Hook<'_, ANY_DEVICE> {}
 
-// SAFETY: the flow table's own promise.
+// SAFETY: slots are those of a `FlowTable`, which live, unmoved and aligned, as long as it.
 unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE> {
     fn mask(&self) -> u32 {
         self.own::<A>().mask()
@@ -206,7 +206,7 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
 
     fn count_half_open(&self, service: u32, change: i32) {
         if let Some(stats) = Services::<A>::service_stats(self, service) {
-            // SAFETY: the method's promise.
+            // SAFETY: an element of a map, which stays; the word is only ever added to.
             unsafe {
                 lb_common::fetch_add((&raw mut (*stats.as_ptr()).half_open).cast(), change as u32)
             };
@@ -215,7 +215,7 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
 
     fn count_flows(&self, service: u32, change: i32) {
         if let Some(flows) = Services::<A>::service_flows(self, service) {
-            // SAFETY: the method's promise.
+            // SAFETY: an element of a map, which stays; the word is only ever added to.
             unsafe {
                 lb_common::fetch_add((&raw mut (*flows.as_ptr()).flows).cast(), change as u32)
             };

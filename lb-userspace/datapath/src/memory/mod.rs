@@ -171,10 +171,10 @@ impl MemoryTables {
             services, plans, ..
         } = &self.storage;
         let service = services.pointer(service)?;
-        // SAFETY: only `program` writes it, which has the tables to itself.
+        // SAFETY: only a map writer writes it, which has the tables to itself.
         match unsafe { service.as_ref() }.plan {
             0 => None,
-            // SAFETY: the same.
+            // SAFETY: only a map writer writes it, which has the tables to itself.
             plan => plans.pointer(plan).map(|plan| unsafe { plan.as_ref() }),
         }
     }
@@ -182,7 +182,7 @@ impl MemoryTables {
     /// The endpoint at an index.
     pub fn endpoint(&self, index: u32) -> Option<&Endpoint> {
         let endpoint = self.storage.endpoints.pointer(index)?;
-        // SAFETY: only `program` writes it, which has the tables to itself.
+        // SAFETY: only a map writer writes it, which has the tables to itself.
         Some(unsafe { endpoint.as_ref() })
     }
 
