@@ -82,7 +82,7 @@ fn compiler_that_is_too_old_is_refused() {
     machine.linker("bin", "0.13.0");
     let message = machine.lacks();
     assert!(
-        message.contains("rustc 1.63.0 is older than 1.89.0"),
+        message.contains("rustc 1.63.0 is older than 1.91.0"),
         "{message}"
     );
 }

@@ -20,7 +20,7 @@ pub struct Compiler {
 
 impl Compiler {
     /// The oldest release whose `core` and cargo are known to work: the workspace's rust-version.
-    pub const OLDEST: Release = Release::new(1, 89, 0);
+    pub const OLDEST: Release = Release::new(1, 91, 0);
 
     /// Looks at the compiler under `prefix`.
     ///
