@@ -56,6 +56,24 @@ pub fn install(name: &str, version: &str, root: &Path) -> Command {
     command
 }
 
+/// A published program of that version, built into the cache directory first if it is not there; `purpose`
+/// says why it is wanted.
+///
+/// # Errors
+/// If it does not build.
+pub fn provide(name: &str, version: &str, purpose: &str) -> Result<PathBuf> {
+    let root = ebpf::Places::from_env()
+        .cache
+        .join(format!("{name}-{version}"));
+    let program = root.join("bin").join(name);
+    if !program.is_file() {
+        println!("{name} {version}: {purpose}");
+        run(&mut install(name, version, &root))?;
+        ensure!(program.is_file(), "{} is not there", program.display());
+    }
+    Ok(program)
+}
+
 /// The cargo that runs this program, without what `cargo run` adds to the environment: build
 /// scripts that watch those variables would run again on every change between the two.
 pub fn host_cargo() -> Command {

@@ -26,8 +26,8 @@ Commands:
   setup                        install what building and testing need; nothing if all is there
   build [--release|--static]   the eBPF object, then the agent; static: one file for any container
   image [--output FILE]        the container image as an archive, made without a container engine
-  test [STAGE...]              everything CI checks, or some of: fmt clippy unit doc fuzz kernel
-                               kernels
+  test [STAGE...]              everything CI checks, or some of: fmt clippy deps msrv unit doc
+                               fuzz kernel kernels
        [--only NAME]           only tests that have this in PROGRAM::MODULE::FUNCTION
        [--skip PART]           without a stage, control-plane, kernel:6.1 or kernel:6.12
        [--jobs N]              so many tests beside each other

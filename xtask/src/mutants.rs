@@ -1,13 +1,10 @@
 //! `cargo xtask mutants`: breaks the code in one place after another, and sees whether a test
 //! notices.
 
-use std::{
-    path::PathBuf,
-    process::{Command, ExitCode},
-};
+use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result, ensure};
-use xtask::ebpf::{self, Places};
+use anyhow::{Context, Result};
+use xtask::ebpf;
 
 use crate::{
     cargo::{self, Workspace},
@@ -57,7 +54,11 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     let (part, arguments) = part
         .with_context(|| format!("say which part: {}", PARTS.map(|part| part.name).join(", ")))?;
     setup::run(workspace, &[])?;
-    let program = install()?;
+    let program = cargo::provide(
+        "cargo-mutants",
+        VERSION,
+        "breaks the code for tests to notice",
+    )?;
     // Programs in the kernel are not asked, and building them for each mutant takes longest.
     let object = ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
     let chosen = |argument: &String| argument == "-f" || argument.starts_with("--file");
@@ -82,18 +83,4 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
         .context("cannot run cargo-mutants")?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
-}
-
-/// The program, built first if it is not there.
-fn install() -> Result<PathBuf> {
-    let root = Places::from_env()
-        .cache
-        .join(format!("cargo-mutants-{VERSION}"));
-    let program = root.join("bin/cargo-mutants");
-    if !program.is_file() {
-        println!("cargo-mutants {VERSION}: breaks the code for tests to notice");
-        cargo::run(&mut cargo::install("cargo-mutants", VERSION, &root))?;
-        ensure!(program.is_file(), "{} is not there", program.display());
-    }
-    Ok(program)
 }

@@ -3,8 +3,10 @@
 mod alone;
 mod command;
 mod counts;
+mod deps;
 mod fuzz;
 mod guest;
+mod msrv;
 mod options;
 mod outcome;
 mod pool;
@@ -124,7 +126,9 @@ impl Session<'_> {
             Stage::Unit => self.suites.unit_tests()?,
             Stage::Kernel => self.suites.kernel_tests()?,
             Stage::Kernels => guest::selected(self.suites.kernel_tests()?)?,
-            Stage::Fmt | Stage::Clippy | Stage::Doc | Stage::Fuzz => Vec::new(),
+            Stage::Fmt | Stage::Clippy | Stage::Deps | Stage::Msrv | Stage::Doc | Stage::Fuzz => {
+                Vec::new()
+            }
         };
         let skips =
             |test: &Test| test.needs_control_plane() && self.options.skips(Part::ControlPlane);

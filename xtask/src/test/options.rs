@@ -143,7 +143,7 @@ impl Options {
         for stage in &self.stages {
             match stage {
                 Stage::Fmt | Stage::Clippy => needs.push(Need::Lint),
-                Stage::Unit | Stage::Doc => {}
+                Stage::Deps | Stage::Msrv | Stage::Unit | Stage::Doc => {}
                 Stage::Fuzz => needs.push(Need::Fuzz),
                 Stage::Kernel => needs.push(Need::Lab),
                 Stage::Kernels => needs.extend([Need::Lab, Need::Kernels]),

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use xtask::ebpf;
 
 use super::{
-    Session, command, fuzz, guest,
+    Session, command, deps, fuzz, guest, msrv,
     options::Part,
     outcome::Outcome,
     suite::{self, Test},
@@ -19,6 +19,10 @@ use crate::{image, older, privilege::Privilege};
 pub enum Stage {
     Fmt,
     Clippy,
+    /// What is depended on: licences, duplicate versions, sources.
+    Deps,
+    /// Whether the oldest Rust that is promised compiles it.
+    Msrv,
     /// Unit and integration tests that need no privilege.
     Unit,
     /// Examples in documentation.
@@ -35,9 +39,11 @@ pub enum Stage {
 pub type Tallies = Vec<(Part, Tally)>;
 
 impl Stage {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Fmt,
         Self::Clippy,
+        Self::Deps,
+        Self::Msrv,
         Self::Unit,
         Self::Doc,
         Self::Fuzz,
@@ -49,6 +55,8 @@ impl Stage {
         match self {
             Self::Fmt => "fmt",
             Self::Clippy => "clippy",
+            Self::Deps => "deps",
+            Self::Msrv => "msrv",
             Self::Unit => "unit",
             Self::Doc => "doc",
             Self::Fuzz => "fuzz",
@@ -86,6 +94,8 @@ impl Stage {
                 ebpf::lint(&workspace.root, &workspace.target)?;
                 host?;
             }
+            Self::Deps => deps::run(workspace)?,
+            Self::Msrv => msrv::run(workspace)?,
             Self::Unit => {
                 let tests = session.tests_of(self)?;
                 let outcomes = session.pool(None, per_processor(UNIT_TESTS)).run(tests)?;
@@ -137,7 +147,7 @@ impl Stage {
     pub fn count(self, session: &mut Session) -> Result<Vec<(Part, u64)>> {
         let part = Part::Stage(self);
         Ok(match self {
-            Self::Fmt | Self::Clippy => Vec::new(),
+            Self::Fmt | Self::Clippy | Self::Deps | Self::Msrv => Vec::new(),
             Self::Unit => vec![(part, runnable(&session.tests_of(self)?))],
             Self::Doc => vec![(part, doc_tests(session)?)],
             Self::Fuzz => vec![(part, fuzz::targets(session.workspace)?.len() as u64)],
