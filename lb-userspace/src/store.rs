@@ -141,7 +141,7 @@ impl Store {
         self.problems_total
     }
 
-    /// Whether that changes anything; so do the others.
+    /// Stores a Service; returns whether it differs from the one known before.
     fn apply_service(&mut self, service: Arc<Service>) -> bool {
         match self.services.entry(service.name.clone()) {
             hash_map::Entry::Occupied(known) if *known.get() == service => return false,

@@ -314,7 +314,7 @@ impl Syncer {
         }
     }
 
-    /// Says what is not programmed since now, and what is at last.
+    /// Logs which service ports have stopped or started to be programmed.
     fn report(&mut self) {
         let waiting = self.writer.waiting();
         let now: BTreeMap<Key, NotProgrammed> =
@@ -327,7 +327,7 @@ impl Syncer {
         }
         for key in self.not_programmed.keys() {
             if !now.contains_key(key) {
-                tracing::info!("{key} waits no more");
+                tracing::info!("{key} no longer waits for room in the maps");
                 // Or its Service is gone.
                 if self.writer.id(key).is_some() {
                     self.news.push(News::Programmed(key.clone()));

@@ -102,12 +102,12 @@ fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints what is wrong; that nobody reads it must not make it worse.
+/// Prints an error. A failure to print it is ignored: there is no other place to report that.
 fn print_error(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Prints a command's result; a reader that has seen enough is no error.
+/// Prints a command's result. It is no error if the reader closes its end early.
 fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

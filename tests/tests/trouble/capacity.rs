@@ -51,7 +51,7 @@ fn a_service_without_room_is_said_everywhere_and_heals() -> Result<()> {
             false => Err(format!("{:?}", status.not_programmed)),
         }
     });
-    line_with(&ground.agents[0].log()?, "waits no more");
+    line_with(&ground.agents[0].log()?, "no longer waits for room");
     eventually(|| {
         let found = ground.metric(1, NOT_PROGRAMMED);
         match found.map_err(|e| format!("{e:#}"))? {
