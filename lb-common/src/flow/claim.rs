@@ -1,7 +1,8 @@
 //! Claiming a record of the flow table for a tuple that has none, without locks.
 //!
-//! Without the agent the table goes on: a claim takes a record that has been dead for [`GRACE`], or
-//! [`SHORT_GRACE`], and ends a flow that it passes over and that is over, for claims to come.
+//! The table works without the agent: a claim takes a record that has been dead for [`GRACE`], or
+//! [`SHORT_GRACE`]. It also ends a flow that it passes over and whose time is up, so that later
+//! claims find room.
 
 use super::{
     Record,
@@ -206,8 +207,8 @@ pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u
         0 => i64::from(i32::MAX),
         ticks => i64::from(ticks),
     };
-    // Past the end. A number that the verifier does not know, so that it need not tell apart
-    // searches that have found something from those that have not.
+    // An index past the end, as a number that the verifier does not know: then it need not tell
+    // apart searches that have found something from those that have not.
     let none = slots.mask().wrapping_add(1);
     let (mut free, mut free_tag, mut over) = (none, none, none);
     for step in rolled((GROUP * GROUPS) as usize) {

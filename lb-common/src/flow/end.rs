@@ -14,7 +14,7 @@ use crate::{addr::Address, parse::Segment};
 /// quarter of a second at least. Clients wait for longer before they send it again (RFC 6298, 2.1).
 pub const SILENCE: u32 = 3;
 /// Ticks that a connection has been silent when a SYN with its addresses and ports begins another
-/// one, if its endpoint is gone: whoever still talks to that endpoint has not sent the SYN.
+/// one, if its endpoint is gone. A client that still talks to that endpoint has not sent the SYN.
 const PAUSE: u32 = 1;
 
 /// Whether the flow of the record at `index` makes way for a new one with the same addresses and
@@ -115,8 +115,8 @@ pub fn end_if<A: Address, S: Slots<A>>(
 }
 
 /// Whether the client's direction of a flow was ended, and the endpoint's, `reply`, was not yet.
-/// Whoever does that may be held up in between: a new flow that needs the record for its own
-/// answers does not wait.
+/// The agent, which ends one after the other, may be held up in between; a new flow that needs the
+/// record for its own answers does not wait for it.
 #[inline(always)]
 fn is_left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) -> bool {
     // SAFETY: records stay valid until every program that can see them ends.
@@ -148,7 +148,7 @@ pub fn end<A: Address, S: Slots<A>>(
     tag: u32,
 ) -> bool {
     let now = slots.now();
-    // Whoever takes the client's direction out of sight takes the other one too.
+    // The CPU that takes the client's direction out of sight takes the other one too.
     if !record::kill_if(forward, tag, now) {
         return false;
     }

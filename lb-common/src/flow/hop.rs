@@ -2,8 +2,7 @@
 //!
 //! `HOPS` is a set-associative cache. An entry's version changes with its content and with every
 //! generation, and a flow keeps the version that it looked up: what has been overwritten or is out
-//! of date is noticed by comparing two numbers. Nobody has to clean up, and no agent has to be
-//! alive.
+//! of date is noticed by comparing two numbers. No clean-up is needed, and no agent has to run.
 
 use core::ptr::NonNull;
 
@@ -11,7 +10,7 @@ use crate::{abi::entries, atomic, opaque::rolled, packet::Plain};
 
 /// Entries that one next hop may be in.
 const WAYS: usize = 4;
-/// Ticks that an entry stays untouched after it was looked up, whoever else wants its place: much
+/// Ticks that an entry stays untouched after it was looked up, even if its place is wanted: much
 /// longer than any program runs that has just read its version.
 const UNTOUCHED: u32 = 8;
 /// Ticks between generations, as a number of bits to shift by: routes that change without an agent
@@ -70,8 +69,8 @@ pub unsafe trait Hops {
     fn hop(&self, index: u32) -> Option<NonNull<Hop>>;
 }
 
-/// What a next hop is valid for: until routes or neighbours change, which the agent counts in
-/// `announced`, and not for ever at any rate.
+/// How long a next hop is valid: until routes or neighbours change, which the agent counts in
+/// `announced`, and for a limited time in any case.
 #[inline(always)]
 pub fn generation(announced: u32, ticks: u32) -> u32 {
     announced.wrapping_add(ticks >> GENERATION_SHIFT)
@@ -100,7 +99,7 @@ pub fn index(kept: u32) -> u32 {
 }
 
 /// Keeps a next hop that was looked up at tick `now`, as [`super::Flow::hop`] has it. `None` if
-/// every entry that it may be in is somebody else's at the moment.
+/// every entry that it may be in is taken at the moment.
 #[inline(always)]
 pub fn keep<H: Hops>(hops: &H, found: &Hop, generation: u32, now: u32) -> Option<u32> {
     let start = spread(found);

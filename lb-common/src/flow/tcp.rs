@@ -1,5 +1,5 @@
 //! What a TCP segment may say about its connection: only what its sequence number entitles it to
-//! (RFC 9293, 3.5.2 and 3.5.3; RFC 5961). Whoever sends blindly does not know the numbers.
+//! (RFC 9293, 3.5.2 and 3.5.3; RFC 5961). A blind attacker does not know the numbers.
 
 use super::Flow;
 use crate::{

@@ -1,9 +1,9 @@
 //! Endpoints that fail: they refuse connections, or say nothing. New connections avoid them for
 //! some seconds where the set has another endpoint; then one of them tries.
 //!
-//! Whoever can send SYNs that an endpoint does not answer, as a client that a network policy keeps
-//! away from it, can have it avoided until it answers somebody else. So an endpoint whose place
-//! nobody else can take is never avoided.
+//! A client can have an endpoint avoided by SYNs that the endpoint does not answer, for example
+//! because a network policy keeps the client away from it. The endpoint is avoided until it answers
+//! another client. So an endpoint is only avoided where another one can take its place.
 
 use core::ptr::NonNull;
 
@@ -33,12 +33,12 @@ pub(super) enum Failure {
     Refused,
 }
 
-/// Whether a SYN that was to go to an endpoint goes to another one, if there is one that does not
-/// fail: the client has just left that one without an answer, or it is avoided. `left` is the
-/// endpoint that the client has left.
+/// Whether a SYN is to go to another endpoint than the one that was drawn, if another one does not
+/// fail: because the client got no answer from it just now, or because it is avoided. `left` is the
+/// endpoint that gave the client no answer.
 #[inline(always)]
 pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, left: u32) -> bool {
-    // Once is enough for a client that has waited before.
+    // For a client that has waited before, one failure is enough.
     let limit = if left == 0 { LIMIT } else { 1 };
     endpoint == left || is_avoided(tables, endpoint, limit)
 }
@@ -68,8 +68,8 @@ pub(super) fn elsewhere<A: Address, T: Tables<A>>(
     found
 }
 
-/// Whether a new connection goes elsewhere, if it can: an endpoint has failed so often. If it was
-/// time to try, nobody else does for a while.
+/// Whether a new connection is to avoid an endpoint, which has failed often enough. If it is time
+/// to try the endpoint again, this connection does, and no other one for a while.
 #[inline(never)]
 fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, limit: u32) -> bool {
     let Some(memory) = memory(tables, endpoint) else {
@@ -112,8 +112,8 @@ pub(super) fn note_success<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) 
     }
 }
 
-/// Notes that the endpoint of a client's direction has refused the connection. Whether the client
-/// is better not told: its next SYN finds an endpoint that may serve.
+/// Notes that the endpoint of a client's direction has refused the connection. Returns whether to
+/// keep that from the client, because its next SYN finds an endpoint that may serve.
 #[inline(never)]
 pub(super) fn is_withheld<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>) -> bool {
     // SAFETY: records stay valid until every program that can see them ends.
@@ -131,7 +131,7 @@ fn has_alternative<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool
     let Some(plan) = tables.plan(flow.service) else {
         return false;
     };
-    // By which policy it was chosen is not known here. The smaller set is safe.
+    // The policy by which it was chosen is not known here. The smaller set is safe.
     let policy = match plan.has(plan_flag::INTERNAL_LOCAL | plan_flag::EXTERNAL_LOCAL) {
         true => Policy::Local,
         false => Policy::Cluster,

@@ -1,5 +1,5 @@
-//! Endpoints that are gone: a client whose segments nobody answers any more is told, instead of
-//! sending them again for a quarter of an hour.
+//! Endpoints that are gone: their clients get a RST, instead of repeating their segments for a
+//! quarter of an hour.
 
 use crate::{
     addr::Address,
@@ -12,8 +12,8 @@ use crate::{
 /// lives acknowledges within a round trip (RFC 9293, 3.8.6.3).
 const PATIENCE: u32 = 24;
 
-/// Whether the endpoint of a flow has left its service and leaves the client without an answer.
-/// `record` is of the direction of a segment that has come again, `peer` of the other one.
+/// Whether the endpoint of a flow has left its service and does not answer the client. `record` is
+/// the direction of a segment that has been repeated, `peer` the other one.
 #[inline(never)]
 pub(super) fn is_gone<A: Address, T: Tables<A>>(
     tables: &T,
@@ -23,7 +23,8 @@ pub(super) fn is_gone<A: Address, T: Tables<A>>(
     // SAFETY: records stay valid; these fields may be written by several CPUs at once and any of
     // the values will do.
     let (flow, answers) = unsafe { (record.as_ref(), peer.as_mut()) };
-    // Who has ended its half may have nothing to say, and has a time-out of its own.
+    // A side that has ended its half may have nothing to send, and half-closed flows have a
+    // time-out of their own.
     let both = flow.flags | answers.flags;
     if flow.has(flow_flag::REPLY) || both & (flow_flag::FIN | flow_flag::RST) != 0 {
         return false;
@@ -38,8 +39,8 @@ pub(super) fn is_gone<A: Address, T: Tables<A>>(
     idle(since, now) >= PATIENCE && has_left(tables, flow)
 }
 
-/// Whether a flow's endpoint is none of its service's any more. Of a service that is gone nobody
-/// knows, nor which endpoint it is of a flow that another version opened.
+/// Whether a flow's endpoint has left the flow's service. False where that is not known: the
+/// service is gone, or another version opened the flow.
 #[inline(always)]
 fn has_left<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool {
     let Some(plan) = tables.plan(flow.service) else {

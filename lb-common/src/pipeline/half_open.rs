@@ -2,7 +2,7 @@
 //!
 //! A real client completes its handshake within a round trip, a spoofed one never does. So when a
 //! service has more half-open flows than its budget, each new one ends the oldest: a SYN cache.
-//! Which one that is tells a ring of places, handed out in turn.
+//! The oldest is found by a ring of places that are handed out in turn.
 
 use crate::{
     addr::Address,
@@ -12,11 +12,12 @@ use crate::{
     work::Work,
 };
 
-/// Half-open flows that a service may have before it needs places in a ring: whoever is not
-/// attacked does without one.
+/// Half-open flows that a service may have before it needs places in a ring. A service that is not
+/// attacked has fewer.
 pub const WITHOUT_RING: u32 = 128;
-/// Of a ring, the part that a service uses when others with the same endpoint may have its ports:
-/// so small that as many services cannot use an endpoint's ports up.
+/// Half-open flows of a service give up their ports to services with the same endpoint once they
+/// take one part in this many of its ring: so small a part that this many services cannot use up
+/// the ports of an endpoint.
 const RING_PART: u32 = 16;
 /// Ticks for which a flow has been silent when its port may be another's: an eighth of a second at
 /// least, in which a client nearby completes its handshake.
@@ -48,8 +49,8 @@ pub(super) fn enter<A: Address, T: Tables<A>>(
     }
 }
 
-/// Puts a flow in its service's ring, and ends the one that had the place before. Out of line: a
-/// service that is not attacked does without.
+/// Puts a flow in its service's ring, and ends the one that had the place before. Out of line,
+/// since only a service that is attacked needs it.
 #[inline(never)]
 fn take_place<A: Address, T: Tables<A>>(
     tables: &T,
@@ -80,8 +81,8 @@ fn take_place<A: Address, T: Tables<A>>(
     }
 }
 
-/// Has the port in [`Work::other`] given up by a half-open flow that has been silent for a while,
-/// of a service that uses a part of its ring. Whether it was.
+/// Ends the half-open flow that has the port in [`Work::other`], if it has been silent for a while
+/// and its service uses more than a part of its ring. Returns whether the port is free now.
 ///
 /// Each service has a budget of its own, but the ports towards an endpoint are of all services that
 /// it belongs to.
@@ -105,8 +106,8 @@ pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) ->
     holds && tables.half_open(flow.service) >= many && is_silent && give_way(tables, forward, tag)
 }
 
-/// Ends a flow whose client's direction had this tag, if it still has, and the flow has not proved
-/// itself. Whether it was ended.
+/// Ends a flow whose client's direction still has this tag, unless the flow has proved itself.
+/// Returns whether it was ended.
 #[inline(always)]
 fn give_way<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, tag: u32) -> bool {
     if tag::state(tag) != tag::HALF {

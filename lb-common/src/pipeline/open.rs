@@ -91,7 +91,7 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
     let decision = service::decide_for(tables, &work.tuple, ifindex, work.frontend);
     let (service, refusal, reason) = match decision {
         _ if service::is_left_to_another(tables, &work.tuple, flags) => {
-            // Our own connection's SYN may have come again.
+            // The SYN of a connection of ours may have come again.
             if opens && let Some(index) = joined(tables, work, Purpose::Open) {
                 return index;
             }
@@ -165,7 +165,7 @@ fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, rout
         return RACED;
     }
     if tcp::opens(work.segment.flags) && moves_on(tables, work, route, index) {
-        // From here: there is less of the stack left within.
+        // Called from here, since less of the stack is left further in.
         replaced(tables, index as u32);
         return RACED;
     }
@@ -173,8 +173,8 @@ fn insert_or_join<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, rout
     index
 }
 
-/// The flow of a packet that had one a moment ago, or is getting one. Of two CPUs with the same
-/// packet both may have given up; if they waited for equally long, they would again and again.
+/// The flow of a packet that had one a moment ago, or is getting one. Two CPUs with the same packet
+/// may both have given up. They wait for different times, or they would give up again and again.
 #[inline(never)]
 fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> u64 {
     let looks = tables.random() & LOOKS | LEAST_LOOKS;
@@ -204,7 +204,7 @@ fn moves_on<A: Address, T: Tables<A>>(
     // SAFETY: records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     let endpoint = flow.detail;
-    // Nobody knows which endpoint it is of a flow that another version opened.
+    // The endpoint of a flow that another version opened is not known.
     let is_known = endpoint != 0 && !flow.is_foreign();
     let serves = flow.service == route.plan.service
         && (!is_known || service::still_has(tables, route.plan, endpoint, flow));
@@ -252,7 +252,7 @@ pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
     index: u64,
 ) -> Verdict {
     if index != NONE {
-        // It has a flow, which is just not to be had.
+        // It has a flow, which is not available at the moment.
         return Verdict::drop(Reason::InsertRace);
     }
     match unopened(tables, work) {

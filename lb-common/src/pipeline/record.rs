@@ -54,7 +54,7 @@ fn try_begin<A: Address, T: Tables<A>>(
     let opens = tcp::opens(work.segment.flags);
     let picks_up = work.tuple.protocol == TCP && !opens;
     if picks_up && is_pressed(tables, plan.service) {
-        // A flood of such segments must not push anybody out.
+        // A flood of such segments must not end other flows.
         work.reason = Reason::StraySegment;
         return None;
     }
@@ -306,8 +306,7 @@ fn next_port<A: Address, T: Tables<A>>(
         // SAFETY: a word of a map's element that is only added to.
         unsafe { atomic::fetch_add(&raw mut (*shared.as_ptr()).ports, further) }
     });
-    // Where the turn begins is nobody's to know, and elsewhere for each Service with the same
-    // endpoint.
+    // The turn begins at a secret port, which differs between Services with the same endpoint.
     let begin = (config.secret[1] as u32).wrapping_add(endpoint.wrapping_mul(GOLDEN));
     let turn = turn.wrapping_add(begin).wrapping_add(further - 1);
     let offset = turn.checked_rem(config.snat_count).unwrap_or(0);

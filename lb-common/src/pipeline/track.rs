@@ -120,8 +120,8 @@ fn is_unanswered<A: Address>(flow: &Flow<A>, forward: Record<A>) -> bool {
     tag::state(read_tag(forward)) == tag::HALF && !flow.has(SEEN) && !flow.has(PICKED_UP)
 }
 
-/// Notes that somebody on the way says that the SYN with this sequence number does not reach the
-/// endpoint, whose direction is `record`.
+/// Notes an ICMP error by which the SYN with this sequence number did not reach the endpoint, whose
+/// direction is `record`.
 #[inline(never)]
 pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     tables: &T,
@@ -184,7 +184,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
                 // It goes to the endpoint: one that has left its service may still be there.
                 clear(record, GONE);
             }
-            // Whoever goes on talking did not obey it.
+            // A side that goes on sending did not accept it.
             set(peer, WATCH);
         }
         return;
@@ -224,7 +224,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     // Where clients are to be told at once, the agent says that the endpoint is gone. Not in a
     // handshake: whoever looks notes the time where the endpoint's first number is.
     if !half && (has(record, GONE) || repeated && gone::is_gone(tables, record, peer)) {
-        // Its own connection must not be the last to know.
+        // Its own connection has to know as well.
         set(record, GONE | RST);
         return;
     }
@@ -251,8 +251,8 @@ fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bo
     goes_on || (other.has(SEEN) && tcp::answers(other, segment))
 }
 
-/// Whether a direction has not fitted for so long, without its receiver going on as before, that it
-/// is we who have missed something.
+/// Whether segments of a direction have not fitted for so long, while the receiver did not go on as
+/// before, that node-lb must have missed something.
 #[inline(always)]
 fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
     use flow_flag::{MISFIT, SEEN, WATCH};
@@ -266,7 +266,7 @@ fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
     }
     flow.misfit_since = now as u16;
     set(record, MISFIT);
-    // Its next segment shows whether it was given something that it could use.
+    // Its next segment shows whether it has accepted this one.
     set(peer, WATCH);
     false
 }

@@ -14,6 +14,9 @@ use crate::{
 /// This crate's, which is the workspace's.
 const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
+/// Seconds that rustup may take to install it: without the internet it would try for very long.
+const INSTALL_SECONDS: &str = "300";
+
 /// Compares it with what every package in Cargo.lock asks for, and has rustup's toolchain of that release
 /// compile the default members. Tests are not compiled.
 ///
@@ -92,12 +95,13 @@ fn provide() -> Result<()> {
     }
     println!("Rust {MSRV}: the oldest that the workspace promises to build with");
     // `minimal` has neither clippy nor documentation.
-    cargo::run(&mut rustup([
-        "toolchain",
-        "install",
-        MSRV,
-        "--profile=minimal",
-    ]))
+    let mut install = Command::new("timeout");
+    install.args([INSTALL_SECONDS, "rustup", "toolchain", "install", MSRV]);
+    cargo::run(
+        install
+            .arg("--profile=minimal")
+            .env_remove("RUSTUP_TOOLCHAIN"),
+    )
 }
 
 /// rustup, without the toolchain that it runs this program with.
