@@ -139,6 +139,15 @@ impl Host {
             .run(|| fs::write(Path::new("/proc/sys").join(key), value))?
             .with_context(|| format!("{}: cannot set {key} to {value}", self.name()))
     }
+
+    /// Has all packets that come in at `eth0` handled by the first CPU (RPS), in their order.
+    pub fn receive_on_one_cpu(&self) -> Result<()> {
+        // A sysfs shows the devices of the namespace that it was mounted in: iproute2 mounts one.
+        let name = self.netns().name();
+        let setting = "/sys/class/net/eth0/queues/rx-0/rps_cpus";
+        self.feed(&format!("ip netns exec {name} tee {setting}"), "1")?;
+        Ok(())
+    }
 }
 
 impl AsRef<Host> for Host {
