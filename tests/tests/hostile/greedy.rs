@@ -9,16 +9,18 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::support::{Findings, Ground, Source, within};
 
-/// The smallest, which one client's connections fill.
-const TABLE: &str = "--flow-table-size=1024";
+/// Small, so that one client's connections fill it.
+const TABLE: &str = "--flow-table-size=2048";
 /// The flows that one Service may have: half of what the table could hold, since then as much is
 /// free.
-const SHARE: usize = 1024;
+const SHARE: usize = 2048;
 /// How far from it the agent's count may be: it looks once a second.
 const ABOUT: usize = 128;
 const GREEDY: u8 = 1;
 const NEIGHBOUR: u8 = 2;
-const GOOD: usize = 100;
+/// In a table that is half full, one new flow in 50,000 or so finds its places taken: few enough
+/// that it is no neighbour's.
+const GOOD: usize = 20;
 /// Closed flows end after five seconds, which the agent notices within some more.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
