@@ -45,7 +45,7 @@ fn apply(settings: &[Setting], directory: &Path) {
             Ok(Some(before)) => tracing::info!("set {setting}, was {before}"),
             Err(error) => tracing::warn!(
                 "cannot set {setting} in {}: {error}; in a container, mount the host's /proc/sys/net at \
-                 /host/proc/sys/net; if it is not to be set, see conntrack-* in the configuration reference",
+                 /host/proc/sys/net; to leave it as it is, see conntrack-* in the configuration reference",
                 directory.display()
             ),
         }

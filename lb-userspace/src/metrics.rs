@@ -103,7 +103,7 @@ impl Metrics {
         register.process();
         let services = register.gauges(
             "node_lb_services",
-            "Services, by whether all of their state is in the kernel.",
+            "Services, by whether their whole state is in the kernel.",
             &["state"],
         );
         let health_servers = register.gauges(
@@ -153,7 +153,7 @@ impl Metrics {
             services_not_programmed: services.with_label_values(&["not_programmed"]),
             source_problems: register.gauge(
                 "node_lb_source_problems",
-                "Files and objects of the source that cannot be used right now.",
+                "Files and objects of the source that cannot be used at this moment.",
             ),
             health_servers_listening: health_servers.with_label_values(&["listening"]),
             health_servers_failed: health_servers.with_label_values(&["failed"]),
@@ -260,7 +260,7 @@ impl FamilyVecs {
             ),
             last_queued: register.timestamps(
                 "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-                "When the last sync was asked for.",
+                "When the last sync was requested.",
                 &[IP_FAMILY],
             ),
             network_programming: register.histograms(
@@ -276,13 +276,13 @@ impl FamilyVecs {
             ),
             services_on_terminating: register.gauges(
                 "node_lb_services_served_by_terminating_endpoints",
-                "Services that terminating endpoints serve at this moment, for want of ready ones.",
+                "Services that only terminating endpoints serve at this moment, because none is ready.",
                 &[IP_FAMILY],
             ),
             terminating_endpoints_serving: register.gauges(
                 "node_lb_terminating_endpoints_serving",
-                "Terminating endpoints that serve at this moment, for want of ready ones, by service \
-                 port.",
+                "Terminating endpoints that serve at this moment, because none is ready, counted once \
+                 per service port.",
                 &[IP_FAMILY],
             ),
         }

@@ -23,19 +23,20 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
-  setup                        install what building and testing need; nothing if all is there
-  build [--release|--static]   the eBPF object, then the agent; static: one file for any container
-  image [--output FILE]        the container image as an archive, made without a container engine
-  test [STAGE...]              everything CI checks, or some of: fmt clippy deps msrv unit doc
-                               fuzz kernel kernels
-       [--only NAME]           only tests that have this in PROGRAM::MODULE::FUNCTION
-       [--skip PART]           without a stage, control-plane, kernel:6.1 or kernel:6.12
-       [--jobs N]              so many tests beside each other
-       [--update-counts]       count the tests for xtask/test-counts.json instead
-  mutants planner|lb-common    break the planner or lb-common in one place after another, and see
-       [ARG...]                whether tests notice; arguments are cargo-mutants'
-  cluster up|down|status       a real Kubernetes cluster on this machine, node-lb deployed on it
-  e2e [--focus RE]             Kubernetes' own end-to-end tests on that cluster";
+  setup                        install what building and testing need; skip what is installed
+  build [--release|--static]   build the eBPF object and the agent; static: one file for any
+                               container
+  image [--output FILE]        make the container image as an archive, without a container engine
+  test [STAGE...]              run everything that CI checks, or these stages: fmt clippy deps
+                               msrv unit doc fuzz kernel kernels
+       [--only NAME]           run only tests with this in PROGRAM::MODULE::FUNCTION
+       [--skip PART]           leave out a stage, control-plane, kernel:6.1 or kernel:6.12
+       [--jobs N]              run this many tests at the same time
+       [--update-counts]       run no test, but count them for xtask/test-counts.json
+  mutants planner|lb-common    break the planner or lb-common in one place after another, and
+       [ARG...]                check that tests notice; arguments go to cargo-mutants
+  cluster up|down|status       run a real Kubernetes cluster on this machine, with node-lb
+  e2e [--focus RE]             run Kubernetes' own end-to-end tests on that cluster";
 
 fn main() -> ExitCode {
     let result =

@@ -89,7 +89,7 @@ impl Kernel {
         if let Some(device) = failed {
             let why = format!("programs on {device} cannot be exchanged");
             if !resize.is_first() {
-                bail!("the flow table's size cannot be changed to the end: {why}");
+                bail!("the change of the flow table's size cannot be completed: {why}");
             }
             let (from, to) = resize.records();
             self.take(resize::give_up(&self.pins, from, to, &why)?);

@@ -85,8 +85,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     })?;
     if ready.mounted_bpf_fs {
         tracing::warn!(
-            "the BPF file system was not mounted and now is; in a container, mount the host's, or \
-             nothing outlives the container"
+            "the agent has mounted the BPF file system; in a container, mount the host's instead, \
+             because what is pinned here ends with the container"
         );
     }
     let ports = config.datapath.snat_ports;

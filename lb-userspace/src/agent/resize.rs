@@ -107,7 +107,7 @@ pub fn begin(pins: &Pins, wanted: u32) -> anyhow::Result<Programs> {
         let [(present, next), _] = TABLES;
         let records = |pin| pinned_entries(pins, pin)?.context("a flow table's pin is gone");
         let (from, to) = (records(present)?, records(next)?);
-        tracing::info!("goes on with a change of the flow table's size that was interrupted");
+        tracing::info!("continuing an interrupted change of the flow table's size");
         let resize = Resize::new(from, to, None);
         return programs(pins, second(pins, from, to)?, to, Some(resize));
     }
@@ -119,7 +119,7 @@ pub fn begin(pins: &Pins, wanted: u32) -> anyhow::Result<Programs> {
     let (from, to) = (present / RECORDS_PER_FLOW, wanted / RECORDS_PER_FLOW);
     match prepare(pins, present, wanted) {
         Ok(programs) => {
-            tracing::info!(from, to, "changes the flow table's size, in flows");
+            tracing::info!(from, to, "changing the flow table's size, in flows");
             Ok(programs)
         }
         Err(error) => give_up(pins, present, wanted, &format!("{error:#}")),
@@ -311,7 +311,7 @@ fn check_room<A: Address>(
     if open > room / FILLED.1 * FILLED.0 {
         bail!(
             "{open} {family} flows are open, and a table for {room} would be too full. Choose a larger \
-             --flow-table-size, or start node-lb again once fewer are open"
+             --flow-table-size, or start node-lb again when fewer are open"
         );
     }
     Ok(())

@@ -40,8 +40,8 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     if external.is_empty() {
         findings.push(Finding::warning(
             CHECK,
-            "none is external: no default route, and no address of this node is known yet",
-            "nothing, if the Node object has the address of one of them; else name it: --device",
+            "no device is external: there is no default route, and no address of this node is known yet",
+            "nothing, if the Node object has the address of a device; otherwise name the device with --device",
         ));
     }
     let programs = xdp_programs().await.unwrap_or_default();
@@ -59,7 +59,7 @@ fn xdp(config: &Config, device: &Device, programs: &BTreeMap<u32, u32>) -> Findi
     {
         return Finding::warning(
             check,
-            format!("external; XDP program {id} of somebody else is attached: TC does the work"),
+            format!("external; another XDP program, {id}, is attached: TC does the work"),
             format!(
                 "to have XDP, detach the other (bpftool net; ip link set {} xdp off)",
                 device.name
@@ -115,7 +115,7 @@ fn forwarding(devices: &Devices) -> Vec<Finding> {
             Some("0") => Finding::warning(
                 setting,
                 "0: pods are not routed",
-                format!("sysctl -w {setting}=1, for good in /etc/sysctl.d"),
+                format!("sysctl -w {setting}=1, and permanently in /etc/sysctl.d"),
             ),
             Some(value) => Finding::ok(setting, value),
             None => Finding::ok(setting, "not there"),
@@ -149,7 +149,7 @@ fn reverse_path(config: &Config, external: &[&Device]) -> Vec<Finding> {
         ),
         _ => Finding::ok(
             SETTING,
-            format!("strict on {}: Services do not mind", strict.join(", ")),
+            format!("strict on {}; Services are not affected", strict.join(", ")),
         ),
     };
     vec![finding]

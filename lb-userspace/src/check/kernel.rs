@@ -68,7 +68,7 @@ fn tc() -> Finding {
     const CHECK: &str = "TC";
     // Without them the kernel does not even say what is attached.
     if preflight::capabilities().is_err() {
-        return Finding::ok(CHECK, "not tried, for want of capabilities");
+        return Finding::ok(CHECK, "not tried, because capabilities are missing");
     }
     let found = match TcFlavor::detect() {
         TcFlavor::Tcx => "tcx links",
@@ -101,7 +101,7 @@ pub fn programs(bpf_root: &Path) -> Finding {
         parent.is_dir() && preflight::is_bpf_fs(parent).is_ok_and(|is_bpf_fs| is_bpf_fs)
     });
     let (Some(beside), Ok(())) = (beside, preflight::capabilities()) else {
-        return Finding::ok(CHECK, "not tried, for what is missing above");
+        return Finding::ok(CHECK, "not tried, because of what is missing above");
     };
     let root = beside.join(format!("node-lb-check-{}", std::process::id()));
     let start = Instant::now();
@@ -114,7 +114,7 @@ pub fn programs(bpf_root: &Path) -> Finding {
         (Ok(count), Ok(())) => Finding::ok(
             CHECK,
             format!(
-                "the kernel takes all {count}, in {:.1} s",
+                "the kernel accepts all {count}, in {:.1} s",
                 start.elapsed().as_secs_f64()
             ),
         ),
@@ -126,7 +126,7 @@ pub fn programs(bpf_root: &Path) -> Finding {
         (Err(error), _) => Finding::failure(
             CHECK,
             format!("{error:#}"),
-            "see the verifier's words; if the kernel is 6.1 or later, report them",
+            "read the verifier's message; if the kernel is 6.1 or later, report it",
         ),
     }
 }

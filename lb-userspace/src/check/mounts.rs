@@ -20,7 +20,7 @@ fn bpf_fs(root: &Path) -> Finding {
         Ok(true) => Finding::ok(CHECK, format!("{} is on one", root.display())),
         Ok(false) if root.starts_with(BPF_FS) && preflight::may_mount() => Finding::warning(
             CHECK,
-            "not mounted; the agent will, but in a container nothing outlives that",
+            "not mounted; the agent will mount it, but in a container that mount ends with the container",
             remedy,
         ),
         Ok(false) => Finding::failure(CHECK, format!("{} is not on one", root.display()), remedy),
@@ -43,7 +43,11 @@ fn cgroup2(config: &DatapathConfig) -> Finding {
     };
     if !preflight::is_cgroup2(&root) {
         let found = format!("{} is not in a cgroup v2 hierarchy", root.display());
-        return Finding::failure(CHECK, found, "give --cgroup-path a directory of one");
+        return Finding::failure(
+            CHECK,
+            found,
+            "set --cgroup-path to a directory in a cgroup v2 hierarchy",
+        );
     }
     // Only a root has no type: what is there in a container may be its own part of the hierarchy.
     match root.join("cgroup.type").exists() && config.cgroup_path.is_none() {

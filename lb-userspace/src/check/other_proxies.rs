@@ -31,8 +31,8 @@ fn finding(check: &str, found: std::io::Result<Vec<String>>) -> Finding {
         Ok(found) => Finding::warning(check, format!("rules in {}", found.join(", ")), REMEDY),
         Err(error) => Finding::warning(
             check,
-            format!("cannot be looked at: {error}"),
-            "look yourself: nft list tables, iptables-save | grep KUBE-",
+            format!("cannot be read: {error}"),
+            "to look by hand: nft list tables, iptables-save | grep KUBE-",
         ),
     }
 }

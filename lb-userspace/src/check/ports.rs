@@ -41,23 +41,23 @@ fn port(setting: &str, address: SocketAddr, running: bool) -> Finding {
     let check = setting;
     match (owner(address), running) {
         (Some(Owner::NodeLb), true) => {
-            Finding::ok(check, format!("{address} is the running agent's"))
+            Finding::ok(check, format!("the running agent has {address}"))
         }
         (Some(Owner::NodeLb), false) => Finding::failure(
             check,
-            format!("{address} is another agent's, with another --socket"),
-            "stop that one, or give this one another address",
+            format!("another agent, with another --socket, has {address}"),
+            "stop that agent, or give this one another address",
         ),
         (Some(Owner::KubeProxy), _) => Finding::failure(
             check,
-            format!("{address} is kube-proxy's"),
+            format!("kube-proxy has {address}"),
             "stop kube-proxy on this node (docs/migration.md)",
         ),
         (None, _) => Finding::failure(
             check,
             format!("{address}: {error}"),
             format!(
-                "find out who has it (ss -lntp sport = :{}) and free it, or set --{setting}",
+                "find the process that has it (ss -lntp sport = :{}) and free it, or set --{setting}",
                 address.port()
             ),
         ),

@@ -9,7 +9,8 @@ use crate::{
     config::{Config, Flags},
 };
 
-/// Balance this node's traffic to Services until stopped; what is in the kernel goes on after that
+/// Run the agent, which balances this node's traffic to Services. After it stops, programs and
+/// maps stay in force
 #[derive(Debug, clap::Args)]
 pub struct Command {
     #[command(flatten)]

@@ -10,15 +10,15 @@ use crate::{
     config::{Config, Flags},
 };
 
-/// Say whether this node can run the agent with these settings, what is in its way, and what to do
+/// Check whether this node can run the agent with these settings, and show obstacles with remedies
 ///
-/// Ends with 0 if the agent can run, warnings or not, and with 1 if it cannot.
+/// The exit status is 0 if the agent can run, also with warnings, and 1 if it cannot.
 #[derive(Debug, clap::Args)]
 pub struct Command {
     #[command(flatten)]
     flags: Flags,
 
-    /// Form of the output; JSON is an object with all findings
+    /// Format of the output; JSON is an object with all findings
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
 }

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-/// Remove all programs and maps of node-lb from the kernel, which ends the connections through it
+/// Remove all programs and maps of node-lb from the kernel; this ends the connections through it
 #[derive(Debug, clap::Args)]
 pub struct Command {
-    /// Where maps and links are pinned
+    /// Directory in which maps and links are pinned
     #[arg(long, value_name = "DIR", default_value = lb_datapath::pins::DEFAULT_ROOT)]
     bpf_root: PathBuf,
     /// The configuration file

@@ -34,7 +34,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Load balancing for Kubernetes Services on this node, by eBPF
+/// Balances this node's traffic to Kubernetes Services, with eBPF
 #[derive(Debug, Parser)]
 #[command(name = "node-lb", version)]
 struct Cli {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lb_datapath::preflight::{BPF_FS, provide_bpf_fs};
 
-/// Mount the BPF file system on /sys/fs/bpf, unless it is there
+/// Mount the BPF file system on /sys/fs/bpf, unless it is mounted already
 #[derive(Debug, clap::Args)]
 pub struct Command {}
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// `--output` of commands that show a table.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Output {
-    /// To read
+    /// Text for people
     Table,
     /// For programs
     Json,

@@ -18,14 +18,14 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Problems shown of a kind; `-o json` has all of them.
 const SHOWN: usize = 20;
 
-/// Show what the agent on this node is doing, and what it cannot do
+/// Show the state and the problems of the agent on this node
 #[derive(Args, Debug)]
 pub struct Command {
-    /// Where the agent listens
+    /// Socket of the agent
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 
-    /// Form of the output; JSON is an object, as the agent gives it
+    /// Format of the output; JSON is the agent's own answer
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
 }

@@ -25,33 +25,33 @@ pub const DEFAULT_SOCKET: &str = "/run/node-lb/agent.sock";
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Settings")]
 pub struct Flags {
-    /// YAML file of settings named like these flags; a flag on the command line wins
+    /// YAML file with settings, named like these flags; a flag on the command line wins over it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Where Services, EndpointSlices and Nodes come from: the cluster's API server or a directory
-    /// of manifests [default: kubernetes]
+    /// Source of Services, EndpointSlices and Nodes: the cluster's API server, or a directory of
+    /// manifests [default: kubernetes]
     #[arg(long, value_name = "kubernetes|dir:PATH")]
     pub source: Option<SourceSpec>,
 
-    /// How to reach the API server and who to be there [default: the pod's service account]
+    /// File with the API server's address and credentials [default: the pod's service account]
     #[arg(long, value_name = "PATH")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address of the API server, instead of the kubeconfig's or the pod's
+    /// Address of the API server, in place of the one in the kubeconfig or the pod
     #[arg(long, value_name = "URL", value_parser = api_server_url)]
     pub master: Option<hyper::Uri>,
 
-    /// Name of this node [default: the host name]
+    /// Name of this node's Node object [default: the host name]
     #[arg(long, alias = "hostname-override", value_name = "NAME")]
     pub node: Option<String>,
 
-    /// Address of this node, besides those of its Node object; may be repeated
+    /// Address of this node, in addition to those in its Node object; may be repeated
     #[arg(long = "node-address", value_name = "IP", value_delimiter = ',')]
     pub node_addresses: Vec<IpAddr>,
 
-    /// Where node ports are accepted: `primary` (the node IP) or networks. A family without a
-    /// network in the list accepts on all its addresses
+    /// Addresses that accept node ports: `primary` (the node IP) or networks. If the list has no
+    /// network of a family, all addresses of that family accept them
     #[arg(
         long,
         value_name = "primary|CIDR,..",
@@ -60,7 +60,7 @@ pub struct Flags {
     )]
     pub nodeport_addresses: Vec<NodePortAddress>,
 
-    /// How local pods are told from everyone else
+    /// How to tell local pods from other sources
     #[arg(
         long,
         value_name = "MODE",
@@ -99,7 +99,7 @@ pub struct Flags {
     #[arg(long, value_name = "NAME=BOOL,..", value_delimiter = ',')]
     pub feature_gates: Vec<FeatureGate>,
 
-    /// Where /healthz and /livez are served
+    /// Address that serves /healthz, /livez and /readyz
     #[arg(
         long,
         value_name = "IP[:PORT]",
@@ -108,7 +108,7 @@ pub struct Flags {
     )]
     pub healthz_bind_address: SocketAddr,
 
-    /// Where /metrics is served
+    /// Address that serves /metrics
     #[arg(
         long,
         value_name = "IP[:PORT]",
@@ -117,56 +117,57 @@ pub struct Flags {
     )]
     pub metrics_bind_address: SocketAddr,
 
-    /// Where `node-lb status` finds the agent; only root may ask
+    /// Socket on which the agent answers `node-lb status`; only root may use it
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
 
-    /// How long a request to the agent's HTTP servers may take, watches and the like excepted; a
-    /// request may ask for less by ?timeout=
+    /// How long a request to the agent's HTTP servers may take, except for streams such as
+    /// watches; a request may ask for less with ?timeout=
     #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "10s")]
     pub request_timeout: Duration,
 
-    /// How many reading requests the agent's HTTP servers serve at a time; 0 means no limit
+    /// How many reading requests the agent's HTTP servers serve at a time; 0: no limit
     #[arg(long, value_name = "REQUESTS", default_value = "100")]
     pub max_requests_inflight: usize,
 
-    /// How many other requests the agent's HTTP servers serve at a time; 0 means no limit
+    /// How many other requests the agent's HTTP servers serve at a time; 0: no limit
     #[arg(long, value_name = "REQUESTS", default_value = "50")]
     pub max_mutating_requests_inflight: usize,
 
-    /// How long /readyz waits, after the start, for every resource to be synchronised; later that
-    /// no longer counts
+    /// How long /readyz waits, after the start, until every resource is synchronised; after that
+    /// time it no longer checks this
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
     pub cache_initialization_timeout: Duration,
 
-    /// How long an established TCP flow may be idle, here and in the kernel's conntrack; 0 means
-    /// the default here and leaves the kernel's
+    /// How long an established TCP flow may be idle, in node-lb and in the kernel's conntrack; 0:
+    /// node-lb uses the default, and the kernel's value stays
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "24h")]
     pub conntrack_tcp_timeout_established: Duration,
 
-    /// How long a TCP flow with one side closed may be idle, here and in the kernel's conntrack; 0
-    /// means the default here and leaves the kernel's
+    /// How long a TCP flow with one side closed may be idle, in node-lb and in the kernel's
+    /// conntrack; 0: node-lb uses the default, and the kernel's value stays
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1h")]
     pub conntrack_tcp_timeout_close_wait: Duration,
 
-    /// How long an unanswered UDP flow is kept; unless default or 0, in the kernel's conntrack, too
+    /// How long an unanswered UDP flow is kept. The kernel's conntrack gets this value too, unless
+    /// it is 0 or the default
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub conntrack_udp_timeout: Duration,
 
-    /// How long an answered UDP flow may be idle; unless default or 0, in the kernel's conntrack,
-    /// too
+    /// How long an answered UDP flow may be idle. The kernel's conntrack gets this value too,
+    /// unless it is 0 or the default
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "120s")]
     pub conntrack_udp_timeout_stream: Duration,
 
-    /// Room in the kernel's conntrack table, connections for each core; 0 leaves it as it is
+    /// Room in the kernel's conntrack table, in connections per core; 0: it stays as it is
     #[arg(long, value_name = "CONNECTIONS", default_value = "32768")]
     pub conntrack_max_per_core: u32,
 
-    /// Least room in the kernel's conntrack table, however few the cores
+    /// Smallest room in the kernel's conntrack table, on a node with few cores
     #[arg(long, value_name = "CONNECTIONS", default_value = "131072")]
     pub conntrack_min: u32,
 
-    /// Have the kernel's conntrack take packets outside the TCP window, too
+    /// Let the kernel's conntrack also accept packets outside the TCP window
     #[arg(
         long,
         value_name = "BOOL",
@@ -178,11 +179,12 @@ pub struct Flags {
     )]
     pub conntrack_tcp_be_liberal: bool,
 
-    /// External device to serve; may be repeated [default: those with a default route]
+    /// External device to serve; may be repeated [default: those with a default route or this
+    /// node's address]
     #[arg(long = "device", value_name = "NAME", value_delimiter = ',')]
     pub devices: Vec<String>,
 
-    /// Names of pod-side devices, with `*` for any text; may be repeated
+    /// Names of the devices that lead to pods, with `*` for any text; may be repeated
     #[arg(
         long = "pod-device-pattern",
         value_name = "PATTERN",
@@ -191,43 +193,43 @@ pub struct Flags {
     )]
     pub pod_device_patterns: Vec<String>,
 
-    /// How XDP is attached to external devices
+    /// How to attach XDP programs to external devices
     #[arg(long, value_name = "MODE", value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,
 
-    /// Whose connections are translated at the socket
+    /// Which processes' connections are translated at the socket
     #[arg(long, value_name = "WHO", value_enum, default_value = "host")]
     pub socket_lb: SocketLb,
 
-    /// The cgroup whose processes' sockets are translated; by default the root of the cgroup v2
-    /// hierarchy, wherever it is mounted
+    /// Cgroup whose processes' sockets are translated [default: the root of the mounted cgroup v2
+    /// hierarchy]
     #[arg(long, value_name = "PATH")]
     pub cgroup_path: Option<PathBuf>,
 
-    /// Where maps and links are pinned
+    /// Directory in which maps and links are pinned
     #[arg(long, value_name = "PATH", default_value = lb_datapath::pins::DEFAULT_ROOT)]
     pub bpf_root: PathBuf,
 
-    /// Source ports for source NAT; by default the largest range from 1024 on that has neither
-    /// ports of the node's own connections (net.ipv4.ip_local_port_range) nor NodePorts
+    /// Source ports for source NAT [default: the largest range from 1024 on without NodePorts and
+    /// without ports of the node's own connections (net.ipv4.ip_local_port_range)]
     #[arg(long, value_name = "FIRST-LAST")]
     pub snat_ports: Option<PortRange>,
 
-    /// The API server's setting of the same name: the range that NodePorts come from
+    /// Range of NodePorts, as in the API server's setting of the same name
     #[arg(long, value_name = "FIRST-LAST", default_value = "30000-32767")]
     pub service_node_port_range: PortRange,
 
-    /// Whether forwarded traffic passes the host's netfilter rules
+    /// Whether forwarded traffic without source NAT passes the host's netfilter rules
     #[arg(long, value_name = "MODE", value_enum, default_value = "bypass")]
     pub netfilter: NetfilterMode,
 
-    /// Whether another service proxy has connections on this node that are to end in peace (`in`),
-    /// or is to take the new ones (`out`)
+    /// Which proxy opens new connections, while another service proxy on this node still has
+    /// connections (`in`), or takes the new ones (`out`)
     #[arg(long, value_name = "DIRECTION", value_enum, default_value = "off")]
     pub handover: Handover,
 
-    /// Whether new connections go to an endpoint that has just refused some, or not answered, while
-    /// the Service has another
+    /// Whether new connections avoid an endpoint that has just refused connections, or has not
+    /// answered, while the Service has another endpoint
     #[arg(long, value_name = "CHOICE", value_enum, default_value = "avoid")]
     pub failing_endpoints: FailingEndpoints,
 
@@ -240,7 +242,7 @@ pub struct Flags {
     )]
     pub flow_table_size: u32,
 
-    /// Entries in a Service's Maglev table, a prime number well above its endpoints
+    /// Entries in a Service's Maglev table: a prime number, much larger than its number of endpoints
     #[arg(
         long,
         value_name = "ENTRIES",

@@ -125,7 +125,7 @@ impl FromStr for FeatureGate {
     }
 }
 
-/// `--detect-local-mode`: how local pods are told from everyone else.
+/// `--detect-local-mode`: how to tell local pods from other sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DetectLocalMode {
     #[value(name = "ClusterCIDR", help = "The source is in --cluster-cidr")]
@@ -142,20 +142,20 @@ pub enum DetectLocalMode {
         help = "The packet arrives on an interface with --pod-interface-name-prefix"
     )]
     InterfaceNamePrefix,
-    #[value(name = "none", help = "Nobody is a local pod")]
+    #[value(name = "none", help = "No source is a local pod")]
     None,
 }
 
 /// How XDP programs are attached to external devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum XdpMode {
-    /// Per device native, else generic, else TC
+    /// For each device native XDP, else generic XDP, else TC
     Auto,
-    /// In the driver, or not at all
+    /// XDP in the driver, or no XDP
     Native,
-    /// In the network stack
+    /// XDP in the network stack
     Generic,
-    /// TC instead of XDP
+    /// TC in place of XDP
     Off,
 }
 
@@ -164,18 +164,18 @@ pub enum XdpMode {
 pub enum SocketLb {
     /// Processes and pods in the host's network namespace
     Host,
-    /// Every process on the node, pods too
+    /// All processes on the node, including pods
     All,
-    /// Nobody's
+    /// No process
     Off,
 }
 
 /// What forwarded service traffic has to do with the host's netfilter rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NetfilterMode {
-    /// Both directions of a flow pass them by
+    /// Both directions of a flow bypass these rules
     Bypass,
-    /// Both directions of a flow go through them
+    /// Both directions of a flow pass these rules
     Traverse,
 }
 
@@ -183,20 +183,20 @@ pub enum NetfilterMode {
 /// while one takes over from the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Handover {
-    /// All of it is node-lb's
+    /// node-lb handles all traffic
     Off,
-    /// New connections are node-lb's; the other's TCP connections go on
+    /// node-lb opens new connections; the other proxy's TCP connections go on
     In,
-    /// New connections are the other's; node-lb's go on
+    /// The other proxy opens new connections; node-lb's connections go on
     Out,
 }
 
 /// What becomes of endpoints that refuse connections or do not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FailingEndpoints {
-    /// New connections go to others for some seconds
+    /// New connections go to other endpoints for some seconds
     Avoid,
-    /// They are chosen like any other
+    /// These endpoints are chosen like any other
     Use,
 }
 

@@ -87,7 +87,7 @@ impl Notice {
             ),
             _ => (
                 "ServiceNotProgrammed",
-                "what was in force before, if anything, stays",
+                "the earlier state, if there is one, stays in force",
             ),
         };
         Self {
@@ -96,7 +96,9 @@ impl Notice {
             event_type: EventType::Warning,
             reason,
             action: "Program",
-            note: format!("{port}: {error}; {consequence}; it is tried again when there is room"),
+            note: format!(
+                "{port}: {error}; {consequence}; the agent tries again when there is room"
+            ),
             scope: Scope::Node,
         }
     }
@@ -109,7 +111,7 @@ impl Notice {
             event_type: EventType::Normal,
             reason: "ServiceProgrammed",
             action: "Program",
-            note: format!("{port}: programmed after having waited for room"),
+            note: format!("{port}: programmed now that there is room"),
             scope: Scope::Node,
         }
     }
@@ -120,7 +122,7 @@ impl Notice {
         let (reason, what) = match limit {
             Limit::HalfOpen => (
                 "HalfOpenFlowsExhausted",
-                "so many flows are half open that the oldest give way to new ones; somebody sends from \
+                "so many flows are half open that new ones replace the oldest; a client sends from \
                  spoofed addresses, or endpoints do not answer",
             ),
             Limit::SnatPorts => (

@@ -116,7 +116,7 @@ impl Readiness {
         async move {
             if !initialization.wait(limit).await {
                 tracing::warn!(
-                    "not synchronised within {limit:?}: {}; going on without",
+                    "not synchronised within {limit:?}: {}; the agent goes on without them",
                     initialization.missing()
                 );
             }

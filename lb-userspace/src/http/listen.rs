@@ -81,7 +81,7 @@ pub async fn bind_until_free(address: SocketAddr, purpose: &str) -> TcpListener 
 /// If somebody listens there, or the directory cannot be written.
 pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
-        let message = "somebody listens there; is another agent running?";
+        let message = "another process listens there; is another agent running?";
         return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
     }
     if let Some(directory) = path.parent() {

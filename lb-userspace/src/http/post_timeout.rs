@@ -124,8 +124,8 @@ impl PostTimeout {
                     server = entry.server,
                     method = entry.method,
                     uri = entry.uri,
-                    "an HTTP request is still worked for {overrun:?} after its deadline; it is \
-                     taken to hang for ever"
+                    "the work for an HTTP request goes on {overrun:?} after its deadline; it is \
+                     assumed never to end"
                 );
                 self.observer.hangs(entry.server);
                 return false;
@@ -170,7 +170,7 @@ impl Entry {
             method = self.method,
             uri = self.uri,
             overrun = ?self.overrun(*returned),
-            "an HTTP request was worked for after its deadline"
+            "the work for an HTTP request ended after its deadline"
         );
         Some(())
     }

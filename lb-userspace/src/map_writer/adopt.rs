@@ -60,8 +60,8 @@ impl MapWriter {
                 }
                 None => {
                     tracing::warn!(
-                        "service {id} in the pinned maps makes no sense: it is written anew as soon \
-                         as its Service is known"
+                        "the pinned maps hold invalid data for service {id}: the agent writes it \
+                         again as soon as it knows the Service"
                     );
                     broken.push(id);
                     leftovers.append(taken);

@@ -224,7 +224,9 @@ impl Frontends {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("cannot remove addresses that lead nowhere any more: {error}");
+                    tracing::warn!(
+                        "cannot remove addresses that no longer lead to a Service: {error}"
+                    );
                     self.changed.extend(addresses);
                     all = false;
                 }

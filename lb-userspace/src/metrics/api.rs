@@ -24,12 +24,12 @@ impl ApiMetrics {
         Self {
             requests: register.counters(
                 "node_lb_api_requests_total",
-                "Requests to the API server, by HTTP status code or `none` without an answer.",
+                "Requests to the API server, by HTTP status code; `none` means no answer.",
                 &[RESOURCE, "verb", "code"],
             ),
             retries: register.counters(
                 "node_lb_api_retries_total",
-                "Requests to the API server that failed, or broke off, and were followed by another.",
+                "Requests to the API server that failed or broke off, and that the agent repeats.",
                 &[RESOURCE, "verb"],
             ),
             lists: register.counters(
@@ -39,7 +39,7 @@ impl ApiMetrics {
             ),
             relists: register.counters(
                 "node_lb_api_relists_total",
-                "New lists because a watch could not go on where it was.",
+                "New lists, because a watch could not continue.",
                 &[RESOURCE, "reason"],
             ),
             received_bytes: register.counters(
@@ -49,12 +49,12 @@ impl ApiMetrics {
             ),
             refused: register.counters(
                 "node_lb_api_decode_errors_total",
-                "Objects from the API server that could not be used, each time they came.",
+                "Objects from the API server that could not be used, counted each time they arrived.",
                 &[RESOURCE],
             ),
             synced: register.gauges(
                 "node_lb_api_synced",
-                "1 once a resource has been listed completely.",
+                "1 after a resource has been listed completely.",
                 &[RESOURCE],
             ),
             last_sync: register.timestamps(

@@ -17,7 +17,7 @@ impl EventMetrics {
             notices: register.counters(
                 "node_lb_events_total",
                 "Events on Services: `created`, `updated` (the count of a series written), `counted` \
-                 (a repetition, to be written later).",
+                 (a repetition that is written later).",
                 &["result"],
             ),
             dropped: register.counters(

@@ -36,28 +36,28 @@ impl HttpMetrics {
         Self {
             terminations: register.counters(
                 "node_lb_http_request_terminations_total",
-                "Requests ended early with this status code: 504 at the deadline, 429 refused.",
+                "Requests that the agent ended early, by HTTP status code: 504 at the deadline, 429 refused.",
                 &["server", "code"],
             ),
             aborts: register.counters(
                 "node_lb_http_request_aborts_total",
-                "Requests broken off in the middle of the answer.",
+                "Requests whose answer was broken off in the middle.",
                 &["server"],
             ),
             post_timeouts: register.counters(
                 "node_lb_http_request_post_timeout_total",
-                "Requests worked for after their deadline, by whether that ended.",
+                "Requests whose work went on after their deadline, by whether it has ended.",
                 &["server", "status"],
             ),
             post_timeout_seconds: register.histograms_of(
                 "node_lb_http_request_post_timeout_seconds",
-                "Time from a request's deadline until nothing worked for it any more.",
+                "Time from a request's deadline until its work ended.",
                 &["server"],
                 POST_TIMEOUT_BUCKETS.to_vec(),
             ),
             past_deadline: register.gauge(
                 "node_lb_http_requests_past_deadline",
-                "Requests past their deadline for which something still works.",
+                "Requests past their deadline whose work still goes on.",
             ),
             past_deadline_unlisted: register.counter(
                 "node_lb_http_requests_past_deadline_unlisted_total",
@@ -65,7 +65,7 @@ impl HttpMetrics {
             ),
             in_flight: register.gauges(
                 "node_lb_http_current_inflight_requests",
-                "The most requests at a time in the last second.",
+                "Highest number of simultaneous requests in the last second.",
                 &["request_kind"],
             ),
         }

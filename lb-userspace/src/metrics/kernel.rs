@@ -126,7 +126,7 @@ impl Sample {
         [
             family(
                 "node_lb_packets_total",
-                "Packets, by what became of them and why.",
+                "Packets, by hook and by the reason for what happened to them.",
                 MetricType::COUNTER,
                 packets,
             ),
@@ -138,39 +138,41 @@ impl Sample {
             ),
             family(
                 "node_lb_service_half_open_flows",
-                "Flows that have not proved themselves, by service port, where there are any.",
+                "Half-open flows, by service port; service ports without any are left out.",
                 MetricType::GAUGE,
                 half_open,
             ),
             family(
                 "node_lb_service_flows_gave_way_total",
-                "Half-open flows that gave way to newer ones, by service port, where there are any.",
+                "Half-open flows that newer ones replaced, by service port; service ports without any are \
+                 left out.",
                 MetricType::COUNTER,
                 gave_way,
             ),
             family(
                 "node_lb_service_flow_table_full_total",
-                "Connections dropped for want of a record in the flow table, by service port, where there are \
-                 any.",
+                "Connections dropped because the flow table had no room for them, by service port; service \
+                 ports without any are left out.",
                 MetricType::COUNTER,
                 flow_table_full,
             ),
             family(
                 "node_lb_service_snat_ports_exhausted_total",
-                "Connections dropped for want of a port for source NAT, by service port, where there are any.",
+                "Connections dropped because no port for source NAT was free, by service port; service \
+                 ports without any are left out.",
                 MetricType::COUNTER,
                 snat_ports_exhausted,
             ),
             family(
                 "node_lb_service_failing_endpoints",
-                "Endpoints that have refused or not answered the latest connections, by service port, where \
-                 there are any.",
+                "Endpoints that have refused, or not answered, the latest connections, by service port; \
+                 service ports without any are left out.",
                 MetricType::GAUGE,
                 failing,
             ),
             family(
                 "node_lb_device_xdp_mode",
-                "Constant 1; the label `mode` tells how the device is attached.",
+                "Constant 1; the label `mode` says how XDP is attached to the device.",
                 MetricType::GAUGE,
                 devices,
             ),
@@ -182,7 +184,7 @@ impl Sample {
             ),
             family(
                 "node_lb_flow_table_size",
-                "Flows the flow table has room for.",
+                "Number of flows that the flow table has room for.",
                 MetricType::GAUGE,
                 self.flow_table_size.iter().map(|size| gauge(&[], *size)),
             ),

@@ -258,9 +258,9 @@ fn explain_says_which_flow_and_why() {
         "\
 192.0.2.1 (external) to shop/web:80 TCP
   Flow schema     catch-all, precedence 10000
-  Priority level  catch-all, refuses what finds no seat
+  Priority level  catch-all, refuses connections without a free seat
   Not by          exempt: rules[0]: ingress external is not among its own
-  Not by          shop: rules[0]: 192.0.2.1, of unknown identity, is none of the subjects
+  Not by          shop: rules[0]: 192.0.2.1, of unknown identity, is not among the subjects
 "
     );
 }

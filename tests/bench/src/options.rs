@@ -11,7 +11,7 @@ use crate::packets::cases::{self, Case};
 #[derive(Parser)]
 #[command(name = "bench")]
 pub struct Options {
-    /// Parts to run, in place of all but control-plane
+    /// Run only these parts [default: all but control-plane]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
     only: Vec<Part>,
     /// Run only the part control-plane, which takes a quarter of an hour
@@ -21,7 +21,7 @@ pub struct Options {
     /// control-plane]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// A look, not a measurement: few rounds, short samples, 1 and 1,000 services (control-plane:
+    /// A rough check: few rounds, short samples, 1 and 1,000 services (control-plane:
     /// 100)
     #[arg(long)]
     pub quick: bool,
@@ -42,10 +42,10 @@ pub struct Options {
         value_parser = clap::value_parser!(u8).range(1..=100)
     )]
     pub endpoints: u8,
-    /// How node-lb is attached to the device that clients are behind, in the lab
+    /// How to attach node-lb, in the lab, to the device that leads to clients
     #[arg(long, value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,
-    /// The CPU to measure on; the last, unless given
+    /// CPU to measure on [default: the last]
     #[arg(long)]
     pub cpu: Option<usize>,
 
@@ -59,19 +59,19 @@ pub struct Options {
     #[arg(long, value_name = "DIRECTORY")]
     pub plots: Option<PathBuf>,
 
-    /// Packet cases to measure, in place of all
+    /// Measure only these packet cases
     #[arg(long, value_delimiter = ',', value_parser = parse_case, value_name = "NAME,...")]
     pub cases: Vec<&'static Case>,
     /// Print the names of the packet cases
     #[arg(long, conflicts_with = "serve")]
     pub list: bool,
-    /// Answer names of packet cases, one a line, with one sample each, in nanoseconds
+    /// Read names of packet cases, one per line, and answer each with one sample in nanoseconds
     #[arg(long)]
     pub serve: bool,
-    /// Alternate packet cases with a program that answers names as `--serve` does
+    /// Alternate packet cases with another program, which answers names like `--serve`
     #[arg(long, value_name = "COMMAND")]
     pub peer: Option<String>,
-    /// Compare a case with one of another name
+    /// Compare one of our cases with a case of the peer that has another name
     #[arg(long = "peer-case", requires = "peer", value_parser = parse_pair, value_name = "OURS=THEIRS")]
     pub peer_cases: Vec<(&'static str, String)>,
 }
@@ -83,9 +83,9 @@ pub enum Part {
     Packets,
     /// Connections and throughput, between network namespaces
     Lab,
-    /// What it takes to program services, and to change one
+    /// How long it takes to program services, and to change one
     Programming,
-    /// The same and more before an API server, beside kube-proxy
+    /// The same and more with an API server, beside kube-proxy
     ControlPlane,
 }
 

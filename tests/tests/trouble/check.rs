@@ -32,7 +32,7 @@ fn a_fit_node_has_no_failures() -> Result<()> {
     assert_eq!(report.code, Some(0), "{}", report.said);
     let programs = report.finding("programs");
     assert!(
-        programs.found.contains("the kernel takes all"),
+        programs.found.contains("the kernel accepts all"),
         "{programs:?}"
     );
     assert!(report.finding("device eth0").found.starts_with("external"));
@@ -160,7 +160,7 @@ fn the_ports_of_a_running_agent_are_its_own() -> Result<()> {
     assert_eq!(report.code, Some(0), "{}", report.said);
     for setting in ["healthz-bind-address", "metrics-bind-address"] {
         let found = report.finding(setting);
-        assert!(found.found.contains("the running agent's"), "{found:?}");
+        assert!(found.found.contains("the running agent has"), "{found:?}");
     }
     let device = report.finding("device eth0");
     assert_eq!(device.level, Level::Ok, "its own XDP program: {device:?}");
@@ -177,7 +177,7 @@ fn a_device_with_a_foreign_xdp_program_is_named() -> Result<()> {
     assert_eq!(report.code, Some(0), "{}", report.said);
     let found = report.finding("device eth0");
     assert_eq!(found.level, Level::Warning);
-    assert!(found.found.contains("of somebody else"), "{found:?}");
+    assert!(found.found.contains("another XDP program"), "{found:?}");
     assert!(
         found.remedy().contains("ip link set eth0 xdp off"),
         "{found:?}"

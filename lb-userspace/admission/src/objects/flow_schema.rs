@@ -6,7 +6,8 @@ use serde_json::json;
 
 use super::{rule::RuleSpec, wire::or_default};
 
-/// Which connections it takes, how their flows are told apart, and which priority level they get.
+/// Which connections the schema takes, how it divides them into flows, and which priority level
+/// they get.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["priorityLevelConfiguration"], "x-kubernetes-validations" = json!([
@@ -16,47 +17,49 @@ use super::{rule::RuleSpec, wire::or_default};
      "message": "long-running connections have neither idle deadlines nor a lifetime"},
 ])))]
 pub struct FlowSchemaSpec {
-    /// The level of its connections. While there is no such level, the schema takes no connections.
+    /// The level of the schema's connections. While this level does not exist, the schema takes no
+    /// connections.
     #[serde(default, deserialize_with = "or_default")]
     pub priority_level_configuration: PriorityLevelReference,
 
-    /// Which schema is asked first: the one with the lower number, or else with the name that sorts
-    /// first. 1 is for the schema `exempt` alone. Zero means the default.
+    /// The schema with the lower number is tried first; with equal numbers, the one whose name
+    /// sorts first. Only the schema `exempt` may have 1. Zero means the default.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(range(min = 0, max = 10_000), extend("default" = 1000))]
     pub matching_precedence: i32,
 
-    /// How flows are told apart; without it all connections of the schema are one flow.
+    /// How connections are divided into flows; without it all connections of the schema are one
+    /// flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distinguisher_method: Option<DistinguisherMethodSpec>,
 
-    /// Any one of them is enough. Without rules it takes no connections.
+    /// The schema takes a connection if any rule matches. Without rules it takes no connections.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(length(max = 64))]
     pub rules: Vec<RuleSpec>,
 
-    /// Seats of one connection, for backends to which a connection is worth more than elsewhere.
+    /// Seats that one connection takes, for backends whose connections cost more than others.
     /// Zero means the default.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(range(min = 0, max = 10), extend("default" = 1))]
     pub seats: i32,
 
-    /// How long its seats stay taken after a connection has ended, at most 10s: damps clients that
+    /// How long a connection's seats stay taken after its end, at most 10s. This slows clients that
     /// connect and close all the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "0s", "pattern" = super::crd::DURATION_PATTERN))]
     pub linger: Option<String>,
 
-    /// When connections are given up.
+    /// When the node gives up connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadlines: Option<DeadlinesSpec>,
 
-    /// Connections stay open without use for long: watches, tunnels, database sessions. They have
-    /// neither idle deadlines nor a lifetime, and should have a level of their own.
+    /// For connections that stay open for a long time without traffic: watches, tunnels, database
+    /// sessions. They have no idle deadlines and no lifetime. Give them a level of their own.
     #[serde(default, deserialize_with = "or_default")]
     pub long_running: bool,
 
-    /// What the client of a refused connection is told.
+    /// The answer to the client of a refused connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reject_answer: Option<RejectAnswerSpec>,
 }
@@ -71,8 +74,8 @@ pub struct PriorityLevelReference {
     pub name: String,
 }
 
-/// How flows are told apart. Flows should be the borders along which misbehaviour runs, or it
-/// spreads over every queue of the level.
+/// How connections are divided into flows. One misbehaving client or tenant should be one flow.
+/// Otherwise its connections spread over every queue of the level.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["type"], "x-kubernetes-validations" = json!([
@@ -80,8 +83,8 @@ pub struct PriorityLevelReference {
      "message": "must not be given except for type BySourcePrefix"},
 ])))]
 pub struct DistinguisherMethodSpec {
-    /// A source whose identity is not known is told apart by its address: outside the cluster by
-    /// the /24 (IPv4) or /56 (IPv6) network of it.
+    /// A source without a known identity is identified by its address; outside the cluster, by
+    /// the /24 (IPv4) or /56 (IPv6) network of the address.
     #[serde(default, rename = "type", deserialize_with = "or_default")]
     #[schemars(extend("enum" = super::validate::DISTINGUISHERS))]
     pub type_: String,
@@ -91,7 +94,7 @@ pub struct DistinguisherMethodSpec {
     pub source_prefix: Option<SourcePrefixSpec>,
 }
 
-/// How much of the source address counts.
+/// How many bits of the source address count.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct SourcePrefixSpec {
     /// Bits of an IPv4 address, 24 to 32.
@@ -99,24 +102,24 @@ pub struct SourcePrefixSpec {
     #[schemars(range(min = 24, max = 32), extend("default" = 24))]
     pub ipv4: Option<i32>,
 
-    /// Bits of an IPv6 address, 56 to 64: whoever has one IPv6 address has a /64 full of them.
+    /// Bits of an IPv6 address, 56 to 64: a client with one IPv6 address has a whole /64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 56, max = 64), extend("default" = 56))]
     pub ipv6: Option<i32>,
 }
 
-/// When connections are given up. Durations are written like `1h30m` or `500ms`; zero is the
-/// default, and more than the maximum is the maximum.
+/// When the node gives up connections. Durations are written like `1h30m` or `500ms`. Zero means
+/// the default, and more than the maximum means the maximum.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadlinesSpec {
     /// How long clients wait for an answer to their first packet: default 4s, at most 20s. A
-    /// connection waits for a seat for a quarter of it.
+    /// connection waits for a seat for a quarter of this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub connect_patience: Option<String>,
 
-    /// From the first packet that the endpoint gets to the end of the handshake: default 3s, at
+    /// Time from the first packet to the endpoint until the end of the handshake: default 3s, at
     /// most 10s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
@@ -140,16 +143,16 @@ pub struct DeadlinesSpec {
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub half_close: Option<String>,
 
-    /// How long the whole connection may last, give or take 10 %: at most 720h, by default for
-    /// ever.
+    /// How long the whole connection may last, with a random difference of up to 10 %: at most
+    /// 720h, by default without limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub lifetime: Option<String>,
 }
 
-/// What the client of a refused connection is told, by the reason: `RST` (a TCP reset, for UDP port
-/// unreachable), `ICMP` (administratively prohibited, for UDP port unreachable) or `Drop`
-/// (nothing).
+/// The answer to the client of a refused connection, for each reason: `RST` (a TCP reset; with UDP,
+/// port unreachable), `ICMP` (administratively prohibited; with UDP, port unreachable) or `Drop`
+/// (no answer).
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RejectAnswerSpec {
@@ -163,7 +166,7 @@ pub struct RejectAnswerSpec {
     #[schemars(extend("enum" = super::validate::ANSWERS, "default" = "Drop"))]
     pub queue_full: Option<String>,
 
-    /// It waited for as long as it may.
+    /// The connection has waited for as long as it may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = super::validate::ANSWERS, "default" = "RST"))]
     pub time_out: Option<String>,

@@ -19,8 +19,8 @@ use super::{crd::hand_size_rules, wire::or_default};
      "message": "must not be given for type Exempt"},
 ])))]
 pub struct PriorityLevelSpec {
-    /// `Limited`, or `Exempt` for the one level of that name: its connections are counted, but
-    /// never wait and are never refused.
+    /// `Limited`, or `Exempt` for the level of that name only. Connections of `exempt` are counted,
+    /// but they never wait and are never refused.
     #[serde(default, rename = "type", deserialize_with = "or_default")]
     #[schemars(extend("enum" = ["Exempt", "Limited"]))]
     pub type_: String,
@@ -39,8 +39,8 @@ pub struct PriorityLevelSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["limitResponse"]))]
 pub struct LimitedSpec {
-    /// The level's weight when the node's seats are divided among all levels. Zero gives it none;
-    /// with a borrowingLimitPercent beside it, it never gets any.
+    /// The level's weight in the division of the node's seats. With zero the level has no seats of
+    /// its own; with zero and a borrowingLimitPercent it never gets any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000), extend("default" = 30))]
     pub nominal_concurrency_shares: Option<i32>,
@@ -50,8 +50,8 @@ pub struct LimitedSpec {
     #[schemars(range(min = 0, max = 100), extend("default" = 0))]
     pub lendable_percent: Option<i32>,
 
-    /// How much it may borrow from others, in percent of its own seats; without it, as much as
-    /// there is.
+    /// How many seats it may borrow from other levels, in percent of its own; without it, as many
+    /// as there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub borrowing_limit_percent: Option<i32>,
@@ -60,7 +60,7 @@ pub struct LimitedSpec {
     #[serde(default, deserialize_with = "or_default")]
     pub limit_response: LimitResponseSpec,
 
-    /// Limits inside the level that protect its flows from connections that last.
+    /// Limits inside the level that protect its flows from connections that last long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionsSpec>,
 }
@@ -75,7 +75,7 @@ pub struct LimitedSpec {
      "message": "must not be given for type Reject"},
 ])))]
 pub struct LimitResponseSpec {
-    /// `Queue`: it waits for its turn. `Reject`: it is refused at once.
+    /// `Queue`: the connection waits for its turn. `Reject`: it is refused at once.
     #[serde(default, rename = "type", deserialize_with = "or_default")]
     #[schemars(extend("enum" = ["Queue", "Reject"]))]
     pub type_: String,
@@ -85,14 +85,14 @@ pub struct LimitResponseSpec {
     pub queuing: Option<QueuingSpec>,
 }
 
-/// The queues of a level. Each flow may use a hand of them, so that a flow that fills its queues
-/// leaves others at least one.
+/// The queues of a level. Each flow may use a hand of them. So a flow that fills its queues leaves
+/// other flows at least one.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = hand_size_rules()))]
 pub struct QueuingSpec {
-    /// How many queues there are. More make it rarer that two flows share a hand. Zero means the
-    /// default.
+    /// How many queues there are. With more queues, two flows share a hand less often. Zero means
+    /// the default.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(range(min = 0, max = 10_000_000), extend("default" = 64))]
     pub queues: i32,
@@ -112,20 +112,20 @@ pub struct QueuingSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionsSpec {
-    /// Most seats of the connections of one queue together; without it, half of what the level has
-    /// at the moment.
+    /// How many seats the connections of one queue may hold together; without it, half of the
+    /// level's seats at the moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_seats_per_queue: Option<i32>,
 
-    /// Part of the level's seats, in percent, that only queues without a seat may use: the way in
-    /// for a new flow.
+    /// Part of the level's seats, in percent, that only queues without a seat may use. It lets new
+    /// flows in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50), extend("default" = 5))]
     pub first_seat_reserve_percent: Option<i32>,
 
-    /// Most seats of connections whose handshake is not complete; without it, a quarter of what the
-    /// level has at the moment, and at least 16.
+    /// How many seats connections in their handshake may hold; without it, a quarter of the level's
+    /// seats at the moment, and at least 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_half_open_seats: Option<i32>,
@@ -135,8 +135,8 @@ pub struct ConnectionsSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExemptSpec {
-    /// Its weight when the node's seats are divided. It may use more in any case; this sets seats
-    /// aside for it.
+    /// The level's weight in the division of the node's seats. This reserves seats for the level,
+    /// which may also use more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000), extend("default" = 0))]
     pub nominal_concurrency_shares: Option<i32>,

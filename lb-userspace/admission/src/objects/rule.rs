@@ -8,18 +8,18 @@ use serde_json::json;
 
 use super::wire::or_default;
 
-/// A rule takes connections from any of its subjects to any of its destinations, but for the
+/// A rule takes connections from any of its subjects to any of its destinations, except for its
 /// exceptions.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["subjects", "destinations"]))]
 pub struct RuleSpec {
-    /// Who connects: at least one.
+    /// Sources of connections: at least one.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(length(min = 1, max = 64))]
     pub subjects: Vec<SubjectSpec>,
 
-    /// Who is left out of the subjects.
+    /// Sources that the rule does not take.
     #[serde(
         default,
         deserialize_with = "or_default",
@@ -28,20 +28,20 @@ pub struct RuleSpec {
     #[schemars(length(max = 64))]
     pub except_subjects: Vec<SubjectSpec>,
 
-    /// Where the connection enters the node: `External` (from outside the node, other nodes
-    /// included), `Pod` (from a pod of this node), `Node` (from the node itself or a pod on its
+    /// Where the connection enters the node: `External` (from outside the node, including
+    /// other nodes), `Pod` (from a pod of this node), `Node` (from the node itself or a pod on its
     /// network), or `*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 3), extend("default" = ["*"],
         "items" = json!({"type": "string", "enum": ["*", "External", "Pod", "Node"]})))]
     pub ingress: Option<Vec<String>>,
 
-    /// What is connected to: at least one.
+    /// Destinations of connections: at least one.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(length(min = 1, max = 64))]
     pub destinations: Vec<DestinationSpec>,
 
-    /// What is left out of the destinations.
+    /// Destinations that the rule does not take.
     #[serde(
         default,
         deserialize_with = "or_default",
@@ -51,7 +51,7 @@ pub struct RuleSpec {
     pub except_destinations: Vec<DestinationSpec>,
 }
 
-/// Who connects. The field that the kind names is required, the others must not be given.
+/// A source of connections. Give the field of the kind, and no field of another kind.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["kind"], "x-kubernetes-validations" = json!([
@@ -65,8 +65,8 @@ pub struct RuleSpec {
      "message": "must be given for kind Workload, and for no other"},
 ])))]
 pub struct SubjectSpec {
-    /// `Any` is everyone. `Namespace`, `ServiceAccount` and `Workload` take pods whose identity is
-    /// known on this node.
+    /// `Any` is every source. `Namespace`, `ServiceAccount` and `Workload` take pods whose identity
+    /// the node knows.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(extend("enum" = super::validate::SUBJECT_KINDS))]
     pub kind: String,
@@ -93,7 +93,7 @@ pub struct CidrSubject {
     #[schemars(length(min = 1, max = 49))]
     pub cidr: String,
 
-    /// Ranges inside of it that are left out.
+    /// Ranges inside it that are left out.
     #[serde(
         default,
         deserialize_with = "or_default",
@@ -122,7 +122,7 @@ pub struct ServiceAccountSubject {
     #[schemars(length(min = 1, max = 63))]
     pub namespace: String,
 
-    /// The service account, or `*` for all of the namespace.
+    /// The service account, or `*` for all service accounts of the namespace.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
@@ -138,13 +138,13 @@ pub struct WorkloadSubject {
     #[schemars(length(min = 1, max = 63))]
     pub namespace: String,
 
-    /// Labels that the pods must all have: at least one.
+    /// Labels that each pod must have: at least one.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(extend("minProperties" = 1, "maxProperties" = 16))]
     pub match_labels: BTreeMap<String, String>,
 }
 
-/// What is connected to. All that is given must fit.
+/// A destination of connections. Every given field must match.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = json!([
@@ -158,7 +158,7 @@ pub struct WorkloadSubject {
      "fieldPath": ".services", "message": "must be alone if it has '*'"},
 ])))]
 pub struct DestinationSpec {
-    /// Namespaces of Services, or `*` alone for all. May be left out if addresses are given.
+    /// Namespaces of Services, or `*` alone for all. Optional if there are addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)))]
     pub namespaces: Option<Vec<String>>,
@@ -180,8 +180,8 @@ pub struct DestinationSpec {
         "items" = json!({"type": "string", "enum": ["*", "TCP", "UDP", "SCTP"]})))]
     pub protocols: Option<Vec<String>>,
 
-    /// Ranges of addresses that the Services are reached at (cluster IPs, load balancers'
-    /// addresses, the node's own for node ports), or `*` alone for all, which is the default.
+    /// Ranges of addresses that clients connect to (cluster IPs, load balancers' addresses, the
+    /// node's own for node ports), or `*` alone for all, which is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 49)))]
     pub addresses: Option<Vec<String>>,

@@ -40,17 +40,17 @@ pub struct StatusCondition {
     #[serde(rename = "type")]
     #[schemars(length(max = 316))]
     pub type_: String,
-    /// Whether it holds.
+    /// Whether the condition holds.
     #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
     pub status: String,
-    /// When status last changed.
+    /// When `status` last changed.
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
-    /// Why, in one word.
+    /// The reason, in one word.
     #[serde(default)]
     #[schemars(length(max = 1024))]
     pub reason: String,
-    /// Why, to read.
+    /// The reason, as text for people.
     #[serde(default)]
     #[schemars(length(max = 32768))]
     pub message: String,

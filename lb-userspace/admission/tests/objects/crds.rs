@@ -14,7 +14,7 @@ fn committed_definitions_are_generated() {
         let committed = fs::read_to_string(directory.join(file)).unwrap();
         assert!(
             committed == crd::yaml(kind).unwrap(),
-            "deploy/crds/{file} is not what `node-lb admission crds` prints: write it anew"
+            "deploy/crds/{file} is not what `node-lb admission crds` prints: replace it by that output"
         );
     }
 }

@@ -7,7 +7,7 @@ use crate::cli::{output::Output, print};
 
 /// Validate priority levels and flow schemas
 ///
-/// Fails if any is invalid.
+/// Fails if one of them is invalid.
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]

@@ -8,7 +8,7 @@ use crate::cli::print;
 
 /// Print the CustomResourceDefinitions of PriorityLevel and FlowSchema
 ///
-/// To be applied to a cluster: `node-lb admission crds | kubectl apply -f -`.
+/// To apply them to a cluster, run `node-lb admission crds | kubectl apply -f -`.
 #[derive(Args, Debug)]
 pub struct Command {}
 

@@ -5,7 +5,7 @@ use lb_admission::suggested::SUGGESTED;
 
 use crate::cli::print;
 
-/// Print the suggested configuration, to be copied and changed
+/// Print the suggested configuration, as a start for your own
 #[derive(Args, Debug)]
 pub struct Command {}
 

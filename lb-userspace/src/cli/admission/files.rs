@@ -29,7 +29,7 @@ pub struct Files {
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Seats of the node: connections that may be open at once
+    /// Seats of the node: how many connections may be open at the same time
     #[arg(
         long,
         value_name = "N",

@@ -12,7 +12,7 @@ mod plan;
 mod report;
 mod simulate;
 
-/// Look into the configuration of connection admission, without root
+/// Check, explain and simulate the configuration of connection admission, without root
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(subcommand)]

@@ -7,7 +7,7 @@ use crate::cli::{output::Output, print, print_error};
 
 /// Show how many seats each priority level gets
 ///
-/// Fails if an object is invalid; the limits are then those without it.
+/// Fails if an object is invalid, and shows the limits without it.
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]

@@ -15,7 +15,7 @@ pub struct Arguments {
     #[command(flatten)]
     pub files: Files,
 
-    /// Form of the output; JSON is an object with the levels and the errors
+    /// Format of the output; JSON is an object with the levels and the errors
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     pub output: Output,
 }

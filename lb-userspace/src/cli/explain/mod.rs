@@ -23,11 +23,11 @@ mod report;
 mod target;
 mod text;
 
-/// Show what becomes of a connection's first packet, and why
+/// Show what happens to a connection's first packet, and why
 ///
-/// Reads the source once and asks the code that the kernel runs, without touching the kernel.
-/// Whether the packet comes from a local pod, this node or outside follows from its source
-/// address, the Node object and the detector's settings.
+/// Reads the source once and runs the kernel's own code on tables in memory. It changes nothing in
+/// the kernel. The source address, the Node object and --detect-local-mode decide whether the
+/// packet comes from a local pod, from this node or from outside.
 #[derive(Args, Debug)]
 pub struct Command {
     /// Source address
@@ -42,7 +42,7 @@ pub struct Command {
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
 
-    /// Form of the output
+    /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "text")]
     output: Output,
 
@@ -52,9 +52,9 @@ pub struct Command {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
-    /// To read
+    /// Text for people
     Text,
-    /// An object; its reason is named as in metrics
+    /// An object; the reason has its name from the metrics
     Json,
 }
 

@@ -29,7 +29,7 @@ impl FromStr for Target {
         };
         let address: SocketAddr = address.parse().map_err(|_| FORM)?;
         match address.port() {
-            0 => Err(format!("port 0 is nobody's; {FORM}")),
+            0 => Err(format!("port 0 cannot be a destination; {FORM}")),
             _ => Ok(Self { address, protocol }),
         }
     }

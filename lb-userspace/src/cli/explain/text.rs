@@ -57,9 +57,14 @@ fn without_service(decision: &Decision<'_>) -> String {
     match decision.reason {
         Reason::OtherProtocol => {
             let protocol = decision.packet.protocol;
-            format!("{protocol} is not translated; whatever its Services say, it is the kernel's.")
+            format!(
+                "{protocol} is not translated, whatever its Services say: the packet is left to the kernel."
+            )
         }
-        _ => "No Service has this address, port and protocol here; it is the kernel's.".to_owned(),
+        _ => {
+            "No Service has this address, port and protocol here: the packet is left to the kernel."
+                .to_owned()
+        }
     }
 }
 
@@ -86,11 +91,11 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
             format!("Its loadBalancerSourceRanges, {ranges}, do not contain {source}.")
         }
         Reason::NoEndpoints => "No endpoint on any node is ready, or still serves while it \
-            terminates; the client is told by ICMP port unreachable."
+            terminates; the client gets ICMP port unreachable."
             .to_owned(),
         _ => format!(
-            "{} is Local and no endpoint on this node is usable, though others are; silence lets \
-             a load balancer move on.",
+            "{} is Local, and no endpoint on this node is usable, but others are. The packet \
+             is dropped without an answer, so that a load balancer uses another node.",
             policy_field(frontend)
         ),
     }

@@ -27,22 +27,22 @@ mod tests;
 
 /// Show the connections in the kernel's flow tables
 ///
-/// Reads the tables that the data plane uses, whether or not the agent is running. With --source,
-/// frontends are shown with the Service they belong to.
+/// Reads the data plane's own tables; the agent need not be running. With --source, the output
+/// names the Service of each frontend.
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]
     flags: Flags,
 
-    /// Only flows of this Service; needs --source or --kubeconfig
+    /// Show only flows of this Service; needs --source or --kubeconfig
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = object_name)]
     service: Option<ObjectName>,
 
-    /// At most so many flows
+    /// Show at most this many flows
     #[arg(long, value_name = "FLOWS")]
     limit: Option<usize>,
 
-    /// Form of the output; JSON is an array with one object per flow
+    /// Format of the output; JSON is an array with one object per flow
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
 }

@@ -10,16 +10,16 @@ use crate::{
 
 mod table;
 
-/// Show what each service port becomes on this node
+/// Show the plan of each service port on this node
 ///
-/// Reads the source once and plans as the agent would, without touching the kernel. Addresses of
-/// the node are those of its Node object and --node-address.
+/// Reads the source once and plans like the agent. It changes nothing in the kernel. The node's
+/// addresses come from its Node object and --node-address.
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]
     flags: Flags,
 
-    /// Form of the output; JSON is an array with one object per service port, both families
+    /// Format of the output; JSON is an array with one object per service port, both families
     /// together
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,

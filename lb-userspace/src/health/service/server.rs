@@ -67,7 +67,7 @@ impl ServiceServer {
         match (&self.state, &opened) {
             (State::Closed, Err(problem)) => tracing::error!("{problem}"),
             (State::Failed(_), Ok(_)) => tracing::info!(
-                "Service {}: its healthCheckNodePort {} is open at last",
+                "Service {}: its healthCheckNodePort {} is now open",
                 self.answer.service,
                 self.port,
             ),

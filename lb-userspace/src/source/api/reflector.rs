@@ -273,8 +273,8 @@ impl Reflector {
         tracing::info!(resource = name, objects = self.known.len(), "listed");
         if self.client.resource.kind == Kind::Node && self.known.len() == 0 {
             tracing::warn!(
-                "the API server has no Node object of this node's name: is --node right? Until it \
-                 comes, its addresses, labels and pod networks are unknown"
+                "the API server has no Node object of this node's name: is --node right? Until the \
+                 object exists, the node's addresses, labels and pod networks are unknown"
             );
         }
     }

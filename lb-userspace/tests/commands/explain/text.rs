@@ -57,7 +57,7 @@ Its loadBalancerSourceRanges, 203.0.113.0/25, do not contain 203.0.113.200.
             "\
 UDP from 203.0.113.9 (outside) to 172.30.0.1:80 is rejected (no-endpoints).
 172.30.0.1:80 is the cluster IP of Service shop/web:quic.
-No endpoint on any node is ready, or still serves while it terminates; the client is told by ICMP port unreachable.
+No endpoint on any node is ready, or still serves while it terminates; the client gets ICMP port unreachable.
 ",
         ),
         (
@@ -66,7 +66,7 @@ No endpoint on any node is ready, or still serves while it terminates; the clien
             "\
 TCP from 2001:db8:c::9 (outside) to [2001:db8::2]:30080 is dropped (no-local-endpoints).
 [2001:db8::2]:30080 is a node port of Service shop/web:http.
-externalTrafficPolicy is Local and no endpoint on this node is usable, though others are; silence lets a load balancer move on.
+externalTrafficPolicy is Local, and no endpoint on this node is usable, but others are. The packet is dropped without an answer, so that a load balancer uses another node.
 ",
         ),
         (
@@ -74,7 +74,7 @@ externalTrafficPolicy is Local and no endpoint on this node is usable, though ot
             "172.30.0.1:80/sctp",
             "\
 SCTP from 192.168.0.2 (this node) to 172.30.0.1:80 passes untouched (other-protocol).
-SCTP is not translated; whatever its Services say, it is the kernel's.
+SCTP is not translated, whatever its Services say: the packet is left to the kernel.
 ",
         ),
         (
@@ -82,7 +82,7 @@ SCTP is not translated; whatever its Services say, it is the kernel's.
             "192.0.2.99:80",
             "\
 TCP from 203.0.113.9 (outside) to 192.0.2.99:80 passes untouched (not-service).
-No Service has this address, port and protocol here; it is the kernel's.
+No Service has this address, port and protocol here: the packet is left to the kernel.
 ",
         ),
     ] {

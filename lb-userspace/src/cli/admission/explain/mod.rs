@@ -21,10 +21,10 @@ mod reason;
 mod report;
 mod target;
 
-/// Show which flow schema takes a connection, and why those before it do not
+/// Show which flow schema takes a connection, and why the schemas before it do not
 ///
-/// Pods in the files tell whose address the source is, Services which ports and addresses there
-/// are.
+/// Pods in the files give the identity of the source address. Services in the files give ports and
+/// addresses.
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]
@@ -34,26 +34,26 @@ pub struct Command {
     #[arg(long, value_name = "IP")]
     from: IpAddr,
 
-    /// Service; the protocol is tcp, udp or sctp. What is left out comes from the Service's object
+    /// Service; the protocol is tcp, udp or sctp. An omitted part comes from the Service's object
     #[arg(long, value_name = "NAMESPACE/SERVICE[:PORT[/PROTOCOL]]")]
     to: Target,
 
-    /// Where it enters the node [default: pod if a Pod has the source address, else external]
+    /// Where the connection enters the node [default: pod if a Pod has the source address, else external]
     #[arg(long, value_name = "KIND", value_enum)]
     ingress: Option<IngressKind>,
 
-    /// Address that it is sent to [default: the Service's cluster IP]
+    /// Address that the client connects to [default: the Service's cluster IP]
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
 
-    /// Form of the output
+    /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "text")]
     output: Output,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum IngressKind {
-    /// From outside the node, other nodes included
+    /// From outside the node, including other nodes
     External,
     /// From a pod of the node
     Pod,
@@ -63,7 +63,7 @@ enum IngressKind {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
-    /// To read
+    /// Text for people
     Text,
     Json,
 }

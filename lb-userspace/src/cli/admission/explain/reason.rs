@@ -39,9 +39,9 @@ fn text(mismatch: Mismatch, connection: &Connection<'_>) -> String {
             ingress(connection.ingress)
         ),
         Mismatch::Source => match connection.identity {
-            Some(_) => format!("{} is none of the subjects", connection.source),
+            Some(_) => format!("{} is not among the subjects", connection.source),
             None => format!(
-                "{}, of unknown identity, is none of the subjects",
+                "{}, of unknown identity, is not among the subjects",
                 connection.source
             ),
         },

@@ -114,8 +114,14 @@ impl<'a> Report<'a> {
                 "{}, exempt: never waits, never refused",
                 self.priority_level
             ),
-            Some("Reject") => format!("{}, refuses what finds no seat", self.priority_level),
-            Some(_) => format!("{}, queues what finds no seat", self.priority_level),
+            Some("Reject") => format!(
+                "{}, refuses connections without a free seat",
+                self.priority_level
+            ),
+            Some(_) => format!(
+                "{}, queues connections without a free seat",
+                self.priority_level
+            ),
         };
         line("Priority level", &level);
         if let Some(hand) = &self.hand {

@@ -40,7 +40,7 @@ impl FromStr for Target {
         };
         let port = match port.map(str::parse) {
             None => None,
-            Some(Ok(0)) => return Err(format!("port 0 is nobody's; {FORM}")),
+            Some(Ok(0)) => return Err(format!("port 0 cannot be a destination; {FORM}")),
             Some(Ok(port)) => Some(port),
             Some(Err(_)) => return Err(FORM.to_owned()),
         };

@@ -24,36 +24,36 @@ mod table;
 
 /// Simulate admission of a trace or a workload
 ///
-/// Runs it through the queues that the agent uses, in virtual time. Fails if an object or the input
-/// is invalid.
+/// Runs the connections through the agent's own queues, in virtual time. Fails if an object or the
+/// input is invalid.
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("load").required(true).args(["trace", "workload"])))]
 pub struct Command {
     #[command(flatten)]
     files: Files,
 
-    /// Arrivals, a line for each: t_ns,flow,hold_ns[,width[,level]], or a JSON object with these
+    /// File of arrivals, one per line: t_ns,flow,hold_ns[,width[,level]], or a JSON object with these
     /// names
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
-    /// Clients and sources, a JSON object
+    /// File with clients and sources, as a JSON object
     #[arg(long, value_name = "FILE")]
     workload: Option<PathBuf>,
 
-    /// Priority level of arrivals whose line names none; may be left out if there is but one
+    /// Priority level of arrivals whose line names none; not needed if there is only one level
     #[arg(long, value_name = "NAME", conflicts_with = "workload")]
     level: Option<String>,
 
-    /// Follow API Priority and Fairness to the letter, as for requests
+    /// Follow the rules of API Priority and Fairness exactly, as for requests
     #[arg(long)]
     exact: bool,
 
-    /// How long a connection waits for a seat [default: 1s, with --exact for ever]
+    /// How long a connection waits for a seat [default: 1s, with --exact without limit]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     queue_wait: Option<Duration>,
 
-    /// Form of the output; JSON is an object with all figures
+    /// Format of the output; JSON is an object with all figures
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
     output: Output,
 }

@@ -84,7 +84,7 @@ fn fairness(level: &LevelReport) -> String {
     } = level.fairness;
     let index = |index: Option<f64>| index.map_or("-".to_owned(), |index| format!("{index:.3}"));
     format!(
-        "\n{}: {flows} flows, Jain's index of seat-seconds {}, of seats while somebody waits {}\n",
+        "\n{}: {flows} flows, Jain's index of seat-seconds {}, of seats while connections wait {}\n",
         level.name,
         index(jain_seat_seconds),
         index(jain_seats)

@@ -58,7 +58,10 @@ impl Reflector {
         if let Step::Stream { from } = &step
             && failure.is_final()
         {
-            tracing::info!(resource = name, "no streamed lists, so pages: {failure}");
+            tracing::info!(
+                resource = name,
+                "no streamed lists, so the agent asks for pages: {failure}"
+            );
             self.streams = false;
             return (self.list(from.clone()), Duration::ZERO);
         }
