@@ -23,7 +23,7 @@ use crate::{
         proxy::{HealthEndpoints, ProxyHealth},
         readiness::{Latch, Readiness},
     },
-    http::{self, Handler, Limits, LocalServer, Server, Stack},
+    http::{self, Handler, Limits, LocalServer, Stack},
     metrics::Metrics,
     source::health::SourceHealth,
 };
@@ -56,6 +56,7 @@ impl Servers {
         metrics: &Metrics,
         source: &Arc<SourceHealth>,
     ) -> anyhow::Result<Self> {
+        http::raise_descriptor_limit();
         let runtime = HttpRuntime::start()?;
         let _entered = runtime.get().enter();
         let initialization = Arc::new(Initialization::new(source.clone()));
@@ -120,14 +121,11 @@ impl Servers {
             post_timeout: self.stack.post_timeout().clone(),
             configz: self.configz.clone(),
         };
-        let (healthz, metrics) = (
-            self.stack.wrap("healthz", healthz),
-            self.stack.wrap("metrics", metrics),
-        );
         let runtime = self.runtime.get();
-        let purpose = "process health checks";
-        runtime.spawn(serve(config.healthz_bind_address, purpose, healthz));
-        runtime.spawn(serve(config.metrics_bind_address, "metrics", metrics));
+        let (stack, address) = (self.stack.clone(), config.healthz_bind_address);
+        runtime.spawn(serve(stack, address, "healthz", healthz));
+        let (stack, address) = (self.stack.clone(), config.metrics_bind_address);
+        runtime.spawn(serve(stack, address, "metrics", metrics));
     }
 
     /// Answers local commands.
@@ -149,10 +147,10 @@ impl Servers {
             configz: self.configz.clone(),
             status,
         };
-        let handler = self.stack.wrap("local", api);
-        let _entered = self.runtime.get().enter();
-        let started = http::bind_unix(&config.socket)
-            .and_then(|listener| LocalServer::start(listener, handler, Limits::default()));
+        let started = http::bind_unix(&config.socket).and_then(|listener| {
+            let limits = Limits::default();
+            self.stack.serve_locally(listener, "local", api, limits)
+        });
         let path = config.socket.display();
         self.local =
             Some(started.with_context(|| format!("cannot listen on {path}; try --socket"))?);
@@ -161,11 +159,16 @@ impl Servers {
 }
 
 /// Serves until dropped; waits for a port that is taken, which holds nothing else up.
-async fn serve(address: SocketAddr, purpose: &str, handler: Arc<impl Handler>) {
-    let listener = http::bind_until_free(address, purpose).await;
-    match Server::start(listener, handler, Limits::default()) {
+async fn serve(
+    stack: Arc<Stack>,
+    address: SocketAddr,
+    server: &'static str,
+    handler: impl Handler,
+) {
+    let listener = http::bind_until_free(address, server).await;
+    match stack.serve(listener, server, handler, Limits::default()) {
         Ok(_server) => future::pending().await,
-        Err(error) => tracing::error!("cannot serve {purpose} on {address}: {error}"),
+        Err(error) => tracing::error!("cannot serve {server} on {address}: {error}"),
     }
 }
 

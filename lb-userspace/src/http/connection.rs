@@ -1,6 +1,6 @@
 //! One connection: HTTP/1.1, or HTTP/2 for clients that begin with its preface (prior knowledge).
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, error::Error, io, sync::Arc, time::Duration};
 
 use http_body_util::Limited;
 use hyper::{
@@ -12,13 +12,14 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::Watcher},
 };
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 
 use super::{
-    Handler, Limits, Response,
+    Closed, Handler, Limits, Response,
     body::Tracked,
-    exchange::{Exchange, Exchanges},
-    stream::DeadlineStream,
+    budget::Place,
+    exchange::Exchange,
+    stream::{DeadlineStream, Socket},
     text,
 };
 
@@ -34,36 +35,73 @@ const WINDOW: u32 = 65_535;
 pub(super) struct Connection<H> {
     pub(super) handler: Arc<H>,
     pub(super) limits: Limits,
-    /// Whether an HTTP/1 connection may serve more than one request.
-    pub(super) keep_alive: bool,
+    pub(super) place: Arc<Place>,
+}
+
+/// How a connection learns that its server stops: before its first byte, and after that.
+pub(super) struct Stopping {
+    pub(super) silent: watch::Receiver<()>,
+    pub(super) serving: Watcher,
 }
 
 impl<H: Handler> Connection<H> {
-    pub(super) async fn serve(
+    pub(super) async fn serve(self, stream: impl Socket, stopping: Stopping) {
+        let (limits, place) = (self.limits, self.place.clone());
+        let exchanges = place.exchanges();
+        let stream = DeadlineStream::new(stream, exchanges.clone(), limits.write_timeout);
+        let closed = tokio::select! {
+            closed = self.converse(stream, stopping) => closed,
+            () = exchanges.overdue(&limits) => {
+                tracing::debug!("HTTP connection cut: its client stalls");
+                exchanges.abort();
+                Closed::Timeout
+            }
+            closed = place.evicted() => {
+                exchanges.abort();
+                closed
+            }
+        };
+        place.close(closed);
+    }
+
+    async fn converse(
         self,
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        watcher: Watcher,
-    ) {
-        let limits = self.limits;
-        let exchanges = Exchanges::new();
-        let io = DeadlineStream::new(stream, exchanges.clone(), limits.write_timeout);
+        stream: DeadlineStream<impl Socket>,
+        Stopping {
+            silent: mut stopped,
+            serving,
+        }: Stopping,
+    ) -> Closed {
+        // Until it says something, a client costs little more than its socket.
+        tokio::select! {
+            readable = stream.readable() => if readable.is_err() {
+                return Closed::Ended;
+            },
+            _ = stopped.changed() => return Closed::Stopped,
+        }
         let server = self.protocols();
         let this = Arc::new(self);
-        let of_connection = exchanges.clone();
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let this = this.clone();
-            let open = of_connection.begin(request.version());
+            let open = this.place.exchanges().begin(request.version());
             async move {
                 let response = this.answer(request, open.exchange().clone()).await;
+                if !response.status().is_client_error() {
+                    this.place.note_answer();
+                }
                 Ok::<_, Infallible>(response.map(|body| Tracked::new(body, open)))
             }
         });
-        let connection = watcher.watch(server.serve_connection(TokioIo::new(io), service));
-        tokio::select! {
-            ended = connection => if let Err(error) = ended {
+        let connection = server.serve_connection(TokioIo::new(stream), service);
+        match Box::pin(serving.watch(connection)).await {
+            Ok(()) => Closed::Ended,
+            Err(error) => {
                 tracing::debug!("HTTP connection ended: {error}");
-            },
-            () = exchanges.overdue(&limits) => tracing::debug!("HTTP connection cut: its client stalls"),
+                match is_timeout(&*error) {
+                    true => Closed::Timeout,
+                    false => Closed::Ended,
+                }
+            }
         }
     }
 
@@ -76,7 +114,7 @@ impl<H: Handler> Connection<H> {
             .header_read_timeout(limits.header_timeout)
             .max_headers(limits.headers)
             .max_buf_size(limits.header_bytes)
-            .keep_alive(self.keep_alive)
+            .keep_alive(!self.place.crowded())
             .half_close(true); // simple probes shut down their side after the request
         server
             .http2()
@@ -111,4 +149,14 @@ impl<H: Handler> Connection<H> {
         let request = request.map(|body| Limited::new(body, limits.body_bytes));
         self.handler.call(request).await
     }
+}
+
+/// Whether a connection ended because its client took too long: with hyper's timer for headers, or
+/// the stream's for writes.
+fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    let of_hyper = error.downcast_ref::<hyper::Error>();
+    let of_stream = error.downcast_ref::<io::Error>();
+    of_hyper.is_some_and(hyper::Error::is_timeout)
+        || of_stream.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
+        || error.source().is_some_and(is_timeout)
 }

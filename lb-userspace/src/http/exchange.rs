@@ -93,6 +93,7 @@ struct Open {
     idle_since: Instant,
     /// None before the first request.
     version: Option<Version>,
+    evicted: bool,
 }
 
 impl Exchanges {
@@ -102,6 +103,7 @@ impl Exchanges {
                 exchanges: Vec::new(),
                 idle_since: Instant::now(),
                 version: None,
+                evicted: false,
             }),
             changed: Arc::default(),
         })
@@ -123,6 +125,23 @@ impl Exchanges {
             exchange,
             connection: self.clone(),
         }
+    }
+
+    /// Since when the connection has waited for its client: to send a request, of which half does not
+    /// count, or to take an answer. While the server works on a request, since when it has, as an
+    /// error.
+    pub(super) fn waiting_since(&self) -> Result<Instant, Instant> {
+        let open = self.open();
+        let mut since = Ok(open.idle_since);
+        for exchange in &open.exchanges {
+            let offered = exchange.state().offered.ok_or(exchange.arrival);
+            since = match (since, offered) {
+                (Ok(before), Ok(offered)) => Ok(before.max(offered)),
+                (Err(before), Err(arrival)) => Err(before.min(arrival)),
+                (Err(busy), Ok(_)) | (Ok(_), Err(busy)) => Err(busy),
+            };
+        }
+        since
     }
 
     /// The exchange under way on an HTTP/1 connection, of which there is at most one.
@@ -149,6 +168,19 @@ impl Exchanges {
                 },
             }
         }
+    }
+
+    /// Notes that the connection has to go.
+    pub(super) fn evict(&self) {
+        self.open().evicted = true;
+    }
+
+    pub(super) fn is_evicted(&self) -> bool {
+        self.open().evicted
+    }
+
+    /// Notes that what goes on is broken off.
+    pub(super) fn abort(&self) {
         for exchange in &self.open().exchanges {
             exchange.aborted();
         }

@@ -5,9 +5,13 @@ use std::time::Duration;
 /// The defaults suit small, short exchanges with clients that are not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections served at a time; others wait to be accepted. Once half of them are in use,
-    /// new HTTP/1 ones are closed after their first response instead of being kept alive.
+    /// Connections open at a time; for one more, another one goes (see
+    /// [`ConnectionBudget`](super::ConnectionBudget)). Once half of them are in use, new HTTP/1 ones
+    /// are closed after their first response instead of being kept alive.
     pub connections: usize,
+    /// Connections of one caller, an IPv4 address or an IPv6 network of 64 bits; for one more,
+    /// another one of its own goes. The node itself may have as many as the server.
+    pub connections_of_caller: usize,
     /// Requests under way at a time on one HTTP/2 connection; others are refused.
     pub streams: u32,
     /// Size of the request line and all headers, in bytes, at least 8192. Beyond it the answer
@@ -28,7 +32,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 256,
+            connections: 1024,
+            connections_of_caller: 32,
             streams: 32,
             header_bytes: 16 * 1024,
             headers: 64,

@@ -20,6 +20,10 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Connections that may wait to be accepted; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
+/// Bytes that the kernel keeps for a connection in each direction: requests are short, and clients
+/// that send or take nothing are not to fill its memory.
+const BUFFERS: (usize, usize) = (16 * 1024, 128 * 1024);
+
 /// Opens listening sockets. A trait so that tests can refuse ports and move them.
 pub trait Bind: Send + Sync + 'static {
     /// See [`bind`].
@@ -112,6 +116,8 @@ fn listen(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     if domain == Domain::IPV6 {
         socket.set_only_v6(only_v6)?;
     }
+    socket.set_recv_buffer_size(BUFFERS.0)?;
+    socket.set_send_buffer_size(BUFFERS.1)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;

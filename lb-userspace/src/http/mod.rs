@@ -7,6 +7,8 @@
 //! | [`Deadline`] | ends a request at its deadline, whatever its handler does |
 //! | [`InFlight`] | refuses what is more than the agent wants to do at a time |
 //! | [`WhenReady`] | refuses what needs the whole cluster until the agent knows it |
+//!
+//! Their connections are parts of one [`ConnectionBudget`].
 
 use std::future::Future;
 
@@ -16,8 +18,10 @@ use hyper::body::Incoming;
 pub use self::{
     answer::{error_status, json, not_found, response, text, too_many_requests},
     body::Body,
+    budget::{Closed, ConnectionBudget, Share},
     client::get,
     deadline::Deadline,
+    descriptors::raise_descriptor_limit,
     exchange::Exchange,
     inflight::{InFlight, Places},
     limits::Limits,
@@ -33,9 +37,12 @@ pub use self::{
 
 mod answer;
 mod body;
+mod budget;
+mod caller;
 mod client;
 mod connection;
 mod deadline;
+mod descriptors;
 mod exchange;
 mod inflight;
 mod limits;

@@ -4,6 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use hyper::StatusCode;
 
+use super::Closed;
+
 /// Is told of what the layers do. `server` is the name given to
 /// [`Stack::wrap`](super::Stack::wrap).
 pub trait Observer: Send + Sync + 'static {
@@ -26,6 +28,15 @@ pub trait Observer: Send + Sync + 'static {
     /// The most requests at a time in the last second: `kind` is `readOnly`, `mutating` or
     /// `stream`.
     fn in_flight(&self, kind: &'static str, most: usize);
+
+    /// A connection was accepted.
+    fn connection_opened(&self, server: &'static str);
+
+    /// It was closed.
+    fn connection_closed(&self, server: &'static str, why: Closed);
+
+    /// None could be accepted, for want of descriptors or memory.
+    fn accept_failed(&self, server: &'static str);
 }
 
 /// Shared by all layers.
@@ -75,6 +86,16 @@ pub(super) mod tests {
 
         fn in_flight(&self, kind: &'static str, most: usize) {
             self.note(format!("{kind}: {most}"));
+        }
+
+        fn connection_opened(&self, _: &'static str) {}
+
+        fn connection_closed(&self, server: &'static str, why: Closed) {
+            self.note(format!("{server} closed: {}", why.name()));
+        }
+
+        fn accept_failed(&self, server: &'static str) {
+            self.note(format!("{server} cannot accept"));
         }
     }
 }

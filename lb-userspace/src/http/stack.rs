@@ -1,12 +1,13 @@
 //! The layers around every server's handler, and what they share.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, net::TcpListener, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::{
-    AskReady, Class, Deadline, Handler, InFlight, Places, PostTimeout, Request, Response,
-    SharedObserver, WhenReady,
+    AskReady, Class, ConnectionBudget, Deadline, Handler, InFlight, Limits, LocalServer, Places,
+    PostTimeout, Request, Response, Server, SharedObserver, WhenReady,
+    descriptors::most_connections,
 };
 use crate::config::HttpConfig;
 
@@ -18,6 +19,7 @@ pub struct Stack {
     post_timeout: Arc<PostTimeout>,
     unready: AskReady,
     observer: SharedObserver,
+    connections: Arc<ConnectionBudget>,
     runtime: Handle,
     upkeep: [JoinHandle<()>; 2],
 }
@@ -45,18 +47,49 @@ impl Stack {
             places,
             post_timeout,
             unready,
+            connections: ConnectionBudget::new(most_connections(), observer.clone()),
             observer,
             runtime: Handle::current(),
         }
     }
 
-    /// Where servers are to be started.
-    pub fn runtime(&self) -> &Handle {
-        &self.runtime
+    /// Serves `handler`, inside all layers, on `listener`, which must be non-blocking. `server` names
+    /// it in metrics and logs.
+    ///
+    /// # Errors
+    ///
+    /// If the runtime does not take the socket.
+    pub fn serve(
+        &self,
+        listener: TcpListener,
+        server: &'static str,
+        handler: impl Handler,
+        limits: Limits,
+    ) -> io::Result<Server> {
+        let _entered = self.runtime.enter();
+        let share = self.connections.share(server, &limits);
+        Server::start(listener, self.wrap(server, handler), limits, share)
     }
 
-    /// `handler` inside all layers. `server` names it in metrics and logs.
-    pub fn wrap<H: Handler>(&self, server: &'static str, handler: H) -> Arc<impl Handler + use<H>> {
+    /// The same on a Unix socket.
+    ///
+    /// # Errors
+    ///
+    /// If the runtime does not take the socket.
+    pub fn serve_locally(
+        &self,
+        listener: UnixListener,
+        server: &'static str,
+        handler: impl Handler,
+        limits: Limits,
+    ) -> io::Result<LocalServer> {
+        let _entered = self.runtime.enter();
+        let share = self.connections.share(server, &limits);
+        LocalServer::start(listener, self.wrap(server, handler), limits, share)
+    }
+
+    /// `handler` inside all layers.
+    fn wrap<H: Handler>(&self, server: &'static str, handler: H) -> Arc<impl Handler + use<H>> {
         let observer = &self.observer;
         let handler = WhenReady::new(handler, server, self.unready.clone(), observer.clone());
         let handler = InFlight::new(handler, server, self.places.clone(), observer.clone());

@@ -16,10 +16,20 @@ use tokio::{
 
 use super::exchange::{Exchange, Exchanges};
 
+/// A connected socket of any kind.
+pub(super) trait Socket: AsyncRead + AsyncWrite + Send + Sync + Unpin + 'static {
+    /// Returns once there is something to read, or the other side has closed.
+    fn readable(&self) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Has the kernel forget the connection when it is closed (RST), instead of waiting for an end
+    /// that its client may never come to.
+    fn forget_on_close(&self);
+}
+
 /// Fails a write with `TimedOut` if it still has to wait for the client at the deadline of the
 /// exchange, or, where there is none, after the write timeout. What fits into the socket's buffer
 /// is accepted even later.
-pub(super) struct DeadlineStream<S> {
+pub(super) struct DeadlineStream<S: Socket> {
     stream: S,
     exchanges: Arc<Exchanges>,
     write_timeout: Duration,
@@ -30,7 +40,7 @@ pub(super) struct DeadlineStream<S> {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> DeadlineStream<S> {
+impl<S: Socket> DeadlineStream<S> {
     pub(super) fn new(stream: S, exchanges: Arc<Exchanges>, write_timeout: Duration) -> Self {
         Self {
             stream,
@@ -40,6 +50,11 @@ impl<S> DeadlineStream<S> {
             waiting_since: None,
             timer: None,
         }
+    }
+
+    /// Returns once there is something to read, or the client has closed.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        self.stream.readable().await
     }
 
     fn settle(
@@ -74,7 +89,15 @@ impl<S> DeadlineStream<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for DeadlineStream<S> {
+impl<S: Socket> Drop for DeadlineStream<S> {
+    fn drop(&mut self) {
+        if self.exchanges.is_evicted() {
+            self.stream.forget_on_close();
+        }
+    }
+}
+
+impl<S: Socket> AsyncRead for DeadlineStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -84,7 +107,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for DeadlineStream<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for DeadlineStream<S> {
+impl<S: Socket> AsyncWrite for DeadlineStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -6,7 +6,7 @@ use hyper::StatusCode;
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Register;
-use crate::http::Observer;
+use crate::http::{Closed, Observer};
 
 /// Seconds; what goes on for longer hangs.
 const POST_TIMEOUT_BUCKETS: [f64; 9] = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
@@ -29,6 +29,12 @@ pub struct HttpMetrics {
     past_deadline_unlisted: IntCounter,
     /// The most requests at a time in the last second, by `request_kind`.
     in_flight: IntGaugeVec,
+    /// Open connections, by `server`.
+    connections: IntGaugeVec,
+    /// Connections that are closed, by `server` and `reason`.
+    connections_closed: IntCounterVec,
+    /// Connections that could not be accepted, by `server`.
+    accept_errors: IntCounterVec,
 }
 
 impl HttpMetrics {
@@ -68,6 +74,21 @@ impl HttpMetrics {
                 "Highest number of simultaneous requests in the last second.",
                 &["request_kind"],
             ),
+            connections: register.gauges(
+                "node_lb_http_connections",
+                "Connections that are open.",
+                &["server"],
+            ),
+            connections_closed: register.counters(
+                "node_lb_http_connections_closed_total",
+                "Connections that are closed, by why.",
+                &["server", "reason"],
+            ),
+            accept_errors: register.counters(
+                "node_lb_http_accept_errors_total",
+                "Times that no connection could be accepted, for want of descriptors or memory.",
+                &["server"],
+            ),
         }
     }
 }
@@ -105,5 +126,19 @@ impl Observer for HttpMetrics {
     fn in_flight(&self, kind: &'static str, most: usize) {
         let gauge = self.in_flight.with_label_values(&[kind]);
         gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
+    }
+
+    fn connection_opened(&self, server: &'static str) {
+        self.connections.with_label_values(&[server]).inc();
+    }
+
+    fn connection_closed(&self, server: &'static str, why: Closed) {
+        self.connections.with_label_values(&[server]).dec();
+        let labels = [server, why.name()];
+        self.connections_closed.with_label_values(&labels).inc();
+    }
+
+    fn accept_failed(&self, server: &'static str) {
+        self.accept_errors.with_label_values(&[server]).inc();
     }
 }

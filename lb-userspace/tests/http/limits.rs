@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use http_body_util::BodyExt;
 use hyper::StatusCode;
-use node_lb::{
-    config::HttpConfig,
-    http::{Exchange, Handler, Limits, Request, Response, Server, bind, text},
-};
+use node_lb::http::{Exchange, Handler, Limits, Request, Response, Server, bind, text};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -16,8 +13,8 @@ use tokio::{
 };
 
 use crate::{
-    client::{PATIENCE, any_port, get, is_refused, read_reply, read_to_close, request},
-    support::{Parts, steady_clock},
+    client::{PATIENCE, any_port, get, is_refused, read_reply, read_to_close},
+    support::{share, steady_clock},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -139,16 +136,13 @@ async fn a_body_beyond_its_limit_is_refused_declared_or_not() {
 async fn a_client_that_does_not_read_is_cut_at_the_write_timeout() {
     steady_clock();
     let limits = Limits {
-        connections: 1,
         write_timeout: SHORT,
         ..Limits::default()
     };
     let server = start(huge, limits);
     let mut deaf = connect(&server).await;
     deaf.write_all(KEEP_ALIVE).await.unwrap();
-    // The deaf client has the only place, so this answer means that it has lost it.
-    let reply = request_within(PATIENCE, &server, "/small").await;
-    assert_eq!(reply, 200);
+    sleep(SHORT * 4).await;
     assert!(read_to_close(&mut deaf).await.len() < HUGE);
 }
 
@@ -156,36 +150,14 @@ async fn a_client_that_does_not_read_is_cut_at_the_write_timeout() {
 async fn a_layer_can_move_the_write_deadline() {
     steady_clock();
     let limits = Limits {
-        connections: 1,
         write_timeout: Duration::from_secs(3600),
         ..Limits::default()
     };
     let server = start(Hurried(huge), limits);
     let mut deaf = connect(&server).await;
     deaf.write_all(KEEP_ALIVE).await.unwrap();
-    assert_eq!(request_within(PATIENCE, &server, "/small").await, 200);
-}
-
-#[tokio::test]
-async fn connections_beyond_the_limit_wait_for_a_place() {
-    steady_clock();
-    let limits = Limits {
-        connections: 2,
-        ..Limits::default()
-    };
-    let server = start(ok, limits);
-    let mut first = connect(&server).await;
-    let mut second = connect(&server).await;
-    for early in [&mut first, &mut second] {
-        early.write_all(b"GET").await.unwrap();
-    }
-    let mut third = connect(&server).await;
-    third.write_all(KEEP_ALIVE).await.unwrap();
-    timeout(SHORT, third.readable())
-        .await
-        .expect_err("served beyond the limit");
-    drop(first);
-    assert!(read_to_close(&mut third).await.ends_with(b"ok\n"));
+    sleep(SHORT * 4).await;
+    assert!(read_to_close(&mut deaf).await.len() < HUGE);
 }
 
 #[tokio::test]
@@ -274,42 +246,6 @@ async fn a_dropped_server_closes() {
     assert!(is_refused(address).await);
 }
 
-#[tokio::test]
-async fn a_crowd_of_bad_clients_delays_a_good_one_only_as_long_as_the_limits_allow() {
-    steady_clock();
-    const BAD: [&[u8]; 5] = [
-        b"",
-        b"GET / HTTP/1.1\r\nHalf: a",
-        b"POST / HTTP/1.1\r\nHost: node\r\nContent-Length: 9\r\n\r\nhalf",
-        b"\0\0 garbage \r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    ];
-    let limits = Limits {
-        connections: 50,
-        header_timeout: SHORT,
-        write_timeout: SHORT,
-        ..Limits::default()
-    };
-    let parts = Parts::new(HttpConfig {
-        request_timeout: SHORT,
-        ..HttpConfig::default()
-    });
-    let server = parts.serve_within(echo, limits);
-    let mut crowd = Vec::new();
-    for bytes in BAD.iter().cycle().take(400) {
-        let mut stream = connect(&server).await;
-        stream.write_all(bytes).await.unwrap();
-        crowd.push(stream);
-    }
-    // Eight times the server's connections are before it, each for at most twice the time limit.
-    let begun = Instant::now();
-    assert_eq!(get(server.address(), "/").await.status, 200);
-    assert!(begun.elapsed() < SHORT * 2 * 8 + PATIENCE / 3);
-    for mut stream in crowd {
-        read_to_close(&mut stream).await;
-    }
-}
-
 /// More than the buffers of both ends take.
 const HUGE: usize = 64 << 20;
 
@@ -348,16 +284,11 @@ impl<H: Handler> Handler for Hurried<H> {
 
 fn start(handler: impl Handler, limits: Limits) -> Server {
     let listener = bind(any_port()).unwrap();
-    Server::start(listener, Arc::new(handler), limits).unwrap()
+    Server::start(listener, Arc::new(handler), limits, share(&limits)).unwrap()
 }
 
 async fn connect(server: &Server) -> TcpStream {
     TcpStream::connect(server.address()).await.unwrap()
-}
-
-async fn request_within(time: Duration, server: &Server, path: &str) -> u16 {
-    let reply = timeout(time, request(server.address(), "GET", path)).await;
-    reply.expect("no answer").status
 }
 
 /// Sends all of `bytes` that the server takes, and returns all it says.

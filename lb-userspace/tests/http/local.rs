@@ -8,11 +8,12 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     path::Path,
-    sync::Arc,
 };
 
 use hyper::StatusCode;
-use node_lb::http::{Limits, LocalServer, Request, bind_unix, text};
+use node_lb::http::{Limits, Request, bind_unix, text};
+
+use crate::support::stack;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_local_server_answers() {
@@ -20,7 +21,10 @@ async fn a_local_server_answers() {
     let path = directory.path().join("new/agent.sock");
     let listener = bind_unix(&path).unwrap();
     let handler = async |request: Request| text(StatusCode::OK, request.uri().path());
-    let server = LocalServer::start(listener, Arc::new(handler), Limits::default()).unwrap();
+    let limits = Limits::default();
+    let stack = stack();
+    let server = stack.serve_locally(listener, "local", handler, limits);
+    let server = server.unwrap();
 
     let answer = get(&path, "/status");
     assert!(answer.starts_with("HTTP/1.0 200 OK\r\n"), "{answer}");

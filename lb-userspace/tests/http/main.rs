@@ -2,6 +2,7 @@
 
 mod client;
 mod clock;
+mod crowds;
 mod deadlines;
 mod http2;
 mod inflight;

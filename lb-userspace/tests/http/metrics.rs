@@ -229,12 +229,8 @@ fn start(metrics: &Arc<Metrics>) -> Server {
         configz: r#"{"node-lb":{}}"#.into(),
     };
     let listener = bind(any_port()).unwrap();
-    Server::start(
-        listener,
-        stack.wrap("metrics", endpoints),
-        Limits::default(),
-    )
-    .unwrap()
+    let limits = Limits::default();
+    stack.serve(listener, "metrics", endpoints, limits).unwrap()
 }
 
 async fn scrape(metrics: &Arc<Metrics>) -> String {

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     client::{Reply, any_port, get, request},
     clock::ManualClock,
+    support::share,
     vectors,
 };
 
@@ -141,11 +142,12 @@ impl Agent {
         let health = Arc::new(ProxyHealth::new(SYNC_PERIOD, clock.clone()));
         let endpoints = HealthEndpoints::new(health.clone(), Arc::new(Readiness::new()), &metrics);
         let listener = bind(any_port()).unwrap();
+        let limits = Limits::default();
         Self {
             clock,
             metrics,
             health,
-            server: Server::start(listener, Arc::new(endpoints), Limits::default()).unwrap(),
+            server: Server::start(listener, Arc::new(endpoints), limits, share(&limits)).unwrap(),
         }
     }
 

@@ -13,7 +13,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use node_lb::{
     config::HttpConfig,
     health::initialization::Initialization,
-    http::{Class, Handler, Limits, Request, Response, Server, Stack, bind},
+    http::{
+        Class, ConnectionBudget, Handler, Limits, Request, Response, Server, Share, Stack, bind,
+    },
     metrics::Metrics,
     source::health::SourceHealth,
 };
@@ -44,6 +46,12 @@ where
 /// The layers as configured by default, the agent initialised.
 pub fn stack() -> Arc<Stack> {
     Parts::new(HttpConfig::default()).stack
+}
+
+/// A server's part of a budget that nobody else uses.
+pub fn share(limits: &Limits) -> Arc<Share> {
+    let observer = Arc::new(Metrics::new().http.clone());
+    ConnectionBudget::new(limits.connections, observer).share("test", limits)
 }
 
 /// The layers, and what they say.
@@ -82,7 +90,13 @@ impl Parts {
 
     pub fn serve_within(&self, handler: impl Handler, limits: Limits) -> Server {
         let listener = bind(any_port()).unwrap();
-        Server::start(listener, self.stack.wrap("test", handler), limits).unwrap()
+        self.stack.serve(listener, "test", handler, limits).unwrap()
+    }
+
+    /// Waits until so many answers have been broken off.
+    pub async fn wait_for_aborts(&self, number: u32) {
+        let aborts = r#"node_lb_http_request_aborts_total{server="test"}"#;
+        eventually(|| self.metric(aborts) == f64::from(number)).await;
     }
 
     /// The value of a series without labels, or with those written, as Prometheus would read it.

@@ -105,12 +105,10 @@ impl ServiceServer {
         let mut listeners = Vec::new();
         for ip in options.addresses.of(self.family) {
             let address = SocketAddr::new(*ip, self.port);
-            let handler = options
-                .stack
-                .wrap("service-health", Answering(self.answer.clone()));
             let server = options.bind.bind(address).and_then(|socket| {
-                let _runtime = options.stack.runtime().enter();
-                Server::start(socket, handler, options.limits)
+                let handler = Answering(self.answer.clone());
+                let stack = &options.stack;
+                stack.serve(socket, "service-health", handler, options.limits)
             });
             match server {
                 Ok(server) => listeners.push(Listener { address, server }),
