@@ -24,7 +24,6 @@ mod traffic;
 
 use std::{
     collections::BTreeSet,
-    future,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -33,7 +32,7 @@ use std::{
 use anyhow::Context as _;
 use lb_datapath::{devices::Watcher, maps::Maps, preflight};
 use lb_objects::{IpFamily, Kind, ObjectName};
-use tokio::{sync::mpsc, time::sleep_until};
+use tokio::sync::mpsc;
 
 use self::{
     attachments::Attachments,
@@ -42,7 +41,6 @@ use self::{
     node::{KnownNode, facts, listen_addresses, local_addresses, local_node},
     observe::Observer,
     progress::Progress,
-    report::Publication,
     servers::Servers,
     sync::Syncer,
 };
@@ -119,7 +117,8 @@ struct Agent {
     syncer: Syncer,
     /// What others are told of this state.
     bulletin: Arc<Bulletin>,
-    publication: Publication,
+    /// When they were last.
+    published: Instant,
     /// Runs once the settings are written.
     sweeper: Option<FlowSweeper>,
     metrics: Arc<Metrics>,
@@ -164,7 +163,7 @@ impl Agent {
             addresses_left_out: 0,
             syncer: Syncer::new(writer, node, catalog, progress, plannings),
             bulletin: Arc::new(bulletin),
-            publication: Publication::new(),
+            published: Instant::now(),
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
             servers,
@@ -209,7 +208,8 @@ impl Agent {
         let flows = Arc::new(self.kernel.flows()?);
         self.publish_state().await;
         let bulletin = self.bulletin.clone();
-        self.servers.serve_locally(&self.config, flows, bulletin)?;
+        self.servers
+            .serve_locally(&self.config, flows, bulletin.clone())?;
 
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
         let mut source = tokio::spawn(source.run(sender));
@@ -222,6 +222,7 @@ impl Agent {
                 // to before the endpoint is in the maps.
                 biased;
                 _ = &mut told_to_stop => break,
+                () = bulletin.wanted() => self.publish_state().await,
                 changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
                     Ok(changes) => self.devices_changed(&changes).await?,
                     Err(error) => {
@@ -244,7 +245,6 @@ impl Agent {
                     self.syncer.watch_limits(Instant::now());
                     self.tell_of_service_ports();
                 }
-                () = due(&self.publication) => {}
             }
             self.publish_in_time().await;
         }
@@ -310,9 +310,6 @@ impl Agent {
                     .programmed(slices, applied.endpoint_slices, took);
             }
         }
-        if changes.node || first {
-            self.tell_of_node();
-        }
         for (family, at) in changes.triggers.into_values().flatten() {
             let latency = at.elapsed().unwrap_or_default();
             let metrics = self.metrics.family(family);
@@ -321,6 +318,13 @@ impl Agent {
         if first {
             self.syncer.writer().finish_adoption();
             self.in_sync_since = Some(SystemTime::now());
+        }
+        if changes.node || first {
+            // Who hears of it and asks for more is to find it.
+            self.publish_state().await;
+            self.tell_of_node();
+        }
+        if first {
             self.servers.first_state_written();
             tracing::info!(
                 service_ports = self.syncer.writer().len(),
@@ -378,14 +382,6 @@ impl Agent {
         if let (Some(publication), false) = (publication, stale.is_empty()) {
             publication.end_stale(stale);
         }
-    }
-}
-
-/// Until the agent's state is to be published.
-async fn due(publication: &Publication) {
-    match publication.due() {
-        Some(due) => sleep_until(due).await,
-        None => future::pending().await,
     }
 }
 

@@ -1,8 +1,9 @@
 //! What the agent's loop publishes of its state.
 
-use std::sync::Arc;
-
-use tokio::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     Agent, attachments,
@@ -11,57 +12,28 @@ use super::{
 };
 use crate::flows::Stats;
 
-/// Changes show after this time.
-const INTERVAL: Duration = Duration::from_millis(50);
-/// The part of its time that the loop may spend on publishing, where there is much to tell.
-const SHARE: u32 = 50;
-
-/// When to publish.
-pub(super) struct Publication {
-    next: Instant,
-    /// Whether anything may have changed since the last.
-    pending: bool,
-}
-
-impl Publication {
-    pub fn new() -> Self {
-        Self {
-            next: Instant::now(),
-            pending: true,
-        }
-    }
-
-    /// When the next one is due, if something may have changed.
-    pub fn due(&self) -> Option<Instant> {
-        self.pending.then_some(self.next)
-    }
-}
+/// How old what is published may get while the loop handles one change after the other.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 impl Agent {
-    /// Publishes what the agent's state is by now, unless that was done just before: then it is
-    /// [due](Publication::due) later.
+    /// Publishes what the agent's state is by now, if that was not done just before.
     pub(super) async fn publish_in_time(&mut self) {
-        self.publication.pending = true;
-        if self.publication.next <= Instant::now() {
+        if self.published.elapsed() >= INTERVAL {
             self.publish_state().await;
         }
     }
 
     /// Publishes what the agent's state is.
     pub(super) async fn publish_state(&mut self) {
-        let begun = Instant::now();
         let devices = self.attachments.devices().values();
         let state = Published {
             status: self.status().await,
             devices: devices.filter_map(attachments::Attached::mode).collect(),
             flows: self.flow_stats(),
-            at: std::time::Instant::now(),
+            at: Instant::now(),
         };
         self.bulletin.publish(state);
-        self.publication = Publication {
-            next: Instant::now() + INTERVAL.max(begun.elapsed() * SHARE),
-            pending: false,
-        };
+        self.published = Instant::now();
     }
 
     /// What only the agent's loop knows of [`Status`].
