@@ -353,14 +353,14 @@ pub struct FragmentKey {
 
 /// Value of `LOCAL_ADDRESSES`: that an address has one says that it is this node's own.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocalAddress {
     pub pad: u32,
 }
 
 /// Value of `DEVICES`, keyed by interface index.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     /// [`device_flag`]s.
     pub flags: u32,
@@ -394,7 +394,7 @@ pub mod device_flag {
 
 /// The only element of `CONFIG`: the node's settings.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Secret of the flow tables' hash.
     pub secret: [u64; 2],

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     ops::{Deref, DerefMut},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -29,7 +30,7 @@ pub struct ProgrammedTables {
 struct Service {
     name: ServicePortName,
     algorithm: Algorithm,
-    source_ranges: Vec<IpNet>,
+    source_ranges: Arc<[IpNet]>,
 }
 
 impl ProgrammedTables {

@@ -51,6 +51,10 @@ pub struct Metrics {
     pub services_programmed: IntGauge,
     /// Services of which something could not be written, for lack of room most likely.
     pub services_not_programmed: IntGauge,
+    /// How often a Service has been planned.
+    pub services_planned: IntCounter,
+    /// The node's own addresses.
+    pub local_addresses: LocalAddressMetrics,
     /// Things wrong in the source right now: broken files, refused objects.
     pub source_problems: IntGauge,
     /// healthCheckNodePort servers that are open.
@@ -95,6 +99,14 @@ pub struct FamilyMetrics {
     pub terminating_endpoints_serving: IntGauge,
 }
 
+/// The node's own addresses, by whether packets find them.
+#[derive(Clone, Debug)]
+pub struct LocalAddressMetrics {
+    pub in_map: IntGauge,
+    /// The map has no room for them.
+    pub left_out: IntGauge,
+}
+
 impl Metrics {
     /// All of them registered, with nothing measured yet.
     pub fn new() -> Self {
@@ -104,6 +116,11 @@ impl Metrics {
         let services = register.gauges(
             "node_lb_services",
             "Services, by whether their whole state is in the kernel.",
+            &["state"],
+        );
+        let local_addresses = register.gauges(
+            "node_lb_local_addresses",
+            "The node's own addresses, by whether there is room for them in the map.",
             &["state"],
         );
         let health_servers = register.gauges(
@@ -151,6 +168,14 @@ impl Metrics {
             ),
             services_programmed: services.with_label_values(&["programmed"]),
             services_not_programmed: services.with_label_values(&["not_programmed"]),
+            services_planned: register.counter(
+                "node_lb_services_planned_total",
+                "How often a Service has been planned: once for each change that concerns it.",
+            ),
+            local_addresses: LocalAddressMetrics {
+                in_map: local_addresses.with_label_values(&["in_map"]),
+                left_out: local_addresses.with_label_values(&["left_out"]),
+            },
             source_problems: register.gauge(
                 "node_lb_source_problems",
                 "Files and objects of the source that cannot be used at this moment.",

@@ -196,7 +196,7 @@ fn planned<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Frontends {
             Protocol::Udp => parse::UDP,
             Protocol::Sctp => parse::SCTP,
         };
-        for frontend in &plan.frontends {
+        for frontend in &*plan.frontends {
             frontends.insert((frontend.address, protocol), endpoints.clone());
         }
     }

@@ -20,6 +20,7 @@ pub mod devices;
 
 pub mod maps;
 pub mod memory;
+pub mod mirror;
 
 mod clock;
 

@@ -1,7 +1,7 @@
 //! The maps that plans are written to, behind traits, so that programming is tested without a
 //! kernel.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use aya::Pod;
 use lb_common::{
@@ -71,7 +71,7 @@ pub struct Incomplete {
 /// A source range as `SOURCE_RANGES` is keyed with it: prefix length first, then set and address.
 pub type SourceKey = aya::maps::lpm_trie::Key<SourceRangeKey>;
 
-/// Everything that plans are written to.
+/// Everything that plans are written to. Counters are shared: others read them meanwhile.
 pub struct Maps {
     pub frontends4: Box<dyn Entries<FrontendKey<Ip4>, Frontend>>,
     pub frontends6: Box<dyn Entries<FrontendKey<Ip6>, Frontend>>,
@@ -79,9 +79,9 @@ pub struct Maps {
     pub plans: Box<dyn Elements<Plan>>,
     pub endpoints: Box<dyn Elements<Endpoint>>,
     pub endpoint_states: Box<dyn Elements<EndpointState>>,
-    pub endpoint_memory: Box<dyn Elements<EndpointMemory>>,
-    pub service_stats: Box<dyn Elements<ServiceStats>>,
-    pub service_shortages: Box<dyn Elements<Shortages>>,
+    pub endpoint_memory: Arc<dyn Elements<EndpointMemory>>,
+    pub service_stats: Arc<dyn Elements<ServiceStats>>,
+    pub service_shortages: Arc<dyn Elements<Shortages>>,
     pub service_flows: Box<dyn Elements<ServiceFlows>>,
     pub maglev: Box<dyn Elements<MaglevRows>>,
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
@@ -104,9 +104,9 @@ impl Maps {
             plans: Box::new(MappedArray::new(&map("PLANS")?)?),
             endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),
             endpoint_states: Box::new(MappedArray::new(&map("ENDPOINT_STATES")?)?),
-            endpoint_memory: Box::new(MappedArray::new(&map("ENDPOINT_MEMORY")?)?),
-            service_stats: Box::new(MappedArray::new(&map("SERVICE_STATS")?)?),
-            service_shortages: Box::new(MappedArray::new(&map("SERVICE_SHORTAGES")?)?),
+            endpoint_memory: Arc::new(MappedArray::new(&map("ENDPOINT_MEMORY")?)?),
+            service_stats: Arc::new(MappedArray::new(&map("SERVICE_STATS")?)?),
+            service_shortages: Arc::new(MappedArray::new(&map("SERVICE_SHORTAGES")?)?),
             service_flows: Box::new(MappedArray::new(&map("SERVICE_FLOWS")?)?),
             maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
             source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),

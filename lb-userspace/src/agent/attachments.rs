@@ -97,7 +97,7 @@ impl Attachments {
     /// # Errors
     ///
     /// If the devices' flags cannot be written; a device that refuses is only reported.
-    pub fn follow(&mut self, kernel: &Kernel, devices: &Devices) -> anyhow::Result<()> {
+    pub fn follow(&mut self, kernel: &mut Kernel, devices: &Devices) -> anyhow::Result<()> {
         self.attach_all(kernel, devices, false)
     }
 
@@ -106,7 +106,7 @@ impl Attachments {
     /// # Errors
     ///
     /// As [`Self::follow`].
-    pub fn renew(&mut self, kernel: &Kernel, devices: &Devices) -> anyhow::Result<()> {
+    pub fn renew(&mut self, kernel: &mut Kernel, devices: &Devices) -> anyhow::Result<()> {
         self.attach_all(kernel, devices, true)
     }
 
@@ -119,7 +119,7 @@ impl Attachments {
 
     fn attach_all(
         &mut self,
-        kernel: &Kernel,
+        kernel: &mut Kernel,
         devices: &Devices,
         again: bool,
     ) -> anyhow::Result<()> {
@@ -167,8 +167,8 @@ impl Attachments {
             self.attached.remove(&index);
             attacher.detach_device(index)?;
         }
-        kernel.set_devices(&self.entries(devices))?;
-        kernel.set_ways_back(&self.ways_back(devices))
+        kernel.set_devices(self.entries(devices))?;
+        kernel.set_ways_back(self.ways_back(devices))
     }
 
     /// Takes note that a device is gone: one that has its index later is another.

@@ -1,19 +1,26 @@
 //! The agent's half of the data plane: programs and maps in the kernel, and the node's settings in
 //! them.
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{
+    hash::Hash,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use lb_common::{abi, addr::Ip6};
 use lb_datapath::{
     Loaded, Pins, TickRate,
     bpf::{BatchMap, MappedArray},
+    load::pinned_entries,
+    maps::WriteError,
+    mirror::Mirror,
 };
 
 use super::{
     flow_source::KernelFlows,
     resize::{self, Programs, Resize, Step},
-    sizes::{HALF_OPEN, RECORDS_PER_FLOW, slots},
+    sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, slots},
 };
 use crate::{
     config::Config,
@@ -34,9 +41,9 @@ pub struct Kernel {
     /// What has become of `--flow-table-size`, if there is something to say.
     size_note: Option<String>,
     config: MappedArray<abi::Config>,
-    local_addresses: BatchMap<Ip6, abi::LocalAddress>,
-    devices: BatchMap<u32, abi::Device>,
-    ways_back: BatchMap<u32, u32>,
+    local_addresses: Mirror<Ip6, abi::LocalAddress>,
+    devices: Mirror<u32, abi::Device>,
+    ways_back: Mirror<u32, u32>,
 }
 
 impl Kernel {
@@ -49,7 +56,12 @@ impl Kernel {
         let datapath = &config.datapath;
         let pins = Pins::open(&datapath.bpf_root, abi::VERSION)?;
         let wanted = slots(datapath.flow_table_size);
-        let programs = resize::begin(&pins, wanted)?;
+        let addresses = datapath.local_address_table_size;
+        if pinned_entries(&pins, LOCAL_ADDRESSES)?.is_some_and(|size| size != addresses) {
+            // Programs that run keep theirs until they are exchanged; the new one is full by then.
+            pins.remove_map(LOCAL_ADDRESSES)?;
+        }
+        let programs = resize::begin(&pins, wanted, addresses)?;
         let loaded = programs.loaded;
         let limits = abi::Limits {
             timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
@@ -60,9 +72,9 @@ impl Kernel {
         MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
         Ok(Self {
             config: programs.config,
-            local_addresses: BatchMap::new(&loaded.map("LOCAL_ADDRESSES")?)?,
-            devices: BatchMap::new(&loaded.map("DEVICES")?)?,
-            ways_back: BatchMap::new(&loaded.map("WAYS_BACK")?)?,
+            local_addresses: mirror(&loaded, LOCAL_ADDRESSES)?,
+            devices: mirror(&loaded, "DEVICES")?,
+            ways_back: mirror(&loaded, "WAYS_BACK")?,
             pins,
             loaded,
             slots: programs.slots,
@@ -92,7 +104,9 @@ impl Kernel {
                 bail!("the change of the flow table's size cannot be completed: {why}");
             }
             let (from, to) = resize.records();
-            self.take(resize::give_up(&self.pins, from, to, &why)?);
+            let addresses = self.local_address_table_size();
+            let programs = resize::give_up(&self.pins, from, to, addresses, &why)?;
+            self.take(programs);
             self.next_hops_changed();
             return Ok(true);
         }
@@ -108,7 +122,8 @@ impl Kernel {
                     0 => tracing::info!("{note}"),
                     _ => tracing::warn!("{note}"),
                 }
-                self.take(resize::begin(&self.pins, self.wanted)?);
+                let addresses = self.local_address_table_size();
+                self.take(resize::begin(&self.pins, self.wanted, addresses)?);
                 self.size_note.get_or_insert(note);
             }
         }
@@ -133,7 +148,19 @@ impl Kernel {
         self.config.read(0).secret != [0, 0]
     }
 
-    /// Writes the node's settings; programs that find none let every packet pass.
+    /// The node's addresses as an agent has written them, now or before a restart.
+    pub fn node_addresses(&self) -> Vec<IpAddr> {
+        let config = self.config.read(0);
+        let addresses = [
+            Ipv4Addr::from(config.node4.octets).into(),
+            Ipv6Addr::from(config.node6.octets).into(),
+        ];
+        let known = addresses.into_iter();
+        known.filter(|ip: &IpAddr| !ip.is_unspecified()).collect()
+    }
+
+    /// Writes the node's settings, if they are not what is there; programs that find none let every
+    /// packet pass.
     ///
     /// # Errors
     ///
@@ -153,7 +180,7 @@ impl Kernel {
                 secret => secret,
             },
             netns_cookie: netns_cookie().context("cannot tell the network namespace")?,
-            hop_generation: before.hop_generation.wrapping_add(1),
+            hop_generation: before.hop_generation,
             tick_shift: rate.shift,
             hz: rate.hz,
             flow_mask4: self.slots - 1,
@@ -163,7 +190,10 @@ impl Kernel {
             ..abi::Config::default()
         };
         map_writer::Settings::new(config, node, detector).write(&mut settings);
-        self.config.write(0, &settings);
+        if settings != before {
+            settings.hop_generation = before.hop_generation.wrapping_add(1);
+            self.config.write(0, &settings);
+        }
         Ok(())
     }
 
@@ -211,15 +241,20 @@ impl Kernel {
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Says which addresses are the node's own.
+    /// Says which addresses are the node's own, those first that matter most; how many there was no
+    /// room for.
     ///
     /// # Errors
     ///
-    /// If there are more than the map holds.
-    pub fn set_local_addresses(&self, addresses: &BTreeSet<IpAddr>) -> anyhow::Result<()> {
+    /// If the kernel refuses, which it does for no known reason.
+    pub fn set_local_addresses(&mut self, addresses: &[IpAddr]) -> Result<usize, WriteError> {
         let own = |address: &IpAddr| ((*address).into(), abi::LocalAddress::default());
-        let own: Vec<_> = addresses.iter().map(own).collect();
-        Ok(self.local_addresses.replace(&own)?)
+        self.local_addresses.set(addresses.iter().map(own))
+    }
+
+    /// How many of them there is room for.
+    pub fn local_address_table_size(&self) -> u32 {
+        self.local_addresses.room()
     }
 
     /// Says what is special about devices, by interface index; all others are like any.
@@ -227,8 +262,8 @@ impl Kernel {
     /// # Errors
     ///
     /// If there are more than the map holds.
-    pub fn set_devices(&self, devices: &[(u32, abi::Device)]) -> anyhow::Result<()> {
-        Ok(self.devices.replace(devices)?)
+    pub fn set_devices(&mut self, devices: Vec<(u32, abi::Device)>) -> anyhow::Result<()> {
+        whole(self.devices.set(devices)?, "DEVICES")
     }
 
     /// Says which device the way back to a source must lead to, where not any will do, by interface
@@ -237,9 +272,29 @@ impl Kernel {
     /// # Errors
     ///
     /// If there are more than the map holds.
-    pub fn set_ways_back(&self, ways: &[(u32, u32)]) -> anyhow::Result<()> {
-        Ok(self.ways_back.replace(ways)?)
+    pub fn set_ways_back(&mut self, ways: Vec<(u32, u32)>) -> anyhow::Result<()> {
+        whole(self.ways_back.set(ways)?, "WAYS_BACK")
     }
+}
+
+/// A map that only this agent writes.
+fn mirror<K, V>(loaded: &Loaded, name: &str) -> anyhow::Result<Mirror<K, V>>
+where
+    K: aya::Pod + Eq + Hash + Send + Sync,
+    V: aya::Pod + PartialEq + Send + Sync,
+{
+    let map = BatchMap::new(&loaded.map(name)?)?;
+    let room = map.max_entries();
+    Ok(Mirror::new(map, room)?)
+}
+
+/// Fails if entries of a map were left out.
+fn whole(left_out: usize, map: &str) -> anyhow::Result<()> {
+    ensure!(
+        left_out == 0,
+        "map {map} is full: it has no room for {left_out} entries"
+    );
+    Ok(())
 }
 
 fn secret() -> io::Result<[u64; 2]> {
@@ -256,7 +311,7 @@ fn secret() -> io::Result<[u64; 2]> {
 
 /// The number that BPF programs know this network namespace by.
 fn netns_cookie() -> io::Result<u64> {
-    let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))
-        .or_else(|_| std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)))?;
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
+        .or_else(|_| std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     lb_datapath::bpf::netns_cookie(&socket)
 }

@@ -2,43 +2,46 @@
 //! programs and health answers equal to them.
 
 mod attachments;
+mod bulletin;
 pub mod catalog;
 mod events;
 mod flow_source;
+mod hosted;
 mod kernel;
 pub mod local_api;
 pub mod metrics_server;
 mod node;
 mod observe;
+mod progress;
 mod report;
 mod resize;
 mod servers;
 mod sizes;
 pub mod status;
 mod sync;
+mod this_node;
+mod traffic;
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context as _;
-use lb_datapath::{
-    devices::{Event as DeviceEvent, Watcher},
-    maps::Maps,
-    preflight,
-};
-use lb_objects::{IpFamily, Kind};
-use tokio::sync::{mpsc, oneshot};
+use lb_datapath::{devices::Watcher, maps::Maps, preflight};
+use lb_objects::{IpFamily, Kind, ObjectName};
+use tokio::sync::mpsc;
 
 use self::{
     attachments::Attachments,
+    bulletin::Bulletin,
     kernel::Kernel,
-    node::{facts, listen_addresses, local_node},
+    node::{KnownNode, facts, listen_addresses, local_addresses, local_node},
     observe::Observer,
+    progress::Progress,
     servers::Servers,
-    status::Status,
     sync::Syncer,
 };
 use crate::{
@@ -53,8 +56,8 @@ use crate::{
         service::{Options, ServiceHealthServers},
     },
     map_writer::MapWriter,
-    metrics::{Metrics, Sample, set_to_now},
-    plan::{LocalDetector, LocalNode},
+    metrics::{Metrics, set_to_now},
+    plan::LocalDetector,
     source::{
         Batch, Event, Source, SourceSpec, api::ApiSource, dir::DirSource, health::SourceHealth,
     },
@@ -68,8 +71,6 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 /// Batches of events from the source that may wait.
 const EVENT_QUEUE: usize = 64;
-/// Questions about the agent's state that may wait.
-const QUESTION_QUEUE: usize = 16;
 
 /// Runs the agent until it is told to stop. Programs and maps stay in the kernel, and traffic goes
 /// on.
@@ -110,8 +111,14 @@ struct Agent {
     store: Store,
     /// How the source is doing; without entries until it runs.
     source_health: Arc<SourceHealth>,
-    node: LocalNode,
+    node: KnownNode,
+    /// Addresses of this node that there is no room for.
+    addresses_left_out: usize,
     syncer: Syncer,
+    /// What others are told of this state.
+    bulletin: Arc<Bulletin>,
+    /// When they were last.
+    published: Instant,
     /// Runs once the settings are written.
     sweeper: Option<FlowSweeper>,
     metrics: Arc<Metrics>,
@@ -126,10 +133,11 @@ struct Agent {
 impl Agent {
     fn new(config: Config, kernel: Kernel, watcher: Watcher) -> anyhow::Result<Self> {
         let store = Store::new(config.node_name.clone());
-        let local_addresses = watcher.devices().local_addresses();
-        let node = local_node(&config, &store, &local_addresses);
-        let detector = LocalDetector::new(&config.detect_local, &config.this_node(None));
-        let facts = facts(&config, &store, &local_addresses);
+        let addresses = local_addresses(watcher.devices());
+        let known = KnownNode::new(&config, kernel.node_addresses());
+        let node = local_node(&config, known.node(), &addresses);
+        let detector = LocalDetector::new(&config.detect_local, known.node());
+        let facts = facts(&config, known.node(), &addresses);
         let writer =
             MapWriter::new(Maps::open(&kernel.loaded)?, facts).context("cannot read the maps")?;
         let metrics = Arc::new(Metrics::new());
@@ -139,16 +147,23 @@ impl Agent {
         let source_health = Arc::new(SourceHealth::new(Kind::ALL.map(Kind::resource)));
         let servers = Servers::new(&config, &metrics, &source_health)?;
         let proxy_health = Arc::new(ProxyHealth::new(SYNC_PERIOD, SystemClock));
-        let listen = listen_addresses(&config, &node, &local_addresses);
+        let listen = listen_addresses(&config, &node, &addresses);
         let service_health =
             service_health_servers(listen, &servers, proxy_health.clone(), &metrics);
+        let (catalog, progress) = (servers.catalog.clone(), Arc::<Progress>::default());
+        let bulletin = Bulletin::new(catalog.clone(), writer.roster(), progress.clone());
+        let plannings = metrics.services_planned.clone();
         Ok(Self {
             attachments: Attachments::new(
                 &config.datapath,
                 config.this_node(None).addresses,
                 detector,
             )?,
-            syncer: Syncer::new(writer, servers.catalog.clone()),
+            node: known,
+            addresses_left_out: 0,
+            syncer: Syncer::new(writer, node, catalog, progress, plannings),
+            bulletin: Arc::new(bulletin),
+            published: Instant::now(),
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
             servers,
@@ -158,7 +173,6 @@ impl Agent {
             watcher,
             store,
             source_health,
-            node,
             metrics,
             proxy_health,
             service_health,
@@ -166,10 +180,17 @@ impl Agent {
     }
 
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
+        // First of all: that nothing is there yet is an answer, too.
+        let packets = self.kernel.loaded.map("PACKETS")?;
+        let observer = Observer::new(packets, self.bulletin.clone())?;
+        self.metrics.set_kernel_source(Arc::new(observer));
+        self.publish_state().await;
+        self.servers
+            .serve(&self.config, &self.metrics, &self.proxy_health);
         if self.kernel.is_configured() {
             // By an agent that knew the Node, which this one does not yet: what depends on it
             // stays.
-            self.follow_local_state()?;
+            self.follow_local_state();
         } else {
             self.configure()?;
         }
@@ -184,14 +205,11 @@ impl Agent {
         (source, self.events) =
             open_source(&self.config, &self.metrics, &self.source_health).await?;
 
-        let (ask, mut status_asked) = mpsc::channel::<oneshot::Sender<Status>>(QUESTION_QUEUE);
         let flows = Arc::new(self.kernel.flows()?);
-        self.servers.serve_locally(&self.config, flows, ask)?;
-        let (ask, mut sample_asked) = mpsc::channel::<oneshot::Sender<Sample>>(QUESTION_QUEUE);
-        let observer = Observer::new(self.kernel.loaded.map("PACKETS")?, ask)?;
-        self.metrics.set_kernel_source(Arc::new(observer));
+        self.publish_state().await;
+        let bulletin = self.bulletin.clone();
         self.servers
-            .serve(&self.config, &self.metrics, &self.proxy_health);
+            .serve_locally(&self.config, flows, bulletin.clone())?;
 
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
         let mut source = tokio::spawn(source.run(sender));
@@ -204,6 +222,7 @@ impl Agent {
                 // to before the endpoint is in the maps.
                 biased;
                 _ = &mut told_to_stop => break,
+                () = bulletin.wanted() => self.publish_state().await,
                 changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
                     Ok(changes) => self.devices_changed(&changes).await?,
                     Err(error) => {
@@ -221,15 +240,13 @@ impl Agent {
                 ended = &mut source => {
                     return ended.context("the source panicked")?.context("the source gave up");
                 }
-                // Who asked and does not wait any more needs no answer.
-                Some(reply) = status_asked.recv() => drop(reply.send(self.status().await)),
-                Some(reply) = sample_asked.recv() => drop(reply.send(self.sample())),
                 _ = quiet.tick() => {
                     self.syncer.idle(QUIET);
                     self.syncer.watch_limits(Instant::now());
                     self.tell_of_service_ports();
                 }
             }
+            self.publish_in_time().await;
         }
         tracing::info!("stopping; programs and maps stay, and traffic goes on");
         Ok(())
@@ -240,7 +257,7 @@ impl Agent {
     fn attach(&mut self) -> anyhow::Result<()> {
         loop {
             self.attachments
-                .renew(&self.kernel, self.watcher.devices())?;
+                .renew(&mut self.kernel, self.watcher.devices())?;
             self.attachments.sweep(&self.kernel)?;
             let failed = self.attachments.failed();
             if !self.kernel.go_on(failed.as_deref())? {
@@ -275,15 +292,12 @@ impl Agent {
         }
         let mut services = changes.services;
         if changes.node || first {
-            self.node_changed()?;
-            if first {
-                self.service_health = self.health_servers();
-            }
-            services = self
-                .store
-                .services()
-                .map(|service| service.name.clone())
-                .collect();
+            services.extend(self.node_changed()?);
+            self.listen_again().await;
+        }
+        if first {
+            let all = self.store.services();
+            services.extend(all.map(|service| service.name.clone()));
         }
         self.sync(services, since).await;
         if !first {
@@ -296,11 +310,6 @@ impl Agent {
                     .programmed(slices, applied.endpoint_slices, took);
             }
         }
-        if changes.node || first {
-            // Only now do the maps agree with what load balancers will hear of this node.
-            self.proxy_health
-                .set_node(Some(&self.config.this_node(self.this_node())));
-        }
         for (family, at) in changes.triggers.into_values().flatten() {
             let latency = at.elapsed().unwrap_or_default();
             let metrics = self.metrics.family(family);
@@ -309,6 +318,13 @@ impl Agent {
         if first {
             self.syncer.writer().finish_adoption();
             self.in_sync_since = Some(SystemTime::now());
+        }
+        if changes.node || first {
+            // Who hears of it and asks for more is to find it.
+            self.publish_state().await;
+            self.tell_of_node();
+        }
+        if first {
             self.servers.first_state_written();
             tracing::info!(
                 service_ports = self.syncer.writer().len(),
@@ -343,82 +359,8 @@ impl Agent {
         }
     }
 
-    /// Follows the node's devices, addresses and routes.
-    async fn devices_changed(&mut self, changes: &[DeviceEvent]) -> anyhow::Result<()> {
-        let since = Instant::now();
-        if changes.contains(&DeviceEvent::NextHopsChanged) {
-            self.kernel.next_hops_changed();
-        }
-        if changes
-            .iter()
-            .all(|change| *change == DeviceEvent::NextHopsChanged)
-        {
-            return Ok(());
-        }
-        for change in changes {
-            if let DeviceEvent::Removed(device) = change {
-                self.attachments.forget(device.index);
-            }
-        }
-        if let Err(error) = self
-            .attachments
-            .follow(&self.kernel, self.watcher.devices())
-        {
-            tracing::warn!("cannot follow the node's devices: {error:#}");
-        }
-        let addresses = changes.iter().any(|change| {
-            matches!(
-                change,
-                DeviceEvent::AddressAdded { .. } | DeviceEvent::AddressRemoved { .. }
-            )
-        });
-        if addresses && !self.store.is_synced() {
-            self.follow_local_state()?;
-        } else if addresses && self.node_changed()? {
-            let services: Vec<_> = self
-                .store
-                .services()
-                .map(|service| service.name.clone())
-                .collect();
-            self.sync(services, since).await;
-        }
-        Ok(())
-    }
-
-    /// Takes over what needs no Node object.
-    fn follow_local_state(&self) -> anyhow::Result<()> {
-        self.kernel.next_hops_changed();
-        self.kernel
-            .set_local_addresses(&self.watcher.devices().local_addresses())
-    }
-
-    /// Takes over what the Node object and the devices say; whether plans have to be made again.
-    fn node_changed(&mut self) -> anyhow::Result<bool> {
-        let addresses = self.watcher.devices().local_addresses();
-        self.kernel.set_local_addresses(&addresses)?;
-        let node = local_node(&self.config, &self.store, &addresses);
-        let facts = facts(&self.config, &self.store, &addresses);
-        let changed = self.syncer.writer().set_facts(facts) || node != self.node;
-        self.node = node;
-        self.configure()?;
-        Ok(changed)
-    }
-
-    /// Writes the node's settings.
-    fn configure(&self) -> anyhow::Result<()> {
-        let node = self.config.this_node(self.this_node());
-        let detector = LocalDetector::new(&self.config.detect_local, &node);
-        self.kernel
-            .set_local_addresses(&self.watcher.devices().local_addresses())?;
-        self.kernel.configure(&self.config, &self.node, &detector)
-    }
-
     /// Writes Services; when this returns, the maps have them and the health answers say so.
-    async fn sync(
-        &mut self,
-        services: impl IntoIterator<Item = lb_objects::ObjectName>,
-        since: Instant,
-    ) {
+    async fn sync(&mut self, services: BTreeSet<ObjectName>, since: Instant) {
         self.publish(services);
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {
@@ -434,24 +376,12 @@ impl Agent {
     }
 
     /// Writes Services, and has the flows ended that are stale now.
-    fn publish(&mut self, services: impl IntoIterator<Item = lb_objects::ObjectName>) {
+    fn publish(&mut self, services: BTreeSet<ObjectName>) {
         let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
-        let stale = self.syncer.sync(&self.store, &self.node, services);
+        let stale = self.syncer.sync(&self.store, services);
         if let (Some(publication), false) = (publication, stale.is_empty()) {
             publication.end_stale(stale);
         }
-    }
-
-    /// No server yet, for the addresses that this node has by now.
-    fn health_servers(&self) -> ServiceHealthServers {
-        let addresses = self.watcher.devices().local_addresses();
-        let listen = listen_addresses(&self.config, &self.node, &addresses);
-        let health = self.proxy_health.clone();
-        service_health_servers(listen, &self.servers, health, &self.metrics)
-    }
-
-    fn this_node(&self) -> Option<&lb_objects::Node> {
-        self.store.node().map(Arc::as_ref)
     }
 }
 

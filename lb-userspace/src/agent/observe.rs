@@ -1,30 +1,29 @@
 //! The data plane's counters for metrics, read when somebody asks.
 
+use std::sync::Arc;
+
 use anyhow::Context as _;
 use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::verdict::{Hook, Reason};
-use tokio::sync::{mpsc, oneshot};
 
+use super::bulletin::Bulletin;
 use crate::metrics::{KernelSource, PacketCount, Sample};
 
-/// Reads counters from the kernel and asks the agent what they are about.
+/// Reads counters from the kernel; the bulletin has the rest.
 pub struct Observer {
     counters: PerCpuArray<MapData, u64>,
-    agent: mpsc::Sender<oneshot::Sender<Sample>>,
+    bulletin: Arc<Bulletin>,
 }
 
 impl Observer {
-    /// `counters` is the map `PACKETS`; the agent answers with all of a sample but packets.
+    /// `counters` is the map `PACKETS`.
     ///
     /// # Errors
     ///
     /// If the map is of another type.
-    pub fn new(
-        counters: MapData,
-        agent: mpsc::Sender<oneshot::Sender<Sample>>,
-    ) -> anyhow::Result<Self> {
+    pub fn new(counters: MapData, bulletin: Arc<Bulletin>) -> anyhow::Result<Self> {
         let counters = PerCpuArray::try_from(Map::PerCpuArray(counters))?;
-        Ok(Self { counters, agent })
+        Ok(Self { counters, bulletin })
     }
 
     /// Packets seen at a hook for a reason, over all CPUs.
@@ -37,9 +36,7 @@ impl Observer {
 
 impl KernelSource for Observer {
     fn sample(&self) -> anyhow::Result<Sample> {
-        let (reply, answer) = oneshot::channel();
-        self.agent.blocking_send(reply)?;
-        let mut sample = answer.blocking_recv()?;
+        let mut sample = self.bulletin.sample();
         for hook in Hook::ALL {
             for reason in Reason::ALL {
                 sample.packets.push(PacketCount {

@@ -1,42 +1,63 @@
-//! What the agent says of itself when asked: status, and metrics of the data plane.
+//! What the agent's loop publishes of its state.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     Agent, attachments,
+    bulletin::Published,
     status::{self, Status},
 };
-use crate::{flows::Stats, metrics::Sample};
+use crate::flows::Stats;
+
+/// How old what is published may get while the loop handles one change after the other.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 impl Agent {
-    /// What `node-lb status` shows.
-    pub(super) async fn status(&mut self) -> Status {
+    /// Publishes what the agent's state is by now, if that was not done just before.
+    pub(super) async fn publish_in_time(&mut self) {
+        if self.published.elapsed() >= INTERVAL {
+            self.publish_state().await;
+        }
+    }
+
+    /// Publishes what the agent's state is.
+    pub(super) async fn publish_state(&mut self) {
         let devices = self.attachments.devices().values();
-        let traffic = self.syncer.traffic();
+        let state = Published {
+            status: self.status().await,
+            devices: devices.filter_map(attachments::Attached::mode).collect(),
+            flows: self.flow_stats(),
+            at: Instant::now(),
+        };
+        self.bulletin.publish(state);
+        self.published = Instant::now();
+    }
+
+    /// What only the agent's loop knows of [`Status`].
+    async fn status(&self) -> Status {
+        let devices = self.attachments.devices().values();
         let (room, change) = self.kernel.flow_table_size();
+        let problems = self.service_health.problems().await;
+        let addresses = self.node.node().addresses.iter();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.config.node_name.clone(),
+            node_addresses: addresses.copied().collect(),
+            node_problem: self.node.problem().map(str::to_owned),
+            local_addresses_left_out: self.addresses_left_out,
             source: self.config.source.to_string(),
             in_sync_since: self.in_sync_since.map(status::timestamp),
             last_sync: self.syncer.last_sync().map(status::timestamp),
-            services: self.syncer.services(),
-            service_ports: self.syncer.writer().len(),
             not_programmed: self.syncer.not_programmed().collect(),
-            pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
             at_limit: self.syncer.at_limit().collect(),
-            failing: traffic.iter().filter_map(status::Failing::of).collect(),
             devices: devices.map(Into::into).collect(),
             source_problems: self.source_problems(),
             health_checks: status::HealthChecks {
                 listening: self.service_health.listening().await.len(),
-                problems: self
-                    .service_health
-                    .problems()
-                    .await
-                    .iter()
-                    .map(ToString::to_string)
-                    .collect(),
+                problems: problems.iter().map(ToString::to_string).collect(),
             },
             flows: self
                 .flow_stats()
@@ -45,6 +66,7 @@ impl Agent {
                 flows: room,
                 change: change.map(str::to_owned),
             },
+            ..Status::default()
         }
     }
 
@@ -55,23 +77,6 @@ impl Agent {
             resources.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
         let refused = self.store.problems().map(ToString::to_string);
         behind.chain(refused).collect()
-    }
-
-    /// What metrics say of the data plane, but for packets.
-    pub(super) fn sample(&mut self) -> Sample {
-        let flows = self.flow_stats();
-        let devices = self.attachments.devices().values();
-        Sample {
-            packets: Vec::new(),
-            services: self.syncer.traffic(),
-            devices: devices.filter_map(attachments::Attached::mode).collect(),
-            flows: flows
-                .as_ref()
-                .map(|stats| stats.v4.flows.total() + stats.v6.flows.total()),
-            flow_table_size: flows
-                .as_ref()
-                .map(|stats| u64::from(stats.v4.records / 2 + stats.v6.records / 2)),
-        }
     }
 
     /// What the latest pass over the flow tables saw, if there has been one.

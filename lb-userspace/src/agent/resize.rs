@@ -102,27 +102,35 @@ pub struct Resized {
 ///
 /// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the
 /// tables cannot have the size wanted is none.
-pub fn begin(pins: &Pins, wanted: u32) -> anyhow::Result<Programs> {
+pub fn begin(pins: &Pins, wanted: u32, local_addresses: u32) -> anyhow::Result<Programs> {
     if recover(pins)? {
         let [(present, next), _] = TABLES;
         let records = |pin| pinned_entries(pins, pin)?.context("a flow table's pin is gone");
         let (from, to) = (records(present)?, records(next)?);
         tracing::info!("continuing an interrupted change of the flow table's size");
         let resize = Resize::new(from, to, None);
-        return programs(pins, second(pins, from, to)?, to, Some(resize));
+        return programs(
+            pins,
+            second(pins, from, to, local_addresses)?,
+            to,
+            Some(resize),
+        );
     }
     let [(table, _), _] = TABLES;
     let present = pinned_entries(pins, table)?.unwrap_or(wanted);
     if present == wanted {
-        return steady(pins, present);
+        return steady(pins, present, local_addresses);
     }
     let (from, to) = (present / RECORDS_PER_FLOW, wanted / RECORDS_PER_FLOW);
-    match prepare(pins, present, wanted) {
+    match prepare(pins, present, wanted, local_addresses) {
         Ok(programs) => {
             tracing::info!(from, to, "changing the flow table's size, in flows");
             Ok(programs)
         }
-        Err(error) => give_up(pins, present, wanted, &format!("{error:#}")),
+        Err(error) => {
+            let why = format!("{error:#}");
+            give_up(pins, present, wanted, local_addresses, &why)
+        }
     }
 }
 
@@ -131,7 +139,13 @@ pub fn begin(pins: &Pins, wanted: u32) -> anyhow::Result<Programs> {
 /// # Errors
 ///
 /// As [`begin`].
-pub fn give_up(pins: &Pins, present: u32, wanted: u32, why: &str) -> anyhow::Result<Programs> {
+pub fn give_up(
+    pins: &Pins,
+    present: u32,
+    wanted: u32,
+    local_addresses: u32,
+    why: &str,
+) -> anyhow::Result<Programs> {
     take_back(pins)?;
     let kept = format!(
         "the flow table stays as it is, with room for {} flows instead of {}: {why}",
@@ -141,7 +155,7 @@ pub fn give_up(pins: &Pins, present: u32, wanted: u32, why: &str) -> anyhow::Res
     tracing::warn!("{kept}");
     Ok(Programs {
         kept: Some(kept),
-        ..steady(pins, present)?
+        ..steady(pins, present, local_addresses)?
     })
 }
 
@@ -263,11 +277,11 @@ fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<C
 }
 
 /// Makes the next tables, and programs of both kinds.
-fn prepare(pins: &Pins, from: u32, to: u32) -> anyhow::Result<Programs> {
+fn prepare(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> anyhow::Result<Programs> {
     let [(table4, _), (table6, _)] = TABLES;
     check_room(&flows::<Ip4>(pins, table4)?, to, "IPv4")?;
     check_room(&flows::<Ip6>(pins, table6)?, to / 2, "IPv6")?;
-    let second = second(pins, from, to)?;
+    let second = second(pins, from, to, local_addresses)?;
     let present = settings(pins, CONFIG)?.read(0);
     settings(pins, CONFIG_NEXT)?.write(
         0,
@@ -279,7 +293,7 @@ fn prepare(pins: &Pins, from: u32, to: u32) -> anyhow::Result<Programs> {
             ..present
         },
     );
-    let first = first(pins, from, to)?;
+    let first = first(pins, from, to, local_addresses)?;
     programs(pins, first, to, Some(Resize::new(from, to, Some(second))))
 }
 
@@ -374,8 +388,9 @@ fn settings(pins: &Pins, pin: &str) -> anyhow::Result<MappedArray<abi::Config>> 
 }
 
 /// Programs for tables that keep their size.
-fn steady(pins: &Pins, slots: u32) -> anyhow::Result<Programs> {
-    let loaded = load(OBJECT, pins, &hooks::programs(), &sizes(slots))?;
+fn steady(pins: &Pins, slots: u32, local_addresses: u32) -> anyhow::Result<Programs> {
+    let sizes = sizes(slots, local_addresses);
+    let loaded = load(OBJECT, pins, &hooks::programs(), &sizes)?;
     programs(pins, loaded, slots, None)
 }
 
@@ -399,10 +414,10 @@ fn programs(
 }
 
 /// Programs of the first kind.
-fn first(pins: &Pins, from: u32, to: u32) -> Result<Loaded, LoadError> {
+fn first(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> Result<Loaded, LoadError> {
     let others = [to, to / 2];
     let masks = others.map(|records| records - 1);
-    let mut settings = sizes(from);
+    let mut settings = sizes(from, local_addresses);
     for (family, (_, next)) in TABLES.into_iter().enumerate() {
         settings = settings
             .pinned_as(OTHER_TABLES[family], next)
@@ -413,10 +428,10 @@ fn first(pins: &Pins, from: u32, to: u32) -> Result<Loaded, LoadError> {
 }
 
 /// Programs of the second kind.
-fn second(pins: &Pins, from: u32, to: u32) -> Result<Loaded, LoadError> {
+fn second(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> Result<Loaded, LoadError> {
     let others = [from, from / 2];
     let masks = others.map(|records| records - 1);
-    let mut settings = sizes(to).pinned_as(CONFIG, CONFIG_NEXT);
+    let mut settings = sizes(to, local_addresses).pinned_as(CONFIG, CONFIG_NEXT);
     for (family, (present, next)) in TABLES.into_iter().enumerate() {
         settings = settings
             .pinned_as(present, next)

@@ -6,22 +6,21 @@ use anyhow::Context as _;
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, oneshot},
     task::JoinHandle,
 };
 
 use super::{
+    bulletin::Bulletin,
     catalog::Catalog,
     local_api::{LocalApi, flows::FlowSource},
     metrics_server::MetricsServer,
-    status::Status,
 };
 use crate::{
     config::Config,
     health::{
         initialization::Initialization,
         proxy::{HealthEndpoints, ProxyHealth},
-        readiness::{Latch, Readiness},
+        readiness::{Condition, Latch, Readiness},
     },
     http::{self, Handler, Limits, LocalServer, Stack},
     metrics::Metrics,
@@ -39,6 +38,8 @@ pub struct Servers {
     /// What the maps have been given.
     pub catalog: Arc<Catalog>,
     readiness: Arc<Readiness>,
+    /// The check that an address of this node is known.
+    pub node_addresses: Condition,
     shutdown: Latch,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
@@ -69,6 +70,7 @@ impl Servers {
             true => Ok(()),
             false => Err("the kernel's maps have not been given the first complete state".into()),
         });
+        let node_addresses = readiness.add_condition("node-addresses");
         let shutdown = readiness.add_shutdown();
         let unready = initialization.clone();
         Ok(Self {
@@ -81,6 +83,7 @@ impl Servers {
             configz: config.configz().to_string().into(),
             initialization,
             readiness,
+            node_addresses,
             shutdown,
             local: None,
             runtime,
@@ -137,7 +140,7 @@ impl Servers {
         &mut self,
         config: &Config,
         flows: Arc<dyn FlowSource>,
-        status: mpsc::Sender<oneshot::Sender<Status>>,
+        bulletin: Arc<Bulletin>,
     ) -> anyhow::Result<()> {
         let api = LocalApi {
             catalog: self.catalog.clone(),
@@ -145,7 +148,7 @@ impl Servers {
             initialization: self.initialization.clone(),
             readiness: self.readiness.clone(),
             configz: self.configz.clone(),
-            status,
+            status: Arc::new(move || bulletin.status()),
         };
         let started = http::bind_unix(&config.socket).and_then(|listener| {
             let limits = Limits::default();

@@ -10,9 +10,14 @@ pub(super) const HALF_OPEN: u32 = 16_384;
 /// Records for a flow: two, and as many free ones, so that searches stay short.
 pub(super) const RECORDS_PER_FLOW: u32 = 4;
 
-/// What is decided at load: the sizes of maps, for so many records of IPv4's flow table.
-pub(super) fn sizes(slots: u32) -> Settings<'static> {
+/// The map whose size is [`local_addresses`](super::kernel::Kernel::start)'s.
+pub(super) const LOCAL_ADDRESSES: &str = "LOCAL_ADDRESSES";
+
+/// What is decided at load: the sizes of maps, for so many records of IPv4's flow table and so many
+/// addresses of the node.
+pub(super) fn sizes(slots: u32, local_addresses: u32) -> Settings<'static> {
     Settings::default()
+        .max_entries(LOCAL_ADDRESSES, local_addresses)
         .max_entries("FLOWS4", slots)
         .max_entries("FLOWS6", slots / 2)
         .max_entries("HALF_OPEN4", RINGS * HALF_OPEN)

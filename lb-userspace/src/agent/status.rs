@@ -1,11 +1,15 @@
 //! The agent's state for people: what `node-lb status` shows.
 
-use std::{net::SocketAddr, time::SystemTime};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::SystemTime,
+};
 
 use lb_common::pipeline::WITHOUT_RING;
 use lb_datapath::{XdpMode, devices::Role};
 use serde::{Deserialize, Serialize};
 
+use super::progress;
 use crate::{
     flows::{Limit, Stats},
     map_writer::Key,
@@ -18,7 +22,23 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub version: String,
+    /// Milliseconds since the agent's loop said what is in here, but for the Services' numbers,
+    /// what they are short of and [`Self::syncing`], which are those of this moment.
+    #[serde(default)]
+    pub age_ms: u64,
+    /// The sync that runs, if one does.
+    #[serde(default)]
+    pub syncing: Option<Syncing>,
     pub node: String,
+    /// The node's addresses, as far as they are known.
+    #[serde(default)]
+    pub node_addresses: Vec<IpAddr>,
+    /// What the Node object lacks, or that there is none, and what follows.
+    #[serde(default)]
+    pub node_problem: Option<String>,
+    /// Addresses of this node that found no room in the map of its own.
+    #[serde(default)]
+    pub local_addresses_left_out: usize,
     pub source: String,
     /// Since when the maps have followed the source (RFC 3339); none: the source has not delivered
     /// everything yet.
@@ -42,6 +62,28 @@ pub struct Status {
     /// None until the flow tables have been looked at.
     pub flows: Option<[FlowTable; 2]>,
     pub flow_table_size: FlowTableSize,
+}
+
+/// A sync that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Syncing {
+    /// Milliseconds since it began.
+    pub for_ms: u64,
+    /// Services that it is about.
+    pub services: usize,
+    /// Those that are planned and written already.
+    pub done: usize,
+}
+
+impl From<progress::Syncing> for Syncing {
+    fn from(syncing: progress::Syncing) -> Self {
+        Self {
+            for_ms: syncing.age.as_millis() as u64,
+            services: syncing.services,
+            done: syncing.done,
+        }
+    }
 }
 
 /// The size of the flow tables.

@@ -1,20 +1,21 @@
 //! From changed objects to changed maps, health answers and metrics.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use lb_objects::{IpFamily, ObjectName, TrafficPolicy};
+use lb_objects::{IpFamily, ObjectName, Service, TrafficPolicy};
+use prometheus::IntCounter;
 
-use super::{catalog::Catalog, status};
+use super::{catalog::Catalog, hosted::Hosted, progress::Progress, status};
 use crate::{
     flows::{Change, Limit, Limits, Met, Stale, stale},
     health::service::ServiceHealth,
-    map_writer::{Key, MapWriter, NotProgrammed},
-    metrics::{Metrics, ServiceTraffic, set_to_now},
-    plan::{self, LocalNode, Plan, ServicePlan, ServicePortName},
+    map_writer::{Key, MapWriter, NodeFacts, NotProgrammed},
+    metrics::{Metrics, set_to_now},
+    plan::{self, LocalNode, Plan, ServicePlan},
     store::Store,
 };
 
@@ -26,6 +27,15 @@ pub struct Syncer {
     writer: MapWriter,
     /// What has been planned.
     catalog: Arc<Catalog>,
+    /// What each Service was when it was planned, and the node's [`Self::version`] then.
+    planned: HashMap<ObjectName, (Arc<Service>, u64)>,
+    /// How often Services have been planned.
+    plannings: IntCounter,
+    progress: Arc<Progress>,
+    node: LocalNode,
+    /// Raised when the node changes.
+    version: u64,
+    hosted: Hosted,
     /// The healthCheckNodePorts that are to be served, and whether they changed.
     health: BTreeMap<(ObjectName, IpFamily), ServiceHealth>,
     health_changed: bool,
@@ -66,10 +76,23 @@ struct OnTerminating {
 }
 
 impl Syncer {
-    pub fn new(writer: MapWriter, catalog: Arc<Catalog>) -> Self {
+    /// Nothing is planned yet. `plannings` counts how often a Service is.
+    pub fn new(
+        writer: MapWriter,
+        node: LocalNode,
+        catalog: Arc<Catalog>,
+        progress: Arc<Progress>,
+        plannings: IntCounter,
+    ) -> Self {
         Self {
             writer,
             catalog,
+            planned: HashMap::new(),
+            plannings,
+            progress,
+            node,
+            version: 0,
+            hosted: Hosted::default(),
             health: BTreeMap::new(),
             health_changed: false,
             lacking: [Lacking::default(); 2],
@@ -87,26 +110,75 @@ impl Syncer {
         &mut self.writer
     }
 
+    /// What plans are made for.
+    pub fn node(&self) -> &LocalNode {
+        &self.node
+    }
+
+    /// Takes over what this node is by now, and says which Services that concerns: they have to be
+    /// synced.
+    #[must_use]
+    pub fn set_node(
+        &mut self,
+        node: LocalNode,
+        facts: NodeFacts,
+        store: &Store,
+    ) -> BTreeSet<ObjectName> {
+        let concerned = self.node.concerned(&node);
+        if node != self.node {
+            self.node = node;
+            self.version += 1;
+        }
+        let facts = self.writer.set_facts(facts);
+        let mut names: BTreeSet<_> = self.hosted.at(&facts.addresses).cloned().collect();
+        if facts.all || !concerned.nobody() {
+            let services = store.services();
+            let services = services.filter(|service| facts.all || concerned.concerns(service));
+            names.extend(services.map(|service| service.name.clone()));
+        }
+        names
+    }
+
     /// Plans and writes the Services named, and says which flows to look at. When this returns,
     /// the maps have them.
-    pub fn sync(
-        &mut self,
-        store: &Store,
-        node: &LocalNode,
-        services: impl IntoIterator<Item = ObjectName>,
-    ) -> Stale {
+    pub fn sync(&mut self, store: &Store, services: BTreeSet<ObjectName>) -> Stale {
         let mut stale = Stale::default();
+        self.progress.begin(services.len());
         for name in services {
-            let planned = store.service(&name).map(|service| {
-                let slices: Vec<_> = store.slices(&name).collect();
-                plan::plan(service, &slices, node)
-            });
+            let planned = self.plan(store, &name);
             self.sync_service(name, planned, &mut stale);
+            self.progress.advance();
         }
         self.writer.settle();
         self.report();
         self.last_sync = Some(Instant::now());
+        self.progress.end();
         stale
+    }
+
+    /// The plan of a Service, if there is such a Service.
+    fn plan(&mut self, store: &Store, name: &ObjectName) -> Option<ServicePlan> {
+        let Some(service) = store.service(name) else {
+            self.planned.remove(name);
+            return None;
+        };
+        self.plannings.inc();
+        let slices: Vec<_> = store.slices(name).collect();
+        let version = self.version;
+        let is_same =
+            |(known, at): &(Arc<Service>, u64)| Arc::ptr_eq(known, service) && *at == version;
+        if self.planned.get(name).is_some_and(is_same) {
+            let before = self.catalog.get(name);
+            return Some(plan::plan_after(
+                before.as_deref(),
+                service,
+                &slices,
+                &self.node,
+            ));
+        }
+        self.planned
+            .insert(name.clone(), (service.clone(), version));
+        Some(plan::plan(service, &slices, &self.node))
     }
 
     /// Makes use of a quiet moment: to be called every now and then.
@@ -150,11 +222,6 @@ impl Syncer {
         std::mem::take(&mut self.health_changed).then(|| self.health.values().cloned().collect())
     }
 
-    /// Number of Services in the store, whether they are programmed or not.
-    pub fn services(&self) -> usize {
-        self.catalog.services()
-    }
-
     /// Service ports that are not, or not completely, in the maps, and why.
     pub fn not_programmed(&self) -> impl Iterator<Item = status::NotProgrammed> {
         let waiting = self.not_programmed.iter();
@@ -179,33 +246,6 @@ impl Syncer {
     /// When the last sync was done.
     pub fn last_sync(&self) -> Option<SystemTime> {
         Some(SystemTime::now() - self.last_sync?.elapsed())
-    }
-
-    /// What has come to every service port, both families together.
-    pub fn traffic(&self) -> Vec<ServiceTraffic> {
-        let mut traffic: BTreeMap<&ServicePortName, ServiceTraffic> = BTreeMap::new();
-        for (key, id) in self.writer.ids() {
-            let stats = self.writer.stats(id);
-            let shortages = self.writer.shortages(id);
-            let sum = traffic.entry(&key.name).or_insert_with(|| ServiceTraffic {
-                service: key.name.service.clone(),
-                port: key.name.port.clone(),
-                protocol: key.name.protocol,
-                connections: 0,
-                half_open: 0,
-                gave_way: 0,
-                flow_table_full: 0,
-                snat_ports_exhausted: 0,
-                failing: Vec::new(),
-            });
-            sum.connections += stats.connections;
-            sum.half_open += u64::try_from(stats.half_open).unwrap_or(0);
-            sum.gave_way += u64::from(stats.gave_way);
-            sum.flow_table_full += shortages.flow_table_full;
-            sum.snat_ports_exhausted += shortages.snat_ports_exhausted;
-            sum.failing.extend(self.writer.failing_endpoints(key));
-        }
-        traffic.into_values().collect()
     }
 
     /// Updates what is counted over all Services.
@@ -258,6 +298,7 @@ impl Syncer {
         self.count(before, -1);
         self.count(planned.as_ref(), 1);
         self.note_health(&name, before, planned.as_ref());
+        self.hosted.replace(&name, before, planned.as_ref());
         for (port, remaining) in planned
             .iter()
             .flat_map(|planned| stale::changed(before, planned))
@@ -347,3 +388,6 @@ fn met(writer: &MapWriter, id: u32) -> Met {
         Limit::FlowTable => shortages.flow_table_full,
     })
 }
+
+#[cfg(test)]
+mod tests;

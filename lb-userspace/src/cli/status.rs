@@ -15,6 +15,8 @@ use crate::{agent::status::Status, config::DEFAULT_SOCKET, http::get};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// An age of what is shown that is worth mentioning, in milliseconds.
+const OLD: u64 = 2000;
 /// Problems shown of a kind; `-o json` has all of them.
 const SHOWN: usize = 20;
 
@@ -62,11 +64,42 @@ fn render(status: &Status) -> String {
         ("Version", status.version.clone()),
         ("Source", status.source.clone()),
     ];
+    let addresses: Vec<_> = status
+        .node_addresses
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    if !addresses.is_empty() {
+        lines.push(("Addresses", addresses.join(", ")));
+    }
+    let problem = status.node_problem.iter().cloned();
+    lines.extend(problem.map(|problem| ("Node problem", problem)));
+    if status.local_addresses_left_out > 0 {
+        let left_out = status.local_addresses_left_out;
+        let text = format!(
+            "{left_out} of the node's own find no room in LOCAL_ADDRESSES; raise \
+             --local-address-table-size"
+        );
+        lines.push(("Addresses", text));
+    }
     let in_sync = match (&status.in_sync_since, &status.last_sync) {
         (Some(since), Some(last)) => format!("since {since}, last change written {last}"),
         _ => "not yet: waiting for the source".to_owned(),
     };
     lines.push(("In sync", in_sync));
+    lines.extend(status.syncing.iter().map(|syncing| {
+        let (seconds, done) = (syncing.for_ms as f64 / 1e3, syncing.done);
+        let text = format!(
+            "for {seconds:.1} s: {done} of {} Services written",
+            syncing.services
+        );
+        ("Syncing", text)
+    }));
+    if status.age_ms > OLD {
+        let age = status.age_ms as f64 / 1e3;
+        let text = format!("what follows is from {age:.1} s ago: the agent is busy since");
+        lines.push(("Age", text));
+    }
     lines.push((
         "Services",
         format!(

@@ -71,6 +71,7 @@ impl Config {
             "handover": value_name(&datapath.handover),
             "failing-endpoints": value_name(&datapath.failing_endpoints),
             "flow-table-size": datapath.flow_table_size,
+            "local-address-table-size": datapath.local_address_table_size,
             "maglev-table-size": datapath.maglev_table_size,
         }})
     }

@@ -242,6 +242,16 @@ pub struct Flags {
     )]
     pub flow_table_size: u32,
 
+    /// How many addresses of this node there is room for. Packets from an address without room count
+    /// as packets from outside
+    #[arg(
+        long,
+        value_name = "ADDRESSES",
+        value_parser = clap::value_parser!(u32).range(16..=1 << 20),
+        default_value = "4096"
+    )]
+    pub local_address_table_size: u32,
+
     /// Entries in a Service's Maglev table: a prime number, much larger than its number of endpoints
     #[arg(
         long,

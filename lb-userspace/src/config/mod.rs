@@ -167,6 +167,8 @@ pub struct DatapathConfig {
     pub failing_endpoints: FailingEndpoints,
     /// Flows.
     pub flow_table_size: u32,
+    /// The node's own addresses.
+    pub local_address_table_size: u32,
     /// Entries per Service, a prime number.
     pub maglev_table_size: u32,
 }
@@ -228,6 +230,7 @@ impl TryFrom<Flags> for Config {
                 handover: flags.handover,
                 failing_endpoints: flags.failing_endpoints,
                 flow_table_size: flags.flow_table_size,
+                local_address_table_size: flags.local_address_table_size,
                 maglev_table_size: flags.maglev_table_size,
             },
         })

@@ -79,11 +79,12 @@ pub fn changed<'a>(
     before: Option<&'a ServicePlan>,
     after: &'a ServicePlan,
 ) -> impl Iterator<Item = (&'a Plan, &'a [SocketAddr])> {
+    let ports = before.map_or(&[][..], |before| &before.ports);
+    let ports = ports.iter().map(|old| ((&old.name, old.family), old));
+    let before: HashMap<_, _> = ports.collect();
     after.ports.iter().filter_map(move |plan| {
         let remaining = plan.remaining.as_deref()?;
-        let ports = before.map_or(&[][..], |before| &before.ports);
-        let same = |old: &&Plan| old.name == plan.name && old.family == plan.family;
-        let old = ports.iter().find(same);
+        let old = before.get(&(&plan.name, plan.family));
         let changed = old.is_none_or(|old| old.remaining != plan.remaining);
         changed.then_some((plan, remaining))
     })

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_objects::IpFamily;
 
-/// The addresses each family's servers listen on, settled once at start-up.
+/// The addresses each family's servers listen on, as long as the node has these addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddresses {
     v4: Vec<IpAddr>,

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -46,6 +46,28 @@ impl Latch {
     }
 }
 
+/// Something that comes and goes: a check that fails while it does not hold.
+#[derive(Clone, Debug, Default)]
+pub struct Condition(Arc<Mutex<Option<String>>>);
+
+impl Condition {
+    /// It holds from now on, or does not for the reason given.
+    pub fn set(&self, problem: Option<&str>) {
+        *self.problem() = problem.map(str::to_owned);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match &*self.problem() {
+            Some(problem) => Err(problem.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn problem(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Readiness {
     /// With the one check that never fails: `ping`.
     pub fn new() -> Self {
@@ -73,6 +95,14 @@ impl Readiness {
             false => Err(missing.to_owned()),
         });
         latch
+    }
+
+    /// Adds a check of something that holds until somebody says otherwise.
+    pub fn add_condition(&self, name: impl Into<String>) -> Condition {
+        let condition = Condition::default();
+        let checked = condition.clone();
+        self.add(name, move || checked.check());
+        condition
     }
 
     /// Adds the check `shutdown`, which fails once the latch is met, as kube-apiserver's: nobody

@@ -120,6 +120,21 @@ impl ServiceHealthServers {
         servers.problems()
     }
 
+    /// Has all servers listen on these addresses, from now on. Listeners on addresses that stay
+    /// go on undisturbed.
+    ///
+    /// Returns what could not be opened, if the addresses are others than before; see
+    /// [`Self::sync`].
+    pub async fn listen_on(&self, addresses: ListenAddresses) -> Vec<Problem> {
+        let mut servers = self.servers.lock().await;
+        if servers.options.addresses == addresses {
+            return Vec::new();
+        }
+        servers.options.addresses = addresses;
+        servers.open_missing().await;
+        servers.problems()
+    }
+
     /// The servers that are not open although they should be.
     pub async fn problems(&self) -> Vec<Problem> {
         self.servers.lock().await.problems()
@@ -195,7 +210,7 @@ impl Servers {
 
     async fn open_missing(&mut self) {
         for server in self.servers.values_mut() {
-            server.open_if_closed(&self.options).await;
+            server.listen(&self.options).await;
         }
         let failed = self.problems().len();
         self.failed.set(failed as i64);

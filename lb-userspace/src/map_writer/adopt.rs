@@ -1,17 +1,21 @@
 //! What the maps hold from before a restart: the kernel's state is taken over, not rebuilt.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use lb_common::abi;
 use lb_datapath::maps::WriteError;
 
 use super::{
     Key, MapWriter,
-    frontends::{Claim, Frontends},
+    frontends::{Frontends, claims},
     parts::Parts,
     service::Programmed,
     source_ranges::SourceSets,
 };
+use crate::plan::Frontend;
 
 /// Services in the maps that no service port has claimed yet.
 #[derive(Debug, Default)]
@@ -26,12 +30,16 @@ pub struct Inherited {
 impl Inherited {
     /// The service of this name that one of the claimed addresses leads to, or none at all does: a
     /// hash alone proves too little to hand over addresses.
-    fn claim(&mut self, key: &Key, claims: &[Claim], frontends: &Frontends) -> Option<Programmed> {
+    fn claim(
+        &mut self,
+        key: &Key,
+        claimed: &[Frontend],
+        frontends: &Frontends,
+    ) -> Option<Programmed> {
         let id = self.by_name.get(&key.hash())?.iter().find(|id| {
             self.services.contains_key(id)
                 && (!self.reachable.contains(id)
-                    || claims
-                        .iter()
+                    || claims(key, claimed)
                         .any(|claim| frontends.service_at(&claim.address) == Some(**id)))
         })?;
         self.services.remove(id)
@@ -84,15 +92,17 @@ impl MapWriter {
     }
 
     /// Takes over the service that an earlier agent made for a service port.
-    pub(super) fn adopt(&mut self, key: &Key, claims: &[Claim]) -> Option<Programmed> {
+    pub(super) fn adopt(&mut self, key: &Key, claimed: &[Frontend]) -> Option<Programmed> {
         let inherited = self.inherited.as_mut()?;
-        let mut programmed = inherited.claim(key, claims, &self.frontends)?;
-        for claim in claims {
-            if self.frontends.holds(claim, programmed.id) {
-                self.frontends.stake(claim, key, programmed.id);
-                programmed.frontends.push(*claim);
+        let mut programmed = inherited.claim(key, claimed, &self.frontends)?;
+        let mut held = Vec::with_capacity(claimed.len());
+        for (frontend, claim) in claimed.iter().zip(claims(key, claimed)) {
+            if self.frontends.holds(&claim, programmed.id) {
+                self.frontends.stake(&claim, key, programmed.id);
+                held.push(*frontend);
             }
         }
+        programmed.frontends = held.into();
         Some(programmed)
     }
 
@@ -144,8 +154,8 @@ impl MapWriter {
             plan,
             content,
             lane: self.lane(slots, &endpoints),
-            endpoints,
-            frontends: Vec::new(),
+            endpoints: endpoints.into(),
+            frontends: Arc::default(),
         })
     }
 

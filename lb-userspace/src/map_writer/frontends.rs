@@ -15,7 +15,7 @@ use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
 use lb_objects::Protocol;
 
 use super::Key;
-use crate::plan::{FrontendKind, Plan};
+use crate::plan::{Frontend, FrontendKind};
 
 /// An address, port and protocol (by number), as `FRONTENDS4` and `FRONTENDS6` are keyed.
 pub type Address = (SocketAddr, u8);
@@ -27,18 +27,20 @@ pub struct Claim {
     pub kind: FrontendKind,
 }
 
-/// The addresses that a plan claims.
-pub fn claims(plan: &Plan) -> Vec<Claim> {
-    let protocol = match plan.name.protocol {
+/// The claims of a service port to addresses.
+pub fn claims<'a>(
+    key: &Key,
+    frontends: impl IntoIterator<Item = &'a Frontend>,
+) -> impl Iterator<Item = Claim> {
+    let protocol = match key.name.protocol {
         Protocol::Tcp => parse::TCP,
         Protocol::Udp => parse::UDP,
         Protocol::Sctp => parse::SCTP,
     };
-    let claim = |frontend: &crate::plan::Frontend| Claim {
+    frontends.into_iter().map(move |frontend| Claim {
         address: (frontend.address, protocol),
         kind: frontend.kind,
-    };
-    plan.frontends.iter().map(claim).collect()
+    })
 }
 
 /// Who claims which address. Where several do, the lesser kind wins, then the lesser name: the rest

@@ -10,6 +10,7 @@ mod frontends;
 pub mod maglev;
 mod parts;
 mod ranges;
+mod roster;
 mod service;
 mod settings;
 mod source_ranges;
@@ -23,16 +24,16 @@ use std::{
     hash::Hasher as _,
     mem::{offset_of, take},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use ipnet::IpNet;
-use lb_common::{abi, pipeline::FAILING};
+use lb_common::abi;
 use lb_datapath::maps::{Maps, WriteError};
 use lb_objects::{IpFamily, Node, Protocol};
 use siphasher::sip::SipHasher13;
 use thiserror::Error;
 
-pub use self::settings::Settings;
 use self::{
     adopt::Inherited,
     frontends::Frontends,
@@ -41,6 +42,10 @@ use self::{
     service::Programmed,
     source_ranges::SourceSets,
     tables::LookupTables,
+};
+pub use self::{
+    roster::{Counts, Roster},
+    settings::Settings,
 };
 use crate::{
     config::Config,
@@ -70,6 +75,16 @@ impl NodeFacts {
             maglev_rows: config.datapath.maglev_table_size,
         }
     }
+}
+
+/// What changed facts about the node mean for plans.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChangedFacts {
+    /// Every plan has to be applied again.
+    pub all: bool,
+    /// Addresses that have become the node's own or are no more: plans with an endpoint of this
+    /// node there have to be applied again.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// A service port of one family: what an entry in the maps is about.
@@ -139,6 +154,8 @@ pub struct MapWriter {
     source_sets: SourceSets,
     frontends: Frontends,
     programmed: HashMap<Key, Programmed>,
+    /// Those of them that have a plan.
+    roster: Arc<Roster>,
     /// Service ports that could not be written, with what they want to be.
     waiting: BTreeMap<Key, (Plan, NotProgrammed)>,
     /// Withdrawn service ports that addresses may still lead to.
@@ -173,6 +190,7 @@ impl MapWriter {
             source_sets: SourceSets::default(),
             frontends: Frontends::default(),
             programmed: HashMap::new(),
+            roster: Arc::new(Roster::new(&maps)),
             waiting: BTreeMap::new(),
             departing: Vec::new(),
             inherited: None,
@@ -241,13 +259,23 @@ impl MapWriter {
         }
     }
 
-    /// Takes over facts about the node; if this says that they changed, every plan has to be
-    /// applied again.
+    /// Takes over facts about the node, and says which plans have to be applied again.
     #[must_use]
-    pub fn set_facts(&mut self, facts: NodeFacts) -> bool {
-        let changed = self.facts != facts;
-        self.facts = facts;
-        changed
+    pub fn set_facts(&mut self, facts: NodeFacts) -> ChangedFacts {
+        let before = std::mem::replace(&mut self.facts, facts);
+        let NodeFacts {
+            local_addresses,
+            cluster_networks,
+            maglev_rows,
+        } = &self.facts;
+        ChangedFacts {
+            all: (&before.cluster_networks, before.maglev_rows) != (cluster_networks, *maglev_rows),
+            addresses: before
+                .local_addresses
+                .symmetric_difference(local_addresses)
+                .copied()
+                .collect(),
+        }
     }
 
     /// Service ports that are not in the maps as they should be. One with several troubles may be
@@ -263,13 +291,17 @@ impl MapWriter {
 
     /// Number of service ports in the maps.
     pub fn len(&self) -> usize {
-        let programmed = self.programmed.values();
-        programmed.filter(|programmed| programmed.plan != 0).count()
+        self.roster.len()
     }
 
     /// Whether no service port is in the maps.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The service ports in the maps, for others to read what comes to them.
+    pub fn roster(&self) -> Arc<Roster> {
+        self.roster.clone()
     }
 
     /// Number of a service port, as flows and counters name it.
@@ -298,22 +330,12 @@ impl MapWriter {
     pub fn endpoint_connections(&self, key: &Key) -> Vec<(SocketAddr, u64)> {
         let programmed = self.programmed.get(key).into_iter();
         programmed
-            .flat_map(|programmed| &programmed.endpoints)
+            .flat_map(|programmed| programmed.endpoints.iter())
             .map(|endpoint| {
                 let state = self.maps.endpoint_states.read(endpoint.id);
                 let address = SocketAddr::new(endpoint.address.into(), endpoint.port);
                 (address, state.connections)
             })
-            .collect()
-    }
-
-    /// Endpoints of a service port that have refused or not answered the latest connections.
-    pub fn failing_endpoints(&self, key: &Key) -> Vec<SocketAddr> {
-        let programmed = self.programmed.get(key).into_iter();
-        let endpoints = programmed.flat_map(|programmed| &programmed.endpoints);
-        endpoints
-            .filter(|endpoint| self.maps.endpoint_memory.read(endpoint.id).failures >= FAILING)
-            .map(|endpoint| SocketAddr::new(endpoint.address.into(), endpoint.port))
             .collect()
     }
 

@@ -5,6 +5,7 @@ use std::{
     mem::offset_of,
     net::{IpAddr, SocketAddr},
     ops::Range,
+    sync::Arc,
 };
 
 use lb_common::{
@@ -16,12 +17,8 @@ use lb_common::{
 };
 use lb_objects::{Algorithm, TrafficPolicy};
 
-use super::{
-    Key, MapWriter, NodeFacts, NotProgrammed,
-    frontends::{Claim, claims},
-    parts::Parts,
-};
-use crate::plan::{EndpointClass, Plan, TopologyMode};
+use super::{Key, MapWriter, NodeFacts, NotProgrammed, frontends::claims, parts::Parts};
+use crate::plan::{EndpointClass, Frontend, Plan, TopologyMode};
 
 /// What is in the maps for a service port.
 #[derive(Debug)]
@@ -30,11 +27,12 @@ pub struct Programmed {
     /// Index of the published plan, 0 for none, and what it says.
     pub plan: u32,
     pub content: abi::Plan,
-    pub endpoints: Vec<abi::Endpoint>,
+    pub endpoints: Arc<[abi::Endpoint]>,
     /// Which of [`EndpointState::slots`] the published plan's positions are in. The other one is
     /// what changes next, so that a reader of either plan finds its position all the time.
     pub lane: usize,
-    pub frontends: Vec<Claim>,
+    /// The addresses claimed.
+    pub frontends: Arc<[Frontend]>,
 }
 
 impl Programmed {
@@ -44,9 +42,9 @@ impl Programmed {
             id,
             plan: 0,
             content: abi::Plan::default(),
-            endpoints: Vec::new(),
+            endpoints: Arc::default(),
             lane: 0,
-            frontends: Vec::new(),
+            frontends: Arc::default(),
         }
     }
 
@@ -98,22 +96,27 @@ struct Next {
 impl MapWriter {
     /// Writes a service port's plan and claims its addresses.
     pub(super) fn write(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
-        let claims = claims(plan);
         if !self.programmed.contains_key(key) {
-            let programmed = match self.adopt(key, &claims) {
+            let programmed = match self.adopt(key, &plan.frontends) {
                 Some(adopted) => adopted,
                 None => self.create(key)?,
             };
             self.programmed.insert(key.clone(), programmed);
         }
-        self.write_plan(key, plan)?;
-        self.claim(key, claims);
+        let written = self.write_plan(key, plan);
+        let programmed = &self.programmed[key];
+        if programmed.plan != 0 {
+            self.roster.enter(key, programmed.id, &programmed.endpoints);
+        }
+        written?;
+        self.claim(key, plan.frontends.clone());
         Ok(())
     }
 
     /// Takes a service port's addresses back. Its plan goes when no address leads to it any more.
     pub(super) fn withdraw(&mut self, key: &Key) {
-        self.claim(key, Vec::new());
+        self.claim(key, Arc::default());
+        self.roster.strike(key);
         self.departing.extend(self.programmed.remove(key));
     }
 
@@ -139,20 +142,25 @@ impl MapWriter {
     }
 
     /// Makes the addresses that lead to a service port those claimed, once they are flushed.
-    fn claim(&mut self, key: &Key, claims: Vec<Claim>) {
+    fn claim(&mut self, key: &Key, frontends: Arc<[Frontend]>) {
         let Some(programmed) = self.programmed.get_mut(key) else {
             return;
         };
-        if programmed.frontends == claims {
+        // As long as only endpoints change, they are not even looked at: they are the same.
+        if programmed.frontends == frontends {
             return;
         }
-        let before = std::mem::replace(&mut programmed.frontends, claims);
-        let claims = &programmed.frontends;
-        for claim in before.iter().filter(|claim| !claims.contains(claim)) {
-            self.frontends.give_up(claim, key);
+        let before = std::mem::replace(&mut programmed.frontends, frontends);
+        let (had, has): (HashSet<_>, HashSet<_>) = (
+            before.iter().collect(),
+            programmed.frontends.iter().collect(),
+        );
+        for claim in claims(key, before.iter().filter(|claim| !has.contains(claim))) {
+            self.frontends.give_up(&claim, key);
         }
-        for claim in claims.iter().filter(|claim| !before.contains(claim)) {
-            self.frontends.stake(claim, key, programmed.id);
+        let gained = programmed.frontends.iter();
+        for claim in claims(key, gained.filter(|claim| !had.contains(claim))) {
+            self.frontends.stake(&claim, key, programmed.id);
         }
     }
 
@@ -337,7 +345,7 @@ impl MapWriter {
             .extend(gone.filter(|id| !kept.contains(id)));
         current.plan = index;
         current.content = content;
-        current.endpoints = endpoints;
+        current.endpoints = endpoints.into();
         current.lane = lane;
         self.garbage.append(replaced);
     }
@@ -347,7 +355,7 @@ impl MapWriter {
         let current = &self.programmed[key];
         let before: HashMap<u32, u32> = current
             .slots()
-            .zip(&current.endpoints)
+            .zip(current.endpoints.iter())
             .map(|(slot, endpoint)| (endpoint.id, slot))
             .collect();
         for (slot, endpoint) in (first..).zip(endpoints) {
@@ -389,12 +397,7 @@ impl Wanted {
             .session_affinity
             .map_or(0, |timeout| timeout.as_secs().max(1));
         let endpoints = EndpointClass::ALL.iter().flat_map(|class| {
-            let local = matches!(
-                class,
-                EndpointClass::LocalReady
-                    | EndpointClass::LocalReadyHinted
-                    | EndpointClass::LocalTerminating
-            );
+            let local = class.is_local();
             let addresses = plan.endpoints.class(*class).iter();
             addresses.map(move |address| endpoint(address, local, facts))
         });

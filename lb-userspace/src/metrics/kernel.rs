@@ -1,6 +1,6 @@
 //! Metrics that live in the kernel's maps and are read when somebody asks.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use lb_objects::{ObjectName, Protocol};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
@@ -22,6 +22,10 @@ pub struct Sample {
     pub flows: Option<u64>,
     /// Flows the table has room for.
     pub flow_table_size: Option<u64>,
+    /// For how long the sync that runs has been running; zero without one.
+    pub sync_running: Duration,
+    /// Since when the agent's loop has said nothing of its state.
+    pub state_age: Duration,
 }
 
 /// Packets that met one fate.
@@ -188,6 +192,18 @@ impl Sample {
                 MetricType::GAUGE,
                 self.flow_table_size.iter().map(|size| gauge(&[], *size)),
             ),
+            family(
+                "node_lb_sync_running_seconds",
+                "For how long the sync that runs has been running; 0 without one.",
+                MetricType::GAUGE,
+                [seconds(self.sync_running)].into_iter(),
+            ),
+            family(
+                "node_lb_state_age_seconds",
+                "Since when the agent's main loop has said nothing of its state.",
+                MetricType::GAUGE,
+                [seconds(self.state_age)].into_iter(),
+            ),
         ]
         .into_iter()
         .filter(|family| !family.get_metric().is_empty())
@@ -220,6 +236,14 @@ fn gauge(labels: &[(&str, &str)], value: u64) -> Metric {
     let mut gauge = Gauge::default();
     gauge.set_value(value as f64);
     let mut metric = Metric::from_label(pairs(labels));
+    metric.set_gauge(gauge);
+    metric
+}
+
+fn seconds(time: Duration) -> Metric {
+    let mut gauge = Gauge::default();
+    gauge.set_value(time.as_secs_f64());
+    let mut metric = Metric::default();
     metric.set_gauge(gauge);
     metric
 }

@@ -38,6 +38,14 @@ impl EndpointClass {
         Self::LocalTerminating,
         Self::RemoteTerminating,
     ];
+
+    /// Whether its endpoints are on this node.
+    pub fn is_local(self) -> bool {
+        matches!(
+            self,
+            Self::LocalReady | Self::LocalReadyHinted | Self::LocalTerminating
+        )
+    }
 }
 
 /// Whether topology hints narrow the Cluster set, and how.

@@ -1,6 +1,10 @@
 //! The addresses a service port is reached at, and who may reach them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 pub use lb_common::abi::FrontendKind;
@@ -21,7 +25,7 @@ pub(super) fn frontends(
     cluster_ip: IpAddr,
     port: &ServicePort,
     node: &LocalNode,
-) -> Vec<Frontend> {
+) -> Arc<[Frontend]> {
     let family = IpFamily::of(cluster_ip);
     let external_ips = match node.allows_external_ips() {
         true => service.external_ips.as_slice(),
@@ -32,7 +36,7 @@ pub(super) fn frontends(
         _ => node.node_port_addresses(),
     };
 
-    let mut frontends: Vec<Frontend> = Vec::new();
+    let (mut frontends, mut known) = (Vec::new(), HashSet::new());
     for (kind, addresses, port) in [
         (FrontendKind::ClusterIp, &[cluster_ip][..], port.port),
         (
@@ -45,13 +49,12 @@ pub(super) fn frontends(
     ] {
         for address in in_family(family, addresses) {
             let address = SocketAddr::new(address, port);
-            if frontends.iter().all(|known| known.address != address) {
+            if known.insert(address) {
                 frontends.push(Frontend { kind, address });
             }
         }
     }
-    frontends.shrink_to_fit();
-    frontends
+    frontends.into()
 }
 
 /// Whether the port has an external address of this family at all, accepted on this node or not.
@@ -72,14 +75,14 @@ pub(super) fn externally_accessible(
 /// A family with no range, or with one that holds every address, has no filter. A range with this
 /// node's IP in it lets the load balancer IPs themselves in: a node that holds such an IP locally
 /// sends from it.
-pub(super) fn source_ranges(service: &Service, family: IpFamily, node: &LocalNode) -> Vec<IpNet> {
+pub(super) fn source_ranges(service: &Service, family: IpFamily, node: &LocalNode) -> Arc<[IpNet]> {
     let ranges = service.load_balancer_source_ranges.iter();
     let mut ranges: Vec<_> = ranges
         .filter(|range| IpFamily::of_net(**range) == family)
         .map(IpNet::trunc)
         .collect();
     if ranges.iter().any(|range| range.prefix_len() == 0) {
-        return Vec::new();
+        return Arc::default();
     }
 
     let holds_node = |ip| ranges.iter().any(|range| range.contains(&ip));
@@ -88,7 +91,7 @@ pub(super) fn source_ranges(service: &Service, family: IpFamily, node: &LocalNod
     }
     ranges.sort_unstable();
     ranges.dedup();
-    ranges
+    ranges.into()
 }
 
 fn in_family(family: IpFamily, addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {

@@ -5,7 +5,7 @@
 //! depends on the packet (ready before terminating, who is short-circuited, source NAT) is left
 //! to the packet pipeline, which finds all it needs in a [`Plan`].
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use lb_objects::{
@@ -29,6 +29,17 @@ pub mod report;
 
 /// Plans `service` on `node`. `slices` are the EndpointSlices of this Service, in any order.
 pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> ServicePlan {
+    plan_after(None, service, slices, node)
+}
+
+/// As [`plan`]. `before` is what the same Service was planned as on the same node, when it had
+/// other slices: what they do not decide, its addresses above all, is taken from there.
+pub fn plan_after(
+    before: Option<&ServicePlan>,
+    service: &Service,
+    slices: &[&EndpointSlice],
+    node: &LocalNode,
+) -> ServicePlan {
     let mut planned = ServicePlan {
         service: service.name.clone(),
         // Exactly: there are tens of thousands of plans.
@@ -39,11 +50,19 @@ pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> S
     for cluster_ip in &service.cluster_ips {
         let family = IpFamily::of(*cluster_ip);
         let slices = MergedSlices::new(slices, family);
-        let source_ranges = source_ranges(service, family, node);
-        planned.ports.extend(service.ports.iter().map(|port| Plan {
+        let before = before.and_then(|before| before.ports.get(planned.ports.len()..));
+        let before = |index| before?.get(index);
+        let source_ranges = match before(0) {
+            Some(before) => before.source_ranges.clone(),
+            None => source_ranges(service, family, node),
+        };
+        let ports = service.ports.iter().enumerate().map(|(index, port)| Plan {
             name: ServicePortName::new(service, port),
             family,
-            frontends: frontend::frontends(service, *cluster_ip, port, node),
+            frontends: match before(index) {
+                Some(before) => before.frontends.clone(),
+                None => frontend::frontends(service, *cluster_ip, port, node),
+            },
             internal_policy: service.internal_traffic_policy,
             external_policy: external_policy(service),
             externally_accessible: frontend::externally_accessible(service, family, port),
@@ -52,7 +71,8 @@ pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> S
             source_ranges: source_ranges.clone(),
             session_affinity: service.session_affinity,
             algorithm: service.algorithm,
-        }));
+        });
+        planned.ports.extend(ports);
         planned
             .health_checks
             .extend(health_check_port(service).map(|port| HealthCheck {
@@ -80,7 +100,7 @@ pub struct Plan {
     pub name: ServicePortName,
     pub family: IpFamily,
     /// Where the port is reached, node ports once per address that accepts them.
-    pub frontends: Vec<Frontend>,
+    pub frontends: Arc<[Frontend]>,
     /// Rules the cluster IP.
     pub internal_policy: TrafficPolicy,
     /// Rules every other frontend. Local only if the Service as a whole is externally accessible.
@@ -93,7 +113,7 @@ pub struct Plan {
     /// end by themselves.
     pub remaining: Option<Vec<SocketAddr>>,
     /// The only sources [`FrontendKind::LoadBalancerIp`] frontends accept; empty means all.
-    pub source_ranges: Vec<IpNet>,
+    pub source_ranges: Arc<[IpNet]>,
     /// How long a client sticks to its endpoint after its last new connection.
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use lb_objects::{Endpoint, IpFamily, Node};
+use lb_objects::{Endpoint, IpFamily, Node, Service};
 
 /// The node label that says which zone the node is in.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -33,11 +33,12 @@ impl Default for PlanOptions {
 /// The node addresses that accept NodePort traffic (`--nodeport-addresses`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// The node IP of each family.
+    /// The node IP of each family. As long as the node has none of either, nowhere.
     #[default]
     Primary,
     /// The local addresses inside these networks. A family with no network in the list accepts
-    /// on all its local addresses, so the empty list accepts everywhere.
+    /// on all its local addresses, so the empty list accepts everywhere. IPv6 link-local addresses
+    /// accept only where a network names them: every pod's device has one.
     Networks(Vec<IpNet>),
 }
 
@@ -97,6 +98,22 @@ impl LocalNode {
         &self.node_port_addresses
     }
 
+    /// Whose plans may differ on a node that is not this one any more but `after`.
+    pub fn concerned(&self, after: &Self) -> Concerned {
+        let Self {
+            name,
+            zone,
+            ips,
+            node_port_addresses,
+            options,
+        } = self;
+        Concerned {
+            all: (name, zone, options) != (&after.name, &after.zone, &after.options),
+            node_ports: *node_port_addresses != after.node_port_addresses,
+            source_ranges: *ips != after.ips,
+        }
+    }
+
     pub(super) fn hosts(&self, endpoint: &Endpoint) -> bool {
         endpoint.node_name.as_deref() == Some(&*self.name)
     }
@@ -110,6 +127,30 @@ impl LocalNode {
     }
 }
 
+/// The Services that a change of the node concerns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Concerned {
+    /// Every Service.
+    pub all: bool,
+    /// Those with node ports.
+    pub node_ports: bool,
+    /// Those with source ranges, which may hold the node's IP.
+    pub source_ranges: bool,
+}
+
+impl Concerned {
+    pub fn nobody(self) -> bool {
+        self == Self::default()
+    }
+
+    pub fn concerns(self, service: &Service) -> bool {
+        let has_node_port = || service.ports.iter().any(|port| port.node_port != 0);
+        self.all
+            || self.node_ports && has_node_port()
+            || self.source_ranges && !service.load_balancer_source_ranges.is_empty()
+    }
+}
+
 fn first_of(family: IpFamily, addresses: &[IpAddr]) -> Option<IpAddr> {
     let mut addresses = addresses.iter().copied();
     addresses.find(|address| IpFamily::of(*address) == family)
@@ -117,6 +158,8 @@ fn first_of(family: IpFamily, addresses: &[IpAddr]) -> Option<IpAddr> {
 
 fn accepted_addresses(wanted: &NodePortAddresses, ips: &[IpAddr], local: &[IpAddr]) -> Vec<IpAddr> {
     let networks = match wanted {
+        // Nobody has said yet which addresses are the node's.
+        NodePortAddresses::Primary if ips.is_empty() => return Vec::new(),
         NodePortAddresses::Primary => ips
             .iter()
             .filter(|ip| !ip.is_loopback())
@@ -134,12 +177,20 @@ fn accepted_addresses(wanted: &NodePortAddresses, ips: &[IpAddr], local: &[IpAdd
                 .iter()
                 .filter(|net| IpFamily::of_net(**net) == family)
                 .peekable();
-            of_family.peek().is_none() || of_family.any(|net| net.contains(address))
+            let open = of_family.peek().is_none() && !is_link_local(*address);
+            open || of_family.any(|net| {
+                net.contains(address) && (!is_link_local(*address) || is_link_local(net.network()))
+            })
         })
         .collect();
     accepted.sort_unstable();
     accepted.dedup();
     accepted
+}
+
+/// Of IPv6: IPv4 addresses of that kind may well be meant.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 #[cfg(test)]
@@ -192,6 +243,51 @@ mod tests {
             let node = local_node(&wanted, &["127.0.0.1", "::1"]);
             assert!(node.node_port_addresses().is_empty());
         }
+    }
+
+    #[test]
+    fn addresses_of_pods_devices_accept_only_where_they_are_named() {
+        let addresses = ["2001:db8::1", "fe80::1"];
+        let accepted = |wanted: &NodePortAddresses| {
+            let node = local_node(wanted, &addresses);
+            node.node_port_addresses().to_vec()
+        };
+        for everywhere in [networks(&[]), networks(&["::/0"])] {
+            assert_eq!(accepted(&everywhere), [ip("2001:db8::1")]);
+        }
+        assert_eq!(accepted(&networks(&["fe80::/10"])), [ip("fe80::1")]);
+    }
+
+    #[test]
+    fn without_a_node_ip_primary_accepts_nowhere() {
+        let local = [ip("10.244.0.1"), ip("2001:db8::1")];
+        let node = LocalNode::new(&node(&[]), &local, &PlanOptions::default());
+        assert!(node.node_port_addresses().is_empty());
+    }
+
+    #[test]
+    fn a_change_concerns_those_whose_plans_it_may_change() {
+        let before = local_node(&networks(&[]), &["192.0.2.1"]);
+        let with = |change: fn(&mut Node), local: &[&str]| {
+            let mut node = node(&["192.0.2.1"]);
+            change(&mut node);
+            let local: Vec<_> = local.iter().copied().map(ip).collect();
+            let options = PlanOptions {
+                node_port_addresses: networks(&[]),
+                ..PlanOptions::default()
+            };
+            before.concerned(&LocalNode::new(&node, &local, &options))
+        };
+        let same = ["192.0.2.1"];
+        let label = |node: &mut Node| drop(node.labels.insert("a".into(), "b".into()));
+        assert!(with(label, &same).nobody());
+        assert!(with(|node| node.taints.push("a".into()), &same).nobody());
+        assert!(with(|_| {}, &["192.0.2.1", "fe80::1"]).nobody());
+        let zone = |node: &mut Node| drop(node.labels.insert(ZONE_LABEL.into(), "z".into()));
+        assert!(with(zone, &same).all);
+        let node_ports = with(|_| {}, &["192.0.2.1", "192.0.2.2"]);
+        assert!(node_ports.node_ports && !node_ports.all && !node_ports.source_ranges);
+        assert!(with(|node| node.addresses = vec![ip("192.0.2.9")], &same).source_ranges);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A service port as `node-lb plan` and the agent's API show it, both families of it together.
 
-use std::net::SocketAddr;
+use std::{collections::HashMap, net::SocketAddr};
 
 use lb_objects::{Protocol, TrafficPolicy};
 use serde::Serialize;
@@ -69,12 +69,13 @@ impl<'a> PortReport<'a> {
         let Some(primary) = service.ports.first() else {
             return Vec::new();
         };
+        let mut families: HashMap<_, Vec<&Plan>> = HashMap::new();
+        for port in &service.ports {
+            families.entry(&port.name).or_default().push(port);
+        }
         let of_primary = service.ports.iter().filter(|p| p.family == primary.family);
         of_primary
-            .map(|port| {
-                let families = service.ports.iter().filter(|p| p.name == port.name);
-                Self::new(service, &families.collect::<Vec<_>>())
-            })
+            .map(|port| Self::new(service, &families[&port.name]))
             .collect()
     }
 

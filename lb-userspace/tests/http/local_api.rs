@@ -24,12 +24,7 @@ use node_lb::{
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
 use serde_json::{Value, json};
-use tokio::{
-    io::AsyncWriteExt as _,
-    net::TcpStream,
-    sync::{mpsc, oneshot},
-    time::timeout,
-};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::timeout};
 
 use crate::{
     client::{PATIENCE, get, request},
@@ -229,20 +224,11 @@ async fn settings_and_state_are_shown_and_nothing_can_be_written() {
     }
 }
 
-#[tokio::test]
-async fn an_agent_that_stops_says_so() {
-    let mut agent = Agent::start();
-    agent.answering.abort();
-    assert!((&mut agent.answering).await.unwrap_err().is_cancelled());
-    assert_eq!(agent.get("/status").await.0, 503);
-}
-
 /// The API of an agent that has no kernel.
 struct Agent {
     parts: Parts,
     catalog: Arc<Catalog>,
     server: Server,
-    answering: tokio::task::JoinHandle<()>,
     followed: Arc<()>,
 }
 
@@ -253,16 +239,10 @@ impl Agent {
 
     fn start_with(parts: Parts) -> Self {
         let catalog = Arc::new(Catalog::new());
-        let (ask, mut asked) = mpsc::channel::<oneshot::Sender<Status>>(1);
-        let answering = tokio::spawn(async move {
-            while let Some(reply) = asked.recv().await {
-                let status = Status {
-                    node: "worker-1".to_owned(),
-                    ..Status::default()
-                };
-                let _ = reply.send(status); // the client may have gone
-            }
-        });
+        let status = || Status {
+            node: "worker-1".to_owned(),
+            ..Status::default()
+        };
         let followed = Arc::new(());
         let api = LocalApi {
             catalog: catalog.clone(),
@@ -270,13 +250,12 @@ impl Agent {
             initialization: parts.initialization.clone(),
             readiness: Arc::new(Readiness::new()),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
-            status: ask,
+            status: Arc::new(status),
         };
         Self {
             server: parts.serve(api),
             parts,
             catalog,
-            answering,
             followed,
         }
     }

@@ -161,6 +161,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             "node_lb_flows 0",
             "node_lb_flow_table_size 65536",
+            "node_lb_sync_running_seconds 3.2",
+            "node_lb_state_age_seconds 0.25",
             "node_lb_kernel_read_errors_total 0",
         ],
     );
@@ -217,6 +219,8 @@ fn sample() -> Sample {
         }],
         flows: Some(0),
         flow_table_size: Some(65536),
+        sync_running: Duration::from_millis(3200),
+        state_age: Duration::from_millis(250),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a flood cannot take from others: half-open places, source NAT ports, records.
 
-use std::{collections::HashSet, net::SocketAddr};
+use std::{collections::HashSet, net::SocketAddr, sync::Arc};
 
 use lb_common::{
     addr::Ip4,
@@ -482,7 +482,7 @@ fn services_of_one_endpoint<const N: usize>(
     let plans = ports.map(|port| {
         let mut plan = scene.plan();
         plan.name.port = port.to_string();
-        for frontend in &mut plan.frontends {
+        for frontend in Arc::make_mut(&mut plan.frontends) {
             frontend.address.set_port(port);
         }
         plan

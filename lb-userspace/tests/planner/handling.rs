@@ -103,7 +103,7 @@ fn only_families_with_a_cluster_ip_are_planned() {
     assert_eq!(planned.ports.len(), 1);
     assert_eq!(planned.ports[0].family, IpFamily::V6);
     assert_eq!(
-        planned.ports[0].frontends,
+        *planned.ports[0].frontends,
         [frontend(FrontendKind::ClusterIp, "[fd00::1]:80")]
     );
     assert!(!planned.ports[0].externally_accessible);
@@ -137,7 +137,7 @@ fn frontends_of_a_load_balancer() {
     service.external_ips = vec!["198.51.100.7".parse().unwrap()];
     service.ports[0].node_port = 30_080;
     assert_eq!(
-        first_port(&service, &[]).frontends,
+        *first_port(&service, &[]).frontends,
         [
             frontend(FrontendKind::ClusterIp, "172.30.1.1:80"),
             frontend(FrontendKind::LoadBalancerIp, "192.0.2.1:80"),
@@ -172,7 +172,7 @@ fn external_ips_can_be_switched_off_but_keep_a_port_accessible() {
     let node = LocalNode::new(&node, &node.addresses, &options);
     let port = &plan(&service, &[], &node).ports[0];
     assert_eq!(
-        port.frontends,
+        *port.frontends,
         [frontend(FrontendKind::ClusterIp, "172.30.1.1:80")]
     );
     assert!(port.externally_accessible);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use lb_tests::traffic::Protocol;
 use lb_tests::{
     Balanced, Condition, FailureKind, Family, HttpAnswer, Request, Serve, eventually, http_get,
+    manifests::node_object,
 };
 use serde_json::Value;
 
@@ -82,6 +83,30 @@ fn servers_listen_on_the_addresses_for_node_ports() {
     let loopback = SocketAddr::from(([127, 0, 0, 1], HEALTH_CHECK_NODE_PORT));
     let error = http_get::get(ground.lab.node(1), loopback, "/").unwrap_err();
     assert!(format!("{error:#}").contains("refused"), "{error:#}");
+}
+
+/// The node gets another primary address, or its first one late.
+#[test]
+fn servers_follow_the_addresses_of_the_node() {
+    let arguments = ["--xdp-mode=native", "--nodeport-addresses=primary"];
+    let (ground, _web) = ground_with(Policy::Local, &arguments);
+    expect(&ground, 1, 200, 2);
+    let node = ground.lab.node(1);
+    node.run("ip addr add 172.30.77.200/24 dev eth0").unwrap();
+    let mut object = node_object(node);
+    object["status"]["addresses"][0]["address"] = "172.30.77.200".into();
+    ground.lab.manifests().apply(&object).unwrap();
+
+    let moved: SocketAddr = ([172, 30, 77, 200], HEALTH_CHECK_NODE_PORT).into();
+    let answer = eventually(|| http_get::get(ground.lab.client(), moved, "/"));
+    assert_eq!((answer.status, &*answer.headers[WEIGHT]), (200, "2"));
+    let error = ask(&ground, 1, Family::V4).unwrap_err();
+    assert!(format!("{error:#}").contains("refused"), "{error:#}");
+    assert_eq!(ask(&ground, 1, Family::V6).unwrap().status, 200);
+
+    ground.lab.manifests().apply(&node_object(node)).unwrap();
+    eventually(|| ask(&ground, 1, Family::V4));
+    expect(&ground, 1, 200, 2);
 }
 
 #[test]

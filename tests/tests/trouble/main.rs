@@ -5,6 +5,7 @@ mod capacity;
 mod check;
 mod devices;
 mod labs;
+mod node;
 mod ports;
 mod preflight;
 mod source;

@@ -106,6 +106,11 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         Self::new(&MapData::from_pin(path)?)
     }
 
+    /// Entries that there is room for.
+    pub fn max_entries(&self) -> u32 {
+        self.max_entries
+    }
+
     /// Inserts entries, replacing the values of keys that exist.
     ///
     /// # Errors
@@ -155,23 +160,6 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
             }
         }
         Ok(removed)
-    }
-
-    /// Makes these the map's only entries.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::update`], and the kernel's.
-    pub fn replace(&self, wanted: &[(K, V)]) -> Result<(), BatchError>
-    where
-        K: PartialEq,
-    {
-        let (keys, values): (Vec<_>, Vec<_>) = wanted.iter().copied().unzip();
-        let present = self.entries()?.into_iter().map(|(key, _)| key);
-        let stale: Vec<_> = present.filter(|key| !keys.contains(key)).collect();
-        self.update(&keys, &values)?;
-        self.delete(&stale)?;
-        Ok(())
     }
 
     /// All entries. Those that come or go while this runs may be missing; a map that grows

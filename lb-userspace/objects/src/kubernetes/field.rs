@@ -16,6 +16,8 @@ use crate::Protocol;
 const MAX_LABEL: usize = 63;
 /// Longest RFC 1123 subdomain.
 const MAX_SUBDOMAIN: usize = 253;
+/// Things wrong with one object that are told one by one.
+const MAX_FINDINGS: usize = 100;
 
 /// A field that cannot be used.
 #[derive(Debug)]
@@ -49,13 +51,24 @@ impl Invalid {
     }
 }
 
-/// What was found wrong with one object.
+/// What was found wrong with one object: a tenant may write one with tens of thousands of bad
+/// values, so that only the first [`MAX_FINDINGS`] are told one by one.
 #[derive(Debug, Default)]
-pub struct Findings(Vec<(Refused, Invalid)>);
+pub struct Findings {
+    told: Vec<(Refused, Invalid)>,
+    /// How many more there are, and how much the last of them took out of force.
+    more: usize,
+    last: Option<Refused>,
+}
 
 impl Findings {
     pub fn refuse(&mut self, refused: Refused, invalid: Invalid) {
-        self.0.push((refused, invalid));
+        if self.told.len() < MAX_FINDINGS {
+            self.told.push((refused, invalid));
+        } else {
+            self.more += 1;
+            self.last = Some(refused);
+        }
     }
 
     /// The value, or `None` once it is noted what was refused for want of it.
@@ -64,17 +77,22 @@ impl Findings {
     }
 
     pub fn into_problems(self, object: &ObjectRef) -> Vec<Problem> {
-        let problem = |(refused, invalid): (Refused, Invalid)| {
-            let (field, message) = invalid.into_parts();
-            Problem {
-                refused,
-                object: Some(object.clone()),
-                file: None,
-                line: None,
-                message: format!("{field}: {message}"),
-            }
+        let problem = |refused, message| Problem {
+            refused,
+            object: Some(object.clone()),
+            file: None,
+            line: None,
+            message,
         };
-        self.0.into_iter().map(problem).collect()
+        let told = self.told.into_iter().map(|(refused, invalid)| {
+            let (field, message) = invalid.into_parts();
+            problem(refused, format!("{field}: {message}"))
+        });
+        let more = self.last.map(|refused| {
+            let message = format!("{} more of its values cannot be used", self.more);
+            problem(refused, message)
+        });
+        told.chain(more).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Services.
 
-use std::{net::IpAddr, time::Duration};
+use std::{collections::HashSet, net::IpAddr, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::{self as core, ServiceSpec},
@@ -151,10 +151,10 @@ fn cluster_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, Invalid> {
 }
 
 fn external_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, Invalid> {
-    let mut ips = Vec::new();
+    let (mut ips, mut known) = (Vec::new(), HashSet::new());
     for (index, text) in spec.external_ips.iter().flatten().enumerate() {
         let ip = field::unicast_ip(format_args!("spec.externalIPs[{index}]"), text)?;
-        if !ips.contains(&ip) {
+        if known.insert(ip) {
             ips.push(ip);
         }
     }
@@ -166,7 +166,7 @@ fn external_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, Invalid> {
 fn load_balancer_ips(service: &core::Service, findings: &mut Findings) -> Vec<IpAddr> {
     let status = service.status.as_ref();
     let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
-    let mut ips = Vec::new();
+    let (mut ips, mut known) = (Vec::new(), HashSet::new());
     for (index, entry) in ingress.into_iter().flatten().enumerate() {
         let is_vip = matches!(entry.ip_mode.as_deref(), None | Some("VIP"));
         let Some(text) = entry.ip.as_deref().filter(|ip| is_vip && !ip.is_empty()) else {
@@ -174,7 +174,7 @@ fn load_balancer_ips(service: &core::Service, findings: &mut Findings) -> Vec<Ip
         };
         let field = format_args!("status.loadBalancer.ingress[{index}].ip");
         let ip = findings.check(Refused::Value, field::ip(field, text));
-        ips.extend(ip.filter(|ip| !ips.contains(ip)));
+        ips.extend(ip.filter(|ip| known.insert(*ip)));
     }
     ips
 }
@@ -192,6 +192,7 @@ fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ipnet::IpNe
 fn ports(spec: &ServiceSpec) -> Result<Vec<ServicePort>, Invalid> {
     let all = spec.ports.as_deref().unwrap_or_default();
     let mut ports: Vec<ServicePort> = Vec::with_capacity(all.len());
+    let (mut names, mut numbers) = (HashSet::new(), HashSet::new());
     for (index, raw) in all.iter().enumerate() {
         let at = |field| format!("spec.ports[{index}].{field}");
         let port = ServicePort {
@@ -200,15 +201,14 @@ fn ports(spec: &ServiceSpec) -> Result<Vec<ServicePort>, Invalid> {
             port: field::port(at("port"), raw.port)?,
             node_port: field::port_or_zero(at("nodePort"), raw.node_port)?,
         };
-        for known in ports.iter().filter(|known| known.protocol == port.protocol) {
-            if known.name == port.name {
-                let rule = "must differ from the other ports' names";
-                return Err(Invalid::text(at("name"), &port.name, rule));
-            }
-            if known.port == port.port {
-                let rule = "must differ from the other ports of its protocol";
-                return Err(Invalid::new(at("port"), port.port.to_string(), rule));
-            }
+        let name = raw.name.as_deref().unwrap_or_default();
+        if !names.insert((port.protocol, name)) {
+            let rule = "must differ from the other ports' names";
+            return Err(Invalid::text(at("name"), name, rule));
+        }
+        if !numbers.insert((port.protocol, port.port)) {
+            let rule = "must differ from the other ports of its protocol";
+            return Err(Invalid::new(at("port"), port.port.to_string(), rule));
         }
         ports.push(port);
     }

@@ -8,7 +8,6 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hyper::{Method, StatusCode, Uri, header::ALLOW, header::HeaderValue};
-use tokio::sync::{mpsc, oneshot};
 
 use self::{
     flows::FlowSource,
@@ -19,6 +18,7 @@ use crate::{
     health::{initialization::Initialization, readiness::Readiness},
     http::{
         Class, Handler, Request, Response, error_status, has_flag, json, not_found, query_value,
+        run_blocking,
     },
 };
 
@@ -37,20 +37,19 @@ pub struct LocalApi {
     pub readiness: Arc<Readiness>,
     /// `/configz`: the settings in force, a JSON object.
     pub configz: Bytes,
-    /// Asks the agent for `/status`.
-    pub status: mpsc::Sender<oneshot::Sender<Status>>,
+    /// `/status`, which takes time and waits for nobody.
+    pub status: Arc<dyn Fn() -> Status + Send + Sync>,
 }
 
 impl LocalApi {
-    async fn status(&self) -> Response {
-        let (reply, answer) = oneshot::channel();
-        let asked = self.status.send(reply).await.is_ok();
-        match answer.await {
-            Ok(status) if asked => object(&status),
-            _ => error_status(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "ServiceUnavailable",
-                "the agent is stopping",
+    async fn status(&self, request: &Request) -> Response {
+        let status = self.status.clone();
+        match run_blocking(request, move || status()).await {
+            Ok(status) => object(&status),
+            Err(error) => error_status(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "InternalError",
+                format_args!("the status was not collected: {error}"),
             ),
         }
     }
@@ -78,7 +77,7 @@ impl Handler for LocalApi {
         }
         let uri = request.uri();
         match uri.path() {
-            "/status" => self.status().await,
+            "/status" => self.status(&request).await,
             "/configz" => json(StatusCode::OK, self.configz.clone()),
             SERVICES if has_flag(uri, "watch") => services::watch(&self.catalog),
             SERVICES => services::list(&self.catalog, uri),

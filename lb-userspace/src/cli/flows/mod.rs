@@ -133,7 +133,7 @@ fn names(config: &Config) -> anyhow::Result<Names> {
     for service in Snapshot::load(config)?.plans() {
         for port in service.ports {
             let protocol = port.name.protocol;
-            for frontend in &port.frontends {
+            for frontend in &*port.frontends {
                 let name = (service.service.clone(), port.name.to_string());
                 names.insert((frontend.address, protocol), name);
             }

@@ -1,6 +1,7 @@
 //! The server of one Service in one family: its listeners and its answer.
 
 use std::{
+    io, mem,
     net::SocketAddr,
     sync::{
         Arc,
@@ -31,7 +32,9 @@ pub(super) struct ServiceServer {
     family: IpFamily,
     port: u16,
     answer: Arc<Answer>,
-    state: State,
+    listeners: Vec<Listener>,
+    /// Why it does not listen where it should.
+    problem: Option<Problem>,
 }
 
 impl ServiceServer {
@@ -45,7 +48,8 @@ impl ServiceServer {
                 local_endpoints: AtomicUsize::new(wanted.local_endpoints),
                 health,
             }),
-            state: State::Closed,
+            listeners: Vec::new(),
+            problem: None,
         }
     }
 
@@ -58,79 +62,83 @@ impl ServiceServer {
         current.store(local_endpoints, Ordering::Relaxed);
     }
 
-    /// Tries to open; says so in the log if that works or fails for the first time.
-    pub(super) async fn open_if_closed(&mut self, options: &Options) {
-        if matches!(self.state, State::Open(_)) {
-            return;
+    /// Listens on the addresses of its family, and on no others; tries to open those that are not
+    /// open. Says so in the log if that works or fails for the first time.
+    pub(super) async fn listen(&mut self, options: &Options) {
+        let wanted = options.addresses.of(self.family);
+        let listeners = mem::take(&mut self.listeners).into_iter();
+        let (kept, unwanted) = listeners.partition(|open| wanted.contains(&open.address.ip()));
+        self.listeners = kept;
+        close(unwanted).await;
+
+        match self.open_missing(options).await {
+            Ok(()) => {
+                if self.problem.take().is_some() {
+                    tracing::info!(
+                        "Service {}: its healthCheckNodePort {} is now open",
+                        self.answer.service,
+                        self.port,
+                    );
+                }
+            }
+            Err(problem) => {
+                if self.problem.is_none() {
+                    tracing::error!("{problem}");
+                }
+                self.problem = Some(problem);
+            }
         }
-        let opened = self.open(options).await;
-        match (&self.state, &opened) {
-            (State::Closed, Err(problem)) => tracing::error!("{problem}"),
-            (State::Failed(_), Ok(_)) => tracing::info!(
-                "Service {}: its healthCheckNodePort {} is now open",
-                self.answer.service,
-                self.port,
-            ),
-            _ => {}
-        }
-        self.state = opened.map_or_else(State::Failed, State::Open);
     }
 
     /// Closes the port, which is free when this returns, and cuts connections.
     pub(super) async fn close(self) {
-        if let State::Open(listeners) = self.state {
-            close(listeners).await;
-        }
+        close(self.listeners).await;
     }
 
-    /// Why it is not open.
+    /// Why it is not open, or not on all addresses.
     pub(super) fn problem(&self) -> Option<&Problem> {
-        match &self.state {
-            State::Failed(problem) => Some(problem),
-            State::Closed | State::Open(_) => None,
-        }
+        self.problem.as_ref()
     }
 
     /// The addresses it listens on.
     pub(super) fn listening(&self) -> impl Iterator<Item = SocketAddr> {
-        let listeners = match &self.state {
-            State::Open(listeners) => listeners.as_slice(),
-            State::Closed | State::Failed(_) => &[],
-        };
-        listeners.iter().map(|listener| listener.address)
+        self.listeners.iter().map(|listener| listener.address)
     }
 
-    /// Listens on all addresses or none.
-    async fn open(&self, options: &Options) -> Result<Vec<Listener>, Problem> {
-        let mut listeners = Vec::new();
+    /// Opens what is not open. A new server opens on all of its addresses or on none. One that is
+    /// open stays open if it cannot listen on an address that comes to the node later.
+    async fn open_missing(&mut self, options: &Options) -> Result<(), Problem> {
+        let is_new = self.listeners.is_empty();
+        let mut outcome = Ok(());
         for ip in options.addresses.of(self.family) {
+            if self.listening().any(|open| open.ip() == *ip) {
+                continue;
+            }
             let address = SocketAddr::new(*ip, self.port);
-            let server = options.bind.bind(address).and_then(|socket| {
-                let handler = Answering(self.answer.clone());
-                let stack = &options.stack;
-                stack.serve(socket, "service-health", handler, options.limits)
-            });
-            match server {
-                Ok(server) => listeners.push(Listener { address, server }),
+            match self.open(address, options) {
+                Ok(server) => self.listeners.push(Listener { address, server }),
                 Err(error) => {
-                    close(listeners).await;
-                    return Err(Problem {
+                    outcome = Err(Problem {
                         service: self.answer.service.clone(),
                         address,
                         error: error.to_string(),
                     });
+                    if is_new {
+                        close(mem::take(&mut self.listeners)).await;
+                        break;
+                    }
                 }
             }
         }
-        Ok(listeners)
+        outcome
     }
-}
 
-enum State {
-    /// Not tried yet.
-    Closed,
-    Open(Vec<Listener>),
-    Failed(Problem),
+    fn open(&self, address: SocketAddr, options: &Options) -> io::Result<Server> {
+        let socket = options.bind.bind(address)?;
+        let handler = Answering(self.answer.clone());
+        let stack = &options.stack;
+        stack.serve(socket, "service-health", handler, options.limits)
+    }
 }
 
 struct Listener {

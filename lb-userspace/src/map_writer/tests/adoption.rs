@@ -68,7 +68,7 @@ fn a_new_service_on_an_old_cluster_ip_does_not_inherit_the_other_addresses() {
 
     let mut plan = old.plan();
     plan.name.service.name = "other".into();
-    plan.frontends.truncate(1);
+    plan.frontends = plan.frontends[..1].into();
     let before = std::mem::take(&mut bench.plans);
     bench.plans.insert(Key::of(&plan), plan);
     bench.restart();

@@ -287,7 +287,7 @@ impl Bench {
 fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
     let mut holders: BTreeMap<Address, (FrontendKind, Key)> = BTreeMap::new();
     for (key, plan) in plans {
-        for claim in claims(plan) {
+        for claim in claims(key, &*plan.frontends) {
             let mine = (claim.kind, key.clone());
             let holder = holders.entry(claim.address).or_insert_with(|| mine.clone());
             if mine < *holder {

@@ -1,0 +1,200 @@
+//! What the agent says of itself to whoever asks, while its loop is busy as well.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+
+use super::{
+    catalog::Catalog,
+    progress::Progress,
+    status::{self, Status},
+    traffic::traffic,
+};
+use crate::{
+    flows::Stats,
+    map_writer::Roster,
+    metrics::{DeviceMode, Sample},
+};
+
+/// How long the loop has to publish what is asked for; if it is busy, what is there is the answer.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The agent's state as its loop last published it, and besides what can be read at any time: the
+/// counters of the maps, and how far a sync has come. Who asks never waits until a loop that is
+/// busy is done.
+pub struct Bulletin {
+    catalog: Arc<Catalog>,
+    roster: Arc<Roster>,
+    progress: Arc<Progress>,
+    published: Mutex<Arc<Published>>,
+    renewed: Condvar,
+    wanted: Notify,
+}
+
+/// What only the loop knows.
+#[derive(Debug)]
+pub struct Published {
+    /// Without what the rest of the bulletin says.
+    pub status: Status,
+    pub devices: Vec<DeviceMode>,
+    /// What the latest pass over the flow tables saw, if there has been one.
+    pub flows: Option<Arc<Stats>>,
+    pub at: Instant,
+}
+
+impl Bulletin {
+    /// Nothing is published yet.
+    pub fn new(catalog: Arc<Catalog>, roster: Arc<Roster>, progress: Arc<Progress>) -> Self {
+        let nothing = Published {
+            status: Status::default(),
+            devices: Vec::new(),
+            flows: None,
+            at: Instant::now(),
+        };
+        Self {
+            catalog,
+            roster,
+            progress,
+            published: Mutex::new(Arc::new(nothing)),
+            renewed: Condvar::new(),
+            wanted: Notify::new(),
+        }
+    }
+
+    /// Replaces what was published before.
+    pub fn publish(&self, state: Published) {
+        *self.lock() = Arc::new(state);
+        self.renewed.notify_all();
+    }
+
+    /// Waits until somebody asks for the present state, or has asked since the last call.
+    pub async fn wanted(&self) {
+        self.wanted.notified().await;
+    }
+
+    /// What `node-lb status` shows. Has the loop publish it, if it is not busy, and reads counters:
+    /// that takes time.
+    pub fn status(&self) -> Status {
+        let published = self.renewed();
+        let traffic = traffic(&self.roster);
+        let syncing = self.progress.syncing();
+        Status {
+            age_ms: published.at.elapsed().as_millis() as u64,
+            syncing: syncing.map(Into::into),
+            services: self.catalog.services(),
+            service_ports: self.roster.len(),
+            pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
+            failing: traffic.iter().filter_map(status::Failing::of).collect(),
+            ..published.status.clone()
+        }
+    }
+
+    /// What metrics say of the data plane, but for packets. Reads counters, which takes time.
+    pub fn sample(&self) -> Sample {
+        let published = self.published();
+        let tables = published.flows.as_ref().map(|stats| [&stats.v4, &stats.v6]);
+        let syncing = self.progress.syncing();
+        Sample {
+            packets: Vec::new(),
+            services: traffic(&self.roster),
+            devices: published.devices.clone(),
+            flows: tables.map(|tables| tables.map(|table| table.flows.total()).iter().sum()),
+            flow_table_size: tables.map(|tables| {
+                tables
+                    .map(|table| u64::from(table.records / 2))
+                    .iter()
+                    .sum()
+            }),
+            sync_running: syncing.map(|syncing| syncing.age).unwrap_or_default(),
+            state_age: published.at.elapsed(),
+        }
+    }
+
+    fn published(&self) -> Arc<Published> {
+        self.lock().clone()
+    }
+
+    /// What is published once the loop has been asked.
+    fn renewed(&self) -> Arc<Published> {
+        let published = self.lock();
+        let before = published.at;
+        self.wanted.notify_one();
+        let is_old = |published: &mut Arc<Published>| published.at == before;
+        let renewed = self.renewed.wait_timeout_while(published, PATIENCE, is_old);
+        renewed.unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    // Whole at any time, so that a panic elsewhere has not spoiled it.
+    fn lock(&self) -> MutexGuard<'_, Arc<Published>> {
+        self.published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::Config;
+    use lb_datapath::memory::MemoryTables;
+
+    use super::*;
+    use crate::map_writer::MapWriter;
+
+    /// Nobody publishes anything any more: the loop is busy.
+    #[test]
+    fn a_busy_loop_leaves_no_question_without_an_answer() {
+        let tables = MemoryTables::new(Config::default(), <_>::default(), 64);
+        let writer = MapWriter::empty(tables.maps(), <_>::default());
+        let progress = Arc::<Progress>::default();
+        let bulletin = Bulletin::new(Arc::default(), writer.roster(), progress.clone());
+        bulletin.publish(Published {
+            status: Status {
+                node: "node-1".to_owned(),
+                ..Status::default()
+            },
+            devices: Vec::new(),
+            flows: None,
+            at: Instant::now(),
+        });
+
+        progress.begin(10_000);
+        progress.advance();
+        let status = bulletin.status();
+        let syncing = status.syncing.unwrap();
+        assert_eq!((syncing.services, syncing.done), (10_000, 1));
+        assert_eq!(status.node, "node-1");
+        assert!(u128::from(status.age_ms) >= PATIENCE.as_millis());
+        let sample = bulletin.sample();
+        assert!(sample.state_age >= PATIENCE && !sample.sync_running.is_zero());
+        progress.end();
+        assert_eq!(bulletin.status().syncing, None);
+    }
+
+    #[test]
+    fn who_asks_a_loop_that_is_not_busy_gets_the_present_state() {
+        let tables = MemoryTables::new(Config::default(), <_>::default(), 64);
+        let writer = MapWriter::empty(tables.maps(), <_>::default());
+        let bulletin = Bulletin::new(Arc::default(), writer.roster(), Arc::default());
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| bulletin.status());
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            runtime.unwrap().block_on(bulletin.wanted());
+            bulletin.publish(Published {
+                status: Status {
+                    node: "present".to_owned(),
+                    ..Status::default()
+                },
+                devices: Vec::new(),
+                flows: None,
+                at: Instant::now(),
+            });
+            let found = asked.join().unwrap().node;
+            // On a machine that is busy itself, it may have come late.
+            assert!(["present", ""].contains(&&*found), "{found}");
+        });
+        assert_eq!(bulletin.published().status.node, "present");
+    }
+}

@@ -1,0 +1,62 @@
+//! Which Services have endpoints on this node, by address.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use lb_objects::ObjectName;
+
+use crate::plan::{EndpointClass, ServicePlan};
+
+/// Finds the Services that an address of the node's concerns: those with an endpoint of this node
+/// there, which is the node itself then.
+#[derive(Debug, Default)]
+pub struct Hosted {
+    by_address: HashMap<IpAddr, BTreeSet<ObjectName>>,
+}
+
+impl Hosted {
+    /// Takes note that a Service has another plan.
+    pub fn replace(
+        &mut self,
+        name: &ObjectName,
+        before: Option<&ServicePlan>,
+        after: Option<&ServicePlan>,
+    ) {
+        let (had, has) = (addresses(before), addresses(after));
+        for address in had.difference(&has) {
+            if let Some(names) = self.by_address.get_mut(address) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.by_address.remove(address);
+                }
+            }
+        }
+        for address in has.difference(&had) {
+            let names = self.by_address.entry(*address).or_default();
+            names.insert(name.clone());
+        }
+    }
+
+    /// The Services with an endpoint of this node at one of these addresses.
+    pub fn at<'a>(
+        &'a self,
+        addresses: impl IntoIterator<Item = &'a IpAddr>,
+    ) -> impl Iterator<Item = &'a ObjectName> {
+        let found = addresses.into_iter();
+        found.filter_map(|ip| self.by_address.get(ip)).flatten()
+    }
+}
+
+/// Where a Service has endpoints of this node.
+fn addresses(plan: Option<&ServicePlan>) -> BTreeSet<IpAddr> {
+    let ports = plan.into_iter().flat_map(|plan| &plan.ports);
+    let endpoints = ports.flat_map(|port| {
+        let local = EndpointClass::ALL
+            .into_iter()
+            .filter(|class| class.is_local());
+        local.flat_map(|class| port.endpoints.class(class))
+    });
+    endpoints.map(std::net::SocketAddr::ip).collect()
+}

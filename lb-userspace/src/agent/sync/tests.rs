@@ -1,0 +1,251 @@
+//! Who is planned again after a change, and at which cost.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lb_common::abi::Config;
+use lb_datapath::memory::MemoryTables;
+use lb_objects::{
+    Kind, Node, ObjectName,
+    kubernetes::{Outcome, translate_json},
+};
+use prometheus::IntCounter;
+use serde_json::{Value, json};
+
+use super::{Catalog, LocalNode, MapWriter, NodeFacts, Progress, Store, Syncer};
+use crate::{
+    plan::{NodePortAddresses, PlanOptions, ServicePlan},
+    source::Event,
+};
+
+const NODE_IP: &str = "192.0.2.1";
+
+/// An agent's store and sync, with maps in memory.
+struct Agent {
+    store: Store,
+    syncer: Syncer,
+    catalog: Arc<Catalog>,
+    plannings: IntCounter,
+    node: Node,
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl Agent {
+    fn new() -> Self {
+        let tables = MemoryTables::new(Config::default(), <_>::default(), 64);
+        let node = Node {
+            name: "node-1".to_owned(),
+            addresses: vec![ip(NODE_IP)],
+            ..Node::default()
+        };
+        let addresses = BTreeSet::from([ip(NODE_IP)]);
+        let writer = MapWriter::empty(tables.maps(), facts(&node, &addresses));
+        let (catalog, plannings) = (Arc::new(Catalog::new()), counter());
+        let local = local_node(&node, &addresses);
+        let progress = Arc::<Progress>::default();
+        Self {
+            store: Store::new("node-1"),
+            syncer: Syncer::new(writer, local, catalog.clone(), progress, plannings.clone()),
+            catalog,
+            plannings,
+            node,
+            addresses,
+        }
+    }
+
+    /// Has the store take objects over, and syncs what has changed.
+    fn apply(&mut self, objects: impl IntoIterator<Item = Value>) {
+        let events = objects.into_iter().map(|object| {
+            let kind = match object["kind"].as_str() {
+                Some("Service") => Kind::Service,
+                _ => Kind::EndpointSlice,
+            };
+            let json = serde_json::to_vec(&object).unwrap();
+            match translate_json(kind, &json).unwrap().translated.outcome {
+                Outcome::Use(object) => Event::Apply(object),
+                other => panic!("{other:?}"),
+            }
+        });
+        self.store.apply(events.chain([Event::Synced]));
+        let services = self.store.take_changes().services;
+        self.syncer.sync(&self.store, services);
+    }
+
+    /// Gives the node an address, and says how many Services that has planned again.
+    fn gains(&mut self, address: &str) -> u64 {
+        self.addresses.insert(ip(address));
+        self.node_changed()
+    }
+
+    /// Takes an address from it; likewise.
+    fn loses(&mut self, address: &str) -> u64 {
+        self.addresses.remove(&ip(address));
+        self.node_changed()
+    }
+
+    /// Changes the Node object; likewise.
+    fn becomes(&mut self, change: impl FnOnce(&mut Node)) -> u64 {
+        change(&mut self.node);
+        self.node_changed()
+    }
+
+    fn node_changed(&mut self) -> u64 {
+        let local = local_node(&self.node, &self.addresses);
+        let facts = facts(&self.node, &self.addresses);
+        let concerned = self.syncer.set_node(local, facts, &self.store);
+        let before = self.plannings.get();
+        self.syncer.sync(&self.store, concerned);
+        self.plannings.get() - before
+    }
+
+    fn planned(&self, name: &str) -> Arc<ServicePlan> {
+        let namespace = "default".to_owned();
+        let name = name.to_owned();
+        self.catalog.get(&ObjectName { namespace, name }).unwrap()
+    }
+}
+
+#[test]
+fn a_change_of_the_node_concerns_those_whose_plans_depend_on_it() {
+    let mut agent = Agent::new();
+    // 100 Services, of which 10 have a node port, one an endpoint of this node's own network, and
+    // one source ranges.
+    agent.apply((0..100_u16).flat_map(|number| {
+        let mut service = service(&format!("s{number}"), number);
+        if number < 10 {
+            service["spec"]["type"] = json!("NodePort");
+            service["spec"]["ports"][0]["nodePort"] = json!(30_000 + number);
+        }
+        if number == 99 {
+            service["spec"]["type"] = json!("LoadBalancer");
+            service["spec"]["loadBalancerSourceRanges"] = json!(["192.0.2.0/24"]);
+        }
+        let address = match number {
+            50 => "192.0.2.77",
+            _ => "10.1.0.7",
+        };
+        [service, slice(&format!("s{number}"), &[address])]
+    }));
+    assert_eq!(agent.plannings.get(), 100);
+
+    // A pod comes: its veth has an address, link-local as always.
+    assert_eq!(agent.gains("fe80::1"), 0);
+    assert_eq!(agent.loses("fe80::1"), 0);
+    // Labels and taints that no rule reads.
+    let label = |node: &mut Node| drop(node.labels.insert("a".into(), "b".into()));
+    assert_eq!(agent.becomes(label), 0);
+    assert_eq!(agent.becomes(|node| node.taints.push("t".into())), 0);
+
+    // An address that accepts node ports, and one that an endpoint has as well.
+    assert_eq!(agent.gains("198.51.100.1"), 10);
+    let addresses = |plan: &ServicePlan| plan.ports[0].frontends.len();
+    assert_eq!(
+        addresses(&agent.planned("s3")),
+        3,
+        "cluster IP and two node ports"
+    );
+    assert_eq!(agent.gains("192.0.2.77"), 11);
+
+    // What the node IP and the zone decide.
+    let other_ip = |node: &mut Node| node.addresses = vec![ip("198.51.100.1")];
+    assert_eq!(agent.becomes(other_ip), 1);
+    let zone = "topology.kubernetes.io/zone";
+    let zone = |node: &mut Node| drop(node.labels.insert(zone.into(), "z".into()));
+    assert_eq!(agent.becomes(zone), 100);
+    let pods = |node: &mut Node| node.pod_cidrs = vec!["10.1.0.0/16".parse().unwrap()];
+    assert_eq!(agent.becomes(pods), 100);
+}
+
+#[test]
+fn an_endpoint_that_is_the_node_itself_follows_its_addresses() {
+    let mut agent = Agent::new();
+    agent.apply([service("web", 1), slice("web", &["192.0.2.77"])]);
+    assert_eq!(agent.gains("192.0.2.77"), 1);
+    // It has gone elsewhere since.
+    agent.apply([slice("web", &["10.1.0.7"])]);
+    assert_eq!(agent.loses("192.0.2.77"), 0);
+}
+
+/// Steps that look at all addresses for each address would take minutes.
+#[test]
+fn a_hundred_thousand_addresses_are_no_more_than_a_hundred_thousand() {
+    let mut agent = Agent::new();
+    let begun = Instant::now();
+    let mut web = service("web", 1);
+    let addresses = (0..100_000).map(|number| Ipv4Addr::from_bits(0x0b00_0001 + number));
+    let addresses: Vec<_> = addresses.map(|address| address.to_string()).collect();
+    web["spec"]["externalIPs"] = json!(addresses);
+    agent.apply([web.clone(), slice("web", &["10.1.0.7"])]);
+    let before = agent.planned("web");
+    assert_eq!(before.ports[0].frontends.len(), 100_001);
+
+    // Endpoints come and go: addresses are not even looked at.
+    agent.apply([slice("web", &["10.1.0.8"])]);
+    let after = agent.planned("web");
+    assert_ne!(before.ports[0].endpoints, after.ports[0].endpoints);
+    assert!(Arc::ptr_eq(
+        &before.ports[0].frontends,
+        &after.ports[0].frontends
+    ));
+
+    web["spec"]["externalIPs"] = json!(addresses[1..]);
+    agent.apply([web]);
+    assert_eq!(agent.planned("web").ports[0].frontends.len(), 100_000);
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}
+
+fn local_node(node: &Node, addresses: &BTreeSet<IpAddr>) -> LocalNode {
+    let options = PlanOptions {
+        node_port_addresses: NodePortAddresses::Networks(Vec::new()),
+        ..PlanOptions::default()
+    };
+    let addresses: Vec<_> = addresses.iter().copied().collect();
+    LocalNode::new(node, &addresses, &options)
+}
+
+fn facts(node: &Node, addresses: &BTreeSet<IpAddr>) -> NodeFacts {
+    NodeFacts {
+        local_addresses: addresses.clone(),
+        cluster_networks: node.pod_cidrs.clone(),
+        maglev_rows: 0,
+    }
+}
+
+fn service(name: &str, number: u16) -> Value {
+    json!({
+        "kind": "Service",
+        "metadata": { "namespace": "default", "name": name },
+        "spec": {
+            "clusterIP": format!("10.96.0.{number}"),
+            "ports": [{ "name": "http", "port": 80 }],
+        },
+    })
+}
+
+/// Endpoints of this node.
+fn slice(service: &str, addresses: &[&str]) -> Value {
+    let endpoint = |address| json!({ "addresses": [address], "nodeName": "node-1" });
+    json!({
+        "kind": "EndpointSlice",
+        "metadata": {
+            "namespace": "default",
+            "name": service,
+            "labels": { "kubernetes.io/service-name": service },
+        },
+        "addressType": "IPv4",
+        "ports": [{ "name": "http", "port": 8080 }],
+        "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
+    })
+}
+
+fn counter() -> IntCounter {
+    IntCounter::new("planned", "Services").unwrap()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
