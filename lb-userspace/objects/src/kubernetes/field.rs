@@ -63,7 +63,8 @@ pub struct Findings {
 
 impl Findings {
     pub fn refuse(&mut self, refused: Refused, invalid: Invalid) {
-        if self.told.len() < MAX_FINDINGS {
+        // Why all of it is refused is the one thing that must not be missed.
+        if self.told.len() < MAX_FINDINGS || refused == Refused::Object {
             self.told.push((refused, invalid));
         } else {
             self.more += 1;

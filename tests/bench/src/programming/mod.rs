@@ -1,8 +1,11 @@
 //! What it takes to program Services from nothing, and to change one: node-lb's agent beside `nft`,
-//! which loads what kube-proxy would have computed.
+//! which loads what kube-proxy would have computed. And what may not cost the agent much: one
+//! Service of very many addresses, and pods that start.
 
 mod changes;
+mod pods;
 mod report;
+mod wide;
 
 use anyhow::Result;
 
@@ -17,6 +20,12 @@ use crate::{
 const CHANGES: u32 = 20;
 const QUICK_CHANGES: u32 = 4;
 
+/// Pods that start, once, where there are most Services.
+const PODS: u32 = 1000;
+const QUICK_PODS: u32 = 100;
+/// Services beside which there is room for one of very many addresses.
+const ROOM_FOR_WIDE: u32 = 20_000;
+
 /// Programs each number of Services in each way, and changes some, round after round.
 ///
 /// # Errors
@@ -28,6 +37,7 @@ pub fn run(options: &Options) -> Result<Findings> {
     } else {
         CHANGES
     };
+    let pods = if options.quick { QUICK_PODS } else { PODS };
     let rounds = options.rounds(Part::Programming);
     let mut programming = Programming::default();
     for round in 1..=rounds {
@@ -40,6 +50,14 @@ pub fn run(options: &Options) -> Result<Findings> {
                     programming.add_change(proxy, services, changing.make()?);
                 }
                 drop(changing);
+                if proxy == Proxy::NodeLb {
+                    if services <= ROOM_FOR_WIDE {
+                        programming.add_wide(services, wide::measure(&cluster)?);
+                    }
+                    if round == 1 && Some(&services) == options.services(Part::Programming).last() {
+                        programming.add_starts(pods::measure(&cluster, pods)?);
+                    }
+                }
                 cluster.down()?;
             }
         }

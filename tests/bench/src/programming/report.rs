@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::changes::Change;
+use super::{
+    changes::Change,
+    pods::Starts,
+    wide::{ADDRESSES, PORTS, Step},
+};
 use crate::{
     cluster::{Proxy, usage::Usage},
     report::Findings,
@@ -20,6 +24,9 @@ type Subject = (u32, Proxy);
 pub struct Programming {
     loads: BTreeMap<Subject, Vec<Usage>>,
     changes: BTreeMap<Subject, Vec<Change>>,
+    /// Of the Service of very many addresses, beside so many others.
+    wide: BTreeMap<(u32, Step), Vec<Change>>,
+    starts: Vec<Starts>,
 }
 
 impl Programming {
@@ -34,12 +41,34 @@ impl Programming {
         changes.push(change);
     }
 
+    /// Adds what changes of a Service of very many addresses took.
+    pub fn add_wide(&mut self, services: u32, changes: Vec<(Step, Change)>) {
+        for (step, change) in changes {
+            self.wide.entry((services, step)).or_default().push(change);
+        }
+    }
+
+    /// Adds what pods that start cost.
+    pub fn add_starts(&mut self, starts: Starts) {
+        self.starts.push(starts);
+    }
+
     /// What there is to tell.
     pub fn findings(&self) -> Findings {
         Findings {
             key: "programming",
-            tables: vec![self.load_table(), self.change_table()],
-            json: json!({ "load": self.load_json(), "change": self.change_json() }),
+            tables: vec![
+                self.load_table(),
+                self.change_table(),
+                self.wide_table(),
+                self.starts_table(),
+            ],
+            json: json!({
+                "load": self.load_json(),
+                "change": self.change_json(),
+                "wide": self.wide_json(),
+                "starts": self.starts_json(),
+            }),
             plots: Vec::new(),
         }
     }
@@ -90,6 +119,72 @@ impl Programming {
             table.add(row);
         }
         table
+    }
+
+    fn wide_table(&self) -> Table {
+        let columns = [
+            "is",
+            "beside",
+            "wall ms",
+            "[min..max]",
+            "work ms",
+            "[min..max]",
+            "CPU ms",
+            "[min..max]",
+        ];
+        let title = format!("A Service of {} addresses", PORTS * ADDRESSES);
+        let mut table = Table::new(&title, 1, &columns);
+        for ((services, step), changes) in &self.wide {
+            let mut row = vec![step.name().to_owned(), services.to_string()];
+            row.extend(cells(changes, |change| millis(change.wall), 1));
+            row.extend(cells(changes, |change| millis(change.work), 1));
+            row.extend(cells(changes, |change| millis(change.cpu), 1));
+            table.add(row);
+        }
+        table
+    }
+
+    fn starts_table(&self) -> Table {
+        let columns = ["pods", "services", "CPU %", "services planned"];
+        let mut table = Table::new("Pods that start, 20 in a second", 0, &columns);
+        for starts in &self.starts {
+            table.add(vec![
+                starts.pods.to_string(),
+                starts.services.to_string(),
+                format!("{:.1}", 100.0 * starts.cpu),
+                starts.planned.to_string(),
+            ]);
+        }
+        table
+    }
+
+    fn wide_json(&self) -> Vec<Value> {
+        let wide = self.wide.iter();
+        wide.map(|((services, step), changes)| {
+            json!({
+                "step": step.name(),
+                "addresses": PORTS * ADDRESSES,
+                "beside": services,
+                "wall_ms": figures(changes, |change| millis(change.wall)),
+                "work_ms": figures(changes, |change| millis(change.work)),
+                "cpu_ms": figures(changes, |change| millis(change.cpu)),
+            })
+        })
+        .collect()
+    }
+
+    fn starts_json(&self) -> Vec<Value> {
+        let starts = self.starts.iter();
+        starts
+            .map(|starts| {
+                json!({
+                    "pods": starts.pods,
+                    "services": starts.services,
+                    "cpu": starts.cpu,
+                    "planned": starts.planned,
+                })
+            })
+            .collect()
     }
 
     fn load_json(&self) -> Vec<Value> {

@@ -267,3 +267,29 @@ fn lesser_faults_leave_the_service_in_force() {
     }
     assert_eq!(problems.len(), fields.len());
 }
+
+#[test]
+fn of_very_many_faults_only_the_first_are_told_one_by_one() {
+    let ranges: Vec<_> = (0..20_000).map(|number| format!("x{number}")).collect();
+    let manifest = |session_affinity_timeout| {
+        json!({
+            "metadata": {"namespace": "shop", "name": "web"},
+            "spec": {
+                "clusterIP": "10.96.0.1",
+                "loadBalancerSourceRanges": ranges,
+                "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": session_affinity_timeout}},
+            },
+        })
+    };
+    let problems = translated("Service", manifest(1)).problems;
+    assert_eq!(problems.len(), 101);
+    let last = problems[100].to_string();
+    assert!(last.contains("19900 more of its values"), "{last}");
+
+    // That, and why, all of it is refused is told in any case.
+    let problems = translated("Service", manifest(0)).problems;
+    let why = |problem: &&crate::Problem| problem.refused == crate::Refused::Object;
+    let found = problems.iter().find(why).unwrap().to_string();
+    assert!(found.contains("timeoutSeconds"), "{found}");
+}
