@@ -2,7 +2,7 @@
 
 use std::{
     mem::{self, offset_of},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    os::fd::BorrowedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -21,8 +21,9 @@ use crate::{
     load::{LOG_RING, LoadError, load},
 };
 
-/// Bytes of the ring for lines: room for some thousand.
-const RING: u32 = 1 << 20;
+/// Bytes of the ring for lines, of which each takes 256 at most: room for more than a trace of 1,000
+/// packets has.
+const RING: u32 = 4 << 20;
 
 /// Programs in the kernel that take the place of others while packets are traced. They use the
 /// others' maps, and log nothing until they are asked to.
@@ -136,16 +137,4 @@ impl Log for Sink {
     }
 
     fn flush(&self) {}
-}
-
-impl AsFd for Lines {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.logger.as_fd()
-    }
-}
-
-impl AsRawFd for Lines {
-    fn as_raw_fd(&self) -> RawFd {
-        self.logger.as_raw_fd()
-    }
 }

@@ -1,19 +1,22 @@
 //! The agent's half of the data plane: programs and maps in the kernel, and the node's settings in
 //! them.
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{collections::BTreeSet, io, net::IpAddr, os::fd::BorrowedFd, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use lb_common::{abi, addr::Ip6};
 use lb_datapath::{
-    Loaded, Pins, TickRate,
+    Loaded, Pins, TickRate, Tracing,
     bpf::{BatchMap, MappedArray},
+    load::LoadError,
+    trace::{Lines, TraceError},
 };
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
     flow_source::KernelFlows,
     resize::{self, Programs, Resize, Step},
-    sizes::{HALF_OPEN, RECORDS_PER_FLOW, slots},
+    sizes::{HALF_OPEN, RECORDS_PER_FLOW, sizes, slots},
 };
 use crate::{
     config::Config,
@@ -24,8 +27,10 @@ use crate::{
 
 /// Programs and maps in the kernel.
 pub struct Kernel {
-    pub pins: Pins,
+    pub pins: Arc<Pins>,
     pub loaded: Loaded,
+    /// Programs that take the place of some of them while packets are traced.
+    tracing: Option<Arc<Tracing>>,
     /// Records of `FLOWS4`; half as many are of `FLOWS6`. While they change, those to come.
     slots: u32,
     /// The same by the settings.
@@ -47,7 +52,7 @@ impl Kernel {
     /// If the pins are of another version or in use, or the kernel refuses.
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let datapath = &config.datapath;
-        let pins = Pins::open(&datapath.bpf_root, abi::VERSION)?;
+        let pins = Arc::new(Pins::open(&datapath.bpf_root, abi::VERSION)?);
         let wanted = slots(datapath.flow_table_size);
         let programs = resize::begin(&pins, wanted)?;
         let loaded = programs.loaded;
@@ -65,6 +70,7 @@ impl Kernel {
             ways_back: BatchMap::new(&loaded.map("WAYS_BACK")?)?,
             pins,
             loaded,
+            tracing: None,
             slots: programs.slots,
             wanted,
             resize: programs.resize,
@@ -121,6 +127,31 @@ impl Kernel {
         self.config = programs.config;
         self.resize = programs.resize;
         self.size_note = programs.kept;
+    }
+
+    /// Loads programs that trace packets, on a thread that may take its time. Only once the flow
+    /// tables have their size: which they have before anybody can ask for a trace.
+    pub fn load_tracing(&self) -> JoinHandle<Result<(Tracing, Lines), TraceError>> {
+        let (pins, slots) = (self.pins.clone(), self.slots);
+        spawn_blocking(move || Tracing::load(&pins, sizes(slots)))
+    }
+
+    /// Says which programs [`Self::program`] gives from now on.
+    pub fn set_tracing(&mut self, tracing: Option<Arc<Tracing>>) {
+        self.tracing = tracing;
+    }
+
+    /// The program to attach under a name.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn program(&self, name: &str) -> Result<BorrowedFd<'_>, LoadError> {
+        let tracing = self.tracing.as_ref();
+        match tracing.and_then(|tracing| tracing.program(name)) {
+            Some(program) => program,
+            None => self.loaded.program(name),
+        }
     }
 
     /// Flows that there is room for, of IPv4, and what there is to say about that.

@@ -16,6 +16,7 @@ mod servers;
 mod sizes;
 pub mod status;
 mod sync;
+mod tracer;
 
 use std::{
     path::PathBuf,
@@ -40,6 +41,7 @@ use self::{
     servers::Servers,
     status::Status,
     sync::Syncer,
+    tracer::Tracer,
 };
 use crate::{
     config::{Config, SocketLb, snat_ports},
@@ -120,6 +122,9 @@ struct Agent {
     /// Tells users what they have to know about their Services.
     events: Recorder,
     servers: Servers,
+    tracer: Tracer,
+    /// Of the hierarchy whose sockets are translated, if it is known.
+    cgroup_root: Option<PathBuf>,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -152,6 +157,8 @@ impl Agent {
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
             servers,
+            tracer: Tracer::default(),
+            cgroup_root: None,
             in_sync_since: None,
             config,
             kernel,
@@ -176,9 +183,8 @@ impl Agent {
         tokio::spawn(conntrack_sysctls::set_up(self.config.conntrack));
         self.attach()?;
         self.sweeper = Some(self.kernel.sweep_flows()?);
-        let datapath = &self.config.datapath;
-        self.attachments
-            .sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
+        self.cgroup_root = cgroup_root;
+        self.attach_to_sockets()?;
 
         let source;
         (source, self.events) =
@@ -186,7 +192,9 @@ impl Agent {
 
         let (ask, mut status_asked) = mpsc::channel::<oneshot::Sender<Status>>(QUESTION_QUEUE);
         let flows = Arc::new(self.kernel.flows()?);
-        self.servers.serve_locally(&self.config, flows, ask)?;
+        let (ask_for_trace, mut trace_asked) = mpsc::channel(QUESTION_QUEUE);
+        self.servers
+            .serve_locally(&self.config, flows, ask, ask_for_trace)?;
         let (ask, mut sample_asked) = mpsc::channel::<oneshot::Sender<Sample>>(QUESTION_QUEUE);
         let observer = Observer::new(self.kernel.loaded.map("PACKETS")?, ask)?;
         self.metrics.set_kernel_source(Arc::new(observer));
@@ -223,6 +231,8 @@ impl Agent {
                 }
                 // Who asked and does not wait any more needs no answer.
                 Some(reply) = status_asked.recv() => drop(reply.send(self.status().await)),
+                Some(request) = trace_asked.recv() => self.trace_asked(request),
+                step = self.tracer.next() => self.trace_step(step),
                 Some(reply) = sample_asked.recv() => drop(reply.send(self.sample())),
                 _ = quiet.tick() => {
                     self.syncer.idle(QUIET);
@@ -231,6 +241,7 @@ impl Agent {
                 }
             }
         }
+        self.end_trace("the agent stops");
         tracing::info!("stopping; programs and maps stay, and traffic goes on");
         Ok(())
     }
@@ -247,6 +258,12 @@ impl Agent {
                 return Ok(());
             }
         }
+    }
+
+    fn attach_to_sockets(&self) -> anyhow::Result<()> {
+        let root = self.cgroup_root.as_deref();
+        self.attachments
+            .sockets(&self.kernel, &self.config.datapath, root)
     }
 
     /// Takes over changed objects.

@@ -12,7 +12,7 @@ use tokio::{
 
 use super::{
     catalog::Catalog,
-    local_api::{LocalApi, flows::FlowSource},
+    local_api::{LocalApi, flows::FlowSource, trace::TraceRequest},
     metrics_server::MetricsServer,
     status::Status,
 };
@@ -140,6 +140,7 @@ impl Servers {
         config: &Config,
         flows: Arc<dyn FlowSource>,
         status: mpsc::Sender<oneshot::Sender<Status>>,
+        trace: mpsc::Sender<TraceRequest>,
     ) -> anyhow::Result<()> {
         let api = LocalApi {
             catalog: self.catalog.clone(),
@@ -148,6 +149,7 @@ impl Servers {
             readiness: self.readiness.clone(),
             configz: self.configz.clone(),
             status,
+            trace,
         };
         let handler = self.stack.wrap("local", api);
         let _entered = self.runtime.get().enter();

@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 pub use self::{
     answer::{error_status, json, not_found, response, text, too_many_requests},
     body::Body,
-    client::get,
+    client::{get, open},
     deadline::Deadline,
     exchange::Exchange,
     inflight::{InFlight, Places},

@@ -263,6 +263,8 @@ impl Agent {
                 let _ = reply.send(status); // the client may have gone
             }
         });
+        // Nobody traces.
+        let (trace, _) = mpsc::channel(1);
         let followed = Arc::new(());
         let api = LocalApi {
             catalog: catalog.clone(),
@@ -271,6 +273,7 @@ impl Agent {
             readiness: Arc::new(Readiness::new()),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
             status: ask,
+            trace,
         };
         Self {
             server: parts.serve(api),

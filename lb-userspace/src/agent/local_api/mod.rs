@@ -3,6 +3,7 @@
 
 pub mod flows;
 pub mod services;
+pub mod trace;
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,6 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use self::{
     flows::FlowSource,
     services::{SERVICES, service_name},
+    trace::{TRACE, TraceRequest},
 };
 use super::{catalog::Catalog, status::Status};
 use crate::{
@@ -39,6 +41,8 @@ pub struct LocalApi {
     pub configz: Bytes,
     /// Asks the agent for `/status`.
     pub status: mpsc::Sender<oneshot::Sender<Status>>,
+    /// Has the agent trace packets.
+    pub trace: mpsc::Sender<TraceRequest>,
 }
 
 impl LocalApi {
@@ -63,6 +67,7 @@ impl Handler for LocalApi {
             SERVICES if has_flag(uri, "watch") => Class::Stream,
             SERVICES if matches!(limit(uri), Ok(None)) => Class::Wide,
             FLOWS if has_flag(uri, "follow") => Class::Stream,
+            TRACE => Class::Stream,
             path if Readiness::serves(path) => Class::Probe,
             _ => Class::Bounded,
         }
@@ -86,6 +91,7 @@ impl Handler for LocalApi {
                 flows::follow(self.flows.clone(), self.catalog.clone())
             }
             FLOWS => flows::list(&request, self.flows.clone(), self.catalog.clone()).await,
+            TRACE => trace::start(&request, &self.trace).await,
             path if Readiness::serves(path) => self.readiness.answer(uri),
             path => match service_name(path) {
                 Some(name) => services::get(&self.catalog, &self.initialization, &name),
