@@ -78,6 +78,7 @@ layout! {
     crate::flow::Hop = 32,
     crate::flow::Flow<Ip4> = 64,
     crate::flow::Flow<Ip6> = 128,
+    crate::trace::Trace = 152,
 }
 
 /// Key of `FRONTENDS4` and `FRONTENDS6`: an address, port and protocol a Service is reached at.

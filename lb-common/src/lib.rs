@@ -25,6 +25,7 @@
 //! | [`rewrite`], [`checksum`] | translation of packets |
 //! | [`answer`] | ICMP errors and resets in place of a packet |
 //! | [`socket`] | the node's own connections, translated at the socket |
+//! | [`trace`] | what is noted of packets for those who trace them |
 //! | [`abi`] | keys and values of the maps |
 //! | [`model`] | where a model checker stands |
 //! | [`harness`] | what the benchmark and its harness share |
@@ -51,6 +52,8 @@ pub mod rewrite;
 
 pub mod answer;
 pub mod socket;
+
+pub mod trace;
 
 pub mod abi;
 

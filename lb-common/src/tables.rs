@@ -107,6 +107,9 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     /// Whether frames can be sent to any device and neighbours be resolved (TC), or only frames
     /// with a complete header to certain devices (XDP).
     const ANY_DEVICE: bool;
+    /// Whether the pipeline notes what it decides in [`Work::trail`]. Nothing is compiled for it
+    /// where it does not.
+    const TRACES: bool = false;
 
     /// [`open_index`](crate::pipeline::open_index), which in the kernel is a function that the
     /// verifier looks at by itself, and only once.

@@ -5,6 +5,7 @@ use crate::{
     answer::Message,
     flow::{Hop, claim::Refused},
     parse::{Segment, Tuple},
+    trace::Trail,
     verdict::Reason,
 };
 
@@ -42,6 +43,8 @@ pub struct Work<A> {
     /// Why no flow was opened.
     pub refusal: Refusal,
     pub reason: Reason,
+    /// What programs that trace note of it.
+    pub trail: Trail<A>,
 }
 
 /// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind;
@@ -67,6 +70,15 @@ impl Addressed {
     #[inline(always)]
     pub(crate) fn service(self) -> u32 {
         self.0 as u32
+    }
+
+    /// The service's id, 0 if there is none.
+    #[inline(always)]
+    pub(crate) fn service_or_none(self) -> u32 {
+        match self.is_some() {
+            true => self.service(),
+            false => 0,
+        }
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use lb_common::{
     addr::Address,
     flow::{Flow, slots::Purpose},
     parse::{Segment, Tuple},
+    trace::Trail,
     verdict::Hook,
     work::Work,
 };
@@ -39,6 +40,8 @@ pub trait FamilyMaps: Address {
     fn end_other(index: u32);
     /// [`lb_common::pipeline::copy_slot`], likewise; a [`lb_common::pipeline::Copied`].
     fn copy_slot(index: u32) -> u64;
+    /// Logs a packet if somebody traces it.
+    fn trace(trail: &mut Trail<Self>);
     /// A place in the rings of half-open flows.
     fn half_open_place(index: u32) -> Option<*mut u64>;
     /// Places handed out in a ring so far.

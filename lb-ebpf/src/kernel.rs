@@ -35,13 +35,13 @@ use crate::{
 };
 
 /// The maps and helpers, as a hook sees them.
-pub struct Kernel<C, const ANY_DEVICE: bool> {
+pub struct Kernel<C, const ANY_DEVICE: bool, const TRACES: bool> {
     config: &'static Config,
     context: C,
     ifindex: u32,
 }
 
-impl<C, const ANY_DEVICE: bool> Kernel<C, ANY_DEVICE> {
+impl<C, const ANY_DEVICE: bool, const TRACES: bool> Kernel<C, ANY_DEVICE, TRACES> {
     /// `None` until the agent has written the settings.
     #[inline(always)]
     pub fn new(context: C, ifindex: u32) -> Option<Self> {
@@ -63,7 +63,9 @@ pub fn count(hook: Hook, reason: Reason) {
     }
 }
 
-impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEVICE> {
+impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
+    for Kernel<C, ANY_DEVICE, TRACES>
+{
     #[inline(always)]
     fn config(&self) -> &Config {
         self.config
@@ -168,7 +170,9 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Services<A> for Kernel<C, ANY_DEV
 
 // SAFETY: elements of an array map live as long as the map; memory-mappable arrays start on a page,
 // so records of 64 and 128 bytes are aligned.
-unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY_DEVICE> {
+unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<A>
+    for Kernel<C, ANY_DEVICE, TRACES>
+{
     #[inline(always)]
     fn mask(&self) -> u32 {
         self.config.flow_mask::<A>()
@@ -233,7 +237,9 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Slots<A> for Kernel<C, ANY
     }
 }
 
-impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Steps<A> for Kernel<C, ANY_DEVICE> {
+impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
+    for Kernel<C, ANY_DEVICE, TRACES>
+{
     #[inline(always)]
     fn find_index(&self, tuple: &Tuple<A>) -> u64 {
         A::find_index(tuple)
@@ -272,15 +278,18 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool> Steps<A> for Kernel<C, ANY_DEVICE
 
 // SAFETY: elements of a map, aligned to eight bytes and 32 bytes apart, live as long as the
 // program.
-unsafe impl<C, const ANY_DEVICE: bool> Hops for Kernel<C, ANY_DEVICE> {
+unsafe impl<C, const ANY_DEVICE: bool, const TRACES: bool> Hops for Kernel<C, ANY_DEVICE, TRACES> {
     #[inline(always)]
     fn hop(&self, index: u32) -> Option<NonNull<Hop>> {
         HOPS.get_ptr_mut(index).and_then(NonNull::new)
     }
 }
 
-impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool> Tables<A> for Kernel<C, ANY_DEVICE> {
+impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tables<A>
+    for Kernel<C, ANY_DEVICE, TRACES>
+{
     const ANY_DEVICE: bool = ANY_DEVICE;
+    const TRACES: bool = TRACES;
 
     #[inline(always)]
     fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64 {

@@ -8,6 +8,7 @@ mod resize;
 mod socket;
 mod steps;
 mod tc;
+mod trace;
 mod xdp;
 
 use aya_ebpf::{
@@ -19,26 +20,26 @@ use socket::{Inet, Inet6};
 /// XDP ingress of external devices whose packets come from a wire.
 #[xdp(frags)]
 pub fn xdp_ingress(ctx: XdpContext) -> u32 {
-    xdp::ingress::<false>(ctx.ctx)
+    xdp::ingress::<false, false>(ctx.ctx)
 }
 
 /// XDP ingress of virtual external devices, which may deliver packets whose checksum nobody has
 /// completed.
 #[xdp(frags)]
 pub fn xdp_ingress_virtual(ctx: XdpContext) -> u32 {
-    xdp::ingress::<true>(ctx.ctx)
+    xdp::ingress::<true, false>(ctx.ctx)
 }
 
 /// TC ingress of external and pod devices.
 #[classifier]
 pub fn tc_ingress(ctx: TcContext) -> i32 {
-    tc::ingress(ctx.skb.skb)
+    tc::ingress::<false>(ctx.skb.skb)
 }
 
 /// TC egress of external and pod devices.
 #[classifier]
 pub fn tc_egress(ctx: TcContext) -> i32 {
-    tc::egress(ctx.skb.skb)
+    tc::egress::<false>(ctx.skb.skb)
 }
 
 /// Copies flows from a table of another size. The agent runs it; it is not attached to anything.
@@ -50,25 +51,25 @@ pub fn copy_flows(ctx: TcContext) -> i32 {
 /// `connect` of IPv4 sockets.
 #[cgroup_sock_addr(connect4)]
 pub fn connect4(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet>(ctx.sock_addr)
+    socket::outgoing::<Inet, false>(ctx.sock_addr)
 }
 
 /// `connect` of IPv6 sockets.
 #[cgroup_sock_addr(connect6)]
 pub fn connect6(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet6>(ctx.sock_addr)
+    socket::outgoing::<Inet6, false>(ctx.sock_addr)
 }
 
 /// `sendmsg` of unconnected UDP sockets, IPv4.
 #[cgroup_sock_addr(sendmsg4)]
 pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet>(ctx.sock_addr)
+    socket::outgoing::<Inet, false>(ctx.sock_addr)
 }
 
 /// `sendmsg` of unconnected UDP sockets, IPv6.
 #[cgroup_sock_addr(sendmsg6)]
 pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
-    socket::outgoing::<Inet6>(ctx.sock_addr)
+    socket::outgoing::<Inet6, false>(ctx.sock_addr)
 }
 
 /// `recvmsg` of UDP sockets, IPv4.
@@ -93,6 +94,55 @@ pub fn getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 pub fn getpeername6(ctx: SockAddrContext) -> i32 {
     socket::incoming::<Inet6>(ctx.sock_addr)
+}
+
+/// [`xdp_ingress`], while packets are traced. Those that take the place of others for that time are
+/// programs of their own, so that the others have not one instruction for it.
+#[xdp(frags)]
+pub fn trace_xdp_ingress(ctx: XdpContext) -> u32 {
+    xdp::ingress::<false, true>(ctx.ctx)
+}
+
+/// [`xdp_ingress_virtual`], while packets are traced.
+#[xdp(frags)]
+pub fn trace_xdp_ingress_virtual(ctx: XdpContext) -> u32 {
+    xdp::ingress::<true, true>(ctx.ctx)
+}
+
+/// [`tc_ingress`], while packets are traced.
+#[classifier]
+pub fn trace_tc_ingress(ctx: TcContext) -> i32 {
+    tc::ingress::<true>(ctx.skb.skb)
+}
+
+/// [`tc_egress`], while packets are traced.
+#[classifier]
+pub fn trace_tc_egress(ctx: TcContext) -> i32 {
+    tc::egress::<true>(ctx.skb.skb)
+}
+
+/// [`connect4`], while packets are traced.
+#[cgroup_sock_addr(connect4)]
+pub fn trace_connect4(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet, true>(ctx.sock_addr)
+}
+
+/// [`connect6`], while packets are traced.
+#[cgroup_sock_addr(connect6)]
+pub fn trace_connect6(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet6, true>(ctx.sock_addr)
+}
+
+/// [`sendmsg4`], while packets are traced.
+#[cgroup_sock_addr(sendmsg4)]
+pub fn trace_sendmsg4(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet, true>(ctx.sock_addr)
+}
+
+/// [`sendmsg6`], while packets are traced.
+#[cgroup_sock_addr(sendmsg6)]
+pub fn trace_sendmsg6(ctx: SockAddrContext) -> i32 {
+    socket::outgoing::<Inet6, true>(ctx.sock_addr)
 }
 
 #[cfg(target_arch = "bpf")]

@@ -15,6 +15,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{Flow, Hop},
     pipeline::RINGS,
+    trace::Trace,
     verdict::{COUNTERS, Hook},
     work::Work,
 };
@@ -150,3 +151,8 @@ pub static REJECT_BUDGET: PerCpuArray<RejectBudget, 1> = PerCpuArray::new();
 pub static WORK4: PerCpuArray<Work<Ip4>, HOOKS> = PerCpuArray::new();
 #[btf_map]
 pub static WORK6: PerCpuArray<Work<Ip6>, HOOKS> = PerCpuArray::new();
+
+/// What is asked of programs that trace packets; others do not look there. (What they log is in
+/// `AYA_LOGS`, a map of the crate aya-log-ebpf.)
+#[btf_map]
+pub static TRACE: Array<Trace, 1, MMAP> = Array::new();

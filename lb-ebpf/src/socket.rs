@@ -10,13 +10,14 @@ use lb_common::{
     parse::{TCP, Tuple, UDP},
     socket::{self, Outcome},
     tables::Services,
-    verdict::{Hook, Reason},
+    verdict::{Hook, Reason, Verdict},
 };
 
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
     maps::SOCKETS,
+    trace,
 };
 
 /// The call may go on.
@@ -28,12 +29,12 @@ const REFUSED: i32 = -111;
 
 /// Sends a `connect` or `sendmsg` to an endpoint instead of the service, if it is to one.
 #[inline(always)]
-pub fn outgoing<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
+pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr) -> i32 {
     let protocol = protocol(ctx);
     if protocol != TCP && protocol != UDP {
         return ALLOW;
     }
-    let Some(kernel) = Kernel::<_, true>::new(ctx, 0) else {
+    let Some(kernel) = Kernel::<_, true, false>::new(ctx, 0) else {
         return ALLOW;
     };
     let everywhere = Services::<Ip4>::config(&kernel).flags & config_flag::SOCKETS_OF_PODS != 0;
@@ -43,8 +44,8 @@ pub fn outgoing<D: SocketAddress>(ctx: *mut bpf_sock_addr) -> i32 {
         return ALLOW;
     }
     match D::read(ctx) {
-        Target::V4(address) => redirect::<Ip4, D>(&kernel, ctx, address, protocol),
-        Target::V6(address) => redirect::<Ip6, D>(&kernel, ctx, address, protocol),
+        Target::V4(address) => redirect::<Ip4, D, TRACES>(&kernel, ctx, address, protocol),
+        Target::V6(address) => redirect::<Ip6, D, TRACES>(&kernel, ctx, address, protocol),
     }
 }
 
@@ -148,8 +149,8 @@ impl SocketAddress for Inet6 {
 }
 
 #[inline(always)]
-fn redirect<A: FamilyMaps, D: SocketAddress>(
-    kernel: &Kernel<*mut bpf_sock_addr, true>,
+fn redirect<A: FamilyMaps, D: SocketAddress, const TRACES: bool>(
+    kernel: &Kernel<*mut bpf_sock_addr, true, false>,
     ctx: *mut bpf_sock_addr,
     address: A,
     protocol: u8,
@@ -162,9 +163,20 @@ fn redirect<A: FamilyMaps, D: SocketAddress>(
         protocol,
         pad: [0; 3],
     };
+    if TRACES {
+        trace::socket(&tuple);
+    }
     let reason = match socket::destination(kernel, &tuple) {
-        Outcome::Keep(reason) => reason,
+        Outcome::Keep(reason) => {
+            if TRACES {
+                trace::socket_end::<A>(Verdict::pass(reason), None);
+            }
+            reason
+        }
         Outcome::Refuse(reason) => {
+            if TRACES {
+                trace::socket_end::<A>(Verdict::drop(reason), None);
+            }
             count(Hook::Socket, reason);
             // SAFETY: a plain number.
             unsafe { bpf_set_retval(REFUSED) };
@@ -186,6 +198,10 @@ fn redirect<A: FamilyMaps, D: SocketAddress>(
             let _ = SOCKETS.insert(key, value, 0);
             D::write(ctx, endpoint.to_mapped());
             write_port(ctx, port);
+            if TRACES {
+                let verdict = Verdict::pass(Reason::SocketTranslated);
+                trace::socket_end(verdict, Some((endpoint, port)));
+            }
             Reason::SocketTranslated
         }
     };

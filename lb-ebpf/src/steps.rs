@@ -7,6 +7,7 @@ use lb_common::{
     flow::{Flow, claim, end, resize, slots::Purpose, table},
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
+    trace::Trail,
     verdict::Hook,
     work::Work,
 };
@@ -18,6 +19,7 @@ use crate::{
         FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, HALF_OPEN_CURSORS, HALF_OPEN4, HALF_OPEN6,
         OTHER_FLOWS4, OTHER_FLOWS6, OTHER_MASK4, OTHER_MASK6, WORK4, WORK6,
     },
+    trace::{trace4, trace6},
 };
 
 /// [`FamilyMaps::open_index`] for IPv4.
@@ -38,7 +40,7 @@ pub extern "C" fn open_index6(work: *mut Work<Ip6>, ifindex: u32) -> u64 {
 fn open_index<A: FamilyMaps>(work: *mut Work<A>, ifindex: u32) -> u64 {
     // SAFETY: null or this CPU's; the verifier makes sure.
     let work = unsafe { work.as_mut() };
-    match (work, Kernel::<_, true>::new((), ifindex)) {
+    match (work, Kernel::<_, true, false>::new((), ifindex)) {
         (Some(work), Some(kernel)) => pipeline::open_index(&kernel, work, ifindex),
         _ => u64::MAX,
     }
@@ -61,7 +63,10 @@ pub extern "C" fn finish_index6(work: *mut Work<Ip6>) -> u64 {
 #[inline(always)]
 fn finish_index<A: FamilyMaps>(work: *mut Work<A>) -> u64 {
     // SAFETY: null or this CPU's; the verifier makes sure.
-    match (unsafe { work.as_mut() }, Kernel::<_, true>::new((), 0)) {
+    match (
+        unsafe { work.as_mut() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
         (Some(work), Some(kernel)) => pipeline::finish_index(&kernel, work),
         _ => u64::MAX,
     }
@@ -183,7 +188,10 @@ pub extern "C" fn copy_slot6(index: u32) -> u64 {
 #[inline(always)]
 fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
     // SAFETY: null or a tuple; the verifier makes sure.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+    match (
+        unsafe { tuple.as_ref() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
         (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
         _ => u64::MAX,
     }
@@ -192,7 +200,10 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
 #[inline(always)]
 fn find_other_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
     // SAFETY: null or a tuple; the verifier makes sure.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+    match (
+        unsafe { tuple.as_ref() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
         (Some(tuple), Some(kernel)) => table::find_other_index(&kernel, tuple),
         _ => u64::MAX,
     }
@@ -201,7 +212,10 @@ fn find_other_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
 #[inline(always)]
 fn copy_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
     // SAFETY: null or a tuple; the verifier makes sure.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+    match (
+        unsafe { tuple.as_ref() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
         (Some(tuple), Some(kernel)) => resize::copy_index(&kernel, tuple),
         _ => u64::MAX,
     }
@@ -210,7 +224,7 @@ fn copy_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
 /// Always 0: functions that the verifier looks at by themselves return a number.
 #[inline(always)]
 fn end_other<A: FamilyMaps>(index: u32) -> u64 {
-    if let Some(kernel) = Kernel::<_, true>::new((), 0) {
+    if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
         resize::end_other::<A, _>(&kernel, index);
     }
     0
@@ -218,7 +232,7 @@ fn end_other<A: FamilyMaps>(index: u32) -> u64 {
 
 #[inline(always)]
 fn copy_slot<A: FamilyMaps>(index: u32) -> u64 {
-    let copied = match Kernel::<_, true>::new((), 0) {
+    let copied = match Kernel::<_, true, false>::new((), 0) {
         Some(kernel) => pipeline::copy_slot::<A, _>(&kernel, index),
         None => Copied::Nothing,
     };
@@ -228,7 +242,10 @@ fn copy_slot<A: FamilyMaps>(index: u32) -> u64 {
 #[inline(always)]
 fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64) -> u64 {
     // SAFETY: null or a tuple; the verifier makes sure.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+    match (
+        unsafe { tuple.as_ref() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
         (Some(tuple), Some(kernel)) => claim::claim_index(&kernel, tuple, hash),
         _ => 0,
     }
@@ -237,7 +254,10 @@ fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64) -> u64 {
 #[inline(always)]
 fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64, outcome: u64) -> u64 {
     // SAFETY: null or a tuple; the verifier makes sure.
-    match (unsafe { tuple.as_ref() }, Kernel::<_, true>::new((), 0)) {
+    match (
+        unsafe { tuple.as_ref() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
         (Some(tuple), Some(kernel)) => claim::has_rival(&kernel, tuple, hash, outcome).into(),
         _ => 1,
     }
@@ -246,7 +266,10 @@ fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64, outcome: u64) -> 
 #[inline(always)]
 fn gives_way<A: FamilyMaps>(segment: *const Segment, index: u32, purpose: u32) -> u64 {
     // SAFETY: null or a segment; the verifier makes sure.
-    match (unsafe { segment.as_ref() }, Kernel::<_, true>::new((), 0)) {
+    match (
+        unsafe { segment.as_ref() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
         (Some(segment), Some(kernel)) => {
             let purpose = Purpose::from_u32(purpose);
             end::gives_way::<A, _>(&kernel, index, segment, purpose).into()
@@ -330,6 +353,11 @@ impl FamilyMaps for Ip4 {
     #[inline(always)]
     fn copy_slot(index: u32) -> u64 {
         copy_slot4(index)
+    }
+
+    #[inline(always)]
+    fn trace(trail: &mut Trail<Self>) {
+        trace4(trail);
     }
 
     #[inline(always)]
@@ -418,6 +446,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn copy_slot(index: u32) -> u64 {
         copy_slot6(index)
+    }
+
+    #[inline(always)]
+    fn trace(trail: &mut Trail<Self>) {
+        trace6(trail);
     }
 
     #[inline(always)]

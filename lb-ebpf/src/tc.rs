@@ -24,6 +24,7 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
+    trace,
 };
 
 /// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what
@@ -37,21 +38,21 @@ const PACKET_OTHERHOST: u32 = 3;
 
 /// Handles a packet that came in on a device.
 #[inline(always)]
-pub fn ingress(skb: *mut __sk_buff) -> i32 {
-    run::<Ingress>(skb)
+pub fn ingress<const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
+    run::<Ingress, TRACES>(skb)
 }
 
 /// Handles a packet that leaves by a device.
 #[inline(always)]
-pub fn egress(skb: *mut __sk_buff) -> i32 {
-    run::<Egress>(skb)
+pub fn egress<const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
+    run::<Egress, TRACES>(skb)
 }
 
 /// A direction's half of the pipeline.
 trait Direction {
     const HOOK: Hook;
-    fn handle<A: FamilyMaps>(
-        kernel: &Kernel<*mut __sk_buff, true>,
+    fn handle<A: FamilyMaps, const TRACES: bool>(
+        kernel: &Kernel<*mut __sk_buff, true, TRACES>,
         frame: &mut SkbFrame,
         work: &mut Work<A>,
     ) -> Verdict;
@@ -63,8 +64,8 @@ impl Direction for Ingress {
     const HOOK: Hook = Hook::TcIngress;
 
     #[inline(always)]
-    fn handle<A: FamilyMaps>(
-        kernel: &Kernel<*mut __sk_buff, true>,
+    fn handle<A: FamilyMaps, const TRACES: bool>(
+        kernel: &Kernel<*mut __sk_buff, true, TRACES>,
         frame: &mut SkbFrame,
         work: &mut Work<A>,
     ) -> Verdict {
@@ -78,8 +79,8 @@ impl Direction for Egress {
     const HOOK: Hook = Hook::TcEgress;
 
     #[inline(always)]
-    fn handle<A: FamilyMaps>(
-        kernel: &Kernel<*mut __sk_buff, true>,
+    fn handle<A: FamilyMaps, const TRACES: bool>(
+        kernel: &Kernel<*mut __sk_buff, true, TRACES>,
         frame: &mut SkbFrame,
         work: &mut Work<A>,
     ) -> Verdict {
@@ -88,13 +89,13 @@ impl Direction for Egress {
 }
 
 #[inline(always)]
-fn run<D: Direction>(skb: *mut __sk_buff) -> i32 {
+fn run<D: Direction, const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
     let mut frame = SkbFrame { skb };
     // On ingress it comes from another network namespace of this machine, where it meant something.
     if frame.was_sent_on() && D::HOOK == Hook::TcEgress {
         return TC_ACT_UNSPEC;
     }
-    let Some(kernel) = Kernel::new(skb, frame.ifindex()) else {
+    let Some(kernel) = Kernel::<_, true, TRACES>::new(skb, frame.ifindex()) else {
         return TC_ACT_UNSPEC;
     };
     let ethertype = match D::HOOK {
@@ -102,8 +103,8 @@ fn run<D: Direction>(skb: *mut __sk_buff) -> i32 {
         _ => frame.ethertype(),
     };
     let verdict = match ethertype {
-        Some(Ip4::ETHERTYPE) => family::<Ip4, D>(&kernel, &mut frame),
-        Some(Ip6::ETHERTYPE) => family::<Ip6, D>(&kernel, &mut frame),
+        Some(Ip4::ETHERTYPE) => family::<Ip4, D, TRACES>(&kernel, &mut frame),
+        Some(Ip6::ETHERTYPE) => family::<Ip6, D, TRACES>(&kernel, &mut frame),
         _ => Verdict::pass(Reason::NotIp),
     };
     count(D::HOOK, verdict.reason);
@@ -111,15 +112,20 @@ fn run<D: Direction>(skb: *mut __sk_buff) -> i32 {
 }
 
 #[inline(always)]
-fn family<A: FamilyMaps, D: Direction>(
-    kernel: &Kernel<*mut __sk_buff, true>,
+fn family<A: FamilyMaps, D: Direction, const TRACES: bool>(
+    kernel: &Kernel<*mut __sk_buff, true, TRACES>,
     frame: &mut SkbFrame,
 ) -> Verdict {
     let Some(work) = A::work(D::HOOK) else {
         return Verdict::pass(Reason::NotIp);
     };
     // SAFETY: the element is this CPU's and this hook's.
-    D::handle::<A>(kernel, frame, unsafe { &mut *work })
+    let work = unsafe { &mut *work };
+    let verdict = D::handle::<A, TRACES>(kernel, frame, work);
+    if TRACES {
+        trace::packet(work, D::HOOK, frame.ifindex(), verdict);
+    }
+    verdict
 }
 
 #[inline(always)]

@@ -16,18 +16,20 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
+    trace,
 };
 
-/// Handles a frame. `VIRTUAL` says that the device may deliver incomplete checksums.
+/// Handles a frame. `VIRTUAL` says that the device may deliver incomplete checksums, `TRACES` that
+/// what is decided is logged.
 #[inline(always)]
-pub fn ingress<const VIRTUAL: bool>(ctx: *mut xdp_md) -> u32 {
+pub fn ingress<const VIRTUAL: bool, const TRACES: bool>(ctx: *mut xdp_md) -> u32 {
     let mut frame = XdpFrame::<VIRTUAL> { ctx };
-    let Some(kernel) = Kernel::<_, false>::new(ctx, frame.ifindex()) else {
+    let Some(kernel) = Kernel::<_, false, TRACES>::new(ctx, frame.ifindex()) else {
         return xdp_action::XDP_PASS;
     };
     let verdict = match parse::ethertype(frame.packet()) {
-        Some(Ip4::ETHERTYPE) => family::<Ip4, VIRTUAL>(&kernel, &mut frame),
-        Some(Ip6::ETHERTYPE) => family::<Ip6, VIRTUAL>(&kernel, &mut frame),
+        Some(Ip4::ETHERTYPE) => family::<Ip4, VIRTUAL, TRACES>(&kernel, &mut frame),
+        Some(Ip6::ETHERTYPE) => family::<Ip6, VIRTUAL, TRACES>(&kernel, &mut frame),
         _ => Verdict::pass(Reason::NotIp),
     };
     count(Hook::Xdp, verdict.reason);
@@ -42,15 +44,20 @@ pub fn ingress<const VIRTUAL: bool>(ctx: *mut xdp_md) -> u32 {
 }
 
 #[inline(always)]
-fn family<A: FamilyMaps, const VIRTUAL: bool>(
-    kernel: &Kernel<*mut xdp_md, false>,
+fn family<A: FamilyMaps, const VIRTUAL: bool, const TRACES: bool>(
+    kernel: &Kernel<*mut xdp_md, false, TRACES>,
     frame: &mut XdpFrame<VIRTUAL>,
 ) -> Verdict {
     let Some(work) = A::work(Hook::Xdp) else {
         return Verdict::pass(Reason::NotIp);
     };
     // SAFETY: the element is this CPU's and this hook's.
-    pipeline::ingress(kernel, frame, unsafe { &mut *work })
+    let work = unsafe { &mut *work };
+    let verdict = pipeline::ingress(kernel, frame, work);
+    if TRACES {
+        trace::packet(work, Hook::Xdp, frame.ifindex(), verdict);
+    }
+    verdict
 }
 
 struct XdpFrame<const VIRTUAL: bool> {

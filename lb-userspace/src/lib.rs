@@ -9,6 +9,7 @@
 //! | [`map_writer`] | from plans to maps: only the differences are written |
 //! | [`memory`] | the same into tables in memory, for `explain` and tests |
 //! | [`flows`] | ageing and clean-up of the flow tables |
+//! | [`trace`] | what is asked about live packets, and what is told of each |
 //! | [`conntrack_sysctls`] | settings of the kernel's own connection tracking |
 //! | [`health`], [`http`], [`metrics`] | what load balancers, the kubelet and Prometheus ask |
 //! | [`events`] | Events on Services |
@@ -30,6 +31,7 @@ pub mod memory;
 
 pub mod conntrack_sysctls;
 pub mod flows;
+pub mod trace;
 
 pub mod health;
 pub mod http;

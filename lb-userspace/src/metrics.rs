@@ -57,6 +57,8 @@ pub struct Metrics {
     pub local_addresses: LocalAddressMetrics,
     /// Things wrong in the source right now: broken files, refused objects.
     pub source_problems: IntGauge,
+    /// 1 while packets are traced.
+    pub trace_running: IntGauge,
     /// healthCheckNodePort servers that are open.
     pub health_servers_listening: IntGauge,
     /// healthCheckNodePort servers that cannot listen.
@@ -179,6 +181,10 @@ impl Metrics {
             source_problems: register.gauge(
                 "node_lb_source_problems",
                 "Files and objects of the source that cannot be used at this moment.",
+            ),
+            trace_running: register.gauge(
+                "node_lb_trace_running",
+                "Whether packets are traced, which costs each packet some time.",
             ),
             health_servers_listening: health_servers.with_label_values(&["listening"]),
             health_servers_failed: health_servers.with_label_values(&["failed"]),

@@ -3,6 +3,7 @@
 use core::num::NonZeroUsize;
 
 use super::{
+    note,
     send::{Way, go, route},
     track::track_unreachable,
 };
@@ -13,6 +14,7 @@ use crate::{
     parse::{self, Fragment, Network, TCP, Tuple, UDP},
     rewrite,
     tables::Tables,
+    trace::Known,
     verdict::{Reason, Verdict},
     work::Work,
 };
@@ -36,6 +38,7 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
     let Some(record) = table::find_rarely(tables, &work.other) else {
         return Verdict::pass(Reason::NotService);
     };
+    note::flow(tables, work, record, Known::Found);
     if parse::is_unreachable::<A>(packet, network.payload)
         && let Some(sequence) = packet.load::<u32>(quoted.get() + 4)
     {

@@ -11,6 +11,7 @@ mod gone;
 mod half_open;
 mod icmp;
 mod martian;
+mod note;
 mod open;
 mod record;
 mod resize;
@@ -40,6 +41,7 @@ use crate::{
     parse::{self, ETHERNET, Fragment, Network, Segment, TCP, UDP},
     rewrite,
     tables::Tables,
+    trace::{Headers, Known},
     verdict::{Reason, Verdict},
     work::Work,
 };
@@ -51,9 +53,11 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     frame: &mut F,
     work: &mut Work<A>,
 ) -> Verdict {
+    note::start(tables, work);
     let Some(network) = network(frame, work) else {
         return Verdict::pass(Reason::Malformed);
     };
+    note::headers(tables, work, Headers::Addresses);
     match Kind::of::<A>(&network) {
         Kind::Ports => {}
         Kind::Icmp => return icmp_error::<A, T, F, true>(tables, frame, &network, work),
@@ -62,6 +66,7 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
             let Some(record) = fragment_flow(tables, work, &network) else {
                 return Verdict::pass(Reason::UnknownFragment);
             };
+            note::flow(tables, work, record, Known::Found);
             return send(
                 tables,
                 frame,
@@ -75,6 +80,7 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     if transport(frame, work, &network).is_none() {
         return Verdict::pass(Reason::Malformed);
     }
+    note::headers(tables, work, Headers::Ports);
     work.reason = Reason::ToEndpoint;
     // A connection that seems new is not searched for first: see `insert`.
     let known = match tcp::opens(work.segment.flags) {
@@ -89,6 +95,15 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
         },
     };
     let reason = work.reason;
+    note::flow(
+        tables,
+        work,
+        record,
+        match reason {
+            Reason::Opened => Known::Opened,
+            _ => Known::Found,
+        },
+    );
     if F::MAY_BE_PARTIAL && rewrite::looks_partial(frame, &network, &work.tuple) {
         return Verdict::pass(Reason::PartialChecksum);
     }
@@ -109,9 +124,11 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
     frame: &mut F,
     work: &mut Work<A>,
 ) -> Verdict {
+    note::start(tables, work);
     let Some(network) = network(frame, work) else {
         return Verdict::pass(Reason::Malformed);
     };
+    note::headers(tables, work, Headers::Addresses);
     match Kind::of::<A>(&network) {
         Kind::Ports => {}
         Kind::Icmp => return icmp_error::<A, T, F, false>(tables, frame, &network, work),
@@ -120,12 +137,14 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
             let Some(record) = fragment_flow(tables, work, &network) else {
                 return Verdict::pass(Reason::UnknownFragment);
             };
+            note::flow(tables, work, record, Known::Found);
             return leave(frame, &network, record, Reason::FollowedFragment);
         }
     }
     if transport(frame, work, &network).is_none() {
         return Verdict::pass(Reason::Malformed);
     }
+    note::headers(tables, work, Headers::Ports);
     let record = match table::find(tables, &work.tuple) {
         Some(record) => record,
         None => {
@@ -137,6 +156,7 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
             }
         }
     };
+    note::flow(tables, work, record, Known::Found);
     track(tables, record, work);
     if network.fragment == Fragment::First {
         remember_fragment(tables, work, &network, record);

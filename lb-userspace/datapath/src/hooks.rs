@@ -20,6 +20,29 @@ pub fn programs() -> Vec<&'static str> {
         .collect()
 }
 
+/// Programs, and those that take their place while packets are traced. Others have nothing to tell.
+const TRACING: [(&str, &str); 8] = [
+    (XDP_PROGRAM, "trace_xdp_ingress"),
+    (XDP_VIRTUAL_PROGRAM, "trace_xdp_ingress_virtual"),
+    (Direction::Ingress.program(), "trace_tc_ingress"),
+    (Direction::Egress.program(), "trace_tc_egress"),
+    (SocketHook::Connect4.name(), "trace_connect4"),
+    (SocketHook::Connect6.name(), "trace_connect6"),
+    (SocketHook::SendMsg4.name(), "trace_sendmsg4"),
+    (SocketHook::SendMsg6.name(), "trace_sendmsg6"),
+];
+
+/// The names of the programs that take the place of others while packets are traced.
+pub fn tracing_programs() -> Vec<&'static str> {
+    TRACING.map(|(_, tracing)| tracing).to_vec()
+}
+
+/// The program that takes the place of the one named while packets are traced, if one does.
+pub fn tracing(name: &str) -> Option<&'static str> {
+    let found = TRACING.iter().find(|(program, _)| *program == name)?;
+    Some(found.1)
+}
+
 /// How XDP runs on a device, best last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XdpMode {

@@ -5,7 +5,7 @@
 //! In order of use: [`preflight`] says whether this node can run the data plane at all; [`Pins`]
 //! finds and locks what earlier agents left; [`load()`] loads programs around the pinned maps;
 //! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where; [`maps`] is what
-//! plans are written to.
+//! plans are written to; [`trace`] has programs tell what they decide.
 
 pub mod preflight;
 
@@ -15,6 +15,7 @@ pub mod pins;
 pub mod attach;
 mod clsact;
 pub mod hooks;
+pub mod trace;
 
 pub mod devices;
 
@@ -32,3 +33,4 @@ pub use clock::{Jiffies, TickRate, hz};
 pub use hooks::{Direction, SocketHook, TcFlavor, XdpMode};
 pub use load::{Loaded, OBJECT, Settings, load};
 pub use pins::{Pins, cleanup};
+pub use trace::Tracing;

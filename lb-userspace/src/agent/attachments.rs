@@ -206,7 +206,7 @@ impl Attachments {
         let cgroup = Cgroup::open(path.context("no cgroup v2 hierarchy is mounted")?)?;
         for hook in SocketHook::ALL {
             attacher
-                .socket(&cgroup, hook, kernel.loaded.program(hook.name())?)
+                .socket(&cgroup, hook, kernel.program(hook.name())?)
                 .with_context(|| format!("cannot translate sockets at {hook}"))?;
         }
         Ok(())
@@ -226,12 +226,12 @@ impl Attachments {
                 DeviceKind::Physical | DeviceKind::Bond => XDP_PROGRAM,
                 _ => XDP_VIRTUAL_PROGRAM,
             };
-            let outcome = attacher.xdp(device.index, kernel.loaded.program(program)?, best)?;
+            let outcome = attacher.xdp(device.index, kernel.program(program)?, best)?;
             xdp = outcome.mode;
             reason = outcome.reason.or(why);
         }
         for direction in [Direction::Ingress, Direction::Egress] {
-            let program = kernel.loaded.program(direction.program())?;
+            let program = kernel.program(direction.program())?;
             attacher.tc(device.index, direction, program)?;
         }
         Ok(Attached {

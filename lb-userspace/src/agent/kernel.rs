@@ -5,22 +5,26 @@ use std::{
     hash::Hash,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::BorrowedFd,
+    sync::Arc,
 };
 
 use anyhow::{Context as _, bail, ensure};
 use lb_common::{abi, addr::Ip6};
 use lb_datapath::{
-    Loaded, Pins, TickRate,
+    Loaded, Pins, TickRate, Tracing,
     bpf::{BatchMap, MappedArray},
-    load::pinned_entries,
+    load::{LoadError, pinned_entries},
     maps::WriteError,
     mirror::Mirror,
+    trace::{Lines, TraceError},
 };
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
     flow_source::KernelFlows,
     resize::{self, Programs, Resize, Step},
-    sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, slots},
+    sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, sizes, slots},
 };
 use crate::{
     config::Config,
@@ -31,8 +35,10 @@ use crate::{
 
 /// Programs and maps in the kernel.
 pub struct Kernel {
-    pub pins: Pins,
+    pub pins: Arc<Pins>,
     pub loaded: Loaded,
+    /// Programs that take the place of some of them while packets are traced.
+    tracing: Option<Arc<Tracing>>,
     /// Records of `FLOWS4`; half as many are of `FLOWS6`. While they change, those to come.
     slots: u32,
     /// The same by the settings.
@@ -54,7 +60,7 @@ impl Kernel {
     /// If the pins are of another version or in use, or the kernel refuses.
     pub fn start(config: &Config) -> anyhow::Result<Self> {
         let datapath = &config.datapath;
-        let pins = Pins::open(&datapath.bpf_root, abi::VERSION)?;
+        let pins = Arc::new(Pins::open(&datapath.bpf_root, abi::VERSION)?);
         let wanted = slots(datapath.flow_table_size);
         let addresses = datapath.local_address_table_size;
         if pinned_entries(&pins, LOCAL_ADDRESSES)?.is_some_and(|size| size != addresses) {
@@ -77,6 +83,7 @@ impl Kernel {
             ways_back: mirror(&loaded, "WAYS_BACK")?,
             pins,
             loaded,
+            tracing: None,
             slots: programs.slots,
             wanted,
             resize: programs.resize,
@@ -136,6 +143,34 @@ impl Kernel {
         self.config = programs.config;
         self.resize = programs.resize;
         self.size_note = programs.kept;
+    }
+
+    /// Loads programs that trace packets, on a thread that may take its time. Only once the flow
+    /// tables have their size: which they have before anybody can ask for a trace.
+    pub fn load_tracing(&self) -> JoinHandle<Result<(Tracing, Lines), TraceError>> {
+        let (pins, sizes) = (
+            self.pins.clone(),
+            sizes(self.slots, self.local_address_table_size()),
+        );
+        spawn_blocking(move || Tracing::load(&pins, sizes))
+    }
+
+    /// Says which programs [`Self::program`] gives from now on.
+    pub fn set_tracing(&mut self, tracing: Option<Arc<Tracing>>) {
+        self.tracing = tracing;
+    }
+
+    /// The program to attach under a name.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn program(&self, name: &str) -> Result<BorrowedFd<'_>, LoadError> {
+        let tracing = self.tracing.as_ref();
+        match tracing.and_then(|tracing| tracing.program(name)) {
+            Some(program) => program,
+            None => self.loaded.program(name),
+        }
     }
 
     /// Flows that there is room for, of IPv4, and what there is to say about that.

@@ -20,6 +20,7 @@ mod sizes;
 pub mod status;
 mod sync;
 mod this_node;
+mod tracer;
 mod traffic;
 
 use std::{
@@ -43,6 +44,7 @@ use self::{
     progress::Progress,
     servers::Servers,
     sync::Syncer,
+    tracer::Tracer,
 };
 use crate::{
     config::{Config, SocketLb, snat_ports},
@@ -71,6 +73,8 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 /// Batches of events from the source that may wait.
 const EVENT_QUEUE: usize = 64;
+/// Requests for a trace that may wait.
+const TRACE_QUEUE: usize = 16;
 
 /// Runs the agent until it is told to stop. Programs and maps stay in the kernel, and traffic goes
 /// on.
@@ -127,6 +131,9 @@ struct Agent {
     /// Tells users what they have to know about their Services.
     events: Recorder,
     servers: Servers,
+    tracer: Tracer,
+    /// Of the hierarchy whose sockets are translated, if it is known.
+    cgroup_root: Option<PathBuf>,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -167,6 +174,8 @@ impl Agent {
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
             servers,
+            tracer: Tracer::default(),
+            cgroup_root: None,
             in_sync_since: None,
             config,
             kernel,
@@ -197,9 +206,8 @@ impl Agent {
         tokio::spawn(conntrack_sysctls::set_up(self.config.conntrack));
         self.attach()?;
         self.sweeper = Some(self.kernel.sweep_flows()?);
-        let datapath = &self.config.datapath;
-        self.attachments
-            .sockets(&self.kernel, datapath, cgroup_root.as_deref())?;
+        self.cgroup_root = cgroup_root;
+        self.attach_to_sockets()?;
 
         let source;
         (source, self.events) =
@@ -208,8 +216,9 @@ impl Agent {
         let flows = Arc::new(self.kernel.flows()?);
         self.publish_state().await;
         let bulletin = self.bulletin.clone();
+        let (ask_for_trace, mut trace_asked) = mpsc::channel(TRACE_QUEUE);
         self.servers
-            .serve_locally(&self.config, flows, bulletin.clone())?;
+            .serve_locally(&self.config, flows, bulletin.clone(), ask_for_trace)?;
 
         let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
         let mut source = tokio::spawn(source.run(sender));
@@ -240,6 +249,8 @@ impl Agent {
                 ended = &mut source => {
                     return ended.context("the source panicked")?.context("the source gave up");
                 }
+                Some(request) = trace_asked.recv() => self.trace_asked(request),
+                step = self.tracer.next() => self.trace_step(step),
                 _ = quiet.tick() => {
                     self.syncer.idle(QUIET);
                     self.syncer.watch_limits(Instant::now());
@@ -248,6 +259,7 @@ impl Agent {
             }
             self.publish_in_time().await;
         }
+        self.end_trace("the agent stops");
         tracing::info!("stopping; programs and maps stay, and traffic goes on");
         Ok(())
     }
@@ -264,6 +276,12 @@ impl Agent {
                 return Ok(());
             }
         }
+    }
+
+    fn attach_to_sockets(&self) -> anyhow::Result<()> {
+        let root = self.cgroup_root.as_deref();
+        self.attachments
+            .sockets(&self.kernel, &self.config.datapath, root)
     }
 
     /// Takes over changed objects.

@@ -66,6 +66,7 @@ impl Agent {
                 flows: room,
                 change: change.map(str::to_owned),
             },
+            trace: self.tracer.running(),
             ..Status::default()
         }
     }

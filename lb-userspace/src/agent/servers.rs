@@ -6,13 +6,14 @@ use anyhow::Context as _;
 use tokio::{
     runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
+    sync::mpsc,
     task::JoinHandle,
 };
 
 use super::{
     bulletin::Bulletin,
     catalog::Catalog,
-    local_api::{LocalApi, flows::FlowSource},
+    local_api::{LocalApi, flows::FlowSource, trace::TraceRequest},
     metrics_server::MetricsServer,
 };
 use crate::{
@@ -141,6 +142,7 @@ impl Servers {
         config: &Config,
         flows: Arc<dyn FlowSource>,
         bulletin: Arc<Bulletin>,
+        trace: mpsc::Sender<TraceRequest>,
     ) -> anyhow::Result<()> {
         let api = LocalApi {
             catalog: self.catalog.clone(),
@@ -149,6 +151,7 @@ impl Servers {
             readiness: self.readiness.clone(),
             configz: self.configz.clone(),
             status: Arc::new(move || bulletin.status()),
+            trace,
         };
         let started = http::bind_unix(&config.socket).and_then(|listener| {
             let limits = Limits::default();

@@ -62,6 +62,9 @@ pub struct Status {
     /// None until the flow tables have been looked at.
     pub flows: Option<[FlowTable; 2]>,
     pub flow_table_size: FlowTableSize,
+    /// What is traced, if something is.
+    #[serde(default)]
+    pub trace: Option<String>,
 }
 
 /// A sync that runs.

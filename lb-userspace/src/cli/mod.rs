@@ -23,6 +23,7 @@ mod output;
 mod plan;
 mod snapshot;
 mod status;
+mod trace;
 
 /// Runs the command in `arguments`, which start with the program's name.
 ///
@@ -52,6 +53,7 @@ enum Command {
     Flows(flows::Command),
     Explain(explain::Command),
     Status(status::Command),
+    Trace(trace::Command),
     Admission(admission::Command),
 }
 
@@ -80,6 +82,7 @@ impl Cli {
             Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
             Command::Status(command) => command.run(),
+            Command::Trace(command) => command.run(),
             Command::Admission(command) => command.run(),
         }
         .map(|()| ExitCode::SUCCESS)

@@ -166,6 +166,8 @@ fn render(status: &Status) -> String {
     }));
     let change = status.flow_table_size.change.iter();
     lines.extend(change.map(|change| ("Flow table", change.clone())));
+    let trace = status.trace.iter();
+    lines.extend(trace.map(|trace| ("Trace", trace.clone())));
     let problems = status.source_problems.iter().cloned();
     lines.extend(list("Source problem", problems));
 

@@ -19,7 +19,7 @@ pub use self::{
     answer::{error_status, json, not_found, response, text, too_many_requests},
     body::Body,
     budget::{Closed, ConnectionBudget, Share},
-    client::get,
+    client::{get, open},
     deadline::Deadline,
     descriptors::raise_descriptor_limit,
     exchange::Exchange,

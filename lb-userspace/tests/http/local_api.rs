@@ -24,7 +24,7 @@ use node_lb::{
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
 };
 use serde_json::{Value, json};
-use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::timeout};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::mpsc, time::timeout};
 
 use crate::{
     client::{PATIENCE, get, request},
@@ -243,6 +243,8 @@ impl Agent {
             node: "worker-1".to_owned(),
             ..Status::default()
         };
+        // No test of these traces.
+        let (trace, _) = mpsc::channel(1);
         let followed = Arc::new(());
         let api = LocalApi {
             catalog: catalog.clone(),
@@ -251,6 +253,7 @@ impl Agent {
             readiness: Arc::new(Readiness::new()),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
             status: Arc::new(status),
+            trace,
         };
         Self {
             server: parts.serve(api),

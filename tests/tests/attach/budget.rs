@@ -18,9 +18,11 @@ const LIMIT_OF_OTHERS: u32 = 750_000;
 
 /// Ends the names of programs for the time in which flow tables change their size.
 pub const RESIZE: &str = "/resize";
-/// What such a program may take where it was not measured: they are attached for a second, and
-/// where the verifier refuses them, tables keep their size.
-const LIMIT_OF_RESIZE: u32 = 900_000;
+/// Begins names of programs for the time in which packets are traced.
+const TRACE: &str = "trace_";
+/// What such programs may take where they were not measured: they are attached for a while, and
+/// where the verifier refuses them, tables keep their size, or packets are not traced.
+const LIMIT_FOR_A_WHILE: u32 = 900_000;
 
 /// Major and minor version.
 type Kernel = (u32, u32);
@@ -57,14 +59,19 @@ pub fn check(found: &Row) {
 fn limit(rows: &BTreeMap<Kernel, Row>, kernel: Kernel, program: &str) -> Option<u32> {
     let beyond = |row: &Row, slack| Some(row.get(program)? * (100 + slack) / 100);
     let (newest, newest_row) = rows.last_key_value()?;
-    let is_measured = |row: &Row| row.contains_key(program) || !program.ends_with(RESIZE);
+    let is_measured = |row: &Row| row.contains_key(program) || !is_for_a_while(program);
     match rows.get(&kernel) {
-        Some(row) if !is_measured(row) => Some(LIMIT_OF_RESIZE),
+        Some(row) if !is_measured(row) => Some(LIMIT_FOR_A_WHILE),
         Some(row) => beyond(row, SLACK),
         None if kernel > *newest => beyond(newest_row, SLACK_OF_NEWER),
-        None if program.ends_with(RESIZE) => Some(LIMIT_OF_RESIZE),
+        None if is_for_a_while(program) => Some(LIMIT_FOR_A_WHILE),
         None => Some(LIMIT_OF_OTHERS),
     }
+}
+
+/// Whether a program only takes another one's place for some time.
+fn is_for_a_while(program: &str) -> bool {
+    program.ends_with(RESIZE) || program.starts_with(TRACE)
 }
 
 /// Lines of a kernel's version and `PROGRAM=INSTRUCTIONS`.
@@ -112,8 +119,9 @@ fn kernels_have_the_limits_that_were_measured_or_generous_ones() {
     );
     assert_eq!(limit("6.18.5", "a"), Some(1600));
     assert_eq!(limit("7.0", "b"), Some(100));
-    assert_eq!(limit("6.1", "a/resize"), Some(LIMIT_OF_RESIZE));
-    assert_eq!(limit("6.6", "a/resize"), Some(LIMIT_OF_RESIZE));
+    assert_eq!(limit("6.1", "a/resize"), Some(LIMIT_FOR_A_WHILE));
+    assert_eq!(limit("6.6", "a/resize"), Some(LIMIT_FOR_A_WHILE));
+    assert_eq!(limit("6.1", "trace_a"), Some(LIMIT_FOR_A_WHILE));
     for between_or_before in ["6.6.1", "5.15"] {
         assert_eq!(limit(between_or_before, "a"), Some(LIMIT_OF_OTHERS));
     }

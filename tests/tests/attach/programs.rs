@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use aya::{EbpfLoader, VerifierLogLevel, programs::Program};
-use lb_datapath::OBJECT;
+use lb_datapath::{OBJECT, hooks};
 use lb_tests::programs::programs;
 
 use crate::budget::{self, RESIZE};
@@ -26,6 +26,8 @@ fn every_program_passes_the_verifier_within_its_budget() {
     resizing.push("copy_flows");
     let resizing = verify(loader, &resizing).into_iter();
     verified.extend(resizing.map(|(name, instructions)| (format!("{name}{RESIZE}"), instructions)));
+    // And those for the time in which packets are traced.
+    verified.extend(verify(EbpfLoader::new(), &hooks::tracing_programs()));
     budget::check(&verified);
 }
 

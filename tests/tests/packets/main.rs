@@ -10,6 +10,7 @@ mod oracle;
 mod processors;
 mod refusals;
 mod scene;
+mod tracing;
 mod world;
 
 use lb_tests::oracle::service;

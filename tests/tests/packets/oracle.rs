@@ -6,9 +6,10 @@ use std::{
     env,
     hash::{BuildHasher as _, RandomState},
     panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
 };
 
-use lb_common::{abi::plan_flag, verdict::Reason};
+use lb_common::{abi::plan_flag, trace::Filter, verdict::Reason};
 use lb_tests::oracle::{
     Choices, MemoryNode,
     walk::{node, walk},
@@ -60,6 +61,23 @@ fn the_kernel_does_what_the_model_says() {
             add(&mut reasons, compare(world, seed));
         }
         assert_reached(&reasons);
+    });
+}
+
+/// Whatever they log, and they log all of it here.
+#[test]
+fn programs_that_trace_do_what_the_model_says() {
+    world(|world| {
+        world.trace(Filter::default(), u32::MAX, Duration::from_secs(3600));
+        let mut reasons = BTreeMap::new();
+        for seed in 0..NODES {
+            add(&mut reasons, compare(world, seed));
+            world.lines();
+        }
+        assert_reached(&reasons);
+        let traced = world.traced();
+        assert_eq!(u64::from(traced.taken), traced.seen);
+        assert!(traced.lines > 5 * traced.seen, "{traced:?}");
     });
 }
 

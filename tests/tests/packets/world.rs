@@ -6,6 +6,7 @@ use std::{
     panic::resume_unwind,
     sync::atomic::Ordering,
     thread,
+    time::Duration,
 };
 
 use aya::{
@@ -23,12 +24,14 @@ use lb_common::{
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Timeouts},
     select::Policy,
+    trace::{Filter, Trace},
     verdict::{COUNTERS, Hook, Reason},
 };
 use lb_datapath::{
-    self, Loaded, OBJECT, Pins, Settings,
+    self, Loaded, OBJECT, Pins, Settings, Tracing,
     bpf::{BatchMap, MappedArray},
     load,
+    trace::Lines,
 };
 pub use lb_tests::oracle::{expected::*, scene::SNAT_PORT};
 use lb_tests::{
@@ -57,6 +60,8 @@ const OUTPUT: usize = 70_000;
 /// A node with node-lb's programs.
 pub struct World {
     loaded: Loaded,
+    /// Programs that take the place of the others.
+    tracing: Option<(Tracing, Lines)>,
     config: MappedArray<Config>,
     services: MappedArray<Service>,
     plans: MappedArray<Plan>,
@@ -79,7 +84,7 @@ pub struct World {
     next: (u32, u32),
     /// Next element of `MAGLEV`.
     next_rows: u32,
-    _pins: Pins,
+    pins: Pins,
     _root: PinRoot,
 }
 
@@ -150,7 +155,9 @@ impl World {
     /// [`World::run`] with a frame that a device will segment, each with `gso_size` bytes (TC
     /// only).
     pub fn run_as(&mut self, at: At, device: &str, frame: &[u8], gso_size: u32) -> Outcome {
-        let program = self.loaded.tested(at.program()).unwrap();
+        let tracing = self.tracing.as_ref();
+        let program = tracing.and_then(|(tracing, _)| tracing.tested(at.program()));
+        let program = program.unwrap_or_else(|| self.loaded.tested(at.program()).unwrap());
         let (value, output) = test_run(program, at, scene::index(device), frame, gso_size);
         Outcome {
             action: Action::of(at, value),
@@ -158,6 +165,26 @@ impl World {
             counted: self.newly_counted(),
             stats: self.newly_summed(),
         }
+    }
+
+    /// From now on, programs that trace take the place of the others, and log the packets that
+    /// match.
+    pub fn trace(&mut self, filter: Filter, limit: u32, duration: Duration) {
+        let (tracing, lines) = Tracing::load(&self.pins, settings()).unwrap();
+        tracing.begin(filter, limit, duration);
+        self.tracing = Some((tracing, lines));
+    }
+
+    /// The lines that they have logged since this was last asked.
+    pub fn lines(&mut self) -> Vec<String> {
+        let (_, lines) = self.tracing.as_mut().expect("packets are traced");
+        lines.read()
+    }
+
+    /// What they have come to.
+    pub fn traced(&self) -> Trace {
+        let (tracing, _) = self.tracing.as_ref().expect("packets are traced");
+        tracing.so_far()
     }
 
     fn newly_counted(&mut self) -> Vec<(Hook, Reason, u64)> {
@@ -448,26 +475,8 @@ impl World {
     fn new() -> Self {
         let root = PinRoot::new();
         let pins = root.pins(abi::VERSION);
-        let mut settings = Settings::default()
-            .max_entries("FLOWS4", FLOWS)
-            .max_entries("FLOWS6", FLOWS);
-        for (map, entries) in [
-            ("FRONTENDS4", 4096),
-            ("FRONTENDS6", 4096),
-            ("SERVICES", 1024),
-            ("PLANS", 1024),
-            ("ENDPOINTS", 4096),
-            ("ENDPOINT_STATES", 4096),
-            ("SERVICE_STATS", 1024),
-            ("SERVICE_SHORTAGES", 1024),
-            ("MAGLEV", 4096),
-            ("AFFINITY", 1024),
-            ("SOCKETS", 1024),
-        ] {
-            settings = settings.max_entries(map, entries);
-        }
         let programs = At::ALL.map(At::program);
-        let loaded = load(OBJECT, &pins, &programs, &settings).unwrap();
+        let loaded = load(OBJECT, &pins, &programs, &settings()).unwrap();
         let map = |name| loaded.map(name).unwrap();
         let mut world = Self {
             config: MappedArray::new(&map("CONFIG")).unwrap(),
@@ -491,7 +500,8 @@ impl World {
             next: (1, 1),
             next_rows: 0,
             loaded,
-            _pins: pins,
+            tracing: None,
+            pins,
             _root: root,
         };
         world.settle_in();
@@ -549,6 +559,30 @@ impl World {
             local.update(&[node], &[LocalAddress::default()]).unwrap();
         }
     }
+}
+
+/// Sizes of maps.
+fn settings() -> Settings<'static> {
+    let sizes = [
+        ("FLOWS4", FLOWS),
+        ("FLOWS6", FLOWS),
+        ("FRONTENDS4", 4096),
+        ("FRONTENDS6", 4096),
+        ("SERVICES", 1024),
+        ("PLANS", 1024),
+        ("ENDPOINTS", 4096),
+        ("ENDPOINT_STATES", 4096),
+        ("SERVICE_STATS", 1024),
+        ("SERVICE_SHORTAGES", 1024),
+        ("MAGLEV", 4096),
+        ("AFFINITY", 1024),
+        ("SOCKETS", 1024),
+    ];
+    sizes
+        .into_iter()
+        .fold(Settings::default(), |settings, (map, entries)| {
+            settings.max_entries(map, entries)
+        })
 }
 
 /// Has the kernel run a program on a frame that came in by a device: what it returned, and the

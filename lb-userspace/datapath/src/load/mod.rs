@@ -9,7 +9,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader, Pod,
-    maps::{MapData, MapError},
+    maps::{Map, MapData, MapError},
     programs::{Program, ProgramError},
 };
 use thiserror::Error;
@@ -27,9 +27,19 @@ pub use shape::MapShape;
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
 /// Maps that are only pinned where settings say so. Nothing in them lasts: programs use the first
-/// two as memory while they handle a packet, and the others only while flow tables change their
-/// size.
-const SCRATCH: [&str; 4] = ["WORK4", "WORK6", "OTHER_FLOWS4", "OTHER_FLOWS6"];
+/// two as memory while they handle a packet, the next two while flow tables change their size, and
+/// the others while packets are traced.
+const SCRATCH: [&str; 6] = [
+    "WORK4",
+    "WORK6",
+    "OTHER_FLOWS4",
+    "OTHER_FLOWS6",
+    "TRACE",
+    LOG_RING,
+];
+
+/// The map that programs log to, of the crate aya-log-ebpf.
+pub(crate) const LOG_RING: &str = "AYA_LOGS";
 
 /// What names of pins end with whose maps are to take the place of others.
 const NEXT: &str = "_NEXT";
@@ -164,6 +174,8 @@ pub fn load(
     for (name, value) in &settings.globals {
         loader.override_global(name, *value, true);
     }
+    // One page, unless programs are loaded that log: every program has it.
+    loader.map_max_entries(LOG_RING, 1);
     for (name, entries) in &settings.max_entries {
         loader.map_max_entries(name, *entries);
     }
@@ -216,6 +228,18 @@ impl Loaded {
         self.ebpf
             .program_mut(name)
             .ok_or_else(|| missing("program", name))
+    }
+
+    /// A map that is not pinned, and is of these programs alone.
+    pub(crate) fn own_map(&self, name: &str) -> Result<&MapData, LoadError> {
+        match self.ebpf.map(name) {
+            Some(Map::Array(map)) => Ok(map),
+            _ => Err(missing("map", name)),
+        }
+    }
+
+    pub(crate) fn ebpf_mut(&mut self) -> &mut Ebpf {
+        &mut self.ebpf
     }
 
     /// A handle of its own to a map.

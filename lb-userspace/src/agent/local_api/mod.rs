@@ -3,15 +3,18 @@
 
 pub mod flows;
 pub mod services;
+pub mod trace;
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hyper::{Method, StatusCode, Uri, header::ALLOW, header::HeaderValue};
+use tokio::sync::mpsc;
 
 use self::{
     flows::FlowSource,
     services::{SERVICES, service_name},
+    trace::{TRACE, TraceRequest},
 };
 use super::{catalog::Catalog, status::Status};
 use crate::{
@@ -39,6 +42,8 @@ pub struct LocalApi {
     pub configz: Bytes,
     /// `/status`, which takes time and waits for nobody.
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    /// Has the agent trace packets.
+    pub trace: mpsc::Sender<TraceRequest>,
 }
 
 impl LocalApi {
@@ -62,6 +67,7 @@ impl Handler for LocalApi {
             SERVICES if has_flag(uri, "watch") => Class::Stream,
             SERVICES if matches!(limit(uri), Ok(None)) => Class::Wide,
             FLOWS if has_flag(uri, "follow") => Class::Stream,
+            TRACE => Class::Stream,
             path if Readiness::serves(path) => Class::Probe,
             _ => Class::Bounded,
         }
@@ -85,6 +91,7 @@ impl Handler for LocalApi {
                 flows::follow(self.flows.clone(), self.catalog.clone())
             }
             FLOWS => flows::list(&request, self.flows.clone(), self.catalog.clone()).await,
+            TRACE => trace::start(&request, &self.trace).await,
             path if Readiness::serves(path) => self.readiness.answer(uri),
             path => match service_name(path) {
                 Some(name) => services::get(&self.catalog, &self.initialization, &name),
