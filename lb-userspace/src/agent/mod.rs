@@ -189,6 +189,7 @@ impl Agent {
         self.servers.serve_locally(&self.config, flows, ask)?;
         let (ask, mut sample_asked) = mpsc::channel::<oneshot::Sender<Sample>>(QUESTION_QUEUE);
         let observer = Observer::new(self.kernel.loaded.map("PACKETS")?, ask)?;
+        self.metrics.limit_services(self.config.service_metrics);
         self.metrics.set_kernel_source(Arc::new(observer));
         self.servers
             .serve(&self.config, &self.metrics, &self.proxy_health);

@@ -6,7 +6,10 @@ use super::{
     Agent, attachments,
     status::{self, Status},
 };
-use crate::{flows::Stats, metrics::Sample};
+use crate::{
+    flows::Stats,
+    metrics::{Sample, ServiceSeries},
+};
 
 impl Agent {
     /// What `node-lb status` shows.
@@ -61,9 +64,13 @@ impl Agent {
     pub(super) fn sample(&mut self) -> Sample {
         let flows = self.flow_stats();
         let devices = self.attachments.devices().values();
+        let services = match self.config.service_metrics {
+            ServiceSeries::Off => Vec::new(),
+            _ => self.syncer.traffic(),
+        };
         Sample {
             packets: Vec::new(),
-            services: self.syncer.traffic(),
+            services,
             devices: devices.filter_map(attachments::Attached::mode).collect(),
             flows: flows
                 .as_ref()

@@ -188,15 +188,9 @@ impl Syncer {
             let stats = self.writer.stats(id);
             let shortages = self.writer.shortages(id);
             let sum = traffic.entry(&key.name).or_insert_with(|| ServiceTraffic {
-                service: key.name.service.clone(),
                 port: key.name.port.clone(),
                 protocol: key.name.protocol,
-                connections: 0,
-                half_open: 0,
-                gave_way: 0,
-                flow_table_full: 0,
-                snat_ports_exhausted: 0,
-                failing: Vec::new(),
+                ..ServiceTraffic::none(key.name.service.clone())
             });
             sum.connections += stats.connections;
             sum.half_open += u64::try_from(stats.half_open).unwrap_or(0);

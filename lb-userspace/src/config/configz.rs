@@ -47,6 +47,7 @@ impl Config {
                 .collect::<BTreeMap<_, _>>(),
             "healthz-bind-address": self.healthz_bind_address.to_string(),
             "metrics-bind-address": self.metrics_bind_address.to_string(),
+            "service-metrics": self.service_metrics.to_string(),
             "socket": self.socket,
             "request-timeout": duration(http.request_timeout),
             "max-requests-inflight": http.max_requests_inflight,
