@@ -2,7 +2,7 @@
 //! same, so that existing dashboards and alerts work, and as `node_lb_*` otherwise.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -13,17 +13,20 @@ use prometheus::{
     process_collector::ProcessCollector,
 };
 
+use self::services::Selection;
 pub use self::{
     api::ApiMetrics,
     events::EventMetrics,
     http::HttpMetrics,
     kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceTraffic, XdpMode},
+    services::ServiceSeries,
 };
 
 mod api;
 mod events;
 mod http;
 mod kernel;
+mod services;
 
 const IP_FAMILY: &str = "ip_family";
 /// Seconds. Fine around 20 and 50 ms, which one change in a large cluster must stay below.
@@ -74,6 +77,7 @@ pub struct Metrics {
     registry: Registry,
     families: FamilyVecs,
     kernel: OnceLock<Arc<dyn KernelSource>>,
+    services: Mutex<Selection>,
     kernel_read_errors: IntCounter,
 }
 
@@ -197,6 +201,7 @@ impl Metrics {
             events: EventMetrics::new(&register),
             families: FamilyVecs::new(&register),
             kernel: OnceLock::new(),
+            services: Mutex::default(),
             registry,
         }
     }
@@ -230,6 +235,11 @@ impl Metrics {
         let _ = self.kernel.set(source);
     }
 
+    /// Limits which service ports have metrics of their own from now on; without this, all have.
+    pub fn limit_services(&self, series: ServiceSeries) {
+        *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Selection::new(series);
+    }
+
     /// All metrics in the Prometheus text format. Reads the kernel's maps, so it may block.
     pub fn encode(&self) -> Vec<u8> {
         let kernel = self.sample_kernel(); // before the gathering, which counts its errors
@@ -246,11 +256,19 @@ impl Metrics {
         let Some(source) = self.kernel.get() else {
             return Sample::default();
         };
-        source.sample().unwrap_or_else(|error| {
-            tracing::warn!("cannot read the kernel's counters for metrics: {error:#}");
-            self.kernel_read_errors.inc();
-            Sample::default()
-        })
+        match source.sample() {
+            Ok(mut sample) => {
+                let selection = self.services.lock();
+                let mut selection = selection.unwrap_or_else(PoisonError::into_inner);
+                selection.apply(&mut sample.services);
+                sample
+            }
+            Err(error) => {
+                tracing::warn!("cannot read the kernel's counters for metrics: {error:#}");
+                self.kernel_read_errors.inc();
+                Sample::default()
+            }
+        }
     }
 }
 

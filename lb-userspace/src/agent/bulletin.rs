@@ -16,7 +16,7 @@ use super::{
 use crate::{
     flows::Stats,
     map_writer::Roster,
-    metrics::{DeviceMode, Sample},
+    metrics::{DeviceMode, Sample, ServiceSeries},
 };
 
 /// How long the loop has to publish what is asked for; if it is busy, what is there is the answer.
@@ -92,14 +92,18 @@ impl Bulletin {
         }
     }
 
-    /// What metrics say of the data plane, but for packets. Reads counters, which takes time.
-    pub fn sample(&self) -> Sample {
+    /// What metrics say of the data plane, but for packets. Reads counters, which takes time; those
+    /// of single service ports only if they have series.
+    pub fn sample(&self, series: ServiceSeries) -> Sample {
         let published = self.published();
         let tables = published.flows.as_ref().map(|stats| [&stats.v4, &stats.v6]);
         let syncing = self.progress.syncing();
         Sample {
             packets: Vec::new(),
-            services: traffic(&self.roster),
+            services: match series {
+                ServiceSeries::Off => Vec::new(),
+                _ => traffic(&self.roster),
+            },
             devices: published.devices.clone(),
             flows: tables.map(|tables| tables.map(|table| table.flows.total()).iter().sum()),
             flow_table_size: tables.map(|tables| {
@@ -167,7 +171,7 @@ mod tests {
         assert_eq!((syncing.services, syncing.done), (10_000, 1));
         assert_eq!(status.node, "node-1");
         assert!(u128::from(status.age_ms) >= PATIENCE.as_millis());
-        let sample = bulletin.sample();
+        let sample = bulletin.sample(ServiceSeries::All);
         assert!(sample.state_age >= PATIENCE && !sample.sync_running.is_zero());
         progress.end();
         assert_eq!(bulletin.status().syncing, None);

@@ -42,11 +42,11 @@ impl Agent {
         for news in self.syncer.take_news() {
             let (News::Waiting(key, _) | News::Programmed(key) | News::AtLimit(key, _)) = &news;
             let service = &key.name.service;
-            let (uid, port) = (self.uid(service), key.to_string());
+            let uid = self.uid(service);
             self.events.record(match &news {
-                News::Waiting(_, error) => Notice::not_programmed(service, uid, &port, error),
-                News::Programmed(_) => Notice::programmed(service, uid, &port),
-                News::AtLimit(_, limit) => Notice::at_limit(service, uid, &port, *limit),
+                News::Waiting(_, error) => Notice::not_programmed(service, uid, error),
+                News::Programmed(_) => Notice::programmed(service, uid),
+                News::AtLimit(_, limit) => Notice::at_limit(service, uid, &key.to_string(), *limit),
             });
         }
     }

@@ -191,7 +191,9 @@ impl Agent {
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
         // First of all: that nothing is there yet is an answer, too.
         let packets = self.kernel.loaded.map("PACKETS")?;
-        let observer = Observer::new(packets, self.bulletin.clone())?;
+        let series = self.config.service_metrics;
+        let observer = Observer::new(packets, self.bulletin.clone(), series)?;
+        self.metrics.limit_services(series);
         self.metrics.set_kernel_source(Arc::new(observer));
         self.publish_state().await;
         self.servers

@@ -7,23 +7,32 @@ use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::verdict::{Hook, Reason};
 
 use super::bulletin::Bulletin;
-use crate::metrics::{KernelSource, PacketCount, Sample};
+use crate::metrics::{KernelSource, PacketCount, Sample, ServiceSeries};
 
 /// Reads counters from the kernel; the bulletin has the rest.
 pub struct Observer {
     counters: PerCpuArray<MapData, u64>,
     bulletin: Arc<Bulletin>,
+    services: ServiceSeries,
 }
 
 impl Observer {
-    /// `counters` is the map `PACKETS`.
+    /// `counters` is the map `PACKETS`; `services` says which service ports have series.
     ///
     /// # Errors
     ///
     /// If the map is of another type.
-    pub fn new(counters: MapData, bulletin: Arc<Bulletin>) -> anyhow::Result<Self> {
+    pub fn new(
+        counters: MapData,
+        bulletin: Arc<Bulletin>,
+        services: ServiceSeries,
+    ) -> anyhow::Result<Self> {
         let counters = PerCpuArray::try_from(Map::PerCpuArray(counters))?;
-        Ok(Self { counters, bulletin })
+        Ok(Self {
+            counters,
+            bulletin,
+            services,
+        })
     }
 
     /// Packets seen at a hook for a reason, over all CPUs.
@@ -36,7 +45,7 @@ impl Observer {
 
 impl KernelSource for Observer {
     fn sample(&self) -> anyhow::Result<Sample> {
-        let mut sample = self.bulletin.sample();
+        let mut sample = self.bulletin.sample(self.services);
         for hook in Hook::ALL {
             for reason in Reason::ALL {
                 sample.packets.push(PacketCount {

@@ -30,15 +30,9 @@ fn is_of(traffic: &ServiceTraffic, name: &ServicePortName) -> bool {
 
 fn nothing(name: &ServicePortName) -> ServiceTraffic {
     ServiceTraffic {
-        service: name.service.clone(),
         port: name.port.clone(),
         protocol: name.protocol,
-        connections: 0,
-        half_open: 0,
-        gave_way: 0,
-        flow_table_full: 0,
-        snat_ports_exhausted: 0,
-        failing: Vec::new(),
+        ..ServiceTraffic::none(name.service.clone())
     }
 }
 

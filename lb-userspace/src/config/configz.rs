@@ -24,11 +24,10 @@ impl Config {
 
     /// The settings in force as a JSON object, `{"node-lb": {…}}`, named like the flags.
     pub fn configz(&self) -> Value {
-        let datapath = &self.datapath;
         let http = &self.http;
         let (timeouts, conntrack) = (&self.timeouts, &self.conntrack);
         let (mode, bridge, prefix) = self.detect_local_names();
-        json!({ "node-lb": {
+        let mut settings = json!({
             "source": self.source.to_string(),
             "kubeconfig": self.api_access.kubeconfig,
             "master": self.api_access.master.as_ref().map(ToString::to_string),
@@ -47,6 +46,7 @@ impl Config {
                 .collect::<BTreeMap<_, _>>(),
             "healthz-bind-address": self.healthz_bind_address.to_string(),
             "metrics-bind-address": self.metrics_bind_address.to_string(),
+            "service-metrics": self.service_metrics.to_string(),
             "socket": self.socket,
             "request-timeout": duration(http.request_timeout),
             "max-requests-inflight": http.max_requests_inflight,
@@ -59,6 +59,15 @@ impl Config {
             "conntrack-max-per-core": conntrack.max_per_core,
             "conntrack-min": conntrack.min,
             "conntrack-tcp-be-liberal": conntrack.tcp_be_liberal,
+        });
+        extend(&mut settings, self.datapath_settings());
+        json!({ "node-lb": settings })
+    }
+
+    /// Those of devices, programs and flows.
+    fn datapath_settings(&self) -> Value {
+        let datapath = &self.datapath;
+        json!({
             "device": datapath.devices,
             "pod-device-pattern": datapath.pod_device_patterns,
             "xdp-mode": value_name(&datapath.xdp_mode),
@@ -73,7 +82,7 @@ impl Config {
             "flow-table-size": datapath.flow_table_size,
             "local-address-table-size": datapath.local_address_table_size,
             "maglev-table-size": datapath.maglev_table_size,
-        }})
+        })
     }
 
     fn detect_local_names(&self) -> (Option<String>, Option<&str>, Option<&str>) {
@@ -91,6 +100,13 @@ impl Config {
             DetectLocal::None => (DetectLocalMode::None, None, None),
         };
         (value_name(&mode), bridge, prefix)
+    }
+}
+
+/// Adds the members of one object to another.
+fn extend(settings: &mut Value, more: Value) {
+    if let (Value::Object(settings), Value::Object(more)) = (settings, more) {
+        settings.extend(more);
     }
 }
 

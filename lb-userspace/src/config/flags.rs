@@ -14,7 +14,7 @@ use super::values::{
     PortRange, SocketLb, XdpMode, api_server_url, duration, healthz_address, maglev_table_size,
     metrics_address, positive_duration,
 };
-use crate::source::SourceSpec;
+use crate::{metrics::ServiceSeries, source::SourceSpec};
 
 /// Where the agent listens for local commands unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/node-lb/agent.sock";
@@ -116,6 +116,11 @@ pub struct Flags {
         default_value = "127.0.0.1:10249"
     )]
     pub metrics_bind_address: SocketAddr,
+
+    /// Service ports that have metrics of their own: all, none, or this number of the busiest ones,
+    /// with a sum of the others
+    #[arg(long, value_name = "all|off|NUMBER", default_value_t)]
+    pub service_metrics: ServiceSeries,
 
     /// Socket on which the agent answers `node-lb status`; only root may use it
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]

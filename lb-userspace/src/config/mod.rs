@@ -19,6 +19,7 @@ pub use self::{
     },
 };
 use crate::{
+    metrics::ServiceSeries,
     plan::{DetectLocal, NodePortAddresses, PlanOptions},
     source::{SourceSpec, api::Access},
 };
@@ -48,6 +49,7 @@ pub struct Config {
     pub masquerade_all: bool,
     pub healthz_bind_address: SocketAddr,
     pub metrics_bind_address: SocketAddr,
+    pub service_metrics: ServiceSeries,
     /// Where the agent listens for local commands.
     pub socket: PathBuf,
     pub http: HttpConfig,
@@ -201,6 +203,7 @@ impl TryFrom<Flags> for Config {
             masquerade_all: flags.masquerade_all,
             healthz_bind_address: flags.healthz_bind_address,
             metrics_bind_address: flags.metrics_bind_address,
+            service_metrics: flags.service_metrics,
             socket: flags.socket,
             timeouts: FlowTimeouts {
                 tcp_established: nonzero_or(timeouts.tcp_established, given.tcp_established),

@@ -1,13 +1,17 @@
-//! How many Events each Service may have.
+//! How many Events there may be: of each Service, and of the agent.
 
 use std::{collections::HashMap, time::Duration};
 
 use lb_objects::ObjectName;
 use tokio::time::Instant;
 
-/// Events at once, and then one for each [`REFILL`]: client-go's limits for one object.
+/// What may come at once.
 const BURST: u32 = 25;
+/// After the burst, an Event of a Service for each of these: client-go's limits for one object.
 const REFILL: Duration = Duration::from_secs(300);
+/// After the burst, a request of the agent's for each of these. client-go allows five a second: of a
+/// thousand nodes that would be five thousand, more than all else that an API server writes.
+const REQUEST_REFILL: Duration = Duration::from_secs(10);
 /// Services remembered, as in client-go.
 const SERVICES: usize = 4096;
 
@@ -17,29 +21,63 @@ pub struct Budgets {
     buckets: HashMap<ObjectName, Bucket>,
 }
 
+/// The token bucket for requests about Events, whatever becomes of these.
+#[derive(Debug)]
+pub struct RequestBudget(Bucket);
+
 #[derive(Debug)]
 struct Bucket {
     tokens: u32,
     /// Up to when tokens have been added.
     filled: Instant,
+    /// How long a token takes.
+    refill: Duration,
 }
 
 impl Bucket {
-    fn new(now: Instant) -> Self {
+    fn new(now: Instant, refill: Duration) -> Self {
         Self {
             tokens: BURST,
             filled: now,
+            refill,
         }
     }
 
     fn refill(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.filled);
-        let due = (since.as_secs() / REFILL.as_secs()) as u32;
+        let due = (since.as_secs() / self.refill.as_secs()) as u32;
         self.tokens = self.tokens.saturating_add(due).min(BURST);
         match self.tokens {
             BURST => self.filled = now,
-            _ => self.filled += REFILL * due,
+            _ => self.filled += self.refill * due,
         }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        let taken = self.tokens.checked_sub(1);
+        self.tokens = taken.unwrap_or_default();
+        taken.is_some()
+    }
+}
+
+impl RequestBudget {
+    pub fn new(now: Instant) -> Self {
+        Self(Bucket::new(now, REQUEST_REFILL))
+    }
+
+    /// When the next request may be sent: now or later.
+    pub fn next(&mut self, now: Instant) -> Instant {
+        self.0.refill(now);
+        match self.0.tokens {
+            0 => self.0.filled + self.0.refill,
+            _ => now,
+        }
+    }
+
+    /// Notes that one is sent.
+    pub fn spend(&mut self, now: Instant) {
+        self.0.take(now);
     }
 }
 
@@ -48,15 +86,11 @@ impl Budgets {
     pub fn take(&mut self, service: &ObjectName, now: Instant) -> bool {
         if !self.buckets.contains_key(service) {
             self.make_room(now);
-            self.buckets.insert(service.clone(), Bucket::new(now));
+            let bucket = Bucket::new(now, REFILL);
+            self.buckets.insert(service.clone(), bucket);
         }
-        let Some(bucket) = self.buckets.get_mut(service) else {
-            return false;
-        };
-        bucket.refill(now);
-        let taken = bucket.tokens.checked_sub(1);
-        bucket.tokens = taken.unwrap_or_default();
-        taken.is_some()
+        let bucket = self.buckets.get_mut(service);
+        bucket.is_some_and(|bucket| bucket.take(now))
     }
 
     /// Forgets buckets that are full, or else the one that has the most tokens.
@@ -105,6 +139,23 @@ mod tests {
             .filter(|_| budgets.take(&service(0), later))
             .count();
         assert_eq!(taken, 25, "no more than the burst is saved up");
+    }
+
+    #[test]
+    fn requests_come_at_once_and_then_at_intervals() {
+        let start = Instant::now();
+        let mut budget = RequestBudget::new(start);
+        for _ in 0..BURST {
+            assert_eq!(budget.next(start), start);
+            budget.spend(start);
+        }
+        let mut now = start;
+        for number in 1..4 {
+            let next = budget.next(now);
+            assert_eq!(next, start + REQUEST_REFILL * number);
+            now = next;
+            budget.spend(now);
+        }
     }
 
     #[test]

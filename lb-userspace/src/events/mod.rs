@@ -2,8 +2,13 @@
 //! told where `kubectl describe service` shows it.
 //!
 //! Whoever finds something hands a [`Notice`] to the [`Recorder`], which never waits. A task of its
-//! own counts repetitions as a series, keeps each Service to a rate, and writes. What cannot be
-//! written is dropped and counted: nothing depends on an Event.
+//! own counts repetitions as a series, keeps each Service and the agent to a rate, and writes. What
+//! cannot be written is dropped and counted: nothing depends on an Event.
+//!
+//! A cluster has a thousand nodes, and most causes are the same on many. So an Event's name follows
+//! from what it says: the first node to find something writes it and, seldom, how often it happens
+//! there; others are told that it is there and leave it alone for hours. For that, a note has
+//! nothing in it that changes or that is the node's.
 
 mod budget;
 mod object;
@@ -30,16 +35,16 @@ pub enum EventType {
     Warning,
 }
 
-/// Who finds the same.
+/// Who finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// This node: another one may be well.
+    /// This node, whose name is put before the note: another one may be well.
     Node,
-    /// Every node, from the object alone: one Event is enough for all of them.
+    /// Every node, from the object alone.
     Cluster,
 }
 
-/// Something to be told about a Service. Equal ones are repetitions of one Event.
+/// Something to be told about a Service. Equal ones are repetitions of one Event, on whatever node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Notice {
     pub service: ObjectName,
@@ -50,7 +55,8 @@ pub struct Notice {
     pub reason: &'static str,
     /// What was being done.
     pub action: &'static str,
-    /// For people; the node is named beside it. What is too long for an Event is cut off.
+    /// For people; without numbers that change, and without what is different on each node. What is
+    /// too long for an Event is cut off.
     pub note: String,
     pub scope: Scope,
 }
@@ -66,28 +72,28 @@ impl Notice {
             reason,
             action,
             note: format!(
-                "cannot listen on {} for the healthCheckNodePort: {}",
-                problem.address, problem.error
+                "cannot listen on the healthCheckNodePort {}: {}",
+                problem.address.port(),
+                problem.error
             ),
             scope: Scope::Node,
         }
     }
 
-    /// A service port, named by `port`, found no room in the maps, or not for all of it.
-    pub fn not_programmed(
-        service: &ObjectName,
-        uid: Option<Uuid>,
-        port: &str,
-        error: &NotProgrammed,
-    ) -> Self {
-        let (reason, consequence) = match error {
+    /// Of a service port there is nothing in the maps, or not all, for want of room. One Event for
+    /// all ports of a Service; `node-lb status` has the details.
+    pub fn not_programmed(service: &ObjectName, uid: Option<Uuid>, error: &NotProgrammed) -> Self {
+        let (reason, note) = match error {
             NotProgrammed::Map(_) => (
                 "ServicePartlyProgrammed",
-                "some of its addresses or source ranges are missing",
+                "there is no room for some of its addresses or source ranges; they are tried again \
+                 when there is; `node-lb status` says which map is full",
             ),
             _ => (
                 "ServiceNotProgrammed",
-                "the earlier state, if there is one, stays in force",
+                "there is no room for it, or not for its latest change. The earlier state, if there is \
+                 one, stays in force, and the agent tries again when there is room. `node-lb status` \
+                 says which map is full",
             ),
         };
         Self {
@@ -96,28 +102,25 @@ impl Notice {
             event_type: EventType::Warning,
             reason,
             action: "Program",
-            note: format!(
-                "{port}: {error}; {consequence}; the agent tries again when there is room"
-            ),
+            note: note.to_owned(),
             scope: Scope::Node,
         }
     }
 
-    /// All of a service port is in the maps at last.
-    pub fn programmed(service: &ObjectName, uid: Option<Uuid>, port: &str) -> Self {
+    /// A Service that waited for room is in the maps at last.
+    pub fn programmed(service: &ObjectName, uid: Option<Uuid>) -> Self {
         Self {
             service: service.clone(),
             uid,
             event_type: EventType::Normal,
             reason: "ServiceProgrammed",
             action: "Program",
-            note: format!("{port}: programmed now that there is room"),
+            note: "programmed now that there is room".to_owned(),
             scope: Scope::Node,
         }
     }
 
-    /// A service port, named by `port`, has come to a limit of what its flows may take. There are
-    /// no numbers in it, so that every time is a repetition of one Event.
+    /// A service port, named by `port`, has come to a limit of what its flows may take.
     pub fn at_limit(service: &ObjectName, uid: Option<Uuid>, port: &str, limit: Limit) -> Self {
         let (reason, what) = match limit {
             Limit::HalfOpen => (

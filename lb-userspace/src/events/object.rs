@@ -14,20 +14,14 @@ const MAX_NOTE: usize = 1024;
 /// The API server's limit for `reportingInstance`, in bytes.
 const MAX_INSTANCE: usize = 128;
 
-/// Name for the Event of a notice: unique, or, if every node has the same to say, the same on each,
-/// so that only the first one's is taken.
+/// Name for the Event of a notice: the same on each node that has the same to say, so that only the
+/// first one's is taken.
 pub fn name(notice: &Notice) -> String {
-    let suffix = match notice.scope {
-        Scope::Node => fastrand::u64(..),
-        Scope::Cluster => {
-            let mut hasher = SipHasher13::new();
-            hasher.write(notice.uid.unwrap_or_default().as_bytes());
-            hasher.write(notice.reason.as_bytes());
-            hasher.write(notice.note.as_bytes());
-            hasher.finish()
-        }
-    };
-    format!("{}.{suffix:016x}", notice.service.name)
+    let mut hasher = SipHasher13::new();
+    hasher.write(notice.uid.unwrap_or_default().as_bytes());
+    hasher.write(notice.reason.as_bytes());
+    hasher.write(notice.note.as_bytes());
+    format!("{}.{:016x}", notice.service.name, hasher.finish())
 }
 
 /// The Event of a notice.
@@ -36,7 +30,7 @@ pub fn event(notice: &Notice, going: &Going, node: &str) -> Value {
     let mut event = json!({
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": going.name, "namespace": service.namespace},
+        "metadata": {"name": name(notice), "namespace": service.namespace},
         "eventTime": micro_time(going.first),
         "reportingController": CONTROLLER,
         "reportingInstance": shortened(format!("{CONTROLLER}-{node}"), MAX_INSTANCE),
@@ -74,7 +68,8 @@ fn series(going: &Going) -> Value {
 
 fn note(notice: &Notice, node: &str) -> String {
     let note = match notice.scope {
-        Scope::Node => format!("node {node}: {}", notice.note),
+        // The first to tell is hardly the only one: a Service's cause is often the same everywhere.
+        Scope::Node => format!("on {node}, perhaps on others: {}", notice.note),
         Scope::Cluster => notice.note.clone(),
     };
     shortened(note, MAX_NOTE)

@@ -16,14 +16,14 @@ impl EventMetrics {
         Self {
             notices: register.counters(
                 "node_lb_events_total",
-                "Events on Services: `created`, `updated` (the count of a series written), `counted` \
-                 (a repetition that is written later).",
+                "Events on Services: `created`, `present` (another node has written it), `updated` (the \
+                 count of a series written), `counted` (a repetition that is written later, or never).",
                 &["result"],
             ),
             dropped: register.counters(
                 "node_lb_events_dropped_total",
-                "Events that were not written, by reason: `queue_full`, `rate_limited`, `forbidden`, \
-                 `failed`.",
+                "Events that were not written, by reason: `queue_full`, `rate_limited`, `over_budget`, \
+                 `forbidden`, `failed`.",
                 &["reason"],
             ),
         }
@@ -31,6 +31,11 @@ impl EventMetrics {
 
     pub(crate) fn created(&self) {
         self.notices.with_label_values(&["created"]).inc();
+    }
+
+    /// Another node, or an earlier run, has written it.
+    pub(crate) fn present(&self) {
+        self.notices.with_label_values(&["present"]).inc();
     }
 
     /// The count of a series was written.

@@ -77,6 +77,31 @@ pub enum XdpMode {
 }
 
 impl ServiceTraffic {
+    /// Nothing has come to this Service yet.
+    pub fn none(service: ObjectName) -> Self {
+        Self {
+            service,
+            port: String::new(),
+            protocol: Protocol::Tcp,
+            connections: 0,
+            half_open: 0,
+            gave_way: 0,
+            flow_table_full: 0,
+            snat_ports_exhausted: 0,
+            failing: Vec::new(),
+        }
+    }
+
+    /// What only grows.
+    pub(super) fn counters(&mut self) -> [&mut u64; 4] {
+        [
+            &mut self.connections,
+            &mut self.gave_way,
+            &mut self.flow_table_full,
+            &mut self.snat_ports_exhausted,
+        ]
+    }
+
     /// A metric of this kind with the service port's labels.
     fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
         let labels = [

@@ -31,9 +31,14 @@ struct Client {
 
 impl Client {
     async fn start(url: &str) -> Self {
+        Self::trusting(&certificate().0, url).await
+    }
+
+    /// One that trusts this certificate.
+    async fn trusting(authority: &str, url: &str) -> Self {
         let files = TempDir::new().unwrap();
         fs::write(files.path().join("token"), "old").unwrap();
-        fs::write(files.path().join("ca.crt"), certificate().0).unwrap();
+        fs::write(files.path().join("ca.crt"), authority).unwrap();
         let kubeconfig = write_kubeconfig(&files, url);
         let access = Access {
             kubeconfig: Some(kubeconfig),
@@ -75,6 +80,16 @@ impl Client {
     }
 }
 
+/// Waits until this holds.
+async fn until(what: &str, patience: Duration, holds: impl Fn() -> bool) {
+    let waited = timeout(patience, async {
+        while !holds() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "not so: {what}");
+}
+
 fn write_kubeconfig(files: &TempDir, url: &str) -> PathBuf {
     let path = files.path().join("kubeconfig");
     let text = format!(
@@ -106,6 +121,66 @@ async fn rotated_token_is_read_again() {
     client.says("401").await;
     fs::write(client.files.path().join("token"), "new").unwrap();
     client.syncs().await;
+}
+
+/// Nobody notices: the request that is refused is sent again at once with what the files have now.
+#[tokio::test]
+async fn token_that_changes_between_watches_costs_no_failure_and_no_list() {
+    let (authority, tls) = certificate();
+    let server = Server::start(LOOPBACK, Some(tls)).await;
+    server.only_let_in("old");
+    let url = format!("https://{}", server.address);
+    let mut client = Client::trusting(&authority, &url).await;
+    client.syncs().await;
+    fs::write(client.files.path().join("token"), "new").unwrap();
+    server.only_let_in("new");
+    server.end_watches();
+    let begun = || server.requests().len() == 6;
+    until("every watch goes on", PATIENCE, begun).await;
+    let is_list = |asked: &&String| asked.contains("sendInitialEvents");
+    assert_eq!(server.requests().iter().filter(is_list).count(), 3);
+    let states = client.health.states();
+    assert!(
+        states.iter().all(|state| state.error.is_none()),
+        "{states:?}"
+    );
+}
+
+#[tokio::test]
+async fn all_watches_share_a_connection_where_the_server_speaks_http2() {
+    let (authority, tls) = certificate();
+    let server = Server::start(LOOPBACK, Some(tls)).await;
+    let url = format!("https://{}", server.address);
+    let mut client = Client::trusting(&authority, &url).await;
+    client.syncs().await;
+    let one = || server.connections() == 1;
+    until("one connection is left", PATIENCE, one).await;
+    server.end_watches();
+    until("three watches more", PATIENCE, || {
+        server.requests().len() == 6
+    })
+    .await;
+    assert_eq!(server.connections(), 1);
+
+    let plain = Server::start(LOOPBACK, None).await;
+    let mut client = Client::start(&format!("http://{}", plain.address)).await;
+    client.syncs().await;
+    assert_eq!(plain.connections(), 3, "HTTP/1.1 takes one for each");
+}
+
+/// Its kernel lives, so TCP sees nothing wrong; a PING is not answered.
+#[tokio::test]
+async fn server_that_hangs_is_left_within_45_seconds() {
+    let (authority, tls) = certificate();
+    let server = Server::start(LOOPBACK, Some(tls)).await;
+    let url = format!("https://{}", server.address);
+    let mut client = Client::trusting(&authority, &url).await;
+    client.syncs().await;
+    server.freeze();
+    let again = || server.requests().len() == 6;
+    until("new watches", Duration::from_secs(45), again).await;
+    let is_list = |asked: &&String| asked.contains("sendInitialEvents");
+    assert_eq!(server.requests().iter().filter(is_list).count(), 3);
 }
 
 #[tokio::test]

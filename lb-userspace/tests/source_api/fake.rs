@@ -82,6 +82,12 @@ impl FakeApi {
         call.expect("a request in time").expect("a running source")
     }
 
+    /// The next request for a resource if it comes within this time.
+    pub async fn next_within(&mut self, resource: &str, time: Duration) -> Option<Call> {
+        let calls = self.calls.get_mut(resource).expect("a resource");
+        timeout(time, calls.recv()).await.ok().flatten()
+    }
+
     /// Asserts that there is no request for a resource for as long as this.
     pub async fn silent(&mut self, resource: &str, time: Duration) {
         let calls = self.calls.get_mut(resource).expect("a resource");

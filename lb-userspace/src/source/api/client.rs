@@ -49,9 +49,12 @@ impl ApiClient {
     /// # Errors
     /// As [`exchange`].
     pub async fn get(&self, request: &Request<'_>) -> Result<Answer, Failure> {
-        let sent = http::Request::get(self.resource.uri(request))
-            .header(ACCEPT, "application/json")
-            .body(Body::empty());
+        let uri = self.resource.uri(request);
+        let sent = || {
+            http::Request::get(&uri)
+                .header(ACCEPT, "application/json")
+                .body(Body::empty())
+        };
         let about = (self.resource.name, request.verb());
         exchange(&self.connection, &self.metrics, about, sent, |body| {
             ready(Answer {
@@ -69,18 +72,37 @@ impl ApiClient {
 ///
 /// # Errors
 /// If there is nothing from `read` within [`ANSWER_TIME`], or if the answer is not 2xx. After those
-/// that other credentials or another address may mend, the configuration has been read again.
+/// that other credentials or another address may mend, the configuration is read again; if it has
+/// changed, the request is sent once more at once.
 pub async fn exchange<T, R: Future<Output = T>>(
     connection: &Connection,
     metrics: &ApiMetrics,
-    (resource, verb): (&str, &str),
-    request: http::Result<http::Request<Body>>,
-    read: impl FnOnce(Body) -> R,
+    about: (&str, &str),
+    request: impl Fn() -> http::Result<http::Request<Body>>,
+    read: impl Fn(Body) -> R,
 ) -> Result<T, Failure> {
     let generation = connection.current();
+    let failure = match attempt(&generation, metrics, about, request(), &read).await {
+        Err(failure) if failure.asks_for_new_configuration() => failure,
+        answer => return answer,
+    };
+    match connection.renew(&generation).await {
+        Ok(false) => Err(failure),
+        Ok(true) => attempt(&connection.current(), metrics, about, request(), read).await,
+        Err(error) => Err(Failure::Unreachable(format!("{failure}; {error:#}"))),
+    }
+}
+
+async fn attempt<T, R: Future<Output = T>>(
+    generation: &Generation,
+    metrics: &ApiMetrics,
+    (resource, verb): (&str, &str),
+    request: http::Result<http::Request<Body>>,
+    read: impl Fn(Body) -> R,
+) -> Result<T, Failure> {
     let sent = timeout(ANSWER_TIME, async {
         let request = request.map_err(|error| Failure::of_connection(&error))?;
-        let (code, body) = send(&generation, request).await?;
+        let (code, body) = send(generation, request).await?;
         let answer = match body {
             Ok(body) => Ok(read(body).await),
             Err(failure) => Err(failure),
@@ -93,12 +115,6 @@ pub async fn exchange<T, R: Future<Output = T>>(
         Err(_) => (None, Err(Failure::TimedOut(ANSWER_TIME))),
     };
     metrics.request(resource, verb, code);
-    if let Err(failure) = &answer
-        && failure.asks_for_new_configuration()
-        && let Err(error) = connection.renew(&generation).await
-    {
-        return Err(Failure::Unreachable(format!("{failure}; {error:#}")));
-    }
     answer
 }
 

@@ -1,10 +1,10 @@
 //! How the API server is reached: address and credentials, and where they come from.
 
 use std::{
-    env,
+    env, fs,
+    hash::{Hash as _, Hasher as _},
     path::PathBuf,
     sync::{Mutex, PoisonError},
-    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -13,9 +13,9 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use siphasher::sip::SipHasher13;
 
-/// How long a connection may take to come about.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+use super::transport;
 
 /// Where a pod finds the API server's address.
 const HOST: &str = "KUBERNETES_SERVICE_HOST";
@@ -56,18 +56,17 @@ impl Access {
         if let Some(master) = &self.master {
             config.cluster_url = master.clone();
         }
-        // The reflectors' own rules say what is tried again and when.
-        config.default_retry = false;
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
         let agent = concat!("node-lb/", env!("CARGO_PKG_VERSION"));
         let agent = HeaderValue::from_static(agent);
         config.headers.push((USER_AGENT, agent));
         Ok(config)
     }
 
-    async fn client(&self) -> anyhow::Result<Client> {
+    async fn client(&self) -> anyhow::Result<(Client, Fingerprint)> {
         let config = self.config().await?;
-        Client::try_from(config).context("cannot use the API server's configuration")
+        let client = transport::client(&config);
+        let client = client.context("cannot use the API server's configuration")?;
+        Ok((client, Fingerprint::of(&config)))
     }
 }
 
@@ -77,6 +76,28 @@ async fn kubeconfig(path: &PathBuf) -> anyhow::Result<Config> {
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
     config.with_context(what)
+}
+
+/// Tells whether address, certificates or credentials have changed, without keeping them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Fingerprint(u64);
+
+impl Fingerprint {
+    fn of(config: &Config) -> Self {
+        let mut hasher = SipHasher13::new();
+        config.cluster_url.hash(&mut hasher);
+        config.root_cert.hash(&mut hasher);
+        let auth = &config.auth_info;
+        serde_json::to_vec(auth)
+            .unwrap_or_default()
+            .hash(&mut hasher);
+        let files = [&auth.token_file, &auth.client_certificate, &auth.client_key];
+        for file in files.into_iter().flatten() {
+            // One that cannot be read is as good as an empty one.
+            fs::read(file).unwrap_or_default().hash(&mut hasher);
+        }
+        Self(hasher.finish())
+    }
 }
 
 /// A client that is made anew when the API server cannot be reached or does not accept it any more.
@@ -90,6 +111,7 @@ pub struct Connection {
 #[derive(Clone)]
 pub struct Generation {
     number: u64,
+    fingerprint: Fingerprint,
     pub client: Client,
 }
 
@@ -99,10 +121,14 @@ impl Connection {
     /// # Errors
     /// If there is no usable configuration.
     pub async fn open(access: Access) -> anyhow::Result<Self> {
-        let client = access.client().await?;
+        let (client, fingerprint) = access.client().await?;
         Ok(Self {
             access: Some(access),
-            ..Self::of(client)
+            current: Mutex::new(Generation {
+                number: 0,
+                fingerprint,
+                client,
+            }),
         })
     }
 
@@ -110,7 +136,11 @@ impl Connection {
     pub fn of(client: Client) -> Self {
         Self {
             access: None,
-            current: Mutex::new(Generation { number: 0, client }),
+            current: Mutex::new(Generation {
+                number: 0,
+                fingerprint: Fingerprint::default(),
+                client,
+            }),
         }
     }
 
@@ -120,20 +150,24 @@ impl Connection {
     }
 
     /// Replaces a client that failed, unless another request has already done so: tokens,
-    /// certificates and addresses are read again.
+    /// certificates and addresses are read again. Says whether any of these is another one, so that
+    /// the request may succeed now.
     ///
     /// # Errors
     /// If the configuration is no longer usable; the old client stays.
-    pub async fn renew(&self, failed: &Generation) -> anyhow::Result<()> {
+    pub async fn renew(&self, failed: &Generation) -> anyhow::Result<bool> {
         let Some(access) = &self.access else {
-            return Ok(());
+            return Ok(false);
         };
-        let client = access.client().await?;
+        let (client, fingerprint) = access.client().await?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == failed.number {
-            let number = failed.number + 1;
-            *current = Generation { number, client };
+            *current = Generation {
+                number: failed.number + 1,
+                fingerprint,
+                client,
+            };
         }
-        Ok(())
+        Ok(current.fingerprint != failed.fingerprint)
     }
 }

@@ -116,8 +116,12 @@ impl Failure {
     }
 
     /// Whether other credentials or another address may help: then the configuration is read again.
+    /// That also makes a new connection, by which another server may be found where this one hangs.
     pub fn asks_for_new_configuration(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Refused { code: 401, .. })
+        matches!(
+            self,
+            Self::Unreachable(_) | Self::TimedOut(_) | Self::Refused { code: 401, .. }
+        )
     }
 
     /// Whether the server will never take this request.

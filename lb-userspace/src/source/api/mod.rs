@@ -1,8 +1,8 @@
 //! The Kubernetes API server as a source: a reflector for each of Services, EndpointSlices and this
 //! Node.
 //!
-//! The connection (TLS, credentials, kubeconfig) is kube-rs's client. The reflectors are ours,
-//! because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited
+//! TLS, credentials and kubeconfigs are kube-rs's client's; the connection below that is
+//! `transport`'s, one for everything where the server speaks HTTP/2. The reflectors are ours, because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited
 //! out and the same request repeated, down to the same page of a list; what happens on which
 //! failure is one table (`reflector::recovery`); lists are decoded while they arrive and dropped
 //! item by item; objects that cannot be decoded cost nobody else anything; every request is
@@ -27,6 +27,7 @@ mod failure;
 mod known;
 mod reflector;
 mod resource;
+mod transport;
 mod writer;
 
 use std::sync::Arc;

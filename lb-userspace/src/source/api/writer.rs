@@ -39,11 +39,13 @@ impl ApiWriter {
             Method::PATCH => ("patch", "application/merge-patch+json"),
             _ => ("create", "application/json"),
         };
-        let request = http::Request::builder()
-            .method(method)
-            .uri(path)
-            .header(CONTENT_TYPE, content_type)
-            .body(Body::from(object.to_string().into_bytes()));
+        let request = || {
+            http::Request::builder()
+                .method(method)
+                .uri(path)
+                .header(CONTENT_TYPE, content_type)
+                .body(Body::from(object.to_string().into_bytes()))
+        };
         let about = (resource, verb);
         // Read to its end, whatever it says, so that the connection can be used again.
         let read = |body: Body| async { drop(body.collect().await) };

@@ -1,0 +1,205 @@
+//! Which service ports have metrics of their own: their number is users' to choose, and so is how
+//! many a Prometheus can take.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fmt,
+    mem::take,
+    num::NonZeroU32,
+    str::FromStr,
+};
+
+use lb_objects::{ObjectName, Protocol};
+
+use super::kernel::ServiceTraffic;
+
+/// `service` of what all others together have, with an empty `namespace`, which no Service has.
+const OTHER: &str = "other";
+
+/// How many service ports have metrics of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceSeries {
+    #[default]
+    All,
+    /// None, and no sum of them either: nothing is read.
+    Off,
+    /// So many, and the sum of the others.
+    Limit(NonZeroU32),
+}
+
+impl FromStr for ServiceSeries {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "all" => Ok(Self::All),
+            "off" => Ok(Self::Off),
+            number => match number.parse() {
+                Ok(limit) => Ok(Self::Limit(limit)),
+                Err(_) => Err("write `all`, `off` or a number of service ports from 1 on"),
+            },
+        }
+    }
+}
+
+impl fmt::Display for ServiceSeries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Off => f.write_str("off"),
+            Self::Limit(limit) => limit.fmt(f),
+        }
+    }
+}
+
+/// A service port, both families together.
+type Port = (ObjectName, String, Protocol);
+
+/// Sums up what is beyond the limit.
+///
+/// Whoever has series keeps them until it is gone, so that graphs go on and there are never more
+/// series over time than come with new Services; places that are free go to the busiest.
+#[derive(Debug, Default)]
+pub struct Selection {
+    series: ServiceSeries,
+    chosen: HashSet<Port>,
+    /// What is shown of the others, and what it is more than their sum: a counter does not go down
+    /// because one of them went or got series of its own.
+    shown: Counters,
+    ahead: Counters,
+}
+
+/// The counters of a [`ServiceTraffic`].
+type Counters = [u64; 4];
+
+impl Selection {
+    pub fn new(series: ServiceSeries) -> Self {
+        Self {
+            series,
+            ..Self::default()
+        }
+    }
+
+    /// Leaves those that have series, and adds the sum of the others if there are any.
+    pub fn apply(&mut self, services: &mut Vec<ServiceTraffic>) {
+        let limit = match self.series {
+            ServiceSeries::All => return,
+            ServiceSeries::Off => return services.clear(),
+            ServiceSeries::Limit(limit) => limit.get() as usize,
+        };
+        let present: HashSet<Port> = services.iter().map(port).collect();
+        self.chosen.retain(|chosen| present.contains(chosen));
+        let free = limit.saturating_sub(self.chosen.len());
+        if free > 0 {
+            let waiting = services.iter().filter(|s| !self.chosen.contains(&port(s)));
+            // By name where the numbers are equal: the same on each node.
+            let busiest: BTreeSet<_> = waiting
+                .map(|service| (u64::MAX - service.connections, port(service)))
+                .collect();
+            let busiest = busiest.into_iter().map(|(_, port)| port);
+            self.chosen.extend(busiest.take(free));
+        }
+        let (mine, others): (Vec<_>, Vec<_>) = take(services)
+            .into_iter()
+            .partition(|service| self.chosen.contains(&port(service)));
+        *services = mine;
+        if !others.is_empty() || self.shown != Counters::default() {
+            services.push(self.sum(others));
+        }
+    }
+
+    fn sum(&mut self, others: Vec<ServiceTraffic>) -> ServiceTraffic {
+        let mut sum = ServiceTraffic::none(ObjectName {
+            namespace: String::new(),
+            name: OTHER.to_owned(),
+        });
+        for mut other in others {
+            for (sum, other) in sum.counters().into_iter().zip(other.counters()) {
+                *sum += *other;
+            }
+            sum.half_open += other.half_open;
+            sum.failing.extend(other.failing);
+        }
+        let counters = sum.counters().into_iter();
+        for (value, (shown, ahead)) in counters.zip(self.shown.iter_mut().zip(&mut self.ahead)) {
+            *ahead = (*ahead).max(shown.saturating_sub(*value));
+            *value += *ahead;
+            *shown = *value;
+        }
+        sum
+    }
+}
+
+fn port(service: &ServiceTraffic) -> Port {
+    (
+        service.service.clone(),
+        service.port.clone(),
+        service.protocol,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traffic(names: &[(&str, u64)]) -> Vec<ServiceTraffic> {
+        let named = names.iter().map(|(name, connections)| ServiceTraffic {
+            connections: *connections,
+            ..ServiceTraffic::none(ObjectName {
+                namespace: "shop".to_owned(),
+                name: (*name).to_owned(),
+            })
+        });
+        named.collect()
+    }
+
+    fn apply(selection: &mut Selection, names: &[(&str, u64)]) -> Vec<(String, u64)> {
+        let mut services = traffic(names);
+        selection.apply(&mut services);
+        let shown = services.into_iter();
+        shown.map(|s| (s.service.name, s.connections)).collect()
+    }
+
+    fn shown(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
+        let owned = expected.iter();
+        owned
+            .map(|(name, count)| ((*name).to_owned(), *count))
+            .collect()
+    }
+
+    #[test]
+    fn busiest_come_first_and_stay_and_the_others_never_count_down() {
+        let mut two = Selection::new("2".parse().unwrap());
+        let found = apply(&mut two, &[("a", 1), ("b", 9), ("c", 5)]);
+        assert_eq!(found, shown(&[("b", 9), ("c", 5), ("other", 1)]));
+        let found = apply(&mut two, &[("a", 100), ("b", 9), ("c", 5), ("d", 7)]);
+        assert_eq!(found, shown(&[("b", 9), ("c", 5), ("other", 107)]));
+        // `a` takes the place of `b`, and its connections stay counted among the others'.
+        let found = apply(&mut two, &[("a", 101), ("c", 5), ("d", 7)]);
+        assert_eq!(found, shown(&[("a", 101), ("c", 5), ("other", 107)]));
+        let found = apply(&mut two, &[("a", 101), ("c", 5), ("d", 10)]);
+        assert_eq!(found, shown(&[("a", 101), ("c", 5), ("other", 110)]));
+        let found = apply(&mut two, &[]);
+        assert_eq!(found, shown(&[("other", 110)]));
+    }
+
+    #[test]
+    fn all_or_none() {
+        let names = [("a", 1), ("b", 9)];
+        let mut all = Selection::new(ServiceSeries::All);
+        assert_eq!(apply(&mut all, &names), shown(&names));
+        let mut off = Selection::new("off".parse().unwrap());
+        assert_eq!(apply(&mut off, &names), []);
+        let mut many = Selection::new("3".parse().unwrap());
+        assert_eq!(apply(&mut many, &names), shown(&names));
+    }
+
+    #[test]
+    fn spelling() {
+        for text in ["all", "off", "500"] {
+            assert_eq!(text.parse::<ServiceSeries>().unwrap().to_string(), text);
+        }
+        assert!("0".parse::<ServiceSeries>().is_err());
+        assert!("some".parse::<ServiceSeries>().is_err());
+    }
+}
