@@ -54,7 +54,7 @@ use crate::{
     },
     map_writer::MapWriter,
     metrics::{Metrics, Sample, set_to_now},
-    plan::{LocalDetector, LocalNode},
+    plan::{LocalDetector, LocalNode, Undetected},
     source::{
         Batch, Event, Source, SourceSpec, api::ApiSource, dir::DirSource, health::SourceHealth,
     },
@@ -120,6 +120,8 @@ struct Agent {
     /// Tells users what they have to know about their Services.
     events: Recorder,
     servers: Servers,
+    /// What of this node is in the way of its work.
+    node_problems: Vec<String>,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -152,6 +154,7 @@ impl Agent {
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
             servers,
+            node_problems: Vec::new(),
             in_sync_since: None,
             config,
             kernel,
@@ -401,7 +404,28 @@ impl Agent {
         let changed = self.syncer.writer().set_facts(facts) || node != self.node;
         self.node = node;
         self.configure()?;
+        self.tell_of_node();
         Ok(changed)
+    }
+
+    /// Says what of this node is in the way of its work, in readiness and, once for each change, in
+    /// the log.
+    fn tell_of_node(&mut self) {
+        let node = self.config.this_node(self.this_node());
+        let undetected = Undetected::on(&node, &self.config.detect_local);
+        // One family alone may well be one that no Service is of: that does not hold up a rollout.
+        let unready = undetected
+            .as_ref()
+            .filter(|undetected| !undetected.is_partial());
+        self.servers.detection.set(unready.map(ToString::to_string));
+        let problems: Vec<_> = undetected.iter().map(ToString::to_string).collect();
+        for problem in problems
+            .iter()
+            .filter(|known| !self.node_problems.contains(known))
+        {
+            tracing::warn!("{problem}");
+        }
+        self.node_problems = problems;
     }
 
     /// Writes the node's settings.

@@ -27,6 +27,7 @@ impl Agent {
             at_limit: self.syncer.at_limit().collect(),
             failing: traffic.iter().filter_map(status::Failing::of).collect(),
             devices: devices.map(Into::into).collect(),
+            node_problems: self.node_problems.clone(),
             source_problems: self.source_problems(),
             health_checks: status::HealthChecks {
                 listening: self.service_health.listening().await.len(),

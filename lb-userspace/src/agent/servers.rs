@@ -21,7 +21,7 @@ use crate::{
     health::{
         initialization::Initialization,
         proxy::{HealthEndpoints, ProxyHealth},
-        readiness::{Latch, Readiness},
+        readiness::{Latch, Readiness, Trouble},
     },
     http::{self, Handler, Limits, LocalServer, Server, Stack},
     metrics::Metrics,
@@ -39,6 +39,8 @@ pub struct Servers {
     /// What the maps have been given.
     pub catalog: Arc<Catalog>,
     readiness: Arc<Readiness>,
+    /// Whether this node's pods can be told from other sources.
+    pub detection: Trouble,
     shutdown: Latch,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
@@ -68,6 +70,7 @@ impl Servers {
             true => Ok(()),
             false => Err("the kernel's maps have not been given the first complete state".into()),
         });
+        let detection = readiness.add_trouble("local-pod-detection");
         let shutdown = readiness.add_shutdown();
         let unready = initialization.clone();
         Ok(Self {
@@ -80,6 +83,7 @@ impl Servers {
             configz: config.configz().to_string().into(),
             initialization,
             readiness,
+            detection,
             shutdown,
             local: None,
             runtime,

@@ -36,6 +36,8 @@ pub struct Status {
     /// Service ports with endpoints that do not serve.
     pub failing: Vec<Failing>,
     pub devices: Vec<Device>,
+    /// What of this node is in the way of the agent's work.
+    pub node_problems: Vec<String>,
     /// What the source has that cannot be used.
     pub source_problems: Vec<String>,
     pub health_checks: HealthChecks,

@@ -133,6 +133,8 @@ fn render(status: &Status) -> String {
     }));
     let change = status.flow_table_size.change.iter();
     lines.extend(change.map(|change| ("Flow table", change.clone())));
+    let problems = status.node_problems.iter().cloned();
+    lines.extend(list("Node problem", problems));
     let problems = status.source_problems.iter().cloned();
     lines.extend(list("Source problem", problems));
 

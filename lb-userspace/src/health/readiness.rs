@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -46,6 +46,28 @@ impl Latch {
     }
 }
 
+/// A problem that comes and goes: a check that fails while there is one.
+#[derive(Clone, Debug, Default)]
+pub struct Trouble(Arc<Mutex<Option<String>>>);
+
+impl Trouble {
+    /// What it is from now on, if anything.
+    pub fn set(&self, problem: Option<String>) {
+        *self.lock() = problem;
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match &*self.lock() {
+            Some(problem) => Err(problem.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Readiness {
     /// With the one check that never fails: `ping`.
     pub fn new() -> Self {
@@ -73,6 +95,14 @@ impl Readiness {
             false => Err(missing.to_owned()),
         });
         latch
+    }
+
+    /// Adds a check that holds unless there is trouble.
+    pub fn add_trouble(&self, name: impl Into<String>) -> Trouble {
+        let trouble = Trouble::default();
+        let checked = trouble.clone();
+        self.add(name, move || checked.check());
+        trouble
     }
 
     /// Adds the check `shutdown`, which fails once the latch is met, as kube-apiserver's: nobody

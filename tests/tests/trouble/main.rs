@@ -5,6 +5,7 @@ mod capacity;
 mod check;
 mod devices;
 mod labs;
+mod pods;
 mod ports;
 mod preflight;
 mod source;
