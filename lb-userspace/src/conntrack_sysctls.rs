@@ -44,8 +44,9 @@ fn apply(settings: &[Setting], directory: &Path) {
             Ok(None) => {}
             Ok(Some(before)) => tracing::info!("set {setting}, was {before}"),
             Err(error) => tracing::warn!(
-                "cannot set {setting} in {}: {error}; in a container, mount the host's /proc/sys/net at \
-                 /host/proc/sys/net; to leave it as it is, see conntrack-* in the configuration reference",
+                "cannot set {setting} in {}: {error}; in a container, mount the host's \
+                 /proc/sys/net/netfilter at /host/proc/sys/net/netfilter; to leave it as it is, see \
+                 conntrack-* in the configuration reference",
                 directory.display()
             ),
         }

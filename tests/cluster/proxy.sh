@@ -74,7 +74,7 @@ stop)
 		daemonset delete
 		# It leaves its work in the kernel unless asked; another proxy must not meet it.
 		for n in $nodes; do in_ns "$n" "$BIN/ctr" -n k8s.io run --rm --privileged --net-host \
-			--mount type=bind,src=/sys,dst=/sys,options=rbind:rw docker.io/library/node-lb:0.1.0 cleanup \
+			--mount type=bind,src=/sys,dst=/sys,options=rbind:rw localhost/node-lb:0.1.0 cleanup \
 			/usr/local/bin/node-lb cleanup >> "$RUN/log/proxy.log" 2>&1; done
 		rm -f "$RUN/proxy"
 		exit

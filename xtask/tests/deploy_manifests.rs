@@ -1,13 +1,22 @@
 //! The Helm chart renders the objects of the kustomize base. Needs what `cargo xtask setup` builds.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::Command,
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use xtask::ebpf::Places;
+
+const CRD: &str = "CustomResourceDefinition";
+/// What Helm's objects are found by.
+const HELM_LABELS: [&str; 4] = [
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/version",
+    "helm.sh/chart",
+];
 
 /// Objects by kind and name.
 type Objects = BTreeMap<(String, String), Value>;
@@ -22,7 +31,6 @@ fn the_charts_values_do_what_overlays_do() {
     let values = [
         "apiServer.host=192.0.2.10",
         "config.cluster-cidr=10.244.0.0/16",
-        "config.detect-local-mode=ClusterCIDR",
         "image.repository=registry.example/node-lb",
         "mountBpfFs=true",
     ];
@@ -42,9 +50,209 @@ fn the_agent_is_not_privileged() {
         context["capabilities"],
         serde_json::json!({ "drop": ["ALL"], "add": ["BPF", "PERFMON", "NET_ADMIN"] })
     );
-    for mount in pod["containers"][0]["volumeMounts"].as_array().unwrap() {
+    for mount in list(&pod["containers"][0]["volumeMounts"]) {
         // Only privileged containers may have it.
         assert_ne!(mount["mountPropagation"], "Bidirectional", "{mount}");
+    }
+}
+
+/// Of what is the node's, the agent can change no more than it has to.
+#[test]
+fn little_of_the_node_is_writable() {
+    let objects = kustomize("base");
+    let pod = &objects[&("DaemonSet".to_owned(), "node-lb".to_owned())]["spec"]["template"]["spec"];
+    let mounts = list(&pod["containers"][0]["volumeMounts"]);
+    let writable = mounts.filter(|mount| mount["readOnly"] != true);
+    let writable = writable.map(|mount| {
+        let mut volumes = list(&pod["volumes"]);
+        let volume = volumes.find(|volume| volume["name"] == mount["name"]);
+        volume.unwrap()["hostPath"]["path"].as_str().unwrap()
+    });
+    assert_eq!(
+        writable.collect::<Vec<_>>(),
+        [
+            "/sys/fs/bpf/node-lb",
+            "/proc/sys/net/netfilter",
+            "/run/node-lb"
+        ]
+    );
+}
+
+#[test]
+fn names_labels_and_the_image_are_the_users() {
+    let digest = format!("sha256:{}", "0a".repeat(32));
+    let objects = helm(&[
+        "fullnameOverride=balancer",
+        "nameOverride=lb",
+        "commonLabels.team=net",
+        "podLabels.tier=node",
+        "podAnnotations.note=x",
+        "annotations.owner=y",
+        "image.repository=registry.example:5000/net/node-lb",
+        &format!("image.digest={digest}"),
+        "serviceAccount.annotations.role=z",
+        "priorityClassName=",
+        "probes.liveness.failureThreshold=9",
+    ]);
+    let names: Vec<_> = objects.keys().filter(|(kind, _)| kind != CRD).collect();
+    assert!(
+        names.iter().all(|(_, name)| name.starts_with("balancer")),
+        "{names:?}"
+    );
+    let labelled = names
+        .iter()
+        .map(|name| &objects[*name]["metadata"]["labels"]);
+    for labels in labelled {
+        assert_eq!(
+            *labels,
+            json!({ "app.kubernetes.io/name": "lb", "team": "net" })
+        );
+    }
+    let account = ("ServiceAccount".to_owned(), "balancer".to_owned());
+    assert_eq!(
+        objects[&account]["metadata"]["annotations"],
+        json!({ "role": "z" })
+    );
+
+    let daemonset = &objects[&("DaemonSet".to_owned(), "balancer".to_owned())];
+    assert_eq!(
+        daemonset["metadata"]["annotations"],
+        json!({ "owner": "y" })
+    );
+    let selector = json!({ "app.kubernetes.io/name": "lb" });
+    assert_eq!(daemonset["spec"]["selector"]["matchLabels"], selector);
+    let template = &daemonset["spec"]["template"];
+    let labels = json!({ "app.kubernetes.io/name": "lb", "team": "net", "tier": "node" });
+    assert_eq!(template["metadata"]["labels"], labels);
+    let pod = &template["spec"];
+    assert_eq!(pod["priorityClassName"], Value::Null);
+    assert_eq!(pod["serviceAccountName"], "balancer");
+    let agent = &pod["containers"][0];
+    assert_eq!(
+        agent["image"],
+        format!("registry.example:5000/net/node-lb@{digest}")
+    );
+    assert_eq!(agent["livenessProbe"]["failureThreshold"], 9);
+    assert_eq!(
+        agent["livenessProbe"]["timeoutSeconds"], 5,
+        "the others stay"
+    );
+}
+
+#[test]
+fn what_a_cluster_adds_reaches_the_agent() {
+    let objects = helm(&[
+        "extraArgs={--masquerade-all,--device=eth1}",
+        "extraEnv[0].name=NODE_LB_LOG",
+        "extraEnv[0].value=debug",
+        "extraVolumes[0].name=kubeconfig",
+        "extraVolumes[0].hostPath.path=/etc/kubernetes",
+        "extraVolumeMounts[0].name=kubeconfig",
+        "extraVolumeMounts[0].mountPath=/kubeconfig",
+        "namedPorts=true",
+        "metricsPort=10259",
+        "config.metrics-bind-address=0.0.0.0:10259",
+    ]);
+    let pod = &objects[&("DaemonSet".to_owned(), "node-lb".to_owned())]["spec"]["template"]["spec"];
+    let agent = &pod["containers"][0];
+    let has = |list: &Value, item: Value| list.as_array().unwrap().contains(&item);
+    assert!(has(&agent["args"], json!("--device=eth1")), "{agent:#}");
+    assert!(has(
+        &agent["env"],
+        json!({ "name": "NODE_LB_LOG", "value": "debug" })
+    ));
+    let mount = json!({ "name": "kubeconfig", "mountPath": "/kubeconfig" });
+    assert!(has(&agent["volumeMounts"], mount));
+    let volume = json!({ "name": "kubeconfig", "hostPath": { "path": "/etc/kubernetes" } });
+    assert!(has(&pod["volumes"], volume));
+    let ports = json!([
+        { "name": "health", "containerPort": 10256 },
+        { "name": "metrics", "containerPort": 10259 },
+    ]);
+    assert_eq!(agent["ports"], ports);
+}
+
+#[test]
+fn monitoring_is_off_unless_asked_for() {
+    let kinds = |values: &[&str]| -> BTreeSet<String> {
+        helm(values).into_keys().map(|(kind, _)| kind).collect()
+    };
+    let plain = kinds(&[]);
+    let more =
+        |values: &[&str]| -> Vec<String> { kinds(values).difference(&plain).cloned().collect() };
+    assert_eq!(
+        more(&["namedPorts=true", "podMonitor.enabled=true"]),
+        ["PodMonitor"]
+    );
+    let service = more(&["serviceMonitor.enabled=true", "serviceMonitor.interval=15s"]);
+    assert_eq!(service, ["Service", "ServiceMonitor"]);
+    let rules = [
+        "prometheusRule.enabled=true",
+        "prometheusRule.groups[0].name=node-lb",
+    ];
+    assert_eq!(more(&rules), ["PrometheusRule"]);
+    assert_eq!(
+        more(&["dashboards.enabled=true"]),
+        [""; 0],
+        "there are none yet"
+    );
+}
+
+#[test]
+fn what_others_look_after_can_be_left_out() {
+    let objects = helm(&[
+        "crds.install=false",
+        "rbac.create=false",
+        "serviceAccount.create=false",
+        "serviceAccount.name=ours",
+    ]);
+    let kinds: BTreeSet<_> = objects.keys().map(|(kind, _)| kind.as_str()).collect();
+    assert_eq!(kinds, BTreeSet::from(["ConfigMap", "DaemonSet"]));
+    let pod = &objects[&("DaemonSet".to_owned(), "node-lb".to_owned())]["spec"]["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], "ours");
+}
+
+/// A release that is removed takes no FlowSchemas along, unless that is asked for.
+#[test]
+fn resource_definitions_stay() {
+    let kept = |values: &[&str]| {
+        let documents = output(helm_command(values));
+        let annotation = "helm.sh/resource-policy: keep";
+        documents.matches(annotation).count()
+    };
+    assert_eq!(kept(&[]), 2);
+    assert_eq!(kept(&["crds.keep=false"]), 0);
+}
+
+#[test]
+fn values_that_mean_nothing_or_contradict_each_other_are_refused() {
+    for (value, said) in [
+        ("imagee.tag=1", "imagee"),
+        ("image.tags=1", "tags"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("image.digest=sha256:12", "digest"),
+        ("healthPort=70000", "healthPort"),
+        ("config.Cluster_CIDR=10.0.0.0/8", "Cluster_CIDR"),
+        ("config.detect-local-mode=Guess", "detect-local-mode"),
+        ("config.cluster-cidr.ipv4=10.0.0.0/8", "cluster-cidr"),
+        ("probes.liveness.httpGet.port=1", "httpGet"),
+        ("updateStrategy.type=Recreate", "updateStrategy"),
+        ("apiServer.host=https://192.0.2.1", "host"),
+        ("extraArgs=--masquerade-all", "extraArgs"),
+        ("podMonitor.enabled=true", "podMonitor needs namedPorts"),
+        (
+            "namedPorts=true,updateStrategy.rollingUpdate.maxSurge=10%",
+            "namedPorts cannot be had",
+        ),
+        (
+            "config.healthz-bind-address=0.0.0.0:10266",
+            "config.healthz-bind-address has port 10266, but healthPort is 10256",
+        ),
+    ] {
+        let output = helm_command(&[value]).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{value} is taken");
+        assert!(errors.contains(said), "{value}: {errors}");
     }
 }
 
@@ -67,23 +275,45 @@ fn kustomize(directory: &str) -> Objects {
     objects(&output(command))
 }
 
-fn helm(values: &[&str]) -> Objects {
+fn helm_command(values: &[&str]) -> Command {
     let mut command = program("helm");
     command.arg("template").arg("node-lb");
     command.arg(deploy().join("chart/node-lb"));
-    command.args(["--namespace", "kube-system", "--include-crds"]);
+    command.args(["--namespace", "kube-system"]);
     // Helm built from its module does not know the Kubernetes that it is made for.
     command.args(["--kube-version", "1.36.0"]);
     for value in values {
         command.args(["--set", value]);
     }
-    let mut objects = objects(&output(command));
-    // The one difference: Helm has no other way to roll a change of the settings out.
-    let daemonset = objects.get_mut(&("DaemonSet".to_owned(), "node-lb".to_owned()));
-    let metadata = &mut daemonset.expect("a DaemonSet")["spec"]["template"]["metadata"];
-    let annotations = metadata.as_object_mut().unwrap().remove("annotations");
-    assert!(annotations.unwrap()["checksum/config"].is_string());
+    command
+}
+
+/// What Helm makes of the chart, but for what only Helm's objects have.
+fn helm(values: &[&str]) -> Objects {
+    let mut objects = objects(&output(helm_command(values)));
+    for ((kind, name), object) in &mut objects {
+        let metadata = object["metadata"].as_object_mut().unwrap();
+        match kind.as_str() {
+            CRD => drop(metadata.remove("annotations")),
+            _ => {
+                let labels = metadata["labels"].as_object_mut().unwrap();
+                for label in HELM_LABELS {
+                    assert!(labels.remove(label).is_some(), "{name} lacks {label}");
+                }
+            }
+        }
+        if kind == "DaemonSet" {
+            // Helm has no other way to roll a change of the settings out.
+            let metadata = &mut object["spec"]["template"]["metadata"];
+            let annotations = metadata.as_object_mut().unwrap().remove("annotations");
+            assert!(annotations.unwrap()["checksum/config"].is_string());
+        }
+    }
     objects
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
 }
 
 fn deploy() -> PathBuf {

@@ -134,6 +134,8 @@ struct Agent {
     tracer: Tracer,
     /// Of the hierarchy whose sockets are translated, if it is known.
     cgroup_root: Option<PathBuf>,
+    /// Why this node's pods cannot be told from other sources, if that is so.
+    undetected: Option<String>,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -176,6 +178,7 @@ impl Agent {
             servers,
             tracer: Tracer::default(),
             cgroup_root: None,
+            undetected: None,
             in_sync_since: None,
             config,
             kernel,

@@ -46,7 +46,6 @@ impl Agent {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: self.config.node_name.clone(),
             node_addresses: addresses.copied().collect(),
-            node_problem: self.node.problem().map(str::to_owned),
             local_addresses_left_out: self.addresses_left_out,
             source: self.config.source.to_string(),
             in_sync_since: self.in_sync_since.map(status::timestamp),
@@ -54,6 +53,7 @@ impl Agent {
             not_programmed: self.syncer.not_programmed().collect(),
             at_limit: self.syncer.at_limit().collect(),
             devices: devices.map(Into::into).collect(),
+            node_problems: self.node_problems(),
             source_problems: self.source_problems(),
             health_checks: status::HealthChecks {
                 listening: self.service_health.listening().await.len(),
@@ -78,6 +78,15 @@ impl Agent {
             resources.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
         let refused = self.store.problems().map(ToString::to_string);
         behind.chain(refused).collect()
+    }
+
+    /// What of this node is in the way of the agent's work.
+    fn node_problems(&self) -> Vec<String> {
+        let of_object = self.node.problem().map(str::to_owned);
+        of_object
+            .into_iter()
+            .chain(self.undetected.clone())
+            .collect()
     }
 
     /// What the latest pass over the flow tables saw, if there has been one.

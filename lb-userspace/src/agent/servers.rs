@@ -41,6 +41,8 @@ pub struct Servers {
     readiness: Arc<Readiness>,
     /// The check that an address of this node is known.
     pub node_addresses: Condition,
+    /// The check that this node's pods can be told from other sources.
+    pub detection: Condition,
     shutdown: Latch,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
@@ -72,6 +74,7 @@ impl Servers {
             false => Err("the kernel's maps have not been given the first complete state".into()),
         });
         let node_addresses = readiness.add_condition("node-addresses");
+        let detection = readiness.add_condition("local-pod-detection");
         let shutdown = readiness.add_shutdown();
         let unready = initialization.clone();
         Ok(Self {
@@ -85,6 +88,7 @@ impl Servers {
             initialization,
             readiness,
             node_addresses,
+            detection,
             shutdown,
             local: None,
             runtime,

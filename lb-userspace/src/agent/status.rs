@@ -33,9 +33,6 @@ pub struct Status {
     /// The node's addresses, as far as they are known.
     #[serde(default)]
     pub node_addresses: Vec<IpAddr>,
-    /// What the Node object lacks, or that there is none, and what follows.
-    #[serde(default)]
-    pub node_problem: Option<String>,
     /// Addresses of this node that found no room in the map of its own.
     #[serde(default)]
     pub local_addresses_left_out: usize,
@@ -56,6 +53,10 @@ pub struct Status {
     /// Service ports with endpoints that do not serve.
     pub failing: Vec<Failing>,
     pub devices: Vec<Device>,
+    /// What the Node object lacks, or that there is none; and whether pods cannot be told from other
+    /// sources.
+    #[serde(default)]
+    pub node_problems: Vec<String>,
     /// What the source has that cannot be used.
     pub source_problems: Vec<String>,
     pub health_checks: HealthChecks,

@@ -11,7 +11,10 @@ use super::{
         by_importance, external_addresses, facts, listen_addresses, local_addresses, local_node,
     },
 };
-use crate::{health::addresses::ListenAddresses, plan::LocalDetector};
+use crate::{
+    health::addresses::ListenAddresses,
+    plan::{LocalDetector, Undetected},
+};
 
 impl Agent {
     /// Follows the node's devices, addresses and routes.
@@ -77,6 +80,7 @@ impl Agent {
         let facts = facts(&self.config, self.node.node(), &addresses);
         let concerned = self.syncer.set_node(node, facts, &self.store);
         self.configure()?;
+        self.report_detection();
         Ok(concerned)
     }
 
@@ -86,6 +90,21 @@ impl Agent {
         self.set_local_addresses();
         self.kernel
             .configure(&self.config, self.syncer.node(), &detector)
+    }
+
+    /// Says whether this node's pods can be told from other sources: in readiness, and in the log once
+    /// for each change.
+    fn report_detection(&mut self) {
+        let undetected = Undetected::on(self.node.node(), &self.config.detect_local);
+        // The missing family may be one that no Service has. That must not stop a rollout.
+        let unready = undetected.as_ref().filter(|found| !found.is_partial());
+        let unready = unready.map(ToString::to_string);
+        self.servers.detection.set(unready.as_deref());
+        let problem = undetected.map(|found| found.to_string());
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.undetected) {
+            tracing::warn!("{problem}");
+        }
+        self.undetected = problem;
     }
 
     /// Has healthCheckNodePort servers listen on the addresses that this node has by now.

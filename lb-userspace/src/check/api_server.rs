@@ -1,6 +1,6 @@
 //! The API server: whether it can be reached, and whether it lets the agent do its work.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -11,7 +11,12 @@ use kube::{
     api::{ListParams, PostParams},
 };
 
-use super::Finding;
+use lb_objects::{
+    Object,
+    kubernetes::{Outcome, translate},
+};
+
+use super::{Finding, pods};
 use crate::{
     config::Config,
     source::{
@@ -55,7 +60,9 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     };
     let mut findings = vec![Finding::ok(CHECK, "answers")];
     findings.push(permissions(&rights));
-    findings.push(node(&client, &config.node_name).await);
+    let (found, object) = node(&client, &config.node_name).await;
+    findings.push(found);
+    findings.extend(object.map(|node| pods::check(config, Some(&node))));
     findings.extend(cluster_ip(&client, config).await);
     findings
 }
@@ -104,18 +111,31 @@ fn permissions(missing: &[String]) -> Finding {
     }
 }
 
-async fn node(client: &Client, name: &str) -> Finding {
+/// Whether this node's object is there, and what it says.
+async fn node(client: &Client, name: &str) -> (Finding, Option<lb_objects::Node>) {
     const CHECK: &str = "Node object";
     let nodes: Api<Node> = Api::all(client.clone());
     let parameters = ListParams::default().fields(&format!("metadata.name={name}"));
-    match within(nodes.list(&parameters.limit(1))).await {
-        Ok(list) if list.items.is_empty() => Finding::failure(
-            CHECK,
-            format!("there is no Node {name:?}"),
-            "pass --node NAME, in a pod from the downward API's spec.nodeName",
+    let found = match within(nodes.list(&parameters.limit(1))).await {
+        Ok(list) => list.items.into_iter().next(),
+        Err(error) => return (Finding::failure(CHECK, error, GRANT), None),
+    };
+    match found {
+        None => (
+            Finding::failure(
+                CHECK,
+                format!("there is no Node {name:?}"),
+                "pass --node NAME, in a pod from the downward API's spec.nodeName",
+            ),
+            None,
         ),
-        Ok(_) => Finding::ok(CHECK, name),
-        Err(error) => Finding::failure(CHECK, error, GRANT),
+        Some(object) => {
+            let node = match translate(&object).outcome {
+                Outcome::Use(Object::Node(node)) => Some(Arc::unwrap_or_clone(node)),
+                _ => None,
+            };
+            (Finding::ok(CHECK, name), node)
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path, time::Instant};
 
 use lb_common::abi;
-use lb_datapath::{OBJECT, Pins, Settings, TcFlavor, hooks, load, preflight};
+use lb_datapath::{OBJECT, Pins, Settings, TcFlavor, hooks, load, pins::trial_root, preflight};
 
 use super::Finding;
 use crate::config::{Config, snat_ports};
@@ -94,22 +94,25 @@ fn ports(config: &Config) -> Finding {
     }
 }
 
-/// Has the kernel verify all programs, around small maps of their own beside `bpf_root`.
+/// Has the kernel verify all programs, around small maps of their own below `bpf_root`.
 pub fn programs(bpf_root: &Path) -> Finding {
     const CHECK: &str = "programs";
-    let beside = bpf_root.parent().filter(|parent| {
-        parent.is_dir() && preflight::is_bpf_fs(parent).is_ok_and(|is_bpf_fs| is_bpf_fs)
-    });
-    let (Some(beside), Ok(())) = (beside, preflight::capabilities()) else {
+    let is_bpf_fs = preflight::is_bpf_fs(bpf_root).is_ok_and(|is_bpf_fs| is_bpf_fs);
+    if !is_bpf_fs || preflight::capabilities().is_err() {
         return Finding::ok(CHECK, "not tried, because of what is missing above");
-    };
-    let root = beside.join(format!("node-lb-check-{}", std::process::id()));
+    }
+    let was_there = bpf_root.exists();
+    let root = trial_root(bpf_root);
     let start = Instant::now();
     let loaded = try_to_load(&root);
     let removed = match root.exists() {
         true => fs::remove_dir_all(&root),
         false => Ok(()),
     };
+    if !was_there {
+        // Unless an agent has begun to use it.
+        let _ = fs::remove_dir(bpf_root);
+    }
     match (loaded, removed) {
         (Ok(count), Ok(())) => Finding::ok(
             CHECK,

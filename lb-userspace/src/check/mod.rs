@@ -11,6 +11,7 @@
 //! | `devices` | which devices are external, XDP programs of others, forwarding |
 //! | `other_proxies` | rules of kube-proxy: nftables, iptables, IPVS |
 //! | `ports` | the agent's ports and its socket |
+//! | `pods` | whether this node's pods can be told from other sources |
 //! | `api_server` | address, credentials, permissions, the Node object |
 
 mod api_server;
@@ -21,6 +22,7 @@ mod kernel;
 mod mounts;
 mod nftables;
 mod other_proxies;
+mod pods;
 mod ports;
 
 pub use finding::{Finding, Level};
@@ -35,6 +37,7 @@ pub async fn run(config: &Config) -> Vec<Finding> {
     findings.extend(devices::check(config).await);
     findings.extend(other_proxies::check());
     findings.extend(ports::check(config));
+    findings.extend(pods::check_directory(config));
     findings.extend(api_server::check(config).await);
     findings
 }

@@ -2,11 +2,18 @@
 
 use std::path::PathBuf;
 
+use crate::config::BPF_ROOT;
+
 /// Remove all programs and maps of node-lb from the kernel; this ends the connections through it
 #[derive(Debug, clap::Args)]
 pub struct Command {
     /// Directory in which maps and links are pinned
-    #[arg(long, value_name = "DIR", default_value = lb_datapath::pins::DEFAULT_ROOT)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = BPF_ROOT,
+        default_value = lb_datapath::pins::DEFAULT_ROOT
+    )]
     bpf_root: PathBuf,
     /// The configuration file
     #[arg(long, value_name = "FILE")]

@@ -72,8 +72,7 @@ fn render(status: &Status) -> String {
     if !addresses.is_empty() {
         lines.push(("Addresses", addresses.join(", ")));
     }
-    let problem = status.node_problem.iter().cloned();
-    lines.extend(problem.map(|problem| ("Node problem", problem)));
+    lines.extend(list("Node problem", status.node_problems.iter().cloned()));
     if status.local_addresses_left_out > 0 {
         let left_out = status.local_addresses_left_out;
         let text = format!(

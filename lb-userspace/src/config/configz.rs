@@ -87,6 +87,7 @@ impl Config {
 
     fn detect_local_names(&self) -> (Option<String>, Option<&str>, Option<&str>) {
         let (mode, bridge, prefix) = match &self.detect_local {
+            DetectLocal::Auto(_) => (DetectLocalMode::Auto, None, None),
             DetectLocal::ClusterCidr(_) => (DetectLocalMode::ClusterCidr, None, None),
             DetectLocal::NodeCidr => (DetectLocalMode::NodeCidr, None, None),
             DetectLocal::BridgeInterface(name) => {

@@ -19,6 +19,10 @@ use crate::{metrics::ServiceSeries, source::SourceSpec};
 /// Where the agent listens for local commands unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/node-lb/agent.sock";
 
+/// The variable that says where maps and links are pinned, unless a flag or the file does: in a
+/// container, whatever command runs there finds them.
+pub const BPF_ROOT: &str = "NODE_LB_BPF_ROOT";
+
 /// The settings as given; [`Config`](super::Config) is what they amount to.
 ///
 /// Flags that kube-proxy also has carry its names and meanings.
@@ -66,7 +70,7 @@ pub struct Flags {
         value_name = "MODE",
         value_enum,
         ignore_case = true,
-        default_value = "ClusterCIDR"
+        default_value = "auto"
     )]
     pub detect_local_mode: DetectLocalMode,
 
@@ -212,7 +216,12 @@ pub struct Flags {
     pub cgroup_path: Option<PathBuf>,
 
     /// Directory in which maps and links are pinned
-    #[arg(long, value_name = "PATH", default_value = lb_datapath::pins::DEFAULT_ROOT)]
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = BPF_ROOT,
+        default_value = lb_datapath::pins::DEFAULT_ROOT
+    )]
     pub bpf_root: PathBuf,
 
     /// Source ports for source NAT [default: the largest range from 1024 on without NodePorts and

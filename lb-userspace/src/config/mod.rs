@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use lb_objects::{IpFamily, Node};
 
 pub use self::{
-    flags::{DEFAULT_SOCKET, Flags},
+    flags::{BPF_ROOT, DEFAULT_SOCKET, Flags},
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover, NetfilterMode,
         NodePortAddress, PortRange, SocketLb, XdpMode,
@@ -310,6 +310,7 @@ fn detect_local(flags: &Flags) -> anyhow::Result<DetectLocal> {
         );
     }
     Ok(match flags.detect_local_mode {
+        DetectLocalMode::Auto => DetectLocal::Auto(flags.cluster_cidr.clone()),
         DetectLocalMode::ClusterCidr => DetectLocal::ClusterCidr(flags.cluster_cidr.clone()),
         DetectLocalMode::NodeCidr => DetectLocal::NodeCidr,
         DetectLocalMode::BridgeInterface => DetectLocal::BridgeInterface(

@@ -10,7 +10,7 @@ fn defaults() {
     let config = config(&[]).unwrap();
     assert_eq!(config.plan, PlanOptions::default());
     assert_eq!(config.timeouts, FlowTimeouts::default());
-    assert_eq!(config.detect_local, DetectLocal::ClusterCidr(Vec::new()));
+    assert_eq!(config.detect_local, DetectLocal::Auto(Vec::new()));
     assert_eq!(config.healthz_bind_address.to_string(), "0.0.0.0:10256");
     assert_eq!(config.metrics_bind_address.to_string(), "127.0.0.1:10249");
     assert!(!config.masquerade_all);
@@ -26,7 +26,7 @@ fn deployed_settings_are_settings() {
     let settings = object["data"]["config.yaml"].as_str().unwrap();
     file.write_all(settings.as_bytes()).unwrap();
     let arguments = file::arguments(file.path(), |_| false).unwrap();
-    assert_eq!(arguments, ["--detect-local-mode=NodeCIDR"]);
+    assert_eq!(arguments, [""; 0]);
 }
 
 #[test]

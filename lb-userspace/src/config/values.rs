@@ -128,6 +128,11 @@ impl FromStr for FeatureGate {
 /// `--detect-local-mode`: how to tell local pods from other sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DetectLocalMode {
+    #[value(
+        name = "auto",
+        help = "As ClusterCIDR; in a family that --cluster-cidr has no network of, as NodeCIDR"
+    )]
+    Auto,
     #[value(name = "ClusterCIDR", help = "The source is in --cluster-cidr")]
     ClusterCidr,
     #[value(name = "NodeCIDR", help = "The source is in this node's podCIDRs")]

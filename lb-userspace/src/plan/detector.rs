@@ -1,14 +1,21 @@
 //! Telling local pods from everyone else (`--detect-local-mode`), for source NAT and the
 //! externalTrafficPolicy short circuit.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use lb_objects::{IpFamily, Node};
 
+/// What to do where local pods cannot be told from others.
+const REMEDY: &str = "set --cluster-cidr (chart: config.cluster-cidr) to the networks of all pods; where pods have no \
+                      networks of their own, --detect-local-mode (chart: config.detect-local-mode) to \
+                      InterfaceNamePrefix or BridgeInterface; or to none, if no source counts as a pod";
+
 /// How local pods are told from other sources, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetectLocal {
+    /// Sources in these networks; in a family without one, sources in this node's podCIDR.
+    Auto(Vec<IpNet>),
     /// Sources in these networks; pods of other nodes count as well.
     ClusterCidr(Vec<IpNet>),
     /// Sources in this node's podCIDRs.
@@ -34,6 +41,9 @@ pub enum LocalDetector {
 impl LocalDetector {
     pub fn new(detect: &DetectLocal, node: &Node) -> Self {
         match detect {
+            DetectLocal::Auto(networks) => {
+                Self::Networks(first_per_family(&[&networks[..], &node.pod_cidrs].concat()))
+            }
             DetectLocal::ClusterCidr(networks) => Self::Networks(first_per_family(networks)),
             DetectLocal::NodeCidr => Self::Networks(first_per_family(&node.pod_cidrs)),
             DetectLocal::BridgeInterface(name) => Self::Interface(name.clone()),
@@ -73,6 +83,67 @@ impl LocalDetector {
     }
 }
 
+/// That this node's pods cannot be told from other sources, although they should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undetected {
+    /// The families without a detector.
+    families: Vec<IpFamily>,
+    /// Whether the other family has one.
+    partly: bool,
+    /// Where networks were looked for in vain.
+    lacking: String,
+}
+
+impl Undetected {
+    /// What a node lacks; nothing if it lacks nothing, or if its pods are not told by networks.
+    /// Only families count that the node has an address of.
+    pub fn on(node: &Node, detect: &DetectLocal) -> Option<Self> {
+        let LocalDetector::Networks(networks) = LocalDetector::new(detect, node) else {
+            return None;
+        };
+        let has = |family| networks.iter().any(|net| IpFamily::of_net(*net) == family);
+        let wanted = |family| node.addresses.iter().any(|ip| IpFamily::of(*ip) == family);
+        let families = [IpFamily::V4, IpFamily::V6].into_iter();
+        let families: Vec<_> = families
+            .filter(|family| !has(*family) && (networks.is_empty() || wanted(*family)))
+            .collect();
+        let name = &node.name;
+        let lacking = match detect {
+            DetectLocal::NodeCidr => format!("Node {name} has no podCIDR"),
+            DetectLocal::ClusterCidr(_) => "--cluster-cidr has no network".to_owned(),
+            _ => format!("--cluster-cidr has no network, and Node {name} no podCIDR"),
+        };
+        (!families.is_empty()).then_some(Self {
+            partly: !networks.is_empty(),
+            families,
+            lacking,
+        })
+    }
+
+    /// Whether the pods of one family are told, and those of the other are not.
+    pub fn is_partial(&self) -> bool {
+        self.partly
+    }
+
+    /// What there is, without what to do about it.
+    pub fn found(&self) -> String {
+        let families: Vec<_> = self.families.iter().map(ToString::to_string).collect();
+        let (families, lacking) = (families.join(" and "), &self.lacking);
+        format!("local pods cannot be told from other sources of {families}: {lacking}")
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        REMEDY
+    }
+}
+
+impl fmt::Display for Undetected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.found(), self.remedy())
+    }
+}
+
 fn first_per_family(networks: &[IpNet]) -> Vec<IpNet> {
     [IpFamily::V4, IpFamily::V6]
         .into_iter()
@@ -106,6 +177,66 @@ mod tests {
         let detector = LocalDetector::new(&DetectLocal::NodeCidr, &node);
         assert!(detector.is_local_pod(ip("fd00:1::7"), None));
         assert!(!detector.is_local_pod(ip("10.1.1.7"), None));
+    }
+
+    #[test]
+    fn unless_told_it_goes_by_cluster_cidr_and_else_by_the_node_object() {
+        let node = Node {
+            pod_cidrs: vec![net("10.1.0.0/24"), net("fd00:1::/64")],
+            ..Node::default()
+        };
+        let detect = DetectLocal::Auto(vec![net("10.0.0.0/8")]);
+        let detector = LocalDetector::new(&detect, &node);
+        assert!(detector.is_local_pod(ip("10.7.0.1"), None));
+        assert!(detector.is_local_pod(ip("fd00:1::7"), None));
+        assert!(!detector.is_local_pod(ip("fd00:2::7"), None));
+
+        let detector = LocalDetector::new(&DetectLocal::Auto(Vec::new()), &node);
+        assert!(detector.is_local_pod(ip("10.1.0.7"), None));
+        assert!(!detector.is_local_pod(ip("10.7.0.1"), None));
+    }
+
+    #[test]
+    fn a_node_without_networks_of_pods_says_what_to_set() {
+        let node = Node {
+            name: "node-1".into(),
+            addresses: vec![ip("192.0.2.1"), ip("2001:db8::1")],
+            ..Node::default()
+        };
+        let undetected = Undetected::on(&node, &DetectLocal::Auto(Vec::new())).unwrap();
+        assert!(!undetected.is_partial());
+        let said = undetected.to_string();
+        for part in [
+            "of IPv4 and IPv6: --cluster-cidr has no network, and Node node-1 no podCIDR;",
+            "--cluster-cidr (chart: config.cluster-cidr)",
+            "--detect-local-mode (chart: config.detect-local-mode)",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+
+        let partly = DetectLocal::ClusterCidr(vec![net("10.0.0.0/8")]);
+        let undetected = Undetected::on(&node, &partly).unwrap();
+        assert!(undetected.is_partial());
+        assert_eq!(
+            undetected.found(),
+            "local pods cannot be told from other sources of IPv6: --cluster-cidr has no network"
+        );
+        let single_stack = Node {
+            addresses: vec![ip("192.0.2.1")],
+            ..node.clone()
+        };
+        assert_eq!(Undetected::on(&single_stack, &partly), None);
+
+        // Who wants none, or goes by devices, lacks no network.
+        for detect in [
+            DetectLocal::None,
+            DetectLocal::InterfaceNamePrefix("eni".into()),
+            DetectLocal::BridgeInterface("cni0".into()),
+        ] {
+            assert_eq!(Undetected::on(&node, &detect), None);
+        }
+        let nothing = Undetected::on(&Node::default(), &DetectLocal::NodeCidr);
+        assert!(nothing.is_some_and(|undetected| !undetected.is_partial()));
     }
 
     #[test]

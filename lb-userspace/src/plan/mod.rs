@@ -14,7 +14,7 @@ use lb_objects::{
 };
 
 pub use self::{
-    detector::{DetectLocal, LocalDetector},
+    detector::{DetectLocal, LocalDetector, Undetected},
     endpoints::{ClassifiedEndpoints, EndpointClass, TopologyMode},
     frontend::{Frontend, FrontendKind},
     node::{LocalNode, NodePortAddresses, PlanOptions},

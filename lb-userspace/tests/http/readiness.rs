@@ -43,6 +43,23 @@ async fn failed_checks_are_named_and_their_reasons_withheld() {
 }
 
 #[tokio::test]
+async fn a_condition_comes_and_goes_and_says_why() {
+    let readiness = Readiness::new();
+    let detection = readiness.add_condition("pods");
+    assert_eq!(ask(&readiness, "/readyz").await, (200, "ok".into()));
+    detection.set(Some("no network; set one"));
+    let (status, told) = ask(&readiness, "/readyz").await;
+    assert_eq!(status, 500);
+    assert!(told.contains("[-]pods failed"), "{told}");
+    assert_eq!(
+        ask(&readiness, "/readyz/pods").await,
+        (500, "internal server error: no network; set one\n".into())
+    );
+    detection.set(None);
+    assert_eq!(ask(&readiness, "/readyz").await, (200, "ok".into()));
+}
+
+#[tokio::test]
 async fn a_process_that_is_told_to_stop_is_not_ready_any_more() {
     let readiness = Readiness::new();
     let shutdown = readiness.add_shutdown();

@@ -37,6 +37,8 @@ pub struct Container {
     node: Node,
     root: PathBuf,
     arguments: Vec<String>,
+    /// Names and values.
+    environment: Vec<(String, String)>,
     mounts: Vec<Mount>,
     capabilities: Vec<i32>,
 }
@@ -64,6 +66,13 @@ impl Container {
             root: node.dir.join("root"),
             arguments: list(&spec["args"])
                 .map(|argument| text(argument).replace("$(NODE_NAME)", node.name()))
+                .collect(),
+            environment: list(&spec["env"])
+                .filter(|variable| variable["value"].is_string())
+                .map(|variable| {
+                    let [name, value] = [&variable["name"], &variable["value"]].map(text);
+                    (name.to_owned(), value.to_owned())
+                })
                 .collect(),
             capabilities: capabilities.collect::<Result<_>>()?,
             mounts: Vec::new(),
@@ -106,6 +115,8 @@ impl Container {
     pub fn command(&self, arguments: &[String]) -> Result<Command> {
         let mut command = self.node.command(Path::new("/").join(AGENT))?;
         command.args(arguments).env_clear();
+        let environment = self.environment.iter();
+        command.envs(environment.map(|(name, value)| (name, value)));
         let root = c_string(&self.root)?;
         let sys = c_string(&self.root.join("sys"))?;
         let kept = self.capabilities.clone();
@@ -149,6 +160,7 @@ impl Container {
             let own = self.run_directory();
             return Ok(match path {
                 "/run/node-lb" => own,
+                "/sys/fs/bpf/node-lb" => self.node.pin_root.clone(),
                 path => path.into(),
             });
         }

@@ -75,8 +75,17 @@ fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     let close_wait = node.run("cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")?;
     ensure!(close_wait.trim() == "3600", "CLOSE_WAIT: {close_wait} s");
 
+    // What the agent has pinned is in the node's own directory.
+    ensure!(
+        node.pin_root.read_dir()?.next().is_some(),
+        "nothing is pinned"
+    );
     agent.kill()?;
     agent.wait()?;
+    // Commands in the container find it; the directory itself is the container's mount.
+    let cleanup = container.command(&["cleanup".to_owned()])?.output()?;
+    ensure!(cleanup.status.success(), "{cleanup:?}");
+    ensure!(node.pin_root.read_dir()?.next().is_none(), "pins are left");
     lab.down()
 }
 
@@ -85,7 +94,6 @@ fn settings(node: &Node) -> Vec<String> {
     vec![
         format!("--source=dir:{}", container::MANIFESTS),
         format!("--cluster-cidr={}", balanced::CLUSTER_CIDR),
-        format!("--bpf-root={}", node.pin_root.display()),
         format!("--cgroup-path={}", node.cgroup_root.display()),
     ]
 }

@@ -2,7 +2,7 @@
 //! it.
 
 use anyhow::{Context, Result};
-use lb_tests::{Agent, Balanced, Lab, Node, Serve, balanced, eventually};
+use lb_tests::{Agent, Balanced, Lab, Node, Serve, balanced};
 use node_lb::check::Level;
 use serde_json::Value;
 
@@ -47,21 +47,9 @@ fn a_fit_node_has_no_failures() -> Result<()> {
         assert_eq!(found.level, Level::Ok, "{found:?}");
         assert_eq!(found.remedy, None, "{found:?}");
     }
-    // Nothing of the trial is left. Another check's, beside this one, is gone soon.
-    let pins = lab.node(1).pin_root.parent().context("no parent")?;
-    let left: Vec<_> = pins
-        .read_dir()?
-        .flatten()
-        .filter(|entry| {
-            let name = entry.file_name();
-            name.to_string_lossy().starts_with("node-lb-check-")
-        })
-        .map(|entry| entry.path())
-        .collect();
-    eventually(|| match left.iter().find(|path| path.exists()) {
-        None => Ok(()),
-        Some(path) => Err(format!("{} is left", path.display())),
-    });
+    // Nothing of the trial is left.
+    let pins = &lab.node(1).pin_root;
+    assert!(!pins.exists(), "{} is left", pins.display());
     Ok(())
 }
 
@@ -213,23 +201,23 @@ fn an_unreachable_api_server_fails() -> Result<()> {
 }
 
 /// What `node-lb check` says.
-struct Report {
-    code: Option<i32>,
-    said: String,
+pub struct Report {
+    pub code: Option<i32>,
+    pub said: String,
     findings: Vec<Found>,
 }
 
 /// A finding, as its JSON has it.
 #[derive(Clone, Debug)]
-struct Found {
-    level: Level,
-    found: String,
+pub struct Found {
+    pub level: Level,
+    pub found: String,
     remedy: Option<String>,
     check: String,
 }
 
 impl Found {
-    fn remedy(&self) -> &str {
+    pub fn remedy(&self) -> &str {
         self.remedy.as_deref().unwrap_or_default()
     }
 }
@@ -237,7 +225,7 @@ impl Found {
 impl Report {
     /// Runs the check on a node by a shell script in mounts of its own, with manifests as the
     /// source.
-    fn of(node: &Node, script: &str) -> Result<Self> {
+    pub fn of(node: &Node, script: &str) -> Result<Self> {
         let source = format!("--source=dir:{}", node.manifests().display());
         Self::with(node, script, &[&source])
     }
@@ -284,7 +272,7 @@ impl Report {
     }
 
     #[track_caller]
-    fn finding(&self, check: &str) -> &Found {
+    pub fn finding(&self, check: &str) -> &Found {
         let found = self.findings.iter().find(|found| found.check == check);
         found.unwrap_or_else(|| panic!("nothing about {check:?}: {}", self.said))
     }

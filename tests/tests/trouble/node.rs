@@ -135,7 +135,7 @@ fn a_node_without_addresses_is_waited_for() -> Result<()> {
         status.node_addresses.is_empty(),
         "{POD_BRIDGE}'s? {status:?}"
     );
-    let problem = status.node_problem.unwrap_or_default();
+    let problem = status.node_problems.concat();
     assert!(problem.contains("has no address"), "{problem}");
     let log = ground.agents[0].log()?;
     assert!(line_with(&log, "has no address").contains("WARN"), "{log}");
@@ -150,7 +150,7 @@ fn a_node_without_addresses_is_waited_for() -> Result<()> {
     eventually(|| has_status(&ask(&ground, "/readyz")?, 200));
     let _server = serve_web(&ground)?;
     serves(&ground)?;
-    assert_eq!(ground.status(1)?.node_problem, None);
+    assert_eq!(ground.status(1)?.node_problems, Vec::<String>::new());
     Ok(())
 }
 
@@ -172,7 +172,7 @@ fn what_is_known_of_a_node_outlives_its_object() -> Result<()> {
     );
     let status = ground.status(1)?;
     assert_eq!(status.node_addresses, known);
-    let problem = status.node_problem.unwrap_or_default();
+    let problem = status.node_problems.concat();
     assert!(problem.contains("there is no Node object"), "{problem}");
     serves(&ground)?;
     assert_eq!(ask(&ground, "/readyz")?.status, 200);
@@ -180,7 +180,7 @@ fn what_is_known_of_a_node_outlives_its_object() -> Result<()> {
     let object = node_object(ground.lab.node(1));
     ground.lab.manifests().apply(&object)?;
     eventually(|| has_status(&healthz(&ground)?, 200));
-    assert_eq!(ground.status(1)?.node_problem, None);
+    assert_eq!(ground.status(1)?.node_problems, Vec::<String>::new());
 
     // A restart, and the Node object has lost its addresses meanwhile: the maps remember.
     ground.stop_agents()?;

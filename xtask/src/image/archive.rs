@@ -185,7 +185,7 @@ mod tests {
         fs::write(root.join("usr/bin/x"), "an agent").unwrap();
         let file = directory.join("image.tar");
         let image = Image {
-            name: "docker.io/library/node-lb:1.2.3".to_owned(),
+            name: "localhost/node-lb:1.2.3".to_owned(),
             architecture: "amd64",
             recipe: Recipe {
                 environment: vec!["A=b".to_owned()],
@@ -221,10 +221,7 @@ mod tests {
         let index = json(&files, "index.json");
         let descriptor = &index["manifests"][0];
         let names = &descriptor["annotations"];
-        assert_eq!(
-            names["io.containerd.image.name"],
-            "docker.io/library/node-lb:1.2.3"
-        );
+        assert_eq!(names["io.containerd.image.name"], "localhost/node-lb:1.2.3");
         assert_eq!(names["org.opencontainers.image.ref.name"], "1.2.3");
         let manifest = json(&files, &Blobs::path(descriptor));
         for descriptor in [descriptor, &manifest["config"], &manifest["layers"][0]] {

@@ -51,9 +51,10 @@ pub fn default_archive(workspace: &Workspace) -> PathBuf {
     workspace.target.join(format!("node-lb-{}.tar", version()))
 }
 
-/// The image's name as container runtimes know it, with the workspace's version.
+/// The image's name as container runtimes know it, with the workspace's version. In the namespace of
+/// images that are only on the machine: nobody can push one of that name to a registry.
 pub fn name() -> String {
-    format!("docker.io/library/node-lb:{}", version())
+    format!("localhost/node-lb:{}", version())
 }
 
 /// Builds the static agent and makes the image of it.

@@ -25,6 +25,8 @@ pub const DEFAULT_ROOT: &str = "/sys/fs/bpf/node-lb";
 
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
+/// How the names of directories begin in which programs are only tried out.
+const TRIAL: &str = "trial-";
 
 /// How long an agent may take to end after the next has started, on a busy node.
 const HANDOVER: Duration = Duration::from_secs(10);
@@ -92,6 +94,7 @@ impl Pins {
         for name in names(root)? {
             let path = root.join(&name);
             match version_of(&name) {
+                None if name.starts_with(TRIAL) => {}
                 None => return Err(PinError::Foreign { path }),
                 Some(_) if name == ours => {}
                 Some(_) => {
@@ -211,6 +214,10 @@ pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
     let mut foreign = None;
     for name in names(root)? {
         let directory = root.join(&name);
+        if name.starts_with(TRIAL) {
+            fs::remove_dir_all(&directory).map_err(failed("remove", &directory))?;
+            continue;
+        }
         if version_of(&name).is_none() {
             foreign = Some(directory);
             continue;
@@ -222,8 +229,18 @@ pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
     }
     match foreign {
         Some(path) => Err(PinError::Foreign { path }),
-        None => remove_directory(root).map(|()| removed),
+        None => match fs::remove_dir(root) {
+            // What a container has of the node's file system: it stays, empty.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(removed),
+            done => done.map(|()| removed).map_err(failed("remove", root)),
+        },
     }
+}
+
+/// The root of pins for a process that only tries programs out, below that of an agent, which does
+/// not mind it.
+pub fn trial_root(root: &Path) -> PathBuf {
+    root.join(format!("{TRIAL}{}", std::process::id()))
 }
 
 /// The version in a directory's name, if it is one of ours.

@@ -15,7 +15,7 @@ use crate::{
     config::{Config, Flags},
     map_writer::{NodeFacts, Settings},
     memory::ProgrammedTables,
-    plan::LocalDetector,
+    plan::{LocalDetector, Undetected},
 };
 
 mod decision;
@@ -87,6 +87,9 @@ impl Command {
 /// What the agent would write to the kernel's maps.
 fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
     let node = snapshot.node();
+    if let Some(undetected) = Undetected::on(node, &config.detect_local) {
+        eprintln!("warning: {undetected}");
+    }
     let detector = LocalDetector::new(&config.detect_local, node);
     let settings = Settings::new(config, snapshot.local_node(), &detector);
     let addresses = node.addresses.iter().copied().collect();

@@ -229,7 +229,7 @@ fn settings_decide_as_for_the_agent() {
         let pod = ["--from", "10.0.0.7", "--to", "172.30.0.1:80"];
         explain_json(&manifests, &[&pod, arguments].concat())["sourceNAT"].clone()
     };
-    assert_eq!(source_nat(&[]), false, "no cluster network, so no detector");
+    assert_eq!(source_nat(&[]), false, "in the Node's podCIDR");
     assert_eq!(source_nat(&["--cluster-cidr", "10.0.0.0/8"]), false);
     assert_eq!(source_nat(&["--cluster-cidr", "10.9.0.0/16"]), true);
     assert_eq!(source_nat(&["--masquerade-all"]), true);
@@ -248,6 +248,26 @@ fn settings_decide_as_for_the_agent() {
         source_nat(&[&prefix[..], &["--interface", "veth7"]].concat()),
         false
     );
+}
+
+/// As with Calico's IPAM or the VPC CNI of AWS, whose Nodes have no podCIDR.
+#[test]
+fn a_node_without_networks_of_pods_is_warned_of() {
+    let bare = NODE.replace("spec: {podCIDRs: [10.0.0.0/24, 'fd00:10::/64']}\n", "");
+    let manifests = Files::numbered(&[&bare, WEB]);
+    let packet = ["--from", "10.0.0.7", "--to", "172.30.0.1:80"];
+    let output = explain(&manifests, &packet);
+    let warned = stderr(&output);
+    for part in [
+        "Node node-1 no podCIDR",
+        "--cluster-cidr",
+        "config.cluster-cidr",
+    ] {
+        assert!(warned.contains(part), "{warned}");
+    }
+    let told = [&packet[..], &["--detect-local-mode", "none"]].concat();
+    let output = explain(&manifests, &told);
+    assert_eq!(stderr(&output), "");
 }
 
 #[test]
