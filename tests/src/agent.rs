@@ -25,6 +25,7 @@ pub struct AgentSpec {
     args: Vec<OsString>,
     ready: Readiness,
     deadline: Duration,
+    log: &'static str,
 }
 
 /// How an agent says that it is ready.
@@ -48,6 +49,7 @@ impl AgentSpec {
             args: args.into_iter().map(Into::into).collect(),
             ready,
             deadline: Duration::from_secs(20),
+            log: "agent.log",
         }
     }
 
@@ -84,6 +86,13 @@ impl AgentSpec {
         self
     }
 
+    /// Has the output go to another file of the node's directory than `agent.log`: for what runs
+    /// beside an agent.
+    pub fn log(mut self, name: &'static str) -> Self {
+        self.log = name;
+        self
+    }
+
     /// Sets how long the agent may take to get ready.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -113,7 +122,7 @@ impl Agent {
 
     /// Starts an agent without waiting.
     pub fn launch(node: &Node, spec: AgentSpec) -> Result<Self> {
-        let log = node.dir.join("agent.log");
+        let log = node.dir.join(spec.log);
         let open = || OpenOptions::new().create(true).append(true).open(&log);
         let stdout: File = open().with_context(|| format!("cannot open {}", log.display()))?;
         let log_start = stdout

@@ -69,6 +69,13 @@ impl Balanced {
 
     /// Starts agents in a lab that is up, with their objects from `source`.
     pub fn following(lab: Lab, source: AgentSource, arguments: &[&str]) -> Result<Self> {
+        let mut balanced = Self::without_agents(lab, source, arguments);
+        balanced.start_agents()?;
+        Ok(balanced)
+    }
+
+    /// The same with agents still to be started: [`Balanced::start_agents`].
+    pub fn without_agents(lab: Lab, source: AgentSource, arguments: &[&str]) -> Self {
         let mut balanced = Self {
             agents: Vec::new(),
             lab,
@@ -76,8 +83,7 @@ impl Balanced {
             arguments: Vec::new(),
         };
         balanced.set_arguments(arguments);
-        balanced.start_agents()?;
-        Ok(balanced)
+        balanced
     }
 
     /// Starts an agent on each node, after [`Balanced::agents`] have been taken away.
@@ -326,12 +332,23 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
         CLUSTER_CIDR,
     ];
     let ready = Readiness::Http {
-        address: SocketAddr::from(([127, 0, 0, 1], 10256)),
+        address: health_address(arguments)?,
         path: "/healthz".to_owned(),
     };
     let arguments = own.iter().chain(small_tables(arguments)).chain(arguments);
     let arguments = arguments.map(ToString::to_string);
     Ok(AgentSpec::new(node_lb()?, arguments, ready).deadline(START_DEADLINE))
+}
+
+/// Where an agent with these arguments answers probes of its own node.
+fn health_address(arguments: &[&str]) -> Result<SocketAddr> {
+    let flag = "--healthz-bind-address=";
+    let mut chosen = arguments.iter().filter_map(|one| one.strip_prefix(flag));
+    let port = match chosen.next() {
+        Some(address) => address.parse::<SocketAddr>()?.port(),
+        None => 10256,
+    };
+    Ok(SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
 /// An agent that is hardly optimized takes long to go through flow tables of the usual size, and a
@@ -342,6 +359,16 @@ fn small_tables(arguments: &[&str]) -> &'static [&'static str] {
         true => &["--flow-table-size=65536"],
         false => &[],
     }
+}
+
+/// Runs `node-lb cleanup` on a node whose agent has ended.
+///
+/// # Errors
+/// If it fails.
+pub fn clean_up(node: &Node) -> Result<()> {
+    let (program, root) = (node_lb()?, node.pin_root.display());
+    let line = format!("{} cleanup --bpf-root {root}", program.display());
+    node.run(&line).map(drop)
 }
 
 /// Where the agent on a node listens for commands.

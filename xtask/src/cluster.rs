@@ -45,7 +45,12 @@ pub fn run(workspace: &Workspace, action: &Action) -> Result<ExitCode> {
     let privilege = Privilege::detect()?;
     match action {
         Action::Up(options) => {
-            setup::run(workspace, &[setup::Need::Lab, setup::Need::Cluster])?;
+            let needs = [
+                setup::Need::Lab,
+                setup::Need::ControlPlane,
+                setup::Need::Cluster,
+            ];
+            setup::run(workspace, &needs)?;
             let archive = image::default_archive(workspace);
             image::run(workspace, &Output::Archive(archive.clone()))?;
             let mut up = script(workspace, privilege, "up.sh");

@@ -58,6 +58,16 @@ impl Cluster {
     /// # Errors
     /// If any of that does not get ready in time.
     pub fn up(spec: ClusterSpec) -> Result<Self> {
+        let mut cluster = Self::without_agents(spec)?;
+        cluster.ground.start_agents()?;
+        Ok(cluster)
+    }
+
+    /// The same with agents still to be started: [`Balanced::start_agents`].
+    ///
+    /// # Errors
+    /// If the control plane does not get ready in time.
+    pub fn without_agents(spec: ClusterSpec) -> Result<Self> {
         let lab = Lab::up(spec.topology)?;
         let control_plane = ControlPlane::start(&lab, spec.control_plane)?;
         let front = Front::start(&control_plane)?;
@@ -66,7 +76,7 @@ impl Cluster {
         let kubeconfig = control_plane.agent_kubeconfig(front.address())?;
         let source = AgentSource::ApiServer { kubeconfig };
         let arguments: Vec<_> = spec.arguments.iter().map(String::as_str).collect();
-        let ground = Balanced::following(lab, source, &arguments)?;
+        let ground = Balanced::without_agents(lab, source, &arguments);
         Ok(Self {
             kubelets,
             front,

@@ -12,11 +12,11 @@ use xtask::ebpf::Places;
 
 use crate::lab::Host;
 
-/// A program of Kubernetes, as a command on `host`.
+/// Where a program of Kubernetes is.
 ///
 /// # Errors
 /// If it has not been built.
-pub fn command(host: &Host, name: &str) -> Result<Command> {
+pub fn program(name: &str) -> Result<PathBuf> {
     let program = Places::from_env().cluster_programs().join(name);
     if !program.is_file() {
         bail!(
@@ -24,7 +24,15 @@ pub fn command(host: &Host, name: &str) -> Result<Command> {
             program.display()
         );
     }
-    host.command(&program)
+    Ok(program)
+}
+
+/// A program of Kubernetes, as a command on `host`.
+///
+/// # Errors
+/// If it has not been built.
+pub fn command(host: &Host, name: &str) -> Result<Command> {
+    host.command(program(name)?)
 }
 
 /// A program that runs until it is dropped or its lab is removed.

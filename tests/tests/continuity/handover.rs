@@ -97,9 +97,7 @@ fn connections_of_node_lb_go_on_while_another_proxy_takes_the_new_ones() -> Resu
     // Once they have ended, node-lb can go.
     drop(before);
     assert!(agent.stop(PATIENCE)?.success());
-    let program = balanced::node_lb()?;
-    let root = node.pin_root.display();
-    node.run(&format!("{} cleanup --bpf-root {root}", program.display()))?;
+    balanced::clean_up(node)?;
     for client in clients {
         assert_eq!(Request::tcp(target()?).send(client)?.server, THEIRS);
     }

@@ -9,3 +9,4 @@ mod outages;
 mod rollout;
 mod services;
 mod support;
+mod upgrade;

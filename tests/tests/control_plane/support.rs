@@ -78,28 +78,24 @@ pub struct Everywhere(Loads);
 impl Everywhere {
     /// Starts it, on new connections and on persistent ones. The Service has node ports.
     pub fn start(cluster: &Cluster, service: &Service) -> Self {
-        let lab = cluster.lab();
-        let mut loads = Loads::beside(lab.router()).unwrap();
+        let mut everywhere = Self::on_new_connections(cluster, service);
+        for (from, request) in ways(cluster, service) {
+            let load = load(request).persistent();
+            everywhere.0.start(from, load).unwrap();
+        }
+        everywhere
+    }
+
+    /// Starts it on new connections only.
+    pub fn on_new_connections(cluster: &Cluster, service: &Service) -> Self {
+        let mut loads = Loads::beside(cluster.lab().router()).unwrap();
+        for (from, request) in ways(cluster, service) {
+            loads.start(from, load(request)).unwrap();
+        }
         for family in Family::BOTH {
-            let inside = SocketAddr::new(cluster_ip(service, family), 80);
-            let datagrams = SocketAddr::new(cluster_ip(service, family), 53);
-            let outside = lab.node(1).at(family, node_port(service, 80));
-            let fresh = |request| Load::new(request).workers(1).pause(PAUSE);
-            let ways: [(&Host, Load); 7] = [
-                (lab.client(), fresh(Request::http(outside))),
-                (lab.client(), fresh(Request::http(outside)).persistent()),
-                (lab.pod("pod-2-1"), fresh(Request::http(inside))),
-                (
-                    lab.pod("pod-2-1"),
-                    fresh(Request::http(inside)).persistent(),
-                ),
-                (lab.node(2), fresh(Request::http(inside))),
-                (lab.node(2), fresh(Request::http(inside)).persistent()),
-                (lab.pod("pod-1-1"), fresh(Request::udp(datagrams))),
-            ];
-            for (from, load) in ways {
-                loads.start(from, load).unwrap();
-            }
+            let target = SocketAddr::new(cluster_ip(service, family), 53);
+            let from = cluster.lab().pod("pod-1-1");
+            loads.start(from, load(Request::udp(target))).unwrap();
         }
         Self(loads)
     }
@@ -109,6 +105,26 @@ impl Everywhere {
     pub fn assert_no_failures(self) {
         self.0.stop().unwrap().assert_flawless();
     }
+}
+
+/// Who asks a Service over TCP, and what: from outside by a node port, and inside by the ClusterIP.
+pub fn ways<'a>(cluster: &'a Cluster, service: &Service) -> Vec<(&'a Host, Request)> {
+    let lab = cluster.lab();
+    let of_family = |family| -> [(&Host, Request); 3] {
+        let inside = SocketAddr::new(cluster_ip(service, family), 80);
+        let outside = lab.node(1).at(family, node_port(service, 80));
+        [
+            (lab.client(), Request::http(outside)),
+            (lab.pod("pod-2-1"), Request::http(inside)),
+            (lab.node(2), Request::http(inside)),
+        ]
+    };
+    Family::BOTH.into_iter().flat_map(of_family).collect()
+}
+
+/// One request after the other.
+pub fn load(request: Request) -> Load {
+    Load::new(request).workers(1).pause(PAUSE)
 }
 
 /// Between two requests of a worker.

@@ -126,8 +126,8 @@ static TOOLS: [Tool; 19] = [
     Tool {
         command: "iptables",
         packages: &["iptables"],
-        need: Need::Cluster,
-        purpose: "port mappings of the cluster's pods",
+        need: Need::ControlPlane,
+        purpose: "kube-proxy's iptables mode, port mappings of a cluster's pods",
     },
 ];
 

@@ -1,13 +1,12 @@
 //! The proxies that are compared, each a process on the node as its DaemonSet would start it.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use lb_tests::{
-    Agent, AgentSource, AgentSpec, Readiness,
-    balanced::{self, CLUSTER_CIDR},
+    Agent, AgentSource, AgentSpec, balanced,
+    control_plane::{ProxyMode, ProxyPorts, kube_proxy},
 };
-use xtask::ebpf::Places;
 
 use super::ground::Ground;
 
@@ -42,7 +41,12 @@ impl Proxy {
     pub fn spec(self, ground: &Ground) -> Result<AgentSpec> {
         match self {
             Self::NodeLb => node_lb(ground),
-            Self::KubeProxy => kube_proxy(ground),
+            Self::KubeProxy => kube_proxy::spec(
+                &ground.control_plane,
+                ground.node(),
+                ProxyMode::Nftables,
+                ProxyPorts::USUAL,
+            ),
         }
     }
 
@@ -54,15 +58,10 @@ impl Proxy {
     pub fn remove(self, agent: Agent, ground: &Ground) -> Result<()> {
         agent.stop(STOP_DEADLINE)?;
         let node = ground.node();
-        let clean_up = match self {
-            Self::NodeLb => format!(
-                "{} cleanup --bpf-root {}",
-                balanced::node_lb()?.display(),
-                node.pin_root.display()
-            ),
-            Self::KubeProxy => format!("{} --cleanup", kube_proxy_program()?.display()),
-        };
-        node.run(&clean_up).map(drop)
+        match self {
+            Self::NodeLb => balanced::clean_up(node),
+            Self::KubeProxy => kube_proxy::clean_up(node),
+        }
     }
 }
 
@@ -71,32 +70,4 @@ fn node_lb(ground: &Ground) -> Result<AgentSpec> {
     let kubeconfig = control_plane.agent_kubeconfig(control_plane.address())?;
     let source = AgentSource::ApiServer { kubeconfig };
     balanced::spec_of(ground.node(), &source, &[])
-}
-
-fn kube_proxy(ground: &Ground) -> Result<AgentSpec> {
-    let kubeconfig = ground.control_plane.admin_kubeconfig();
-    let arguments = [
-        "--proxy-mode=nftables".to_owned(),
-        format!("--kubeconfig={}", kubeconfig.display()),
-        format!("--hostname-override={}", ground.node().name()),
-        format!("--cluster-cidr={CLUSTER_CIDR}"),
-        // The limit is the machine's, not the node's.
-        "--conntrack-max-per-core=0".to_owned(),
-        "--conntrack-min=0".to_owned(),
-    ];
-    let ready = Readiness::Http {
-        address: SocketAddr::from(([127, 0, 0, 1], 10256)),
-        path: "/healthz".to_owned(),
-    };
-    Ok(AgentSpec::new(kube_proxy_program()?, arguments, ready))
-}
-
-fn kube_proxy_program() -> Result<PathBuf> {
-    let program = Places::from_env().cluster_programs().join("kube-proxy");
-    ensure!(
-        program.is_file(),
-        "{} is not there: `cargo xtask setup` builds it",
-        program.display()
-    );
-    Ok(program)
 }
