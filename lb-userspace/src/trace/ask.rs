@@ -90,6 +90,12 @@ impl Ask {
         query.finish()
     }
 
+    /// How many events a trace has at most: its packets, one a second while none comes, and its
+    /// beginning and end.
+    pub fn most_events(&self) -> usize {
+        self.limit as usize + self.duration.as_secs() as usize + 16
+    }
+
     /// What is wrong with the parameters together.
     ///
     /// # Errors

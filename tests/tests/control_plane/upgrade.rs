@@ -37,7 +37,7 @@ fn nothing_is_cut_between_kube_proxy_in_iptables_mode_and_node_lb() {
 fn there_and_back(mode: ProxyMode) {
     let mut ground = Ground::up(mode);
     let fresh = Everywhere::on_new_connections(&ground.cluster, &ground.service);
-    let connections = ground.to_node_lb();
+    let connections = ground.switch_to_node_lb();
     ground.back_to_kube_proxy(connections);
     fresh.assert_no_failures();
 }
@@ -71,7 +71,7 @@ impl Ground {
     }
 
     /// "To node-lb, without cutting connections". Returns connections of node-lb.
-    fn to_node_lb(&mut self) -> Connections {
+    fn switch_to_node_lb(&mut self) -> Connections {
         let mut old = Connections::open(self);
 
         // Steps 1 and 2: node-lb beside kube-proxy, which handles every new connection.

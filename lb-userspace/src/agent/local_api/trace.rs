@@ -16,8 +16,8 @@ pub const TRACE: &str = "/trace";
 /// A trace that somebody asks for. It ends when `events` has no reader any more.
 pub struct TraceRequest {
     pub ask: Ask,
-    /// As many as there are packets at most, and one a second.
-    pub events: mpsc::UnboundedSender<Event>,
+    /// Has room for all: there are as many as packets at most, and one a second.
+    pub events: mpsc::Sender<Event>,
     pub started: oneshot::Sender<Result<(), Refusal>>,
 }
 
@@ -43,7 +43,7 @@ pub async fn start(request: &Request, agent: &mpsc::Sender<TraceRequest>) -> Res
         Ok(ask) => ask,
         Err(error) => return error_status(StatusCode::BAD_REQUEST, "BadRequest", error),
     };
-    let (events, told) = mpsc::unbounded_channel();
+    let (events, told) = mpsc::channel(ask.most_events());
     let (started, answer) = oneshot::channel();
     let asked = TraceRequest {
         ask,
