@@ -51,6 +51,8 @@ pub struct Metrics {
     pub services_programmed: IntGauge,
     /// Services of which something could not be written, for lack of room most likely.
     pub services_not_programmed: IntGauge,
+    /// The latter, by `reason`.
+    pub services_lacking: IntGaugeVec,
     /// Things wrong in the source right now: broken files, refused objects.
     pub source_problems: IntGauge,
     /// healthCheckNodePort servers that are open.
@@ -151,6 +153,11 @@ impl Metrics {
             ),
             services_programmed: services.with_label_values(&["programmed"]),
             services_not_programmed: services.with_label_values(&["not_programmed"]),
+            services_lacking: register.gauges(
+                "node_lb_services_not_programmed",
+                "Services of which something is not in the kernel, by the reason.",
+                &["reason"],
+            ),
             source_problems: register.gauge(
                 "node_lb_source_problems",
                 "Files and objects of the source that cannot be used right now.",

@@ -148,7 +148,7 @@ impl Agent {
                 config.this_node(None).addresses,
                 detector,
             )?,
-            syncer: Syncer::new(writer, servers.catalog.clone()),
+            syncer: Syncer::new(writer, servers.catalog.clone(), servers.has_room.clone()),
             sweeper: None,
             events: Recorder::none(metrics.events.clone()),
             servers,

@@ -23,6 +23,7 @@ impl Agent {
             services: self.syncer.services(),
             service_ports: self.syncer.writer().len(),
             not_programmed: self.syncer.not_programmed().collect(),
+            maps: self.syncer.fill().iter().map(Into::into).collect(),
             pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
             at_limit: self.syncer.at_limit().collect(),
             failing: traffic.iter().filter_map(status::Failing::of).collect(),
@@ -65,6 +66,7 @@ impl Agent {
             packets: Vec::new(),
             services: self.syncer.traffic(),
             devices: devices.filter_map(attachments::Attached::mode).collect(),
+            maps: self.syncer.fill(),
             flows: flows
                 .as_ref()
                 .map(|stats| stats.v4.flows.total() + stats.v6.flows.total()),

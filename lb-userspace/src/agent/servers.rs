@@ -21,7 +21,7 @@ use crate::{
     health::{
         initialization::Initialization,
         proxy::{HealthEndpoints, ProxyHealth},
-        readiness::{Latch, Readiness},
+        readiness::{Condition, Latch, Readiness},
     },
     http::{self, Handler, Limits, LocalServer, Server, Stack},
     metrics::Metrics,
@@ -39,6 +39,9 @@ pub struct Servers {
     /// What the maps have been given.
     pub catalog: Arc<Catalog>,
     readiness: Arc<Readiness>,
+    /// Whether the maps have room for the Services that others depend on. That a greedy one is
+    /// refused does not make the node unready.
+    pub has_room: Condition,
     shutdown: Latch,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
@@ -68,6 +71,7 @@ impl Servers {
             true => Ok(()),
             false => Err("the kernel's maps have not been given the first complete state".into()),
         });
+        let has_room = readiness.add_condition("maps-have-room");
         let shutdown = readiness.add_shutdown();
         let unready = initialization.clone();
         Ok(Self {
@@ -80,6 +84,7 @@ impl Servers {
             configz: config.configz().to_string().into(),
             initialization,
             readiness,
+            has_room,
             shutdown,
             local: None,
             runtime,

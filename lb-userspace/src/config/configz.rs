@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Config, DetectLocalMode};
+use super::{Config, DetectLocalMode, limits};
 use crate::plan::{DetectLocal, NodePortAddresses};
 
 impl Config {
@@ -28,7 +28,7 @@ impl Config {
         let http = &self.http;
         let (timeouts, conntrack) = (&self.timeouts, &self.conntrack);
         let (mode, bridge, prefix) = self.detect_local_names();
-        json!({ "node-lb": {
+        let mut settings = json!({
             "source": self.source.to_string(),
             "kubeconfig": self.api_access.kubeconfig,
             "master": self.api_access.master.as_ref().map(ToString::to_string),
@@ -72,7 +72,24 @@ impl Config {
             "failing-endpoints": value_name(&datapath.failing_endpoints),
             "flow-table-size": datapath.flow_table_size,
             "maglev-table-size": datapath.maglev_table_size,
-        }})
+        });
+        for (name, values) in self.shares() {
+            settings[name] = values.into();
+        }
+        json!({ "node-lb": settings })
+    }
+
+    /// What decides who gets how much of the maps.
+    fn shares(&self) -> [(&'static str, Vec<String>); 4] {
+        [
+            (
+                "external-ip-cidrs",
+                strings(&self.plan.external_ip_networks),
+            ),
+            ("essential-services", strings(&self.plan.essential)),
+            ("service-limits", limits::texts(&self.limits.service)),
+            ("namespace-limits", limits::texts(&self.limits.namespace)),
+        ]
     }
 
     fn detect_local_names(&self) -> (Option<String>, Option<&str>, Option<&str>) {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::{
-    flows::Limit, health::service::Problem as HealthProblem, map_writer::NotProgrammed,
+    flows::Limit, health::service::Problem as HealthProblem, map_writer::Reason,
     metrics::EventMetrics, source::api::ApiWriter,
 };
 use lb_objects::{ObjectName, Problem as SourceProblem};
@@ -73,43 +73,29 @@ impl Notice {
         }
     }
 
-    /// A service port, named by `port`, found no room in the maps, or not for all of it.
-    pub fn not_programmed(
-        service: &ObjectName,
-        uid: Option<Uuid>,
-        port: &str,
-        error: &NotProgrammed,
-    ) -> Self {
-        let (reason, consequence) = match error {
-            NotProgrammed::Map(_) => (
-                "ServicePartlyProgrammed",
-                "some of its addresses or source ranges are missing",
-            ),
-            _ => (
-                "ServiceNotProgrammed",
-                "what was in force before, if anything, stays",
-            ),
-        };
+    /// A Service, or part of it, is not in the maps. There are no numbers in it, so that every time
+    /// is a repetition of one Event.
+    pub fn not_programmed(service: &ObjectName, uid: Option<Uuid>, why: Reason) -> Self {
         Self {
             service: service.clone(),
             uid,
             event_type: EventType::Warning,
-            reason,
+            reason: why.event(),
             action: "Program",
-            note: format!("{port}: {error}; {consequence}; it is tried again when there is room"),
+            note: why.note().to_owned(),
             scope: Scope::Node,
         }
     }
 
-    /// All of a service port is in the maps at last.
-    pub fn programmed(service: &ObjectName, uid: Option<Uuid>, port: &str) -> Self {
+    /// All of a Service is in the maps at last.
+    pub fn programmed(service: &ObjectName, uid: Option<Uuid>) -> Self {
         Self {
             service: service.clone(),
             uid,
             event_type: EventType::Normal,
             reason: "ServiceProgrammed",
             action: "Program",
-            note: format!("{port}: programmed after having waited for room"),
+            note: "wholly programmed, after part of it was not".to_owned(),
             scope: Scope::Node,
         }
     }

@@ -46,6 +46,22 @@ impl Latch {
     }
 }
 
+/// Something that may come and go: a check that fails while there is something to say.
+#[derive(Clone, Debug, Default)]
+pub struct Condition(Arc<Mutex<Option<String>>>);
+
+impl Condition {
+    /// What is wrong, if anything is.
+    pub fn set(&self, wrong: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = wrong;
+    }
+
+    fn get(&self) -> Result<(), String> {
+        let wrong = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        wrong.clone().map_or(Ok(()), Err)
+    }
+}
+
 impl Readiness {
     /// With the one check that never fails: `ping`.
     pub fn new() -> Self {
@@ -73,6 +89,14 @@ impl Readiness {
             false => Err(missing.to_owned()),
         });
         latch
+    }
+
+    /// Adds a check that fails while the condition says that something is wrong.
+    pub fn add_condition(&self, name: impl Into<String>) -> Condition {
+        let condition = Condition::default();
+        let checked = condition.clone();
+        self.add(name, move || checked.get());
+        condition
     }
 
     /// Adds the check `shutdown`, which fails once the latch is met, as kube-apiserver's: nobody

@@ -86,14 +86,7 @@ impl MapWriter {
     /// Takes over the service that an earlier agent made for a service port.
     pub(super) fn adopt(&mut self, key: &Key, claims: &[Claim]) -> Option<Programmed> {
         let inherited = self.inherited.as_mut()?;
-        let mut programmed = inherited.claim(key, claims, &self.frontends)?;
-        for claim in claims {
-            if self.frontends.holds(claim, programmed.id) {
-                self.frontends.stake(claim, key, programmed.id);
-                programmed.frontends.push(*claim);
-            }
-        }
-        Some(programmed)
+        inherited.claim(key, claims, &self.frontends)
     }
 
     /// Removes services and addresses that nobody has claimed.
@@ -145,6 +138,7 @@ impl MapWriter {
             content,
             lane: self.lane(slots, &endpoints),
             endpoints,
+            claimant: None,
             frontends: Vec::new(),
         })
     }

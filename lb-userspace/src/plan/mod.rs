@@ -18,6 +18,7 @@ pub use self::{
     endpoints::{ClassifiedEndpoints, EndpointClass, TopologyMode},
     frontend::{Frontend, FrontendKind},
     node::{LocalNode, NodePortAddresses, PlanOptions},
+    rank::{Importance, Rank},
 };
 use self::{endpoints::MergedSlices, frontend::source_ranges};
 
@@ -25,6 +26,7 @@ mod detector;
 mod endpoints;
 mod frontend;
 mod node;
+mod rank;
 pub mod report;
 
 /// Plans `service` on `node`. `slices` are the EndpointSlices of this Service, in any order.
@@ -35,6 +37,7 @@ pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> S
         ports: Vec::with_capacity(service.cluster_ips.len() * service.ports.len()),
         health_checks: Vec::new(),
     };
+    let rank = node.rank(service);
     // A family without a cluster IP ignores the Service completely.
     for cluster_ip in &service.cluster_ips {
         let family = IpFamily::of(*cluster_ip);
@@ -43,6 +46,7 @@ pub fn plan(service: &Service, slices: &[&EndpointSlice], node: &LocalNode) -> S
         planned.ports.extend(service.ports.iter().map(|port| Plan {
             name: ServicePortName::new(service, port),
             family,
+            rank,
             frontends: frontend::frontends(service, *cluster_ip, port, node),
             internal_policy: service.internal_traffic_policy,
             external_policy: external_policy(service),
@@ -79,6 +83,8 @@ pub struct ServicePlan {
 pub struct Plan {
     pub name: ServicePortName,
     pub family: IpFamily,
+    /// Its Service's.
+    pub rank: Rank,
     /// Where the port is reached, node ports once per address that accepts them.
     pub frontends: Vec<Frontend>,
     /// Rules the cluster IP.

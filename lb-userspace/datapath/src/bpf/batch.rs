@@ -106,6 +106,11 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         Self::new(&MapData::from_pin(path)?)
     }
 
+    /// How many entries the map has room for.
+    pub fn max_entries(&self) -> u32 {
+        self.max_entries
+    }
+
     /// Inserts entries, replacing the values of keys that exist.
     ///
     /// # Errors
