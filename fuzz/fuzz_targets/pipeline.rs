@@ -137,6 +137,7 @@ fn service() -> Service {
     Service {
         name: name("web"),
         uid: None,
+        created: 0,
         service_type: ServiceType::NodePort,
         cluster_ips: ["172.30.0.1", "fd00:30::1"]
             .map(|ip| ip.parse().expect("an address"))

@@ -54,6 +54,8 @@ pub struct Metrics {
     pub services_programmed: IntGauge,
     /// Services of which something could not be written, for lack of room most likely.
     pub services_not_programmed: IntGauge,
+    /// The latter, by `reason`.
+    pub services_lacking: IntGaugeVec,
     /// How often a Service has been planned.
     pub services_planned: IntCounter,
     /// The node's own addresses.
@@ -174,6 +176,11 @@ impl Metrics {
             ),
             services_programmed: services.with_label_values(&["programmed"]),
             services_not_programmed: services.with_label_values(&["not_programmed"]),
+            services_lacking: register.gauges(
+                "node_lb_services_not_programmed",
+                "Services of which something is not in the kernel, by the reason.",
+                &["reason"],
+            ),
             services_planned: register.counter(
                 "node_lb_services_planned_total",
                 "How often a Service has been planned: once for each change that concerns it.",

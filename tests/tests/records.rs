@@ -53,6 +53,7 @@ fn check(rng: &mut Rng) -> Result<()> {
         local_addresses: addresses.into(),
         cluster_networks: POD_NETWORKS.map(network).to_vec(),
         maglev_rows: 251,
+        ..NodeFacts::default()
     };
     let node = Node {
         name: NODE.into(),
@@ -201,6 +202,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
     let service = Service {
         name: name.clone(),
         uid: None,
+        created: 0,
         service_type: match rng.u8(..3) {
             0 => ServiceType::ClusterIp,
             1 => ServiceType::NodePort,

@@ -143,6 +143,7 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
     let service = Service {
         name: name.clone(),
         uid: None,
+        created: 0,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec![Ipv4Addr::from_bits(0x0a60_0000 + n).into()],
         external_ips: Vec::new(),

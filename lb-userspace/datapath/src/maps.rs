@@ -36,6 +36,8 @@ pub trait Elements<T>: Send + Sync {
 
 /// A map of keys to values.
 pub trait Entries<K, V>: Send + Sync {
+    /// How many entries there is room for.
+    fn capacity(&self) -> u32;
     /// Inserts entries or replaces their values, in this order.
     ///
     /// # Errors
@@ -138,6 +140,10 @@ impl<T: Pod + Send> Elements<T> for MappedArray<T> {
 }
 
 impl<K: Pod + Send + Sync, V: Pod + Send + Sync> Entries<K, V> for BatchMap<K, V> {
+    fn capacity(&self) -> u32 {
+        self.max_entries()
+    }
+
     fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
         self.update(keys, values).map_err(|error| Incomplete {
             done: match error {

@@ -91,6 +91,10 @@ mod tests {
     }
 
     impl Entries<u32, u8> for Map {
+        fn capacity(&self) -> u32 {
+            u32::MAX
+        }
+
         fn insert(&self, keys: &[u32], values: &[u8]) -> Result<(), Incomplete> {
             let mut state = self.0.lock().unwrap();
             for (done, (key, value)) in keys.iter().zip(values).enumerate() {

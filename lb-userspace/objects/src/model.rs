@@ -60,6 +60,8 @@ pub struct Service {
     pub name: ObjectName,
     /// `metadata.uid`, where Events about the Service are found by; manifests have none.
     pub uid: Option<Uuid>,
+    /// `metadata.creationTimestamp` in seconds since 1970; 0 where there is none, as in manifests.
+    pub created: i64,
     pub service_type: ServiceType,
     /// At most one per family.
     pub cluster_ips: Vec<IpAddr>,

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     flows::Stats,
-    map_writer::Roster,
+    map_writer::{MapFill, Roster},
     metrics::{DeviceMode, Sample, ServiceSeries},
 };
 
@@ -40,6 +40,8 @@ pub struct Published {
     /// Without what the rest of the bulletin says.
     pub status: Status,
     pub devices: Vec<DeviceMode>,
+    /// How full the maps are that Services are written to.
+    pub maps: Vec<MapFill>,
     /// What the latest pass over the flow tables saw, if there has been one.
     pub flows: Option<Arc<Stats>>,
     pub at: Instant,
@@ -51,6 +53,7 @@ impl Bulletin {
         let nothing = Published {
             status: Status::default(),
             devices: Vec::new(),
+            maps: Vec::new(),
             flows: None,
             at: Instant::now(),
         };
@@ -105,6 +108,7 @@ impl Bulletin {
                 _ => traffic(&self.roster),
             },
             devices: published.devices.clone(),
+            maps: published.maps.clone(),
             flows: tables.map(|tables| tables.map(|table| table.flows.total()).iter().sum()),
             flow_table_size: tables.map(|tables| {
                 tables
@@ -160,6 +164,7 @@ mod tests {
                 ..Status::default()
             },
             devices: Vec::new(),
+            maps: Vec::new(),
             flows: None,
             at: Instant::now(),
         });
@@ -192,6 +197,7 @@ mod tests {
                     ..Status::default()
                 },
                 devices: Vec::new(),
+                maps: Vec::new(),
                 flows: None,
                 at: Instant::now(),
             });

@@ -37,17 +37,20 @@ impl Agent {
         self.events.record(Notice::health_check(problem, uid));
     }
 
-    /// Tells what became of service ports since the last call.
+    /// Tells what became of Services and their ports since the last call.
     pub(super) fn tell_of_service_ports(&mut self) {
         for news in self.syncer.take_news() {
-            let (News::Waiting(key, _) | News::Programmed(key) | News::AtLimit(key, _)) = &news;
-            let service = &key.name.service;
-            let uid = self.uid(service);
-            self.events.record(match &news {
-                News::Waiting(_, error) => Notice::not_programmed(service, uid, error),
-                News::Programmed(_) => Notice::programmed(service, uid),
-                News::AtLimit(_, limit) => Notice::at_limit(service, uid, &key.to_string(), *limit),
-            });
+            let notice = match &news {
+                News::Waiting(service, reason) => {
+                    Notice::not_programmed(service, self.uid(service), *reason)
+                }
+                News::Programmed(service) => Notice::programmed(service, self.uid(service)),
+                News::AtLimit(key, limit) => {
+                    let service = &key.name.service;
+                    Notice::at_limit(service, self.uid(service), &key.to_string(), *limit)
+                }
+            };
+            self.events.record(notice);
         }
     }
 

@@ -162,6 +162,7 @@ impl Agent {
         let (catalog, progress) = (servers.catalog.clone(), Arc::<Progress>::default());
         let bulletin = Bulletin::new(catalog.clone(), writer.roster(), progress.clone());
         let plannings = metrics.services_planned.clone();
+        let has_room = servers.has_room.clone();
         Ok(Self {
             attachments: Attachments::new(
                 &config.datapath,
@@ -170,7 +171,7 @@ impl Agent {
             )?,
             node: known,
             addresses_left_out: 0,
-            syncer: Syncer::new(writer, node, catalog, progress, plannings),
+            syncer: Syncer::new(writer, node, catalog, progress, has_room, plannings),
             bulletin: Arc::new(bulletin),
             published: Instant::now(),
             sweeper: None,

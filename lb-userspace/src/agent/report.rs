@@ -29,6 +29,7 @@ impl Agent {
         let state = Published {
             status: self.status().await,
             devices: devices.filter_map(attachments::Attached::mode).collect(),
+            maps: self.syncer.fill(),
             flows: self.flow_stats(),
             at: Instant::now(),
         };
@@ -51,6 +52,7 @@ impl Agent {
             in_sync_since: self.in_sync_since.map(status::timestamp),
             last_sync: self.syncer.last_sync().map(status::timestamp),
             not_programmed: self.syncer.not_programmed().collect(),
+            maps: self.syncer.fill().iter().map(Into::into).collect(),
             at_limit: self.syncer.at_limit().collect(),
             devices: devices.map(Into::into).collect(),
             node_problems: self.node_problems(),

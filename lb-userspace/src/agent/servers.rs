@@ -43,6 +43,9 @@ pub struct Servers {
     pub node_addresses: Condition,
     /// The check that this node's pods can be told from other sources.
     pub detection: Condition,
+    /// Whether the maps have room for the Services that others depend on. That a greedy one is
+    /// refused does not make the node unready.
+    pub has_room: Condition,
     shutdown: Latch,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
@@ -75,6 +78,7 @@ impl Servers {
         });
         let node_addresses = readiness.add_condition("node-addresses");
         let detection = readiness.add_condition("local-pod-detection");
+        let has_room = readiness.add_condition("maps-have-room");
         let shutdown = readiness.add_shutdown();
         let unready = initialization.clone();
         Ok(Self {
@@ -89,6 +93,7 @@ impl Servers {
             readiness,
             node_addresses,
             detection,
+            has_room,
             shutdown,
             local: None,
             runtime,

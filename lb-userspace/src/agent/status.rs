@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::progress;
 use crate::{
     flows::{Limit, Stats},
-    map_writer::Key,
+    map_writer::{Key, MapFill},
     metrics::ServiceTraffic,
     plan::ServicePortName,
 };
@@ -46,6 +46,9 @@ pub struct Status {
     pub services: usize,
     pub service_ports: usize,
     pub not_programmed: Vec<NotProgrammed>,
+    /// The maps that Services are written to.
+    #[serde(default)]
+    pub maps: Vec<Map>,
     /// Service ports under attack, or so it seems.
     pub pressed: Vec<Pressed>,
     /// Service ports that have come to a limit within the last minute.
@@ -108,6 +111,32 @@ pub struct NotProgrammed {
     pub protocol: String,
     pub family: String,
     pub reason: String,
+}
+
+/// How full a map is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Map {
+    pub name: String,
+    pub entries: u32,
+    pub capacity: u32,
+}
+
+impl Map {
+    /// Entries in a hundred that are in use.
+    pub fn percent(&self) -> u64 {
+        u64::from(self.entries) * 100 / u64::from(self.capacity.max(1))
+    }
+}
+
+impl From<&MapFill> for Map {
+    fn from(fill: &MapFill) -> Self {
+        Self {
+            name: fill.map.to_owned(),
+            entries: fill.entries,
+            capacity: fill.capacity,
+        }
+    }
 }
 
 /// A service port with more half-open flows than one has that is not attacked: each new one ends

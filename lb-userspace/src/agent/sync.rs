@@ -12,8 +12,8 @@ use prometheus::IntCounter;
 use super::{catalog::Catalog, hosted::Hosted, progress::Progress, status};
 use crate::{
     flows::{Change, Limit, Limits, Met, Stale, stale},
-    health::service::ServiceHealth,
-    map_writer::{Key, MapWriter, NodeFacts, NotProgrammed},
+    health::{readiness::Condition, service::ServiceHealth},
+    map_writer::{Key, MapFill, MapWriter, NodeFacts, NotProgrammed, Reason},
     metrics::{Metrics, set_to_now},
     plan::{self, LocalNode, Plan, ServicePlan},
     store::Store,
@@ -21,6 +21,9 @@ use crate::{
 
 /// How often it is looked at whether service ports are at a limit.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// Service ports that are named in the log at a time, of those that find no room.
+const LOGGED: usize = 20;
 
 /// Keeps the maps equal to the store. A sync costs what changed, not what is there.
 pub struct Syncer {
@@ -42,6 +45,12 @@ pub struct Syncer {
     lacking: [Lacking; 2],
     on_terminating: [OnTerminating; 2],
     not_programmed: BTreeMap<Key, NotProgrammed>,
+    /// The Services of these, and the first of their reasons.
+    lacking_services: BTreeMap<ObjectName, Reason>,
+    /// [`MapWriter::revision`] as of these.
+    reported: (u64, u64),
+    /// Whether every essential Service has the room that it needs.
+    has_room: Condition,
     limits: Limits<Key>,
     /// When it was last looked at who is at a limit.
     last_look: Option<Instant>,
@@ -50,14 +59,14 @@ pub struct Syncer {
     last_sync: Option<Instant>,
 }
 
-/// What became of a service port.
+/// What became of a Service, or of a port of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// It, or part of it, is not in the maps for this reason.
-    Waiting(Key, NotProgrammed),
+    /// The Service, or part of it, is not in the maps for this reason.
+    Waiting(ObjectName, Reason),
     /// It is at last.
-    Programmed(Key),
-    /// It has come to this limit of what its flows may take.
+    Programmed(ObjectName),
+    /// A service port has come to this limit of what its flows may take.
     AtLimit(Key, Limit),
 }
 
@@ -82,6 +91,7 @@ impl Syncer {
         node: LocalNode,
         catalog: Arc<Catalog>,
         progress: Arc<Progress>,
+        has_room: Condition,
         plannings: IntCounter,
     ) -> Self {
         Self {
@@ -98,6 +108,9 @@ impl Syncer {
             lacking: [Lacking::default(); 2],
             on_terminating: [OnTerminating::default(); 2],
             not_programmed: BTreeMap::new(),
+            lacking_services: BTreeMap::new(),
+            reported: (0, 0),
+            has_room,
             limits: Limits::default(),
             last_look: None,
             news: Vec::new(),
@@ -144,7 +157,7 @@ impl Syncer {
     pub fn sync(&mut self, store: &Store, services: BTreeSet<ObjectName>) -> Stale {
         let mut stale = Stale::default();
         self.progress.begin(services.len());
-        for name in services {
+        for name in in_order(services, store, &self.node) {
             let planned = self.plan(store, &name);
             self.sync_service(name, planned, &mut stale);
             self.progress.advance();
@@ -233,7 +246,12 @@ impl Syncer {
         })
     }
 
-    /// What became of service ports that had to wait, since the last call.
+    /// How full the maps are that plans are written to.
+    pub fn fill(&self) -> Vec<MapFill> {
+        self.writer.fill()
+    }
+
+    /// What became of Services that had to wait, since the last call.
     pub fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
     }
@@ -263,15 +281,18 @@ impl Syncer {
             family.sync_duration.observe(since.elapsed().as_secs_f64());
             set_to_now(&family.last_sync);
         }
-        let waiting: BTreeSet<_> = self
-            .not_programmed
-            .keys()
-            .map(|key| &key.name.service)
-            .collect();
-        metrics.services_not_programmed.set(waiting.len() as i64);
+        let lacking = &self.lacking_services;
+        for reason in Reason::ALL {
+            let services = lacking.values().filter(|found| **found == reason);
+            metrics
+                .services_lacking
+                .with_label_values(&[reason.name()])
+                .set(services.count() as i64);
+        }
+        metrics.services_not_programmed.set(lacking.len() as i64);
         metrics
             .services_programmed
-            .set((self.catalog.services() - waiting.len()) as i64);
+            .set(self.catalog.services().saturating_sub(lacking.len()) as i64);
         metrics.endpoint_changes_pending.set(0);
         metrics.service_changes_pending.set(0);
     }
@@ -355,28 +376,88 @@ impl Syncer {
         }
     }
 
-    /// Logs which service ports have stopped or started to be programmed.
+    /// Notes which service ports have stopped or started to be programmed.
     fn report(&mut self) {
-        let waiting = self.writer.waiting();
-        let now: BTreeMap<Key, NotProgrammed> =
-            waiting.map(|(key, error)| (key.clone(), error)).collect();
-        for (key, error) in &now {
-            if self.not_programmed.get(key) != Some(error) {
-                tracing::warn!("{key} is not programmed: {error}");
-                self.news.push(News::Waiting(key.clone(), error.clone()));
+        let revision = self.writer.revision();
+        if std::mem::replace(&mut self.reported, revision) == revision {
+            return;
+        }
+        let mut now: BTreeMap<Key, NotProgrammed> = BTreeMap::new();
+        for (key, error) in self.writer.waiting() {
+            let known = now.entry(key.clone()).or_insert_with(|| error.clone());
+            if error.reason() < known.reason() {
+                *known = error;
             }
         }
-        for key in self.not_programmed.keys() {
-            if !now.contains_key(key) {
-                tracing::info!("{key} no longer waits for room in the maps");
-                // Or its Service is gone.
-                if self.writer.id(key).is_some() {
-                    self.news.push(News::Programmed(key.clone()));
-                }
+        let before = &self.not_programmed;
+        let news = now.iter().filter(|(key, error)| {
+            let known = before.get(key).map(NotProgrammed::reason);
+            known != Some(error.reason())
+        });
+        let mut untold = 0;
+        for (index, (key, error)) in news.enumerate() {
+            match index < LOGGED {
+                true => tracing::warn!("{key} is not programmed: {error}"),
+                false => untold += 1,
             }
+        }
+        if untold > 0 {
+            tracing::warn!("{untold} more service ports are not programmed");
+        }
+        let gone = before.keys().filter(|key| !now.contains_key(key));
+        for key in gone.take(LOGGED) {
+            tracing::info!("{key} no longer waits for room in the maps");
         }
         self.not_programmed = now;
+        self.report_services();
     }
+
+    /// Notes the same for Services as a whole, and whether all those have room that must.
+    fn report_services(&mut self) {
+        let mut now: BTreeMap<ObjectName, Reason> = BTreeMap::new();
+        let mut essential = BTreeSet::new();
+        for (key, error) in &self.not_programmed {
+            let (service, reason) = (&key.name.service, error.reason());
+            let known = now.entry(service.clone()).or_insert(reason);
+            *known = reason.min(*known);
+            if reason == Reason::MapFull && self.is_essential(service) {
+                essential.insert(service.to_string());
+            }
+        }
+        for (service, reason) in &now {
+            if self.lacking_services.get(service) != Some(reason) {
+                self.news.push(News::Waiting(service.clone(), *reason));
+            }
+        }
+        for service in self.lacking_services.keys() {
+            // Or it is gone.
+            if !now.contains_key(service) && self.catalog.get(service).is_some() {
+                self.news.push(News::Programmed(service.clone()));
+            }
+        }
+        self.lacking_services = now;
+        let names: Vec<_> = essential.into_iter().collect();
+        let problem = (!names.is_empty()).then(|| {
+            let names = names.join(", ");
+            format!("the maps have no room for Services that others depend on: {names}")
+        });
+        self.has_room.set(problem.as_deref());
+    }
+
+    fn is_essential(&self, service: &ObjectName) -> bool {
+        let planned = self.catalog.get(service);
+        let port = planned.as_ref().and_then(|planned| planned.ports.first());
+        port.is_some_and(|plan| plan.rank.is_essential())
+    }
+}
+
+/// Those that are gone first, which gives room, then by who goes first: when all come at once, the
+/// maps fill in this order.
+fn in_order(services: BTreeSet<ObjectName>, store: &Store, node: &LocalNode) -> Vec<ObjectName> {
+    let rank = |name: &ObjectName| store.service(name).map(|service| node.rank(service));
+    let mut services: Vec<_> = services.into_iter().collect();
+    services.sort_by_cached_key(rank);
+    services
 }
 
 /// How often a service port has met each limit.

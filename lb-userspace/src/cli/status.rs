@@ -20,6 +20,10 @@ const OLD: u64 = 2000;
 /// Problems shown of a kind; `-o json` has all of them.
 const SHOWN: usize = 20;
 
+/// Of a map's entries, how many in a hundred are in use when it is shown.
+const NEARLY_FULL: u64 = 80;
+
+/// Show what the agent on this node is doing, and what it cannot do
 /// Show the state and the problems of the agent on this node
 #[derive(Args, Debug)]
 pub struct Command {
@@ -116,6 +120,20 @@ fn render(status: &Status) -> String {
         )
     });
     lines.extend(list("Not programmed", not_programmed));
+    let nearly_full = status
+        .maps
+        .iter()
+        .filter(|map| map.percent() >= NEARLY_FULL);
+    let nearly_full: Vec<_> = nearly_full
+        .map(|map| {
+            let (name, entries, capacity) = (&map.name, map.entries, map.capacity);
+            format!(
+                "{name}: {entries} of {capacity} entries, {} %",
+                map.percent()
+            )
+        })
+        .collect();
+    lines.extend(list("Nearly full", nearly_full.into_iter()));
     let pressed = status.pressed.iter().map(|port| {
         let (half_open, gave_way) = (port.half_open, port.gave_way);
         format!(

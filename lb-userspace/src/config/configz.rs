@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Config, DetectLocalMode};
+use super::{Config, DetectLocalMode, limits};
 use crate::plan::{DetectLocal, NodePortAddresses};
 
 impl Config {
@@ -61,6 +61,9 @@ impl Config {
             "conntrack-tcp-be-liberal": conntrack.tcp_be_liberal,
         });
         extend(&mut settings, self.datapath_settings());
+        for (name, values) in self.shares() {
+            settings[name] = values.into();
+        }
         json!({ "node-lb": settings })
     }
 
@@ -83,6 +86,19 @@ impl Config {
             "local-address-table-size": datapath.local_address_table_size,
             "maglev-table-size": datapath.maglev_table_size,
         })
+    }
+
+    /// What decides who gets how much of the maps.
+    fn shares(&self) -> [(&'static str, Vec<String>); 4] {
+        [
+            (
+                "external-ip-cidrs",
+                strings(&self.plan.external_ip_networks),
+            ),
+            ("essential-services", strings(&self.plan.essential)),
+            ("service-limits", limits::texts(&self.limits.service)),
+            ("namespace-limits", limits::texts(&self.limits.namespace)),
+        ]
     }
 
     fn detect_local_names(&self) -> (Option<String>, Option<&str>, Option<&str>) {

@@ -8,11 +8,15 @@ use std::{
 
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
+use lb_objects::ObjectName;
 
-use super::values::{
-    DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
-    PortRange, SocketLb, XdpMode, api_server_url, duration, healthz_address, maglev_table_size,
-    metrics_address, positive_duration,
+use super::{
+    limits::ResourceLimit,
+    values::{
+        DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
+        PortRange, SocketLb, XdpMode, api_server_url, duration, healthz_address, maglev_table_size,
+        metrics_address, object_name, positive_duration,
+    },
 };
 use crate::{metrics::ServiceSeries, source::SourceSpec};
 
@@ -97,6 +101,25 @@ pub struct Flags {
         default_missing_value = "true"
     )]
     pub masquerade_all: bool,
+
+    /// Networks that externalIPs of Services have to be in; others are not served [default: all are,
+    /// as by kube-proxy]
+    #[arg(long, value_name = "CIDR,..", value_delimiter = ',')]
+    pub external_ip_cidrs: Vec<IpNet>,
+
+    /// Services that the rest of the cluster depends on: they go first where a map is short of room
+    /// or two claim an address. default/kubernetes and the cluster's DNS always are
+    #[arg(long, value_name = "NAMESPACE/NAME,..", value_delimiter = ',', value_parser = object_name)]
+    pub essential_services: Vec<ObjectName>,
+
+    /// Most that one Service may have: service-ports, addresses (times ports), endpoints (times
+    /// ports), maglev-tables; 0 means no limit [default: an eighth of what the map holds]
+    #[arg(long, value_name = "RESOURCE=NUMBER,..", value_delimiter = ',')]
+    pub service_limits: Vec<ResourceLimit>,
+
+    /// The same for all Services of a namespace [default: half of what the map holds]
+    #[arg(long, value_name = "RESOURCE=NUMBER,..", value_delimiter = ',')]
+    pub namespace_limits: Vec<ResourceLimit>,
 
     /// Feature gates: AllowServiceExternalIPs and PreferSameTrafficDistribution as in kube-proxy,
     /// and PerRequestDeadline for --request-timeout; all on

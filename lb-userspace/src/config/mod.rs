@@ -19,6 +19,7 @@ pub use self::{
     },
 };
 use crate::{
+    map_writer::Limits,
     metrics::ServiceSeries,
     plan::{DetectLocal, NodePortAddresses, PlanOptions},
     source::{SourceSpec, api::Access},
@@ -27,6 +28,7 @@ use crate::{
 mod configz;
 pub mod file;
 mod flags;
+mod limits;
 pub mod snat_ports;
 #[cfg(test)]
 mod tests;
@@ -43,6 +45,8 @@ pub struct Config {
     /// Addresses of this node besides those of its Node object.
     pub node_addresses: Vec<IpAddr>,
     pub plan: PlanOptions,
+    /// What one Service and one namespace may take of the maps.
+    pub limits: Limits,
     pub detect_local: DetectLocal,
     /// The cluster's pod networks, as far as they are configured.
     pub cluster_networks: Vec<IpNet>,
@@ -191,6 +195,10 @@ impl TryFrom<Flags> for Config {
         Ok(Self {
             node_name: node_name(flags.node.as_deref())?,
             plan: plan_options(&flags)?,
+            limits: Limits {
+                service: limits::of_service(&flags.service_limits),
+                namespace: limits::of_namespace(&flags.namespace_limits),
+            },
             http: http_config(&flags),
             detect_local: detect_local(&flags)?,
             cluster_networks: flags.cluster_cidr.clone(),
@@ -258,6 +266,8 @@ fn node_name(given: Option<&str>) -> anyhow::Result<String> {
 fn plan_options(flags: &Flags) -> anyhow::Result<PlanOptions> {
     let mut options = PlanOptions {
         node_port_addresses: node_port_addresses(&flags.nodeport_addresses)?,
+        essential: flags.essential_services.clone(),
+        external_ip_networks: flags.external_ip_cidrs.clone(),
         ..PlanOptions::default()
     };
     for FeatureGate { gate, enabled } in &flags.feature_gates {

@@ -9,6 +9,7 @@ use std::{
 
 use clap::ValueEnum;
 use ipnet::IpNet;
+use lb_objects::ObjectName;
 
 /// Port of the agent's own health endpoint.
 const HEALTHZ_PORT: u16 = 10256;
@@ -47,6 +48,24 @@ pub fn api_server_url(text: &str) -> Result<hyper::Uri, String> {
     let url = text.parse::<hyper::Uri>().ok();
     url.filter(|url| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some())
         .ok_or_else(|| "write a URL like https://192.0.2.1:6443".to_owned())
+}
+
+/// Reads `NAMESPACE/NAME`.
+///
+/// # Errors
+/// If it is not two names.
+pub fn object_name(text: &str) -> Result<ObjectName, String> {
+    match text.split_once('/') {
+        Some((namespace, name))
+            if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
+        {
+            Ok(ObjectName {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            })
+        }
+        _ => Err("write NAMESPACE/NAME, like openshift-dns/dns-default".to_owned()),
+    }
 }
 
 /// An inclusive range of ports, `FIRST-LAST`.

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::{
-    flows::Limit, health::service::Problem as HealthProblem, map_writer::NotProgrammed,
+    flows::Limit, health::service::Problem as HealthProblem, map_writer::Reason,
     metrics::EventMetrics, source::api::ApiWriter,
 };
 use lb_objects::{ObjectName, Problem as SourceProblem};
@@ -80,34 +80,21 @@ impl Notice {
         }
     }
 
-    /// Of a service port there is nothing in the maps, or not all, for want of room. One Event for
-    /// all ports of a Service; `node-lb status` has the details.
-    pub fn not_programmed(service: &ObjectName, uid: Option<Uuid>, error: &NotProgrammed) -> Self {
-        let (reason, note) = match error {
-            NotProgrammed::Map(_) => (
-                "ServicePartlyProgrammed",
-                "there is no room for some of its addresses or source ranges; they are tried again \
-                 when there is; `node-lb status` says which map is full",
-            ),
-            _ => (
-                "ServiceNotProgrammed",
-                "there is no room for it, or not for its latest change. The earlier state, if there is \
-                 one, stays in force, and the agent tries again when there is room. `node-lb status` \
-                 says which map is full",
-            ),
-        };
+    /// A Service, or part of it, is not in the maps. There are no numbers in it, so that every time
+    /// is a repetition of one Event.
+    pub fn not_programmed(service: &ObjectName, uid: Option<Uuid>, why: Reason) -> Self {
         Self {
             service: service.clone(),
             uid,
             event_type: EventType::Warning,
-            reason,
+            reason: why.event(),
             action: "Program",
-            note: note.to_owned(),
+            note: why.note().to_owned(),
             scope: Scope::Node,
         }
     }
 
-    /// A Service that waited for room is in the maps at last.
+    /// All of a Service is in the maps, after some of it was not.
     pub fn programmed(service: &ObjectName, uid: Option<Uuid>) -> Self {
         Self {
             service: service.clone(),
@@ -115,7 +102,7 @@ impl Notice {
             event_type: EventType::Normal,
             reason: "ServiceProgrammed",
             action: "Program",
-            note: "programmed now that there is room".to_owned(),
+            note: "all of it is in force now".to_owned(),
             scope: Scope::Node,
         }
     }

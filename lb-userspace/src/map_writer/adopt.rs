@@ -94,16 +94,7 @@ impl MapWriter {
     /// Takes over the service that an earlier agent made for a service port.
     pub(super) fn adopt(&mut self, key: &Key, claimed: &[Frontend]) -> Option<Programmed> {
         let inherited = self.inherited.as_mut()?;
-        let mut programmed = inherited.claim(key, claimed, &self.frontends)?;
-        let mut held = Vec::with_capacity(claimed.len());
-        for (frontend, claim) in claimed.iter().zip(claims(key, claimed)) {
-            if self.frontends.holds(&claim, programmed.id) {
-                self.frontends.stake(&claim, key, programmed.id);
-                held.push(*frontend);
-            }
-        }
-        programmed.frontends = held.into();
-        Some(programmed)
+        inherited.claim(key, claimed, &self.frontends)
     }
 
     /// Removes services and addresses that nobody has claimed.
@@ -155,6 +146,7 @@ impl MapWriter {
             content,
             lane: self.lane(slots, &endpoints),
             endpoints: endpoints.into(),
+            claimant: None,
             frontends: Arc::default(),
         })
     }

@@ -6,10 +6,13 @@
 //! After a restart the maps themselves say which numbers are in use.
 
 mod adopt;
+mod budget;
 mod frontends;
+mod in_place;
 pub mod maglev;
 mod parts;
 mod ranges;
+mod refusal;
 mod roster;
 mod service;
 mod settings;
@@ -32,10 +35,10 @@ use lb_common::abi;
 use lb_datapath::maps::{Maps, WriteError};
 use lb_objects::{IpFamily, Node, Protocol};
 use siphasher::sip::SipHasher13;
-use thiserror::Error;
 
 use self::{
     adopt::Inherited,
+    budget::Budget,
     frontends::Frontends,
     parts::Parts,
     ranges::{Numbers, Ranges},
@@ -44,6 +47,8 @@ use self::{
     tables::LookupTables,
 };
 pub use self::{
+    budget::{Cap, Caps, Limits, Resource, Scope},
+    refusal::{NotProgrammed, Reason},
     roster::{Counts, Roster},
     settings::Settings,
 };
@@ -62,6 +67,8 @@ pub struct NodeFacts {
     /// Rows of a Maglev lookup table, a prime. Zero saves the work: whoever only asks for sets of
     /// endpoints does not miss the tables.
     pub maglev_rows: u32,
+    /// What one Service and one namespace may have; counts from when the map writer starts.
+    pub limits: Limits,
 }
 
 impl NodeFacts {
@@ -73,6 +80,7 @@ impl NodeFacts {
             local_addresses,
             cluster_networks,
             maglev_rows: config.datapath.maglev_table_size,
+            limits: config.limits,
         }
     }
 }
@@ -119,28 +127,25 @@ impl Key {
     }
 }
 
-/// Why a service port is not, or not completely, in the maps. What was there before stays in force.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum NotProgrammed {
-    #[error("no service number is free: SERVICES has {0} entries")]
-    Services(u32),
-    #[error("no plan number is free: PLANS has {0} entries")]
-    Plans(u32),
-    #[error("no room for {wanted} endpoints: ENDPOINTS has {free} of {size} slots free")]
-    Endpoints { wanted: u32, free: u32, size: u32 },
-    #[error("no endpoint number is free: ENDPOINT_STATES has {0} entries")]
-    EndpointStates(u32),
-    #[error("no room for a Maglev lookup table of {rows} rows: MAGLEV is full")]
-    Maglev { rows: u32 },
-    #[error("{0} endpoints are too many for Maglev, which takes {max}", max = u16::MAX)]
-    TooManyForMaglev(usize),
-    /// Some of its addresses, or its source ranges, found no room.
-    #[error(transparent)]
-    Map(#[from] WriteError),
+/// How many of a map's entries are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapFill {
+    pub map: &'static str,
+    pub entries: u32,
+    pub capacity: u32,
+}
+
+/// Of a map of so many entries, those that only essential Services get.
+fn reserve(entries: u32) -> u32 {
+    entries / 64
 }
 
 /// Elements of `ENDPOINTS` and `PLANS` that may wait for reuse while the agent is busy.
 const GARBAGE_LIMIT: usize = 1 << 16;
+
+/// Service ports without room that a round tries again: each has its turn in a quiet moment, and
+/// none holds up what changes.
+const RETRIES: usize = 256;
 
 /// Keeps the maps equal to the plans.
 pub struct MapWriter {
@@ -156,6 +161,7 @@ pub struct MapWriter {
     programmed: HashMap<Key, Programmed>,
     /// Those of them that have a plan.
     roster: Arc<Roster>,
+    budget: Budget,
     /// Service ports that could not be written, with what they want to be.
     waiting: BTreeMap<Key, (Plan, NotProgrammed)>,
     /// Withdrawn service ports that addresses may still lead to.
@@ -165,6 +171,8 @@ pub struct MapWriter {
     garbage: Parts,
     /// Whether anything came free since the waiting were tried last.
     freed: bool,
+    /// Goes up with each change of who waits, and for what.
+    revision: u64,
 }
 
 impl MapWriter {
@@ -191,11 +199,21 @@ impl MapWriter {
             frontends: Frontends::default(),
             programmed: HashMap::new(),
             roster: Arc::new(Roster::new(&maps)),
+            budget: Budget::new(
+                facts.limits,
+                [
+                    maps.services.len(),
+                    maps.frontends4.capacity(),
+                    maps.endpoint_states.len(),
+                    LookupTables::room(maps.maglev.len(), facts.maglev_rows),
+                ],
+            ),
             waiting: BTreeMap::new(),
             departing: Vec::new(),
             inherited: None,
             garbage: Parts::default(),
             freed: false,
+            revision: 0,
             maps,
             facts,
         }
@@ -209,14 +227,19 @@ impl MapWriter {
     /// Says what there is no room for; what was there before stays in force. The plan is tried
     /// again when there is room.
     pub fn apply(&mut self, key: Key, plan: Option<&Plan>) -> Result<(), NotProgrammed> {
-        self.waiting.remove(&key);
+        let waited = self.waiting.remove(&key).map(|(_, error)| error);
         // SCTP passes untouched: there is nothing to look up for it.
-        let Some(plan) = plan.filter(|plan| plan.name.protocol != Protocol::Sctp) else {
-            self.withdraw(&key);
-            return Ok(());
+        let outcome = match plan.filter(|plan| plan.name.protocol != Protocol::Sctp) {
+            Some(plan) => self.write(&key, plan),
+            None => {
+                self.withdraw(&key);
+                Ok(())
+            }
         };
-        let outcome = self.write(&key, plan);
-        if let Err(error) = &outcome {
+        if waited.as_ref() != outcome.as_ref().err() {
+            self.revision += 1;
+        }
+        if let (Err(error), Some(plan)) = (&outcome, plan) {
             self.waiting.insert(key, (plan.clone(), error.clone()));
         }
         outcome
@@ -226,7 +249,8 @@ impl MapWriter {
     /// try if some came free. [`MapWriter::waiting`] tells how it went.
     pub fn settle(&mut self) {
         self.flush();
-        let waiting = !self.waiting.is_empty() || self.frontends.refused().next().is_some();
+        let mut waiting = self.waiting.values();
+        let waiting = waiting.any(|(_, error)| error.is_shortage()) || self.frontends.is_waiting();
         let pending: u32 = self
             .garbage
             .slots
@@ -236,8 +260,11 @@ impl MapWriter {
         if waiting || pending as usize + self.garbage.plans.len() > GARBAGE_LIMIT {
             self.make_room();
         }
-        if waiting && self.freed {
-            self.retry();
+        if !self.waiting.is_empty() && self.freed {
+            self.retry(RETRIES);
+        }
+        if self.inherited.is_none() {
+            self.frontends.make_way(&self.maps);
         }
     }
 
@@ -246,7 +273,7 @@ impl MapWriter {
     pub fn tidy(&mut self) {
         self.make_room();
         match self.freed {
-            true => self.retry(),
+            true => self.retry(usize::MAX),
             false => self.flush(),
         }
     }
@@ -256,6 +283,7 @@ impl MapWriter {
     pub fn finish_adoption(&mut self) {
         if let Some(inherited) = self.inherited.take() {
             self.discard(inherited);
+            self.frontends.make_way(&self.maps);
         }
     }
 
@@ -267,6 +295,8 @@ impl MapWriter {
             local_addresses,
             cluster_networks,
             maglev_rows,
+            // Those of the start count.
+            limits: _,
         } = &self.facts;
         ChangedFacts {
             all: (&before.cluster_networks, before.maglev_rows) != (cluster_networks, *maglev_rows),
@@ -281,12 +311,51 @@ impl MapWriter {
     /// Service ports that are not in the maps as they should be. One with several troubles may be
     /// named more than once.
     pub fn waiting(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
-        let refused = self.frontends.refused();
-        let refused = refused.map(|(key, error)| (key, error.clone().into()));
         let waiting = self.waiting.iter();
         waiting
             .map(|(key, (_, error))| (key, error.clone()))
-            .chain(refused)
+            .chain(self.frontends.lacking())
+    }
+
+    /// Another number if [`Self::waiting`] may say something else than before.
+    pub fn revision(&self) -> (u64, u64) {
+        (self.revision, self.frontends.revision())
+    }
+
+    /// How full the maps are.
+    pub fn fill(&self) -> Vec<MapFill> {
+        let maps = &self.maps;
+        let array = |map, len: u32, free: u32| MapFill {
+            map,
+            entries: len.saturating_sub(free),
+            capacity: len,
+        };
+        // Number 0 of these stands for none.
+        let numbers = |map, len: u32, free| array(map, len.saturating_sub(1), free);
+        let table = |map, entries, capacity| MapFill {
+            map,
+            entries,
+            capacity,
+        };
+        let [frontends4, frontends6] = self.frontends.entries();
+        vec![
+            table("FRONTENDS4", frontends4, maps.frontends4.capacity()),
+            table("FRONTENDS6", frontends6, maps.frontends6.capacity()),
+            numbers("SERVICES", maps.services.len(), self.ids.free()),
+            numbers("PLANS", maps.plans.len(), self.plans.free()),
+            array("ENDPOINTS", maps.endpoints.len(), self.slots.free()),
+            numbers(
+                "ENDPOINT_STATES",
+                maps.endpoint_states.len(),
+                self.endpoint_ids.free(),
+            ),
+            array("MAGLEV", maps.maglev.len(), self.lookup_tables.free()),
+            table(
+                "SOURCE_RANGES",
+                self.source_sets.entries(),
+                maps.source_ranges.capacity(),
+            ),
+        ]
     }
 
     /// Number of service ports in the maps.
@@ -349,12 +418,25 @@ impl MapWriter {
         }
     }
 
-    /// Gives the waiting another try.
-    fn retry(&mut self) {
+    /// Gives so many of the waiting another try, those that go first.
+    fn retry(&mut self, most: usize) {
         self.freed = false;
-        for (key, (plan, _)) in take(&mut self.waiting) {
-            // Whatever is wrong is kept in `waiting` again.
-            let _ = self.apply(key, Some(&plan));
+        let waiting = self.waiting.iter();
+        let mut order: Vec<_> = waiting
+            .map(|(key, (plan, _))| (plan.rank, key.clone()))
+            .collect();
+        if order.len() > most {
+            order.select_nth_unstable(most);
+            order.truncate(most);
+            // The rest have their turn in a quiet moment.
+            self.freed = true;
+        }
+        order.sort_unstable();
+        for (_, key) in order {
+            if let Some((plan, _)) = self.waiting.get(&key).cloned() {
+                // Whatever is wrong is kept in `waiting` again.
+                let _ = self.apply(key, Some(&plan));
+            }
         }
         self.flush();
     }

@@ -7,6 +7,8 @@ use std::{collections::BTreeMap, ops::Range};
 pub struct Ranges {
     /// Start → end of each free range; no two touch.
     free: BTreeMap<u32, u32>,
+    /// Elements in all of them.
+    count: u32,
 }
 
 impl Ranges {
@@ -14,6 +16,7 @@ impl Ranges {
     pub fn new(range: Range<u32>) -> Self {
         let mut ranges = Self {
             free: BTreeMap::new(),
+            count: 0,
         };
         ranges.release(range);
         ranges
@@ -34,7 +37,14 @@ impl Ranges {
         if start + count < end {
             self.free.insert(start + count, end);
         }
+        self.count -= count;
         Some(start)
+    }
+
+    /// As [`Self::take`], if so many elements stay free.
+    pub fn take_leaving(&mut self, count: u32, reserve: u32) -> Option<u32> {
+        let is_enough = count == 0 || self.count >= count.saturating_add(reserve);
+        is_enough.then(|| self.take(count)).flatten()
     }
 
     /// Takes a range known to be in use already; whether all of it was free.
@@ -57,6 +67,7 @@ impl Ranges {
         if range.end < end {
             self.free.insert(range.end, end);
         }
+        self.count -= range.len() as u32;
         true
     }
 
@@ -65,6 +76,7 @@ impl Ranges {
         if range.is_empty() {
             return;
         }
+        self.count += range.len() as u32;
         let (mut start, mut end) = (range.start, range.end);
         if let Some((before, until)) = self.free.range(..start).next_back().map(|(s, e)| (*s, *e))
             && until == start
@@ -80,7 +92,7 @@ impl Ranges {
 
     /// Elements that are free.
     pub fn free(&self) -> u32 {
-        self.free.iter().map(|(start, end)| end - start).sum()
+        self.count
     }
 }
 
@@ -123,6 +135,13 @@ impl Numbers {
         Some(number)
     }
 
+    /// As [`Self::take`], if so many numbers stay free.
+    pub fn take_leaving(&mut self, reserve: u32) -> Option<u32> {
+        (self.ranges.free() > reserve)
+            .then(|| self.take())
+            .flatten()
+    }
+
     /// Takes a number known to be in use already; whether it was free.
     pub fn reserve(&mut self, number: u32) -> bool {
         let taken = self.range.contains(&number) && self.ranges.reserve(number..number + 1);
@@ -133,7 +152,6 @@ impl Numbers {
     }
 
     /// Numbers that are free.
-    #[cfg(test)]
     pub fn free(&self) -> u32 {
         self.ranges.free()
     }

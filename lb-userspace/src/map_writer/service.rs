@@ -17,8 +17,22 @@ use lb_common::{
 };
 use lb_objects::{Algorithm, TrafficPolicy};
 
-use super::{Key, MapWriter, NodeFacts, NotProgrammed, frontends::claims, parts::Parts};
-use crate::plan::{EndpointClass, Frontend, Plan, TopologyMode};
+use super::{
+    Key, MapWriter, NodeFacts, NotProgrammed, Resource,
+    frontends::{Claimant, claims},
+    parts::Parts,
+    reserve,
+    tables::NO_TABLE,
+};
+use crate::plan::{EndpointClass, Frontend, FrontendKind, Plan, Rank, TopologyMode};
+
+/// In what order a service port's addresses get room: what it cannot be without goes first.
+const KINDS: [FrontendKind; 4] = [
+    FrontendKind::ClusterIp,
+    FrontendKind::NodePort,
+    FrontendKind::LoadBalancerIp,
+    FrontendKind::ExternalIp,
+];
 
 /// What is in the maps for a service port.
 #[derive(Debug)]
@@ -31,7 +45,8 @@ pub struct Programmed {
     /// Which of [`EndpointState::slots`] the published plan's positions are in. The other one is
     /// what changes next, so that a reader of either plan finds its position all the time.
     pub lane: usize,
-    /// The addresses claimed.
+    /// As whom it claims [`Self::frontends`].
+    pub claimant: Option<Arc<Claimant>>,
     pub frontends: Arc<[Frontend]>,
 }
 
@@ -44,7 +59,18 @@ impl Programmed {
             content: abi::Plan::default(),
             endpoints: Arc::default(),
             lane: 0,
+            claimant: None,
             frontends: Arc::default(),
+        }
+    }
+
+    /// Maglev tables of the published plan.
+    fn tables(&self) -> u32 {
+        let content = &self.content;
+        let tables = [content.maglev_cluster, content.maglev_local];
+        match content.maglev_rows {
+            0 => 0,
+            _ => tables.into_iter().filter(|row| *row != NO_TABLE).count() as u32,
         }
     }
 
@@ -58,7 +84,7 @@ impl Programmed {
     }
 
     /// What it occupies for the published plan alone, all of which the next plan has anew.
-    fn plan_parts(&self) -> Parts {
+    pub(super) fn plan_parts(&self) -> Parts {
         if self.plan == 0 {
             return Parts::default();
         }
@@ -78,46 +104,65 @@ impl Programmed {
         }
     }
 
-    fn slots(&self) -> Range<u32> {
+    pub(super) fn slots(&self) -> Range<u32> {
         self.content.first..self.content.first + self.endpoints.len() as u32
     }
 }
 
 /// An endpoint's place in the network, as a key.
-type Place = ([u8; 16], u16);
+pub(super) type Place = ([u8; 16], u16);
 
 /// A plan that has all its numbers and is not in the maps yet.
-struct Next {
-    index: u32,
-    content: abi::Plan,
-    endpoints: Vec<abi::Endpoint>,
+pub(super) struct Next {
+    pub index: u32,
+    pub content: abi::Plan,
+    pub endpoints: Vec<abi::Endpoint>,
 }
 
 impl MapWriter {
     /// Writes a service port's plan and claims its addresses.
     pub(super) fn write(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
         if !self.programmed.contains_key(key) {
+            let who = (key, plan.rank);
+            self.budget.allows(who, Resource::ServicePorts, 0, 1)?;
             let programmed = match self.adopt(key, &plan.frontends) {
                 Some(adopted) => adopted,
-                None => self.create(key)?,
+                None => self.create(key, plan.rank)?,
             };
+            self.budget.change(key, Resource::ServicePorts, 0, 1);
+            let (endpoints, tables) = (programmed.endpoints.len() as u32, programmed.tables());
+            self.budget.change(key, Resource::Endpoints, 0, endpoints);
+            self.budget.change(key, Resource::MaglevTables, 0, tables);
             self.programmed.insert(key.clone(), programmed);
         }
         let written = self.write_plan(key, plan);
         let programmed = &self.programmed[key];
-        if programmed.plan != 0 {
-            self.roster.enter(key, programmed.id, &programmed.endpoints);
+        // To nothing no address may lead.
+        if programmed.plan == 0 {
+            return written;
         }
-        written?;
-        self.claim(key, plan.frontends.clone());
-        Ok(())
+        self.roster.enter(key, programmed.id, &programmed.endpoints);
+        let claimed = self.claim(key, plan.rank, &plan.frontends);
+        written.and(claimed)
     }
 
     /// Takes a service port's addresses back. Its plan goes when no address leads to it any more.
     pub(super) fn withdraw(&mut self, key: &Key) {
-        self.claim(key, Arc::default());
+        let Some(mut programmed) = self.programmed.remove(key) else {
+            return;
+        };
         self.roster.strike(key);
-        self.departing.extend(self.programmed.remove(key));
+        self.give_up(key, &programmed);
+        for (resource, amount) in [
+            (Resource::ServicePorts, 1),
+            (Resource::Addresses, programmed.frontends.len() as u32),
+            (Resource::Endpoints, programmed.endpoints.len() as u32),
+            (Resource::MaglevTables, programmed.tables()),
+        ] {
+            self.budget.change(key, resource, amount, 0);
+        }
+        programmed.frontends = Arc::default();
+        self.departing.push(programmed);
     }
 
     /// Takes a service out of the maps that no address leads to any more.
@@ -126,8 +171,9 @@ impl MapWriter {
         self.garbage.append(programmed.into_parts());
     }
 
-    fn create(&mut self, key: &Key) -> Result<Programmed, NotProgrammed> {
-        let id = self.take(|s| s.ids.take());
+    fn create(&mut self, key: &Key, rank: Rank) -> Result<Programmed, NotProgrammed> {
+        let spare = self.reserve(rank, self.maps.services.len());
+        let id = self.take(|s| s.ids.take_leaving(spare));
         let id = id.ok_or(NotProgrammed::Services(self.maps.services.len()))?;
         let service = abi::Service {
             plan: 0,
@@ -141,39 +187,152 @@ impl MapWriter {
         Ok(Programmed::new(id))
     }
 
-    /// Makes the addresses that lead to a service port those claimed, once they are flushed.
-    fn claim(&mut self, key: &Key, frontends: Arc<[Frontend]>) {
-        let Some(programmed) = self.programmed.get_mut(key) else {
-            return;
-        };
-        // As long as only endpoints change, they are not even looked at: they are the same.
-        if programmed.frontends == frontends {
-            return;
-        }
-        let before = std::mem::replace(&mut programmed.frontends, frontends);
-        let (had, has): (HashSet<_>, HashSet<_>) = (
-            before.iter().collect(),
-            programmed.frontends.iter().collect(),
-        );
-        for claim in claims(key, before.iter().filter(|claim| !has.contains(claim))) {
-            self.frontends.give_up(&claim, key);
-        }
-        let gained = programmed.frontends.iter();
-        for claim in claims(key, gained.filter(|claim| !had.contains(claim))) {
-            self.frontends.stake(&claim, key, programmed.id);
+    /// Of a map of so many entries, those that a Service of this rank has to leave free.
+    fn reserve(&self, rank: Rank, entries: u32) -> u32 {
+        match rank.is_essential() {
+            true => 0,
+            false => reserve(entries),
         }
     }
 
-    /// Writes plan and endpoints and publishes them, if they differ from what is published.
-    fn write_plan(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
-        let wanted = Wanted::of(plan, self.programmed[key].id, &self.facts);
-        if self.is_published(&self.programmed[key], plan, &wanted) {
+    /// Makes the addresses that lead to a service port those claimed, once they are flushed: of each
+    /// kind all of them, or those that it has already if the rest is over a limit.
+    fn claim(
+        &mut self,
+        key: &Key,
+        rank: Rank,
+        wanted: &Arc<[Frontend]>,
+    ) -> Result<(), NotProgrammed> {
+        let Some(current) = self.programmed.get(key) else {
+            return Ok(());
+        };
+        let same_claimant = current.claimant.as_ref().is_some_and(|c| c.rank == rank);
+        // As long as only endpoints change, the addresses are not even looked at: they are the same.
+        if same_claimant && current.frontends == *wanted {
             return Ok(());
         }
+        let previous = current.frontends.clone();
+        let before: HashSet<&Frontend> = previous.iter().collect();
+        let had = before.len() as u32;
+        let (frontends, outcome) = self.within_limits(key, rank, &before, wanted);
+        let has = frontends.len() as u32;
+        self.budget.change(key, Resource::Addresses, had, has);
+        // Others of its Service or namespace may wait for what it gives up.
+        self.freed |= has < had;
+
+        let Some(current) = self.programmed.get_mut(key) else {
+            return outcome;
+        };
+        let claimant = match (&current.claimant, same_claimant) {
+            (Some(claimant), true) => claimant.clone(),
+            _ => Arc::new(Claimant {
+                rank,
+                key: key.clone(),
+            }),
+        };
+        let earlier = current.claimant.replace(claimant.clone());
+        let id = current.id;
+        current.frontends = frontends.clone();
+        let after: HashSet<&Frontend> = frontends.iter().collect();
+        if let Some(earlier) = earlier {
+            let gone = previous.iter();
+            let gone = gone.filter(|claimed| !same_claimant || !after.contains(claimed));
+            for claim in claims(key, gone) {
+                self.frontends.give_up(&claim, &earlier);
+            }
+        }
+        let new = frontends.iter();
+        let new = new.filter(|claimed| !same_claimant || !before.contains(claimed));
+        for claim in claims(key, new) {
+            self.frontends.stake(&claim, &claimant, id);
+        }
+        outcome
+    }
+
+    /// The addresses that are within the limits, in the order wanted.
+    fn within_limits(
+        &self,
+        key: &Key,
+        rank: Rank,
+        before: &HashSet<&Frontend>,
+        wanted: &Arc<[Frontend]>,
+    ) -> (Arc<[Frontend]>, Result<(), NotProgrammed>) {
+        let had = before.len() as u32;
+        let is_kept = |claimed: &Frontend| before.contains(claimed);
+        let mut count = 0;
+        let mut refused = Vec::new();
+        let mut outcome = Ok(());
+        for kind in KINDS {
+            let of_kind = || wanted.iter().filter(|claimed| claimed.kind == kind);
+            let more = of_kind().count() as u32;
+            let who = (key, rank);
+            match (self.budget).allows(who, Resource::Addresses, had, count + more) {
+                Ok(()) => count += more,
+                Err(error) => {
+                    count += of_kind().filter(|claimed| is_kept(claimed)).count() as u32;
+                    refused.push(kind);
+                    outcome = outcome.and(Err(error));
+                }
+            }
+        }
+        if refused.is_empty() {
+            return (wanted.clone(), outcome);
+        }
+        let within = wanted.iter();
+        let within = within.filter(|claimed| !refused.contains(&claimed.kind) || is_kept(claimed));
+        (within.copied().collect(), outcome)
+    }
+
+    fn give_up(&mut self, key: &Key, programmed: &Programmed) {
+        if let Some(claimant) = &programmed.claimant {
+            for claim in claims(key, &*programmed.frontends) {
+                self.frontends.give_up(&claim, claimant);
+            }
+        }
+    }
+
+    /// Writes plan and endpoints and publishes them, if they differ from what is published. What
+    /// finds no room as a whole replaces what is there in its place, as far as that goes.
+    fn write_plan(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
+        let mut wanted = Wanted::of(plan, self.programmed[key].id, &self.facts);
+        let mut outcome = Ok(());
+        loop {
+            if self.is_published(&self.programmed[key], plan, &wanted) {
+                return outcome;
+            }
+            let error = match self.try_publish(key, plan, &wanted) {
+                Ok(()) => return outcome,
+                Err(error) => error,
+            };
+            if wanted.content.maglev_rows == 0 || !error.is_about_maglev() {
+                return self
+                    .replace_in_place(key, plan, &wanted, error)
+                    .and(outcome);
+            }
+            wanted.content.maglev_rows = 0;
+            outcome = Err(error);
+        }
+    }
+
+    /// Writes plan and endpoints to a fresh place and publishes them.
+    pub(super) fn try_publish(
+        &mut self,
+        key: &Key,
+        plan: &Plan,
+        wanted: &Wanted,
+    ) -> Result<(), NotProgrammed> {
+        let (from, to) = (&self.programmed[key], wanted.endpoints.len());
+        self.budget.allows(
+            (key, plan.rank),
+            Resource::Endpoints,
+            from.endpoints.len() as u32,
+            to as u32,
+        )?;
         let mut taken = Parts::default();
-        match self.number(key, plan, &wanted, &mut taken) {
+        let known = places(&self.programmed[key].endpoints);
+        match self.number(key, plan, wanted, &known, &mut taken) {
             Ok(next) => {
-                self.publish_next(key, next);
+                self.publish_next(key, next, &HashSet::new());
                 Ok(())
             }
             Err(error) => {
@@ -184,7 +343,7 @@ impl MapWriter {
         }
     }
 
-    fn is_published(&self, current: &Programmed, plan: &Plan, wanted: &Wanted) -> bool {
+    pub(super) fn is_published(&self, current: &Programmed, plan: &Plan, wanted: &Wanted) -> bool {
         let content = abi::Plan {
             first: 0,
             source_set: 0,
@@ -203,30 +362,21 @@ impl MapWriter {
                 .all(|(have, want)| abi::Endpoint { id: 0, ..*have } == *want)
     }
 
-    /// Finds numbers for everything in a plan; what is taken for it is noted in `taken`.
+    /// Finds numbers for everything in a plan, those `known` for the endpoints; what is taken for it
+    /// is noted in `taken`.
     fn number(
         &mut self,
         key: &Key,
         plan: &Plan,
         wanted: &Wanted,
+        known: &HashMap<Place, u32>,
         taken: &mut Parts,
     ) -> Result<Next, NotProgrammed> {
         let mut content = wanted.content;
-        let endpoints = self.number_endpoints(key, &wanted.endpoints, taken)?;
-
-        let count = endpoints.len() as u32;
-        let Some(first) = self.take(|s| s.slots.take(count)) else {
-            return Err(NotProgrammed::Endpoints {
-                wanted: count,
-                free: self.slots.free(),
-                size: self.maps.endpoints.len(),
-            });
-        };
-        taken.slots.push(first..first + count);
-        content.first = first;
-
+        let endpoints = self.number_endpoints(plan.rank, &wanted.endpoints, known, taken)?;
+        content.first = self.slots_for(key, plan.rank, &endpoints, taken)?;
         if content.maglev_rows != 0 {
-            let [cluster, local] = self.lookup_tables(plan, content.maglev_rows, taken)?;
+            let [cluster, local] = self.lookup_tables(key, plan, content.maglev_rows, taken)?;
             content.maglev_cluster = cluster;
             content.maglev_local = local;
         }
@@ -234,36 +384,80 @@ impl MapWriter {
         taken
             .source_sets
             .extend((content.source_set != 0).then_some(content.source_set));
-
-        let index = self.take(|s| s.plans.take());
-        let index = index.ok_or(NotProgrammed::Plans(self.maps.plans.len()))?;
-        taken.plans.push(index);
         Ok(Next {
-            index,
+            index: self.plan_number(key, plan.rank, taken)?,
             content,
             endpoints,
         })
     }
 
-    /// Numbers for endpoints: those they have, new ones for new endpoints.
-    fn number_endpoints(
+    /// The first of the slots for endpoints: those that they are in, or fresh ones.
+    fn slots_for(
         &mut self,
         key: &Key,
+        rank: Rank,
+        endpoints: &[abi::Endpoint],
+        taken: &mut Parts,
+    ) -> Result<u32, NotProgrammed> {
+        let current = &self.programmed[key];
+        if current.plan != 0 && *current.endpoints == *endpoints {
+            return Ok(current.content.first);
+        }
+        let count = endpoints.len() as u32;
+        let size = self.maps.endpoints.len();
+        // Who does not grow gives back as much as it takes.
+        let spare = match count > current.endpoints.len() as u32 {
+            true => self.reserve(rank, size),
+            false => 0,
+        };
+        let first = self.take(|s| s.slots.take_leaving(count, spare));
+        let first = first.ok_or_else(|| NotProgrammed::Endpoints {
+            wanted: count,
+            free: self.slots.free(),
+            size,
+        })?;
+        taken.slots.push(first..first + count);
+        Ok(first)
+    }
+
+    /// A number for the next plan. A service port that has no plan yet leaves one number free, for
+    /// those that have to change theirs.
+    pub(super) fn plan_number(
+        &mut self,
+        key: &Key,
+        rank: Rank,
+        taken: &mut Parts,
+    ) -> Result<u32, NotProgrammed> {
+        let size = self.maps.plans.len();
+        let spare = match self.programmed[key].plan {
+            0 => self.reserve(rank, size).max(1),
+            _ => 0,
+        };
+        let index = self.take(|s| s.plans.take_leaving(spare));
+        let index = index.ok_or(NotProgrammed::Plans(size))?;
+        taken.plans.push(index);
+        Ok(index)
+    }
+
+    /// Numbers for endpoints: those they have, new ones for new endpoints.
+    pub(super) fn number_endpoints(
+        &mut self,
+        rank: Rank,
         wanted: &[abi::Endpoint],
+        known: &HashMap<Place, u32>,
         taken: &mut Parts,
     ) -> Result<Vec<abi::Endpoint>, NotProgrammed> {
-        let known: HashMap<Place, u32> = self.programmed[key]
-            .endpoints
-            .iter()
-            .map(|endpoint| (place(endpoint), endpoint.id))
-            .collect();
+        let size = self.maps.endpoint_states.len();
+        let spare = match wanted.len() > known.len() {
+            true => self.reserve(rank, size),
+            false => 0,
+        };
         let mut endpoints = wanted.to_vec();
         for endpoint in &mut endpoints {
             endpoint.id = match known.get(&place(endpoint)) {
                 Some(id) => *id,
                 None => {
-                    let size = self.maps.endpoint_states.len();
-                    let id = self.take(|s| s.endpoint_ids.take());
+                    let id = self.take(|s| s.endpoint_ids.take_leaving(spare));
                     let id = id.ok_or(NotProgrammed::EndpointStates(size))?;
                     taken.endpoint_ids.push(id);
                     id
@@ -286,6 +480,7 @@ impl MapWriter {
     /// Lookup tables for the Cluster and the Local set.
     fn lookup_tables(
         &mut self,
+        key: &Key,
         plan: &Plan,
         rows: u32,
         taken: &mut Parts,
@@ -294,15 +489,19 @@ impl MapWriter {
         if slots.len() > usize::from(u16::MAX) {
             return Err(NotProgrammed::TooManyForMaglev(slots.len()));
         }
+        let sets = [plan.endpoints.cluster(), plan.endpoints.local()];
+        let wanted = sets.iter().filter(|set| !set.is_empty()).count();
+        let has = self.programmed[key].tables();
+        let who = (key, plan.rank);
+        self.budget
+            .allows(who, Resource::MaglevTables, has, wanted as u32)?;
+        let spare = self.reserve(plan.rank, self.maps.maglev.len());
         let mut tables = [0; 2];
-        for (table, set) in tables
-            .iter_mut()
-            .zip([plan.endpoints.cluster(), plan.endpoints.local()])
-        {
+        for (table, set) in tables.iter_mut().zip(sets) {
             // Sets are parts of the slots; the kernel counts from the first slot.
             let offset = slots.iter().position(|slot| set.first() == Some(slot));
             let offset = offset.unwrap_or(0) as u16;
-            let row = self.take(|s| s.lookup_tables.acquire(set, offset, rows, &s.maps));
+            let row = self.take(|s| s.lookup_tables.acquire(set, offset, rows, spare, &s.maps));
             *table = row.ok_or(NotProgrammed::Maglev { rows })?;
             taken.lookup_tables.push(*table);
         }
@@ -310,7 +509,7 @@ impl MapWriter {
     }
 
     /// The set of source ranges, which gets a reference; 0 for none.
-    fn source_set(&mut self, plan: &Plan) -> Result<u32, NotProgrammed> {
+    pub(super) fn source_set(&mut self, plan: &Plan) -> Result<u32, NotProgrammed> {
         let ranges = &plan.source_ranges;
         let acquired = match self.source_sets.acquire(ranges, &self.maps) {
             Err(_) if self.make_room() => self.source_sets.acquire(ranges, &self.maps),
@@ -319,17 +518,26 @@ impl MapWriter {
         Ok(acquired?)
     }
 
-    /// Writes a plan where nobody reads yet, publishes it and lets go of what it replaces.
-    fn publish_next(&mut self, key: &Key, next: Next) {
+    /// Writes a plan where nobody reads yet, publishes it and lets go of what it replaces, but for
+    /// the endpoints' numbers in `kept`.
+    pub(super) fn publish_next(&mut self, key: &Key, next: Next, kept: &HashSet<u32>) {
         let Next {
             index,
             content,
             endpoints,
         } = next;
-        for (slot, endpoint) in (content.first..).zip(&endpoints) {
-            self.maps.endpoints.write(slot, endpoint);
+        let current = &self.programmed[key];
+        let slots = content.first..content.first + endpoints.len() as u32;
+        let before = current.slots();
+        for (slot, endpoint) in slots.clone().zip(&endpoints) {
+            let position = slot.checked_sub(before.start);
+            let there = position.and_then(|position| current.endpoints.get(position as usize));
+            // What is there already may be read.
+            if there != Some(endpoint) {
+                self.maps.endpoints.write(slot, endpoint);
+            }
         }
-        let lane = 1 - self.programmed[key].lane;
+        let lane = 1 - current.lane;
         self.place(key, content.first, &endpoints, lane);
         self.maps.plans.write(index, &content);
         self.publish(content.service, index);
@@ -338,15 +546,27 @@ impl MapWriter {
             return;
         };
         let mut replaced = current.plan_parts();
-        let kept: HashSet<u32> = endpoints.iter().map(|e| e.id).collect();
+        replaced.slots = without(before, &slots);
+        let used: HashSet<u32> = endpoints.iter().map(|e| e.id).collect();
         let gone = current.endpoints.iter().map(|endpoint| endpoint.id);
         replaced
             .endpoint_ids
-            .extend(gone.filter(|id| !kept.contains(id)));
+            .extend(gone.filter(|id| !used.contains(id) && !kept.contains(id)));
+        let (had, tables) = (current.endpoints.len(), current.tables());
         current.plan = index;
         current.content = content;
         current.endpoints = endpoints.into();
         current.lane = lane;
+        for (resource, from, to) in [
+            (
+                Resource::Endpoints,
+                had as u32,
+                current.endpoints.len() as u32,
+            ),
+            (Resource::MaglevTables, tables, current.tables()),
+        ] {
+            self.budget.change(key, resource, from, to);
+        }
         self.garbage.append(replaced);
     }
 
@@ -375,10 +595,11 @@ impl MapWriter {
 }
 
 /// What a plan wants to be in the maps, but for numbers that are still to be found: those are zero.
-struct Wanted {
+#[derive(Clone)]
+pub(super) struct Wanted {
     /// In the order of the classes.
-    endpoints: Vec<abi::Endpoint>,
-    content: abi::Plan,
+    pub endpoints: Vec<abi::Endpoint>,
+    pub content: abi::Plan,
 }
 
 impl Wanted {
@@ -418,6 +639,21 @@ impl Wanted {
     }
 }
 
+impl Wanted {
+    /// The first `count` endpoints alone, picked at random.
+    pub(super) fn first(&self, count: usize) -> Self {
+        let mut first = self.clone();
+        first.endpoints.truncate(count);
+        let mut left = count as u32;
+        for count in &mut first.content.counts {
+            *count = left.min(*count);
+            left -= *count;
+        }
+        first.content.maglev_rows = 0;
+        first
+    }
+}
+
 /// An endpoint without number.
 fn endpoint(address: &SocketAddr, local: bool, facts: &NodeFacts) -> abi::Endpoint {
     let ip: IpAddr = address.ip();
@@ -440,6 +676,28 @@ fn endpoint(address: &SocketAddr, local: bool, facts: &NodeFacts) -> abi::Endpoi
     }
 }
 
-fn place(endpoint: &abi::Endpoint) -> Place {
+/// The endpoints' numbers, by where they are.
+pub(super) fn places(endpoints: &[abi::Endpoint]) -> HashMap<Place, u32> {
+    let numbers = endpoints.iter();
+    numbers
+        .map(|endpoint| (place(endpoint), endpoint.id))
+        .collect()
+}
+
+/// What of a range another one has not.
+fn without(range: Range<u32>, other: &Range<u32>) -> Vec<Range<u32>> {
+    let before = range.start..range.end.min(other.start).max(range.start);
+    let after = range.start.max(other.end).min(range.end)..range.end;
+    if other.is_empty() || before.end > after.start {
+        return vec![range];
+    }
+    [before, after]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect()
+}
+
+/// Where an endpoint is.
+pub(super) fn place(endpoint: &abi::Endpoint) -> Place {
     (endpoint.address.octets, endpoint.port)
 }

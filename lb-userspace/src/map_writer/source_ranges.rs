@@ -55,6 +55,12 @@ impl SourceSets {
         Ok(found)
     }
 
+    /// Entries in the trie.
+    pub fn entries(&self) -> u32 {
+        let sets = self.sets.values().map(|(ranges, _)| ranges.len());
+        (sets.sum::<usize>() + self.strays.len()) as u32
+    }
+
     /// The number of the set with these ranges: 0 for no ranges, `None` if there is no such set.
     pub fn number(&self, ranges: &[IpNet]) -> Option<u32> {
         if ranges.is_empty() {

@@ -32,13 +32,19 @@ impl LookupTables {
         }
     }
 
+    /// How many tables of so many rows a map of so many elements has room for.
+    pub fn room(elements: u32, rows: u32) -> u32 {
+        elements / rows.div_ceil(ROWS).max(1)
+    }
+
     /// First row of the table for a set of endpoints, which gets one more reference; `None` if
-    /// there is no room.
+    /// there is no room that leaves so many elements free.
     pub fn acquire(
         &mut self,
         set: &[SocketAddr],
         offset: u16,
         rows: u32,
+        reserve: u32,
         maps: &Maps,
     ) -> Option<u32> {
         let content = maglev::table(set, offset, rows);
@@ -49,7 +55,7 @@ impl LookupTables {
             self.tables.get_mut(row)?.1 += 1;
             return Some(*row);
         }
-        let element = self.elements.take(elements(&content))?;
+        let element = self.elements.take_leaving(elements(&content), reserve)?;
         for (index, rows) in (element..).zip(content.chunks(ROWS as usize)) {
             let mut positions = [0; ROWS as usize];
             positions[..rows.len()].copy_from_slice(rows);
@@ -61,7 +67,6 @@ impl LookupTables {
     }
 
     /// Elements that are free.
-    #[cfg(test)]
     pub fn free(&self) -> u32 {
         self.elements.free()
     }

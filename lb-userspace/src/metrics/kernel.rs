@@ -5,6 +5,8 @@ use std::{net::SocketAddr, time::Duration};
 use lb_objects::{ObjectName, Protocol};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
+use crate::map_writer::MapFill;
+
 /// The data plane, as far as metrics go.
 pub trait KernelSource: Send + Sync {
     /// Reads the counters. Called for each scrape, on a thread that may block.
@@ -18,6 +20,7 @@ pub struct Sample {
     pub packets: Vec<PacketCount>,
     pub services: Vec<ServiceTraffic>,
     pub devices: Vec<DeviceMode>,
+    pub maps: Vec<MapFill>,
     /// Live flows. `None` until the table exists.
     pub flows: Option<u64>,
     /// Flows the table has room for.
@@ -152,7 +155,23 @@ impl Sample {
             let labels = [("device", &*device.device), ("mode", device.mode.label())];
             gauge(&labels, 1)
         });
+        let maps = |number: fn(&MapFill) -> u32| {
+            let maps = self.maps.iter();
+            maps.map(move |map| gauge(&[("map", map.map)], number(map).into()))
+        };
         [
+            family(
+                "node_lb_map_entries",
+                "Entries in use of the maps that Services are written to.",
+                MetricType::GAUGE,
+                maps(|map| map.entries),
+            ),
+            family(
+                "node_lb_map_capacity",
+                "Entries that there is room for in these maps.",
+                MetricType::GAUGE,
+                maps(|map| map.capacity),
+            ),
             family(
                 "node_lb_packets_total",
                 "Packets, by hook and by the reason for what happened to them.",

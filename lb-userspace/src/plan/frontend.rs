@@ -27,10 +27,10 @@ pub(super) fn frontends(
     node: &LocalNode,
 ) -> Arc<[Frontend]> {
     let family = IpFamily::of(cluster_ip);
-    let external_ips = match node.allows_external_ips() {
-        true => service.external_ips.as_slice(),
-        false => &[],
-    };
+    let external_ips = service.external_ips.iter().copied();
+    let external_ips: Vec<_> = external_ips
+        .filter(|address| node.allows_external_ip(*address))
+        .collect();
     let node_addresses = match port.node_port {
         0 => &[],
         _ => node.node_port_addresses(),
@@ -44,7 +44,7 @@ pub(super) fn frontends(
             &service.load_balancer_ips,
             port.port,
         ),
-        (FrontendKind::ExternalIp, external_ips, port.port),
+        (FrontendKind::ExternalIp, &external_ips, port.port),
         (FrontendKind::NodePort, node_addresses, port.node_port),
     ] {
         for address in in_family(family, addresses) {

@@ -18,6 +18,7 @@ pub use self::{
     endpoints::{ClassifiedEndpoints, EndpointClass, TopologyMode},
     frontend::{Frontend, FrontendKind},
     node::{LocalNode, NodePortAddresses, PlanOptions},
+    rank::{Importance, Rank},
 };
 use self::{endpoints::MergedSlices, frontend::source_ranges};
 
@@ -25,6 +26,7 @@ mod detector;
 mod endpoints;
 mod frontend;
 mod node;
+mod rank;
 pub mod report;
 
 /// Plans `service` on `node`. `slices` are the EndpointSlices of this Service, in any order.
@@ -46,6 +48,7 @@ pub fn plan_after(
         ports: Vec::with_capacity(service.cluster_ips.len() * service.ports.len()),
         health_checks: Vec::new(),
     };
+    let rank = node.rank(service);
     // A family without a cluster IP ignores the Service completely.
     for cluster_ip in &service.cluster_ips {
         let family = IpFamily::of(*cluster_ip);
@@ -59,6 +62,7 @@ pub fn plan_after(
         let ports = service.ports.iter().enumerate().map(|(index, port)| Plan {
             name: ServicePortName::new(service, port),
             family,
+            rank,
             frontends: match before(index) {
                 Some(before) => before.frontends.clone(),
                 None => frontend::frontends(service, *cluster_ip, port, node),
@@ -99,6 +103,8 @@ pub struct ServicePlan {
 pub struct Plan {
     pub name: ServicePortName,
     pub family: IpFamily,
+    /// Its Service's.
+    pub rank: Rank,
     /// Where the port is reached, node ports once per address that accepts them.
     pub frontends: Arc<[Frontend]>,
     /// Rules the cluster IP.

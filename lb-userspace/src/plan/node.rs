@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use lb_objects::{Endpoint, IpFamily, Node, Service};
+use lb_objects::{Endpoint, IpFamily, Node, ObjectName, Service};
+
+use super::Rank;
 
 /// The node label that says which zone the node is in.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -15,9 +17,13 @@ pub struct PlanOptions {
     /// Gate `AllowServiceExternalIPs`: without it no externalIP becomes a frontend, though a port
     /// that has one still counts as externally accessible.
     pub allow_external_ips: bool,
+    /// The networks that an externalIP has to be in to become a frontend; none means that any does.
+    pub external_ip_networks: Vec<IpNet>,
     /// Gate `PreferSameTrafficDistribution`: without it node hints are not looked at. Kubernetes
     /// 1.35 and later always have it on.
     pub honour_node_hints: bool,
+    /// Services that are [essential](super::Importance::Essential) besides the API server's and DNS.
+    pub essential: Vec<ObjectName>,
 }
 
 impl Default for PlanOptions {
@@ -25,7 +31,9 @@ impl Default for PlanOptions {
         Self {
             node_port_addresses: NodePortAddresses::Primary,
             allow_external_ips: true,
+            external_ip_networks: Vec::new(),
             honour_node_hints: true,
+            essential: Vec::new(),
         }
     }
 }
@@ -114,6 +122,11 @@ impl LocalNode {
         }
     }
 
+    /// A Service's place among all.
+    pub fn rank(&self, service: &Service) -> Rank {
+        Rank::of(service, &self.options.essential)
+    }
+
     pub(super) fn hosts(&self, endpoint: &Endpoint) -> bool {
         endpoint.node_name.as_deref() == Some(&*self.name)
     }
@@ -122,8 +135,11 @@ impl LocalNode {
         self.options.honour_node_hints
     }
 
-    pub(super) fn allows_external_ips(&self) -> bool {
+    /// Whether Services may claim this address as an externalIP.
+    pub(super) fn allows_external_ip(&self, address: IpAddr) -> bool {
+        let networks = &self.options.external_ip_networks;
         self.options.allow_external_ips
+            && (networks.is_empty() || networks.iter().any(|network| network.contains(&address)))
     }
 }
 

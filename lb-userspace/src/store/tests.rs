@@ -227,6 +227,7 @@ fn service(service: &str, cluster_ip: &str) -> Event {
     let service = Service {
         name: name(service),
         uid: None,
+        created: 0,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec![cluster_ip.parse().unwrap()],
         external_ips: Vec::new(),

@@ -262,6 +262,7 @@ fn service(protocol: Protocol, ports: &[&str]) -> Service {
             name: "svc".to_owned(),
         },
         uid: None,
+        created: 0,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
         external_ips: Vec::new(),

@@ -404,6 +404,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
     let service = Service {
         name: object(namespace, name),
         uid: None,
+        created: 0,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
         external_ips: Vec::new(),

@@ -11,6 +11,7 @@ use node_lb::{
     agent::metrics_server::MetricsServer,
     health::readiness::Readiness,
     http::{Limits, Server, bind},
+    map_writer::MapFill,
     metrics::{
         DeviceMode, KernelSource, Metrics, PacketCount, Sample, ServiceTraffic, XdpMode, set_to_now,
     },
@@ -159,6 +160,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_service_snat_ports_exhausted_total{namespace="shop",service="web",port="",protocol="TCP"} 7"#,
             r#"node_lb_service_failing_endpoints{namespace="shop",service="web",port="",protocol="TCP"} 1"#,
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
+            r#"node_lb_map_entries{map="FRONTENDS4"} 7"#,
+            r#"node_lb_map_capacity{map="FRONTENDS4"} 131072"#,
             "node_lb_flows 0",
             "node_lb_flow_table_size 65536",
             "node_lb_sync_running_seconds 3.2",
@@ -216,6 +219,11 @@ fn sample() -> Sample {
         devices: vec![DeviceMode {
             device: "eth\"0".into(),
             mode: XdpMode::Generic,
+        }],
+        maps: vec![MapFill {
+            map: "FRONTENDS4",
+            entries: 7,
+            capacity: 131_072,
         }],
         flows: Some(0),
         flow_table_size: Some(65536),

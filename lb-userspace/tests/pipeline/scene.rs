@@ -170,6 +170,7 @@ impl Scene {
             local_addresses: node_addresses().into_iter().collect(),
             cluster_networks: pods,
             maglev_rows: MAGLEV_ROWS,
+            ..NodeFacts::default()
         };
         let mut tables = ProgrammedTables::new(&settings, facts, self.flow_records);
         tables.program(&[self.plan()]);
@@ -284,6 +285,7 @@ impl Scene {
         Service {
             name: name("web"),
             uid: None,
+            created: 0,
             service_type: ServiceType::LoadBalancer,
             cluster_ips: vec![self.ip("172.30.0.1", "fd00:30::1")],
             external_ips: vec![self.ip("198.51.100.7", "2001:db8:e::7")],

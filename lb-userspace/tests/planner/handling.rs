@@ -159,6 +159,29 @@ fn an_address_that_is_load_balancer_ip_and_external_ip_keeps_its_source_ranges()
 }
 
 #[test]
+fn external_ips_outside_the_networks_allowed_are_not_served() {
+    let service = Service {
+        external_ips: ["198.51.100.7", "203.0.113.7"]
+            .map(|ip| ip.parse().unwrap())
+            .into(),
+        ..service()
+    };
+    let options = PlanOptions {
+        external_ip_networks: vec!["198.51.100.0/24".parse().unwrap()],
+        ..PlanOptions::default()
+    };
+    let node = node();
+    let node = LocalNode::new(&node, &node.addresses, &options);
+    assert_eq!(
+        *plan(&service, &[], &node).ports[0].frontends,
+        [
+            frontend(FrontendKind::ClusterIp, "172.30.1.1:80"),
+            frontend(FrontendKind::ExternalIp, "198.51.100.7:80")
+        ]
+    );
+}
+
+#[test]
 fn external_ips_can_be_switched_off_but_keep_a_port_accessible() {
     let service = Service {
         external_ips: vec!["198.51.100.7".parse().unwrap()],
@@ -353,6 +376,7 @@ fn service() -> Service {
     Service {
         name: name("svc"),
         uid: None,
+        created: 0,
         service_type: ServiceType::ClusterIp,
         cluster_ips: vec!["172.30.1.1".parse().unwrap()],
         external_ips: Vec::new(),

@@ -132,6 +132,7 @@ fn service() -> impl Strategy<Value = Service> {
                 Service {
                     name: name("svc"),
                     uid: None,
+                    created: 0,
                     service_type,
                     cluster_ips: vec![ip(255)],
                     external_ips,

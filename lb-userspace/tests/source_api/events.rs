@@ -292,7 +292,7 @@ async fn full_maps_on_many_nodes_are_one_event_for_each_service_and_few_requests
                         size: 9,
                     };
                     let Notice { service, uid, .. } = of_service(number);
-                    recorder.record(Notice::not_programmed(&service, uid, &error));
+                    recorder.record(Notice::not_programmed(&service, uid, error.reason()));
                 }
                 // The writers take what is queued.
                 if number % 500 == 0 {

@@ -228,6 +228,7 @@ impl ServiceRow {
                 name: self.name.clone(),
             },
             uid: None,
+            created: 0,
             service_type: match self.service_type.as_str() {
                 "ClusterIP" => ServiceType::ClusterIp,
                 "NodePort" => ServiceType::NodePort,

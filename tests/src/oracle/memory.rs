@@ -80,6 +80,7 @@ impl MemoryNode {
             local_addresses: addresses.into(),
             cluster_networks: pods,
             maglev_rows: MAGLEV_ROWS,
+            ..NodeFacts::default()
         };
         let mut tables = ProgrammedTables::new(&settings, facts, FLOW_RECORDS);
         // Of the cluster's pods, these are the node's.
@@ -203,6 +204,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
     Service {
         name: object(name),
         uid: None,
+        created: 0,
         service_type: ServiceType::LoadBalancer,
         cluster_ips: vec![scene.cluster_ip],
         external_ips: vec![scene.external_ip],

@@ -14,7 +14,9 @@ const NOT_PROGRAMMED: &str = r#"node_lb_services{state="not_programmed"}"#;
 
 #[test]
 fn a_service_without_room_is_said_everywhere_and_heals() -> Result<()> {
-    let ground = Balanced::with(SMALL, &["--xdp-mode=native", MAGLEV])?;
+    let limits = ["--service-limits", "--namespace-limits"].map(|l| format!("{l}=maglev-tables=0"));
+    let flags = ["--xdp-mode=native", MAGLEV, &limits[0], &limits[1]];
+    let ground = Balanced::with(SMALL, &flags)?;
     let _server = serve_web(&ground)?;
     let server = (0..=TABLES).fold(Serve::new("maglev"), |server, n| server.tcp(target(n)));
     let _servers = ["pod-1-1", "pod-1-2"].map(|pod| server.clone().start(ground.lab.pod(pod)));

@@ -106,7 +106,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         Self::new(&MapData::from_pin(path)?)
     }
 
-    /// Entries that there is room for.
+    /// How many entries the map has room for.
     pub fn max_entries(&self) -> u32 {
         self.max_entries
     }

@@ -118,6 +118,10 @@ where
     K: Copy + Eq + Hash + Send + Sync,
     V: Copy + Send + Sync,
 {
+    fn capacity(&self) -> u32 {
+        self.room as u32
+    }
+
     fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
         let mut entries = self.write();
         for (done, (key, value)) in keys.iter().zip(values).enumerate() {
@@ -186,6 +190,10 @@ impl From<&SourceKey> for SourceRange {
 }
 
 impl Entries<SourceKey, u8> for Arc<SourceRanges> {
+    fn capacity(&self) -> u32 {
+        entries::SOURCE_RANGES as u32
+    }
+
     fn insert(&self, keys: &[SourceKey], _: &[u8]) -> Result<(), Incomplete> {
         let mut ranges = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for (done, key) in keys.iter().enumerate() {

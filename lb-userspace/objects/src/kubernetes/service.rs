@@ -66,9 +66,11 @@ impl Translate for core::Service {
         let internal = ("spec.internalTrafficPolicy", &spec.internal_traffic_policy);
         let external = ("spec.externalTrafficPolicy", &spec.external_traffic_policy);
         let uid = self.metadata.uid.as_deref();
+        let created = self.metadata.creation_timestamp.as_ref();
         let service = Service {
             name,
             uid: uid.and_then(|uid| uid.parse().ok()),
+            created: created.map_or(0, |time| time.0.as_second()),
             service_type,
             ports: ports(spec)?,
             internal_traffic_policy: traffic_policy(internal, findings),

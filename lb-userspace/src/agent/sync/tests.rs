@@ -16,7 +16,7 @@ use lb_objects::{
 use prometheus::IntCounter;
 use serde_json::{Value, json};
 
-use super::{Catalog, LocalNode, MapWriter, NodeFacts, Progress, Store, Syncer};
+use super::{Catalog, Condition, LocalNode, MapWriter, NodeFacts, Progress, Store, Syncer};
 use crate::{
     plan::{NodePortAddresses, PlanOptions, ServicePlan},
     source::Event,
@@ -49,7 +49,14 @@ impl Agent {
         let progress = Arc::<Progress>::default();
         Self {
             store: Store::new("node-1"),
-            syncer: Syncer::new(writer, local, catalog.clone(), progress, plannings.clone()),
+            syncer: Syncer::new(
+                writer,
+                local,
+                catalog.clone(),
+                progress,
+                Condition::default(),
+                plannings.clone(),
+            ),
             catalog,
             plannings,
             node,
@@ -212,6 +219,7 @@ fn facts(node: &Node, addresses: &BTreeSet<IpAddr>) -> NodeFacts {
         local_addresses: addresses.clone(),
         cluster_networks: node.pod_cidrs.clone(),
         maglev_rows: 0,
+        ..NodeFacts::default()
     }
 }
 

@@ -397,6 +397,10 @@ fn address<A: Family>(key: &FrontendKey<A>) -> Address {
 }
 
 impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
+    fn capacity(&self) -> u32 {
+        self.state().sizes.frontends as u32
+    }
+
     fn insert(&self, keys: &[FrontendKey<A>], values: &[Frontend]) -> Result<(), Incomplete> {
         let mut state = self.state();
         state.calls += 1;
@@ -443,6 +447,10 @@ impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
 }
 
 impl Entries<SourceKey, u8> for Kernel {
+    fn capacity(&self) -> u32 {
+        self.state().sizes.source_ranges as u32
+    }
+
     fn insert(&self, keys: &[SourceKey], _: &[u8]) -> Result<(), Incomplete> {
         let mut state = self.state();
         state.calls += 1;

@@ -13,16 +13,18 @@ use lb_objects::{
 
 use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
 use super::{
-    Key, MapWriter, NodeFacts,
+    Key, Limits, MapWriter, NodeFacts, Reason,
     frontends::{Address, claims},
     maglev,
 };
-use crate::plan::{self, FrontendKind, LocalNode, Plan, PlanOptions};
+use crate::plan::{self, FrontendKind, Importance, LocalNode, Plan, PlanOptions, Rank};
 
 mod adoption;
 mod capacity;
 mod changes;
+mod fairness;
 mod fake;
+mod full_maps;
 mod properties;
 
 /// Rows of Maglev tables: few, to keep the checks quick.
@@ -33,11 +35,17 @@ const ROWS: u32 = 13;
 struct Spec {
     /// Part of its name and its cluster IP.
     number: u8,
+    /// When it was created.
+    created: i64,
     family: IpFamily,
     protocol: Protocol,
     port: u16,
     node_port: u16,
     load_balancer: Option<u8>,
+    /// How many externalIPs it has.
+    externals: u8,
+    /// Whether others depend on it.
+    essential: bool,
     /// Last octets of source networks.
     sources: Vec<u8>,
     affinity: u64,
@@ -57,11 +65,14 @@ enum Condition {
 fn spec(number: u8, endpoints: impl IntoIterator<Item = u8>) -> Spec {
     Spec {
         number,
+        created: 0,
         family: IpFamily::V4,
         protocol: Protocol::Tcp,
         port: 80,
         node_port: 0,
         load_balancer: None,
+        externals: 0,
+        essential: false,
         sources: Vec::new(),
         affinity: 0,
         maglev: false,
@@ -86,9 +97,12 @@ impl Spec {
         let service = Service {
             name: name.clone(),
             uid: None,
+            created: self.created,
             service_type: ServiceType::LoadBalancer,
             cluster_ips: vec![self.ip(96, self.number)],
-            external_ips: Vec::new(),
+            external_ips: (0..self.externals)
+                .map(|n| self.ip(self.number, n))
+                .collect(),
             load_balancer_ips: self
                 .load_balancer
                 .map(|n| self.ip(50, n))
@@ -125,9 +139,13 @@ impl Spec {
             }],
             endpoints: self.endpoints.iter().map(|e| self.endpoint(*e)).collect(),
         };
-        plan::plan(&service, &[&slice], &node())
+        let mut plan = plan::plan(&service, &[&slice], &node())
             .ports
-            .swap_remove(0)
+            .swap_remove(0);
+        if self.essential {
+            plan.rank.importance = Importance::Essential;
+        }
+        plan
     }
 
     fn key(&self) -> Key {
@@ -187,8 +205,13 @@ struct Bench {
 
 impl Bench {
     fn new(sizes: Sizes) -> Self {
+        Self::limited(sizes, Limits::default())
+    }
+
+    fn limited(sizes: Sizes, limits: Limits) -> Self {
         let kernel = Kernel::new(sizes);
-        let writer = MapWriter::new(kernel.maps(), facts()).unwrap();
+        let facts = NodeFacts { limits, ..facts() };
+        let writer = MapWriter::new(kernel.maps(), facts).unwrap();
         let mut bench = Self {
             kernel,
             writer,
@@ -270,25 +293,27 @@ impl Bench {
             .map(|(address, (key, kind))| (address, view(&self.plans[&key], kind)))
             .collect();
         assert_eq!(self.kernel.state().views(), wanted);
-        assert_eq!(self.writer.waiting().collect::<Vec<_>>(), []);
+        assert_eq!(self.waiting(), Vec::<String>::new());
     }
 
     fn writes(&self) -> usize {
         self.kernel.state().writes
     }
 
+    /// Who lacks something, but for addresses that somebody else has.
     fn waiting(&self) -> Vec<String> {
         let waiting = self.writer.waiting();
+        let waiting = waiting.filter(|(_, error)| error.reason() != Reason::AddressTaken);
         waiting.map(|(_, error)| error.to_string()).collect()
     }
 }
 
-/// Who holds each address: the lesser kind, then the lesser key.
+/// Who holds each address: the lesser kind, then who goes first, then the lesser key.
 fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
-    let mut holders: BTreeMap<Address, (FrontendKind, Key)> = BTreeMap::new();
+    let mut holders: BTreeMap<Address, (FrontendKind, Rank, Key)> = BTreeMap::new();
     for (key, plan) in plans {
         for claim in claims(key, &*plan.frontends) {
-            let mine = (claim.kind, key.clone());
+            let mine = (claim.kind, plan.rank, key.clone());
             let holder = holders.entry(claim.address).or_insert_with(|| mine.clone());
             if mine < *holder {
                 *holder = mine;
@@ -297,7 +322,7 @@ fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
     }
     holders
         .into_iter()
-        .map(|(address, (kind, key))| (address, (key, kind as u8)))
+        .map(|(address, (kind, _, key))| (address, (key, kind as u8)))
         .collect()
 }
 

@@ -37,7 +37,8 @@ proptest! {
             frontends, services, plans, endpoints, endpoint_states, maglev, source_ranges,
         });
         for step in &steps {
-            // What is found is not checked: it depends on who came first.
+            // Who is in depends on who came first.
+            let before = bench.rooms();
             match step {
                 Step::Round { apply, remove } => {
                     let remove = keys(&bench, remove);
@@ -47,6 +48,7 @@ proptest! {
                 }
                 step => take(&mut bench, step),
             }
+            bench.assert_none_is_gone(&before);
         }
         let keys: Vec<_> = bench.plans.keys().cloned().collect();
         bench.plans.clear();
@@ -193,7 +195,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// Services that share addresses, source ranges and sets of endpoints more often than not.
 fn service() -> impl Strategy<Value = Spec> {
     let identity = (
-        0..6_u8,
+        (0..6_u8, 0..3_i64),
         select(vec![IpFamily::V4, IpFamily::V4, IpFamily::V6]),
         select(vec![Protocol::Tcp, Protocol::Tcp, Protocol::Udp]),
     );
@@ -217,17 +219,20 @@ fn service() -> impl Strategy<Value = Spec> {
     let endpoints = proptest::collection::btree_map(0..8_u8, condition, 0..6);
     (identity, addresses, rest, endpoints).prop_map(
         |(
-            (number, family, protocol),
+            ((number, created), family, protocol),
             (port, node_port, load_balancer),
             (sources, affinity, maglev, local),
             endpoints,
         )| Spec {
             number,
+            created,
             family,
             protocol,
             port,
             node_port,
             load_balancer,
+            externals: 0,
+            essential: false,
             sources,
             affinity,
             maglev,

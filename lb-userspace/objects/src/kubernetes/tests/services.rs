@@ -14,6 +14,7 @@ use crate::{Algorithm, Protocol, RemovedEndpoints, ServiceType, TrafficPolicy};
 fn a_full_service() {
     let service = used_service(json!({
         "metadata": {"namespace": "shop", "name": "web",
+            "creationTimestamp": "1970-01-02T00:00:07Z",
             "annotations": {"node-lb.io/algorithm": "maglev",
                 "node-lb.io/removed-endpoints": "reset"}},
         "spec": {
@@ -32,6 +33,7 @@ fn a_full_service() {
             {"ip": "203.0.113.3", "ipMode": "Proxy"}, {"hostname": "lb.example"}]}}
     }));
     assert_eq!(service.name.namespace, "shop");
+    assert_eq!(service.created, 24 * 60 * 60 + 7);
     assert_eq!(service.service_type, ServiceType::LoadBalancer);
     assert_eq!(service.cluster_ips, ips(&["10.96.0.1", "fd00::1"]));
     assert_eq!(service.external_ips, ips(&["192.0.2.1", "2001:db8::1"]));

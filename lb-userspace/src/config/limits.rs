@@ -1,0 +1,96 @@
+//! What one Service and one namespace may take of the maps: `--service-limits` and
+//! `--namespace-limits`.
+
+use std::str::FromStr;
+
+use crate::map_writer::{Cap, Caps, Resource};
+
+/// Of each map, the part that one Service may have unless settings say otherwise.
+const OF_SERVICE: Caps = Caps::part(8);
+/// The same of a namespace.
+const OF_NAMESPACE: Caps = Caps::part(2);
+
+/// One entry of either setting: `RESOURCE=NUMBER`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceLimit {
+    resource: Resource,
+    cap: Cap,
+}
+
+impl FromStr for ResourceLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, number) = text
+            .split_once('=')
+            .ok_or("write RESOURCE=NUMBER, like addresses=1000")?;
+        let resource = Resource::ALL
+            .into_iter()
+            .find(|resource| setting_name(*resource) == name);
+        let known = Resource::ALL.map(setting_name).join(", ");
+        let resource =
+            resource.ok_or_else(|| format!("no such resource {name:?}; known are {known}"))?;
+        let cap = match number.parse() {
+            Ok(0) => Cap::None,
+            Ok(count) => Cap::Count(count),
+            Err(_) => return Err(format!("{name} is a number; 0 means no limit")),
+        };
+        Ok(Self { resource, cap })
+    }
+}
+
+/// The limits of a Service, where settings say no others.
+pub fn of_service(given: &[ResourceLimit]) -> Caps {
+    changed(OF_SERVICE, given)
+}
+
+/// The limits of a namespace, where settings say no others.
+pub fn of_namespace(given: &[ResourceLimit]) -> Caps {
+    changed(OF_NAMESPACE, given)
+}
+
+/// Every limit as settings have it; a part of a map as `1/8`.
+pub fn texts(caps: &Caps) -> Vec<String> {
+    let text = |resource| {
+        let cap = match caps.get(resource) {
+            Cap::None => "0".to_owned(),
+            Cap::Part(part) => format!("1/{part}"),
+            Cap::Count(count) => count.to_string(),
+        };
+        format!("{}={cap}", setting_name(resource))
+    };
+    Resource::ALL.into_iter().map(text).collect()
+}
+
+fn changed(mut caps: Caps, given: &[ResourceLimit]) -> Caps {
+    for ResourceLimit { resource, cap } in given {
+        caps.set(*resource, *cap);
+    }
+    caps
+}
+
+fn setting_name(resource: Resource) -> String {
+    resource.name().to_lowercase().replace(' ', "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_changed_one_by_one() {
+        let given = ["addresses=1000", "maglev-tables=0"].map(|text| text.parse().unwrap());
+        assert_eq!(
+            texts(&of_service(&given)),
+            [
+                "service-ports=1/8",
+                "addresses=1000",
+                "endpoints=1/8",
+                "maglev-tables=0"
+            ]
+        );
+        for text in ["addresses", "addresses=many", "addresses=-1", "pods=3"] {
+            assert!(text.parse::<ResourceLimit>().is_err(), "{text}");
+        }
+    }
+}

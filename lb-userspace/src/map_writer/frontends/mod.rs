@@ -1,0 +1,446 @@
+//! The addresses that lead to service ports, written to the maps in batches.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use lb_common::{
+    abi::{self, FrontendKey},
+    addr::{Ip4, Ip6},
+    parse,
+};
+use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
+use lb_objects::Protocol;
+
+use self::room::{Group, Room};
+use super::{Key, NotProgrammed};
+use crate::plan::{Frontend, FrontendKind, Rank};
+
+mod room;
+
+/// An address, port and protocol (by number), as `FRONTENDS4` and `FRONTENDS6` are keyed.
+pub type Address = (SocketAddr, u8);
+
+/// A service port's claim to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    pub address: Address,
+    pub kind: FrontendKind,
+}
+
+/// A service port that claims addresses; the lesser one goes first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claimant {
+    pub rank: Rank,
+    pub key: Key,
+}
+
+/// The claims of a service port to addresses.
+pub fn claims<'a>(
+    key: &Key,
+    frontends: impl IntoIterator<Item = &'a Frontend>,
+) -> impl Iterator<Item = Claim> {
+    let protocol = match key.name.protocol {
+        Protocol::Tcp => parse::TCP,
+        Protocol::Udp => parse::UDP,
+        Protocol::Sctp => parse::SCTP,
+    };
+    frontends.into_iter().map(move |frontend| Claim {
+        address: (frontend.address, protocol),
+        kind: frontend.kind,
+    })
+}
+
+/// Who claims which address. Where several do, the lesser kind wins, then the lesser claimant: the
+/// rest take over when the winner goes.
+#[derive(Debug, Default)]
+pub struct Frontends {
+    claims: HashMap<Address, Claimants>,
+    /// Addresses that several claim.
+    contested: BTreeSet<Address>,
+    /// What the maps hold.
+    present: HashMap<Address, abi::Frontend>,
+    /// Where the two may differ.
+    changed: BTreeSet<Address>,
+    /// How full the maps are, and who waits for room.
+    room: Room,
+    /// Claimed addresses that the kernel refused, with whose they are.
+    refused: BTreeMap<Address, (Key, WriteError)>,
+    /// Goes up with each change of who lacks addresses, as far as [`Room`] does not count it.
+    revision: u64,
+}
+
+/// Who claims one address, in order. Hardly ever more than one: a map would take ten times the
+/// room.
+type Claimants = Vec<Stake>;
+
+/// One service port's claim to an address, with the service's number.
+#[derive(Clone, Debug)]
+struct Stake {
+    kind: FrontendKind,
+    claimant: Arc<Claimant>,
+    id: u32,
+}
+
+impl Stake {
+    fn order(&self) -> (FrontendKind, &Claimant) {
+        (self.kind, &self.claimant)
+    }
+}
+
+impl Frontends {
+    /// Takes over the entries in the maps, which nobody claims yet.
+    pub fn read(maps: &Maps) -> Result<Self, WriteError> {
+        let v4 = maps.frontends4.all()?.into_iter().map(|(key, value)| {
+            let ip = IpAddr::from(key.address);
+            (((ip, key.port).into(), key.protocol), value)
+        });
+        let v6 = maps.frontends6.all()?.into_iter().map(|(key, value)| {
+            // Not `IpAddr::from`, which takes mapped addresses for IPv4.
+            let ip = Ipv6Addr::from(key.address.octets);
+            (((ip, key.port).into(), key.protocol), value)
+        });
+        let mut found = Self {
+            present: v4.chain(v6).collect(),
+            ..Self::default()
+        };
+        for address in found.present.keys() {
+            found.room.occupy(address);
+        }
+        Ok(found)
+    }
+
+    /// The service that an address leads to, as the maps have it.
+    pub fn service_at(&self, address: &Address) -> Option<u32> {
+        self.present.get(address).map(|entry| entry.service)
+    }
+
+    /// The services that addresses lead to, as the maps have it.
+    pub fn services(&self) -> impl Iterator<Item = u32> {
+        self.present.values().map(|entry| entry.service)
+    }
+
+    /// Entries of `FRONTENDS4` and `FRONTENDS6`.
+    pub fn entries(&self) -> [u32; 2] {
+        self.room.used()
+    }
+
+    /// Another number if [`Self::lacking`] may say something else than before.
+    pub fn revision(&self) -> u64 {
+        self.revision + self.room.revision()
+    }
+
+    /// Looks again at all addresses that nobody claims and whose service `is_stale`.
+    pub fn reconsider(&mut self, is_stale: impl Fn(u32) -> bool) {
+        let stale = self
+            .present
+            .iter()
+            .filter(|(address, entry)| {
+                !self.claims.contains_key(*address) && is_stale(entry.service)
+            })
+            .map(|(address, _)| *address);
+        self.changed.extend(stale);
+    }
+
+    /// Claims an address; the maps have it after [`Self::flush`].
+    pub fn stake(&mut self, claim: &Claim, claimant: &Arc<Claimant>, id: u32) {
+        self.changed.insert(claim.address);
+        let stake = Stake {
+            kind: claim.kind,
+            claimant: claimant.clone(),
+            id,
+        };
+        let claims = self.claims.entry(claim.address);
+        let claims = claims.or_insert_with(|| Vec::with_capacity(1));
+        match claims.binary_search_by(|known| known.order().cmp(&stake.order())) {
+            Ok(index) => claims[index] = stake,
+            Err(index) => claims.insert(index, stake),
+        }
+        if claims.len() > 1 {
+            self.contested.insert(claim.address);
+            self.revision += 1;
+        }
+    }
+
+    /// Gives a claim up; the maps forget it at [`Self::flush`].
+    pub fn give_up(&mut self, claim: &Claim, claimant: &Claimant) {
+        self.changed.insert(claim.address);
+        if let Some(claims) = self.claims.get_mut(&claim.address) {
+            claims.retain(|known| known.order() != (claim.kind, claimant));
+            if self.contested.contains(&claim.address) {
+                self.revision += 1;
+            }
+            if claims.len() < 2 {
+                self.contested.remove(&claim.address);
+            }
+            if claims.is_empty() {
+                self.claims.remove(&claim.address);
+            }
+        }
+    }
+
+    /// Service ports that lack addresses, and why: the maps have no room for them, the kernel
+    /// refused them, or another service port has them. One may be named several times.
+    pub fn lacking(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
+        let refused = self.refused.values();
+        let refused = refused.map(|(key, error)| (key, error.clone().into()));
+        self.room.waiting().chain(refused).chain(self.beaten())
+    }
+
+    /// Whether an address that is claimed waits for room, or for the kernel.
+    pub fn is_waiting(&self) -> bool {
+        !self.refused.is_empty() || !self.room.is_enough()
+    }
+
+    /// Service ports that claim addresses which another Service has, once each.
+    fn beaten(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
+        let mut beaten: BTreeMap<&Key, (Address, &Key, usize)> = BTreeMap::new();
+        for address in &self.contested {
+            let Some((winner, losers)) = self.claims.get(address).and_then(|c| c.split_first())
+            else {
+                continue;
+            };
+            let winner = &winner.claimant.key;
+            for loser in losers.iter().map(|loser| &loser.claimant.key) {
+                if loser.name.service != winner.name.service {
+                    let (.., addresses) = beaten.entry(loser).or_insert((*address, winner, 0));
+                    *addresses += 1;
+                }
+            }
+        }
+        beaten
+            .into_iter()
+            .map(|(loser, ((address, _), winner, addresses))| {
+                let taken = NotProgrammed::Taken {
+                    address,
+                    by: winner.name.service.clone(),
+                    addresses,
+                };
+                (loser, taken)
+            })
+    }
+
+    /// Brings the maps into line with the claims, as far as there is room. An address changes hands
+    /// in one write; where a service port moves to another address, the new one comes before the
+    /// old one goes. Whether nothing leads any more to where it should not; what was refused is
+    /// tried again by the next call.
+    pub fn flush(&mut self, maps: &Maps) -> bool {
+        if !self.refused.is_empty() {
+            self.revision += 1;
+        }
+        self.changed
+            .extend(mem::take(&mut self.refused).into_keys());
+        let mut replaced = Vec::new();
+        let mut added = Vec::new();
+        let mut gone = Vec::new();
+        for address in mem::take(&mut self.changed) {
+            self.room.leave(&address);
+            let present = self.present.get(&address);
+            match (self.wanted(&address), present) {
+                (Some(wanted), Some(present)) if wanted != *present => {
+                    replaced.push((address, wanted));
+                }
+                (Some(_), None) => added.push(address),
+                (None, Some(_)) => gone.push(address),
+                _ => {}
+            }
+        }
+
+        let all_replaced = self.insert(replaced, maps);
+        self.add(added, maps);
+        let removed = self.remove(gone, maps);
+        self.readmit(maps);
+        all_replaced && removed
+    }
+
+    /// Takes addresses out of full maps for those of essential Services, the youngest Services'
+    /// first.
+    pub fn make_way(&mut self, maps: &Maps) {
+        for wanted in self.room.essential_waiting(maps) {
+            let mut held: BTreeMap<Group, Vec<Address>> = BTreeMap::new();
+            for address in self
+                .present
+                .keys()
+                .filter(|a| room::family(a) == wanted.family)
+            {
+                if let Some(group) = self.group(address).filter(|group| !group.is_essential()) {
+                    held.entry(group).or_default().push(*address);
+                }
+            }
+            let mut short = wanted.short;
+            for (group, addresses) in held.into_iter().rev() {
+                if short == 0 {
+                    break;
+                }
+                tracing::warn!(
+                    "{}: {} addresses make way for an essential Service",
+                    group.key(),
+                    addresses.len()
+                );
+                short = short.saturating_sub(addresses.len() as u32);
+                self.remove(addresses.clone(), maps);
+                self.room.wait(group, addresses);
+            }
+        }
+        self.readmit(maps);
+    }
+
+    fn add(&mut self, addresses: Vec<Address>, maps: &Maps) {
+        let groups = |address: &Address| Some(first(&self.claims, address)?.group());
+        let admitted = self.room.admit(addresses, groups, maps);
+        self.insert_wanted(admitted, maps);
+    }
+
+    /// Adds what waits for room, if some came free.
+    fn readmit(&mut self, maps: &Maps) {
+        let admitted = self.room.readmit(maps);
+        self.insert_wanted(admitted, maps);
+    }
+
+    fn insert_wanted(&mut self, addresses: Vec<Address>, maps: &Maps) {
+        let entries = addresses.into_iter();
+        let entries = entries.filter_map(|address| Some((address, self.wanted(&address)?)));
+        let entries = entries.collect();
+        self.insert(entries, maps);
+    }
+
+    fn group(&self, address: &Address) -> Option<Group> {
+        Some(first(&self.claims, address)?.group())
+    }
+
+    fn wanted(&self, address: &Address) -> Option<abi::Frontend> {
+        let Stake { kind, id, .. } = first(&self.claims, address)?;
+        Some(entry(*id, *kind))
+    }
+
+    /// Inserts entries; what the kernel refuses is noted. Whether that was none.
+    fn insert(&mut self, entries: Vec<(Address, abi::Frontend)>, maps: &Maps) -> bool {
+        let (v4, v6) = entries
+            .into_iter()
+            .partition::<Vec<_>, _>(|((address, _), _)| address.is_ipv4());
+        let mut all = true;
+        for (entries, result) in [
+            (&v4, insert(&*maps.frontends4, key4, &v4)),
+            (&v6, insert(&*maps.frontends6, key6, &v6)),
+        ] {
+            let done = match &result {
+                Ok(()) => entries.len(),
+                Err(incomplete) => incomplete.done,
+            };
+            for (address, entry) in &entries[..done] {
+                if self.present.insert(*address, *entry).is_none() {
+                    self.room.occupy(address);
+                }
+            }
+            if let Err(Incomplete { error, .. }) = result {
+                all = false;
+                self.revision += 1;
+                for (address, _) in &entries[done..] {
+                    if let Some(stake) = first(&self.claims, address) {
+                        let key = stake.claimant.key.clone();
+                        self.refused.insert(*address, (key, error.clone()));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Removes entries; if the kernel refuses, they are up for the next flush.
+    fn remove(&mut self, addresses: Vec<Address>, maps: &Maps) -> bool {
+        let (v4, v6) = addresses
+            .into_iter()
+            .partition::<Vec<_>, _>(|(address, _)| address.is_ipv4());
+        let removed4 = maps.frontends4.remove(&keys(key4, &v4));
+        let removed6 = maps.frontends6.remove(&keys(key6, &v6));
+        let mut all = true;
+        for (addresses, removed) in [(v4, removed4), (v6, removed6)] {
+            match removed {
+                Ok(()) => {
+                    for address in addresses {
+                        if self.present.remove(&address).is_some() {
+                            self.room.vacate(&address);
+                        }
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        "cannot remove addresses that no longer lead to a Service: {error}"
+                    );
+                    self.changed.extend(addresses);
+                    all = false;
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Who has an address.
+fn first<'a>(claims: &'a HashMap<Address, Claimants>, address: &Address) -> Option<&'a Stake> {
+    claims.get(address)?.first()
+}
+
+impl Stake {
+    /// What this address finds room together with.
+    fn group(&self) -> Group {
+        Group::new(self.kind, self.claimant.clone())
+    }
+}
+
+/// The value of an address's entry.
+fn entry(service: u32, kind: FrontendKind) -> abi::Frontend {
+    abi::Frontend {
+        service,
+        kind: kind as u8,
+        pad: [0; 3],
+    }
+}
+
+fn insert<A>(
+    map: &dyn Entries<FrontendKey<A>, abi::Frontend>,
+    key: fn(&Address) -> Option<FrontendKey<A>>,
+    entries: &[(Address, abi::Frontend)],
+) -> Result<(), Incomplete> {
+    let (keys, values): (Vec<_>, Vec<_>) = entries
+        .iter()
+        .filter_map(|(address, value)| Some((key(address)?, *value)))
+        .unzip();
+    match keys.is_empty() {
+        true => Ok(()),
+        false => map.insert(&keys, &values),
+    }
+}
+
+fn keys<A>(
+    key: fn(&Address) -> Option<FrontendKey<A>>,
+    addresses: &[Address],
+) -> Vec<FrontendKey<A>> {
+    addresses.iter().filter_map(key).collect()
+}
+
+fn key4((address, protocol): &Address) -> Option<FrontendKey<Ip4>> {
+    match address.ip() {
+        IpAddr::V4(ip) => Some(frontend_key(ip.into(), address.port(), *protocol)),
+        IpAddr::V6(_) => None,
+    }
+}
+
+fn key6((address, protocol): &Address) -> Option<FrontendKey<Ip6>> {
+    match address.ip() {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(ip) => Some(frontend_key(ip.into(), address.port(), *protocol)),
+    }
+}
+
+fn frontend_key<A>(address: A, port: u16, protocol: u8) -> FrontendKey<A> {
+    FrontendKey {
+        address,
+        port,
+        protocol,
+        pad: 0,
+    }
+}
