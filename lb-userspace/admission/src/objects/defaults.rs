@@ -1,5 +1,5 @@
-//! What fields are where an object says nothing about them. As in APF, a zero that makes no sense
-//! says nothing either, and is replaced before the object is validated; zero shares do make sense.
+//! Default values of fields that an object leaves out. As in APF, zero counts as left out where it
+//! makes no sense, and is replaced before the object is validated. Zero shares do make sense.
 
 use super::{FlowSchemaSpec, PriorityLevelSpec, Spec};
 
@@ -12,7 +12,7 @@ pub const QUEUE_LENGTH_LIMIT: i32 = 50;
 pub const MATCHING_PRECEDENCE: i32 = 1000;
 pub const SEATS: i32 = 1;
 
-/// Replaces zeros that mean nothing.
+/// Replaces zeros that count as left out.
 pub fn fill(spec: &mut Spec) {
     match spec {
         Spec::PriorityLevel(spec) => priority_level(spec),

@@ -4,12 +4,12 @@ use std::fmt;
 
 use lb_objects::{kubernetes::field::Invalid, quoted};
 
-/// Something about one field of an object.
+/// A finding about one field of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Path of the field: `spec.rules[0].subjects`.
     pub field: String,
-    /// The value and the rule it breaks, or what became of it.
+    /// The value and the rule that it breaks, or the value that is used instead.
     pub message: String,
 }
 
@@ -19,12 +19,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What looking at an object brought up.
+/// The result of checking an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Each makes the object invalid.
     pub errors: Vec<Finding>,
-    /// What its author should know.
+    /// Notes for the author of a valid object.
     pub notes: Vec<Finding>,
 }
 
@@ -43,7 +43,7 @@ impl Findings {
         });
     }
 
-    /// The value, or `None` once the error is noted.
+    /// The value. If there is none, the error is recorded.
     pub fn check<T>(&mut self, value: Result<T, Invalid>) -> Option<T> {
         let refuse = |invalid: Invalid| {
             let (field, message) = invalid.into_parts();
@@ -52,7 +52,7 @@ impl Findings {
         value.map_err(refuse).ok()
     }
 
-    /// The error for a word that is none of those known.
+    /// Records the error for a word that is not one of `known`.
     pub fn unsupported(&mut self, path: &Path, value: &str, known: &[&str]) {
         let known = known.join(", ");
         match value {
