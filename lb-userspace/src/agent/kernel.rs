@@ -1,5 +1,4 @@
-//! The agent's half of the data plane: programs and maps in the kernel, and the node's settings in
-//! them.
+//! The kernel's side of the agent: programs and maps, and the node's settings in them.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
@@ -26,12 +25,12 @@ use crate::{
 pub struct Kernel {
     pub pins: Pins,
     pub loaded: Loaded,
-    /// Records of `FLOWS4`; half as many are of `FLOWS6`. While they change, those to come.
+    /// Records of `FLOWS4`; `FLOWS6` has half as many. During a change of size, the new number.
     slots: u32,
-    /// The same by the settings.
+    /// The number of records that the settings ask for.
     wanted: u32,
     resize: Option<Resize>,
-    /// What has become of `--flow-table-size`, if there is something to say.
+    /// What happened to `--flow-table-size`, if it is not simply in force.
     size_note: Option<String>,
     config: MappedArray<abi::Config>,
     local_addresses: BatchMap<Ip6, abi::LocalAddress>,
@@ -54,7 +53,7 @@ impl Kernel {
         let limits = abi::Limits {
             timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
             half_open_mask: HALF_OPEN - 1,
-            // As for an empty table: the first pass knows more.
+            // As for an empty table, until the first pass has counted.
             shares: [u16::MAX / 2; 2],
         };
         MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
@@ -72,16 +71,17 @@ impl Kernel {
         })
     }
 
-    /// Goes on with a change of the flow tables' size, once [`Self::loaded`] are attached to all
-    /// devices. Whether there are other programs now to be attached in their place.
+    /// Continues a change of the flow tables' size, once [`Self::loaded`] are attached to all
+    /// devices. Returns whether there are other programs now, which are to be attached in their
+    /// place.
     ///
-    /// `failed` names a device that has kept other programs. A change that has just begun is given
-    /// up then.
+    /// `failed` names a device that has kept other programs. A change that has just begun is taken
+    /// back then.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses what it has taken before, or a change that cannot be given up any more
-    /// cannot go on: the next start does.
+    /// If the kernel refuses what it has accepted before, or a change can neither be taken back nor
+    /// go on. The next start goes on with it.
     pub fn go_on(&mut self, failed: Option<&str>) -> anyhow::Result<bool> {
         let Some(resize) = self.resize.take() else {
             return Ok(false);
@@ -123,12 +123,12 @@ impl Kernel {
         self.size_note = programs.kept;
     }
 
-    /// Flows that there is room for, of IPv4, and what there is to say about that.
+    /// How many IPv4 flows there is room for, and a note about that if there is one.
     pub fn flow_table_size(&self) -> (u32, Option<&str>) {
         (self.slots / RECORDS_PER_FLOW, self.size_note.as_deref())
     }
 
-    /// Whether an agent has written the node's settings, now or before a restart.
+    /// Whether an agent has written the node's settings, in this run or before a restart.
     pub fn is_configured(&self) -> bool {
         self.config.read(0).secret != [0, 0]
     }
@@ -137,7 +137,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// If the system does not say what clock or network namespace this is.
+    /// If the system does not tell its clock or this network namespace.
     pub fn configure(
         &self,
         config: &Config,
@@ -147,7 +147,7 @@ impl Kernel {
         let before = self.config.read(0);
         let rate = TickRate::of_kernel();
         let mut settings = abi::Config {
-            // Flows can only be found with the secret they were recorded with.
+            // Flows are found only with the secret with which they were recorded.
             secret: match before.secret {
                 [0, 0] => secret()?,
                 secret => secret,
@@ -211,7 +211,7 @@ impl Kernel {
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Says which addresses are the node's own.
+    /// Writes the addresses of the node itself.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ impl Kernel {
         Ok(self.local_addresses.replace(&own)?)
     }
 
-    /// Says what is special about devices, by interface index; all others are like any.
+    /// Writes what is special about devices, by interface index. Other devices get no entry.
     ///
     /// # Errors
     ///
@@ -231,8 +231,8 @@ impl Kernel {
         Ok(self.devices.replace(devices)?)
     }
 
-    /// Says which device the way back to a source must lead to, where not any will do, by interface
-    /// index.
+    /// Writes the device that the way back to a source must lead to, by interface index, for
+    /// devices where not every way back counts.
     ///
     /// # Errors
     ///
@@ -254,7 +254,7 @@ fn secret() -> io::Result<[u64; 2]> {
     Ok([low, high])
 }
 
-/// The number that BPF programs know this network namespace by.
+/// The number by which BPF programs know this network namespace.
 fn netns_cookie() -> io::Result<u64> {
     let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))
         .or_else(|_| std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0)))?;

@@ -61,14 +61,15 @@ use crate::{
     store::Store,
 };
 
-/// How long a change may wait before the agent counts as stuck, halved: kube-proxy's syncPeriod.
+/// Half of the time that a change may wait before the agent counts as stuck: kube-proxy's
+/// syncPeriod.
 const SYNC_PERIOD: Duration = Duration::from_secs(30);
-/// Without a change for this long, the agent tidies up; so long after an error it reads devices
-/// again.
+/// After so long without a change, the agent tidies up; so long after an error, it reads the
+/// devices again.
 const QUIET: Duration = Duration::from_secs(1);
-/// Batches of events from the source that may wait.
+/// How many batches of events from the source may wait.
 const EVENT_QUEUE: usize = 64;
-/// Questions about the agent's state that may wait.
+/// How many questions about the agent's state may wait.
 const QUESTION_QUEUE: usize = 16;
 
 /// Runs the agent until it is told to stop. Programs and maps stay in the kernel, and traffic goes
@@ -76,7 +77,7 @@ const QUESTION_QUEUE: usize = 16;
 ///
 /// # Errors
 ///
-/// If the node cannot run the data plane, or something fails that no retry can mend.
+/// If the node cannot run the data plane, or something fails that no retry can repair.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let sockets = config.datapath.socket_lb != SocketLb::Off;
     let ready = preflight::check(&config.datapath.bpf_root, sockets).map_err(|unmet| {
@@ -108,16 +109,16 @@ struct Agent {
     watcher: Watcher,
     attachments: Attachments,
     store: Store,
-    /// How the source is doing; without entries until it runs.
+    /// The state of each resource of the source; empty until the source runs.
     source_health: Arc<SourceHealth>,
     node: LocalNode,
     syncer: Syncer,
-    /// Runs once the settings are written.
+    /// Runs from when the settings are written.
     sweeper: Option<FlowSweeper>,
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
-    /// Tells users what they have to know about their Services.
+    /// Writes Events: what users have to know about their Services.
     events: Recorder,
     servers: Servers,
     in_sync_since: Option<SystemTime>,
@@ -167,8 +168,8 @@ impl Agent {
 
     async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
         if self.kernel.is_configured() {
-            // By an agent that knew the Node, which this one does not yet: what depends on it
-            // stays.
+            // The settings are from an agent that knew the Node, which this one does not know yet:
+            // what depends on the Node stays as it is.
             self.follow_local_state()?;
         } else {
             self.configure()?;
@@ -200,8 +201,8 @@ impl Agent {
         let mut retry_devices = Instant::now();
         loop {
             tokio::select! {
-                // In this order: a pod's device is there before its endpoint, and is to be attached
-                // to before the endpoint is in the maps.
+                // The order matters: a pod's device is there before its endpoint, and must get its
+                // programs before the endpoint is in the maps.
                 biased;
                 _ = &mut told_to_stop => break,
                 changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
@@ -221,7 +222,7 @@ impl Agent {
                 ended = &mut source => {
                     return ended.context("the source panicked")?.context("the source gave up");
                 }
-                // Who asked and does not wait any more needs no answer.
+                // A client that no longer waits needs no answer.
                 Some(reply) = status_asked.recv() => drop(reply.send(self.status().await)),
                 Some(reply) = sample_asked.recv() => drop(reply.send(self.sample())),
                 _ = quiet.tick() => {
@@ -235,8 +236,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Attaches programs to devices: those that stay, after those that a change of the flow tables'
-    /// size takes.
+    /// Attaches programs to devices: first those of a change of the flow tables' size, if there is
+    /// one, then those that stay.
     fn attach(&mut self) -> anyhow::Result<()> {
         loop {
             self.attachments
@@ -297,7 +298,7 @@ impl Agent {
             }
         }
         if changes.node || first {
-            // Only now do the maps agree with what load balancers will hear of this node.
+            // Only now do the maps agree with what load balancers are told of this node.
             self.proxy_health
                 .set_node(Some(&self.config.this_node(self.this_node())));
         }
@@ -319,7 +320,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Counts changes as they arrive; a sync makes them no longer pending.
+    /// Counts changes as they arrive. A sync makes them no longer pending.
     fn count_changes(&self, events: &[Event]) {
         let metrics = &self.metrics;
         for event in events {
@@ -385,14 +386,14 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes over what needs no Node object.
+    /// Applies the settings that need no Node object.
     fn follow_local_state(&self) -> anyhow::Result<()> {
         self.kernel.next_hops_changed();
         self.kernel
             .set_local_addresses(&self.watcher.devices().local_addresses())
     }
 
-    /// Takes over what the Node object and the devices say; whether plans have to be made again.
+    /// Applies what the Node object and the devices say. Returns whether plans must be made again.
     fn node_changed(&mut self) -> anyhow::Result<bool> {
         let addresses = self.watcher.devices().local_addresses();
         self.kernel.set_local_addresses(&addresses)?;
@@ -413,7 +414,7 @@ impl Agent {
         self.kernel.configure(&self.config, &self.node, &detector)
     }
 
-    /// Writes Services; when this returns, the maps have them and the health answers say so.
+    /// Writes Services. When this returns, the maps have them, and the health answers agree.
     async fn sync(
         &mut self,
         services: impl IntoIterator<Item = lb_objects::ObjectName>,
@@ -433,7 +434,7 @@ impl Agent {
         self.syncer.measure(&self.metrics, since);
     }
 
-    /// Writes Services, and has the flows ended that are stale now.
+    /// Writes Services, and has the flows ended that have become stale.
     fn publish(&mut self, services: impl IntoIterator<Item = lb_objects::ObjectName>) {
         let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
         let stale = self.syncer.sync(&self.store, &self.node, services);
@@ -442,7 +443,7 @@ impl Agent {
         }
     }
 
-    /// No server yet, for the addresses that this node has by now.
+    /// A set of servers, none open yet, on the addresses that this node has now.
     fn health_servers(&self) -> ServiceHealthServers {
         let addresses = self.watcher.devices().local_addresses();
         let listen = listen_addresses(&self.config, &self.node, &addresses);
@@ -455,7 +456,7 @@ impl Agent {
     }
 }
 
-/// No server yet, on these addresses.
+/// A set of servers, none open yet, on these addresses.
 fn service_health_servers(
     listen: ListenAddresses,
     servers: &Servers,
@@ -466,8 +467,8 @@ fn service_health_servers(
     ServiceHealthServers::new(options, health, metrics)
 }
 
-/// The source that the configuration names, which tells `health` how its resources are doing, and
-/// where Events go.
+/// Opens the source that the configuration names, and where Events go. The source reports the state
+/// of its resources to `health`.
 async fn open_source(
     config: &Config,
     metrics: &Metrics,

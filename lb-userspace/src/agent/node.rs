@@ -1,4 +1,4 @@
-//! What the agent's node is to the planner, the map writer and the health checks.
+//! Facts about the agent's node for the planner, the map writer and the health checks.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
 pub fn local_node(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) -> LocalNode {
     let mut node = config.this_node(store.node().map(Arc::as_ref));
     if node.addresses.is_empty() {
-        // Nobody says which addresses are the node's: take those of its devices.
+        // Nothing says which addresses are the node's, so those of its devices are taken.
         node.addresses = addresses
             .iter()
             .copied()
@@ -27,7 +27,7 @@ pub fn local_node(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) 
     LocalNode::new(&node, &addresses, &config.plan)
 }
 
-/// What of this node is part of every service's entry.
+/// The facts about this node that are part of every service's entry.
 pub fn facts(config: &Config, store: &Store, addresses: &BTreeSet<IpAddr>) -> NodeFacts {
     let node = config.this_node(store.node().map(Arc::as_ref));
     NodeFacts::new(config, &node, addresses.clone())

@@ -1,4 +1,4 @@
-//! The data plane's counters for metrics, read when somebody asks.
+//! The data plane's counters for metrics, read for each request.
 
 use anyhow::Context as _;
 use aya::maps::{Map, MapData, PerCpuArray};
@@ -7,14 +7,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::{KernelSource, PacketCount, Sample};
 
-/// Reads counters from the kernel and asks the agent what they are about.
+/// Reads counters from the kernel, and asks the agent for the rest.
 pub struct Observer {
     counters: PerCpuArray<MapData, u64>,
     agent: mpsc::Sender<oneshot::Sender<Sample>>,
 }
 
 impl Observer {
-    /// `counters` is the map `PACKETS`; the agent answers with all of a sample but packets.
+    /// `counters` is the map `PACKETS`. Everything but packets is answered by the agent.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl Observer {
         Ok(Self { counters, agent })
     }
 
-    /// Packets seen at a hook for a reason, over all CPUs.
+    /// Packets that were counted at a hook for a reason, on all CPUs.
     fn packets(&self, hook: Hook, reason: Reason) -> anyhow::Result<u64> {
         let counts = self.counters.get(&hook.counter(reason), 0);
         let counts = counts.context("cannot read map PACKETS")?;

@@ -1,4 +1,4 @@
-//! What the agent says of itself when asked: status, and metrics of the data plane.
+//! What the agent reports about itself: its status, and metrics of the data plane.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl Agent {
         }
     }
 
-    /// What the source cannot follow, and what of it cannot be used.
+    /// What the source cannot follow, and which of its objects cannot be used.
     fn source_problems(&self) -> Vec<String> {
         let resources = self.source_health.states().into_iter();
         let behind =
@@ -57,7 +57,7 @@ impl Agent {
         behind.chain(refused).collect()
     }
 
-    /// What metrics say of the data plane, but for packets.
+    /// The metrics of the data plane, without packets.
     pub(super) fn sample(&mut self) -> Sample {
         let flows = self.flow_stats();
         let devices = self.attachments.devices().values();
@@ -74,7 +74,7 @@ impl Agent {
         }
     }
 
-    /// What the latest pass over the flow tables saw, if there has been one.
+    /// What the latest pass over the flow tables found; `None` before the first pass.
     fn flow_stats(&self) -> Option<Arc<Stats>> {
         let stats = self.sweeper.as_ref()?.stats();
         (stats.passes > 0).then_some(stats)

@@ -1,4 +1,4 @@
-//! From changed objects to changed maps, health answers and metrics.
+//! Turns changed objects into changed maps, health answers and metrics.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,13 +18,13 @@ use crate::{
     store::Store,
 };
 
-/// How often it is looked at whether service ports are at a limit.
+/// How often service ports are checked for limits.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Keeps the maps equal to the store. A sync costs what changed, not what is there.
+/// Keeps the maps equal to the store. The cost of a sync is proportional to the change.
 pub struct Syncer {
     writer: MapWriter,
-    /// What has been planned.
+    /// The plans made so far.
     catalog: Arc<Catalog>,
     /// The healthCheckNodePorts that are to be served, and whether they changed.
     health: BTreeMap<(ObjectName, IpFamily), ServiceHealth>,
@@ -33,32 +33,32 @@ pub struct Syncer {
     on_terminating: [OnTerminating; 2],
     not_programmed: BTreeMap<Key, NotProgrammed>,
     limits: Limits<Key>,
-    /// When it was last looked at who is at a limit.
+    /// When limits were last checked.
     last_look: Option<Instant>,
-    /// What nobody has been told yet.
+    /// News that the agent has not taken yet.
     news: Vec<News>,
     last_sync: Option<Instant>,
 }
 
-/// What became of a service port.
+/// A change of one service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// It, or part of it, is not in the maps for this reason.
+    /// It, or a part of it, is not in the maps, for this reason.
     Waiting(Key, NotProgrammed),
-    /// It is at last.
+    /// It is in the maps now, after it had to wait.
     Programmed(Key),
-    /// It has come to this limit of what its flows may take.
+    /// Its flows have reached this limit.
     AtLimit(Key, Limit),
 }
 
-/// Service ports of a family that drop connections because their policy is Local.
+/// Service ports of a family that drop connections because their traffic policy is Local.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lacking {
     internal: i64,
     external: i64,
 }
 
-/// What a family's terminating endpoints serve for want of ready ones.
+/// What terminating endpoints of a family serve because there are no ready ones.
 #[derive(Clone, Copy, Debug, Default)]
 struct OnTerminating {
     services: i64,
@@ -82,13 +82,13 @@ impl Syncer {
         }
     }
 
-    /// The maps' side.
+    /// The map writer.
     pub fn writer(&mut self) -> &mut MapWriter {
         &mut self.writer
     }
 
-    /// Plans and writes the Services named, and says which flows to look at. When this returns,
-    /// the maps have them.
+    /// Plans and writes the named Services, and returns which flows are to be checked. When this
+    /// returns, the maps have the Services.
     pub fn sync(
         &mut self,
         store: &Store,
@@ -109,7 +109,7 @@ impl Syncer {
         stale
     }
 
-    /// Makes use of a quiet moment: to be called every now and then.
+    /// Uses a quiet moment for clean-up. To be called now and then.
     pub fn idle(&mut self, quiet: Duration) {
         if self.last_sync.is_some_and(|last| last.elapsed() >= quiet) {
             self.writer.tidy();
@@ -117,8 +117,8 @@ impl Syncer {
         }
     }
 
-    /// Notices who has come to a limit, once the first state is written: to be called every now and
-    /// then.
+    /// Notices which service ports have reached a limit, once the first state is written. To be
+    /// called now and then.
     pub fn watch_limits(&mut self, now: Instant) {
         let is_due = self.last_look.is_none_or(|last| now >= last + LOOK);
         if self.last_sync.is_none() || !is_due {
@@ -138,14 +138,14 @@ impl Syncer {
         }
     }
 
-    /// Service ports that have lately been at a limit.
+    /// Service ports that have been at a limit lately.
     pub fn at_limit(&self) -> impl Iterator<Item = status::AtLimit> {
         self.limits
             .at_limit()
             .map(|(key, limits)| status::AtLimit::new(key, &limits))
     }
 
-    /// The healthCheckNodePort servers that should be, if they are not those of the last call.
+    /// The healthCheckNodePort servers that should exist; `None` if they are as at the last call.
     pub fn changed_health(&mut self) -> Option<Vec<ServiceHealth>> {
         std::mem::take(&mut self.health_changed).then(|| self.health.values().cloned().collect())
     }
@@ -166,12 +166,12 @@ impl Syncer {
         })
     }
 
-    /// What became of service ports that had to wait, since the last call.
+    /// Changes of service ports since the last call.
     pub fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
     }
 
-    /// When the last sync was done; without one, now.
+    /// When the last sync was done; before the first one, now.
     pub fn synced_at(&self) -> Instant {
         self.last_sync.unwrap_or_else(Instant::now)
     }
@@ -181,7 +181,7 @@ impl Syncer {
         Some(SystemTime::now() - self.last_sync?.elapsed())
     }
 
-    /// What has come to every service port, both families together.
+    /// The traffic of every service port, both families together.
     pub fn traffic(&self) -> Vec<ServiceTraffic> {
         let mut traffic: BTreeMap<&ServicePortName, ServiceTraffic> = BTreeMap::new();
         for (key, id) in self.writer.ids() {
@@ -208,7 +208,7 @@ impl Syncer {
         traffic.into_values().collect()
     }
 
-    /// Updates what is counted over all Services.
+    /// Updates the metrics that count over all Services.
     pub fn measure(&self, metrics: &Metrics, since: Instant) {
         for family in [IpFamily::V4, IpFamily::V6] {
             let lacking = self.lacking[family as usize];
@@ -236,7 +236,7 @@ impl Syncer {
         metrics.service_changes_pending.set(0);
     }
 
-    /// Brings one Service into line; without a plan, it goes.
+    /// Brings one Service up to date; without a plan, it is removed.
     fn sync_service(&mut self, name: ObjectName, planned: Option<ServicePlan>, stale: &mut Stale) {
         let before = self.catalog.get(&name);
         let mut gone: BTreeSet<Key> = before
@@ -247,7 +247,7 @@ impl Syncer {
         for port in planned.iter().flat_map(|plan| &plan.ports) {
             let key = Key::of(port);
             gone.remove(&key);
-            // What has no room is reported when the round is over.
+            // What finds no room is reported at the end of the round.
             let _ = self.writer.apply(key, Some(port));
         }
         for key in gone {
@@ -269,7 +269,7 @@ impl Syncer {
         self.catalog.set(&name, planned.map(Arc::new));
     }
 
-    /// Counts a Service's ports in, or out.
+    /// Adds a Service's ports to the counts, or subtracts them.
     fn count(&mut self, planned: Option<&ServicePlan>, by: i64) {
         for plan in planned.into_iter().flat_map(|planned| &planned.ports) {
             let lacking = &mut self.lacking[plan.family as usize];
@@ -328,7 +328,7 @@ impl Syncer {
         for key in self.not_programmed.keys() {
             if !now.contains_key(key) {
                 tracing::info!("{key} no longer waits for room in the maps");
-                // Or its Service is gone.
+                // If it has no id, its Service is gone.
                 if self.writer.id(key).is_some() {
                     self.news.push(News::Programmed(key.clone()));
                 }
@@ -338,7 +338,7 @@ impl Syncer {
     }
 }
 
-/// How often a service port has met each limit.
+/// How often a service port has reached each limit.
 fn met(writer: &MapWriter, id: u32) -> Met {
     let shortages = writer.shortages(id);
     Limit::ALL.map(|limit| match limit {

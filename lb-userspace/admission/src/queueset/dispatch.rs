@@ -53,7 +53,7 @@ impl QueueSet {
                 first_without_seat = Some(candidate);
             }
         }
-        // No queue has a waiter, so a lack of seats is not the reason.
+        // Without a candidate this is not a failed attempt, and is not counted.
         let first = first?;
         let candidates = [Some(first), first_without_seat];
         let fitting = candidates
