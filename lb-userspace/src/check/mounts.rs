@@ -45,7 +45,8 @@ fn cgroup2(config: &DatapathConfig) -> Finding {
         let found = format!("{} is not in a cgroup v2 hierarchy", root.display());
         return Finding::failure(CHECK, found, "give --cgroup-path a directory of one");
     }
-    // Only a root has no type: what is there in a container may be its own part of the hierarchy.
+    // Only a root cgroup has no type. In a container, what is mounted may be its own part of the
+    // hierarchy.
     match root.join("cgroup.type").exists() && config.cgroup_path.is_none() {
         true => Finding::warning(
             CHECK,

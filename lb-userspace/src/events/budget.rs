@@ -1,14 +1,14 @@
-//! How many Events each Service may have.
+//! Limits the number of Events per Service.
 
 use std::{collections::HashMap, time::Duration};
 
 use lb_objects::ObjectName;
 use tokio::time::Instant;
 
-/// Events at once, and then one for each [`REFILL`]: client-go's limits for one object.
+/// So many Events at once, then one in each [`REFILL`]: client-go's limits for one object.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
-/// Services remembered, as in client-go.
+/// How many Services are remembered, as in client-go.
 const SERVICES: usize = 4096;
 
 /// A token bucket for each Service that had an Event lately.
@@ -20,7 +20,7 @@ pub struct Budgets {
 #[derive(Debug)]
 struct Bucket {
     tokens: u32,
-    /// Up to when tokens have been added.
+    /// Tokens have been added up to this moment.
     filled: Instant,
 }
 
@@ -44,7 +44,7 @@ impl Bucket {
 }
 
 impl Budgets {
-    /// Takes a token of this Service, if it has one.
+    /// Takes a token of this Service. False if it has none.
     pub fn take(&mut self, service: &ObjectName, now: Instant) -> bool {
         if !self.buckets.contains_key(service) {
             self.make_room(now);
@@ -59,7 +59,7 @@ impl Budgets {
         taken.is_some()
     }
 
-    /// Forgets buckets that are full, or else the one that has the most tokens.
+    /// Forgets buckets that are full; if none is, the one with the most tokens.
     fn make_room(&mut self, now: Instant) {
         if self.buckets.len() < SERVICES {
             return;

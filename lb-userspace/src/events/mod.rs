@@ -1,9 +1,9 @@
-//! Events on Services (events.k8s.io/v1): what whoever owns a Service has to know of this node,
-//! told where `kubectl describe service` shows it.
+//! Events on Services (events.k8s.io/v1): what the owners of a Service have to know about this
+//! node. `kubectl describe service` shows them.
 //!
-//! Whoever finds something hands a [`Notice`] to the [`Recorder`], which never waits. A task of its
-//! own counts repetitions as a series, keeps each Service to a rate, and writes. What cannot be
-//! written is dropped and counted: nothing depends on an Event.
+//! The agent hands a [`Notice`] to the [`Recorder`], which never waits. A separate task counts
+//! repetitions as a series, limits the rate per Service, and writes. What cannot be written is
+//! dropped and counted: nothing depends on an Event.
 
 mod budget;
 mod object;
@@ -20,7 +20,7 @@ use crate::{
 use lb_objects::{ObjectName, Problem as SourceProblem};
 use writer::Writer;
 
-/// Notices that may wait, as in client-go.
+/// How many notices may wait, as in client-go.
 const QUEUE: usize = 1000;
 
 /// `type` of an Event.
@@ -30,33 +30,34 @@ pub enum EventType {
     Warning,
 }
 
-/// Who finds the same.
+/// Which nodes find the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// This node: another one may be well.
+    /// Only this node; the others may have no problem.
     Node,
-    /// Every node, from the object alone: one Event is enough for all of them.
+    /// Every node, because it depends only on the object: one Event is enough for all.
     Cluster,
 }
 
-/// Something to be told about a Service. Equal ones are repetitions of one Event.
+/// Something to tell about a Service. Equal notices are repetitions of one Event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Notice {
     pub service: ObjectName,
-    /// `kubectl describe` shows only Events with the object's uid.
+    /// The object's uid: `kubectl describe` shows only Events that have it.
     pub uid: Option<Uuid>,
     pub event_type: EventType,
-    /// Why, in one word for programs.
+    /// The reason, in one word for programs.
     pub reason: &'static str,
-    /// What was being done.
+    /// The action during which it happened.
     pub action: &'static str,
-    /// For people; the node is named beside it. What is too long for an Event is cut off.
+    /// Text for people; the node is shown beside it. It is cut at the maximum length of an Event's
+    /// note.
     pub note: String,
     pub scope: Scope,
 }
 
 impl Notice {
-    /// A healthCheckNodePort cannot be opened: kube-proxy's reason and action.
+    /// A healthCheckNodePort cannot be opened. Reason and action are kube-proxy's.
     pub fn health_check(problem: &HealthProblem, uid: Option<Uuid>) -> Self {
         let (reason, action) = HealthProblem::EVENT;
         Self {
@@ -73,7 +74,7 @@ impl Notice {
         }
     }
 
-    /// A service port, named by `port`, found no room in the maps, or not for all of it.
+    /// The service port `port` found no room in the maps, or not for all of it.
     pub fn not_programmed(
         service: &ObjectName,
         uid: Option<Uuid>,
@@ -101,7 +102,7 @@ impl Notice {
         }
     }
 
-    /// All of a service port is in the maps at last.
+    /// The service port `port`, which had no room before, is completely in the maps now.
     pub fn programmed(service: &ObjectName, uid: Option<Uuid>, port: &str) -> Self {
         Self {
             service: service.clone(),
@@ -114,8 +115,8 @@ impl Notice {
         }
     }
 
-    /// A service port, named by `port`, has come to a limit of what its flows may take. There are
-    /// no numbers in it, so that every time is a repetition of one Event.
+    /// The flows of the service port `port` have reached a limit. The text contains no numbers, so
+    /// that every time counts as a repetition of one Event.
     pub fn at_limit(service: &ObjectName, uid: Option<Uuid>, port: &str, limit: Limit) -> Self {
         let (reason, what) = match limit {
             Limit::HalfOpen => (
@@ -144,7 +145,7 @@ impl Notice {
         }
     }
 
-    /// Part of a Service, or all of it, cannot be used, as `problem` says.
+    /// A part of a Service, or all of it, cannot be used, as `problem` says.
     pub fn refused(service: &ObjectName, uid: Option<Uuid>, problem: &SourceProblem) -> Self {
         Self {
             service: service.clone(),
@@ -158,16 +159,16 @@ impl Notice {
     }
 }
 
-/// Takes notices; cheap to clone.
+/// Takes notices. It is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    /// None: nobody to tell.
+    /// `None` if no Events are written.
     notices: Option<mpsc::Sender<Notice>>,
     metrics: EventMetrics,
 }
 
 impl Recorder {
-    /// Tells nobody: a directory of manifests has no Events.
+    /// Drops all notices: with a directory of manifests there are no Events.
     pub fn none(metrics: EventMetrics) -> Self {
         Self {
             notices: None,
@@ -175,7 +176,7 @@ impl Recorder {
         }
     }
 
-    /// Writes Events for the node of this name until every clone is dropped; needs a Tokio runtime.
+    /// Writes Events for the node of this name until every clone is dropped. Needs a Tokio runtime.
     pub fn start(api: ApiWriter, node: &str, metrics: EventMetrics) -> Self {
         let (notices, queue) = mpsc::channel(QUEUE);
         tokio::spawn(Writer::new(api, node, metrics.clone()).run(queue));
@@ -185,12 +186,12 @@ impl Recorder {
         }
     }
 
-    /// Whether anybody is told anything.
+    /// Whether Events are written.
     pub fn is_on(&self) -> bool {
         self.notices.is_some()
     }
 
-    /// Takes a notice, or drops and counts it where too many are waiting. Never waits.
+    /// Takes a notice. If too many are waiting, it is dropped and counted. Never waits.
     pub fn record(&self, notice: Notice) {
         if let Some(notices) = &self.notices
             && notices.try_send(notice).is_err()

@@ -1,4 +1,4 @@
-//! Events as the API has them.
+//! Events as API objects.
 
 use std::{hash::Hasher as _, time::SystemTime};
 
@@ -7,15 +7,15 @@ use siphasher::sip::SipHasher13;
 
 use super::{EventType, Notice, Scope, series::Going};
 
-/// `reportingController`: a component, the same on every node.
+/// `reportingController`: the component, which is the same on every node.
 const CONTROLLER: &str = "node-lb";
 /// The API server's limit for `note`, in bytes.
 const MAX_NOTE: usize = 1024;
 /// The API server's limit for `reportingInstance`, in bytes.
 const MAX_INSTANCE: usize = 128;
 
-/// Name for the Event of a notice: unique, or, if every node has the same to say, the same on each,
-/// so that only the first one's is taken.
+/// The name for the Event of a notice. It is unique, unless every node finds the same: then the
+/// name is the same on each, so that only the first node's Event is created.
 pub fn name(notice: &Notice) -> String {
     let suffix = match notice.scope {
         Scope::Node => fastrand::u64(..),
@@ -63,7 +63,7 @@ pub fn event(notice: &Notice, going: &Going, node: &str) -> Value {
     event
 }
 
-/// What a repetition changes: a merge patch.
+/// A merge patch with what a repetition changes.
 pub fn patch(going: &Going) -> Value {
     json!({ "series": series(going) })
 }

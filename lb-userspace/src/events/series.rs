@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use super::{Notice, Scope, budget::Budgets};
 
-/// Without a repetition for so long, an Event is over; the next one is new. As in client-go.
+/// After so long without a repetition, an Event is over, and the next one is new. As in client-go.
 const OVER: Duration = Duration::from_secs(6 * 60);
-/// How often the count of a going series is written. As in client-go.
+/// How often the count of a series is written while it goes on. As in client-go.
 const REFRESH: Duration = Duration::from_secs(30 * 60);
-/// Events remembered at a time.
+/// How many Events are remembered.
 const EVENTS: usize = 1024;
 
 /// The Events that may still be repeated.
@@ -33,26 +33,26 @@ pub struct Going {
     /// How often it happened.
     pub count: u32,
     last_seen: Instant,
-    /// What was last written, and when.
+    /// The count that was last written, and when.
     written_count: u32,
     written: Instant,
 }
 
-/// What is to be done about a notice.
+/// What is to be done with a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It is a new Event.
     Create,
-    /// It is a repetition, and the first: the series begins.
+    /// It is the first repetition: the series starts.
     Update,
-    /// It is counted, to be written later.
+    /// It is only counted; the count is written later.
     Count,
-    /// The Service has had too many Events lately.
+    /// It is dropped: the Service has had too many Events lately.
     Limit,
 }
 
 impl Series {
-    /// Takes in a notice; `name` is the Event's if it is new.
+    /// Takes a notice. `name` is used if it is a new Event.
     pub fn observe(
         &mut self,
         notice: &Notice,
@@ -64,8 +64,8 @@ impl Series {
             (going.last, going.last_seen) = (time, now);
             return match (notice.scope, going.written_count) {
                 (Scope::Node, 1) => Decision::Update,
-                // All nodes together have one Event of Scope::Cluster: counts would overwrite each
-                // other.
+                // All nodes together have only one Event of Scope::Cluster, so that their counts
+                // would overwrite each other.
                 _ => Decision::Count,
             };
         }
@@ -91,7 +91,7 @@ impl Series {
         Decision::Create
     }
 
-    /// The Event of a notice, as far as it is known.
+    /// The Event of a notice, if it is remembered.
     pub fn get(&self, notice: &Notice) -> Option<&Going> {
         self.going.get(notice)
     }
@@ -103,12 +103,13 @@ impl Series {
         }
     }
 
-    /// Forgets an Event that could not be written: what comes next is new.
+    /// Forgets an Event that could not be written, so that the next notice creates a new one.
     pub fn forget(&mut self, notice: &Notice) {
         self.going.remove(notice);
     }
 
-    /// The Events whose count is to be written now; forgets those that are over and need not be.
+    /// The Events with a count that must be written now. Events that are over and have nothing to
+    /// write are forgotten.
     pub fn due(&mut self, now: Instant) -> Vec<Notice> {
         let is_over = |going: &Going| now.saturating_duration_since(going.last_seen) >= OVER;
         let is_ahead = |notice: &Notice, going: &Going| {

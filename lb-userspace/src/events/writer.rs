@@ -18,13 +18,14 @@ use crate::{
     source::api::{ApiWriter, Backoff, Failure, up_to},
 };
 
-/// How often it is looked whether a count is to be written.
+/// How often to check whether a count must be written.
 const LOOK: Duration = Duration::from_secs(30);
-/// Tries for one Event. While they last, others wait in the queue and, beyond it, are dropped.
+/// How often an Event is tried. Meanwhile others wait in the queue; when that is full, they are
+/// dropped.
 const TRIES: u32 = 4;
-/// What is to wait longer is dropped.
+/// An Event that would have to wait longer is dropped.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// What every node finds at the same moment is written by them within this time.
+/// The Events that every node creates at the same moment are spread over this time.
 const SPREAD: Duration = Duration::from_secs(5);
 
 /// The task behind a [`super::Recorder`].
@@ -33,7 +34,7 @@ pub struct Writer {
     node: String,
     metrics: EventMetrics,
     series: Series,
-    /// Whether the last Event was forbidden, which the log says once.
+    /// Whether the last Event was forbidden, so that the log says it only once.
     forbidden: bool,
 }
 
@@ -48,7 +49,7 @@ impl Writer {
         }
     }
 
-    /// Runs until nobody can record any more.
+    /// Runs until all recorders are dropped.
     pub async fn run(mut self, mut notices: mpsc::Receiver<Notice>) {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -88,7 +89,7 @@ impl Writer {
         let event = object::event(notice, &going, &self.node);
         let written = self.write(&Method::POST, &path(notice, None), &event).await;
         match written {
-            // By another node, or by a try whose answer did not arrive.
+            // Another node has created it, or an earlier try without an answer.
             Err(Failure::Refused { code: 409, .. }) | Ok(()) => {
                 self.metrics.created();
                 self.done(notice, &going);
@@ -111,13 +112,13 @@ impl Writer {
                 self.metrics.updated();
                 self.done(notice, &going);
             }
-            // The API server keeps Events for an hour, say.
+            // The Event has expired: API servers keep Events for about an hour.
             Err(Failure::Refused { code: 404, .. }) => self.create(notice).await,
             Err(failure) => self.failed(notice, &failure),
         }
     }
 
-    /// Sends a request, again where that may help.
+    /// Sends a request, and repeats it if that may help.
     async fn write(&self, method: &Method, path: &str, object: &Value) -> Result<(), Failure> {
         let mut backoff = Backoff::new();
         let mut tries = 1;
@@ -167,7 +168,7 @@ impl Writer {
     }
 }
 
-/// Where Events of a notice's namespace are, or that one.
+/// The path of Events in a notice's namespace, or of this Event.
 fn path(notice: &Notice, going: Option<&Going>) -> String {
     let namespace = &notice.service.namespace;
     let events = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");

@@ -1,4 +1,4 @@
-//! One listening socket: accepting connections, and closing them.
+//! One listening socket: accepts connections and closes them.
 
 use std::{
     io,
@@ -19,11 +19,12 @@ use tokio::{
 
 use super::{Handler, Limits, connection::Connection};
 
-/// Pause after a failed accept: out of file descriptors, most likely, so let some come free.
+/// Pause after a failed accept. Most likely there are no file descriptors left, and some may be
+/// freed meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A running server. Dropping it closes the listener and cuts all connections, soon; use
-/// [`Server::close`] to know when.
+/// A running server. Dropping it closes the listener and cuts all connections soon afterwards; to
+/// know when that is done, use [`Server::close`].
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -51,13 +52,13 @@ impl Server {
         })
     }
 
-    /// The address it listens on, with the port the kernel chose if none was asked for.
+    /// The address on which it listens, with the port that the kernel chose if it was zero.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops listening, lets requests under way finish for at most `grace`, cuts what is left.
-    /// When this returns the port is free again.
+    /// Stops listening, waits at most `grace` for requests in progress, and cuts what is left. When
+    /// this returns, the port is free.
     pub async fn close(self, grace: Duration) {
         // Both can only fail if the task is gone already.
         let _ = self.stop.send(grace);
@@ -77,7 +78,7 @@ impl LocalServer {
     ///
     /// # Errors
     ///
-    /// If the runtime does not take the socket.
+    /// If the runtime does not accept the socket.
     pub fn start(
         listener: UnixListener,
         handler: Arc<impl Handler>,
@@ -126,7 +127,7 @@ async fn run(
     };
     drop(listener);
     if !grace.is_zero() {
-        // Running out of grace is not an error: what is left is cut below.
+        // It is no error if `grace` is too short: what is left is cut below.
         let _ = timeout(grace, graceful.shutdown()).await;
     }
     connections.shutdown().await;
@@ -144,7 +145,7 @@ impl Accept for tokio::net::TcpListener {
 
     async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = Self::accept(self).await?;
-        // Latency only; a socket that refuses still works.
+        // Only improves latency, so a socket that refuses is no problem.
         let _ = stream.set_nodelay(true);
         Ok(stream)
     }

@@ -14,23 +14,23 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 
-/// How long a connection may take to come about.
+/// How long it may take to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a pod finds the API server's address.
+/// The environment variable from which a pod gets the API server's address.
 const HOST: &str = "KUBERNETES_SERVICE_HOST";
 
-/// What the operator says about the API server; without anything, the pod's service account and
-/// environment are used. The same rules as kube-proxy's.
+/// What the operator configured about the API server. If nothing is configured, the pod's service
+/// account and environment are used, by the same rules as in kube-proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     pub kubeconfig: Option<PathBuf>,
-    /// Address of the API server, which wins over the kubeconfig's.
+    /// Address of the API server; it takes precedence over the kubeconfig's.
     pub master: Option<hyper::Uri>,
 }
 
 impl Access {
-    /// The API server's host, a name or an address.
+    /// The API server's host: a name or an address.
     ///
     /// # Errors
     /// If there is no usable configuration.
@@ -56,7 +56,7 @@ impl Access {
         if let Some(master) = &self.master {
             config.cluster_url = master.clone();
         }
-        // The reflectors' own rules say what is tried again and when.
+        // The reflectors decide what is tried again and when.
         config.default_retry = false;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         let agent = concat!("node-lb/", env!("CARGO_PKG_VERSION"));
@@ -79,14 +79,14 @@ async fn kubeconfig(path: &PathBuf) -> anyhow::Result<Config> {
     config.with_context(what)
 }
 
-/// A client that is made anew when the API server cannot be reached or does not accept it any more.
+/// A client that is replaced when the API server cannot be reached or no longer accepts it.
 pub struct Connection {
-    /// `None` for a client that somebody else made.
+    /// `None` if the client was given by the caller.
     access: Option<Access>,
     current: Mutex<Generation>,
 }
 
-/// A client, and how many there were before it.
+/// A client, and how many came before it.
 #[derive(Clone)]
 pub struct Generation {
     number: u64,
@@ -94,7 +94,7 @@ pub struct Generation {
 }
 
 impl Connection {
-    /// Reads the configuration; the API server need not be there yet.
+    /// Reads the configuration. The API server need not be there yet.
     ///
     /// # Errors
     /// If there is no usable configuration.
@@ -106,7 +106,7 @@ impl Connection {
         })
     }
 
-    /// A connection that stays as it is.
+    /// A connection that keeps this client for ever.
     pub fn of(client: Client) -> Self {
         Self {
             access: None,
@@ -119,11 +119,11 @@ impl Connection {
         current.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces a client that failed, unless another request has already done so: tokens,
+    /// Replaces a client that failed, unless another request has already done so. Tokens,
     /// certificates and addresses are read again.
     ///
     /// # Errors
-    /// If the configuration is no longer usable; the old client stays.
+    /// If the configuration is no longer usable. The old client stays.
     pub async fn renew(&self, failed: &Generation) -> anyhow::Result<()> {
         let Some(access) = &self.access else {
             return Ok(());

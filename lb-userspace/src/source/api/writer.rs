@@ -24,7 +24,8 @@ impl ApiWriter {
         }
     }
 
-    /// Sends an object, or for PATCH a merge patch, of this resource. Once.
+    /// Sends an object of this resource, or for PATCH a merge patch, without repeating it on
+    /// failure.
     ///
     /// # Errors
     /// As [`exchange`].
@@ -45,7 +46,7 @@ impl ApiWriter {
             .header(CONTENT_TYPE, content_type)
             .body(Body::from(object.to_string().into_bytes()));
         let about = (resource, verb);
-        // Read to its end, whatever it says, so that the connection can be used again.
+        // Read to the end, so that the connection can be reused.
         let read = |body: Body| async { drop(body.collect().await) };
         exchange(&self.connection, &self.metrics, about, request, read).await
     }
