@@ -1,4 +1,4 @@
-//! `node-lb status`: what the agent on this node is doing, and what it cannot do.
+//! `node-lb status`: the state of the agent on this node, and what it cannot do.
 
 use std::{
     fmt::Write as _,
@@ -15,7 +15,7 @@ use crate::{agent::status::Status, config::DEFAULT_SOCKET, http::get};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Problems shown of a kind; `-o json` has all of them.
+/// The most problems of one kind that are shown; `-o json` shows all of them.
 const SHOWN: usize = 20;
 
 /// Show what the agent on this node is doing, and what it cannot do
@@ -143,7 +143,7 @@ fn render(status: &Status) -> String {
     text
 }
 
-/// Lines of the same label, cut if they are many.
+/// Lines with the same label, shortened if there are many.
 fn list(
     label: &'static str,
     items: impl ExactSizeIterator<Item = String>,

@@ -1,23 +1,23 @@
-//! Telling local pods from everyone else (`--detect-local-mode`), for source NAT and the
-//! externalTrafficPolicy short circuit.
+//! Tells local pods from all other sources (`--detect-local-mode`), for source NAT and the short
+//! circuit of externalTrafficPolicy.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use lb_objects::{IpFamily, Node};
 
-/// How local pods are told from other sources, as configured.
+/// How to tell local pods from other sources, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// Sources in these networks; pods of other nodes count as well.
+    /// Sources in these networks; this includes pods of other nodes.
     ClusterCidr(Vec<IpNet>),
     /// Sources in this node's podCIDRs.
     NodeCidr,
     /// Packets that arrive on this bridge.
     BridgeInterface(String),
-    /// Packets that arrive on an interface whose name starts so.
+    /// Packets that arrive on an interface with a name that starts like this.
     InterfaceNamePrefix(String),
-    /// Nobody is a local pod.
+    /// No source counts as a local pod.
     None,
 }
 
@@ -42,8 +42,8 @@ impl LocalDetector {
         }
     }
 
-    /// Whether this family has a detector. Without one no ClusterIP traffic is source-NATed for
-    /// coming from outside, and pods are not short-circuited.
+    /// Whether this family has a detector. Without one, ClusterIP traffic is not source-NATed
+    /// because it comes from outside, and pods are not short-circuited.
     pub fn covers(&self, family: IpFamily) -> bool {
         match self {
             Self::Networks(networks) => networks.iter().any(|n| IpFamily::of_net(*n) == family),
@@ -62,7 +62,7 @@ impl LocalDetector {
         }
     }
 
-    /// Whether it tells local pods by a device of this name.
+    /// Whether it recognises local pods by a device of this name.
     pub fn is_device_of_pods(&self, name: &str) -> bool {
         match self {
             Self::Interface(_) | Self::InterfacePrefix(_) => {

@@ -133,8 +133,8 @@ impl Answer {
     /// The next bytes; `None` at the end.
     ///
     /// # Errors
-    /// If the connection breaks, or nothing comes until `deadline`, which is `time` after something
-    /// that the error tells of.
+    /// If the connection breaks, or nothing comes until `deadline`. The error then says that the
+    /// answer was waited for during `time`.
     pub async fn next(
         &mut self,
         deadline: Instant,
