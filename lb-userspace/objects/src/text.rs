@@ -1,27 +1,28 @@
-//! From the text of a manifest to documents: JSON or YAML, any number of them.
+//! Splits the text of a manifest into documents: JSON or YAML, any number of them.
 
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::{Location, Spanned};
 
-/// Most YAML nodes in one document: well above 100,000 objects, and a bound on memory.
+/// The most YAML nodes in one document: enough for far more than 100,000 objects, and a bound on
+/// memory.
 const MAX_NODES: usize = 4_000_000;
-/// Most YAML nodes that aliases may stand for in one document, against alias bombs.
+/// The most YAML nodes that aliases may stand for in one document, against alias bombs.
 const MAX_ALIASED_NODES: usize = 100_000;
 
-/// Why a file is of no use.
+/// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
     pub line: Option<u64>,
     pub message: String,
 }
 
-/// The documents of a manifest, JSON by the file's name or else YAML, each with the line it starts
-/// on.
+/// The documents of a manifest, each with the line on which it starts: JSON if the file's name says
+/// so, else YAML.
 ///
 /// # Errors
-/// If any of them is broken.
+/// If any document is broken.
 pub fn documents<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<Vec<(u64, T)>, Broken> {
     let text = utf8(text)?;
     match is_json(path) {
