@@ -1,4 +1,4 @@
-//! What clients can and cannot do to a server.
+//! What a client can and cannot do to a server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -146,7 +146,7 @@ async fn a_client_that_does_not_read_is_cut_at_the_write_timeout() {
     let server = start(huge, limits);
     let mut deaf = connect(&server).await;
     deaf.write_all(KEEP_ALIVE).await.unwrap();
-    // The deaf client has the only place, so this answer means that it has lost it.
+    // The deaf client has the only place, so this answer means that it has lost the place.
     let reply = request_within(PATIENCE, &server, "/small").await;
     assert_eq!(reply, 200);
     assert!(read_to_close(&mut deaf).await.len() < HUGE);
@@ -301,7 +301,8 @@ async fn a_crowd_of_bad_clients_delays_a_good_one_only_as_long_as_the_limits_all
         stream.write_all(bytes).await.unwrap();
         crowd.push(stream);
     }
-    // Eight times the server's connections are before it, each for at most twice the time limit.
+    // Eight times the server's limit of connections come before it, each for at most twice the time
+    // limit.
     let begun = Instant::now();
     assert_eq!(get(server.address(), "/").await.status, 200);
     assert!(begun.elapsed() < SHORT * 2 * 8 + PATIENCE / 3);
@@ -310,7 +311,7 @@ async fn a_crowd_of_bad_clients_delays_a_good_one_only_as_long_as_the_limits_all
     }
 }
 
-/// More than the buffers of both ends take.
+/// More than the buffers of both ends can hold.
 const HUGE: usize = 64 << 20;
 
 async fn ok(_: Request) -> Response {
@@ -335,7 +336,7 @@ async fn huge(request: Request) -> Response {
     }
 }
 
-/// A layer with a deadline of its own.
+/// A layer that sets its own deadline.
 struct Hurried<H>(H);
 
 impl<H: Handler> Handler for Hurried<H> {
@@ -360,7 +361,7 @@ async fn request_within(time: Duration, server: &Server, path: &str) -> u16 {
     reply.expect("no answer").status
 }
 
-/// Sends all of `bytes` that the server takes, and returns all it says.
+/// Sends as much of `bytes` as the server takes, and returns everything that it answers.
 async fn send(server: &Server, bytes: &[u8]) -> String {
     let mut stream = connect(server).await;
     let (mut reader, mut writer) = stream.split();

@@ -1,4 +1,4 @@
-//! Events on Services: what is written, and how seldom.
+//! Events on Services: what is written, and how rarely.
 
 use std::time::Duration;
 
@@ -200,7 +200,7 @@ async fn api_server_that_is_away_blocks_nobody_and_gets_few_requests() {
         notice.service.name = format!("web-{number}");
         events.recorder.record(notice);
     }
-    // All that is no more than the queue takes.
+    // All of them beyond the queue's size.
     assert!(events.dropped("queue_full") >= 3990);
     let first = events.call().await;
     let object = first.object.clone();
@@ -213,7 +213,7 @@ async fn api_server_that_is_away_blocks_nobody_and_gets_few_requests() {
     let next = events.call().await;
     assert_ne!(next.object, object);
     assert_eq!(events.dropped("failed"), 1);
-    // What is asked for is waited for.
+    // The time that the server asks for is waited.
     let asked = Instant::now();
     next.refuse(429, Some(7));
     events.call().await.written();

@@ -1,4 +1,4 @@
-//! An API server on loopback without any objects, for what only real connections show.
+//! An API server on loopback without any objects, for tests that need real connections.
 
 use std::{
     convert::Infallible,
@@ -37,7 +37,7 @@ const INITIAL_END: &str = concat!(
 /// Serves until dropped.
 pub struct Server {
     pub address: SocketAddr,
-    /// The only token that is let in; none asks for none.
+    /// The only token that is accepted; `None` accepts requests without one.
     token: Arc<Mutex<Option<String>>>,
     task: JoinHandle<()>,
 }
@@ -88,7 +88,7 @@ async fn accept(
             match tls {
                 None => serve(socket, token).await,
                 Some(tls) => {
-                    // Who does not trust the certificate goes away here.
+                    // Clients that do not trust the certificate leave here.
                     if let Ok(socket) = tls.accept(socket).await {
                         serve(socket, token).await;
                     }
@@ -110,13 +110,13 @@ async fn serve(
         let answer = answer(welcome);
         async { Ok::<_, Infallible>(answer) }
     });
-    // An aborted connection is the source's business.
+    // The source handles aborted connections.
     let _ = http1::Builder::new()
         .serve_connection(TokioIo::new(socket), answer)
         .await;
 }
 
-/// An empty list and a watch that never says anything, or a refusal.
+/// An empty list and a watch without events, or a refusal.
 fn answer(welcome: bool) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     let (code, text) = match welcome {
         true => (200, INITIAL_END),
