@@ -1,8 +1,8 @@
-//! What an attacker, a busy client and an unlucky one do to flows: floods from spoofed sources,
-//! forged segments, frames for others, short connections without end, agents that are gone, pods
-//! that vanish or say nothing. Good clients are the measure. Needs root.
+//! What an attacker, a busy client or an unlucky one can do to flows: floods from spoofed sources,
+//! forged segments, frames for other hosts, short connections without end, agents that are gone,
+//! pods that vanish or are silent. The effect on good clients is measured. Needs root.
 //!
-//! `LAB_ATTACK_SECONDS` makes floods and churn last longer than the few seconds of CI.
+//! `LAB_ATTACK_SECONDS` makes floods and churn last longer than the few seconds in CI.
 
 mod astray;
 mod blind;

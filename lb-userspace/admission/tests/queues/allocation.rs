@@ -70,8 +70,7 @@ fn seats_are_divided_as_by_upstream() {
     }
 }
 
-/// A class from three numbers: its lower bound, how far the target is above it, and the upper
-/// bound.
+/// A class from three numbers: its lower bound, and how far above it target and upper bound are.
 fn class() -> impl Strategy<Value = Class> {
     let amounts = (0.0..100.0, 0.0..100.0, 0.0..100.0);
     (amounts, 0..4).prop_map(|((lower, above, room), zero): ((f64, f64, f64), _)| {
