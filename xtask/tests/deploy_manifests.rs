@@ -29,7 +29,7 @@ fn the_charts_values_do_what_overlays_do() {
     assert_same(&kustomize("example"), &helm(&values));
 }
 
-/// The agent gets by with three capabilities; nothing but the optional mount is privileged.
+/// Three capabilities are enough for the agent. Only the optional mount is privileged.
 #[test]
 fn the_agent_is_not_privileged() {
     let objects = kustomize("base");
@@ -72,13 +72,14 @@ fn helm(values: &[&str]) -> Objects {
     command.arg("template").arg("node-lb");
     command.arg(deploy().join("chart/node-lb"));
     command.args(["--namespace", "kube-system", "--include-crds"]);
-    // Helm built from its module does not know the Kubernetes that it is made for.
+    // A Helm that is built from its module does not know the Kubernetes version that it is made
+    // for.
     command.args(["--kube-version", "1.36.0"]);
     for value in values {
         command.args(["--set", value]);
     }
     let mut objects = objects(&output(command));
-    // The one difference: Helm has no other way to roll a change of the settings out.
+    // The only difference: Helm has no other way to roll out a change of the settings.
     let daemonset = objects.get_mut(&("DaemonSet".to_owned(), "node-lb".to_owned()));
     let metadata = &mut daemonset.expect("a DaemonSet")["spec"]["template"]["metadata"];
     let annotations = metadata.as_object_mut().unwrap().remove("annotations");
