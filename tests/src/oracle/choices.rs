@@ -1,6 +1,6 @@
-//! Where chance comes from.
+//! Random or given choices.
 
-/// Numbers that decide: random ones, or those that a fuzzer wants.
+/// Numbers that decide: random ones, or those that a fuzzer chooses.
 pub struct Choices<'a>(Source<'a>);
 
 enum Source<'a> {

@@ -1,5 +1,5 @@
-//! What it takes to program Services from nothing, and to change one: node-lb's agent beside `nft`,
-//! which loads what kube-proxy would have computed.
+//! The cost of programming Services from nothing, and of changing one: with node-lb's agent, and
+//! with `nft`, which loads what kube-proxy would have computed.
 
 mod changes;
 mod report;
