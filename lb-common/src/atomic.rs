@@ -4,7 +4,7 @@
 
 use crate::model::{Access, before};
 
-/// Sets `*word` to `new` if it is `old`; whether it was. A full barrier.
+/// Sets `*word` to `new` if it is `old`. Returns whether it was. A full barrier.
 ///
 /// # Safety
 ///
@@ -138,7 +138,7 @@ pub unsafe fn clear_bits(word: *mut u32, bits: u32) {
     }
 }
 
-/// Adds to a number that several CPUs share, modulo 2^32; what it was before.
+/// Adds to a number that several CPUs share, modulo 2^32. Returns what it was before.
 ///
 /// # Safety
 ///
@@ -160,7 +160,7 @@ pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
     }
 }
 
-/// Replaces a word that several CPUs share; what it was before.
+/// Replaces a word that several CPUs share. Returns what it was before.
 ///
 /// # Safety
 ///

@@ -33,17 +33,17 @@ pub trait Services<A: Address> {
     fn device(&self, ifindex: u32) -> Device;
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
-    /// Where an endpoint is, by its id, and its connections. What points to it stays valid until
-    /// the program ends; its numbers are only accessed atomically. So it is with what services
-    /// count.
+    /// Where an endpoint is, by its id, and its connections. The pointer stays valid until the
+    /// program ends, and the numbers are only accessed atomically. The same holds for the counters
+    /// of services.
     fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>>;
-    /// What a service counts.
+    /// The counters of a service.
     fn service_stats(&self, service: u32) -> Option<NonNull<ServiceStats>>;
-    /// The connections of a service that there was no room for.
+    /// The counters of a service's connections that found no room.
     fn shortages(&self, service: u32) -> Option<NonNull<Shortages>>;
     /// The flows of a service.
     fn service_flows(&self, service: u32) -> Option<NonNull<ServiceFlows>>;
-    /// A number that nobody can foresee.
+    /// An unpredictable number.
     fn random(&self) -> u32;
     /// The kernel's clock, of which [`Config::hz`] are a second. Starts anew at its end.
     fn jiffies(&self) -> u32;
@@ -146,9 +146,9 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
         u32::try_from(count).unwrap_or(0)
     }
 
-    /// Whether a service has as many flows as it may have: whoever goes on opening them does not
-    /// take the others' room. Half-open flows have a budget of their own, in which the oldest gives
-    /// way: a flood of them refuses nobody.
+    /// Whether a service has as many flows as it may have, so that it cannot take the others' room
+    /// by opening more. Half-open flows have their own budget, in which the oldest gives way, so a
+    /// flood of them causes no refusals.
     #[inline(always)]
     fn is_at_share(&self, service: u32) -> bool {
         let share = u64::from(self.share());

@@ -75,8 +75,8 @@ impl Addressed {
     }
 }
 
-/// A flow that is being opened, between the two steps of that: the verifier looks at one after the
-/// other.
+/// A flow that is being opened, between the two steps of that, which the verifier checks one after
+/// the other.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Opening {
@@ -90,11 +90,11 @@ pub struct Opening {
     pub(crate) flags: u32,
 }
 
-/// What becomes of a packet that opens no flow.
+/// What happens to a packet that opens no flow.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub enum Refusal {
-    /// None of our business.
+    /// node-lb leaves it alone.
     #[default]
     Pass,
     /// The client is told.
