@@ -76,7 +76,7 @@ pub unsafe fn publish(word: *mut u32, new: u32) {
 ///
 /// # Safety
 ///
-/// As for [`compare_and_swap`].
+/// As for `compare_and_swap`.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, amount: u64) {
     before(counter, Access::Update);
@@ -142,7 +142,7 @@ pub unsafe fn clear_bits(word: *mut u32, bits: u32) {
 ///
 /// # Safety
 ///
-/// As for [`compare_and_swap`].
+/// As for `compare_and_swap`.
 #[inline(always)]
 pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
     before(number, Access::Update);

@@ -83,7 +83,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// The same header, [`settled`] whichever way through options and extensions led here.
+    /// The same header, `settled` whichever way through options and extensions led here.
     #[inline(always)]
     pub fn settled(mut self, memory: &mut u64) -> Self {
         let packed = (self.payload & PAYLOAD_LIMIT) as u64

@@ -17,7 +17,9 @@ use crate::{
 
 /// State that the choice of an endpoint depends on.
 pub trait Services<A: Address> {
+    /// The node's settings.
     fn config(&self) -> &Config;
+    /// The frontend with an address, port and protocol, if there is one.
     fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend>;
     /// The published plan of a service.
     fn plan(&self, service: u32) -> Option<&Plan>;
@@ -31,7 +33,9 @@ pub trait Services<A: Address> {
     fn is_local(&self, address: Ip6) -> bool;
     /// What is special about a device; nothing about most.
     fn device(&self, ifindex: u32) -> Device;
+    /// The endpoint that a client went to last, if it is remembered.
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
+    /// Remembers the endpoint that a client goes to.
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
     /// Where an endpoint is, by its id, and its connections. The pointer stays valid until the
     /// program ends, and the numbers are only accessed atomically. The same holds for the counters
@@ -131,6 +135,7 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn way_back(&self, ifindex: u32) -> u32;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
+    /// Remembers the flow of a packet's first fragment, by the flow's index.
     fn remember_fragment(&self, key: &FragmentKey, flow: u32);
     /// Whether one more ICMP answer may be sent.
     fn may_answer(&self) -> bool;

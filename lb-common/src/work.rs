@@ -59,6 +59,7 @@ impl Addressed {
         })
     }
 
+    /// Whether the packet is addressed to a frontend.
     #[inline(always)]
     pub fn is_some(self) -> bool {
         self.0 >= 0

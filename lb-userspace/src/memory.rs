@@ -98,6 +98,7 @@ impl ProgrammedTables {
         self.tables.forget(self.services.keys().copied());
     }
 
+    /// The name of a service port, by its service id.
     pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
         self.services.get(&service).map(|service| &service.name)
     }

@@ -51,6 +51,7 @@ pub struct Applied {
 }
 
 impl Changes {
+    /// Whether nothing must be planned again.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && !self.node
     }
@@ -108,6 +109,7 @@ impl Store {
         self.synced
     }
 
+    /// The Service with this name, if the source has it.
     pub fn service(&self, name: &ObjectName) -> Option<&Arc<Service>> {
         self.services.get(name)
     }

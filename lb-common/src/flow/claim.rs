@@ -199,7 +199,7 @@ impl Outcome {
 }
 
 /// The work behind [`claim`]: looks for the tuple and for room, and takes the room. Returns an
-/// [`Outcome`].
+/// `Outcome`.
 #[inline(always)]
 pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64) -> u64 {
     let moment = slots.moment();

@@ -135,7 +135,7 @@ pub(super) fn home(hash: u64, mask: u32) -> u32 {
     hash as u32 & mask
 }
 
-/// Index of the record that a search for `hash` visits at `step`, 0 being its [`home`]. The first
+/// Index of the record that a search for `hash` visits at `step`, 0 being its `home`. The first
 /// versions of node-lb know the first two groups.
 #[inline(always)]
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {

@@ -81,7 +81,7 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     None
 }
 
-/// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if
+/// The first half of opening a flow: the index of the flow's record if there is one, `BEGUN` if
 /// it is for [`Tables::finish_index`] to record it, [`RACED`] if another CPU or an old flow was in
 /// the way, or [`NONE`].
 #[inline(always)]

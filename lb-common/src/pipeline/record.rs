@@ -140,7 +140,7 @@ fn approach<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     table::approach(tables, [work.hash, work.other_hash]);
 }
 
-/// Records the flow that [`begin`] has begun, both directions or none: the index of the client's
+/// Records the flow that `begin` has begun, both directions or none: the index of the client's
 /// record, or one that no table has. [`Work::refusal`] and [`Work::reason`] say why there is none.
 #[inline(always)]
 pub fn finish_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u64 {

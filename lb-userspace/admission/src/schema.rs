@@ -262,6 +262,7 @@ impl<T> Listed<T> {
 }
 
 impl NameOrAny {
+    /// Whether a name is this one, or any name will do.
     pub fn matches(&self, name: &str) -> bool {
         match self {
             Self::Any => true,
@@ -271,6 +272,7 @@ impl NameOrAny {
 }
 
 impl PortSpan {
+    /// Whether a port lies in the range.
     pub fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }

@@ -15,7 +15,9 @@ const UNITS_PER_SEAT_SECOND: u64 = 1_000_000_000 / UNIT;
 pub struct SeatSeconds(u64);
 
 impl SeatSeconds {
+    /// No work.
     pub const ZERO: Self = Self(0);
+    /// The largest value.
     pub const MAX: Self = Self(u64::MAX);
 
     /// So many units.

@@ -89,6 +89,7 @@ impl Direction {
 }
 
 impl SocketHook {
+    /// All hooks.
     pub const ALL: [Self; 8] = [
         Self::Connect4,
         Self::Connect6,

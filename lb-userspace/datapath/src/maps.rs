@@ -24,7 +24,9 @@ use crate::{
     reason = "the kernel makes no empty arrays"
 )]
 pub trait Elements<T>: Send + Sync {
+    /// Number of elements.
     fn len(&self) -> u32;
+    /// A copy of an element.
     fn read(&self, index: u32) -> T;
     /// Overwrites an element that no program reads yet.
     fn write(&self, index: u32, value: &T);

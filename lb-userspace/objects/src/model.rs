@@ -140,6 +140,7 @@ pub enum IpFamily {
 }
 
 impl IpFamily {
+    /// The family of an address.
     pub fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -147,6 +148,7 @@ impl IpFamily {
         }
     }
 
+    /// The family of a network.
     pub fn of_net(net: IpNet) -> Self {
         Self::of(net.addr())
     }

@@ -13,6 +13,7 @@ pub enum Object {
 }
 
 impl Object {
+    /// The kind of the object.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Service(_) => Kind::Service,

@@ -31,6 +31,7 @@ pub fn documents<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<Vec<(u
     }
 }
 
+/// The text of a file, which must be UTF-8.
 pub fn utf8(text: &[u8]) -> Result<&str, Broken> {
     std::str::from_utf8(text).map_err(|error| Broken {
         line: Some(1 + newlines(&text[..error.valid_up_to()])),
@@ -38,11 +39,13 @@ pub fn utf8(text: &[u8]) -> Result<&str, Broken> {
     })
 }
 
+/// Whether a file's name says that it is JSON.
 pub fn is_json(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "json")
 }
 
+/// The YAML documents of a text, each with the line on which it starts.
 pub fn yaml<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -64,6 +67,7 @@ pub fn yaml<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
         .collect())
 }
 
+/// The JSON documents of a text, each with the line on which it starts.
 pub fn json<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
     let mut parser = serde_json::Deserializer::from_str(text).into_iter();
     let (mut line, mut offset) = (1, 0);
@@ -87,6 +91,7 @@ pub fn json<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
     }
 }
 
+/// The number of line feeds in a text.
 pub fn newlines(text: &[u8]) -> u64 {
     text.iter().filter(|byte| **byte == b'\n').count() as u64
 }

@@ -31,6 +31,7 @@ pub enum Change {
 }
 
 impl Catalog {
+    /// A catalog without Services.
     pub fn new() -> Self {
         Self {
             plans: RwLock::default(),
@@ -38,6 +39,7 @@ impl Catalog {
         }
     }
 
+    /// The plan of a Service, if it has been given to the maps.
     pub fn get(&self, name: &ObjectName) -> Option<Arc<ServicePlan>> {
         self.plans().get(name).cloned()
     }

@@ -101,6 +101,7 @@ pub struct AtLimit {
 }
 
 impl AtLimit {
+    /// A service port that is at these limits.
     pub fn new(key: &Key, limits: &[Limit]) -> Self {
         let exhausted = limits.iter().map(|limit| limit.name().to_owned());
         Self {

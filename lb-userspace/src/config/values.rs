@@ -92,6 +92,7 @@ pub struct FeatureGate {
     pub enabled: bool,
 }
 
+/// The feature gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// externalIPs become frontends.

@@ -34,6 +34,7 @@ pub trait Records<A: Address>: Send {
         self.word(index, offset_of!(Flow<A>, flags))
     }
 
+    /// Whether there are no records.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -75,10 +76,12 @@ impl<A: Address> Connection<A> {
         Some(Self { forward, reply })
     }
 
+    /// The protocol of the connection.
     pub fn protocol(&self) -> Protocol {
         protocol(&self.forward)
     }
 
+    /// How far the connection has come.
     pub fn stage(&self) -> Stage {
         Stage::of(self.forward.tag, self.forward.flags, self.reply.flags)
     }

@@ -33,6 +33,7 @@ impl Stale {
         self.remaining.extend(later.remaining);
     }
 
+    /// Whether no service port was added.
     pub fn is_empty(&self) -> bool {
         self.remaining.is_empty()
     }

@@ -53,10 +53,12 @@ impl TableStats {
 pub struct FlowCounts([[u64; STAGES]; 2]);
 
 impl FlowCounts {
+    /// The number of flows of a protocol in a stage.
     pub fn of(&self, protocol: Protocol, stage: Stage) -> u64 {
         self.0[row(protocol)][stage as usize]
     }
 
+    /// The number of all flows.
     pub fn total(&self) -> u64 {
         self.0.iter().flatten().sum()
     }
@@ -98,6 +100,7 @@ impl ServiceCounts {
     /// More services than any node has. A larger id means a broken record.
     const LIMIT: u32 = 1 << 20;
 
+    /// The number of a service's live flows.
     pub fn of(&self, service: u32) -> u32 {
         self.get(service).all
     }

@@ -47,6 +47,7 @@ impl ListenAddresses {
         }
     }
 
+    /// The addresses of a family.
     pub fn of(&self, family: IpFamily) -> &[IpAddr] {
         match family {
             IpFamily::V4 => &self.v4,

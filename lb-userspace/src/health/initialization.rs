@@ -39,6 +39,7 @@ impl Initialization {
         self.over.send_replace(true);
     }
 
+    /// Whether the maps have the first complete state.
     pub fn is_over(&self) -> bool {
         *self.over.borrow()
     }

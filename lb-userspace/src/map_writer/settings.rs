@@ -20,7 +20,7 @@ const NO_NETWORK: u32 = 255;
 pub struct Settings<'a> {
     pub node: &'a LocalNode,
     pub detector: &'a LocalDetector,
-    /// [`config_flag`]s without those of the detector; see [`flags`].
+    /// [`config_flag`]s without those of the detector.
     pub flags: u32,
     /// Source ports for source NAT.
     pub ports: PortRange,

@@ -32,6 +32,7 @@ pub enum LocalDetector {
 }
 
 impl LocalDetector {
+    /// The detector of a configuration on this node.
     pub fn new(detect: &DetectLocal, node: &Node) -> Self {
         match detect {
             DetectLocal::ClusterCidr(networks) => Self::Networks(first_per_family(networks)),

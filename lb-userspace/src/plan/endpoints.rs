@@ -31,6 +31,7 @@ pub enum EndpointClass {
 }
 
 impl EndpointClass {
+    /// All classes, in their order.
     pub const ALL: [Self; 6] = [
         Self::LocalReady,
         Self::LocalReadyHinted,
@@ -73,10 +74,12 @@ impl ClassifiedEndpoints {
         self.counts
     }
 
+    /// Whether and how hints narrow the Cluster set.
     pub fn topology(&self) -> TopologyMode {
         self.topology
     }
 
+    /// The endpoints of one class.
     pub fn class(&self, class: EndpointClass) -> &[SocketAddr] {
         self.range(class as usize..class as usize + 1)
     }

@@ -139,6 +139,7 @@ impl Plan {
         }
     }
 
+    /// The set of a policy; empty if the port does not use it.
     pub fn set(&self, policy: TrafficPolicy) -> &[SocketAddr] {
         match policy {
             TrafficPolicy::Cluster => self.cluster_set(),

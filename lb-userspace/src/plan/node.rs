@@ -77,6 +77,7 @@ impl LocalNode {
         }
     }
 
+    /// The name of the Node object.
     pub fn name(&self) -> &String {
         &self.name
     }

@@ -47,14 +47,17 @@ pub struct Identity {
 pub struct Identities(HashMap<IpAddr, Arc<Identity>>);
 
 impl Identities {
+    /// Sets the identity of an address.
     pub fn insert(&mut self, address: IpAddr, identity: Arc<Identity>) {
         self.0.insert(address.to_canonical(), identity);
     }
 
+    /// Forgets the identity of an address.
     pub fn remove(&mut self, address: IpAddr) {
         self.0.remove(&address.to_canonical());
     }
 
+    /// The identity of an address, if it is known.
     pub fn get(&self, address: IpAddr) -> Option<&Identity> {
         self.0.get(&address.to_canonical()).map(AsRef::as_ref)
     }

@@ -45,6 +45,7 @@ impl InForce {
 }
 
 impl Schema {
+    /// Whether the rule takes a connection.
     pub fn matches(&self, connection: &Connection<'_>) -> bool {
         self.rules
             .iter()

@@ -3,13 +3,21 @@
 
 use super::{FlowSchemaSpec, PriorityLevelSpec, Spec};
 
+/// `nominalConcurrencyShares` of a limited level.
 pub const SHARES: i32 = 30;
+/// `nominalConcurrencyShares` of the level `exempt`.
 pub const EXEMPT_SHARES: i32 = 0;
+/// `lendablePercent` of any level.
 pub const LENDABLE_PERCENT: i32 = 0;
+/// `queues` of a level.
 pub const QUEUES: i32 = 64;
+/// `handSize` of a level.
 pub const HAND_SIZE: i32 = 8;
+/// `queueLengthLimit` of a level, in connections.
 pub const QUEUE_LENGTH_LIMIT: i32 = 50;
+/// `matchingPrecedence` of a flow schema.
 pub const MATCHING_PRECEDENCE: i32 = 1000;
+/// `seats` of one connection of a flow schema.
 pub const SEATS: i32 = 1;
 
 /// Replaces zeros that count as left out.

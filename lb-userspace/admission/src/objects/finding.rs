@@ -29,6 +29,7 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// Records an error, which makes the object invalid.
     pub fn error(&mut self, path: &Path, message: impl Into<String>) {
         self.errors.push(Finding {
             field: path.0.clone(),
@@ -36,6 +37,7 @@ impl Findings {
         });
     }
 
+    /// Records a note for the object's author.
     pub fn note(&mut self, path: &Path, message: impl Into<String>) {
         self.notes.push(Finding {
             field: path.0.clone(),
@@ -72,16 +74,19 @@ impl Path {
         Self("spec".to_owned())
     }
 
+    /// The path of a field inside this one.
     #[must_use]
     pub fn field(&self, name: &str) -> Self {
         Self(format!("{}.{name}", self.0))
     }
 
+    /// The path of an element of this list.
     #[must_use]
     pub fn index(&self, index: usize) -> Self {
         Self(format!("{}[{index}]", self.0))
     }
 
+    /// The path of an entry of this map.
     #[must_use]
     pub fn key(&self, key: &str) -> Self {
         Self(format!("{}[{key}]", self.0))

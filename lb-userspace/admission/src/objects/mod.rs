@@ -59,6 +59,7 @@ pub struct ObjectRef {
 }
 
 impl Object {
+    /// What identifies the object.
     pub fn reference(&self) -> ObjectRef {
         ObjectRef {
             kind: match self.spec {
@@ -71,6 +72,7 @@ impl Object {
 }
 
 impl Kind {
+    /// Both kinds.
     pub const ALL: [Self; 2] = [Self::PriorityLevel, Self::FlowSchema];
 
     /// As in an object's `kind`.

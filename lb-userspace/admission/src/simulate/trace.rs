@@ -74,6 +74,7 @@ fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 }
 
 impl<R: BufRead> Trace<R> {
+    /// A trace that is read from its first line.
     pub fn new(reader: R) -> Self {
         Self {
             reader,

@@ -45,6 +45,7 @@ pub struct Attacher<'a> {
 }
 
 impl<'a> Attacher<'a> {
+    /// An attacher that pins links in `pins` and attaches TC programs by `tc`.
     pub fn new(pins: &'a Pins, tc: TcFlavor) -> Self {
         Self { pins, tc }
     }

@@ -103,10 +103,12 @@ pub struct Devices {
 }
 
 impl Devices {
+    /// The device with an interface index.
     pub fn get(&self, index: u32) -> Option<&Device> {
         self.by_index.get(&index)
     }
 
+    /// The device with a name.
     pub fn by_name(&self, name: &str) -> Option<&Device> {
         self.iter().find(|device| device.name == name)
     }

@@ -12,6 +12,7 @@ use super::{FlowTable, MemoryTables, shared::HalfOpen, storage::Table};
 
 /// A family with tables in [`MemoryTables`].
 pub trait Family: Address + Default + Eq + Hash {
+    /// The family's tables.
     fn tables(tables: &MemoryTables) -> &FamilyTables<Self>;
 }
 

@@ -26,6 +26,7 @@ impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
         }
     }
 
+    /// The frame as it is now.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_inner()
     }

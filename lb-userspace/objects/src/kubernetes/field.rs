@@ -44,6 +44,7 @@ impl Invalid {
         (self.field, format!("{} {}", self.value, self.rule))
     }
 
+    /// An invalid text, which is shown quoted and shortened.
     pub fn text(field: impl Display, value: &str, rule: impl Into<Cow<'static, str>>) -> Self {
         Self::new(field, quoted(value), rule)
     }
@@ -54,6 +55,7 @@ impl Invalid {
 pub struct Findings(Vec<(Refused, Invalid)>);
 
 impl Findings {
+    /// Records that something was refused because of a field.
     pub fn refuse(&mut self, refused: Refused, invalid: Invalid) {
         self.0.push((refused, invalid));
     }
@@ -63,6 +65,7 @@ impl Findings {
         value.map_err(|invalid| self.refuse(refused, invalid)).ok()
     }
 
+    /// The problems of the object, without file and line.
     pub fn into_problems(self, object: &ObjectRef) -> Vec<Problem> {
         let problem = |(refused, invalid): (Refused, Invalid)| {
             let (field, message) = invalid.into_parts();

@@ -43,6 +43,7 @@ pub enum Outcome {
 
 /// A Kubernetes type that can be translated to the model.
 pub trait Translate: DeserializeOwned {
+    /// The kind of the objects.
     const KIND: Kind;
 
     #[doc(hidden)]

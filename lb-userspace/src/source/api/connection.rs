@@ -114,6 +114,7 @@ impl Connection {
         }
     }
 
+    /// The client to use for the next request.
     pub fn current(&self) -> Generation {
         let current = self.current.lock();
         current.unwrap_or_else(PoisonError::into_inner).clone()

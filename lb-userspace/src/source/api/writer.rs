@@ -28,7 +28,7 @@ impl ApiWriter {
     /// failure.
     ///
     /// # Errors
-    /// As [`exchange`].
+    /// If the answer is not 2xx, or does not begin in time.
     pub async fn write(
         &self,
         resource: &str,
