@@ -25,7 +25,7 @@ pub struct Work<A> {
     pub answerer: A,
     pub message: Message,
     pub fragment: FragmentKey,
-    /// Memory for `settled` numbers, see [`crate::opaque`].
+    /// Memory for `settled` numbers, see module `opaque`.
     pub memory: u64,
     /// A next hop that was looked up; the device that leads there, if the neighbour is not known.
     pub hop: Hop,
