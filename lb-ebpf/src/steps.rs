@@ -1,5 +1,5 @@
-//! The steps of the work on a packet, each a function of its own for the verifier, and who calls
-//! them.
+//! The steps of the work on a packet. Each is a separate function for the verifier. This module
+//! also has the code that calls them.
 
 use lb_common::{
     abi::{Frontend, FrontendKey},

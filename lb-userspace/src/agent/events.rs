@@ -1,4 +1,4 @@
-//! What the agent tells users about their Services.
+//! What the agent tells users about their Services, as Events.
 
 use lb_objects::{Kind, ObjectName, Problem};
 use uuid::Uuid;
@@ -7,7 +7,7 @@ use super::{Agent, sync::News};
 use crate::{events::Notice, health::service::Problem as HealthProblem, source::Event};
 
 impl Agent {
-    /// What these events say is wrong with Services; nothing if nobody is to be told.
+    /// What `events` say is wrong with Services; empty if Events are not written.
     pub(super) fn refused_services(&self, events: &[Event]) -> Vec<(ObjectName, Problem)> {
         if !self.events.is_on() {
             return Vec::new();
@@ -37,7 +37,7 @@ impl Agent {
         self.events.record(Notice::health_check(problem, uid));
     }
 
-    /// Tells what became of service ports since the last call.
+    /// Tells users how service ports have changed since the last call.
     pub(super) fn tell_of_service_ports(&mut self) {
         for news in self.syncer.take_news() {
             let (News::Waiting(key, _) | News::Programmed(key) | News::AtLimit(key, _)) = &news;

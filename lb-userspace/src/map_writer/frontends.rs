@@ -17,7 +17,7 @@ use lb_objects::Protocol;
 use super::Key;
 use crate::plan::{Frontend, FrontendKind};
 
-/// An address, port and protocol (by number), as `FRONTENDS4` and `FRONTENDS6` are keyed.
+/// An address, a port and a protocol number: the key of `FRONTENDS4` and `FRONTENDS6`.
 pub type Address = (SocketAddr, u8);
 
 /// A service port's claim to an address.
@@ -43,32 +43,32 @@ pub fn claims<'a>(
     })
 }
 
-/// Who claims which address. Where several do, the lesser kind wins, then the lesser name: the rest
-/// take over when the winner goes.
+/// Which service ports claim which address. If several claim one, the lesser kind has it, then the
+/// lesser name. The others take over when that one goes.
 #[derive(Debug, Default)]
 pub struct Frontends {
     claims: HashMap<Address, Claimants>,
     /// What the maps hold.
     present: HashMap<Address, abi::Frontend>,
-    /// Where the two may differ.
+    /// Addresses where maps and claims may differ.
     changed: BTreeSet<Address>,
-    /// Claimed addresses that the maps refused, with whose they are.
+    /// Claimed addresses that the maps refused, with the service port and the error.
     refused: BTreeMap<Address, (Key, WriteError)>,
 }
 
-/// Who claims one address, in order, with the services' numbers. Hardly ever more than one: a map
-/// would take ten times the room.
+/// The claimants of one address in order, with the services' numbers. There is hardly ever more
+/// than one, and a map would need ten times the memory.
 type Claimants = Vec<((FrontendKind, Key), u32)>;
 
 impl Frontends {
-    /// Takes over the entries in the maps, which nobody claims yet.
+    /// Takes over the entries in the maps, which have no claims yet.
     pub fn read(maps: &Maps) -> Result<Self, WriteError> {
         let v4 = maps.frontends4.all()?.into_iter().map(|(key, value)| {
             let ip = IpAddr::from(key.address);
             (((ip, key.port).into(), key.protocol), value)
         });
         let v6 = maps.frontends6.all()?.into_iter().map(|(key, value)| {
-            // Not `IpAddr::from`, which takes mapped addresses for IPv4.
+            // Not `IpAddr::from`, which turns mapped addresses into IPv4.
             let ip = Ipv6Addr::from(key.address.octets);
             (((ip, key.port).into(), key.protocol), value)
         });
@@ -78,22 +78,22 @@ impl Frontends {
         })
     }
 
-    /// The service that an address leads to, as the maps have it.
+    /// The service that an address leads to in the maps.
     pub fn service_at(&self, address: &Address) -> Option<u32> {
         self.present.get(address).map(|entry| entry.service)
     }
 
-    /// Whether the maps have just this for a claim.
+    /// Whether the maps hold exactly what a claim asks for.
     pub fn holds(&self, claim: &Claim, id: u32) -> bool {
         self.present.get(&claim.address) == Some(&entry(id, claim.kind))
     }
 
-    /// The services that addresses lead to, as the maps have it.
+    /// The services that addresses lead to in the maps.
     pub fn services(&self) -> impl Iterator<Item = u32> {
         self.present.values().map(|entry| entry.service)
     }
 
-    /// Looks again at all addresses that nobody claims and whose service `is_stale`.
+    /// Reconsiders all addresses without a claim that lead to a service for which `is_stale` holds.
     pub fn reconsider(&mut self, is_stale: impl Fn(u32) -> bool) {
         let stale = self
             .present
@@ -105,7 +105,7 @@ impl Frontends {
         self.changed.extend(stale);
     }
 
-    /// Claims an address; the maps have it after [`Self::flush`].
+    /// Claims an address. The maps have it after [`Self::flush`].
     pub fn stake(&mut self, claim: &Claim, key: &Key, id: u32) {
         self.changed.insert(claim.address);
         let claims = self.claims.entry(claim.address);
@@ -117,7 +117,7 @@ impl Frontends {
         }
     }
 
-    /// Gives a claim up; the maps forget it at [`Self::flush`].
+    /// Gives up a claim. The maps forget it at [`Self::flush`].
     pub fn give_up(&mut self, claim: &Claim, key: &Key) {
         self.changed.insert(claim.address);
         if let Some(claims) = self.claims.get_mut(&claim.address) {
@@ -128,15 +128,15 @@ impl Frontends {
         }
     }
 
-    /// Service ports that lack an address which the maps refused, and why.
+    /// Service ports that lack an address because the maps refused it, with the error.
     pub fn refused(&self) -> impl Iterator<Item = (&Key, &WriteError)> {
         self.refused.values().map(|(key, error)| (key, error))
     }
 
-    /// Brings the maps into line with the claims. An address changes hands in one write; where a
-    /// service port moves to another address, the new one comes before the old one goes. Whether
-    /// nothing leads any more to where it should not; what was refused is tried again by the next
-    /// call.
+    /// Makes the maps equal to the claims. An address passes from one service port to another in
+    /// one write. If a service port moves to another address, the new one is written before the old
+    /// one is removed. Returns whether no address leads any more to where it should not. What was
+    /// refused is tried again by the next call.
     pub fn flush(&mut self, maps: &Maps) -> bool {
         self.changed
             .extend(mem::take(&mut self.refused).into_keys());
@@ -159,7 +159,7 @@ impl Frontends {
         let mut not_added = self.insert(added, maps);
         let removed = self.remove(gone, maps);
         if !not_added.is_empty() {
-            // Perhaps there is room now.
+            // There may be room now.
             let again = not_added.into_iter().map(|(entry, _)| entry).collect();
             not_added = self.insert(again, maps);
         }
@@ -183,7 +183,7 @@ impl Frontends {
         Some(entry(*id, *kind))
     }
 
-    /// Inserts what there is room for and returns the rest.
+    /// Inserts the entries that there is room for, and returns the rest.
     fn insert(
         &mut self,
         entries: Vec<(Address, abi::Frontend)>,
@@ -210,7 +210,7 @@ impl Frontends {
         rest
     }
 
-    /// Removes entries; if the kernel refuses, they are up for the next flush.
+    /// Removes entries. If the kernel refuses, the next flush tries again.
     fn remove(&mut self, addresses: Vec<Address>, maps: &Maps) -> bool {
         let (v4, v6) = addresses
             .into_iter()

@@ -1,4 +1,4 @@
-//! One service port's plan and endpoints: written to a fresh place, then published.
+//! Writes one service port's plan and endpoints to free elements, then publishes them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,11 +20,11 @@ use lb_objects::{Algorithm, TrafficPolicy};
 use super::{Key, MapWriter, NodeFacts, NotProgrammed, frontends::claims, parts::Parts};
 use crate::plan::{EndpointClass, Frontend, Plan, TopologyMode};
 
-/// What is in the maps for a service port.
+/// The part of the maps that belongs to a service port.
 #[derive(Debug)]
 pub struct Programmed {
     pub id: u32,
-    /// Index of the published plan, 0 for none, and what it says.
+    /// Index of the published plan, 0 for none; then the plan's contents.
     pub plan: u32,
     pub content: abi::Plan,
     pub endpoints: Arc<[abi::Endpoint]>,
@@ -36,7 +36,7 @@ pub struct Programmed {
 }
 
 impl Programmed {
-    /// Nothing yet but a number.
+    /// A service port that has only a number so far.
     fn new(id: u32) -> Self {
         Self {
             id,
@@ -48,7 +48,7 @@ impl Programmed {
         }
     }
 
-    /// All that it occupies.
+    /// Everything that it occupies.
     pub fn into_parts(self) -> Parts {
         Parts {
             ids: vec![self.id],
@@ -57,7 +57,7 @@ impl Programmed {
         }
     }
 
-    /// What it occupies for the published plan alone, all of which the next plan has anew.
+    /// What it occupies only for the published plan. The next plan gets all of this anew.
     fn plan_parts(&self) -> Parts {
         if self.plan == 0 {
             return Parts::default();
@@ -86,7 +86,7 @@ impl Programmed {
 /// An endpoint's place in the network, as a key.
 type Place = ([u8; 16], u16);
 
-/// A plan that has all its numbers and is not in the maps yet.
+/// A plan that has all its numbers, but is not in the maps yet.
 struct Next {
     index: u32,
     content: abi::Plan,
@@ -113,14 +113,14 @@ impl MapWriter {
         Ok(())
     }
 
-    /// Takes a service port's addresses back. Its plan goes when no address leads to it any more.
+    /// Gives up a service port's addresses. Its plan is removed once no address leads to it.
     pub(super) fn withdraw(&mut self, key: &Key) {
         self.claim(key, Arc::default());
         self.roster.strike(key);
         self.departing.extend(self.programmed.remove(key));
     }
 
-    /// Takes a service out of the maps that no address leads to any more.
+    /// Removes a service from the maps to which no address leads any more.
     pub(super) fn let_go(&mut self, programmed: Programmed) {
         self.publish(programmed.id, 0);
         self.garbage.append(programmed.into_parts());
@@ -164,7 +164,7 @@ impl MapWriter {
         }
     }
 
-    /// Writes plan and endpoints and publishes them, if they differ from what is published.
+    /// Writes plan and endpoints and publishes them, if they differ from the published ones.
     fn write_plan(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
         let wanted = Wanted::of(plan, self.programmed[key].id, &self.facts);
         if self.is_published(&self.programmed[key], plan, &wanted) {
@@ -177,7 +177,7 @@ impl MapWriter {
                 Ok(())
             }
             Err(error) => {
-                // Nobody has seen any of it.
+                // No program has seen any of it.
                 self.release(taken);
                 Err(error)
             }
@@ -203,7 +203,7 @@ impl MapWriter {
                 .all(|(have, want)| abi::Endpoint { id: 0, ..*have } == *want)
     }
 
-    /// Finds numbers for everything in a plan; what is taken for it is noted in `taken`.
+    /// Finds numbers for everything in a plan, and adds to `taken` what was taken for it.
     fn number(
         &mut self,
         key: &Key,
@@ -245,7 +245,7 @@ impl MapWriter {
         })
     }
 
-    /// Numbers for endpoints: those they have, new ones for new endpoints.
+    /// Numbers of endpoints: the present ones, and new ones for new endpoints.
     fn number_endpoints(
         &mut self,
         key: &Key,
@@ -299,7 +299,7 @@ impl MapWriter {
             .iter_mut()
             .zip([plan.endpoints.cluster(), plan.endpoints.local()])
         {
-            // Sets are parts of the slots; the kernel counts from the first slot.
+            // Sets are parts of the slots; programs count from the first slot.
             let offset = slots.iter().position(|slot| set.first() == Some(slot));
             let offset = offset.unwrap_or(0) as u16;
             let row = self.take(|s| s.lookup_tables.acquire(set, offset, rows, &s.maps));
@@ -309,7 +309,7 @@ impl MapWriter {
         Ok(tables)
     }
 
-    /// The set of source ranges, which gets a reference; 0 for none.
+    /// Number of the plan's set of source ranges, with one more reference; 0 for none.
     fn source_set(&mut self, plan: &Plan) -> Result<u32, NotProgrammed> {
         let ranges = &plan.source_ranges;
         let acquired = match self.source_sets.acquire(ranges, &self.maps) {
@@ -319,7 +319,7 @@ impl MapWriter {
         Ok(acquired?)
     }
 
-    /// Writes a plan where nobody reads yet, publishes it and lets go of what it replaces.
+    /// Writes a plan where no program reads yet, publishes it, and frees what it replaces.
     fn publish_next(&mut self, key: &Key, next: Next) {
         let Next {
             index,
@@ -350,7 +350,7 @@ impl MapWriter {
         self.garbage.append(replaced);
     }
 
-    /// Says in the endpoints' states where they are going to be, beside where they are.
+    /// Writes the endpoints' next positions into their states, beside the present ones.
     fn place(&self, key: &Key, first: u32, endpoints: &[abi::Endpoint], lane: usize) {
         let current = &self.programmed[key];
         let before: HashMap<u32, u32> = current
@@ -374,9 +374,9 @@ impl MapWriter {
     }
 }
 
-/// What a plan wants to be in the maps, but for numbers that are still to be found: those are zero.
+/// What a plan needs in the maps. Numbers that are still to be found are zero.
 struct Wanted {
-    /// In the order of the classes.
+    /// In the order of classes.
     endpoints: Vec<abi::Endpoint>,
     content: abi::Plan,
 }
@@ -418,7 +418,7 @@ impl Wanted {
     }
 }
 
-/// An endpoint without number.
+/// An endpoint without a number.
 fn endpoint(address: &SocketAddr, local: bool, facts: &NodeFacts) -> abi::Endpoint {
     let ip: IpAddr = address.ip();
     let mut flags = 0;

@@ -1,9 +1,9 @@
-//! Full maps: who finds no room says so, keeps what it had, and gets its turn later.
+//! Full maps: a service port without room says so, keeps what it had, and gets its turn later.
 
 use super::*;
 
-/// Fills one map, and checks that the service that finds no room waits with this message, the
-/// others work, and it is programmed as soon as another one goes.
+/// Fills one map. Checks that the service without room waits with this message, that the others
+/// work, and that it is programmed as soon as another one goes.
 fn assert_heals(sizes: Sizes, fits: Spec, too_much: Spec, message: &str) {
     let mut bench = Bench::new(sizes);
     bench.round(std::slice::from_ref(&fits), &[]);
@@ -149,7 +149,7 @@ fn the_old_state_stays_in_force() {
     let message = "no room for 7 endpoints: ENDPOINTS has 5 of 10 slots free";
     assert_eq!(bench.waiting(), [message]);
 
-    // As well over a restart.
+    // The same after a restart.
     bench.restart();
     bench.note(&[larger], &[]);
     bench.apply_all();
