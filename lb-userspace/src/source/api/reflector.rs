@@ -34,6 +34,9 @@ const SILENCE: Duration = Duration::from_secs(150);
 const GRACE: Duration = Duration::from_secs(30);
 /// A watch that ends this soon, with nothing said, is taken for a failure.
 const TOO_SHORT: Duration = Duration::from_secs(1);
+/// After a watch that lasted so long, the next failure is a new one: what was before it makes nobody
+/// wait longer.
+const STEADY: Duration = Duration::from_secs(10);
 /// Objects of the first list that are handed on together.
 const BATCH: usize = 500;
 
@@ -167,7 +170,14 @@ impl Reflector {
         }
         let mut cutter = LineCutter::default();
         let mut quiet = true;
-        while let Some(bytes) = self.wait(&mut answer, began, time).await? {
+        loop {
+            let next = self.wait(&mut answer, began, time).await;
+            if began.elapsed() >= STEADY {
+                self.backoff = Backoff::new();
+            }
+            let Some(bytes) = next? else {
+                break;
+            };
             quiet = false;
             self.received = std::time::Instant::now();
             let mut complete = false;
