@@ -35,6 +35,9 @@ const SILENCE: Duration = Duration::from_secs(150);
 const GRACE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner than this without any data counts as failed.
 const TOO_SHORT: Duration = Duration::from_secs(1);
+/// After a watch that lasted this long, the next failure counts as a new one: earlier failures no
+/// longer lengthen the wait.
+const STEADY: Duration = Duration::from_secs(10);
 /// How many objects of the first list are passed on together.
 const BATCH: usize = 500;
 
@@ -168,7 +171,14 @@ impl Reflector {
         }
         let mut cutter = LineCutter::default();
         let mut quiet = true;
-        while let Some(bytes) = self.wait(&mut answer, began, time).await? {
+        loop {
+            let next = self.wait(&mut answer, began, time).await;
+            if began.elapsed() >= STEADY {
+                self.backoff = Backoff::new();
+            }
+            let Some(bytes) = next? else {
+                break;
+            };
             quiet = false;
             self.received = std::time::Instant::now();
             let mut complete = false;
