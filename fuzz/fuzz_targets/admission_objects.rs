@@ -1,5 +1,5 @@
 //! Any bytes as a file of admission's objects: they are refused with reasons, or in force and
-//! valid, and connections are then classified alike by the plain and the compiled search.
+//! valid. Connections are then classified equally by the plain and the compiled search.
 #![no_main]
 
 use std::path::Path;

@@ -1,16 +1,16 @@
-//! Packets to a node, as the input chooses them: what becomes of each, what is counted and what is
-//! kept is what the oracle's model says. Each input has a node of its own, so that it does the same
-//! again.
+//! Packets to a node, as the input chooses them: what happens to each, what is counted and what is
+//! kept is compared with the oracle's model. Each input has its own node, so that it can be
+//! repeated.
 #![no_main]
 
 use lb_tests::oracle::{Choices, MemoryNode, walk};
 use libfuzzer_sys::fuzz_target;
 
-/// Packets of an input at the most.
+/// The most packets of an input.
 const PACKETS: usize = 64;
 
-// The first two bytes are the node's number: a node is many choices, and packets are more of
-// interest.
+// The first two bytes are the node's number: packets are more interesting than the many choices of
+// a node.
 fuzz_target!(|input: &[u8]| {
     let Some((node, packets)) = input.split_first_chunk() else {
         return;

@@ -1,4 +1,4 @@
-//! Any bytes as an IP packet: headers are found inside of it or not at all.
+//! Any bytes as an IP packet: headers are found inside the packet, or not at all.
 #![no_main]
 
 use lb_common::{

@@ -1,5 +1,5 @@
-//! Any frames through the whole pipeline, at every hook, with flows open and without. An input
-//! finds the tables as every other does, so that it does the same again.
+//! Any frames through the whole pipeline, at every hook, with and without open flows. Every input
+//! starts with the same tables, so that it can be repeated.
 #![no_main]
 
 use std::cell::RefCell;
@@ -23,7 +23,7 @@ use node_lb::{
     plan::{LocalDetector, LocalNode, PlanOptions, plan},
 };
 
-/// Room in each flow table: little, so that inputs fill it, and so that it is forgotten quickly.
+/// Records in each flow table: few, so that inputs fill it and it is quickly forgotten.
 const FLOW_RECORDS: u32 = 1 << 6;
 
 const ETHERNET: usize = 14;
@@ -39,7 +39,7 @@ fuzz_target!(|input: &[u8]| {
     });
 });
 
-/// Sends the frames of an input, which follow each other, each behind its length in two bytes.
+/// Sends the frames of an input one after the other. Each follows its length in two bytes.
 fn send(tables: &ProgrammedTables, input: &[u8]) {
     let mut rest = input;
     while let Some((length, after)) = rest.split_first_chunk() {
@@ -57,7 +57,7 @@ fn send(tables: &ProgrammedTables, input: &[u8]) {
     }
 }
 
-/// What holds of every frame that the pipeline lets go.
+/// Checks what holds for every frame that leaves the pipeline.
 fn check(verdict: Verdict, before: &[u8], after: &[u8]) {
     if verdict.action == Action::Answer {
         assert!(has_valid_checksum(after) != Some(false), "{verdict:?}");
@@ -85,7 +85,7 @@ fn translates(verdict: Verdict) -> bool {
     )
 }
 
-/// Whether the checksum of an IPv4 header is right; none in frames of anything else.
+/// Whether the checksum of an IPv4 header is right; `None` for other frames.
 fn has_valid_checksum(frame: &[u8]) -> Option<bool> {
     let packet = frame.get(ETHERNET..)?;
     let is_ipv4 = frame[12..ETHERNET] == [0x08, 0x00] && packet.first()? >> 4 == 4;

@@ -3,10 +3,10 @@
 //! Ports and numbers are in host order, addresses are octets in network order, IPv4 in maps shared
 //! by both families in its IPv6-mapped form. Padding is explicit.
 //!
-//! Another version of node-lb adopts the maps as they are, newer or older, so that connections live
-//! on. So a layout grows by maps of new names and by bits and padding that nobody has used before;
-//! [`crate::flow::flow_flag`] shows how a flow's record does it. What cannot be done so raises
-//! [`VERSION`], and ends that.
+//! Another version of node-lb, newer or older, adopts the maps as they are, so that connections
+//! live on. So a layout grows by maps with new names, and by bits and padding that no version has
+//! used before; [`crate::flow::flow_flag`] shows this for a flow's record. A change that is
+//! impossible in this way raises [`VERSION`], and then connections do not live on.
 
 use core::cmp::Ordering;
 
@@ -23,7 +23,7 @@ pub mod entries {
     /// Of `FRONTENDS4` and `FRONTENDS6` each.
     pub const FRONTENDS: usize = 131_072;
     pub const SERVICES: usize = 65_536;
-    /// Twice as many as there are services: of each, one is in force while the next is written.
+    /// Twice as many as there are services: each has one in force while the next is written.
     pub const PLANS: usize = 2 * SERVICES;
     pub const ENDPOINTS: usize = 2 * ENDPOINT_IDS;
     /// Of `ENDPOINT_STATES` and `ENDPOINT_MEMORY` each.
@@ -103,9 +103,9 @@ pub struct Frontend {
     pub pad: [u8; 3],
 }
 
-/// Which of a Service's addresses a frontend is. Where two kinds meet on one address and port the
-/// lesser one wins, whatever their numbers: a load balancer IP keeps its source ranges, and an
-/// external IP or load balancer IP that equals a node address beats a node port.
+/// The kind of a Service's address that a frontend is. If two kinds share one address and port, the
+/// lesser one has it, whatever their numbers: a load balancer IP keeps its source ranges, and an
+/// external IP or load balancer IP that equals a node address takes precedence over a node port.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrontendKind {
@@ -173,7 +173,7 @@ impl PartialOrd for FrontendKind {
 pub struct Service {
     /// Index into `PLANS`; 0 means that the service is not programmed.
     pub plan: u32,
-    /// Hash of the service port's name, by which a later agent knows it again.
+    /// Hash of the service port's name, by which a later agent recognises it.
     pub name_hash: u32,
 }
 
@@ -236,7 +236,7 @@ pub mod endpoint_flag {
     pub const LOCAL: u16 = 1 << 0;
     /// The endpoint's address is one of the node's own (a host-network pod).
     pub const HOST: u16 = 1 << 1;
-    /// The address lies in the cluster's pod network, where nobody else has to rewrite it.
+    /// The address lies in the cluster's pod network, where no other rule has to rewrite it.
     pub const IN_CLUSTER: u16 = 1 << 2;
 }
 
@@ -244,25 +244,25 @@ pub mod endpoint_flag {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointState {
-    /// Where the endpoint is in `ENDPOINTS`: in the published plan, and in the one before or after.
+    /// Its positions in `ENDPOINTS`: in the published plan, and in the plan before or after it.
     pub slots: [u32; 2],
     /// Connections sent to it so far.
     pub connections: u64,
 }
 
-/// Element of `ENDPOINT_MEMORY`, indexed by endpoint id: what programs remember of it for new
-/// flows.
+/// Element of `ENDPOINT_MEMORY`, indexed by endpoint id: what programs remember about an endpoint
+/// for new flows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointMemory {
-    /// Ports for source NAT handed out so far: the next one is the one that has been free for
-    /// longest.
+    /// Ports for source NAT handed out so far. The next one is always the one that has been free
+    /// for longest.
     pub ports: u32,
     /// [`crate::flow::Flow::hop`] of the latest flow with source NAT.
     pub hop: u32,
-    /// SYNs in a row that it has refused, which count several times, or not answered.
+    /// SYNs in a row that it has refused or not answered. Refused ones count several times.
     pub failures: u32,
-    /// Tick of the latest of them, or of the latest connection that was to try.
+    /// Tick of the latest of them, or of the latest connection that was sent to try it.
     pub failed_at: u32,
 }
 
@@ -277,7 +277,7 @@ pub struct ServiceStats {
     /// First packets dropped.
     pub dropped: u64,
     /// Flows that have not proved themselves; see [`crate::flow::Stage::Handshake`]. CPUs add and
-    /// take away out of order, so it may be below zero for a moment.
+    /// subtract out of order, so it may be below zero for a moment.
     pub half_open: i32,
     /// Flows among them that gave way to a newer one, modulo 2^32.
     pub gave_way: u32,
@@ -288,9 +288,9 @@ pub struct ServiceStats {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortages {
-    /// For want of a free record: [`FlowTableFull`](crate::verdict::Reason::FlowTableFull).
+    /// Because no record was free: [`FlowTableFull`](crate::verdict::Reason::FlowTableFull).
     pub flow_table_full: u64,
-    /// For want of a port towards the endpoint:
+    /// Because no port towards the endpoint was free:
     /// [`SnatPortsExhausted`](crate::verdict::Reason::SnatPortsExhausted).
     pub snat_ports_exhausted: u64,
 }
@@ -299,7 +299,7 @@ pub struct Shortages {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceFlows {
-    /// Flows, in whatever stage. CPUs add and take away out of order, so it may be below zero for a
+    /// Flows in any stage. CPUs add and subtract out of order, so it may be below zero for a
     /// moment.
     pub flows: i32,
     pub pad: u32,
@@ -352,7 +352,7 @@ pub struct FragmentKey {
     pub protocol: u32,
 }
 
-/// Value of `LOCAL_ADDRESSES`: that an address has one says that it is this node's own.
+/// Value of `LOCAL_ADDRESSES`: every address with an entry is one of this node's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocalAddress {
@@ -371,7 +371,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// What [`Self::address`] is of a device with this Ethernet address.
+    /// The value of [`Self::address`] for a device with this Ethernet address.
     pub fn address_of([_, _, end @ ..]: [u8; 6]) -> u32 {
         u32::from_ne_bytes(end)
     }
@@ -386,10 +386,11 @@ pub mod device_flag {
     /// It is a port of another device, as of a bridge, or below one with an Ethernet address of its
     /// own (macvlan): frames for these come by it.
     pub const PORT: u32 = 1 << 2;
-    /// The kernel takes no IPv4 packets from it whose source is one of the node's own addresses
-    /// (`accept_local`).
+    /// The kernel accepts no IPv4 packets from it that have one of the node's own addresses as
+    /// source (`accept_local`).
     pub const NO_OWN_SOURCES: u32 = 1 << 3;
-    /// Nor those to whose source no way back leads, or another than `WAYS_BACK` says (`rp_filter`).
+    /// It also accepts none to whose source no way back leads, or another one than `WAYS_BACK` says
+    /// (`rp_filter`).
     pub const WAY_BACK: u32 = 1 << 4;
 }
 
@@ -428,8 +429,9 @@ pub struct Config {
     pub flow_mask6: u32,
     /// A [`resize_stage`], in the settings of programs that have the flow tables of the next size.
     pub resize: u32,
-    /// There, [`Self::hop_generation`] of the settings in force when the change began. Every agent
-    /// raises it at its start: an older version's that has run since is noticed.
+    /// In these settings, [`Self::hop_generation`] of the settings in force when the change began.
+    /// Every agent raises it when it starts, so an older version that has run since then is
+    /// noticed.
     pub resize_since: u32,
     pub pad: [u32; 3],
 }
@@ -447,7 +449,7 @@ pub mod resize_stage {
 /// Records that one run of the program `copy_flows` looks at.
 pub const COPY_BATCH: u32 = 256;
 
-/// Words of the context (`cb`) by which the agent and `copy_flows` talk.
+/// Words of the context (`cb`) by which the agent and `copy_flows` communicate.
 pub mod copy_word {
     /// In: index of the first record.
     pub const FIRST: usize = 0;
@@ -459,16 +461,17 @@ pub mod copy_word {
     pub const LEFT: usize = 3;
 }
 
-/// The element of `LIMITS`: what flows may take, and for how long.
+/// The element of `LIMITS`: what flows may use, and for how long.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// How long they may stay silent.
     pub timeouts: Timeouts,
-    /// Half-open flows that a service may have under pressure, less one.
+    /// Half-open flows that a service may have under pressure, minus one.
     pub half_open_mask: u32,
-    /// Flows that have proved themselves which one service may have, of IPv4 and IPv6: in 65,536ths
-    /// of what the flow table could hold. The agent makes it what is free. 0 means any number.
+    /// How many flows that have proved themselves one service may have, for IPv4 and IPv6: in
+    /// 65,536ths of what the flow table can hold. The agent sets it to what is free. 0 means no
+    /// limit.
     pub shares: [u16; 2],
 }
 
@@ -482,9 +485,9 @@ impl Limits {
 
 /// Bits of [`Config::flags`].
 pub mod config_flag {
-    /// Local pods are told by their source address.
+    /// Local pods are recognised by their source address.
     pub const DETECT_BY_CIDR: u32 = 1 << 0;
-    /// Local pods are told by the device they arrive on.
+    /// Local pods are recognised by the device on which they arrive.
     pub const DETECT_BY_DEVICE: u32 = 1 << 1;
     /// All traffic to ClusterIPs gets source NAT.
     pub const MASQUERADE_ALL: u32 = 1 << 2;
@@ -492,10 +495,10 @@ pub mod config_flag {
     pub const BYPASS: u32 = 1 << 3;
     /// Sockets in any network namespace are translated, not only the node's own.
     pub const SOCKETS_OF_PODS: u32 = 1 << 4;
-    /// TCP connections begin with a SYN only: later segments of no flow belong to another service
-    /// proxy.
+    /// TCP connections begin only with a SYN: later segments without a flow belong to another
+    /// service proxy.
     pub const HANDOVER_IN: u32 = 1 << 5;
-    /// New connections are another service proxy's.
+    /// New connections belong to another service proxy.
     pub const HANDOVER_OUT: u32 = 1 << 6;
     /// New connections avoid endpoints that have just failed.
     pub const AVOID_FAILING: u32 = 1 << 7;

@@ -289,7 +289,8 @@ mod tests {
         }
     }
 
-    /// Whoever may choose an octet that hashes leave out has all flows in one place of the table.
+    /// If an attacker could choose an octet that the hash leaves out, all its flows would have one
+    /// place in the table.
     #[test]
     fn halves_hold_every_octet() {
         let v6 = |at: usize| {

@@ -29,13 +29,13 @@ pub struct Message {
 }
 
 impl Message {
-    /// The connection is no more: no ICMP error, but a TCP segment.
+    /// The connection does not exist any more: a TCP segment instead of an ICMP error.
     pub const RESET: Self = Self {
         kind: (u8::MAX, u8::MAX),
         word: 0,
     };
 
-    /// Nobody listens at the port.
+    /// Nothing listens at the port.
     #[inline(always)]
     pub fn port_unreachable<A: Address>() -> Self {
         Self {

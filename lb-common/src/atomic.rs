@@ -4,7 +4,7 @@
 
 use crate::model::{Access, before};
 
-/// Sets `*word` to `new` if it is `old`; whether it was. A full barrier.
+/// Sets `*word` to `new` if it is `old`. Returns whether it was. A full barrier.
 ///
 /// # Safety
 ///
@@ -76,7 +76,7 @@ pub unsafe fn publish(word: *mut u32, new: u32) {
 ///
 /// # Safety
 ///
-/// As for [`compare_and_swap`].
+/// As for `compare_and_swap`.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, amount: u64) {
     before(counter, Access::Update);
@@ -138,11 +138,11 @@ pub unsafe fn clear_bits(word: *mut u32, bits: u32) {
     }
 }
 
-/// Adds to a number that several CPUs share, modulo 2^32; what it was before.
+/// Adds to a number that several CPUs share, modulo 2^32. Returns what it was before.
 ///
 /// # Safety
 ///
-/// As for [`compare_and_swap`].
+/// As for `compare_and_swap`.
 #[inline(always)]
 pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
     before(number, Access::Update);
@@ -160,7 +160,7 @@ pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
     }
 }
 
-/// Replaces a word that several CPUs share; what it was before.
+/// Replaces a word that several CPUs share. Returns what it was before.
 ///
 /// # Safety
 ///

@@ -7,15 +7,15 @@
     ),
     feature(asm_experimental_arch, core_intrinsics, adt_const_params)
 )]
-//! What the kernel and user space sides of node-lb share: map layouts and the packet pipeline.
+//! What the kernel and the user space side of node-lb share: map layouts and the packet pipeline.
 //!
-//! Everything here decides by what it is given: a packet through [`frame::Frame`], state through
+//! All code here decides only by what it is given: a packet through [`frame::Frame`], state through
 //! [`tables`]. The modules, in reading order:
 //!
 //! | | |
 //! |---|---|
 //! | [`pipeline`] | a packet's way, from its headers to a [`verdict`] |
-//! | [`verdict`] | what becomes of a packet, and the reason, which is counted |
+//! | [`verdict`] | what happens to a packet, and the reason, which is counted |
 //! | [`packet`], [`frame`] | bounds-checked access to its bytes, and what hooks do differently |
 //! | [`addr`], [`parse`] | addresses of both families; from bytes to headers |
 //! | [`work`] | what is known of a packet on its way |
@@ -27,7 +27,7 @@
 //! | [`socket`] | the node's own connections, translated at the socket |
 //! | [`trace`] | what is noted of packets for those who trace them |
 //! | [`abi`] | keys and values of the maps |
-//! | [`model`] | where a model checker stands |
+//! | [`model`] | the places where a model checker may switch threads |
 //! | [`harness`] | what the benchmark and its harness share |
 
 pub mod pipeline;

@@ -1,7 +1,7 @@
-//! Where a model checker stands: before every access to a word that several CPUs share and that
-//! decides what becomes of a record.
+//! The places where a model checker may switch threads: before every access to a word that several
+//! CPUs share and that decides what happens to a record.
 //!
-//! There is nothing here unless the feature `model` asks for it, which only tests do.
+//! This is empty without the feature `model`, which only tests enable.
 
 /// What is about to be done with a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,21 +17,20 @@ pub enum Access {
     Update,
 }
 
-/// Is told of an access before it happens, by the thread that is about to do it, and may let other
-/// threads go first.
+/// Called by a thread before it accesses a word. It may let other threads run first.
 #[cfg(feature = "model")]
 pub type Observer = fn(*mut (), Access);
 
 #[cfg(feature = "model")]
 static OBSERVER: std::sync::OnceLock<Observer> = std::sync::OnceLock::new();
 
-/// Has all threads tell `observer`, from now on; only the first one that asks is told.
+/// Makes all threads call `observer` from now on. Only the first call has an effect.
 #[cfg(feature = "model")]
 pub fn observe(observer: Observer) {
     OBSERVER.get_or_init(|| observer);
 }
 
-/// Tells the observer, if there is one.
+/// Calls the observer, if there is one.
 #[inline(always)]
 pub(crate) fn before<T>(word: *mut T, access: Access) {
     #[cfg(feature = "model")]

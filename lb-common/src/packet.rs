@@ -53,7 +53,7 @@ impl Packet {
     #[inline(always)]
     pub fn store<T: Plain>(&self, offset: usize, value: T) -> Option<()> {
         let p = self.at::<T>(offset)?;
-        // SAFETY: `at` checked the bounds, and nobody else has the packet.
+        // SAFETY: `at` checked the bounds, and nothing else accesses the packet.
         #[cfg(target_arch = "bpf")]
         unsafe {
             *p = value;

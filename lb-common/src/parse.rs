@@ -1,4 +1,4 @@
-//! From bytes to headers: what a packet is, or why it is none of our business.
+//! From bytes to headers: what a packet is, or why node-lb leaves it alone.
 
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
@@ -83,7 +83,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// The same header, [`settled`] whichever way through options and extensions led here.
+    /// The same header, `settled` whichever way through options and extensions led here.
     #[inline(always)]
     pub fn settled(mut self, memory: &mut u64) -> Self {
         let packed = (self.payload & PAYLOAD_LIMIT) as u64
@@ -181,7 +181,7 @@ pub fn segment(packet: Packet, network: &Network, segment: &mut Segment) -> Opti
     let [sequence, acknowledged, rest] = packet.load::<[u32; 3]>(at + 4)?.map(u32::from_be);
     let header = rest >> 28 << 2;
     let flags = (rest >> 16) as u8;
-    // Of a jumbogram nobody knows: its header has no length.
+    // Unknown for a jumbogram, because its header has no length.
     let data = network
         .length
         .saturating_sub((at - network.offset) as u32 + header);
@@ -346,8 +346,8 @@ fn network6(packet: Packet, offset: usize) -> Option<Network> {
     })
 }
 
-/// Bytes that follow the headers of a packet at least: ports and checksum of UDP. Protocols with
-/// less are none of ours.
+/// The least number of bytes after the headers of a packet: ports and checksum of UDP. Protocols
+/// with less are not handled here.
 #[inline(always)]
 fn least_payload(fragment: Fragment) -> usize {
     match fragment {

@@ -96,8 +96,8 @@ pub fn translate_error<A: Address, F: Frame>(
     )
 }
 
-/// Updates the checksum of a quoted packet, whose ports are at an offset: the change of the
-/// checksum's own bytes, none if it was not quoted.
+/// Updates the checksum of a quoted packet with ports at an offset. Returns the change of the
+/// checksum's own bytes; none if it was not quoted.
 #[inline(always)]
 fn change_quoted_checksum(
     packet: Packet,

@@ -31,13 +31,13 @@ pub enum Origin {
 pub struct Route<'a> {
     pub plan: &'a Plan,
     pub kind: FrontendKind,
-    /// The policy whose set serves it.
+    /// The policy that selects the set of endpoints.
     pub policy: Policy,
     /// Whether its source address must be replaced whatever the endpoint is.
     pub masquerade: bool,
 }
 
-/// What becomes of a connection to a Service.
+/// What happens to a connection to a Service.
 #[derive(Clone, Copy)]
 pub enum Decision<'a> {
     Forward(Route<'a>),
@@ -178,7 +178,7 @@ pub fn still_has<A: Address, S: Services<A>>(
 
 /// The policy for a connection, and whether its source address must be replaced. Under
 /// externalTrafficPolicy Local, pods and the node itself are short-circuited to the whole cluster.
-/// Most connections need not be asked where they come from, which takes a look-up.
+/// For most connections the origin does not matter, and the look-up for it is saved.
 #[inline(always)]
 pub fn treatment<A: Address, S: Services<A>>(
     services: &S,

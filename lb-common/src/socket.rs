@@ -9,7 +9,7 @@ use crate::{
     verdict::Reason,
 };
 
-/// What becomes of a socket's destination.
+/// What happens to a socket's destination.
 #[derive(Clone, Copy)]
 pub enum Outcome<A> {
     /// It stays. (What is to be dropped stays too, and is dropped where it leaves the node.)

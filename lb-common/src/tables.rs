@@ -17,7 +17,9 @@ use crate::{
 
 /// State that the choice of an endpoint depends on.
 pub trait Services<A: Address> {
+    /// The node's settings.
     fn config(&self) -> &Config;
+    /// The frontend with an address, port and protocol, if there is one.
     fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend>;
     /// The published plan of a service.
     fn plan(&self, service: u32) -> Option<&Plan>;
@@ -31,19 +33,21 @@ pub trait Services<A: Address> {
     fn is_local(&self, address: Ip6) -> bool;
     /// What is special about a device; nothing about most.
     fn device(&self, ifindex: u32) -> Device;
+    /// The endpoint that a client went to last, if it is remembered.
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
+    /// Remembers the endpoint that a client goes to.
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
-    /// Where an endpoint is, by its id, and its connections. What points to it stays valid until
-    /// the program ends; its numbers are only accessed atomically. So it is with what services
-    /// count.
+    /// Where an endpoint is, by its id, and its connections. The pointer stays valid until the
+    /// program ends, and the numbers are only accessed atomically. The same holds for the counters
+    /// of services.
     fn endpoint_state(&self, endpoint: u32) -> Option<NonNull<EndpointState>>;
-    /// What a service counts.
+    /// The counters of a service.
     fn service_stats(&self, service: u32) -> Option<NonNull<ServiceStats>>;
-    /// The connections of a service that there was no room for.
+    /// The counters of a service's connections that found no room.
     fn shortages(&self, service: u32) -> Option<NonNull<Shortages>>;
     /// The flows of a service.
     fn service_flows(&self, service: u32) -> Option<NonNull<ServiceFlows>>;
-    /// A number that nobody can foresee.
+    /// An unpredictable number.
     fn random(&self) -> u32;
     /// The kernel's clock, of which [`Config::hz`] are a second. Starts anew at its end.
     fn jiffies(&self) -> u32;
@@ -134,6 +138,7 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn way_back(&self, ifindex: u32) -> u32;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
+    /// Remembers the flow of a packet's first fragment, by the flow's index.
     fn remember_fragment(&self, key: &FragmentKey, flow: u32);
     /// Whether one more ICMP answer may be sent.
     fn may_answer(&self) -> bool;
@@ -149,9 +154,9 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
         u32::try_from(count).unwrap_or(0)
     }
 
-    /// Whether a service has as many flows as it may have: whoever goes on opening them does not
-    /// take the others' room. Half-open flows have a budget of their own, in which the oldest gives
-    /// way: a flood of them refuses nobody.
+    /// Whether a service has as many flows as it may have, so that it cannot take the others' room
+    /// by opening more. Half-open flows have their own budget, in which the oldest gives way, so a
+    /// flood of them causes no refusals.
     #[inline(always)]
     fn is_at_share(&self, service: u32) -> bool {
         let share = u64::from(self.share());

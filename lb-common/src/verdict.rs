@@ -26,7 +26,8 @@ macro_rules! reasons {
 
 reasons! {
     #[default]
-    /// Neither IPv4 nor IPv6, or tagged for a VLAN whose own device is looked at instead.
+    /// Neither IPv4 nor IPv6, or tagged for a VLAN that has its own device, on which it is looked
+    /// at.
     NotIp = "not-ip",
     /// A protocol without translation: the kernel's business.
     OtherProtocol = "other-protocol",
@@ -39,7 +40,7 @@ reasons! {
     /// A TCP segment of no flow, while its Service has more half-open flows than one that is not
     /// attacked: it opens none.
     StraySegment = "stray-segment",
-    /// A later fragment of a packet whose first fragment was not of a flow.
+    /// A later fragment of a packet, where the first fragment belonged to no flow.
     UnknownFragment = "unknown-fragment",
     /// An answer that must cross the host's stack before it is translated.
     ReplyToStack = "reply-to-stack",
@@ -85,7 +86,8 @@ reasons! {
     NotWritable = "not-writable",
     /// A socket's destination was replaced by an endpoint.
     SocketTranslated = "socket-translated",
-    /// An endpoint refused a connection that another one may take: the client is not told.
+    /// An endpoint refused a connection, and the client is not told, because another endpoint may
+    /// take it.
     EndpointRefused = "endpoint-refused",
     /// The endpoint has left the service and does not answer any more: the client's connection is
     /// reset.
@@ -143,8 +145,8 @@ const _: () = assert!(REASONS <= REASON_ROOM);
 /// Number of counters.
 pub const COUNTERS: usize = Hook::ALL.len() * REASON_ROOM;
 
-/// What becomes of a frame, and why. (Not an enum with fields: what a variant leaves undefined may
-/// not even be copied, says the verifier.)
+/// What happens to a frame, and why. (This is no enum with fields: the verifier forbids copying
+/// what a variant leaves undefined.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub action: Action,

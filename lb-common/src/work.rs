@@ -26,7 +26,7 @@ pub struct Work<A> {
     pub answerer: A,
     pub message: Message,
     pub fragment: FragmentKey,
-    /// For what is [`settled`](crate::opaque::settled).
+    /// Memory for `settled` numbers, see module `opaque`.
     pub memory: u64,
     /// A next hop that was looked up; the device that leads there, if the neighbour is not known.
     pub hop: Hop,
@@ -62,6 +62,7 @@ impl Addressed {
         })
     }
 
+    /// Whether the packet is addressed to a frontend.
     #[inline(always)]
     pub fn is_some(self) -> bool {
         self.0 >= 0
@@ -87,8 +88,8 @@ impl Addressed {
     }
 }
 
-/// A flow that is being opened, between the two steps of that: the verifier looks at one after the
-/// other.
+/// A flow that is being opened, between the two steps of that, which the verifier checks one after
+/// the other.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Opening {
@@ -102,11 +103,11 @@ pub struct Opening {
     pub(crate) flags: u32,
 }
 
-/// What becomes of a packet that opens no flow.
+/// What happens to a packet that opens no flow.
 #[repr(u32)]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub enum Refusal {
-    /// None of our business.
+    /// node-lb leaves it alone.
     #[default]
     Pass,
     /// The client is told.

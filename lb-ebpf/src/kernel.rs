@@ -54,7 +54,7 @@ impl<C, const ANY_DEVICE: bool, const TRACES: bool> Kernel<C, ANY_DEVICE, TRACES
     }
 }
 
-/// Counts what became of a packet.
+/// Counts what happened to a packet.
 #[inline(always)]
 pub fn count(hook: Hook, reason: Reason) {
     if let Some(counter) = PACKETS.get_ptr_mut(hook.counter(reason)) {

@@ -17,14 +17,13 @@ use aya_ebpf::{
 };
 use socket::{Inet, Inet6};
 
-/// XDP ingress of external devices whose packets come from a wire.
+/// XDP ingress of external devices with packets from a wire.
 #[xdp(frags)]
 pub fn xdp_ingress(ctx: XdpContext) -> u32 {
     xdp::ingress::<false, false>(ctx.ctx)
 }
 
-/// XDP ingress of virtual external devices, which may deliver packets whose checksum nobody has
-/// completed.
+/// XDP ingress of virtual external devices. Their packets may have incomplete checksums.
 #[xdp(frags)]
 pub fn xdp_ingress_virtual(ctx: XdpContext) -> u32 {
     xdp::ingress::<true, false>(ctx.ctx)

@@ -83,7 +83,7 @@ pub static SOURCE_RANGES: LpmTrie<SourceRangeKey, u8, { entries::SOURCE_RANGES }
 pub static LOCAL_ADDRESSES: HashMap<Ip6, LocalAddress, { entries::LOCAL_ADDRESSES }> =
     HashMap::new();
 
-/// Devices that are not just any.
+/// Devices with special properties; most devices have no entry.
 #[btf_map]
 pub static DEVICES: HashMap<u32, Device, { entries::DEVICES }> = HashMap::new();
 
@@ -102,7 +102,7 @@ pub static FLOWS4: Array<Flow<Ip4>, 1_048_576, MMAP> = Array::new();
 #[btf_map]
 pub static FLOWS6: Array<Flow<Ip6>, 262_144, MMAP> = Array::new();
 
-/// The flow tables of the other size, while the size changes; else nobody looks there.
+/// The flow tables of the other size, while the size changes. Otherwise they are not used.
 #[btf_map]
 pub static OTHER_FLOWS4: Array<Flow<Ip4>, 1, MMAP> = Array::new();
 #[btf_map]

@@ -1,4 +1,4 @@
-//! The copy of flows from the table of another size.
+//! Copies flows from the table of another size.
 
 use aya_ebpf::bindings::__sk_buff;
 use lb_common::{
@@ -10,8 +10,8 @@ use lb_common::{
 
 use crate::family::FamilyMaps;
 
-/// Copies the flows of a batch of records, as the words of the context say, and leaves there what
-/// became of them.
+/// Copies the flows of a batch of records, as the words of the context say, and writes the results
+/// there.
 #[inline(always)]
 pub fn copy_flows(skb: *mut __sk_buff) -> i32 {
     // SAFETY: the program's own context.

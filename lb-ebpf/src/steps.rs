@@ -1,5 +1,5 @@
-//! The steps of the work on a packet, each a function of its own for the verifier, and who calls
-//! them.
+//! The steps of the work on a packet. Each is a separate function for the verifier. This module
+//! also has the code that calls them.
 
 use lb_common::{
     abi::{Frontend, FrontendKey},
@@ -62,8 +62,8 @@ pub extern "C" fn finish_index6(work: *mut Work<Ip6>) -> u64 {
 
 #[inline(always)]
 fn finish_index<A: FamilyMaps>(work: *mut Work<A>) -> u64 {
-    // SAFETY: null or this CPU's; the verifier makes sure.
     match (
+        // SAFETY: null or this CPU's; the verifier makes sure.
         unsafe { work.as_mut() },
         Kernel::<_, true, false>::new((), 0),
     ) {
@@ -187,8 +187,8 @@ pub extern "C" fn copy_slot6(index: u32) -> u64 {
 
 #[inline(always)]
 fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
-    // SAFETY: null or a tuple; the verifier makes sure.
     match (
+        // SAFETY: null or a tuple; the verifier makes sure.
         unsafe { tuple.as_ref() },
         Kernel::<_, true, false>::new((), 0),
     ) {
@@ -199,8 +199,8 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
 
 #[inline(always)]
 fn find_other_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
-    // SAFETY: null or a tuple; the verifier makes sure.
     match (
+        // SAFETY: null or a tuple; the verifier makes sure.
         unsafe { tuple.as_ref() },
         Kernel::<_, true, false>::new((), 0),
     ) {
@@ -211,8 +211,8 @@ fn find_other_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
 
 #[inline(always)]
 fn copy_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
-    // SAFETY: null or a tuple; the verifier makes sure.
     match (
+        // SAFETY: null or a tuple; the verifier makes sure.
         unsafe { tuple.as_ref() },
         Kernel::<_, true, false>::new((), 0),
     ) {
@@ -241,8 +241,8 @@ fn copy_slot<A: FamilyMaps>(index: u32) -> u64 {
 
 #[inline(always)]
 fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64) -> u64 {
-    // SAFETY: null or a tuple; the verifier makes sure.
     match (
+        // SAFETY: null or a tuple; the verifier makes sure.
         unsafe { tuple.as_ref() },
         Kernel::<_, true, false>::new((), 0),
     ) {
@@ -253,8 +253,8 @@ fn claim_index<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64) -> u64 {
 
 #[inline(always)]
 fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64, outcome: u64) -> u64 {
-    // SAFETY: null or a tuple; the verifier makes sure.
     match (
+        // SAFETY: null or a tuple; the verifier makes sure.
         unsafe { tuple.as_ref() },
         Kernel::<_, true, false>::new((), 0),
     ) {
@@ -265,8 +265,8 @@ fn has_rival<A: FamilyMaps>(tuple: *const Tuple<A>, hash: u64, outcome: u64) -> 
 
 #[inline(always)]
 fn gives_way<A: FamilyMaps>(segment: *const Segment, index: u32, purpose: u32) -> u64 {
-    // SAFETY: null or a segment; the verifier makes sure.
     match (
+        // SAFETY: null or a segment; the verifier makes sure.
         unsafe { segment.as_ref() },
         Kernel::<_, true, false>::new((), 0),
     ) {

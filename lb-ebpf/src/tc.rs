@@ -156,7 +156,7 @@ struct SkbFrame {
 }
 
 impl SkbFrame {
-    /// Whether the packet has the mark of [`SENT_ON`], which it loses.
+    /// Whether the packet has the mark of [`SENT_ON`]. The mark is removed.
     #[inline(always)]
     fn was_sent_on(&self) -> bool {
         // SAFETY: the program's own context.
@@ -169,8 +169,8 @@ impl SkbFrame {
         }
     }
 
-    /// The EtherType, once the headers can be accessed. Packets with a VLAN tag are the VLAN
-    /// device's.
+    /// The EtherType, once the headers can be accessed. Packets with a VLAN tag belong to the
+    /// VLAN's device.
     #[inline(always)]
     fn ethertype(&self) -> Option<u16> {
         // SAFETY: the program's own context.
@@ -188,7 +188,7 @@ impl SkbFrame {
     }
 }
 
-/// The EtherType of a packet that came in, or 0. A function of its own, whose stack counts only
+/// The EtherType of a packet that arrived, or 0. A separate function, so that its stack counts only
 /// while it runs.
 ///
 /// Where generic XDP copied the packet to make room, the kernel (6.18 does) forgets the length of

@@ -1,4 +1,4 @@
-//! The XDP hook: what can be sent on without ever becoming a kernel packet.
+//! The XDP hook: for packets that can be sent on without ever becoming a kernel packet.
 
 use aya_ebpf::{
     bindings::{xdp_action, xdp_md},

@@ -1,4 +1,4 @@
-//! Puts the eBPF object where the agent embeds it from: `$OUT_DIR/lb`.
+//! Puts the eBPF object where the agent embeds it: at `$OUT_DIR/lb`.
 
 use std::{
     env, fs,
@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use xtask::ebpf;
 
-/// What the object is made from, relative to the workspace.
+/// The sources of the object, relative to the workspace.
 const SOURCES: [&str; 7] = [
     "lb-ebpf/Cargo.toml",
     "lb-ebpf/src",
@@ -53,7 +53,7 @@ fn build(workspace: &Path, target: &Path) -> Result<PathBuf> {
     ebpf::build_object(workspace, target, ebpf::PROGRAMS)
 }
 
-/// An object somebody else built, for machines that cannot have the toolchain.
+/// An object that was built elsewhere, for machines that cannot have the toolchain.
 fn prebuilt(path: PathBuf) -> Result<PathBuf> {
     println!("cargo::rerun-if-changed={}", path.display());
     path.canonicalize().with_context(|| {

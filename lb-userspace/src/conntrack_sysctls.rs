@@ -1,7 +1,7 @@
-//! The kernel's own table of connections. Flows to Services are in node-lb's, but what pods send
-//! elsewhere a CNI masquerades by the kernel's. kube-proxy, whose place node-lb takes, sets that
-//! one's size and timeouts (its `conntrack.go`); without that, a node would lose connections it
-//! used to keep.
+//! Settings of the kernel's own connection tracking. Flows to Services are in node-lb's tables. But
+//! what pods send elsewhere is usually masqueraded by a CNI with the kernel's connection tracking.
+//! kube-proxy sets the size and timeouts of that table (its `conntrack.go`), so node-lb does it in
+//! its place: otherwise a node would lose connections that it used to keep.
 
 use std::{
     fmt, fs, io,
@@ -12,23 +12,23 @@ use std::{
 
 use crate::config::{ConntrackConfig, FlowTimeouts};
 
-/// Where the kernel has the table's settings, `net.netfilter.*`: first where a container that may
-/// not write to its own `/proc/sys` has the host's.
+/// Where the table's settings are, `net.netfilter.*`. A container that may not write to its own
+/// `/proc/sys` has the host's at the first path.
 const DIRECTORIES: [&str; 2] = ["/host/proc/sys/net/netfilter", "/proc/sys/net/netfilter"];
 
-/// The table's size, a setting that there is wherever there is a table.
+/// The table's size: a setting that exists wherever the table does.
 const MAX: &str = "max";
 
-/// The settings are there once the kernel has such a table: it may be a module that a CNI loads
-/// later.
+/// How often to look for the settings. They exist only once the kernel has the table, possibly in a
+/// module that a CNI loads later.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// As in kube-proxy: so many connections for each hash bucket.
+/// Connections per hash bucket, as in kube-proxy.
 const CONNECTIONS_PER_BUCKET: u64 = 4;
 
-/// Sets what is configured, once, as soon as the kernel has the table.
+/// Applies the configuration once, as soon as the kernel has the table.
 ///
-/// The data plane does not depend on it: what cannot be set is said in the log.
+/// The data plane does not depend on it, so failures are only logged.
 pub async fn set_up(config: ConntrackConfig) {
     loop {
         if let Some(directory) = directory() {
@@ -59,20 +59,20 @@ fn directory() -> Option<PathBuf> {
     directories.find(|directory| path(directory, MAX).exists())
 }
 
-/// Where a setting is.
+/// The path of a setting.
 fn path(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("nf_conntrack_{name}"))
 }
 
-/// The processors that count for the table's size.
+/// The number of processors that counts for the table's size.
 fn cores() -> u64 {
     thread::available_parallelism().map_or(1, |cores| cores.get() as u64)
 }
 
-/// One of the kernel's settings and what it is to be.
+/// One of the kernel's settings, and its wanted value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
-    /// After `net.netfilter.nf_conntrack_`.
+    /// Its name after `net.netfilter.nf_conntrack_`.
     name: &'static str,
     wanted: Wanted,
 }
@@ -80,12 +80,12 @@ struct Setting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Exactly(u64),
-    /// What is larger was somebody's intention.
+    /// A larger value stays: someone has set it on purpose.
     AtLeast(u64),
 }
 
 impl Wanted {
-    /// What to write where it is not met.
+    /// What to write if the present value is not as wanted.
     fn value(self) -> u64 {
         let (Self::Exactly(value) | Self::AtLeast(value)) = self;
         value
@@ -99,7 +99,7 @@ impl Wanted {
     }
 }
 
-/// What the configuration comes to on a node with so many cores.
+/// The settings that the configuration means on a node with so many cores.
 fn settings(config: ConntrackConfig, cores: u64) -> Vec<Setting> {
     use Wanted::{AtLeast, Exactly};
 
@@ -110,7 +110,7 @@ fn settings(config: ConntrackConfig, cores: u64) -> Vec<Setting> {
         wanted.push(("buckets", AtLeast(max / CONNECTIONS_PER_BUCKET)));
     }
     let timeouts = config.timeouts;
-    // The defaults for UDP are the kernel's own: a node that has others keeps them, as with
+    // The defaults for UDP are the kernel's own. If a node has other values, it keeps them, as with
     // kube-proxy.
     let defaults = FlowTimeouts::default();
     for (name, timeout, default) in [
@@ -137,7 +137,7 @@ fn settings(config: ConntrackConfig, cores: u64) -> Vec<Setting> {
 }
 
 impl Setting {
-    /// Writes it unless it is as wanted already; the value that was there before, if it changed.
+    /// Writes the value unless it is already as wanted. Returns the previous value if it changed.
     fn apply(self, directory: &Path) -> io::Result<Option<u64>> {
         let path = path(directory, self.name);
         let text = fs::read_to_string(&path)?;
@@ -161,7 +161,7 @@ impl fmt::Display for Setting {
 mod tests {
     use super::*;
 
-    /// The kernel's settings afterwards, if these are there before.
+    /// The kernel's settings after a write, if it had `present` before.
     fn written(settings: &[Setting], present: &[(&str, &str)]) -> Vec<String> {
         let directory = tempfile::tempdir().unwrap();
         for (name, value) in present {

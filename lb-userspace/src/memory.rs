@@ -1,5 +1,4 @@
-//! Plans programmed into tables in memory, by the agent's own map writer: what `explain` and tests
-//! ask.
+//! Plans in tables in memory, written by the agent's own map writer, for `explain` and tests.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -26,7 +25,7 @@ pub struct ProgrammedTables {
     detector: LocalDetector,
 }
 
-/// What the maps do not say of a service port of one family.
+/// What the maps do not contain about a service port of one family.
 struct Service {
     name: ServicePortName,
     algorithm: Algorithm,
@@ -34,8 +33,8 @@ struct Service {
 }
 
 impl ProgrammedTables {
-    /// Tables without Services, on a node with these settings; each family's flow table has room
-    /// for so many records, two for each flow.
+    /// Tables without Services, on a node with these settings. Each family's flow table has
+    /// `flow_records` records, two for each flow.
     pub fn new(settings: &Settings<'_>, facts: NodeFacts, flow_records: u32) -> Self {
         let mut config = Config {
             hz: 1,
@@ -52,8 +51,8 @@ impl ProgrammedTables {
         }
     }
 
-    /// Replaces all Services. Flows, affinity and counters stay; services and endpoints that are
-    /// still there keep their numbers.
+    /// Replaces all Services. Flows, affinity and counters stay; services and endpoints that still
+    /// exist keep their numbers.
     pub fn program<'a>(&mut self, plans: impl IntoIterator<Item = &'a Plan>) {
         let ids = self.writer.ids();
         let mut gone: HashSet<Key> = ids.map(|(key, _)| key.clone()).collect();
@@ -61,7 +60,7 @@ impl ProgrammedTables {
         for plan in plans {
             let key = Key::of(plan);
             gone.remove(&key);
-            // What has found no room is in `not_programmed`.
+            // Ports that found no room are listed by `not_programmed`.
             let _ = self.writer.apply(key.clone(), Some(plan));
             if let Some(id) = self.writer.id(&key) {
                 let service = Service {
@@ -79,13 +78,13 @@ impl ProgrammedTables {
         self.writer.tidy();
     }
 
-    /// Service ports that have found no room.
+    /// Service ports that found no room.
     pub fn not_programmed(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
         self.writer.waiting()
     }
 
-    /// Adds a device of this name and with these [`abi::device_flag`]s besides
-    /// [`abi::device_flag::PODS`], which the detector decides about; returns its interface index.
+    /// Adds a device with this name and these [`abi::device_flag`]s. [`abi::device_flag::PODS`] is
+    /// set if the detector says so. Returns the interface index.
     pub fn add_device(&mut self, name: &str, flags: u32) -> u32 {
         let flags = match self.detector.is_device_of_pods(name) {
             true => flags | abi::device_flag::PODS,
@@ -94,22 +93,23 @@ impl ProgrammedTables {
         self.tables.add_device(flags)
     }
 
-    /// Forgets all that packets have left behind, flows among it, and begins time and random
-    /// numbers again: as if nothing but programming had ever happened.
+    /// Forgets everything that packets have left behind, such as flows, and restarts time and
+    /// random numbers: as if only programming had ever happened.
     pub fn forget(&mut self) {
         self.tables.forget(self.services.keys().copied());
     }
 
+    /// The name of a service port, by its service id.
     pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
         self.services.get(&service).map(|service| &service.name)
     }
 
-    /// How a service is to pick endpoints, even if there are no lookup tables for it.
+    /// How a service chooses endpoints, even if it has no lookup tables.
     pub fn algorithm(&self, service: u32) -> Option<Algorithm> {
         self.services.get(&service).map(|service| service.algorithm)
     }
 
-    /// The sources that a service's load balancer IPs accept; none means all.
+    /// The sources that a service's load balancer IPs accept; empty means all.
     pub fn source_ranges(&self, service: u32) -> &[IpNet] {
         let service = self.services.get(&service);
         service.map_or(&[], |service| &service.source_ranges)

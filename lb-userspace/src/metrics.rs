@@ -29,13 +29,13 @@ mod kernel;
 mod services;
 
 const IP_FAMILY: &str = "ip_family";
-/// Seconds. Fine around 20 and 50 ms, which one change in a large cluster must stay below.
+/// In seconds. Fine around 20 and 50 ms, the limit for one change in a large cluster.
 const PROGRAMMING_BUCKETS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
     60.0,
 ];
 
-/// The agent's metrics. Whoever does the work updates its own.
+/// The agent's metrics. Each part of the agent updates its own.
 pub struct Metrics {
     /// Slice events seen but not yet in the kernel; zero after each sync.
     pub endpoint_changes_pending: IntGauge,
@@ -50,9 +50,9 @@ pub struct Metrics {
     pub healthz: IntCounterVec,
     /// Answers of `/livez`, by `code`.
     pub livez: IntCounterVec,
-    /// Services that are wholly in the kernel.
+    /// Services that are completely in the kernel.
     pub services_programmed: IntGauge,
-    /// Services of which something could not be written, for lack of room most likely.
+    /// Services that could not be written completely, most likely for lack of room.
     pub services_not_programmed: IntGauge,
     /// The latter, by `reason`.
     pub services_lacking: IntGaugeVec,
@@ -68,13 +68,13 @@ pub struct Metrics {
     pub health_servers_listening: IntGauge,
     /// healthCheckNodePort servers that cannot listen.
     pub health_servers_failed: IntGauge,
-    /// What the agent's own HTTP servers count.
+    /// Metrics of the agent's HTTP servers.
     pub http: HttpMetrics,
-    /// What is asked of the API server, where that is the source.
+    /// Requests to the API server, if it is the source.
     pub api: ApiMetrics,
-    /// What becomes of Events on Services.
+    /// Events on Services, by outcome.
     pub events: EventMetrics,
-    /// As in Kubernetes' components.
+    /// Feature gates, as in Kubernetes' components.
     feature_enabled: IntGaugeVec,
     registry: Registry,
     families: FamilyVecs,
@@ -86,24 +86,24 @@ pub struct Metrics {
 /// The metrics that kube-proxy splits by `ip_family`, for one family.
 #[derive(Clone, Debug)]
 pub struct FamilyMetrics {
-    /// Seconds each sync took, full or partial, failed ones too.
+    /// Seconds that each sync took: full or partial, successful or not.
     pub sync_duration: Histogram,
     /// Unix time of the last successful sync; see [`set_to_now`].
     pub last_sync: Gauge,
-    /// Unix time at which the last sync was asked for; see [`set_to_now`].
+    /// Unix time when the last sync was requested; see [`set_to_now`].
     pub last_queued: Gauge,
-    /// Seconds from the change of an endpoint, as its slice's
-    /// `endpoints.kubernetes.io/last-change-trigger-time` has it, to the end of the sync that put
-    /// it in the kernel: one sample per slice update that changed something.
+    /// Seconds from the change of an endpoint, by its slice's annotation
+    /// `endpoints.kubernetes.io/last-change-trigger-time`, to the end of the sync that wrote it to
+    /// the kernel: one sample for each slice update that changed something.
     pub network_programming: Histogram,
-    /// Service ports whose connections are dropped under `internalTrafficPolicy: Local`, because
-    /// all endpoints are elsewhere.
+    /// Service ports that drop connections under `internalTrafficPolicy: Local`, because all
+    /// endpoints are on other nodes.
     pub no_local_endpoints_internal: IntGauge,
     /// The same for `externalTrafficPolicy: Local`.
     pub no_local_endpoints_external: IntGauge,
-    /// Services that terminating endpoints serve at this moment, for want of ready ones (KEP-1669).
+    /// Services that are served by terminating endpoints because no others are ready (KEP-1669).
     pub services_on_terminating: IntGauge,
-    /// Those endpoints, counted once for each service port.
+    /// The number of those endpoints, counted once for each service port.
     pub terminating_endpoints_serving: IntGauge,
 }
 
@@ -116,7 +116,7 @@ pub struct LocalAddressMetrics {
 }
 
 impl Metrics {
-    /// All of them registered, with nothing measured yet.
+    /// Registers all metrics, with no values yet.
     pub fn new() -> Self {
         let registry = Registry::new();
         let register = Register(&registry);
@@ -214,13 +214,13 @@ impl Metrics {
     }
 
     /// The metrics of one family. Its series appear with the first call, so a node without IPv6
-    /// shows none for it. Worth keeping: each call looks them up.
+    /// shows none for IPv6. Callers should keep the result, because each call looks the metrics up.
     pub fn family(&self, family: IpFamily) -> FamilyMetrics {
         self.families.of(family)
     }
 
-    /// Notes how long changed objects of a resource took from their arrival until they were in the
-    /// kernel, one sample each. Objects of the first list do not count.
+    /// Records the time from the arrival of changed objects until they were in the kernel, one
+    /// sample per object. Objects of the first list do not count.
     pub fn programmed(&self, resource: &str, objects: usize, took: Duration) {
         if objects != 0 {
             let histogram = self.programming.with_label_values(&[resource]);
@@ -230,14 +230,14 @@ impl Metrics {
         }
     }
 
-    /// Shows a feature gate; `stage` is `ALPHA`, `BETA`, or empty for what is there to stay.
+    /// Shows a feature gate. `stage` is `ALPHA`, `BETA`, or empty if the gate is permanent.
     pub fn set_feature(&self, name: &str, stage: &str, enabled: bool) {
         let gauge = self.feature_enabled.with_label_values(&[name, stage]);
         gauge.set(enabled.into());
     }
 
-    /// Adds the data plane's counters to every scrape from now on. Only the first source counts:
-    /// an agent has one data plane.
+    /// Adds the data plane's counters to all scrapes from now on. Only the first call has an
+    /// effect, because an agent has one data plane.
     pub fn set_kernel_source(&self, source: Arc<dyn KernelSource>) {
         let _ = self.kernel.set(source);
     }
@@ -363,7 +363,8 @@ impl FamilyVecs {
     }
 }
 
-/// kube-proxy's: fine up to a minute, since the SLO is about seconds, and up to five in all.
+/// As in kube-proxy: fine up to a minute, because the SLO is about seconds, then up to five
+/// minutes.
 fn network_programming_buckets() -> Vec<f64> {
     let seconds = (1..60)
         .chain((60..120).step_by(5))
@@ -374,11 +375,11 @@ fn network_programming_buckets() -> Vec<f64> {
         .collect()
 }
 
-/// Makes metrics and registers them, which cannot fail for the fixed set above.
+/// Creates metrics and registers them, which cannot fail for the fixed set above.
 struct Register<'a>(&'a Registry);
 
 impl Register<'_> {
-    /// What every process should tell: its build, CPU time, memory, file descriptors.
+    /// What every process reports: its build, CPU time, memory and file descriptors.
     fn process(&self) {
         let info = self.gauges(
             "node_lb_build_info",

@@ -1,4 +1,4 @@
-//! The cluster as this node sees it now, and which Services changed since the planner last looked.
+//! The cluster as this node sees it, and which Services have changed since the planner last looked.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map},
@@ -13,17 +13,17 @@ use lb_objects::{
 
 use crate::source::Event;
 
-/// Services, their slices and this node, as the source last gave them. Pure: it opens nothing.
+/// Services, their slices and this node, as the source last sent them. It does no I/O.
 ///
-/// Changes are collected until [`Store::take_changes`], however many events they took, and are
-/// held back until the source has delivered everything once.
+/// Changes are collected until [`Store::take_changes`], and held back until the source has
+/// delivered everything once.
 #[derive(Debug)]
 pub struct Store {
     node_name: String,
     services: HashMap<ObjectName, Arc<Service>>,
-    /// By owning Service, in the order of the slices' names. Few Services have more than one.
+    /// Slices by owning Service, sorted by the slices' names. Few Services have more than one.
     slices: HashMap<ObjectName, Vec<Arc<EndpointSlice>>>,
-    /// The Service each slice belongs to, which may change.
+    /// The Service that each slice belongs to, which may change.
     owners: HashMap<ObjectName, ObjectName>,
     node: Option<Arc<Node>>,
     problems: BTreeMap<String, Vec<Problem>>,
@@ -32,18 +32,18 @@ pub struct Store {
     changes: Changes,
 }
 
-/// What the planner has to look at again.
+/// What must be planned again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Services that are new, gone, different, or have other endpoints.
+    /// Services that are new, deleted or changed, or have other endpoints.
     pub services: BTreeSet<ObjectName>,
-    /// This node changed, which may concern every Service.
+    /// Whether this node has changed, which may affect every Service.
     pub node: bool,
-    /// For those Services, when changes of their endpoints came about, as far as that is known.
+    /// For these Services, when their endpoints changed, if that is known.
     pub triggers: BTreeMap<ObjectName, Vec<(IpFamily, SystemTime)>>,
 }
 
-/// How many objects of a batch were new, gone or different.
+/// How many objects of a batch were new, deleted or changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     pub services: usize,
@@ -51,13 +51,14 @@ pub struct Applied {
 }
 
 impl Changes {
+    /// Whether nothing must be planned again.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && !self.node
     }
 }
 
 impl Store {
-    /// An empty store for the node of this name; other Nodes are ignored.
+    /// An empty store for the node of this name. Other Nodes are ignored.
     pub fn new(node_name: impl Into<String>) -> Self {
         Self {
             node_name: node_name.into(),
@@ -72,8 +73,8 @@ impl Store {
         }
     }
 
-    /// Takes in a batch, and says how much of it was news. An object equal to what is known changes
-    /// nothing.
+    /// Applies a batch, and returns how much of it was new. An object that is equal to the known
+    /// one changes nothing.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Applied {
         let mut applied = Applied::default();
         for event in events {
@@ -94,8 +95,8 @@ impl Store {
         applied
     }
 
-    /// What changed since the last call; nothing as long as the source has not delivered
-    /// everything once, because half a cluster would look like a cluster with half its Services.
+    /// The changes since the last call. Nothing until the source has delivered everything once,
+    /// because half a cluster would look like a cluster without half of its Services.
     pub fn take_changes(&mut self) -> Changes {
         match self.synced {
             true => mem::take(&mut self.changes),
@@ -108,6 +109,7 @@ impl Store {
         self.synced
     }
 
+    /// The Service with this name, if the source has it.
     pub fn service(&self, name: &ObjectName) -> Option<&Arc<Service>> {
         self.services.get(name)
     }
@@ -131,17 +133,17 @@ impl Store {
         self.node.as_ref()
     }
 
-    /// Everything wrong at the moment, in the order of its origins.
+    /// All present problems, sorted by origin.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.values().flatten()
     }
 
-    /// Problems ever seen; one that stays is counted once.
+    /// How many problems there have been. One that persists counts once.
     pub fn problems_total(&self) -> u64 {
         self.problems_total
     }
 
-    /// Stores a Service; returns whether it differs from the one known before.
+    /// Stores a Service. Returns whether it differs from the one known before.
     fn apply_service(&mut self, service: Arc<Service>) -> bool {
         match self.services.entry(service.name.clone()) {
             hash_map::Entry::Occupied(known) if *known.get() == service => return false,
@@ -190,8 +192,7 @@ impl Store {
             Kind::EndpointSlice => {
                 if let Some(owner) = self.owners.remove(&reference.name) {
                     applied.endpoint_slices += 1;
-                    // A deletion carries no time, and what it belongs to is not over with the
-                    // others.
+                    // A deletion has no time, and is not finished with the other changes.
                     self.changes.triggers.remove(&owner);
                     self.remove_slice(&owner, &reference.name.name);
                 }
@@ -205,7 +206,7 @@ impl Store {
         }
     }
 
-    /// One sample for each slice that changed something since the planner last looked, as
+    /// One sample for each slice that changed something since the planner last looked, as in
     /// kube-proxy.
     fn note_trigger(&mut self, slice: &ObjectName, at: SystemTime) {
         let Some(owner) = self.owners.get(slice) else {
@@ -235,7 +236,7 @@ impl Store {
         self.mark(owner.clone());
     }
 
-    /// Slices without a Service concern nobody until it comes.
+    /// Slices without a Service do not matter until the Service comes.
     fn mark(&mut self, service: ObjectName) {
         if self.services.contains_key(&service) {
             self.changes.services.insert(service);

@@ -1,11 +1,11 @@
-//! Puts the benchmark's own eBPF object where the benchmark embeds it from: `$OUT_DIR/harness`.
+//! Puts the benchmark's own eBPF object where the benchmark embeds it: at `$OUT_DIR/harness`.
 
 use std::{env, fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 use xtask::ebpf;
 
-/// What the object is made from, relative to the workspace.
+/// The sources of the object, relative to the workspace.
 const SOURCES: [&str; 8] = [
     "lb-ebpf/Cargo.toml",
     "lb-ebpf/src/harness",
@@ -27,7 +27,7 @@ fn main() -> Result<()> {
 
     let embedded = out.join("harness");
     if env::var_os(ebpf::OBJECT_VARIABLE).is_some_and(|path| !path.is_empty()) {
-        // No eBPF toolchain is needed then; the benchmark says that it was built without.
+        // No eBPF toolchain is needed then. The benchmark reports that it was built without one.
         return fs::write(&embedded, []).context("cannot write the build script's directory");
     }
     for source in SOURCES {

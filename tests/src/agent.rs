@@ -1,5 +1,5 @@
-//! The program under test, run on a node as the kubelet would: in the node's namespace and
-//! cgroup, with its output in a log, ready only when it says so.
+//! Runs the program under test on a node as the kubelet would: in the node's namespace and cgroup,
+//! with its output in a log. It counts as ready only when it says so.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -33,7 +33,7 @@ pub struct AgentSpec {
 pub enum Readiness {
     /// An HTTP GET of the path, from within the node, is answered with 200.
     Http { address: SocketAddr, path: String },
-    /// Its log has this text, since the start.
+    /// Its log contains this text, written since the start.
     Log(String),
 }
 
@@ -107,7 +107,7 @@ pub struct Agent {
     spec: AgentSpec,
     process: Child,
     log: PathBuf,
-    /// Where in the log this start begins, in bytes.
+    /// Where in the log the output of this start begins, in bytes.
     log_start: u64,
     left_running: bool,
 }
@@ -277,12 +277,12 @@ impl Drop for Agent {
                 .filter(packets)
                 .for_each(|line| eprintln!("{line}"));
         }
-        // It may have ended already, which is what is wanted.
+        // It may already have ended, which is fine.
         let _ = self.end();
     }
 }
 
-/// What the agent on a node tells Prometheus.
+/// The metrics of the agent on a node.
 pub(crate) fn metrics(node: &Node) -> Result<String> {
     let address = SocketAddr::from(([127, 0, 0, 1], 10249));
     Ok(http_get::get(node, address, "/metrics")?.body)

@@ -1,6 +1,6 @@
-//! Another build of node-lb, without a compiler: the same program with other eBPF instructions that
-//! mean the same. As after a build by another compiler, no program is what it was, and every map
-//! is.
+//! Makes another build of node-lb without a compiler: the same program with other eBPF instructions
+//! of the same meaning. As after a build by another compiler, every program is different, and every
+//! map is the same.
 
 use std::{fs, ops::Range, path::Path};
 
@@ -12,7 +12,7 @@ const INSTRUCTION: usize = 8;
 const LOAD_64: u8 = 0x18;
 /// Sets a register to a constant of 32 bits, with its sign in the upper half.
 const MOVE: u8 = 0xb7;
-/// Sets it with zeros in the upper half: the same if the constant is not negative.
+/// Sets it with zeros in the upper half. The effect is the same if the constant is not negative.
 const MOVE_32: u8 = 0xb4;
 
 /// How an ELF file for eBPF, of 64 bits and in this machine's byte order, begins.
@@ -37,15 +37,15 @@ pub fn write(program: &Path, to: &Path) -> Result<()> {
 
 /// Where the object begins.
 fn object_in(program: &[u8]) -> Option<usize> {
-    // It is aligned to four bytes at least, for it is used where it is.
+    // It is aligned to at least four bytes, because it is used in place.
     (0..program.len()).step_by(4).find(|at| {
         let rest = &program[*at..];
         rest.starts_with(MAGIC) && rest.get(MACHINE) == Some(&BPF)
     })
 }
 
-/// Gives instructions of all programs of an object their other form; how many. What follows the
-/// object does not matter.
+/// Rewrites instructions in all programs of an object, and returns how many. Data after the object
+/// does not matter.
 fn rewrite(object: &mut [u8]) -> Result<usize> {
     let file = object::File::parse(&*object).context("the eBPF object is broken")?;
     let text = file
@@ -91,7 +91,7 @@ mod tests {
             [MOVE_32, 0x02, 0, 0, 2, 0, 0, 0],
             [MOVE, 0x01, 0, 0, 0xfe, 0xff, 0xff, 0xff],
             [LOAD_64, 0x01, 0, 0, 0, 0, 0, 0],
-            // The second half of the one before, which is no instruction.
+            // The second half of the previous instruction, and not an instruction itself.
             [MOVE, 0, 0, 0, 0, 0, 0, 0],
             [0xbf, 0x21, 0, 0, 0, 0, 0, 0],
             [0x95, 0, 0, 0, 0, 0, 0, 0],

@@ -1,4 +1,4 @@
-//! A lab whose nodes run node-lb.
+//! A lab with node-lb on its nodes.
 
 use std::{
     env, fs, mem,
@@ -42,7 +42,7 @@ pub struct Balanced {
     arguments: Vec<String>,
 }
 
-/// Where a lab's agents have their objects from.
+/// Where the agents of a lab get their objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentSource {
     /// The manifests that the lab writes for each node.
@@ -86,12 +86,12 @@ impl Balanced {
         balanced
     }
 
-    /// Starts an agent on each node, after [`Balanced::agents`] have been taken away.
+    /// Starts an agent on each node, when [`Balanced::agents`] is empty.
     pub fn start_agents(&mut self) -> Result<()> {
         self.start_agents_of(&node_lb()?)
     }
 
-    /// Has agents that are started from now on take other arguments.
+    /// Sets other arguments for agents that are started from now on.
     pub fn set_arguments(&mut self, arguments: &[&str]) {
         self.arguments = arguments.iter().map(ToString::to_string).collect();
     }
@@ -130,7 +130,7 @@ impl Balanced {
             .try_for_each(Agent::kill)
     }
 
-    /// Asks all agents to end, and checks that they do so in good order.
+    /// Tells all agents to end, and checks that they do so properly.
     pub fn stop_agents(&mut self) -> Result<()> {
         for agent in mem::take(&mut self.agents) {
             let status = agent.stop(PATIENCE)?;
@@ -139,10 +139,10 @@ impl Balanced {
         Ok(())
     }
 
-    /// Makes a change to manifests and waits until every running agent has it in the maps: each has
-    /// written something, and all that the planner wants by the default settings is there.
+    /// Makes a change to manifests, and waits until every running agent has it in the maps: each
+    /// has written something, and everything that the planner wants with default settings is there.
     ///
-    /// What a broken manifest means is not for the planner to say: as long as there is one, this is
+    /// The planner cannot say what a broken manifest means. As long as there is one, this is
     /// [`Balanced::change_something`].
     pub fn change(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
         self.change_something(change)?;
@@ -179,7 +179,7 @@ impl Balanced {
         metric(self.lab.node(index), name)
     }
 
-    /// What `node-lb status` says of the agent on node number `index`.
+    /// The answer of `node-lb status` for the agent on node number `index`.
     pub fn status(&self, index: usize) -> Result<Status> {
         let node = self.lab.node(index);
         let program = node_lb()?.display().to_string();
@@ -216,7 +216,7 @@ impl Balanced {
         Ok(flows.find(|flow| flow.client == client))
     }
 
-    /// Packets that something became of for a reason on node number `index`, at all hooks and on
+    /// Number of packets that were counted for a reason on node number `index`, at all hooks and on
     /// all CPUs.
     pub fn packets(&self, index: usize, reason: Reason) -> Result<u64> {
         let path = self.map_dir(index)?.join("PACKETS");
@@ -245,8 +245,8 @@ impl Balanced {
             .with_context(|| format!("no maps below {}", root.display()))
     }
 
-    /// What the manifests mean on node number `index`, by the planner alone and the default
-    /// settings.
+    /// The plans that follow from the manifests on node number `index`, by the planner alone and
+    /// with default settings.
     ///
     /// # Errors
     /// If they cannot be read, or one is broken.
@@ -278,7 +278,7 @@ impl Balanced {
 
     /// How often each running agent has written changes.
     fn syncs(&self) -> Result<Vec<f64>> {
-        // An agent that has just got ready opens the port for metrics last.
+        // An agent that is just ready opens the port for metrics last.
         try_eventually(|| {
             let nodes = self.agents.iter().map(Agent::node);
             nodes
@@ -376,8 +376,8 @@ pub fn socket(node: &Node) -> PathBuf {
     node.dir.join("agent.sock")
 }
 
-/// Where an older version of it is, which `cargo xtask test` builds: `$NODE_LB_OLDER`, else
-/// `older/node-lb` in the directory of builds.
+/// Where an older version of node-lb is, which `cargo xtask test` builds: `$NODE_LB_OLDER`, or else
+/// `older/node-lb` in the build directory.
 pub fn older_node_lb() -> Result<PathBuf> {
     if let Some(path) = env::var_os("NODE_LB_OLDER") {
         return Ok(path.into());

@@ -1,5 +1,5 @@
-//! A Deployment in miniature: pods with servers behind a Service, replaced in the steps that the
-//! Deployment controller, the kubelet and the EndpointSlice controller take.
+//! A minimal Deployment: pods with servers behind a Service, replaced in the steps of the
+//! Deployment controller, the kubelet and the EndpointSlice controller.
 
 use std::thread;
 use std::time::Duration;
@@ -22,20 +22,20 @@ pub const DATAGRAMS: (&str, u16) = ("datagrams", 9090);
 pub struct Deployment {
     service: String,
     replicas: Vec<Replica>,
-    /// How many pods there have been.
+    /// How many pods there have been so far.
     started: u32,
-    /// How long a pod serves on as before once it terminates, and once nothing new is sent to it.
+    /// How long a pod goes on serving after it terminates, and after new traffic has stopped.
     grace: Duration,
     processes: bool,
 }
 
-/// What a pod's endpoint says.
+/// The condition of a pod's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     Ready,
     /// Terminating, and serving.
     Terminating,
-    /// Terminating, and serving no more.
+    /// Terminating, and no longer serving.
     Gone,
 }
 
@@ -47,7 +47,7 @@ struct Replica {
 }
 
 impl Deployment {
-    /// Pods for `service`, none yet.
+    /// Starts without pods, for `service`.
     pub fn new(service: &str) -> Self {
         Self {
             service: service.to_owned(),
@@ -58,7 +58,7 @@ impl Deployment {
         }
     }
 
-    /// Has servers run in processes of their own, so that a lab can be left with them.
+    /// Runs servers in separate processes, so that a lab can be left with them.
     pub fn in_processes(mut self) -> Self {
         self.processes = true;
         self
@@ -109,7 +109,7 @@ impl Deployment {
         self.remove_oldest(ground, count)
     }
 
-    /// Ends the `count` oldest pods, which traffic is taken away from first.
+    /// Ends the `count` oldest pods, after traffic has been moved away from them.
     pub fn remove_oldest(&mut self, ground: &Balanced, count: usize) -> Result<()> {
         self.mark_oldest(ground, count, Condition::Gone)?;
         // UDP flows leave an endpoint soon after the maps have changed, not at the same instant.
@@ -126,7 +126,7 @@ impl Deployment {
         pods.iter().try_for_each(|pod| ground.lab.remove_pod(pod))
     }
 
-    /// Says of the `count` oldest pods' endpoints that they are in `condition`.
+    /// Sets the endpoints of the `count` oldest pods to `condition`.
     pub fn mark_oldest(
         &mut self,
         ground: &Balanced,
@@ -137,7 +137,7 @@ impl Deployment {
         self.publish(ground)
     }
 
-    /// Like [`Deployment::mark_oldest`], but nobody is told until [`Deployment::write`].
+    /// Like [`Deployment::mark_oldest`], but agents learn of it only from [`Deployment::write`].
     pub fn set_oldest(&mut self, count: usize, condition: Condition) {
         for replica in &mut self.replicas[..count] {
             replica.condition = condition;
@@ -167,7 +167,7 @@ impl Deployment {
             .apply()
     }
 
-    /// Lets the servers go on, for a lab that is kept.
+    /// Lets the servers run on, for a lab that is kept.
     pub fn leave_running(self) -> Result<()> {
         let mut servers = self.replicas.into_iter().map(|replica| replica.server);
         servers.try_for_each(RunningServer::leave_running)

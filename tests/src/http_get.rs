@@ -1,4 +1,4 @@
-//! HTTP as curl and load balancers speak it to the agent's own servers: one GET, one answer.
+//! HTTP as curl and load balancers use it with the agent's servers: one GET, one answer.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -19,10 +19,10 @@ pub struct HttpAnswer {
     pub body: String,
 }
 
-/// Asks `address` for `path` from `host`, on a connection of its own.
+/// Requests `path` from `address` on a new connection from `host`.
 ///
 /// # Errors
-/// If nobody answers within ten seconds ([`patient`]), or not with HTTP/1.1.
+/// If there is no answer within ten seconds ([`patient`]), or not in HTTP/1.1.
 pub fn get(host: impl AsRef<Host>, address: SocketAddr, path: &str) -> Result<HttpAnswer> {
     let host = host.as_ref();
     let text = host.netns().run(|| exchange(address, path))?;

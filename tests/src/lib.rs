@@ -24,12 +24,12 @@
 //! | [`lab`], [`namespace`] | a cluster's network in a box; a network namespace of a test's own |
 //! | [`traffic`], [`http_get`] | servers and clients on its hosts |
 //! | [`manifests`], [`deployment`] | objects for its agents; pods that are replaced as by a Deployment |
-//! | [`agent`], [`another_build`], [`balanced`] | the program under test, another build of it, a lab whose nodes run it |
+//! | [`agent`], [`another_build`], [`balanced`] | the program under test, another build of it, a lab with it on all nodes |
 //! | [`control_plane`] | a real Kubernetes control plane in a lab |
 //! | [`attack`] | what an attacker sends |
 //! | [`programs`], [`pin_root`] | the eBPF programs without an agent, and where they are pinned |
-//! | [`map_contents`] | what the maps say about Services, read apart from who wrote them |
-//! | [`oracle`] | random packets, and a model that says what has to become of them |
+//! | [`map_contents`] | what the maps say about Services, read without the map writer |
+//! | [`oracle`] | random packets, and a model that says what must happen to them |
 //! | [`patience`] | time limits on slow machines |
 
 pub mod lab;

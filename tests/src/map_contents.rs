@@ -1,5 +1,5 @@
-//! What the maps say about Services, read apart from whoever wrote them: which endpoints each
-//! address leads to. And the same of plans, to compare with.
+//! What the maps say about Services, read without the map writer: which endpoints each address
+//! leads to. And the same computed from plans, for comparison.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use node_lb::{
     plan::{EndpointClass, Plan},
 };
 
-/// An address, port and IP protocol number that a Service is reached at.
+/// An address, port and IP protocol number of a Service.
 pub type Frontend = (SocketAddr, u8);
 
 /// The endpoints of each class, in the order of [`EndpointClass::ALL`], sorted.
@@ -46,7 +46,7 @@ impl MapContents {
     /// Opens the maps that are pinned in `directory`.
     ///
     /// # Errors
-    /// If one is not there, or of another shape.
+    /// If one is missing or has another shape.
     pub fn open(directory: &Path) -> Result<Self> {
         Ok(Self {
             directory: directory.to_owned(),
@@ -56,11 +56,11 @@ impl MapContents {
         })
     }
 
-    /// Compares all that is there with what these plans want; each address is claimed by one of
-    /// them.
+    /// Compares everything that is there with what these plans want. Each address is claimed by one
+    /// of them.
     ///
     /// # Errors
-    /// If anything differs: says what.
+    /// If anything differs, with the difference.
     pub fn check<'a>(&self, plans: impl IntoIterator<Item = &'a Plan> + Clone) -> Result<()> {
         let (found, wanted) = (self.frontends()?, planned(plans.clone()));
         has_all(&found, &wanted)?;
@@ -74,10 +74,10 @@ impl MapContents {
         Ok(())
     }
 
-    /// Compares what these plans want with what is there; more may be.
+    /// Compares what these plans want with what is there. There may be more.
     ///
     /// # Errors
-    /// If something is missing, or differs: says what.
+    /// If something is missing or differs, with the difference.
     pub fn check_for<'a>(&self, plans: impl IntoIterator<Item = &'a Plan>) -> Result<()> {
         has_all(&self.frontends()?, &planned(plans))
     }
@@ -85,7 +85,7 @@ impl MapContents {
     /// Follows every frontend to its endpoints.
     ///
     /// # Errors
-    /// If one leads nowhere, or to what is another service's.
+    /// If one leads nowhere, or to something of another service.
     pub fn frontends(&self) -> Result<Frontends> {
         let services = self.services()?.into_iter();
         services
@@ -118,7 +118,7 @@ impl MapContents {
     /// The published endpoints of a service.
     ///
     /// # Errors
-    /// If its plan is not its own.
+    /// If its plan belongs to another service.
     pub fn endpoints_of(&self, service: u32) -> Result<Endpoints> {
         let index = self.services.read(service).plan;
         ensure!(index != 0, "service {service} is not published");
@@ -139,7 +139,7 @@ impl MapContents {
         }))
     }
 
-    /// The flows, both families'.
+    /// The flows of both families.
     ///
     /// # Errors
     /// If a flow table cannot be read.
@@ -154,7 +154,7 @@ impl MapContents {
         Flow<A>: Pod,
     {
         let records = MappedArray::<Flow<A>>::from_pin(&self.directory.join(name))?;
-        // How long they have been idle is of no interest.
+        // How long they have been idle does not matter.
         Ok(FlowReport::all(&records, TickRate::of_kernel(), 0).collect())
     }
 

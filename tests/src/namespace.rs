@@ -1,4 +1,4 @@
-//! Network namespaces of a test's own: each is a thread, and gone with it.
+//! Network namespaces for tests: each is a thread, and ends with it.
 
 use std::{
     process::Command,
@@ -49,7 +49,7 @@ impl Namespace {
         namespace
     }
 
-    /// Runs a task inside, and panics if it does.
+    /// Runs a task inside, and panics if the task does.
     pub fn run<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let task = Box::new(move || drop(done.send(task())));
@@ -64,7 +64,7 @@ impl Namespace {
         self.command("ip", arguments);
     }
 
-    /// A command that has to succeed; returns what it prints.
+    /// A command that must succeed. Returns what it prints.
     pub fn command(&self, program: &'static str, arguments: &str) -> String {
         let arguments: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
         self.run(move || {
@@ -101,7 +101,7 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         drop(self.tasks.take());
         if let Some(thread) = self.thread.take() {
-            // A task that panicked has been reported where it was run.
+            // A panic of a task has been reported where the task was run.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,7 @@
-//! Time limits on machines that are slower than usual, or have other work.
+//! Time limits for machines that are slower than usual, or busy.
 //!
-//! A test claims nothing about how long things take: it waits for what is bound to happen with a
-//! limit that only a failure reaches, and counts. What is really about speed is a row of
-//! `cargo xtask bench`.
+//! A test asserts nothing about durations: it waits for what must happen, with a limit that only a
+//! failure reaches, and counts. Speed itself is measured by `cargo xtask bench`.
 
 use std::{
     env,
@@ -12,15 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// When to give up on what is bound to happen: far beyond what it takes on a busy machine. Costs
-/// time only where a test fails.
+/// When to give up waiting for what must happen: far longer than it takes on a busy machine. It
+/// costs time only if a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long nothing comes where nothing is to come: an answer would have taken far less.
+/// How long to wait where nothing must come: an answer would have taken far less.
 pub const SILENCE: Duration = Duration::from_millis(500);
 
-/// A time limit, longer by the factor in `LAB_PATIENCE` where that is set: in emulated machines,
-/// all of a computer's work takes many times longer.
+/// A time limit, multiplied by `LAB_PATIENCE` if that is set: in emulated machines everything takes
+/// many times longer.
 pub fn patient(limit: Duration) -> Duration {
     static FACTOR: OnceLock<u32> = OnceLock::new();
     let factor = FACTOR.get_or_init(|| {
@@ -30,7 +29,7 @@ pub fn patient(limit: Duration) -> Duration {
     limit * *factor
 }
 
-/// Probes until the result is as wanted, and panics with the last problem after [`PATIENCE`].
+/// Repeats a probe until it succeeds. Panics with its last error after [`PATIENCE`].
 #[track_caller]
 pub fn eventually<T, E: Display>(probe: impl FnMut() -> Result<T, E>) -> T {
     match try_eventually(probe) {
@@ -39,10 +38,10 @@ pub fn eventually<T, E: Display>(probe: impl FnMut() -> Result<T, E>) -> T {
     }
 }
 
-/// Probes until the result is as wanted.
+/// Repeats a probe until it succeeds.
 ///
 /// # Errors
-/// With the last problem, if there still is one after [`PATIENCE`].
+/// The last error, if there still is one after [`PATIENCE`].
 pub fn try_eventually<T, E>(mut probe: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let limit = patient(PATIENCE);
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! A `--bpf-root` of a test's own.
+//! A `--bpf-root` for one test.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,15 +10,15 @@ use lb_datapath::{Pins, cleanup, preflight};
 
 use crate::lab::{bpffs::MOUNT_POINT, registry::entries_with_prefix};
 
-/// What their names begin with; the process and a number follow.
+/// The beginning of their names; the process id and a number follow.
 const PREFIX: &str = "node-lb-test-";
 
-/// A place for pins, removed with all that is there.
+/// A directory for pins, which is removed with its contents.
 #[derive(Debug)]
 pub struct PinRoot(PathBuf);
 
 impl PinRoot {
-    /// A place where nothing is yet. Those of tests that were killed are removed.
+    /// A new, empty directory. Those of tests that were killed are removed first.
     ///
     /// # Panics
     /// If this machine cannot run the data plane.
@@ -60,7 +60,7 @@ fn remove(root: &Path) {
     }
 }
 
-/// The places of processes that have ended.
+/// The directories of processes that have ended.
 fn left_behind() -> impl Iterator<Item = PathBuf> {
     let pins = Path::new(MOUNT_POINT);
     let names = entries_with_prefix(pins, PREFIX).into_iter();

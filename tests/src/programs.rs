@@ -1,4 +1,4 @@
-//! The eBPF programs without an agent: loaded, and what they are attached by.
+//! The eBPF programs without an agent: how to load them, and which ones are attached.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub fn programs() -> Vec<&'static str> {
     programs
 }
 
-/// One start of an agent: its programs are other ones than those of the start before.
+/// Loads programs, as one start of an agent. They are not those of an earlier start.
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Programs run as agents: where they run, when they are ready, how they end.
+//! Programs that run as agents: where they run, when they are ready, how they end.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ fn two_nodes() -> Result<Lab> {
 fn an_agent_runs_on_its_node_until_it_is_stopped() -> Result<()> {
     let lab = two_nodes()?;
     let node = lab.node(2);
-    // No other process is left once it says that it waits.
+    // Once it says that it waits, it is the only process left.
     let script =
         "echo serving $0; cat /proc/self/cgroup; ip -brief addr; echo waiting; exec sleep 60";
     let spec = || {
@@ -58,7 +58,7 @@ fn readiness_is_asked_over_http_inside_the_node() -> Result<()> {
         failure.to_string().contains("not ready after 300ms"),
         "{failure:#}"
     );
-    // Not this node's server.
+    // A server on another node, not on this one.
     let _elsewhere = Serve::new("other").http(10256).start(lab.node(2))?;
     assert!(Agent::start(node, spec.clone()).is_err());
     let _here = Serve::new("agent").http(10256).start(node)?;
@@ -71,7 +71,7 @@ fn an_agent_that_ends_early_is_reported_with_its_log() -> Result<()> {
     let lab = two_nodes()?;
     let ready = Readiness::Log("never".to_owned());
     let spec = AgentSpec::new("sh", ["-c", "echo no privileges >&2; exit 3"], ready);
-    // Nobody would wait for that.
+    // An hour, which the test cannot wait for.
     let spec = spec.deadline(Duration::from_secs(3600));
     let failure = format!(
         "{:#}",

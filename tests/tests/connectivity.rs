@@ -1,4 +1,4 @@
-//! Every host of a lab reaches every server, over both families and all protocols, at once.
+//! Every host of a lab reaches every server, over both families and all protocols.
 
 use std::net::IpAddr;
 use std::thread;
@@ -56,8 +56,8 @@ fn everything_is_reached_from_everywhere(pod_network: PodNetwork) -> Result<()> 
     lab.down()
 }
 
-/// A lab is there at once because no host probes whether others have its addresses, a second for
-/// each.
+/// A lab is up quickly because no host probes whether others have its addresses, which takes a
+/// second for each address.
 fn assert_no_address_is_probed(host: &Host) -> Result<()> {
     for scope in ["all", "eth0"] {
         let setting = host.run(&format!("cat /proc/sys/net/ipv6/conf/{scope}/accept_dad"))?;
@@ -76,7 +76,7 @@ fn reaches(client: &Host, server: &Host) {
                 Protocol::Udp | Protocol::UdpUnconnected => 9003,
             };
             let target = server.at(family, port);
-            // Shorter than TCP's first retransmission: a lost packet is a failure.
+            // Shorter than TCP's first retransmission timeout, so that a lost packet is a failure.
             let request = Request::new(protocol, target).deadline(Duration::from_millis(900));
             let what = format!("{protocol:?} from {client} to {server} at {target}");
             let reply = request
@@ -86,7 +86,7 @@ fn reaches(client: &Host, server: &Host) {
             assert_eq!(reply.from, target, "{what}");
             assert_eq!(reply.peer.port(), reply.source.port(), "{what}");
             assert_eq!(reply.server_address, target, "{what}");
-            // Nothing translates here.
+            // Nothing is translated here.
             assert_eq!(reply.peer.ip(), source_of(client, server, family), "{what}");
         }
     }
@@ -214,7 +214,7 @@ fn small_mtus_hold_on_the_way() -> Result<()> {
         lab.client()
             .run(&format!("ping -c1 -W1 -M do -s {size} {target}"))
     };
-    // Payload, 8 bytes of ICMP, 20 of IP.
+    // The payload is the packet without 8 bytes of ICMP and 20 of IP.
     ping(1300 - 28)?;
     assert!(
         ping(1300 - 27).is_err(),

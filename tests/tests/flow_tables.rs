@@ -25,7 +25,7 @@ use node_lb::{
 #[test]
 fn jiffies_go_at_the_rate_said() {
     let jiffies = Jiffies::open().unwrap();
-    // Each reading lies between two of the other clock's, however long it takes.
+    // Each reading is between two of the other clock's, however long it takes.
     let read = || (Instant::now(), jiffies.now().unwrap(), Instant::now());
     let (earliest_start, before, latest_start) = read();
     thread::sleep(Duration::from_millis(400));
@@ -118,7 +118,7 @@ fn flows_in_the_kernels_tables_are_ended() {
     assert_eq!(tag::state(v4.read(800).tag), tag::LIVE);
 }
 
-/// Writes a flow's two records, at `index` and behind it, as if a program had.
+/// Writes a flow's two records, at `index` and after it, as if a program had written them.
 fn insert<A: Address>(records: &MappedArray<Flow<A>>, index: u32, seen: u32, last_seen: u32)
 where
     Flow<A>: aya::Pod,

@@ -1,4 +1,4 @@
-//! Other people's rules on a node do what the data plane has to live with.
+//! Checks that the labs' foreign rules on nodes do what the data plane must cope with.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -32,7 +32,7 @@ fn the_firewall_forwards_nothing_new() -> Result<()> {
     assert!(counter(lab.node(2), "unsolicited")? >= 4);
     assert_eq!(counter(lab.node(1), "invalid")?, 0);
 
-    // What is let in is answered: established connections pass both ways.
+    // Packets that are let in are answered: established connections pass both ways.
     for node in lab.nodes() {
         node.run("nft insert rule inet firewall forward tcp dport 1001 accept")?;
     }
@@ -145,7 +145,7 @@ fn counter(node: &Node, name: &str) -> Result<u64> {
         .context("no such counter")
 }
 
-/// A SYN+ACK nobody asked for, with no checksum: it belongs to no connection.
+/// A SYN-ACK without a SYN and without a checksum: it belongs to no connection.
 fn send_unsolicited_syn_ack(from: &Host, target: SocketAddr) -> Result<()> {
     let mut segment = [0; 20];
     segment[..2].copy_from_slice(&4000_u16.to_be_bytes());

@@ -1,4 +1,4 @@
-//! The lab's servers and clients tell the truth, about successes and about failures.
+//! The lab's servers and clients report successes and failures correctly.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,8 +12,8 @@ use lb_tests::{
     Topology, eventually,
 };
 
-/// Within this time requests arrive on a busy machine as well, so that it tells those that were
-/// made before something from those made after.
+/// Requests arrive within this time even on a busy machine, so it separates those made before an
+/// event from those made after it.
 const ARRIVAL: Duration = Duration::from_secs(1);
 
 /// Waits until each of a load's four workers has a connection to a port of a server.
@@ -63,7 +63,7 @@ fn failures_are_told_apart() -> Result<()> {
             let what = format!("{protocol:?} {family:?}");
             assert_eq!(kind(1, PATIENCE), Err(FailureKind::Refused), "{what}");
             assert_eq!(kind(7, SILENCE), Err(FailureKind::Timeout), "{what}");
-            // Linux keeps it from UDP sockets: the host may come back.
+            // Linux does not pass this error to UDP sockets, because the host may come back.
             let soft = match protocol {
                 Protocol::Udp => kind(9, SILENCE) == Err(FailureKind::Timeout),
                 _ => kind(9, PATIENCE) == Err(FailureKind::Unreachable),
@@ -72,7 +72,7 @@ fn failures_are_told_apart() -> Result<()> {
             assert_eq!(kind(11, PATIENCE), Err(FailureKind::Unreachable), "{what}");
         }
         let unconnected = Request::udp_unconnected(pod.at(family, 1)).in_vain();
-        // An unconnected socket is told of no ICMP error.
+        // An unconnected socket gets no ICMP errors.
         let failure = unconnected.send(lab.client()).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Timeout);
     }
@@ -244,7 +244,7 @@ fn load_counts_every_answer_and_every_failure() -> Result<()> {
     thread::sleep(ARRIVAL);
     let report = load.stop()?;
     assert_eq!(served.answers, answers + report.ok, "{report}");
-    // A worker's connection that waits to be accepted when the server closes is reset; all later
+    // A worker's connection that waits to be accepted when the server closes is reset. All later
     // ones are refused.
     let kinds = report.failures.iter().map(|(_, failure)| failure.kind);
     let (refused, others): (Vec<_>, Vec<_>) = kinds.partition(|kind| *kind == FailureKind::Refused);
@@ -256,7 +256,7 @@ fn load_counts_every_answer_and_every_failure() -> Result<()> {
     lab.down()
 }
 
-/// A client with patience does not notice a SYN that is lost, but for the second until the next.
+/// A client that waits does not notice a lost SYN, except for the second until the next one.
 #[test]
 fn a_lost_syn_is_told_although_the_request_is_answered() -> Result<()> {
     let lab = one_node_one_pod()?;
@@ -295,7 +295,7 @@ fn a_persistent_client_moves_on_without_failure_when_its_server_is_replaced() ->
     let lab = one_node_one_pod()?;
     let pod = lab.pod("pod-1-1");
     for (protocol, port) in [(Protocol::Tcp, 1000), (Protocol::Http, 1001)] {
-        // Both wait behind one address, like endpoints behind a Service.
+        // Both are behind one address, like endpoints behind a Service.
         lab.node(1).feed(
             "nft -f -",
             "table ip lb {

@@ -1,4 +1,4 @@
-//! However a lab ends, nothing of it is left; and labs do not get into each other's way.
+//! However a lab ends, nothing of it remains; and labs do not disturb each other.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -50,7 +50,7 @@ fn nothing_is_left_after_a_panic() -> Result<()> {
 #[test]
 fn nothing_is_left_of_a_lab_that_could_not_be_built() -> Result<()> {
     let id: LabId = format!("f{}", std::process::id() % 1_000_000).parse()?;
-    // A file in the way of the lab's pins.
+    // A file where the lab's pins should be.
     let obstacle = id.pin_root("lab");
     Lab::up(Topology {
         nodes: 1,
@@ -95,7 +95,7 @@ fn a_topology_without_room_is_refused() {
 
 #[test]
 fn the_machines_own_namespace_is_not_touched() -> Result<()> {
-    // A fresh namespace stands for the machine's own, in which others may be at work.
+    // A fresh namespace takes the place of the machine's own, in which others may be working.
     thread::spawn(|| -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET)?;
         let state = || -> Result<String> {
@@ -186,7 +186,7 @@ fn leftovers_of_a_lab_killed_with_its_guard_go_at_the_next_start() -> Result<()>
         ensure!(guard_of(&id).is_err(), "the guard is there still");
         Ok(())
     });
-    // Another test of this run may be at its start just now and sweep.
+    // Another test of this run may just be starting, and sweep.
     Lab::up(Topology {
         nodes: 1,
         pods_per_node: 0,
@@ -211,7 +211,7 @@ fn kept_labs_stay_until_they_are_taken_down() -> Result<()> {
         .leave_running()?;
     let target = lab.pod("pod-1-1").at(Family::V4, 80);
     let id = lab.keep()?;
-    // Not an orphan to the next lab.
+    // It is not an orphan for the next lab.
     Lab::up(topology)?.down()?;
     let client = lb_tests::lab::open_host(&id, "client")?;
     assert_eq!(Request::tcp(target).send(client)?.server, "kept");
@@ -269,7 +269,7 @@ fn wait_until_gone(id: &LabId) -> Result<()> {
     Ok(())
 }
 
-/// What kinds of things on the machine carry the lab's name.
+/// Which kinds of things on the machine have the lab's name.
 fn kinds_left_of(id: &LabId) -> Result<BTreeSet<&'static str>> {
     let places = [
         (

@@ -1,5 +1,5 @@
-//! One map writer, two memories: what it writes of random clusters to the kernel's maps and to this
-//! process' memory, which `explain` and the pipeline's tests read, is the same in every record.
+//! One map writer, two memories: for random clusters, every record that it writes is the same in
+//! the kernel's maps and in this process' memory, which `explain` and the pipeline's tests read.
 
 use std::{
     env,
@@ -26,7 +26,7 @@ use node_lb::{
     plan::{LocalNode, PlanOptions, plan},
 };
 
-/// Names that Services may have: so few that they come, change and go.
+/// The names that Services may have: so few that they are created, changed and deleted often.
 const SERVICES: usize = 24;
 /// How often the cluster changes.
 const ROUNDS: usize = 12;
@@ -36,7 +36,7 @@ const POD_NETWORKS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 
 #[test]
 fn the_kernel_has_the_same_records_as_memory() -> Result<()> {
-    // `RECORDS_SEED` shows a failure again.
+    // With `RECORDS_SEED` a failure can be repeated.
     let seed = match env::var("RECORDS_SEED") {
         Ok(seed) => seed.parse().context("RECORDS_SEED is no number")?,
         Err(_) => fastrand::u64(..),
@@ -174,7 +174,7 @@ fn entries<K: Debug, V: Debug>(
     Ok(())
 }
 
-/// A Service in any of its forms, of which some claim the same addresses, and its endpoints.
+/// A Service in any of its forms, with its endpoints. Some claim the same addresses.
 fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
     let name = object(&format!("service-{number}"));
     let host = number as u8 + 1;
@@ -254,7 +254,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
     (service, slices)
 }
 
-/// An endpoint that one of a hundred addresses has: in a pod, on the node itself, or outside the
+/// An endpoint with one of a hundred addresses: in a pod, on the node itself, or outside the
 /// cluster.
 fn endpoint(rng: &mut Rng, is_ipv6: bool) -> Endpoint {
     let host = rng.u8(1..100);

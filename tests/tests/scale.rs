@@ -1,6 +1,6 @@
-//! Programming thousands of services into the kernel's maps: that each costs the same, and one
-//! change as well, whatever else is there. `--nocapture` shows the figures; how fast it is,
-//! `cargo xtask bench` measures.
+//! Programs thousands of services into the kernel's maps: each service, and each change, costs the
+//! same whatever else is there. `--nocapture` shows the figures. `cargo xtask bench` measures how
+//! fast it is.
 
 use std::{
     net::Ipv4Addr,
@@ -20,10 +20,10 @@ use node_lb::{
     plan::{LocalNode, Plan, PlanOptions, plan},
 };
 
-/// How many services are few.
+/// How many services count as few.
 const FEW: usize = 100;
-/// How much more CPU time something may cost among all services than among few: caches are colder.
-/// What goes through all of them costs a hundred times as much.
+/// How much more CPU time a step may cost among all services than among few: caches are colder. A
+/// step that goes through all services would cost a hundred times as much.
 const FACTOR: u32 = 5;
 
 #[test]
@@ -184,7 +184,7 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
     (service, slice)
 }
 
-/// How long something took.
+/// How long a step took.
 struct Cost {
     wall: Duration,
     cpu: Duration,
@@ -196,8 +196,7 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Half of these took less: what interrupts, and what is put off to one of many changes, is left
-/// out.
+/// The median: it leaves out interruptions, and work that is put off until one of many changes.
 fn median_cpu(costs: &[Cost]) -> Duration {
     let mut times: Vec<_> = costs.iter().map(|cost| cost.cpu).collect();
     times.sort_unstable();

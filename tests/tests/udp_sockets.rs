@@ -1,4 +1,4 @@
-//! Connected UDP sockets whose endpoint is gone are ended, and no others. Needs root.
+//! Connected UDP sockets with an endpoint that is gone are ended, and no others. Needs root.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use node_lb::flows::{
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// Whose sockets are to be ended.
+/// The service with sockets that are to be ended.
 const SERVICE: u32 = 7;
 
 #[test]
@@ -84,8 +84,8 @@ fn an_ipv6_socket_that_talks_ipv4_is_ended_too() {
 fn no_other_socket_is_touched() {
     Namespace::new().run(|| {
         let (gone, serving) = (server(V4), server(V4));
-        // One of the same endpoint that was not translated, one that has gone on to another
-        // endpoint, one that is not connected, and one that is closed.
+        // One with the same endpoint that was not translated, one that has since connected to
+        // another endpoint, one that is not connected, and one that is closed.
         let (untranslated, moved) = (connected(V4, &gone), connected(V4, &serving));
         let (unconnected, closed) = (server(V4), connected(V4, &gone));
         let mut targets = targets(&moved, &gone);
@@ -179,7 +179,7 @@ fn targets(client: &UdpSocket, server: &UdpSocket) -> HashMap<Translated, u32> {
     HashMap::from([((cookie(client), server.local_addr().unwrap()), SERVICE)])
 }
 
-/// Ends the targets; no endpoint of their service serves.
+/// Ends the targets. No endpoint of their service serves any more.
 fn end(targets: &HashMap<Translated, u32>) -> Result<u64, SocketError> {
     let mut stale = Stale::default();
     stale.add(SERVICE, []);
@@ -189,7 +189,7 @@ fn end(targets: &HashMap<Translated, u32>) -> Result<u64, SocketError> {
 fn cookie(socket: &UdpSocket) -> u64 {
     let mut cookie = 0_u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the option is eight bytes, which is the room there is.
+    // SAFETY: the option takes eight bytes, which is the size of the value.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -203,7 +203,7 @@ fn cookie(socket: &UdpSocket) -> u64 {
     cookie
 }
 
-/// Sending fails, as on a socket that was never connected.
+/// Asserts that sending fails, as on a socket that was never connected.
 fn assert_is_ended(client: &UdpSocket) {
     let error = client.send(b"after").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EDESTADDRREQ), "{error}");

@@ -37,7 +37,7 @@ impl Kind {
 /// Sets up, builds, and returns where the agent is.
 pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
     setup::run(workspace, &[])?;
-    // The agent's build script would do it too, but silently.
+    // The agent's build script would do this too, but without output.
     if env::var_os(ebpf::OBJECT_VARIABLE).is_none() {
         ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
     }
@@ -63,12 +63,12 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
 
 /// Builds the agent with the C library inside, and returns where it is.
 fn build_static(workspace: &Workspace, profile: &str, flags: &[&str]) -> Result<PathBuf> {
-    // How the C library is linked is decided where the program is: all else is shared with other
-    // builds.
+    // The linking of the C library is chosen only for the program, so that everything else is
+    // shared with other builds.
     let arguments = ["rustc", "--package", "node-lb", "--bin", "node-lb"];
     let link = ["--", "-Ctarget-feature=+crt-static"];
     workspace.run_cargo([&arguments, flags, &link].concat())?;
-    // The next build of the workspace puts another agent into that place.
+    // The next build of the workspace replaces the agent at that path.
     let built = workspace.target.join(profile).join("node-lb");
     let agent = workspace
         .target

@@ -43,7 +43,7 @@ impl Workspace {
     }
 }
 
-/// Builds a published program for this machine into `root`, whatever the user builds for.
+/// Builds a published program for this machine into `root`, whatever target the user builds for.
 pub fn install(name: &str, version: &str, root: &Path) -> Command {
     let mut command = host_cargo();
     command
@@ -56,8 +56,8 @@ pub fn install(name: &str, version: &str, root: &Path) -> Command {
     command
 }
 
-/// A published program of that version, built into the cache directory first if it is not there; `purpose`
-/// says why it is wanted.
+/// A published program of that version. If it is not in the cache directory, it is built there
+/// first; `purpose` says why it is wanted.
 ///
 /// # Errors
 /// If it does not build.
@@ -74,8 +74,8 @@ pub fn provide(name: &str, version: &str, purpose: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The cargo that runs this program, without what `cargo run` adds to the environment: build
-/// scripts that watch those variables would run again on every change between the two.
+/// The cargo that runs this program, without the variables that `cargo run` adds: build scripts
+/// that watch them would run again whenever they change.
 pub fn host_cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let added = [
@@ -103,7 +103,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A command as one would type it.
+/// A command in the form in which one would type it.
 pub fn describe(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let program = program.file_name().unwrap_or(program.as_os_str());

@@ -37,7 +37,7 @@ impl Action {
     }
 }
 
-/// Runs one of the cluster's commands; what its script says is the result.
+/// Runs one of the cluster's commands. Returns the exit code of its script.
 ///
 /// # Errors
 /// If the machine cannot be set up, node-lb's image cannot be made, or there is no way to be root.
@@ -84,7 +84,7 @@ fn exit_code(command: &mut Command) -> Result<ExitCode> {
     let status = command
         .status()
         .with_context(|| format!("cannot run {}", name.display()))?;
-    // One that a signal ended has no code.
+    // A script that a signal ended has no code.
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(1)))
 }

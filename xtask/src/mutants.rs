@@ -1,4 +1,4 @@
-//! `cargo xtask mutants`: breaks the code in one place after another, and sees whether a test
+//! `cargo xtask mutants`: breaks the code in one place after another, and checks whether a test
 //! notices.
 
 use std::process::{Command, ExitCode};
@@ -11,16 +11,16 @@ use crate::{
     setup,
 };
 
-/// The cargo-mutants that is known to work.
+/// The version of cargo-mutants that is known to work.
 const VERSION: &str = "27.1.0";
-/// What people read when something else has failed is left alone.
+/// Not mutated, because it only formats messages about other failures.
 const EXCLUDED: &str = "impl (fmt::)?(Debug|Display)";
 
-/// Rules that tests of the host have to know by heart.
+/// A part of the code that tests on the host must cover completely.
 struct Part {
     name: &'static str,
     files: &'static str,
-    /// The packages whose tests are to notice, and which of their tests.
+    /// The packages with the tests that should notice, and which of their tests.
     packages: &'static [&'static str],
     tests: &'static [&'static str],
 }
@@ -40,12 +40,12 @@ const PARTS: [Part; 2] = [
     },
 ];
 
-/// Sets up and runs cargo-mutants for a [`Part`], with `arguments` for it after the part's name.
-/// What it finds goes to `target/mutants.out`.
+/// Sets up cargo-mutants and runs it for a [`Part`], with the `arguments` after the part's name.
+/// Results are in `target/mutants.out`.
 ///
 /// # Errors
-/// If there is no such part, if cargo-mutants cannot be had or run. Mutants that survive, or tests
-/// that fail before anything is broken, are no error; the exit code is cargo-mutants'.
+/// If there is no such part, or cargo-mutants cannot be installed or run. It is no error if mutants
+/// survive, or if tests fail before anything is broken; the exit code is cargo-mutants'.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
     let part = arguments.split_first().and_then(|(name, rest)| {
         let part = PARTS.iter().find(|part| part.name == name)?;
@@ -59,7 +59,8 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<ExitCode> {
         VERSION,
         "breaks the code for tests to notice",
     )?;
-    // Programs in the kernel are not asked, and building them for each mutant takes longest.
+    // Programs in the kernel are not tested here, and building them for each mutant would take
+    // longest.
     let object = ebpf::build_object(&workspace.root, &workspace.target, ebpf::PROGRAMS)?;
     let chosen = |argument: &String| argument == "-f" || argument.starts_with("--file");
     let files = match arguments.iter().any(chosen) {

@@ -1,4 +1,4 @@
-//! The older version of node-lb that tests upgrade from, and go back to.
+//! The older version of node-lb, for tests that upgrade from it and go back to it.
 
 use std::{
     fs,
@@ -13,16 +13,16 @@ use xtask::ebpf::{self, Places};
 
 use crate::cargo::{Workspace, run};
 
-/// The last commit whose flow records have no sequence numbers.
+/// The last commit in which flow records have no sequence numbers.
 const COMMIT: &str = "64abd3164678e5d3da226688f9538121a8d71cf7";
 
-/// Builds that version's agent for tests, unless this machine has it: `older/node-lb` in the
-/// directory of builds.
+/// Builds that version's agent for tests, unless this machine has it: `older/node-lb` in the build
+/// directory.
 ///
 /// # Errors
 /// If the repository does not have the commit, or it does not build.
 pub fn for_tests(workspace: &Workspace) -> Result<()> {
-    // Not below the workspace: cargo would add the settings of both versions.
+    // Not below the workspace, because cargo would combine the settings of both versions.
     let directory = Places::from_env().cache.join(format!("older-{COMMIT}"));
     let agent = directory.join("node-lb");
     if !agent.is_file() {
@@ -55,7 +55,7 @@ fn build(workspace: &Workspace, directory: &Path, agent: &Path) -> Result<()> {
     run(&mut build).context("the older version does not build")?;
     let built = older.target.join("debug/node-lb");
     fs::rename(&built, agent).with_context(|| format!("cannot move {}", built.display()))?;
-    // What it was built with is many times its size.
+    // The files of the build are many times larger than the program.
     for left in [&older.root, &older.target] {
         fs::remove_dir_all(left).with_context(|| format!("cannot remove {}", left.display()))?;
     }
@@ -75,7 +75,7 @@ fn unpack(workspace: &Workspace, root: &Path) -> Result<()> {
     };
     let object = format!("{COMMIT}^{{commit}}");
     if !is_there(git(&["cat-file", "-e", &object])) {
-        // A shallow clone has the newest only.
+        // A shallow clone contains only the newest commit.
         ensure!(
             is_there(git(&["fetch", "--quiet", "--depth=1", "origin", COMMIT])),
             "the tests go back to an older version, but this repository does not have commit {COMMIT}: \

@@ -1,4 +1,5 @@
-//! Root, for packages and for tests that make network namespaces and load BPF programs.
+//! Root privileges, for packages and for tests that create network namespaces and load BPF
+//! programs.
 
 use std::{
     ffi::OsStr,
@@ -10,7 +11,7 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// How this process can run something as root.
+/// How this process can run a command as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privilege {
     Root,
@@ -19,7 +20,7 @@ pub enum Privilege {
 
 impl Privilege {
     /// # Errors
-    /// Neither root nor a sudo that would let us.
+    /// If this is not root, and sudo does not allow it either.
     pub fn detect() -> Result<Self> {
         // The owner of /proc/self is the effective user.
         if fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0) {
@@ -39,7 +40,7 @@ impl Privilege {
         bail!("this needs root, and sudo is not available without a password here")
     }
 
-    /// A command that runs `program` as root, in whatever environment sudo gives it.
+    /// A command that runs `program` as root, with the environment that sudo gives it.
     pub fn plain_command(self, program: impl AsRef<OsStr>) -> Command {
         self.with_sudo(&[], program)
     }

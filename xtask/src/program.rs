@@ -16,7 +16,7 @@ pub struct Program {
     pub purpose: &'static str,
     /// Its main file.
     source: &'static str,
-    /// Whether its figures or its load call for an optimised build.
+    /// Whether its figures or its load require an optimised build.
     release: bool,
 }
 
@@ -41,7 +41,7 @@ pub const PROGRAMS: [Program; 3] = [
     },
 ];
 
-/// Arguments of theirs with which they need a control plane, or parts of arguments.
+/// Arguments, or parts of arguments, with which a program needs a control plane.
 const CONTROL_PLANE_ARGUMENTS: [&str; 2] = ["--apiserver", "control-plane"];
 
 impl Program {
@@ -56,7 +56,7 @@ pub fn exists(workspace: &Workspace, name: &str) -> bool {
         .any(|program| program.name == name && program.exists(workspace))
 }
 
-/// Sets up, builds, and becomes the program.
+/// Sets up the machine, builds the program, and becomes it.
 pub fn run(workspace: &Workspace, name: &str, arguments: &[String]) -> Result<ExitCode> {
     let program = PROGRAMS
         .iter()

@@ -1,4 +1,4 @@
-//! Long commands as one line of progress each; their own output goes to a log.
+//! Shows long commands as one line of progress each. Their own output goes to a log.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,13 +13,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::cargo::describe;
 
-/// Runs commands and says how they are doing.
+/// Runs commands and shows their progress.
 pub struct Steps {
     log: PathBuf,
 }
 
 impl Steps {
-    /// Steps that write to `log`, which is started anew.
+    /// Steps that write to `log`, which is emptied first.
     pub fn new(log: PathBuf) -> Result<Self> {
         if let Some(directory) = log.parent() {
             std::fs::create_dir_all(directory)
@@ -29,11 +29,11 @@ impl Steps {
         Ok(Self { log })
     }
 
-    /// Runs `command` to its end, showing `title`, the time it took and, on a terminal, its latest
+    /// Runs `command` to its end. Shows `title`, the elapsed time and, on a terminal, the latest
     /// line of output.
     ///
     /// # Errors
-    /// The error of a command that fails holds the last lines it printed.
+    /// If the command fails. The error contains the last lines that it printed.
     pub fn run(&self, title: &str, command: &mut Command) -> Result<()> {
         let mut log = self.open()?;
         writeln!(log, "$ {}", describe(command))?;
@@ -89,7 +89,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// How often to say so when there is no terminal to redraw a line on.
+    /// How often progress is shown without a terminal.
     const STILL_RUNNING: Duration = Duration::from_secs(30);
 
     fn begin(title: &'a str) -> Self {
@@ -125,7 +125,7 @@ impl<'a> Line<'a> {
                 .collect();
             let text = format!("  {} ({seconds} s)  {latest}", self.title);
             print!("\r\x1b[2K{}", text.chars().take(100).collect::<String>());
-            // A terminal that went away is no reason to stop.
+            // If the terminal is gone, the command still goes on.
             let _ = stdout().flush();
         } else {
             println!("  still {} ({seconds} s)", self.title);

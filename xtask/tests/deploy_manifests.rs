@@ -37,7 +37,7 @@ fn the_charts_values_do_what_overlays_do() {
     assert_same(&kustomize("example"), &helm(&values));
 }
 
-/// The agent gets by with three capabilities; nothing but the optional mount is privileged.
+/// Three capabilities are enough for the agent. Only the optional mount is privileged.
 #[test]
 fn the_agent_is_not_privileged() {
     let objects = kustomize("base");

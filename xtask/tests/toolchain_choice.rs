@@ -1,4 +1,4 @@
-//! Which eBPF toolchain is chosen, on machines made of fake compilers and linkers.
+//! Tests the choice of the eBPF toolchain, on machines made of fake compilers and linkers.
 
 use std::{
     env, fs,
@@ -170,12 +170,12 @@ fn target_directory_is_the_tagged_one() {
     );
 }
 
-/// A directory that stands for a machine's file system.
+/// A directory that takes the place of a machine's file system.
 struct Machine {
     root: PathBuf,
     chosen: Option<PathBuf>,
-    /// One machine at a time: a script that another thread is just about to run keeps the
-    /// descriptor it inherited open, and a file open for writing cannot be run.
+    /// One machine at a time: if another thread is about to run a script, its child keeps inherited
+    /// descriptors open, and a file that is open for writing cannot be run.
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -193,7 +193,7 @@ impl Machine {
         }
     }
 
-    /// `HOST` stands for this machine's target.
+    /// `HOST` stands for this machine's target triple.
     fn path(&self, relative: &str) -> PathBuf {
         self.root
             .join(relative.replace("HOST", &format!("{}-test", env::consts::ARCH)))

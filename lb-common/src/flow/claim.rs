@@ -1,7 +1,7 @@
-//! Claiming a record of the flow table for a tuple that has none, without locks.
+//! Claims a record of the flow table for a tuple that has none, without locks.
 //!
-//! The table works without the agent: a claim takes a record that has been dead for [`GRACE`], or
-//! [`SHORT_GRACE`]. It also ends a flow that it passes over and whose time is up, so that later
+//! The table works without the agent: a claim takes a record that has been dead for [`GRACE`] or
+//! [`SHORT_GRACE`]. It also ends a flow in its way that is over by its timeout, so that later
 //! claims find room.
 
 use super::{
@@ -57,14 +57,14 @@ impl<A: Address> Claim<A> {
         })
     }
 
-    /// Leaves the claim to whoever knows its record's index.
+    /// Leaves the claim to the code that knows its record's index.
     #[inline(always)]
     pub fn index(self) -> u32 {
         // SAFETY: the record is ours until its tag says otherwise, and has its own index there.
         unsafe { self.record.as_ref() }.peer
     }
 
-    /// The record, which is the claimer's alone.
+    /// The record, which belongs to the claimer alone.
     #[inline(always)]
     pub fn record(&self) -> Record<A> {
         self.record
@@ -76,8 +76,8 @@ impl<A: Address> Claim<A> {
         self.hand_over(state);
     }
 
-    /// Gives the record back unused. Nobody has seen it live, so it needs no grace; a search may
-    /// have passed over it, though.
+    /// Gives the record back unused. No program has seen it live, so it needs no grace. But a
+    /// search may have passed over it.
     #[inline(always)]
     pub fn release(self) {
         self.hand_over(tag::TOMB);
@@ -91,8 +91,8 @@ impl<A: Address> Claim<A> {
     }
 }
 
-/// Claims a record for a tuple with this [`hash`] that has none; `refused` says why if there is
-/// none. The record's own index is in its `peer`. `segment` is the packet that asks for it.
+/// Claims a record for a tuple with this [`hash`] that has none; `refused` says why if that fails.
+/// The record's own index is in its `peer`. `segment` is the packet that asks for it.
 #[inline(always)]
 pub fn claim<A: Address, S: Slots<A>>(
     slots: &S,
@@ -112,7 +112,7 @@ pub fn claim<A: Address, S: Slots<A>>(
     claimed(slots, tuple, hash, outcome, refused)
 }
 
-/// [`claim`] for which nobody gives way.
+/// Like [`claim`], but no flow gives way.
 #[inline(always)]
 pub fn claim_free<A: Address, S: Slots<A>>(
     slots: &S,
@@ -124,7 +124,7 @@ pub fn claim_free<A: Address, S: Slots<A>>(
     claimed(slots, tuple, hash, outcome, refused)
 }
 
-/// The claim that came of looking for room, or why there is none.
+/// The claim that resulted from the search for room, or why there is none.
 #[inline(always)]
 fn claimed<A: Address, S: Slots<A>>(
     slots: &S,
@@ -151,7 +151,7 @@ fn claimed<A: Address, S: Slots<A>>(
     Some(claim)
 }
 
-/// What came of looking for room: one word, so that it fits a register.
+/// The result of the search for room: one word, so that it fits a register.
 #[derive(Clone, Copy)]
 struct Outcome(u64);
 
@@ -178,8 +178,8 @@ impl Outcome {
         self.0 >> 60
     }
 
-    /// Whether a search visits the record that was claimed, which had been `CLEAN`, first and no
-    /// other.
+    /// Whether a search that starts at `home` visits only the claimed record, which had been
+    /// `CLEAN`.
     #[inline(always)]
     fn is_alone(self, home: u32) -> bool {
         self.0 & Self::WAS_CLEAN != 0 && self.index() == home
@@ -199,7 +199,7 @@ impl Outcome {
 }
 
 /// The work behind [`claim`]: looks for the tuple and for room, and takes the room. Returns an
-/// [`Outcome`].
+/// `Outcome`.
 #[inline(always)]
 pub fn claim_index<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64) -> u64 {
     let moment = slots.moment();
@@ -279,10 +279,10 @@ fn is_in_use(tag: u32) -> u32 {
     mask_if_negative(i64::from((tag & tag::KIND) ^ tag::LIVE) - 1)
 }
 
-/// Whether another record was claimed for what may be the same tuple, as well as the one that
-/// [`claim_index`] says. Of two CPUs that claim at once at least one sees the other, since a claim
-/// is a full barrier; both may, and both give up then. Past a record that was `CLEAN` there is
-/// none: no search went further, and whoever comes now sees the claim.
+/// Whether another record was claimed for what may be the same tuple, besides the one of
+/// [`claim_index`]. If two CPUs claim at once, at least one sees the other, because a claim is a
+/// full barrier. If both do, both give up. Past a record that was `CLEAN` there is no rival: no
+/// search went further, and later ones see the claim.
 #[inline(always)]
 pub fn has_rival<A: Address, S: Slots<A>>(
     slots: &S,

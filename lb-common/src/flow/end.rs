@@ -1,5 +1,5 @@
-//! Ending flows before the agent finds them: those that a new connection replaces, and those that
-//! are over and in its way.
+//! Ends flows before the agent finds them: those that a new connection replaces, and those that are
+//! over and in its way.
 
 use super::{
     Flow, Record, Stage, flow_flag,
@@ -18,7 +18,7 @@ pub const SILENCE: u32 = 3;
 const PAUSE: u32 = 1;
 
 /// Whether the flow of the record at `index` makes way for a new one with the same addresses and
-/// ports; it is gone then, from the other table too.
+/// ports. If so, it has been ended, in the other table too.
 #[inline(always)]
 pub fn replaces<A: Address, S: Slots<A>>(
     slots: &S,
@@ -33,7 +33,7 @@ pub fn replaces<A: Address, S: Slots<A>>(
     ended
 }
 
-/// Ends in the other table, if there is one, what has just ended in this one for a new flow.
+/// Ends a flow in the other table, if there is one, that has just ended in this one for a new flow.
 #[inline(always)]
 pub fn replaced<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     if slots.other_mask() != 0 {
@@ -41,7 +41,7 @@ pub fn replaced<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     }
 }
 
-/// Whether the flow of the record at `index` makes way for `purpose`; it is gone then.
+/// Whether the flow of the record at `index` makes way for `purpose`. If so, it has been ended.
 #[inline(always)]
 pub fn gives_way<A: Address, S: Slots<A>>(
     slots: &S,
@@ -63,12 +63,12 @@ pub fn gives_way<A: Address, S: Slots<A>>(
         match purpose {
             Purpose::Plain => false,
             Purpose::Open => closed && !is_reply,
-            // The endpoint has forgotten the connection, or takes the SYN all the same.
+            // The endpoint has forgotten the connection, or takes the SYN even so.
             Purpose::Port => {
                 let held = holds_port(forward.flags, reply.flags);
                 closed && (!held || tcp::wakes(forward, reply.detail, segment))
             }
-            // What was taken for a connection under way begins with the SYN.
+            // What seemed to be a connection in progress begins with the SYN.
             Purpose::Again => {
                 !is_reply && stage == Stage::Unreplied && (picked_up || silence >= SILENCE)
             }
@@ -92,7 +92,7 @@ pub fn gives_way<A: Address, S: Slots<A>>(
     !tag::in_use(read_tag(record))
 }
 
-/// Takes a flow out of sight if that is true of its stage and its two directions; whether it was.
+/// Ends a flow if that holds for its stage and its two directions. Returns whether it did.
 #[inline(always)]
 pub fn end_if<A: Address, S: Slots<A>>(
     slots: &S,
@@ -114,9 +114,9 @@ pub fn end_if<A: Address, S: Slots<A>>(
         && end(slots, forward, reply, tag)
 }
 
-/// Whether the client's direction of a flow was ended, and the endpoint's, `reply`, was not yet.
-/// The agent, which ends one after the other, may be held up in between; a new flow that needs the
-/// record for its own answers does not wait for it.
+/// Whether the client's direction of a flow was ended, but the endpoint's, `reply`, not yet. The
+/// agent ends one after the other, and may be delayed in between. A new flow that needs the record
+/// for its own answers does not wait for it.
 #[inline(always)]
 fn is_left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) -> bool {
     // SAFETY: records stay valid until every program that can see them ends.
@@ -139,7 +139,7 @@ fn are_paired<A: Address>(forward: &Flow<A>, reply: &Flow<A>) -> bool {
     to.destination == reply.source && to.destination_port == reply.source_port
 }
 
-/// Takes both directions of a flow out of sight if the client's still has this tag; whether it had.
+/// Ends both directions of a flow if the client's still has this tag. Returns whether it had.
 #[inline(always)]
 pub fn end<A: Address, S: Slots<A>>(
     slots: &S,
@@ -148,7 +148,7 @@ pub fn end<A: Address, S: Slots<A>>(
     tag: u32,
 ) -> bool {
     let now = slots.now();
-    // The CPU that takes the client's direction out of sight takes the other one too.
+    // The CPU that ends the client's direction ends the other one too.
     if !record::kill_if(forward, tag, now) {
         return false;
     }

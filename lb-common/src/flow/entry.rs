@@ -28,8 +28,8 @@ pub struct Flow<A> {
     pub flags: u32,
     /// The direction's packets as they leave.
     pub rewrite: Rewrite<A>,
-    /// Where they leave to: index into `HOPS` and, in the upper half, the lower half of the entry's
-    /// version; 0 means that it has not been looked up.
+    /// Their next hop: index into `HOPS` and, in the upper half, the lower half of the entry's
+    /// version. 0 means that it has not been looked up.
     pub hop: u32,
     /// TCP: the sequence number after the direction's latest segment.
     pub next: u32,
@@ -39,9 +39,9 @@ pub struct Flow<A> {
     pub window: u16,
     /// TCP, with [`flow_flag::MISFIT`]: the tick since when, its lower half.
     pub misfit_since: u16,
-    /// Of the client's direction the endpoint id. Of the endpoint's, for TCP, the number of its
-    /// first byte while the connection has not proved itself; later the timestamp of the client's
-    /// FIN, 0 if it had none.
+    /// In the client's direction, the endpoint id. In the endpoint's direction of a TCP flow: until
+    /// the connection has proved itself, the number of its first byte; later, the timestamp of the
+    /// client's FIN, 0 if it had none.
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
@@ -77,17 +77,18 @@ pub mod flow_flag {
     pub const RST: u32 = 1 << 2;
     /// The other side has acknowledged the sender's end.
     pub const FIN_ACKED: u32 = 1 << 3;
-    /// The sender did not know when it ended that the other side had, and may remember the
-    /// connection (TIME-WAIT).
+    /// The sender did not know, when it ended, that the other side had ended too. So it may
+    /// remember the connection (TIME-WAIT).
     pub const CLOSED_FIRST: u32 = 1 << 4;
     /// The next packet may change the connection's stage: look at it closely.
     pub const WATCH: u32 = 1 << 5;
     /// Segments have not fitted the numbers seen before, since [`super::Flow::misfit_since`].
     pub const MISFIT: u32 = 1 << 6;
-    /// The endpoint refused the connection, and the client is not told: another one may take it.
+    /// The endpoint refused the connection, and the client was not told, because another endpoint
+    /// may take it.
     pub const WITHHELD: u32 = 1 << 7;
-    /// The endpoint is gone, or has left a service that wants its clients told: whoever still sends
-    /// to it is reset.
+    /// The endpoint is gone, or has left a service that asks for a reset: a side that still sends
+    /// to the other one is reset.
     pub const GONE: u32 = 1 << 12;
     /// Where the direction's window scale (RFC 7323) begins.
     pub const SCALE_SHIFT: u32 = 8;
@@ -106,7 +107,7 @@ pub mod flow_flag {
     pub const OLD_HOP: u32 = 1 << 20;
     /// That next hop can be reached from XDP.
     pub const OLD_XDP: u32 = 1 << 21;
-    /// The flow began in the middle of a TCP connection, whose record had been lost.
+    /// The flow began in the middle of a TCP connection, because its record had been lost.
     pub const PICKED_UP: u32 = 1 << 22;
     /// While the table's size changes: the flow has been copied, to this table or from it, and the
     /// other one has it, too, or had it.
@@ -132,10 +133,11 @@ pub mod flow_flag {
 /// [`super::claim::SHORT_GRACE`]. That one is measured on a finer clock, by the tag alone, since
 /// packets of the flow that are still on their way may write any other word.
 ///
-/// The agent makes the last two steps: `TOMB` after a grace period in which every program has ended
-/// that may still use the record, `CLEAN` when no search has to pass over it any more. What it has
-/// ended itself is `SWEPT`, which programs never claim: the kernel may hold the agent up for longer
-/// than any grace after it has looked at the clock, so that it cannot say when the record died.
+/// The agent makes the last two steps: `TOMB` after a grace period in which every program that may
+/// still use the record has ended, and `CLEAN` when no search has to pass over it any more. Records
+/// that the agent has ended itself are `SWEPT`, and programs never claim them: the kernel may stop
+/// the agent for longer than any grace after it has read the clock, so it cannot say when the
+/// record died.
 pub mod tag {
     /// Free, and a search may end here.
     pub const CLEAN: u32 = 0;

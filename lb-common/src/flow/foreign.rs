@@ -1,7 +1,7 @@
 //! Records that other versions' programs have written, or written to: see [`flow_flag`].
 //!
-//! Their connections go on. What we keep and they do not, sequence numbers above all, is learnt
-//! from the next packets.
+//! Their connections go on. What this version keeps and others do not, above all sequence numbers,
+//! is learnt from the next packets.
 
 use super::{
     Flow, Record, flow_flag,
@@ -10,8 +10,8 @@ use super::{
 };
 use crate::addr::Address;
 
-/// Flags that only mean something in a record of ours. The bits may be left from one that had its
-/// place.
+/// Flags that have a meaning only in a record of this version. In others, the bits may be left from
+/// an earlier record in the same place.
 pub const OURS: u32 = flow_flag::FIN_ACKED
     | flow_flag::CLOSED_FIRST
     | flow_flag::WATCH
@@ -30,8 +30,8 @@ impl<A> Flow<A> {
     }
 }
 
-/// The flags that a foreign record gets in place of [`OURS`]. What TCP segments say is believed as
-/// after a long time without a fit; a UDP flow has nothing to fit.
+/// The flags that a foreign record gets in place of [`OURS`]. The next TCP segment is believed, as
+/// after a long time in which none fitted; a UDP flow has nothing to fit.
 #[inline(always)]
 pub fn adopted(flags: u32) -> u32 {
     match flags & flow_flag::UDP {
@@ -44,8 +44,8 @@ pub fn adopted(flags: u32) -> u32 {
 #[inline(always)]
 pub fn adopt<A: Address>(record: Record<A>, now: u32) {
     let flow = record.as_ptr();
-    // SAFETY: records stay valid; whoever does the same at the same time writes the same. The flags
-    // say last that the fields are ours.
+    // SAFETY: records stay valid, and all CPUs that do this at the same time write the same. The
+    // flags come last and say that the fields are this version's.
     unsafe {
         (*flow).hop = 0;
         (*flow).next = 0;

@@ -1,8 +1,9 @@
-//! Next hops: kept once for all flows that share one, so that a record holds four bytes of it.
+//! Next hops, each stored once for all flows that share it, so that a record needs four bytes for
+//! it.
 //!
 //! `HOPS` is a set-associative cache. An entry's version changes with its content and with every
-//! generation, and a flow keeps the version that it looked up: what has been overwritten or is out
-//! of date is noticed by comparing two numbers. No clean-up is needed, and no agent has to run.
+//! generation, and a flow keeps the version that it looked up: comparing two numbers shows whether
+//! an entry was overwritten or is out of date. No clean-up is needed, and no agent has to run.
 
 use core::ptr::NonNull;
 
@@ -98,8 +99,8 @@ pub fn index(kept: u32) -> u32 {
     kept & 0xffff
 }
 
-/// Keeps a next hop that was looked up at tick `now`, as [`super::Flow::hop`] has it. `None` if
-/// every entry that it may be in is taken at the moment.
+/// Stores a next hop that was looked up at tick `now`, and returns the value for
+/// [`super::Flow::hop`]. `None` if every entry that it may use is taken at the moment.
 #[inline(always)]
 pub fn keep<H: Hops>(hops: &H, found: &Hop, generation: u32, now: u32) -> Option<u32> {
     let start = spread(found);
@@ -108,8 +109,8 @@ pub fn keep<H: Hops>(hops: &H, found: &Hop, generation: u32, now: u32) -> Option
         let index = start.wrapping_add(way as u32) & hops.hop_mask();
         let entry = hops.hop(index)?;
         let version = read_version(entry);
-        // SAFETY: entries stay valid; whoever overwrites this one meanwhile raises its version, and
-        // then what is returned here does not hold.
+        // SAFETY: entries stay valid. If this one is overwritten meanwhile, its version is raised,
+        // and then what is returned here is not used.
         let hop = unsafe { entry.as_ref() };
         if version & WRITING != 0 {
             continue;
@@ -136,7 +137,7 @@ fn read_version(entry: NonNull<Hop>) -> u32 {
     unsafe { (&raw const (*entry.as_ptr()).version).read_volatile() }
 }
 
-/// Writes an entry whose version is still `seen`; its new version.
+/// Writes an entry if its version is still `seen`. Returns its new version.
 #[inline(always)]
 fn write(entry: NonNull<Hop>, seen: u32, found: &Hop, generation: u32, now: u32) -> Option<u32> {
     if seen & WRITING != 0 {
@@ -162,7 +163,7 @@ fn write(entry: NonNull<Hop>, seen: u32, found: &Hop, generation: u32, now: u32)
         next if next as u16 == 0 => next.wrapping_add(2),
         next => next,
     };
-    // SAFETY: the word that this CPU has marked; nobody else publishes it.
+    // SAFETY: this CPU has marked the word, so no other one publishes it.
     unsafe { atomic::publish(version, next) };
     Some(next)
 }

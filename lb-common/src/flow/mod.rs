@@ -1,4 +1,4 @@
-//! Flows: one record per direction of a connection, in a table of our own.
+//! Flows: one record per direction of a connection, in node-lb's own table.
 //!
 //! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it
 //! lies ([`slots`]) and is found ([`table`]), where its packets leave ([`hop`]), how far its

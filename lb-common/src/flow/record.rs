@@ -23,8 +23,8 @@ pub fn read_tag<A>(record: Record<A>) -> u32 {
     unsafe { atomic::load(tag) }
 }
 
-/// The record for reading what was written before its tag became `seen`, by whoever published or
-/// killed it.
+/// The record, for reading what was written before its tag became `seen`, by the program that
+/// published or killed it.
 ///
 /// A processor of weak order, as arm64, may read a field first and the tag later, and then take
 /// what was there before for what a new tag says. It does not if the field's address depends on the
@@ -42,13 +42,13 @@ pub fn look<A>(record: Record<A>) -> (u32, Record<A>) {
     (seen, behind(record, seen))
 }
 
-/// Puts a record into another state if its tag is still `seen`; whether it was.
+/// Puts a record into another state if its tag is still `seen`. Returns whether it was.
 #[inline(always)]
 pub fn advance<A>(record: Record<A>, seen: u32, state: u32) -> bool {
     swap(record, seen, tag::with_state(seen, state))
 }
 
-/// Replaces a record's tag if it is still `seen`; whether it was.
+/// Replaces a record's tag if it is still `seen`. Returns whether it was.
 #[inline(always)]
 fn swap<A>(record: Record<A>, seen: u32, new: u32) -> bool {
     // SAFETY: records stay valid; the tag is only reached through atomics.
@@ -57,14 +57,15 @@ fn swap<A>(record: Record<A>, seen: u32, new: u32) -> bool {
     unsafe { atomic::compare_and_swap(tag, seen, new) }
 }
 
-/// Takes a record out of sight at tick `now`: the tag it had, if it was this call that did it.
+/// Ends a record at tick `now`, so that it is not found any more. Returns the tag that it had, if
+/// this call ended it.
 #[inline(always)]
 pub fn kill<A>(record: Record<A>, now: u32) -> Option<u32> {
     let seen = read_tag(record);
     kill_if(record, seen, now).then_some(seen)
 }
 
-/// [`kill`], if the tag is still `seen`; whether it was.
+/// [`kill`], if the tag is still `seen`. Returns whether it was.
 #[inline(always)]
 pub fn kill_if<A>(record: Record<A>, seen: u32, now: u32) -> bool {
     if !tag::in_use(seen) {
@@ -73,13 +74,14 @@ pub fn kill_if<A>(record: Record<A>, seen: u32, now: u32) -> bool {
     // SAFETY: the record stays valid.
     let last_seen = unsafe { &raw mut (*record.as_ptr()).last_seen };
     before(last_seen, Access::Write);
-    // First, or somebody would take it for dead long since. SAFETY: a program that found the record
-    // before may write the same word: any of the values will do, they are all of this moment.
+    // Written first, or the record would seem to have been dead for long. SAFETY: a program that
+    // found the record before may write the same word. Any of the values will do, because all are
+    // of this moment.
     unsafe { last_seen.write_volatile(now) };
     advance(record, seen, tag::DEAD)
 }
 
-/// Takes a record of a flow that gives way at this moment out of sight, if its tag is still `seen`;
+/// Ends a record of a flow that gives way at this moment, if its tag is still `seen`. Returns
 /// whether it was.
 #[inline(always)]
 pub fn evict_if<A>(record: Record<A>, seen: u32, moment: u64) -> bool {

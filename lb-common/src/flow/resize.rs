@@ -1,11 +1,11 @@
-//! Flows between two tables, while the flow table gets another size.
+//! Flows in two tables, while the flow table changes its size.
 //!
-//! For the time of the change programs know two tables: their own, where they search first and open
-//! flows, and the other one. A flow that is only there is copied before its packet is handled, so
-//! that programs which have either table for their own can run beside each other. The other table
-//! keeps its record, since they may still use it; [`flow_flag::COPIED`] says in both that there is
-//! a copy, or was one. Two CPUs that copy the same flow at once are kept apart as two that open it
-//! are.
+//! During the change, programs know two tables: their own, which they search first and in which
+//! they open flows, and the other one. A flow that is only there is copied before its packet is
+//! handled, so programs with either table as their own can run at the same time. The other table
+//! keeps its record, because other programs may still use it; [`flow_flag::COPIED`] says in both
+//! that there is or was a copy. If two CPUs copy the same flow at once, they are kept apart as if
+//! they opened it.
 
 use super::{
     Record, Stage,
@@ -65,8 +65,8 @@ pub fn is_elsewhere<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> boo
         })
 }
 
-/// Has a closed flow that is only in the other table be left there, where it has a tuple that
-/// another connection is about to use past its Service.
+/// Leaves a closed flow in the other table, if it is only there and has a tuple that another
+/// connection is about to use past its Service.
 #[inline(always)]
 pub fn leave_closed<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) {
     if slots.other_mask() == 0 {
@@ -87,8 +87,9 @@ pub fn leave_closed<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) {
     }
 }
 
-/// Ends the copy of a flow that has just ended, or what it was a copy of: a new flow has its
-/// addresses and ports, and nobody may find the old one. `index` is that of one of its records.
+/// Ends the copy of a flow that has just ended, or the flow that it was copied from: a new flow has
+/// its addresses and ports, so the old one must not be found. `index` is that of one of its
+/// records.
 #[inline(always)]
 pub fn end_other<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     let Some(record) = slots.slot(index) else {
@@ -136,11 +137,11 @@ fn find_other<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Re
     slots.other_slot(u32::try_from(slots.find_other_index(tuple)).ok()?)
 }
 
-/// Copies both directions of a flow, or none; why not, if it cannot.
+/// Copies both directions of a flow or none. If it cannot, returns why.
 #[inline(always)]
 fn copy<A: Address, S: Slots<A>>(slots: &S, record: Record<A>, peer: Record<A>) -> Option<Refused> {
-    // Always in the same order: whoever copies the flow for a packet of the other direction waits,
-    // or is waited for.
+    // Always in the same order, so that CPUs which copy the flow for either direction wait for each
+    // other.
     let (record, peer) = in_order(record, peer);
     let mut refused = Refused::Exists;
     let Some(one) = claim(slots, record, &mut refused) else {
@@ -158,11 +159,11 @@ fn copy<A: Address, S: Slots<A>>(slots: &S, record: Record<A>, peer: Record<A>) 
     let (state, peers) = (state_of(record), state_of(peer));
     two.publish(peers);
     one.publish(state);
-    // Whoever sees this finds the copy.
+    // A CPU that sees this finds the copy.
     set(record, flow_flag::COPIED);
     set(peer, flow_flag::COPIED);
     if !tag::in_use(read_tag(record)) {
-        // Whoever has just ended it did not see that.
+        // A CPU that has just ended it did not see the flag.
         kill(new_record, slots.now());
         kill(new_peer, slots.now());
     }
@@ -181,8 +182,8 @@ fn claim<A: Address, S: Slots<A>>(
     claim::claim_free(slots, &tuple, refused)
 }
 
-/// The state of a record in use. Another version's tag may have the bit that tells `HALF` for
-/// something else; the agent finds out what becomes of such a record.
+/// The state of a record in use. In another version's tag, the bit for `HALF` may mean something
+/// else; the agent decides what such a record is.
 #[inline(always)]
 fn state_of<A: Address>(record: Record<A>) -> u32 {
     // SAFETY: records stay valid until every program that can see them ends.

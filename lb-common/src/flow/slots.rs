@@ -1,4 +1,4 @@
-//! The memory of a flow table, and the steps of the work on it.
+//! The memory of a flow table, and the steps of searches and claims in it.
 
 use super::{Record, Timeouts};
 use crate::{
@@ -16,7 +16,7 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     fn mask(&self) -> u32;
     /// The record at an index; `None` past the end.
     fn slot(&self, index: u32) -> Option<Record<A>>;
-    /// Secret of the hash, so that nobody can aim at one group.
+    /// Secret of the hash, so that attackers cannot aim at one group.
     fn secret(&self) -> [u64; 2];
     /// The coarse clock, in ticks.
     fn now(&self) -> u32;
@@ -26,9 +26,9 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     }
     /// How long flows may stay silent, if it is known.
     fn timeouts(&self) -> Option<&Timeouts>;
-    /// Notes that a service has so many more flows that have not proved themselves.
+    /// Changes the number of a service's flows that have not proved themselves.
     fn count_half_open(&self, service: u32, change: i32);
-    /// Notes that a service has so many more flows.
+    /// Changes the number of a service's flows.
     fn count_flows(&self, service: u32, change: i32);
     /// Number of records of the other table less one, while the table's size changes (see
     /// [`super::resize`]); 0 if there is none.
@@ -41,9 +41,8 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     }
 }
 
-/// The work behind a search and a claim, in steps. In the kernel each is a function that the
-/// verifier looks at by itself, and only once; elsewhere they are what
-/// [`Plain`](super::steps::Plain) says.
+/// The steps of a search and a claim. In the kernel, each is a function that the verifier checks
+/// separately, and only once. Elsewhere they are those of [`Plain`](super::steps::Plain).
 pub trait Steps<A: Address> {
     /// [`find_index`](super::table::find_index).
     fn find_index(&self, tuple: &Tuple<A>) -> u64;
@@ -61,7 +60,7 @@ pub trait Steps<A: Address> {
     fn end_other(&self, index: u32);
 }
 
-/// What a record is claimed for: it decides what becomes of a flow that has the tuple already.
+/// What a record is claimed for: this decides what happens to a flow that already has the tuple.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -71,11 +70,11 @@ pub enum Purpose {
     Open,
     /// The answers to a SYN with a port of the node's, which a closed flow may let go.
     Port,
-    /// A SYN on a flow whose endpoint may not have answered.
+    /// A SYN on a flow with an endpoint that may not have answered.
     Again,
-    /// A SYN on a flow whose endpoint is gone.
+    /// A SYN on a flow with an endpoint that is gone.
     Afresh,
-    /// A SYN to an endpoint past its Services, whose answers look like the flow's.
+    /// A SYN to an endpoint past its Services. The answers look like the flow's.
     Past,
     /// Nothing: the flow is in the way and may be over.
     Nothing,

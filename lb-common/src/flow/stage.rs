@@ -60,9 +60,9 @@ impl Stage {
 pub struct Timeouts {
     pub tcp: [u32; STAGES],
     pub udp: [u32; STAGES],
-    /// Of a closed connection whose endpoint may remember the node's port (TIME-WAIT).
+    /// For a closed connection with an endpoint that may remember the node's port (TIME-WAIT).
     pub port_held: u32,
-    /// The shortest of all, to rule most records out at a glance; 0 means that nothing ever ends.
+    /// The shortest of all, to rule most records out quickly; 0 means that flows never time out.
     pub shortest: u32,
 }
 
@@ -104,8 +104,8 @@ pub fn holds_port(forward: u32, reply: u32) -> bool {
         && reply & flow_flag::CLOSED_FIRST != 0
 }
 
-/// Ticks from `last_seen` to `now`. Programs run on after `now` was read, so that what looks like a
-/// little in the future is the present.
+/// Ticks from `last_seen` to `now`. Programs may write after `now` was read, so a time slightly in
+/// the future counts as the present.
 #[inline(always)]
 pub fn idle(last_seen: u32, now: u32) -> u32 {
     const FUTURE: u32 = u32::MAX - (1 << 16);

@@ -1,4 +1,4 @@
-//! The steps of the work on a flow table, where no verifier looks at them.
+//! The steps of searches and claims as plain functions, for code that no verifier checks.
 
 use super::{
     claim, end, resize,
@@ -10,7 +10,7 @@ use crate::{
     parse::{Segment, Tuple},
 };
 
-/// Memory whose steps are the functions themselves.
+/// Memory with the functions themselves as its steps.
 pub trait Plain {}
 
 impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {

@@ -25,7 +25,7 @@ pub const GROUPS: u32 = 4;
 /// Records that [`approach`] reads for a tuple. In a table that is half full, one claim in sixteen
 /// goes on past them.
 const APPROACHED: u32 = 4;
-/// The hash of a tuple: a keyed mix whose halves are both usable.
+/// The hash of a tuple: a keyed mix. Both of its halves can be used.
 #[inline(always)]
 pub fn hash<A: Address>(tuple: &Tuple<A>, secret: [u64; 2]) -> u64 {
     let (s0, s1) = tuple.source.halves();
@@ -49,7 +49,7 @@ pub fn find<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Reco
     search(slots, tuple, slots.mask(), S::slot, &mut 0)
 }
 
-/// [`find`] for where it is not worth another copy of the code.
+/// [`find`] for places where another copy of its code is not worth it.
 #[inline(always)]
 pub fn find_rarely<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) -> Option<Record<A>> {
     let record = slots.slot(u32::try_from(slots.find_index(tuple)).ok()?)?;
@@ -117,7 +117,7 @@ pub fn approach<A: Address, S: Slots<A>>(slots: &S, hashes: [u64; 2]) {
     }
 }
 
-/// Shows that a flow's connection has proved itself; whether it was this call that did it.
+/// Marks that a flow's connection has proved itself. Returns whether this call did it.
 #[inline(always)]
 pub fn settle<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) -> bool {
     let seen = read_tag(forward);
@@ -135,7 +135,7 @@ pub(super) fn home(hash: u64, mask: u32) -> u32 {
     hash as u32 & mask
 }
 
-/// Index of the record that a search for `hash` visits at `step`, 0 being its [`home`]. The first
+/// Index of the record that a search for `hash` visits at `step`, 0 being its `home`. The first
 /// versions of node-lb know the first two groups.
 #[inline(always)]
 pub fn position(hash: u64, mask: u32, step: u32) -> u32 {

@@ -11,9 +11,9 @@ use crate::{
 /// the largest window in common use.
 const REACH: u32 = 1 << 23;
 
-/// Ticks for which a direction's segments do not fit until they are believed all the same: two
-/// seconds at least. By then its receiver, if it lives, has acknowledged what it really has (RFC
-/// 9293, 3.10.7.4).
+/// If a direction's segments have not fitted for so many ticks, they are believed: two seconds at
+/// least. By then the receiver, if it is alive, has acknowledged what it really has (RFC 9293,
+/// 3.10.7.4).
 pub const PATIENCE: u16 = 16;
 
 /// More than a SYN can bring along.
@@ -50,8 +50,8 @@ pub fn answers<A: Address>(other: &Flow<A>, segment: &Segment) -> bool {
     near(other.acknowledged, segment.sequence) && near(other.next, segment.acknowledged)
 }
 
-/// Whether a sequence number lies in the window of its receiver, whose own segments `receiver`
-/// records: only then does it obey a FIN or a RST.
+/// Whether a sequence number lies in the window of its receiver, which obeys a FIN or a RST only
+/// then. `receiver` is the record of the receiver's own segments.
 #[inline(always)]
 pub fn in_window<A: Address>(receiver: &Flow<A>, sequence: u32) -> bool {
     sequence.wrapping_sub(receiver.acknowledged) <= receiver.open_window()
@@ -64,8 +64,8 @@ pub fn acknowledges_syn<A: Address>(client: &Flow<A>, number: u32) -> bool {
     client.next.wrapping_sub(number) < SYN_DATA
 }
 
-/// Whether an endpoint in TIME-WAIT, whose client's direction was `closed`, takes a SYN for a new
-/// connection (RFC 6191; Linux does so too). `stamp` is the last timestamp it had from the client.
+/// Whether an endpoint in TIME-WAIT takes a SYN for a new connection (RFC 6191; Linux does so too).
+/// `closed` is its client's direction, and `stamp` the last timestamp that it had from the client.
 #[inline(always)]
 pub fn wakes<A: Address>(closed: &Flow<A>, stamp: u32, syn: &Segment) -> bool {
     match stamp != 0 && syn.stamp != 0 {

@@ -1,5 +1,5 @@
-//! Endpoints that fail: they refuse connections, or say nothing. New connections avoid them for
-//! some seconds where the set has another endpoint; then one of them tries.
+//! Endpoints that fail: they refuse connections, or are silent. New connections avoid them for some
+//! seconds if the set has another endpoint; then one connection tries again.
 //!
 //! A client can have an endpoint avoided by SYNs that the endpoint does not answer, for example
 //! because a network policy keeps the client away from it. The endpoint is avoided until it answers
@@ -21,20 +21,21 @@ use crate::{
 pub const LIMIT: u32 = 3;
 /// Ticks until a connection tries it again: five seconds at least.
 const AVOIDED: u32 = 40;
-/// Other endpoints that are drawn for a connection whose first one fails, until one does not.
+/// How many other endpoints are drawn for a connection if its first one fails; the first that does
+/// not fail is used.
 const DRAWS: usize = 3;
 
 /// How an endpoint has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// It has not answered a SYN. That may be the client's fault.
+    /// It has not answered a SYN. The cause may be at the client.
     Silent,
-    /// It has refused one: nobody listens there.
+    /// It has refused one: nothing listens there.
     Refused,
 }
 
-/// Whether a SYN is to go to another endpoint than the one that was drawn, if another one does not
-/// fail: because the client got no answer from it just now, or because it is avoided. `left` is the
+/// Whether a SYN should go to another endpoint than the one that was drawn, if one of them does not
+/// fail: because the client has just got no answer from it, or because it is avoided. `left` is the
 /// endpoint that gave the client no answer.
 #[inline(always)]
 pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, left: u32) -> bool {
@@ -43,8 +44,8 @@ pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, le
     endpoint == left || is_avoided(tables, endpoint, limit)
 }
 
-/// Index of another endpoint than the one at `index`: one that does not fail if that is found, else
-/// any for a client that has just left that one, else the same.
+/// Index of another endpoint than the one at `index`: one that does not fail, if one is found; or
+/// else any, for a client that has just left the one at `index`; or else the same.
 #[inline(never)]
 pub(super) fn elsewhere<A: Address, T: Tables<A>>(
     tables: &T,
@@ -68,8 +69,8 @@ pub(super) fn elsewhere<A: Address, T: Tables<A>>(
     found
 }
 
-/// Whether a new connection is to avoid an endpoint, which has failed often enough. If it is time
-/// to try the endpoint again, this connection does, and no other one for a while.
+/// Whether a new connection should avoid an endpoint that has failed often enough. When it is time
+/// to try the endpoint again, this connection does, and no other for a while.
 #[inline(never)]
 fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, limit: u32) -> bool {
     let Some(memory) = memory(tables, endpoint) else {

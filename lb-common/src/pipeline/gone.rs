@@ -39,8 +39,8 @@ pub(super) fn is_gone<A: Address, T: Tables<A>>(
     idle(since, now) >= PATIENCE && has_left(tables, flow)
 }
 
-/// Whether a flow's endpoint has left the flow's service. False where that is not known: the
-/// service is gone, or another version opened the flow.
+/// Whether a flow's endpoint has left the flow's service. False if that is unknown: the service is
+/// gone, or another version opened the flow.
 #[inline(always)]
 fn has_left<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool {
     let Some(plan) = tables.plan(flow.service) else {

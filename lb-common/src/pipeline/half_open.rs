@@ -16,13 +16,13 @@ use crate::{
 /// attacked has fewer.
 pub const WITHOUT_RING: u32 = 128;
 /// Half-open flows of a service give up their ports to services with the same endpoint once they
-/// take one part in this many of its ring: so small a part that this many services cannot use up
+/// use one part in so many of its ring. The part is so small that this many services cannot use up
 /// the ports of an endpoint.
 const RING_PART: u32 = 16;
-/// Ticks for which a flow has been silent when its port may be another's: an eighth of a second at
-/// least, in which a client nearby completes its handshake.
+/// How many ticks a flow must have been silent before another may take its port: an eighth of a
+/// second at least, in which a nearby client completes its handshake.
 const SILENCE: i32 = 2;
-/// Rings; services whose ids differ by a multiple of this share one.
+/// The number of rings. Services share a ring if their ids differ by a multiple of this.
 pub const RINGS: u32 = 64;
 
 /// Whether a service has more half-open flows than one that is not attacked.
@@ -84,8 +84,8 @@ fn take_place<A: Address, T: Tables<A>>(
 /// Ends the half-open flow that has the port in [`Work::other`], if it has been silent for a while
 /// and its service uses more than a part of its ring. Returns whether the port is free now.
 ///
-/// Each service has a budget of its own, but the ports towards an endpoint are of all services that
-/// it belongs to.
+/// Each service has its own budget, but the ports towards an endpoint are shared by all services to
+/// which the endpoint belongs.
 #[inline(never)]
 pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> bool {
     let found = u32::try_from(tables.find_index(&work.other));
@@ -106,7 +106,7 @@ pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) ->
     holds && tables.half_open(flow.service) >= many && is_silent && give_way(tables, forward, tag)
 }
 
-/// Ends a flow whose client's direction still has this tag, unless the flow has proved itself.
+/// Ends a flow if its client's direction still has this tag, unless the flow has proved itself.
 /// Returns whether it was ended.
 #[inline(always)]
 fn give_way<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, tag: u32) -> bool {

@@ -19,7 +19,7 @@ use crate::{
     work::Work,
 };
 
-/// Handles an ICMP error about a packet of a flow; other ICMP is not ours.
+/// Handles an ICMP error about a packet of a flow. Other ICMP is not handled.
 #[inline(never)]
 pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool>(
     tables: &T,

@@ -22,9 +22,9 @@ pub(super) fn left_to_kernel<A: Address, T: Tables<A>, F: Frame>(
     is_martian(tables, work, frame.ifindex()).then_some(Reason::MartianSource)
 }
 
-/// Why a frame is not addressed to this host, if it is not: to a group of hosts (IEEE 802, the
-/// individual/group bit), or to another one. The kernel forwards no packet that came so, or every
-/// node on the link would.
+/// Why a frame is not addressed to this host, if it is not: it is for a group of hosts (IEEE 802,
+/// the individual/group bit), or for another one. The kernel forwards no such packet; otherwise
+/// every node on the link would.
 #[inline(always)]
 fn astray<A: Address, T: Tables<A>, F: Frame>(
     tables: &T,
@@ -51,15 +51,15 @@ fn astray<A: Address, T: Tables<A>, F: Frame>(
 /// Where in a frame the last four octets of the destination's address are.
 const ADDRESS_END: usize = 2;
 
-/// Whether the kernel would drop a packet for its source: nobody sends from there, it is the node's
-/// own, or the way back leads elsewhere (RFC 3704; Linux's `rp_filter`). Out of line: the stack is
-/// short.
+/// Whether the kernel would drop a packet because of its source: no host sends from there, it is
+/// the node's own, or the way back leads elsewhere (RFC 3704; Linux's `rp_filter`). Not inlined,
+/// because the stack is small.
 #[inline(never)]
 fn is_martian<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> bool {
     if !work.tuple.source.is_source() {
         return true;
     }
-    // IPv6 knows no more than that.
+    // There are no further checks for IPv6.
     if A::FAMILY == Family::V6 {
         return false;
     }

@@ -164,7 +164,7 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
     leave(frame, &network, record, Reason::ToClient)
 }
 
-/// What a packet is to node-lb.
+/// The kind of a packet, as node-lb distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// TCP or UDP, with ports.

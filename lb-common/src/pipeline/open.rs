@@ -56,7 +56,7 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     for _ in rolled(ATTEMPTS) {
         let mut index = copied_index(tables, work);
         if index == NONE && !work.frontend.is_some() {
-            // At once: on some nodes this is most of what arrives.
+            // Checked at once, because on some nodes this is most of what arrives.
             if tcp::opens(work.segment.flags) {
                 make_way(tables, work);
             }
@@ -81,7 +81,7 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     None
 }
 
-/// The first half of opening a flow: the index of the flow's record if there is one, [`BEGUN`] if
+/// The first half of opening a flow: the index of the flow's record if there is one, `BEGUN` if
 /// it is for [`Tables::finish_index`] to record it, [`RACED`] if another CPU or an old flow was in
 /// the way, or [`NONE`].
 #[inline(always)]
@@ -187,8 +187,8 @@ fn await_flow<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> u64 {
     NONE
 }
 
-/// Whether a SYN on a flow goes to another endpoint: the flow's own is gone, or has not answered.
-/// The flow is gone then.
+/// Whether a SYN on a flow goes to another endpoint: the flow's own one is gone, or has not
+/// answered. If so, the flow has been ended.
 #[inline(never)]
 fn moves_on<A: Address, T: Tables<A>>(
     tables: &T,

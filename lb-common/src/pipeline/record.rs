@@ -1,4 +1,4 @@
-//! A flow's two records: an endpoint is picked, places are claimed, both directions are written.
+//! Writes a flow's two records: chooses an endpoint, claims the places, and fills both directions.
 
 use super::{
     failing::{elsewhere, turns_away},
@@ -32,8 +32,8 @@ const SNAT_TRIES: usize = 16;
 /// Spreads numbers that follow each other: 2^32 divided by the golden ratio.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Picks an endpoint and claims the client's record of a flow. Whether it could; [`Work::reason`]
-/// says why not.
+/// Chooses an endpoint and claims the client's record of a flow. Returns whether that worked; if
+/// not, [`Work::reason`] says why.
 #[inline(always)]
 pub(super) fn begin<A: Address, T: Tables<A>>(
     tables: &T,
@@ -116,7 +116,7 @@ fn try_begin<A: Address, T: Tables<A>>(
     let Some(forward) = claimed else {
         work.reason = match work.refused {
             Refused::Full => Reason::FlowTableFull,
-            // It was opened before, or another CPU is just doing it.
+            // It was opened before, or another CPU is opening it.
             _ => Reason::InsertRace,
         };
         return None;
@@ -125,8 +125,8 @@ fn try_begin<A: Address, T: Tables<A>>(
     Some(())
 }
 
-/// The number that picks a connection's endpoint: a keyed hash, so that a connection whose record
-/// was lost finds its endpoint again while the set is what it was.
+/// The number that chooses a connection's endpoint: a keyed hash, so that a connection with a lost
+/// record finds its endpoint again while the set is unchanged.
 #[inline(never)]
 fn draw<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u32 {
     work.hash = table::hash(&work.tuple, tables.secret());
@@ -140,7 +140,7 @@ fn approach<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     table::approach(tables, [work.hash, work.other_hash]);
 }
 
-/// Records the flow that [`begin`] has begun, both directions or none: the index of the client's
+/// Records the flow that `begin` has begun, both directions or none: the index of the client's
 /// record, or one that no table has. [`Work::refusal`] and [`Work::reason`] say why there is none.
 #[inline(always)]
 pub fn finish_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u64 {
@@ -280,8 +280,8 @@ fn claim_reply<A: Address, T: Tables<A>>(
         if source_nat && work.refused == Refused::Exists && give_port(tables, work) {
             continue;
         }
-        // A client whose address is kept keeps its port too, unless the same client's port already
-        // goes to the same endpoint by way of another frontend.
+        // If a client's address is kept, so is its port, unless the same client's port already goes
+        // to the same endpoint through another frontend.
         if source_nat || work.refused == Refused::Exists {
             // A port in use is likely one of many in a row, of another Service with the same
             // endpoint.
@@ -329,10 +329,10 @@ fn write<A: Address>(flow: &mut Flow<A>, tuple: &Tuple<A>, opposite: &Tuple<A>, 
     };
 }
 
-/// Whether a flow's packets go past the host's stack in both directions. Those with source NAT
-/// must: the stack takes no packet from the node's own address. What crosses it is what others may
-/// have to translate too (a masquerade for destinations outside the cluster), and what the host
-/// itself serves.
+/// Whether a flow's packets bypass the host's stack in both directions. Those with source NAT must:
+/// the stack takes no packet from the node's own address. Those that cross it are packets that
+/// other rules may have to translate (a masquerade for destinations outside the cluster), and
+/// packets that the host itself serves.
 #[inline(always)]
 fn bypasses(config_flags: u32, endpoint: &Endpoint, source_nat: bool) -> bool {
     if endpoint.flags & endpoint_flag::HOST != 0 {

@@ -1,5 +1,5 @@
-//! What a change of the flow table's size asks of the pipeline: packets of flows that are still in
-//! the other table, and the copy of all that is there. See [`crate::flow::resize`].
+//! The pipeline's part in a change of the flow table's size: packets of flows that are still in the
+//! other table, and the copy of everything there. See [`crate::flow::resize`].
 
 use super::track::{prove, proves};
 use crate::{
@@ -18,14 +18,13 @@ use crate::{
     work::{Refusal, Work},
 };
 
-/// What became of a record of the other table.
+/// What happened to a record of the other table.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
     /// It is not in use, or not the client's direction of a flow.
     Nothing,
-    /// Its flow had been copied before, and what packets have shown in the one or the other table
-    /// is together now.
+    /// Its flow had been copied before. What packets have shown in either table is now combined.
     Merged,
     /// Its flow is copied now.
     Copied,
@@ -33,9 +32,9 @@ pub enum Copied {
     Left,
 }
 
-/// Index of the flow of a packet that the programs' own table did not know; [`NONE`] where the
-/// packet opens one, or finds it as any other. If it is not to be had, [`Work::refusal`] and
-/// [`Work::reason`] say why.
+/// Index of the flow of a packet that the programs' own table does not contain; [`NONE`] if the
+/// packet opens one, or finds it like any other packet. If the flow is not available,
+/// [`Work::refusal`] and [`Work::reason`] say why.
 #[inline(always)]
 pub(super) fn copied_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u64 {
     if tables.other_mask() == 0 {
@@ -53,9 +52,9 @@ pub(super) fn copied_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work
     index
 }
 
-/// Copies the flow whose client's direction is the record at an index of the other table. If it has
-/// been copied before, brings together what packets have shown there and here. No program may have
-/// the other table for its own any more.
+/// Copies a flow, if its client's direction is the record at `index` of the other table. If it has
+/// been copied before, combines what packets have shown there and here. The other table must not be
+/// any program's own any more.
 #[inline(always)]
 pub fn copy_slot<A: Address, T: Tables<A>>(tables: &T, index: u32) -> Copied {
     let Some(record) = tables.other_slot(index) else {

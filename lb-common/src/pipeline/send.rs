@@ -64,14 +64,14 @@ pub(super) enum Way {
     Stack,
     /// To the flow's next hop.
     Hop,
-    /// Out of the device of [`Work::hop`], whose neighbour the kernel has to resolve.
+    /// Out of the device of [`Work::hop`]; the kernel has to resolve the neighbour.
     Device,
     /// Untouched, since the host's stack must see it first.
     ReplyToStack,
     /// Not from this hook.
     LaterHook,
     NoRoute,
-    /// Nowhere: the client is not told that its endpoint refused the connection.
+    /// Nowhere: the client is not told that its endpoint has refused the connection.
     Withheld,
     /// Nowhere: the endpoint is gone.
     Gone,
@@ -150,7 +150,7 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
     Way::Hop
 }
 
-/// The next hop that a flow keeps; it need not be valid any more.
+/// The next hop that a flow keeps. It may be no longer valid.
 #[inline(always)]
 fn kept_hop<A: Address, T: Tables<A>>(tables: &T, record: Record<A>) -> Option<&Hop> {
     // SAFETY: records stay valid until every program that can see them ends.

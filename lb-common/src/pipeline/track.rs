@@ -91,7 +91,8 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
     }
 }
 
-/// Closes a flow whose endpoint, of the direction `record`, has refused the connection.
+/// Closes a flow after its endpoint has refused the connection. `record` is the endpoint's
+/// direction.
 #[inline(always)]
 fn note_refusal<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, forward: Record<A>) {
     use flow_flag::{RST, WITHHELD};
@@ -113,15 +114,15 @@ fn refuses<A: Address>(record: Record<A>, peer: Record<A>, segment: &Segment) ->
         && may_reset(flow, other, segment)
 }
 
-/// Whether an endpoint, whose direction is `flow`, has not yet answered the client's SYN.
+/// Whether an endpoint has not yet answered the client's SYN. `flow` is the endpoint's direction.
 #[inline(always)]
 fn is_unanswered<A: Address>(flow: &Flow<A>, forward: Record<A>) -> bool {
     use flow_flag::{PICKED_UP, SEEN};
     tag::state(read_tag(forward)) == tag::HALF && !flow.has(SEEN) && !flow.has(PICKED_UP)
 }
 
-/// Notes an ICMP error by which the SYN with this sequence number did not reach the endpoint, whose
-/// direction is `record`.
+/// Handles an ICMP error: the SYN with this sequence number did not reach the endpoint. `record` is
+/// the endpoint's direction.
 #[inline(never)]
 pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     tables: &T,
@@ -144,8 +145,8 @@ pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
     }
 }
 
-/// A UDP client that sends again after an answer is there: it may well be spoofed, but it has a use
-/// for its flow.
+/// A UDP client that sends again after there was an answer. It may be spoofed, but it uses its
+/// flow.
 #[inline(always)]
 fn watch_udp<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, peer: Record<A>) {
     use flow_flag::{REPLY, SEEN, WATCH};
@@ -221,10 +222,10 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if has(peer, FIN) && !has(peer, FIN_ACKED) && segment.acknowledged == other.next {
         set(peer, FIN_ACKED);
     }
-    // Where clients are to be told at once, the agent says that the endpoint is gone. Not in a
-    // handshake: whoever looks notes the time where the endpoint's first number is.
+    // If clients are to be told at once, the agent marks that the endpoint is gone. Not in a
+    // handshake, because the check stores a time where the endpoint's first number is.
     if !half && (has(record, GONE) || repeated && gone::is_gone(tables, record, peer)) {
-        // Its own connection has to know as well.
+        // Its own connection must be marked as well.
         set(record, GONE | RST);
         return;
     }
@@ -241,8 +242,9 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     }
 }
 
-/// Whether a segment may be its sender's. In a handshake the client's first acknowledgement goes on
-/// from nothing that it sent; later, what one side says tells what to expect of the other one, too.
+/// Whether a segment may really come from its sender. In a handshake, the client's first
+/// acknowledgement does not continue anything that it sent. Later, what one side says also tells
+/// what to expect of the other.
 #[inline(always)]
 fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bool) -> bool {
     use flow_flag::{REPLY, SEEN};
@@ -251,8 +253,8 @@ fn fits<A: Address>(flow: &Flow<A>, other: &Flow<A>, segment: &Segment, half: bo
     goes_on || (other.has(SEEN) && tcp::answers(other, segment))
 }
 
-/// Whether segments of a direction have not fitted for so long, while the receiver did not go on as
-/// before, that node-lb must have missed something.
+/// Whether a direction's segments have not fitted for so long, although its receiver did not go on
+/// as before, that node-lb must have missed something.
 #[inline(always)]
 fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
     use flow_flag::{MISFIT, SEEN, WATCH};

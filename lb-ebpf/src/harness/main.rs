@@ -1,9 +1,10 @@
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 //! The programs around node-lb's in the benchmark; nothing of this is in the agent.
 //!
-//! `BPF_PROG_TEST_RUN` hands every repeat the packet that the previous one left behind. A harness
-//! writes the headers that node-lb may have changed, taking the flow from a trace, and tail-calls
-//! the program in `TARGET`. The other programs are what the harness costs, and the floors.
+//! `BPF_PROG_TEST_RUN` gives each repetition the packet that the previous one left behind. A
+//! harness writes the headers that node-lb may have changed, takes the flow from a trace, and
+//! tail-calls the program in `TARGET`. The other programs measure the harness's own cost and the
+//! floors.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, xdp_action},

@@ -1,30 +1,30 @@
-//! Dividing a number of seats in proportion to what is wanted, within bounds: the "fair fraction"
-//! of KEP-1040.
+//! Divides a number of seats in proportion to what each class wants, within bounds: the "fair
+//! fraction" of KEP-1040.
 
 use thiserror::Error;
 
-/// Smaller targets are taken to be this, so that every class gets something of what is to spare.
+/// Smaller targets count as this, so that every class gets some of the spare seats.
 const MIN_TARGET: f64 = 0.001;
-/// Sums that differ by no more are taken to be equal.
+/// Sums that differ by no more than this count as equal.
 const EPSILON: f64 = 1e-7;
 
-/// What may be given to one of those who share.
+/// One of those who share the seats. All in seats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Class {
-    /// The least, zero or more.
+    /// The least that it must get, zero or more.
     pub lower: f64,
-    /// What it would like, at least `lower`.
+    /// What it would like to get, at least `lower`.
     pub target: f64,
-    /// The most, at least `lower`.
+    /// The most that it may get, at least `lower`.
     pub upper: f64,
 }
 
-/// Who gets how much.
+/// The result of [`allocate`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocation {
-    /// For each class, in the order of the classes.
+    /// Seats of each class, in the order of the classes.
     pub seats: Vec<f64>,
-    /// Times its target is what each class gets, unless a bound stands in the way.
+    /// Each class gets its target times this, unless a bound stands in the way.
     pub fair_fraction: f64,
 }
 
@@ -93,7 +93,7 @@ pub fn allocate(required: i64, classes: &[Class]) -> Result<Allocation, Allocati
 }
 
 impl Class {
-    /// The target, as far as it counts.
+    /// The target, at least [`MIN_TARGET`].
     fn weight(&self) -> f64 {
         self.target.max(MIN_TARGET)
     }
@@ -106,7 +106,7 @@ impl Class {
         self.upper / self.weight()
     }
 
-    /// Whether no bound changes what it gets at a fraction.
+    /// Whether neither bound changes what the class gets at this fraction.
     fn is_free_at(&self, fraction: f64) -> bool {
         (self.lower_fraction()..=self.upper_fraction()).contains(&fraction)
     }
@@ -135,9 +135,9 @@ fn check(required: f64, classes: &[Class]) -> Result<(), AllocationError> {
     Ok(())
 }
 
-/// Raises the fraction from bound to bound until the sum, which only grows, is what is required.
+/// Raises the fraction from bound to bound until the sum, which only grows, reaches `required`.
 fn sweep(required: f64, classes: &[Class]) -> f64 {
-    // Fractions at which a class begins to grow with the fraction, and stops to.
+    // The fractions at which a class starts and stops to grow.
     let mut bounds: Vec<(f64, f64)> = classes
         .iter()
         .flat_map(|class| {
@@ -162,7 +162,7 @@ fn sweep(required: f64, classes: &[Class]) -> f64 {
         slope += change;
         growing += if change > 0.0 { 1 } else { -1 };
     }
-    // If all bounds were passed, by rounding alone, the fraction is the last of them.
+    // If rounding let it pass all bounds, the fraction is the last bound.
     match growing {
         0 => fraction,
         _ => fraction + (required - sum) / slope,

@@ -1,4 +1,4 @@
-//! Borrowing: current limits, which follow what the levels want of what others leave unused
+//! Borrowing: sets the levels' current limits by what each level wants and what others leave unused
 //! (KEP-1040, "Dispatching").
 
 use super::{
@@ -6,18 +6,18 @@ use super::{
     demand::DemandStatistics,
 };
 
-/// What a level wants.
+/// What a level wants, in seats.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LevelDemand {
-    /// Most seats at a time in the last period.
+    /// The most seats that it wanted at once in the last period.
     pub high_watermark: f64,
-    /// Mean plus deviation, which rises at once and falls slowly.
+    /// Mean plus deviation, smoothed: it rises at once and falls slowly.
     pub smoothed: f64,
 }
 
 impl LevelDemand {
-    /// Takes in a period. `retained` is the part of the old value that is left where the new one is
-    /// lower, 0 to 1.
+    /// Adds a period. If the new value is lower, `retained` (0 to 1) is the part of the old value
+    /// that stays.
     pub fn observe(&mut self, period: &DemandStatistics, retained: f64) {
         self.high_watermark = period.max.round();
         if period.duration > 0.0 {
@@ -36,18 +36,18 @@ impl LevelDemand {
 /// A level that takes part. All limits are in seats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Claim {
-    /// Never limited: what it uses is taken off what the others share.
+    /// Never limited: the seats it uses are taken from what the others share.
     pub exempt: bool,
     pub nominal: u32,
-    /// What it keeps if it wants nothing, at most `nominal`.
+    /// Seats that it keeps even if it wants none, at most `nominal`.
     pub min: u32,
-    /// At least `nominal`.
+    /// The most that it may have, at least `nominal`.
     pub max: u32,
     pub demand: LevelDemand,
 }
 
 impl Claim {
-    /// What it must get if that is possible: what it wants of its own seats.
+    /// Seats that it must get if possible: what it wants of its own seats.
     pub fn min_current(&self) -> u32 {
         // Saturates; demand is not negative.
         let wanted = self.demand.high_watermark as u32;
@@ -57,7 +57,7 @@ impl Claim {
         }
     }
 
-    /// What it would like to get.
+    /// Seats that it would like to get.
     pub fn target(&self) -> f64 {
         f64::from(self.min_current()).max(self.demand.smoothed)
     }
@@ -68,18 +68,17 @@ impl Claim {
 pub struct Adjustment {
     /// For each claim, in the order of the claims.
     pub current: Vec<u32>,
-    /// Times its target is what each level gets, bounds apart; zero if levels get less than
-    /// they must.
+    /// Each level gets its target times this, bounds apart; zero if levels get less than they must.
     pub fair_fraction: f64,
 }
 
-/// Divides the levels' seats, those of all nominal limits together.
+/// Divides all seats of the levels, that is the sum of their nominal limits.
 ///
 /// Seats of exempt levels are taken off only if they leave too little for what the others must
 /// get, as kubernetes/apiserver does it; the sum may then exceed that of the nominal limits.
 ///
 /// # Errors
-/// If the claims contradict themselves; limits should then stay.
+/// If the claims contradict each other. The limits should then stay as they are.
 pub fn adjust(claims: &[Claim]) -> Result<Adjustment, AllocationError> {
     let sum = |exempt: bool, of: fn(&Claim) -> u32| -> i64 {
         let claims = claims.iter().filter(|claim| claim.exempt == exempt);

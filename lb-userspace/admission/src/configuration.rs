@@ -1,4 +1,5 @@
-//! The configuration in force: of every object the last valid version, and what must always exist.
+//! The configuration in force: the last valid version of every object, and the objects that must
+//! always exist.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +14,11 @@ use super::{
     schema::Schema,
 };
 
-/// Most rules of all flow schemas together: a connection is compared with all of them at once, 64
-/// in each step.
+/// The most rules of all flow schemas together. A connection is compared with 64 of them in each
+/// step.
 pub const MAX_RULES: usize = 4096;
 
-/// Priority levels and flow schemas as last known good.
+/// The last valid version of each priority level and flow schema.
 #[derive(Clone, Debug, Default)]
 pub struct Configuration {
     levels: BTreeMap<String, Level>,
@@ -26,10 +27,10 @@ pub struct Configuration {
     refused: BTreeMap<ObjectRef, Vec<Finding>>,
 }
 
-/// What connections meet.
+/// What connections are classified and limited by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InForce {
-    /// In the order of their names, `exempt` and `catch-all` always among them.
+    /// Sorted by name; `exempt` and `catch-all` are always among them.
     pub levels: Vec<Level>,
     /// In the order in which they are asked: `exempt` first, `catch-all` last.
     pub schemas: Vec<ActiveSchema>,
@@ -46,11 +47,10 @@ pub struct ActiveSchema {
 }
 
 impl Configuration {
-    /// Takes an object, or its new version, if it is valid. Answers with what its author should
-    /// know.
+    /// Takes an object, or a new version of it, if it is valid. Returns notes for its author.
     ///
     /// # Errors
-    /// Everything that is wrong with it. An earlier version stays in force.
+    /// Everything that is wrong with the object. An earlier version stays in force.
     pub fn apply(&mut self, object: &Object) -> Result<Vec<Finding>, Vec<Finding>> {
         let taken = match &object.spec {
             Spec::PriorityLevel(spec) => validate::level(&object.name, spec).map(|valid| {
@@ -71,13 +71,13 @@ impl Configuration {
         taken
     }
 
-    /// Notes that the latest version of an object could not even be read. An earlier one stays in
-    /// force.
+    /// Records that the latest version of an object could not even be read. An earlier version
+    /// stays in force.
     pub fn refuse(&mut self, reference: ObjectRef, errors: Vec<Finding>) {
         self.refused.insert(reference, errors);
     }
 
-    /// Forgets an object. Those that must exist are then as built in.
+    /// Forgets an object. If it is one that must exist, the built-in version replaces it.
     pub fn delete(&mut self, reference: &ObjectRef) {
         match reference.kind {
             Kind::PriorityLevel => drop(self.levels.remove(&reference.name)),
@@ -86,10 +86,10 @@ impl Configuration {
         self.refused.remove(reference);
     }
 
-    /// What connections meet now.
+    /// The configuration that connections meet now.
     ///
-    /// A schema may name a mandatory level although no object of that name exists: the level does.
-    /// The mandatory schemas are first and last even of those with their precedence.
+    /// A schema may name a mandatory level even without an object of that name: the level always
+    /// exists. The mandatory schemas are first and last, also among those with the same precedence.
     pub fn in_force(&self) -> InForce {
         let mut levels = self.levels.clone();
         for mandatory in [Level::exempt(), Level::catch_all()] {
@@ -120,7 +120,7 @@ impl Configuration {
         }
     }
 
-    /// What the status of every object should say, on a node with so many seats.
+    /// The status conditions of every object, on a node with `server_limit` seats.
     pub fn conditions(&self, server_limit: u32) -> BTreeMap<ObjectRef, Vec<Condition>> {
         let in_force = self.in_force();
         let limits = in_force.limits(server_limit);
@@ -149,7 +149,7 @@ impl Configuration {
         conditions
     }
 
-    /// Whether a schema's rules still fit in, beside those of all others.
+    /// Whether there is room for a schema's rules beside those of all others.
     fn room_for(&self, schema: &Schema) -> Result<(), Vec<Finding>> {
         let others = self
             .schemas
@@ -168,7 +168,7 @@ impl Configuration {
 }
 
 impl InForce {
-    /// The limits of each level, on a node with so many seats.
+    /// The limits of each level, on a node with `server_limit` seats.
     pub fn limits(&self, server_limit: u32) -> Vec<Limits> {
         limits(&self.levels, server_limit)
     }

@@ -1,21 +1,22 @@
-//! Deadlines of a connection, by the rules for deadlines of requests (KEP-4460): nothing, zero or
-//! less is the default, more than the maximum is the maximum, and text that is no duration makes
-//! the object invalid. They are set once, when the connection is admitted.
+//! Deadlines of a connection, by the rules for deadlines of requests (KEP-4460): no value, zero or
+//! less means the default; more than the maximum means the maximum; text that is not a duration
+//! makes the object invalid. Deadlines are set once, when the connection is admitted.
 
 use std::time::Duration;
 
 use lb_objects::go_duration::{self, Malformed};
 
-/// Part of its patience that someone may spend waiting for a seat (APF's `requestWaitLimit`).
+/// A client may spend this part of its patience waiting for a seat: a quarter, as APF's
+/// `requestWaitLimit`.
 const QUEUE_WAIT_DIVISOR: u32 = 4;
 
-/// How long someone may wait for a seat, from when he was received and not only from when he was
+/// How long a client may wait for a seat, counted from its arrival and not only from when it was
 /// put in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueWait {
-    /// For whoever does not say how long he waits for an answer.
+    /// For a client that does not say how long it waits for an answer.
     pub default: Duration,
-    /// Longest of all.
+    /// The upper limit for all clients.
     pub max: Duration,
 }
 
@@ -24,31 +25,32 @@ pub const REQUEST_QUEUE_WAIT: QueueWait = QueueWait {
     default: Duration::from_secs(15),
     max: Duration::from_secs(60),
 };
-/// The limit for connections: by default a parked SYN is let go when the client sends its first
-/// retransmission or before; after ten seconds most clients are gone.
+/// The limit for connections. By default a parked SYN is given up no later than the client's first
+/// retransmission. After ten seconds most clients are gone.
 pub const CONNECTION_QUEUE_WAIT: QueueWait = QueueWait {
     default: Duration::from_secs(1),
     max: Duration::from_secs(5),
 };
 
-/// When a connection is given up. `None` leaves it to the node's flow timeouts.
+/// When a connection is ended. `None` means the node's flow timeouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// How long clients are taken to wait for the answer to their first packet.
+    /// How long clients are assumed to wait for the answer to their first packet.
     pub connect_patience: Duration,
     /// From the forwarded SYN to the completed handshake.
     pub handshake: Duration,
-    /// Without data of the client while the server waits.
+    /// While the server waits for data of the client.
     pub client_idle: Option<Duration>,
-    /// Without data of the server while the client waits.
+    /// While the client waits for data of the server.
     pub server_idle: Option<Duration>,
     /// From one side's FIN to the other's.
     pub half_close: Option<Duration>,
-    /// From the admission. To be spread by 10 %, so that what began together does not end together.
+    /// From the admission. Varied by 10 %, so that connections which began together do not end
+    /// together.
     pub lifetime: Option<Duration>,
 }
 
-/// What a duration is when an object leaves it out, and what it is at most.
+/// The default of a duration, and its maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds<T> {
     pub default: T,
@@ -100,15 +102,15 @@ impl Default for Deadlines {
 }
 
 impl Deadlines {
-    /// Longest time that a connection waits for a seat, from its first packet.
+    /// The longest time that a connection waits for a seat, from its first packet.
     pub fn queue_wait(&self) -> Duration {
         CONNECTION_QUEUE_WAIT.limit(Some(self.connect_patience))
     }
 }
 
 impl QueueWait {
-    /// The limit for someone who gives up `patience` after he was received; `None` if he does not
-    /// say.
+    /// The wait limit for a client that gives up `patience` after its arrival; `None` if it does
+    /// not say.
     pub fn limit(&self, patience: Option<Duration>) -> Duration {
         let limit = patience.map_or(self.default, |patience| patience / QUEUE_WAIT_DIVISOR);
         limit.min(self.max)
@@ -116,10 +118,10 @@ impl QueueWait {
 }
 
 impl<T> Bounds<T> {
-    /// The duration that a field stands for.
+    /// The duration that a field's text means.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not a duration.
     pub fn read(&self, text: Option<&str>) -> Result<Reading<T>, Malformed>
     where
         T: Copy + From<Duration>,
@@ -145,7 +147,7 @@ impl<T> Bounds<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading<T> {
     pub value: T,
-    /// More was asked for.
+    /// Whether the text asked for more than the maximum.
     pub clamped: bool,
 }
 

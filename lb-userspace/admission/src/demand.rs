@@ -1,10 +1,10 @@
-//! How many seats a level wanted over a period: what borrowing decides by.
+//! How many seats a level wanted over a period: the input of borrowing.
 
 /// Keeps the time-weighted mean, deviation and extremes of a number that changes in steps.
 #[derive(Clone, Copy, Debug)]
 pub struct DemandIntegrator {
     value: f64,
-    /// Up to when, in nanoseconds.
+    /// The moment up to which the sums are complete, in nanoseconds.
     integrated_at: u64,
     seconds: f64,
     integral: f64,
@@ -18,9 +18,10 @@ pub struct DemandIntegrator {
 pub struct DemandStatistics {
     /// In seconds.
     pub duration: f64,
-    /// Not a number if the duration is zero.
+    /// NaN if the duration is zero.
     pub average: f64,
-    /// Of the population, that is of every moment; not a number if the duration is zero.
+    /// Standard deviation over every moment of the period (of the population, not of a sample). NaN
+    /// if the duration is zero.
     pub deviation: f64,
     pub min: f64,
     pub max: f64,
@@ -62,7 +63,8 @@ impl DemandIntegrator {
         }
     }
 
-    /// Ends the period and starts the next, whose extremes begin with the value at this moment.
+    /// Ends the period and starts the next. The extremes of the next one start with the present
+    /// value.
     pub fn reset(&mut self, now: u64) -> DemandStatistics {
         let statistics = self.statistics(now);
         *self = Self {

@@ -1,4 +1,4 @@
-//! Which flow a connection belongs to, as a number that hands of queues are dealt by.
+//! Which flow a connection belongs to, as a number by which hands of queues are dealt.
 
 use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
@@ -6,10 +6,11 @@ use siphasher::sip::SipHasher24;
 /// Hashes flows, that is pairs of a flow schema's name and a distinguisher.
 #[derive(Clone, Copy, Debug)]
 pub enum FlowHasher {
-    /// As APF: the first eight octets, little-endian, of the SHA-256 of both with a zero between.
+    /// As APF: the first eight octets, little-endian, of the SHA-256 of name and distinguisher with
+    /// a zero octet between them.
     Exact,
-    /// SipHash of the same octets under a secret. Sources choose their addresses, so whoever can
-    /// compute hashes can collide with a victim in all its queues.
+    /// SipHash of the same octets with a secret key. Sources choose their addresses: if they could
+    /// compute hashes, they could collide with a victim in all its queues.
     Salted([u8; 16]),
 }
 

@@ -2,10 +2,10 @@
 
 /// Name of the mandatory level that is never limited.
 pub const EXEMPT: &str = "exempt";
-/// Name of the mandatory level for what no other flow schema takes.
+/// Name of the mandatory level that takes what no other flow schema takes.
 pub const CATCH_ALL: &str = "catch-all";
 
-/// Seats for half-open connections that every level has, if its limit is that high.
+/// Seats for half-open connections that every level has, as far as its limit allows.
 const MIN_HALF_OPEN_SEATS: u32 = 16;
 
 /// A priority level: a share of the node's seats and what happens when they are taken.
@@ -19,7 +19,7 @@ pub struct Level {
     pub kind: LevelKind,
 }
 
-/// Whether a level limits at all.
+/// Whether a level limits its connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LevelKind {
     /// Every connection is admitted at once; its seats are counted.
@@ -30,7 +30,7 @@ pub enum LevelKind {
 /// How a limited level limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limited {
-    /// How much may be borrowed, in percent of the nominal limit and possibly above 100; `None` is
+    /// How much may be borrowed, in percent of the nominal limit, possibly above 100. `None` means
     /// as much as the whole node has.
     pub borrowing_limit_percent: Option<u32>,
     pub response: LimitResponse,
@@ -44,8 +44,8 @@ pub enum LimitResponse {
     Queue(Queuing),
 }
 
-/// The shape of a level's queues. Valid: `hand_size <= queues`, and a hand takes at most 60 bits
-/// of a flow's hash.
+/// The shape of a level's queues. Valid values have `hand_size <= queues`, and a hand uses at most
+/// 60 bits of a flow's hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queuing {
     /// At least 1.
@@ -56,7 +56,7 @@ pub struct Queuing {
     pub queue_length_limit: u32,
 }
 
-/// Limits that requests do without but connections need, because they hold their seats for long.
+/// Limits that connections need and requests do not, because connections hold their seats for long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Most seats that the connections of one queue may hold together; `None` is half the level's
@@ -64,13 +64,13 @@ pub struct ConnectionLimits {
     pub max_seats_per_queue: Option<u32>,
     /// Part of the current limit that only queues without a seat may use, 0 to 100.
     pub first_seat_reserve_percent: u32,
-    /// Most seats held by connections whose handshake is not complete; `None` is a quarter of the
-    /// current limit, but at least 16.
+    /// The most seats held by connections with an incomplete handshake; `None` means a quarter of
+    /// the current limit, but at least 16.
     pub max_half_open_seats: Option<u32>,
 }
 
 impl Level {
-    /// The level `exempt` while no object says otherwise.
+    /// The level `exempt` as it is without an object of that name.
     pub fn exempt() -> Self {
         Self {
             name: EXEMPT.to_owned(),
@@ -94,7 +94,7 @@ impl Level {
         }
     }
 
-    /// How the level limits; `None` if it is exempt.
+    /// The limits of the level; `None` if it is exempt.
     pub fn limited(&self) -> Option<&Limited> {
         match &self.kind {
             LevelKind::Exempt => None,
@@ -142,7 +142,7 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Most seats that one queue may hold while the level's limit is `current`.
+    /// The most seats that one queue may hold while the level's limit is `current`.
     pub fn seats_per_queue(&self, current: u32) -> u32 {
         self.max_seats_per_queue.unwrap_or(current.div_ceil(2))
     }
@@ -154,7 +154,7 @@ impl ConnectionLimits {
         u32::try_from(reserve).unwrap_or(current)
     }
 
-    /// Most half-open connections' seats while the level's limit is `current`.
+    /// The most seats that half-open connections may hold while the level's limit is `current`.
     pub fn half_open_seats(&self, current: u32) -> u32 {
         self.max_half_open_seats
             .unwrap_or((current / 4).max(MIN_HALF_OPEN_SEATS))

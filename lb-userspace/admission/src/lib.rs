@@ -1,10 +1,11 @@
 #![forbid(unsafe_code)]
-//! Connection admission: priority levels, seats and fair queues for new connections, after [API
-//! Priority and Fairness](https://kubernetes.io/docs/concepts/cluster-administration/flow-control/)
-//! (APF, KEP-1040), whose words are used throughout.
+//! Connection admission: priority levels, seats and fair queues for new connections, modelled on
+//! [API Priority and
+//! Fairness](https://kubernetes.io/docs/concepts/cluster-administration/flow-control/) (APF,
+//! KEP-1040), whose words are used throughout.
 //!
-//! Nothing in here reads a clock or does I/O: time comes in as a number, decisions come out as
-//! values. A *seat* is one tracked connection.
+//! Nothing in this crate reads a clock or does I/O: times come in as numbers, decisions are
+//! returned as values. A *seat* is one tracked connection.
 //!
 //! The modules, in reading order:
 //!

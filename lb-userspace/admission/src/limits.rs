@@ -1,9 +1,9 @@
-//! How many seats each level gets: the limits that follow from the objects alone. What a level may
-//! use at a moment, its current limit, then moves between its minimum and maximum by borrowing.
+//! How many seats each level gets: the limits that follow from the objects alone. A level's current
+//! limit then moves between its minimum and maximum by borrowing.
 
 use super::level::{Level, LevelKind};
 
-/// Largest part of a level's nominal limit that one connection may take.
+/// The largest part of a level's nominal limit that one connection may take.
 const MAX_WIDTH_SHARE: f64 = 0.15;
 
 /// The limits of one level, in seats.
@@ -11,15 +11,16 @@ const MAX_WIDTH_SHARE: f64 = 0.15;
 pub struct Limits {
     /// The level's own part of the node's seats.
     pub nominal: u32,
-    /// Of these, what other levels may borrow.
+    /// The part of `nominal` that other levels may borrow.
     pub lendable: u32,
-    /// What the level may borrow at most.
+    /// The most that the level may borrow.
     pub borrowing: u32,
-    /// `nominal - lendable`: what the level has whenever it wants it.
+    /// `nominal - lendable`: seats that the level gets whenever it wants them.
     pub min: u32,
     /// `nominal + borrowing`.
     pub max: u32,
-    /// Most seats of one connection; `None` for levels without queues, which have no such limit.
+    /// The most seats of one connection; `None` for levels without queues, which have no such
+    /// limit.
     pub max_seats: Option<u32>,
 }
 
@@ -39,7 +40,7 @@ impl Limits {
             0 => 0,
             shares => {
                 let seats = u64::from(server_limit) * u64::from(shares);
-                // No more than `server_limit`, as no level has more than all shares.
+                // At most `server_limit`, because no level has more than all shares.
                 u32::try_from(seats.div_ceil(total_shares)).unwrap_or(server_limit)
             }
         };
@@ -64,15 +65,16 @@ impl Limits {
     }
 }
 
-/// Most seats that one connection may take at a level with queues, so that wide ones neither fill
-/// a hand of queues nor block the level while seats for them come together.
+/// The most seats that one connection may take at a level with queues. So a wide connection neither
+/// fills all queues of a hand, nor blocks the level for long while seats for it become free.
 pub fn max_seats(nominal: u32, hand_size: u32) -> u32 {
-    // Within u32: smaller than `nominal`.
+    // Fits u32: it is smaller than `nominal`.
     let share = (f64::from(nominal) * MAX_WIDTH_SHARE).ceil() as u32;
     share.min(nominal / hand_size.max(1)).max(1)
 }
 
-/// Rounds half up, which for positive numbers is half away from zero; bounded by `u32::MAX`.
+/// Rounds half up, which is half away from zero for positive numbers. The result is at most
+/// `u32::MAX`.
 fn percent_of(seats: u32, percent: u32) -> u32 {
     let rounded = (u64::from(seats) * u64::from(percent) + 50) / 100;
     u32::try_from(rounded).unwrap_or(u32::MAX)

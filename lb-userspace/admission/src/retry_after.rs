@@ -1,23 +1,24 @@
-//! How long refused clients are told, or made, to stay away.
+//! How long refused clients should stay away.
 
 use std::collections::VecDeque;
 
-/// Longest advice, in seconds.
+/// The longest advice, in seconds.
 const MAX: u64 = 32;
 
-/// Learns from a level's rejections how many seconds clients should wait before they try again:
-/// twice as many while rejections go on, one less after quieter times. As APF's `Retry-After`.
+/// Learns from a level's rejections how many seconds clients should wait before they try again. The
+/// advice doubles while rejections go on, and falls by one after quieter times, as APF's
+/// `Retry-After` does.
 ///
-/// TCP has no such header; where the value is small a refusal is answered, where it is large most
-/// are dropped silently, so that clients' own back-off does the work.
+/// TCP has no such header. Where the value is small, a refusal is answered; where it is large, most
+/// are dropped silently, so that the clients' own back-off works.
 #[derive(Clone, Debug)]
 pub struct RetryAfter {
     seconds: u64,
     /// When the advice was last raised.
     raised_at: u64,
-    /// The second that rejections are being counted in, and their number.
+    /// The second in which rejections are being counted, and their number.
     current: Option<(u64, u64)>,
-    /// Seconds before it that had rejections, oldest first.
+    /// Earlier seconds with rejections, oldest first.
     past: VecDeque<(u64, u64)>,
 }
 
@@ -38,8 +39,8 @@ impl RetryAfter {
         self.seconds
     }
 
-    /// Counts a rejection in a whole second since whatever origin. The first in a second looks
-    /// back at those before it.
+    /// Counts a rejection in a whole second, counted from any origin. The first in a second looks
+    /// back at the seconds before it.
     pub fn reject(&mut self, second: u64) {
         match &mut self.current {
             Some((current, rejections)) if *current >= second => *rejections += 1,

@@ -26,14 +26,14 @@ pub struct Schema {
     pub level: String,
     /// `None` makes all connections of the schema one flow.
     pub distinguisher: Option<DistinguisherMethod>,
-    /// Any of them is enough; none match nothing.
+    /// A connection must match one of them. Without rules nothing matches.
     pub rules: Vec<Rule>,
     /// Seats of one connection, 1 to 10.
     pub width: u32,
-    /// How long its seats stay taken when a connection has ended.
+    /// How long its seats stay taken after a connection has ended.
     pub linger: Duration,
     pub deadlines: Deadlines,
-    /// Its connections are open without use for long, and have neither idle deadlines nor a
+    /// Its connections stay open without use for long. They have neither idle deadlines nor a
     /// lifetime.
     pub long_running: bool,
     pub answers: RejectAnswers,
@@ -72,7 +72,7 @@ pub struct Rule {
     pub except_destinations: Vec<Destination>,
 }
 
-/// Who connects. All but the first two need the source's identity to be known.
+/// Who connects. All but the first two require a known identity of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     Any,
@@ -112,14 +112,14 @@ pub struct Services {
     pub names: Listed<String>,
 }
 
-/// All there are, or those of a list that is not empty.
+/// Everything, or the entries of a list that is not empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listed<T> {
     Any,
     Only(Vec<T>),
 }
 
-/// One name, or whatever name there is.
+/// One name, or any name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameOrAny {
     Any,
@@ -144,7 +144,7 @@ pub enum Ingress {
     Node,
 }
 
-/// What a client is told when its connection is not admitted, by the reason.
+/// What a client is told when its connection is not admitted, by reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejectAnswers {
     /// The level has no queues, and no seat is free.
@@ -168,8 +168,9 @@ pub enum RejectAnswer {
 impl Schema {
     /// The schema `exempt`, which no object can change: the way from the cluster to its API server.
     ///
-    /// Narrow on purpose, because nothing limits what it takes. Probes of the kubelet and of load
-    /// balancers to health check node ports are no connections to a Service and are not classified.
+    /// It is narrow on purpose, because nothing limits what it takes. Probes by the kubelet, and by
+    /// load balancers to health check node ports, are no connections to a Service and are not
+    /// classified.
     pub fn exempt() -> Self {
         Self {
             rules: vec![Rule {
@@ -195,7 +196,7 @@ impl Schema {
         }
     }
 
-    /// A schema without rules, everything else as in an object that says nothing about it.
+    /// A schema without rules. All other fields are as in an object that leaves them out.
     pub fn new(name: &str, precedence: u32, level: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -211,15 +212,15 @@ impl Schema {
         }
     }
 
-    /// Seats of one of its connections at a level with such limits, which may allow it fewer than
-    /// the schema asks for.
+    /// Seats of one of its connections at a level with these limits, which may allow fewer than the
+    /// schema asks for.
     pub fn seats(&self, limits: &Limits) -> u32 {
         limits
             .max_seats
             .map_or(self.width, |max| self.width.min(max))
     }
 
-    /// By this schemas are sorted before they are asked: precedence, then name byte by byte.
+    /// The sort key of schemas, by which they are asked: precedence, then name byte by byte.
     pub fn order(&self) -> (u32, &str) {
         (self.precedence, &self.name)
     }
@@ -251,7 +252,7 @@ impl Destination {
 }
 
 impl<T> Listed<T> {
-    /// Whether something fits one of the list.
+    /// Whether `fits` holds for an entry of the list, or the list is everything.
     pub fn any(&self, fits: impl FnMut(&T) -> bool) -> bool {
         match self {
             Self::Any => true,
@@ -261,6 +262,7 @@ impl<T> Listed<T> {
 }
 
 impl NameOrAny {
+    /// Whether a name is this one, or any name will do.
     pub fn matches(&self, name: &str) -> bool {
         match self {
             Self::Any => true,
@@ -270,6 +272,7 @@ impl NameOrAny {
 }
 
 impl PortSpan {
+    /// Whether a port lies in the range.
     pub fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }

@@ -5,17 +5,19 @@ use std::{
     ops::{Add, AddAssign, Sub, SubAssign},
 };
 
-/// Nanoseconds of one seat that make one unit.
+/// Nanoseconds of one seat that are one unit.
 const UNIT: u64 = 10;
 const UNITS_PER_SEAT_SECOND: u64 = 1_000_000_000 / UNIT;
 
-/// Seats times time, in units of 10⁻⁸ seat-seconds, modulo 2⁶⁴: APF's fixed point, so that adding a
-/// negative correction is adding.
+/// Seats times time, in units of 10⁻⁸ seat-seconds, modulo 2⁶⁴. This is APF's fixed point: a
+/// negative correction is added like any other value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeatSeconds(u64);
 
 impl SeatSeconds {
+    /// No work.
     pub const ZERO: Self = Self(0);
+    /// The largest value.
     pub const MAX: Self = Self(u64::MAX);
 
     /// So many units.
@@ -33,13 +35,13 @@ impl SeatSeconds {
         Self((seats * nanoseconds as f64 / UNIT as f64).round() as i64 as u64)
     }
 
-    /// Seats for the time from the clock's origin to a moment in nanoseconds, cut to whole units
-    /// per seat. Differences of two such values are exact.
+    /// Seats for the time from the clock's origin to a moment in nanoseconds, truncated to whole
+    /// units per seat. Differences of two such values are exact.
     pub fn since_origin(seats: u64, now: u64) -> Self {
         Self(seats.wrapping_mul(now / UNIT))
     }
 
-    /// Nanoseconds that so many seats take for this work, cut to whole ones.
+    /// Nanoseconds that so many seats take for this work, truncated.
     pub fn per_seat(self, seats: f64) -> u64 {
         (self.0 as f64 / seats * UNIT as f64) as u64
     }

@@ -1,16 +1,15 @@
-//! Shuffle sharding: every flow is dealt a small hand of a level's queues, so that a heavy flow
-//! meets a light one in all of its queues only rarely (KEP-1040, "Assignment of requests to
-//! queues").
+//! Shuffle sharding: every flow is dealt a small hand of a level's queues, so that a heavy and a
+//! light flow rarely share all of their queues (KEP-1040, "Assignment of requests to queues").
 
 use std::ops::{Deref, DerefMut};
 
 use thiserror::Error;
 
-/// Bits of a flow's hash that dealing may use up; what is left keeps hands close to uniform.
+/// Bits of a flow's hash that dealing may use. The bits that are left keep hands close to uniform.
 pub const MAX_HASH_BITS: u32 = 60;
-/// Largest number of queues that is dealt from.
+/// The largest number of queues to deal from.
 pub const MAX_DECK_SIZE: i32 = 1 << 26;
-/// No larger hand fits in [`MAX_HASH_BITS`].
+/// A larger hand never fits in [`MAX_HASH_BITS`].
 const MAX_HAND_SIZE: usize = 15;
 
 /// Deals hands of queues to flows.
@@ -42,16 +41,16 @@ pub enum DealerError {
     TooMuchEntropy { deck_size: i32, hand_size: i32 },
 }
 
-/// Bits of hash that a hand takes, rounded up; both sizes must be positive.
+/// Bits of the hash that a hand uses, rounded up. Both sizes must be positive.
 pub fn required_entropy_bits(deck_size: i32, hand_size: i32) -> u32 {
     (f64::from(deck_size).log2() * f64::from(hand_size)).ceil() as u32
 }
 
 impl Dealer {
-    /// For hands of `hand_size` out of `deck_size` queues.
+    /// Deals hands of `hand_size` out of `deck_size` queues.
     ///
     /// # Errors
-    /// If the sizes make no sense, or a hand takes more of the hash than it may.
+    /// If the sizes make no sense, or a hand uses more bits of the hash than it may.
     pub fn new(deck_size: i32, hand_size: i32) -> Result<Self, DealerError> {
         let (Ok(deck), Ok(hand)) = (u32::try_from(deck_size), u32::try_from(hand_size)) else {
             return Err(DealerError::NotPositive {
@@ -74,7 +73,7 @@ impl Dealer {
         if deck_size > MAX_DECK_SIZE {
             return Err(DealerError::DeckTooLarge { deck_size });
         }
-        // A hand of a single card needs no more than 26 bits, a hand of 16 at least 64.
+        // A hand of one card needs at most 26 bits, a hand of 16 at least 64.
         if required_entropy_bits(deck_size, hand_size) > MAX_HASH_BITS {
             return Err(DealerError::TooMuchEntropy {
                 deck_size,
@@ -109,7 +108,7 @@ impl Dealer {
             // Less than `deck_size`.
             digits[index] = (rest % left) as u32;
             rest /= left;
-            // From a position among the cards left to one in the whole deck.
+            // Turns a position among the cards left into one in the whole deck.
             cards[index] = digits[..index]
                 .iter()
                 .rev()

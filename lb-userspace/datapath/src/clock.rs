@@ -1,4 +1,4 @@
-//! The kernel's coarse clock, jiffies, which flow records carry the time in.
+//! The kernel's coarse clock, jiffies, which dates flow records.
 
 use std::{
     io,
@@ -22,11 +22,11 @@ pub fn hz() -> u32 {
     let jiffy = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |resolution| {
         resolution.tv_sec() * 1_000_000_000 + resolution.tv_nsec()
     });
-    // Every kernel since 2.6.32 has the clock, and between one and 1,000 ms are possible.
+    // Every kernel since 2.6.32 has the clock. Its resolution is between 1 and 1,000 ms.
     u32::try_from((1_000_000_000 + jiffy / 2).checked_div(jiffy).unwrap_or(0)).unwrap_or(0)
 }
 
-/// How fast the records' clock goes: one tick is 2^`shift` jiffies.
+/// The rate of the records' clock: one tick is 2^`shift` jiffies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TickRate {
     /// Jiffies per second.
@@ -35,8 +35,9 @@ pub struct TickRate {
 }
 
 impl TickRate {
-    /// A tick of about a quarter of a second, at most: fine enough for every timeout, coarse enough
-    /// that a busy flow's record is written four times a second and not for every packet.
+    /// The largest tick up to about a quarter of a second. That is fine enough for every timeout,
+    /// and coarse enough that the record of a busy flow is written four times a second and not for
+    /// every packet.
     pub fn of_kernel() -> Self {
         let hz = hz();
         Self {
@@ -45,7 +46,7 @@ impl TickRate {
         }
     }
 
-    /// As the programs have it; `None` while they have no settings.
+    /// The rate that the programs use; `None` while they have no settings.
     pub fn of(config: &abi::Config) -> Option<Self> {
         let sensible = config.hz != 0 && config.tick_shift < u32::BITS;
         sensible.then_some(Self {
@@ -54,7 +55,7 @@ impl TickRate {
         })
     }
 
-    /// Ticks in `duration`, rounded up; half of the clock's range at most.
+    /// Ticks in `duration`, rounded up; at most half of the clock's range.
     pub fn ticks(self, duration: Duration) -> u32 {
         let jiffies = (duration.as_nanos() * u128::from(self.hz)).div_ceil(1_000_000_000);
         let ticks = jiffies.div_ceil(1 << self.shift);
@@ -68,7 +69,7 @@ impl TickRate {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// The tick that `jiffies` are in, as programs write it.
+    /// The tick that contains `jiffies`, as programs write it.
     pub fn tick(self, jiffies: u64) -> u32 {
         (jiffies >> self.shift) as u32
     }
@@ -76,15 +77,15 @@ impl TickRate {
 
 /// Reads the kernel's `jiffies_64`: what `bpf_jiffies64()` returns.
 ///
-/// No file and no system call has this number, so the kernel is asked by a program of five
-/// instructions that user space runs.
+/// No file and no system call returns this number, so user space runs a program of five
+/// instructions that does.
 #[derive(Debug)]
 pub struct Jiffies {
     program: OwnedFd,
 }
 
 impl Jiffies {
-    /// Loads the program. Needs what loading the data plane needs.
+    /// Loads the program. It needs the same privileges as loading the data plane.
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl Jiffies {
     ///
     /// # Errors
     ///
-    /// The kernel's, which has no reason for any.
+    /// The kernel's; none is expected.
     pub fn now(&self) -> io::Result<u64> {
         let mut jiffies: u64 = 0;
         let mut attr = empty_attr();

@@ -1,7 +1,7 @@
 //! TC filters on the clsact qdisc, for kernels before 6.6, which have no TCX links.
 //!
-//! Ours are told from others' by their fixed priority and handle. They stay attached when the agent
-//! ends, as pinned links do.
+//! Filters of node-lb have a fixed priority and handle, by which they are recognised. They stay
+//! attached when the agent ends, as pinned links do.
 
 use std::{
     io,
@@ -24,14 +24,14 @@ use super::hooks::Direction;
 
 const QDISC: &str = "clsact";
 
-/// "LB". Filters of one priority are told apart by handle.
+/// "LB". Filters of the same priority differ by their handles.
 const HANDLE: TcHandle = TcHandle {
     major: 0,
     minor: 0x4c42,
 };
 
-/// Attaches a direct-action filter, first on ingress and last on egress, or replaces the program of
-/// the one that is there without a packet in between seeing none. Returns whether it replaced.
+/// Attaches a direct-action filter, first on ingress and last on egress. If there is one, its
+/// program is replaced without a moment in which a packet sees none. Returns whether it replaced.
 ///
 /// # Errors
 ///
@@ -69,19 +69,19 @@ pub fn attach(
     Ok(!created)
 }
 
-/// Removes our filters from a device, and the qdisc if none are left on it. Returns how many of
-/// ours there were.
+/// Removes node-lb's filters from a device, and the qdisc if no filters are left on it. Returns how
+/// many of node-lb's there were.
 ///
 /// # Errors
 ///
-/// The kernel's; that the device is gone is none.
+/// The kernel's. It is no error if the device is gone.
 pub fn remove(ifindex: u32) -> io::Result<usize> {
     let mut netlink = Netlink::open()?;
     let mut ours = 0;
     let mut others = 0;
     for direction in [Direction::Ingress, Direction::Egress] {
         for header in netlink.filters(ifindex, direction)? {
-            // Each priority's list has a head besides its filters, without a handle.
+            // The list of each priority also has a head, without a handle.
             if header.handle == TcHandle::UNSPEC {
                 continue;
             }
@@ -115,7 +115,7 @@ pub fn remove(ifindex: u32) -> io::Result<usize> {
 /// The kernel's.
 pub fn remove_except(keep: impl Fn(u32) -> bool) -> io::Result<usize> {
     let mut removed = 0;
-    // A device with several names is listed as often; only once are there filters to remove.
+    // A device with several names is listed several times, but has filters to remove only once.
     for device in &nix::net::if_::if_nameindex()? {
         if !keep(device.index()) {
             removed += remove(device.index())?;
@@ -124,7 +124,7 @@ pub fn remove_except(keep: impl Fn(u32) -> bool) -> io::Result<usize> {
     Ok(removed)
 }
 
-/// The lowest of a hook's priorities runs first.
+/// On each hook, the lowest priority runs first.
 fn priority(direction: Direction) -> u16 {
     match direction {
         Direction::Ingress => 1,
@@ -173,7 +173,7 @@ impl Netlink {
     }
 
     /// Sends a request and waits until it is done. Returns false if it was refused with the error
-    /// number `tolerated`.
+    /// `tolerated`.
     fn acknowledged(
         &mut self,
         request: RouteNetlinkMessage,
@@ -193,7 +193,7 @@ impl Netlink {
         done
     }
 
-    /// The filters of a device in one direction; none if it has no such qdisc or is gone.
+    /// The filters of a device in one direction; none if the device has no such qdisc or is gone.
     fn filters(&mut self, ifindex: u32, direction: Direction) -> io::Result<Vec<TcHeader>> {
         let mut message = TcMessage::with_index(ifindex as i32);
         message.header.parent = parent(direction);
@@ -225,7 +225,7 @@ impl Netlink {
         }
     }
 
-    /// Sends a request and hands on what comes back, up to its end.
+    /// Sends a request and passes on the answers until their end.
     fn request(
         &mut self,
         request: RouteNetlinkMessage,

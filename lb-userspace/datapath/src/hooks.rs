@@ -1,14 +1,14 @@
-//! Where in the kernel node-lb's programs run.
+//! The hooks in the kernel where node-lb's programs run.
 
 use std::fmt;
 
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya_obj::generated::bpf_attach_type;
 
-/// Name of the XDP program for devices whose packets come from a wire.
+/// Name of the XDP program for devices with packets from a wire.
 pub const XDP_PROGRAM: &str = "xdp_ingress";
 
-/// Name of the XDP program for virtual devices, whose packets may have incomplete checksums.
+/// Name of the XDP program for virtual devices. Their packets may have incomplete checksums.
 pub const XDP_VIRTUAL_PROGRAM: &str = "xdp_ingress_virtual";
 
 /// The names of all programs.
@@ -54,16 +54,16 @@ pub enum XdpMode {
     Native,
 }
 
-/// On which way through a device a TC program runs.
+/// The direction of packets through a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// First, so that everybody else sees translated packets.
+    /// First, so that all other programs see translated packets.
     Ingress,
-    /// Last, so that nobody else sees packets translated back.
+    /// Last, so that no other program sees packets that are translated back.
     Egress,
 }
 
-/// System calls on sockets that programs translate addresses for.
+/// The system calls on sockets for which programs translate addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SocketHook {
     Connect4,
@@ -76,8 +76,7 @@ pub enum SocketHook {
     GetPeerName6,
 }
 
-/// The system call by which a program that somebody attached is opened, as [`ProgramError`] names
-/// it.
+/// The system call that opens an attached program, as [`ProgramError`] names it.
 const OPEN_PROGRAM: &str = "bpf_prog_get_fd_by_id";
 
 /// How TC programs are attached.
@@ -90,11 +89,10 @@ pub enum TcFlavor {
 }
 
 impl TcFlavor {
-    /// What this kernel has.
+    /// The way that this kernel supports.
     pub fn detect() -> Self {
-        // Kernels without TCX do not know how to list its programs; every namespace has the
-        // loopback device. To open what others have there takes CAP_SYS_ADMIN, which is not needed
-        // for this.
+        // Kernels without TCX cannot list its programs. Every namespace has the loopback device. To
+        // open programs of others there takes CAP_SYS_ADMIN, which is not needed for this.
         match SchedClassifier::query_tcx("lo", TcAttachType::Ingress) {
             Ok(_) => Self::Tcx,
             Err(ProgramError::SyscallError(error)) if error.call == OPEN_PROGRAM => Self::Tcx,
@@ -104,7 +102,7 @@ impl TcFlavor {
 }
 
 impl Direction {
-    /// Name of the program for it.
+    /// Name of the program for this direction.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Ingress => "tc_ingress",
@@ -114,6 +112,7 @@ impl Direction {
 }
 
 impl SocketHook {
+    /// All hooks.
     pub const ALL: [Self; 8] = [
         Self::Connect4,
         Self::Connect6,
@@ -125,7 +124,7 @@ impl SocketHook {
         Self::GetPeerName6,
     ];
 
-    /// Its name, which is that of the program for it.
+    /// The hook's name, which is also the name of its program.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Connect4 => "connect4",
@@ -139,7 +138,7 @@ impl SocketHook {
         }
     }
 
-    /// The kernel's name for it.
+    /// The kernel's constant for this hook.
     pub(super) const fn attach_type(self) -> bpf_attach_type {
         match self {
             Self::Connect4 => bpf_attach_type::BPF_CGROUP_INET4_CONNECT,

@@ -1,6 +1,6 @@
-//! The edge to the kernel: loading programs and maps, attaching to devices and cgroups, following
-//! the node's devices. And its stand-in: the same maps in this process' [`memory`]. All `unsafe`
-//! code of the agent is in here.
+//! The edge to the kernel: loads programs and maps, attaches them to devices and cgroups, and
+//! follows the node's devices. It also has a stand-in: the same maps in this process' [`memory`].
+//! All `unsafe` code of the agent is in this crate.
 //!
 //! In order of use: [`preflight`] says whether this node can run the data plane at all; [`Pins`]
 //! finds and locks what earlier agents left; [`load()`] loads programs around the pinned maps;

@@ -1,5 +1,5 @@
-//! The maps that plans are written to, behind traits, so that programming is tested without a
-//! kernel.
+//! The maps that plans are written to, behind traits, so that the map writer can be tested without
+//! a kernel.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -18,19 +18,21 @@ use crate::{
     bpf::{BatchError, BatchMap, MappedArray, synchronize_rcu},
 };
 
-/// An array whose elements the kernel reads while they change.
+/// An array with elements that the kernel reads while they change.
 #[expect(
     clippy::len_without_is_empty,
     reason = "the kernel makes no empty arrays"
 )]
 pub trait Elements<T>: Send + Sync {
+    /// Number of elements.
     fn len(&self) -> u32;
+    /// A copy of an element.
     fn read(&self, index: u32) -> T;
-    /// Overwrites an element that nobody reads yet.
+    /// Overwrites an element that no program reads yet.
     fn write(&self, index: u32, value: &T);
-    /// Replaces four bytes at once, after everything written before.
+    /// Replaces four bytes in one step, after everything that was written before.
     fn publish(&self, index: u32, offset: usize, value: u32);
-    /// Replaces eight bytes at once.
+    /// Replaces eight bytes in one step.
     fn write_word(&self, index: u32, offset: usize, value: u64);
 }
 
@@ -42,19 +44,19 @@ pub trait Entries<K, V>: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If there is no room for all of them; says how many there was room for.
+    /// If there is no room for all of them. The error says how many were inserted.
     fn insert(&self, keys: &[K], values: &[V]) -> Result<(), Incomplete>;
-    /// Removes entries; those that are not there do not matter.
+    /// Removes entries. It is no error if some do not exist.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, which it does for no known reason.
+    /// If the kernel refuses, for which there is no known reason.
     fn remove(&self, keys: &[K]) -> Result<(), WriteError>;
     /// All entries.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, which it does for no known reason.
+    /// If the kernel refuses, for which there is no known reason.
     fn all(&self) -> Result<Vec<(K, V)>, WriteError>;
 }
 
@@ -70,7 +72,7 @@ pub struct Incomplete {
     pub error: WriteError,
 }
 
-/// A source range as `SOURCE_RANGES` is keyed with it: prefix length first, then set and address.
+/// A source range as a key of `SOURCE_RANGES`: prefix length first, then set and address.
 pub type SourceKey = aya::maps::lpm_trie::Key<SourceRangeKey>;
 
 /// Everything that plans are written to. Counters are shared: others read them meanwhile.
@@ -92,7 +94,7 @@ pub struct Maps {
 }
 
 impl Maps {
-    /// Those of the programs in the kernel.
+    /// Opens the maps of the programs in the kernel.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Whether this node can run the data plane: what is missing, all of it at once, in plain words.
+//! Checks whether this node can run the data plane. Reports everything that is missing at once, in
+//! plain words.
 
 use std::{
     fs, io,
@@ -12,14 +13,14 @@ use nix::{
 };
 use thiserror::Error;
 
-/// Oldest kernel that the programs were seen to load on.
+/// The oldest kernel on which the programs are tested.
 pub const OLDEST_KERNEL: (u8, u8) = (6, 1);
 
-/// Where the BPF file system is mounted by convention.
+/// The usual mount point of the BPF file system.
 pub const BPF_FS: &str = "/sys/fs/bpf";
 const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// Something this node lacks.
+/// Something that this node lacks.
 #[derive(Debug, Error)]
 pub enum Unmet {
     #[error(
@@ -58,22 +59,22 @@ pub enum Unmet {
     Unreadable { path: PathBuf, source: io::Error },
 }
 
-/// What the node has, as far as it depends on the node.
+/// Facts about a node that meets all requirements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The BPF file system was not mounted and now is. In a container whose mounts do not reach the
-    /// host, pins do not outlive it: worth a warning.
+    /// Whether the BPF file system was not mounted before, and is now. In a container with mounts
+    /// that do not reach the host, pins do not outlive it, so this deserves a warning.
     pub mounted_bpf_fs: bool,
     /// Where the cgroup2 hierarchy is mounted.
     pub cgroup2: Option<PathBuf>,
 }
 
-/// Checks everything that the data plane needs, and mounts the BPF file system where it is missing.
-/// `sockets` is whether programs are to be attached to cgroups.
+/// Checks everything that the data plane needs, and mounts the BPF file system if it is missing.
+/// `sockets` says whether programs are to be attached to cgroups.
 ///
 /// # Errors
 ///
-/// All that is missing.
+/// Everything that is missing.
 pub fn check(bpf_root: &Path, sockets: bool) -> Result<Ready, Vec<Unmet>> {
     let mut unmet = Vec::new();
     let mut note = |result: Result<(), Unmet>| unmet.extend(result.err());
@@ -106,7 +107,7 @@ pub fn check(bpf_root: &Path, sockets: bool) -> Result<Ready, Vec<Unmet>> {
 ///
 /// # Errors
 ///
-/// Names the capabilities it lacks.
+/// Names the missing capabilities.
 pub fn capabilities() -> Result<(), Unmet> {
     let status = read("/proc/self/status")?;
     let capabilities = missing_capabilities(effective_capabilities(&status).unwrap_or(0));
@@ -136,7 +137,7 @@ fn missing_capabilities(effective: u64) -> Vec<&'static str> {
     const NET_ADMIN: u64 = 1 << 12;
     const PERFMON: u64 = 1 << 38;
     const BPF: u64 = 1 << 39;
-    // The kernel takes CAP_SYS_ADMIN for the two that were split off from it.
+    // The kernel accepts CAP_SYS_ADMIN instead of the two that were split off from it.
     let has = |capability| effective & capability != 0;
     [
         ("CAP_BPF", has(BPF) || has(SYS_ADMIN)),
@@ -148,7 +149,7 @@ fn missing_capabilities(effective: u64) -> Vec<&'static str> {
     .collect()
 }
 
-/// The kernel's release, as `uname -r` tells it.
+/// The kernel's release, as printed by `uname -r`.
 ///
 /// # Errors
 ///
@@ -197,12 +198,12 @@ fn cgroup2(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// Makes sure that `root` is, or will be, on a BPF file system. Returns whether it had to be
+/// Makes sure that `root` is, or will be, on a BPF file system. Returns whether that had to be
 /// mounted.
 ///
 /// # Errors
 ///
-/// If it is elsewhere, or the kernel refuses to mount.
+/// If it is on another file system, or the kernel refuses to mount.
 pub fn provide_bpf_fs(root: &Path) -> Result<bool, Unmet> {
     if is_bpf_fs(root)? {
         return Ok(false);
@@ -221,11 +222,11 @@ pub fn provide_bpf_fs(root: &Path) -> Result<bool, Unmet> {
     Ok(true)
 }
 
-/// Whether a path is, or would be if it were made, on a BPF file system.
+/// Whether a path is on a BPF file system, or would be if it were created.
 ///
 /// # Errors
 ///
-/// If that cannot be told.
+/// If this cannot be determined.
 pub fn is_bpf_fs(path: &Path) -> Result<bool, Unmet> {
     // The nearest directory above that exists.
     let existing = path

@@ -1,8 +1,8 @@
-//! Options of sockets that no library reads.
+//! Socket options that no library reads.
 
 use std::{io, os::fd::AsRawFd};
 
-/// Has the kernel fill `value` with an option, which `value` may have to name.
+/// Has the kernel write an option into `value`. Some options are named by what `value` contains.
 ///
 /// # Errors
 ///

@@ -1,17 +1,17 @@
-//! Durations as Go writes them, and with it Kubernetes: `1h30m`, `500ms`, `-1.5s`.
+//! Durations in the format of Go, and so of Kubernetes: `1h30m`, `500ms`, `-1.5s`.
 
 use std::time::Duration;
 
-/// Longest duration that Go has.
+/// The longest duration in Go, in nanoseconds.
 const LONGEST: u128 = i64::MAX as u128;
-/// Digits after the point that make a difference, for any unit.
+/// How many digits after the point can make a difference, with any unit.
 const FRACTION_DIGITS: usize = 13;
 
-/// The text is no duration as Go writes them.
+/// The text is not a duration in Go's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Reads a duration by the rules of Go's `time.ParseDuration`. Less than zero is zero.
+/// Reads a duration by the rules of Go's `time.ParseDuration`. Negative durations become zero.
 ///
 /// # Errors
 /// If the text is empty, a number has no unit, or the duration is longer than 292 years.
@@ -37,7 +37,7 @@ fn sum(mut terms: &str) -> Result<u64, Malformed> {
     while !terms.is_empty() {
         let (number, rest) = split(terms, |c| !is_numeric(c));
         let (unit, rest) = split(rest, is_numeric);
-        // A number of 20 digits at most, by units of at most an hour: no overflow.
+        // At most a number of 20 digits, times units of at most an hour: no overflow.
         sum += scaled(number, nanoseconds_in(unit)?)?;
         if sum > LONGEST {
             return Err(Malformed);
@@ -66,7 +66,7 @@ fn scaled(number: &str, unit: u64) -> Result<u128, Malformed> {
 fn nanoseconds_in(unit: &str) -> Result<u64, Malformed> {
     Ok(match unit {
         "ns" => 1,
-        // With the micro sign, or the Greek letter.
+        // Written with the micro sign, or with the Greek letter.
         "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
         "ms" => 1_000_000,
         "s" => 1_000_000_000,
@@ -80,7 +80,7 @@ fn is_numeric(c: char) -> bool {
     c.is_ascii_digit() || c == '.'
 }
 
-/// Splits a text before the first character that is such.
+/// Splits a text before the first character for which `is_such` holds.
 fn split(text: &str, is_such: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(is_such).unwrap_or(text.len()))
 }

@@ -1,9 +1,9 @@
 #![forbid(unsafe_code)]
-//! Kubernetes objects as node-lb knows them: Services, EndpointSlices and Nodes, and how they are
-//! read from JSON and YAML.
+//! Kubernetes objects in node-lb's form: Services, EndpointSlices and Nodes, and how they are read
+//! from JSON and YAML.
 //!
-//! Kubernetes' own types stop at [`kubernetes`]; nothing that takes a [`Service`] mentions them.
-//! Nothing in here does I/O.
+//! Kubernetes' own types occur only in [`kubernetes`]: code that takes a [`Service`] does not see
+//! them. Nothing in this crate does I/O.
 
 mod model;
 mod object;

@@ -1,4 +1,4 @@
-//! The cluster as the planner reads it.
+//! The cluster in the form that the planner reads.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
 
@@ -37,20 +37,20 @@ pub enum TrafficPolicy {
     Local,
 }
 
-/// How an endpoint is picked for a new connection.
+/// How an endpoint is chosen for a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     Random,
     Maglev,
 }
 
-/// What becomes of a TCP connection whose endpoint leaves the Service and still answers.
+/// What happens to a TCP connection when its endpoint leaves the Service but still answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RemovedEndpoints {
-    /// It goes on, as with kube-proxy.
+    /// The connection goes on, as with kube-proxy.
     #[default]
     Keep,
-    /// It is reset when the client sends again.
+    /// The connection is reset when the client sends again.
     Reset,
 }
 
@@ -58,7 +58,7 @@ pub enum RemovedEndpoints {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub name: ObjectName,
-    /// `metadata.uid`, where Events about the Service are found by; manifests have none.
+    /// `metadata.uid`, by which Events about the Service are found; manifests have none.
     pub uid: Option<Uuid>,
     /// `metadata.creationTimestamp` in seconds since 1970; 0 where there is none, as in manifests.
     pub created: i64,
@@ -91,7 +91,7 @@ pub struct ServicePort {
     pub node_port: u16,
 }
 
-/// An EndpointSlice of a Service; its address family is that of its endpoints' addresses.
+/// An EndpointSlice of a Service. Its address family is that of its endpoints' addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
     pub name: ObjectName,
@@ -109,14 +109,14 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
-/// One endpoint of a slice, nil conditions already replaced by their defaults.
+/// One endpoint of a slice, with conditions that are nil replaced by their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     pub address: IpAddr,
     pub ready: bool,
     pub serving: bool,
     pub terminating: bool,
-    /// `None` is never local.
+    /// `None` never counts as local.
     pub node_name: Option<SharedName>,
     pub zone_hints: Box<[SharedName]>,
     pub node_hints: Box<[SharedName]>,
@@ -134,7 +134,7 @@ pub struct Node {
     pub deleting: bool,
 }
 
-/// An IP address family; the planner works in each of a Service's families on its own.
+/// An IP address family. The planner treats each family of a Service separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IpFamily {
     V4,
@@ -142,6 +142,7 @@ pub enum IpFamily {
 }
 
 impl IpFamily {
+    /// The family of an address.
     pub fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -149,6 +150,7 @@ impl IpFamily {
         }
     }
 
+    /// The family of a network.
     pub fn of_net(net: IpNet) -> Self {
         Self::of(net.addr())
     }

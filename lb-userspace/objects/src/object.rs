@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use crate::{EndpointSlice, Node, ObjectName, Service, problem::shortened};
 
-/// An object in node-lb's own form; cheap to clone.
+/// An object in node-lb's own form. It is cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     Service(Arc<Service>),
@@ -13,6 +13,7 @@ pub enum Object {
 }
 
 impl Object {
+    /// The kind of the object.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Service(_) => Kind::Service,
@@ -43,7 +44,7 @@ impl Object {
     }
 }
 
-/// The kinds of objects a source delivers.
+/// The kinds of objects that a source delivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     Service,
@@ -52,10 +53,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
 
-    /// The resource, as in the API's URLs and in roles: `services`.
+    /// The resource's name in the API's URLs and in roles, such as `services`.
     pub fn resource(self) -> &'static str {
         match self {
             Self::Service => "services",
@@ -64,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// Nodes live outside namespaces.
+    /// Whether objects of the kind have a namespace. Nodes have none.
     pub fn is_namespaced(self) -> bool {
         self != Self::Node
     }
@@ -87,7 +88,7 @@ pub struct ObjectRef {
     pub name: ObjectName,
 }
 
-/// `Service default/web`, `Node worker-1`; names no API server would take are cut short.
+/// `Service default/web`, `Node worker-1`. Names longer than an API server accepts are shortened.
 impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.kind)?;

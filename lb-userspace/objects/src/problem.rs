@@ -1,36 +1,36 @@
-//! What was wrong with input, where, and what was refused because of it.
+//! What was wrong with input, where it was, and what was refused because of it.
 
 use std::{borrow::Cow, fmt, path::PathBuf};
 
 use crate::ObjectRef;
 
-/// Longest piece of foreign text repeated in a message, in bytes.
+/// The longest piece of foreign text that a message repeats, in bytes.
 const MAX_QUOTED: usize = 100;
 
-/// Something a source could not use. Everything else in the same place stays in force.
+/// Something that a source could not use. Everything else in the same place stays in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub refused: Refused,
-    /// `None` when the whole place is meant.
+    /// `None` if the whole place is meant.
     pub object: Option<ObjectRef>,
-    /// The manifest, for sources that read files.
+    /// The manifest's file, if the source reads files.
     pub file: Option<PathBuf>,
-    /// Where in `file`: of the error, or else where the document starts.
+    /// Line in `file`: that of the error or, if unknown, of the document's start.
     pub line: Option<u64>,
-    /// Field, value and the rule it breaks.
+    /// Field, value and the rule that it breaks.
     pub message: String,
 }
 
-/// How much a [`Problem`] took out of force, from the widest to the narrowest.
+/// How much a [`Problem`] puts out of force, from most to least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refused {
     /// The directory could not be read; everything last known stays.
     Directory,
     /// The file could not be read or parsed; its last good objects stay.
     File,
-    /// The object was not taken; its last good version stays.
+    /// The object was refused; its last good version stays.
     Object,
-    /// The object was found before, and is taken from there.
+    /// The object is defined elsewhere too, and the other definition is used.
     Duplicate,
     /// One endpoint of a slice was left out.
     Endpoint,
@@ -39,7 +39,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// One word, for labels of metrics.
+    /// One word, for metric labels.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Directory => "directory",
@@ -64,7 +64,7 @@ impl Refused {
 }
 
 impl Problem {
-    /// What is wrong and what follows from it, without where.
+    /// What is wrong and what follows from it, without the place.
     pub fn what(&self) -> String {
         format!("{} ({})", self.message, self.refused.consequence())
     }
@@ -86,12 +86,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Foreign text as a quoted, escaped string that fits a log line.
+/// Foreign text as a quoted and escaped string that fits a log line.
 pub fn quoted(text: &str) -> String {
     format!("{:?}", shortened(text))
 }
 
-/// The text itself, or its beginning and its length in bytes.
+/// The text itself, or if it is long, its beginning and its length in bytes.
 pub fn shortened(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_QUOTED {
         return text.into();

@@ -7,20 +7,20 @@ use std::{
     sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
-/// The name of a node or a zone, of which there are few, in an endpoint, of which there are many:
-/// every copy is the same text in memory.
+/// The name of a node or a zone. There are few names and many endpoints, so all copies share one
+/// text in memory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SharedName(Arc<str>);
 
-/// All names in use, and some that are no more.
+/// All names in use, and some that are no longer used.
 #[derive(Default)]
 struct Names {
     known: HashSet<Arc<str>>,
-    /// How many there were after unused ones were last forgotten.
+    /// How many names there were after unused ones were last removed.
     kept: usize,
 }
 
-/// Unused names are not looked for among fewer than this.
+/// With fewer names than this, unused ones are not removed.
 const FEW: usize = 1024;
 
 static NAMES: LazyLock<Mutex<Names>> = LazyLock::new(Mutex::default);
@@ -30,8 +30,8 @@ impl Names {
         if let Some(known) = self.known.get(name) {
             return known.clone();
         }
-        // Nodes come and go: looked for each time their number has doubled, which costs little per
-        // name.
+        // Nodes come and go, so unused names are removed each time the number has doubled, which
+        // costs little per name.
         if self.known.len() >= FEW.max(2 * self.kept) {
             self.known.retain(|name| Arc::strong_count(name) > 1);
             self.kept = self.known.len();
@@ -44,7 +44,7 @@ impl Names {
 
 impl From<&str> for SharedName {
     fn from(name: &str) -> Self {
-        // Nothing in there can be left half done.
+        // No step leaves the data incomplete, so poison is ignored.
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
         Self(names.get(name))
     }

@@ -1,27 +1,28 @@
-//! From the text of a manifest to documents: JSON or YAML, any number of them.
+//! Splits the text of a manifest into documents: JSON or YAML, any number of them.
 
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::{Location, Spanned};
 
-/// Most YAML nodes in one document: well above 100,000 objects, and a bound on memory.
+/// The most YAML nodes in one document: enough for far more than 100,000 objects, and a bound on
+/// memory.
 const MAX_NODES: usize = 4_000_000;
-/// Most YAML nodes that aliases may stand for in one document, against alias bombs.
+/// The most YAML nodes that aliases may stand for in one document, against alias bombs.
 const MAX_ALIASED_NODES: usize = 100_000;
 
-/// Why a file is of no use.
+/// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
     pub line: Option<u64>,
     pub message: String,
 }
 
-/// The documents of a manifest, JSON by the file's name or else YAML, each with the line it starts
-/// on.
+/// The documents of a manifest, each with the line on which it starts: JSON if the file's name says
+/// so, else YAML.
 ///
 /// # Errors
-/// If any of them is broken.
+/// If any document is broken.
 pub fn documents<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<Vec<(u64, T)>, Broken> {
     let text = utf8(text)?;
     match is_json(path) {
@@ -30,6 +31,7 @@ pub fn documents<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<Vec<(u
     }
 }
 
+/// The text of a file, which must be UTF-8.
 pub fn utf8(text: &[u8]) -> Result<&str, Broken> {
     std::str::from_utf8(text).map_err(|error| Broken {
         line: Some(1 + newlines(&text[..error.valid_up_to()])),
@@ -37,11 +39,13 @@ pub fn utf8(text: &[u8]) -> Result<&str, Broken> {
     })
 }
 
+/// Whether a file's name says that it is JSON.
 pub fn is_json(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "json")
 }
 
+/// The YAML documents of a text, each with the line on which it starts.
 pub fn yaml<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -63,6 +67,7 @@ pub fn yaml<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
         .collect())
 }
 
+/// The JSON documents of a text, each with the line on which it starts.
 pub fn json<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
     let mut parser = serde_json::Deserializer::from_str(text).into_iter();
     let (mut line, mut offset) = (1, 0);
@@ -86,6 +91,7 @@ pub fn json<T: DeserializeOwned>(text: &str) -> Result<Vec<(u64, T)>, Broken> {
     }
 }
 
+/// The number of line feeds in a text.
 pub fn newlines(text: &[u8]) -> u64 {
     text.iter().filter(|byte| **byte == b'\n').count() as u64
 }

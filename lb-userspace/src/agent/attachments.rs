@@ -21,7 +21,7 @@ use crate::{
     plan::LocalDetector,
 };
 
-/// What is attached where.
+/// What is attached to which device and to which cgroup.
 pub struct Attachments {
     rules: RoleRules,
     best: config::XdpMode,
@@ -38,7 +38,7 @@ pub struct Attached {
     pub xdp: XdpMode,
     /// Why XDP is not in the mode asked for, or nothing is attached.
     pub reason: Option<String>,
-    /// Whether it has, or may have, other programs than the latest.
+    /// Whether the device has, or may have, programs other than the latest.
     pub failed: bool,
 }
 
@@ -68,7 +68,7 @@ impl From<&Attached> for status::Device {
 }
 
 impl Attachments {
-    /// Nothing is attached yet. `node_addresses` help to tell external devices.
+    /// Starts with nothing attached. `node_addresses` help to recognise external devices.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Attachments {
         self.attach_all(kernel, devices, false)
     }
 
-    /// As [`Self::follow`], and exchanges the programs that are attached already.
+    /// Like [`Self::follow`], but also exchanges the programs that are already attached.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl Attachments {
         self.attach_all(kernel, devices, true)
     }
 
-    /// A device whose programs could not be attached or exchanged.
+    /// Describes a device where programs could not be attached or exchanged, if there is one.
     pub fn failed(&self) -> Option<String> {
         let mut attached = self.attached.values();
         let failed = attached.find(|attached| attached.failed)?;
@@ -141,7 +141,7 @@ impl Attachments {
             }
             let attached = match self.attach(kernel, &attacher, device, role) {
                 Ok(attached) => attached,
-                // The watcher has not said so yet.
+                // The device is gone, but the watcher has not reported it yet.
                 Err(error) if is_gone(&error) => continue,
                 Err(error) => Attached {
                     name: device.name.clone(),
@@ -171,12 +171,12 @@ impl Attachments {
         kernel.set_ways_back(self.ways_back(devices))
     }
 
-    /// Takes note that a device is gone: one that has its index later is another.
+    /// Forgets a device that is gone. A later device with its index is another one.
     pub fn forget(&mut self, ifindex: u32) {
         self.attached.remove(&ifindex);
     }
 
-    /// Removes what earlier agents left on devices that are gone or of no interest any more.
+    /// Removes what earlier agents left on devices that are gone or no longer of interest.
     ///
     /// # Errors
     ///
@@ -243,7 +243,7 @@ impl Attachments {
         })
     }
 
-    /// The best XDP mode to try on a device, and why it is not the one asked for.
+    /// The best XDP mode to try on a device, and the reason if it is not the one asked for.
     fn best_mode(&self, device: &Device) -> (XdpMode, Option<String>) {
         match self.best {
             config::XdpMode::Off => (XdpMode::Off, None),
@@ -264,9 +264,9 @@ impl Attachments {
         }
     }
 
-    /// What programs have to know of devices.
+    /// What programs must know about the devices.
     fn entries(&self, devices: &Devices) -> Vec<(u32, abi::Device)> {
-        // Frames cannot be redirected from a driver's XDP to a device without.
+        // A driver's XDP can redirect frames only to devices that have native XDP too.
         let modes = || self.attached.values().map(|attached| attached.xdp);
         let target = modes().max().unwrap_or(XdpMode::Off);
         let below: BTreeSet<_> = devices.iter().filter_map(|device| device.below).collect();
@@ -302,7 +302,7 @@ impl Attachments {
             .collect()
     }
 
-    /// The devices that ways back must lead to, where not any will do.
+    /// The devices that ways back must lead to, for devices where not every way back counts.
     fn ways_back(&self, devices: &Devices) -> Vec<(u32, u32)> {
         let must = |device: &Device| match self.way_back(devices, device) {
             (WayBack::ByTheDevice, receiver) => Some((device.index, receiver)),
@@ -311,9 +311,9 @@ impl Attachments {
         devices.iter().filter_map(must).collect()
     }
 
-    /// Whether there has to be a way back to the sources of what comes by a device, and the device
-    /// that it has to lead to then. That is asked of pods alone: others' sources may well have
-    /// several.
+    /// Whether a device's packets need a way back to their source, and the device that it must lead
+    /// to. This is asked only of pods' devices: there may well be several ways back to other
+    /// sources.
     fn way_back(&self, devices: &Devices, device: &Device) -> (WayBack, u32) {
         let role = self
             .attached
@@ -329,20 +329,20 @@ impl Attachments {
     }
 }
 
-/// Whether a device could not be attached to since there is no such device any more.
+/// Whether attaching failed because the device no longer exists.
 fn is_gone(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(AttachError::DeviceGone { .. }))
 }
 
-/// Whether a device that was `known` as external stays so although nothing shows it any more: while
-/// it is down, it has no default route. Its programs stay, so that the first packet finds them once
-/// it is up again: the host would reset connections that it does not know. A port's packets are its
-/// master's.
+/// Whether a device `known` as external stays external although nothing shows it any more: while a
+/// device is down, it has no default route. Its programs stay, so that the first packet finds them
+/// when the device is up again. Otherwise the host would reset connections that it does not know.
+/// The packets of a port are those of its master.
 fn stays_external(known: Option<Role>, device: &Device) -> bool {
     known == Some(Role::External) && device.master.is_none()
 }
 
-/// Says loudly what is not as it was asked for.
+/// Logs what is not as it was asked for.
 fn report(attached: &Attached) {
     let Attached {
         name,

@@ -1,4 +1,4 @@
-//! What is programmed, by Service: written by the agent's sync, read by whoever asks.
+//! The programmed plans by Service: the agent's sync writes them, HTTP handlers read them.
 
 use std::{
     collections::BTreeMap,
@@ -11,26 +11,27 @@ use tokio::sync::broadcast;
 
 use crate::plan::ServicePlan;
 
-/// Changes a reader may be behind before it has to start over.
+/// How many changes a reader may be behind before it has to start over.
 const CHANGES: usize = 1024;
 
-/// The plan of every Service that the maps have been given, in the order of their names. A reader
-/// never holds the agent up for longer than it takes to clone some pointers.
+/// The plan of every Service that has been given to the maps, in the order of names. A reader holds
+/// the agent up only for as long as it takes to clone some pointers.
 pub struct Catalog {
     plans: RwLock<BTreeMap<ObjectName, Arc<ServicePlan>>>,
     changes: broadcast::Sender<Change>,
 }
 
-/// What became of one Service.
+/// A change of one Service.
 #[derive(Clone, Debug)]
 pub enum Change {
     Added(Arc<ServicePlan>),
     Modified(Arc<ServicePlan>),
-    /// Its last plan.
+    /// The Service is gone; this was its last plan.
     Deleted(Arc<ServicePlan>),
 }
 
 impl Catalog {
+    /// A catalog without Services.
     pub fn new() -> Self {
         Self {
             plans: RwLock::default(),
@@ -38,6 +39,7 @@ impl Catalog {
         }
     }
 
+    /// The plan of a Service, if it has been given to the maps.
     pub fn get(&self, name: &ObjectName) -> Option<Arc<ServicePlan>> {
         self.plans().get(name).cloned()
     }
@@ -64,13 +66,13 @@ impl Catalog {
 
     /// Every plan, and each change after that.
     pub fn watch(&self) -> (Vec<Arc<ServicePlan>>, broadcast::Receiver<Change>) {
-        // Under the lock, so that nothing is missed or told twice.
+        // Under the lock, so that no change is missed or sent twice.
         let plans = self.plans();
         let changes = self.changes.subscribe();
         (plans.values().cloned().collect(), changes)
     }
 
-    /// Replaces a Service's plan; `None` takes it out. Tells who watches if anything changed.
+    /// Replaces a Service's plan; `None` removes it. If anything changed, watchers are told.
     pub fn set(&self, name: &ObjectName, plan: Option<Arc<ServicePlan>>) {
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         let change = match plan {
@@ -84,7 +86,7 @@ impl Catalog {
                 None => return,
             },
         };
-        // Nobody need be watching.
+        // It is no error if nobody watches.
         let _ = self.changes.send(change);
     }
 

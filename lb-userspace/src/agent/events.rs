@@ -1,4 +1,4 @@
-//! What the agent tells users about their Services.
+//! What the agent tells users about their Services, as Events.
 
 use lb_objects::{Kind, ObjectName, Problem};
 use uuid::Uuid;
@@ -7,7 +7,7 @@ use super::{Agent, sync::News};
 use crate::{events::Notice, health::service::Problem as HealthProblem, source::Event};
 
 impl Agent {
-    /// What these events say is wrong with Services; nothing if nobody is to be told.
+    /// What `events` say is wrong with Services; empty if Events are not written.
     pub(super) fn refused_services(&self, events: &[Event]) -> Vec<(ObjectName, Problem)> {
         if !self.events.is_on() {
             return Vec::new();

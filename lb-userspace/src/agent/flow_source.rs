@@ -17,7 +17,7 @@ use lb_datapath::{Jiffies, TickRate, bpf::MappedArray};
 use super::local_api::flows::{FlowSource, NewFlows};
 use crate::flows::{FlowReport, Records};
 
-/// Both tables, and the clock by which their records are dated.
+/// Both tables, and the clock that dates their records.
 pub struct KernelFlows {
     v4: MapData,
     v6: MapData,
@@ -25,7 +25,7 @@ pub struct KernelFlows {
     jiffies: Arc<Jiffies>,
 }
 
-/// The tables in memory, where they stay no longer than somebody looks at them.
+/// The tables mapped into memory. They stay mapped only while a command reads them.
 struct Tables {
     v4: MappedArray<Flow<Ip4>>,
     v6: MappedArray<Flow<Ip6>>,
@@ -90,7 +90,7 @@ impl FlowSource for KernelFlows {
     }
 }
 
-/// A new flow changes its record's tag, which has a generation.
+/// Finds new flows: a new flow changes its record's tag, which contains a generation.
 struct Follower {
     tables: Tables,
     /// The tag of each record when last looked at.
@@ -122,7 +122,7 @@ fn tags<A: Address>(records: &impl Records<A>) -> Vec<u32> {
         .collect()
 }
 
-/// The records whose tag is not the one seen before, which is replaced.
+/// The records with a tag other than in `seen`, where it is replaced.
 fn changed<A: Address>(records: &impl Records<A>, seen: &mut [u32]) -> impl Iterator<Item = u32> {
     (0..).zip(seen).filter_map(|(index, seen)| {
         let tag = tag(records, index);

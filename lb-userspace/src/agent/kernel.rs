@@ -1,5 +1,4 @@
-//! The agent's half of the data plane: programs and maps in the kernel, and the node's settings in
-//! them.
+//! The kernel's side of the agent: programs and maps, and the node's settings in them.
 
 use std::{
     hash::Hash,
@@ -41,10 +40,10 @@ pub struct Kernel {
     tracing: Option<Arc<Tracing>>,
     /// Records of `FLOWS4`; half as many are of `FLOWS6`. While they change, those to come.
     slots: u32,
-    /// The same by the settings.
+    /// The number of records that the settings ask for.
     wanted: u32,
     resize: Option<Resize>,
-    /// What has become of `--flow-table-size`, if there is something to say.
+    /// What happened to `--flow-table-size`, if it is not simply in force.
     size_note: Option<String>,
     config: MappedArray<abi::Config>,
     local_addresses: Mirror<Ip6, abi::LocalAddress>,
@@ -72,7 +71,7 @@ impl Kernel {
         let limits = abi::Limits {
             timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
             half_open_mask: HALF_OPEN - 1,
-            // As for an empty table: the first pass knows more.
+            // As for an empty table, until the first pass has counted.
             shares: [u16::MAX / 2; 2],
         };
         MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
@@ -91,16 +90,17 @@ impl Kernel {
         })
     }
 
-    /// Goes on with a change of the flow tables' size, once [`Self::loaded`] are attached to all
-    /// devices. Whether there are other programs now to be attached in their place.
+    /// Continues a change of the flow tables' size, once [`Self::loaded`] are attached to all
+    /// devices. Returns whether there are other programs now, which are to be attached in their
+    /// place.
     ///
-    /// `failed` names a device that has kept other programs. A change that has just begun is given
-    /// up then.
+    /// `failed` names a device that has kept other programs. A change that has just begun is taken
+    /// back then.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses what it has taken before, or a change that cannot be given up any more
-    /// cannot go on: the next start does.
+    /// If the kernel refuses what it has accepted before, or a change can neither be taken back nor
+    /// go on. The next start goes on with it.
     pub fn go_on(&mut self, failed: Option<&str>) -> anyhow::Result<bool> {
         let Some(resize) = self.resize.take() else {
             return Ok(false);
@@ -178,7 +178,7 @@ impl Kernel {
         (self.slots / RECORDS_PER_FLOW, self.size_note.as_deref())
     }
 
-    /// Whether an agent has written the node's settings, now or before a restart.
+    /// Whether an agent has written the node's settings, in this run or before a restart.
     pub fn is_configured(&self) -> bool {
         self.config.read(0).secret != [0, 0]
     }
@@ -199,7 +199,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// If the system does not say what clock or network namespace this is.
+    /// If the system does not tell its clock or this network namespace.
     pub fn configure(
         &self,
         config: &Config,
@@ -209,7 +209,7 @@ impl Kernel {
         let before = self.config.read(0);
         let rate = TickRate::of_kernel();
         let mut settings = abi::Config {
-            // Flows can only be found with the secret they were recorded with.
+            // Flows are found only with the secret with which they were recorded.
             secret: match before.secret {
                 [0, 0] => secret()?,
                 secret => secret,
@@ -292,7 +292,7 @@ impl Kernel {
         self.local_addresses.room()
     }
 
-    /// Says what is special about devices, by interface index; all others are like any.
+    /// Writes what is special about devices, by interface index. Other devices get no entry.
     ///
     /// # Errors
     ///
@@ -301,8 +301,8 @@ impl Kernel {
         whole(self.devices.set(devices)?, "DEVICES")
     }
 
-    /// Says which device the way back to a source must lead to, where not any will do, by interface
-    /// index.
+    /// Writes the device that the way back to a source must lead to, by interface index, for
+    /// devices where not every way back counts.
     ///
     /// # Errors
     ///
@@ -344,7 +344,7 @@ fn secret() -> io::Result<[u64; 2]> {
     Ok([low, high])
 }
 
-/// The number that BPF programs know this network namespace by.
+/// The number by which BPF programs know this network namespace.
 fn netns_cookie() -> io::Result<u64> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
         .or_else(|_| std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;

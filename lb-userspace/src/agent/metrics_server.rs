@@ -1,4 +1,4 @@
-//! The metrics address, `:10249` as kube-proxy's.
+//! The metrics address, `:10249` as in kube-proxy.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::{
     metrics::Metrics,
 };
 
-/// What `/proxyMode` says where kube-proxy says `iptables` or `nftables`: tools that only know
-/// those must not take this for one of them.
+/// The answer to `/proxyMode`. kube-proxy says `iptables` or `nftables` there. Tools that know only
+/// those must not mistake node-lb for one of them.
 const PROXY_MODE: &str = "node-lb";
 
-/// What the metrics address serves: `/metrics`, `/healthz` (the process answers; says nothing about
-/// its health), `/readyz`, `/proxyMode`, `/configz` and `/debug/requests`.
+/// What the metrics address serves: `/metrics`, `/healthz` (says only that the process answers),
+/// `/readyz`, `/proxyMode`, `/configz` and `/debug/requests`.
 pub struct MetricsServer {
     pub metrics: Arc<Metrics>,
     pub readiness: Arc<Readiness>,
@@ -72,7 +72,7 @@ impl Handler for MetricsServer {
     }
 }
 
-/// Without the final line feed: scripts compare these with words.
+/// Without a final line feed, because scripts compare these answers with words.
 fn plain(word: &'static str) -> Response {
     response(StatusCode::OK, "text/plain; charset=utf-8", word)
 }

@@ -66,12 +66,13 @@ use crate::{
     store::Store,
 };
 
-/// How long a change may wait before the agent counts as stuck, halved: kube-proxy's syncPeriod.
+/// Half of the time that a change may wait before the agent counts as stuck: kube-proxy's
+/// syncPeriod.
 const SYNC_PERIOD: Duration = Duration::from_secs(30);
-/// Without a change for this long, the agent tidies up; so long after an error it reads devices
-/// again.
+/// After so long without a change, the agent tidies up; so long after an error, it reads the
+/// devices again.
 const QUIET: Duration = Duration::from_secs(1);
-/// Batches of events from the source that may wait.
+/// How many batches of events from the source may wait.
 const EVENT_QUEUE: usize = 64;
 /// Requests for a trace that may wait.
 const TRACE_QUEUE: usize = 16;
@@ -81,7 +82,7 @@ const TRACE_QUEUE: usize = 16;
 ///
 /// # Errors
 ///
-/// If the node cannot run the data plane, or something fails that no retry can mend.
+/// If the node cannot run the data plane, or something fails that no retry can repair.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let sockets = config.datapath.socket_lb != SocketLb::Off;
     let ready = preflight::check(&config.datapath.bpf_root, sockets).map_err(|unmet| {
@@ -113,7 +114,7 @@ struct Agent {
     watcher: Watcher,
     attachments: Attachments,
     store: Store,
-    /// How the source is doing; without entries until it runs.
+    /// The state of each resource of the source; empty until the source runs.
     source_health: Arc<SourceHealth>,
     node: KnownNode,
     /// Addresses of this node that there is no room for.
@@ -128,7 +129,7 @@ struct Agent {
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
-    /// Tells users what they have to know about their Services.
+    /// Writes Events: what users have to know about their Services.
     events: Recorder,
     servers: Servers,
     tracer: Tracer,
@@ -233,8 +234,8 @@ impl Agent {
         let mut retry_devices = Instant::now();
         loop {
             tokio::select! {
-                // In this order: a pod's device is there before its endpoint, and is to be attached
-                // to before the endpoint is in the maps.
+                // The order matters: a pod's device is there before its endpoint, and must get its
+                // programs before the endpoint is in the maps.
                 biased;
                 _ = &mut told_to_stop => break,
                 () = bulletin.wanted() => self.publish_state().await,
@@ -270,8 +271,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Attaches programs to devices: those that stay, after those that a change of the flow tables'
-    /// size takes.
+    /// Attaches programs to devices: first those of a change of the flow tables' size, if there is
+    /// one, then those that stay.
     fn attach(&mut self) -> anyhow::Result<()> {
         loop {
             self.attachments
@@ -359,7 +360,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Counts changes as they arrive; a sync makes them no longer pending.
+    /// Counts changes as they arrive. A sync makes them no longer pending.
     fn count_changes(&self, events: &[Event]) {
         let metrics = &self.metrics;
         for event in events {
@@ -409,7 +410,7 @@ impl Agent {
     }
 }
 
-/// No server yet, on these addresses.
+/// A set of servers, none open yet, on these addresses.
 fn service_health_servers(
     listen: ListenAddresses,
     servers: &Servers,
@@ -420,8 +421,8 @@ fn service_health_servers(
     ServiceHealthServers::new(options, health, metrics)
 }
 
-/// The source that the configuration names, which tells `health` how its resources are doing, and
-/// where Events go.
+/// Opens the source that the configuration names, and where Events go. The source reports the state
+/// of its resources to `health`.
 async fn open_source(
     config: &Config,
     metrics: &Metrics,

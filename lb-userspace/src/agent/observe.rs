@@ -1,4 +1,4 @@
-//! The data plane's counters for metrics, read when somebody asks.
+//! The data plane's counters for metrics, read for each request.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Observer {
         })
     }
 
-    /// Packets seen at a hook for a reason, over all CPUs.
+    /// Packets that were counted at a hook for a reason, on all CPUs.
     fn packets(&self, hook: Hook, reason: Reason) -> anyhow::Result<u64> {
         let counts = self.counters.get(&hook.counter(reason), 0);
         let counts = counts.context("cannot read map PACKETS")?;

@@ -73,7 +73,7 @@ impl Agent {
         }
     }
 
-    /// What the source cannot follow, and what of it cannot be used.
+    /// What the source cannot follow, and which of its objects cannot be used.
     fn source_problems(&self) -> Vec<String> {
         let resources = self.source_health.states().into_iter();
         let behind =
@@ -91,7 +91,7 @@ impl Agent {
             .collect()
     }
 
-    /// What the latest pass over the flow tables saw, if there has been one.
+    /// What the latest pass over the flow tables found; `None` before the first pass.
     fn flow_stats(&self) -> Option<Arc<Stats>> {
         let stats = self.sweeper.as_ref()?.stats();
         (stats.passes > 0).then_some(stats)

@@ -1,24 +1,24 @@
-//! Flow tables of another size, while traffic runs.
+//! Changes the size of the flow tables while traffic runs.
 //!
-//! A table of another size is another map, and programs are loaded with the one or the other.
-//! Between those of before and those of afterwards come two more kinds, each exchanged for the next
-//! on all devices:
+//! A table of another size is another map, and programs are loaded with one or the other. Between
+//! the programs before and after the change there are two more kinds. Each kind replaces the
+//! previous one on all devices:
 //!
-//! | Programs | open flows in | know as well |
+//! | Programs | open flows in | also know |
 //! |---|---|---|
 //! | before | the present tables | |
 //! | first | the present tables | the next ones |
 //! | second | the next tables | the present ones |
 //! | afterwards | the next tables | |
 //!
-//! So whichever run beside each other see each other's flows: what is only in the table that they
-//! know as well, they copy (see [`lb_common::flow::resize`]). Once all are of the second kind, a
-//! program copies what is left. It does so in the kernel, where nothing ends it in the middle of a
-//! flow.
+//! So any two kinds of programs that run at the same time see each other's flows: flows that are
+//! only in the table which they also know, they copy (see [`lb_common::flow::resize`]). Once all
+//! programs are of the second kind, a program copies what is left. It runs in the kernel, where
+//! nothing can stop it in the middle of a flow.
 //!
-//! The next tables are pinned as `FLOWS4_NEXT` and `FLOWS6_NEXT`, and `CONFIG_NEXT` has the
-//! settings of the second kind, and how far the change has come ([`resize_stage`]). An agent that
-//! finds them takes the change back, or goes on with it.
+//! The next tables are pinned as `FLOWS4_NEXT` and `FLOWS6_NEXT`. `CONFIG_NEXT` holds the settings
+//! of the second kind, and how far the change has come ([`resize_stage`]). An agent that finds them
+//! takes the change back, or goes on with it.
 
 use std::{
     mem::offset_of,
@@ -46,57 +46,57 @@ use crate::flows::Records;
 
 const CONFIG: &str = "CONFIG";
 const CONFIG_NEXT: &str = "CONFIG_NEXT";
-/// The tables' pins, of IPv4 and IPv6, and those of the next ones.
+/// Names of the tables' pins for IPv4 and IPv6, each with that of the next table.
 const TABLES: [(&str, &str); 2] = [("FLOWS4", "FLOWS4_NEXT"), ("FLOWS6", "FLOWS6_NEXT")];
-/// The same by the names that programs know the other tables by, and their masks.
+/// The names by which programs know the other tables and their masks.
 const OTHER_TABLES: [&str; 2] = ["OTHER_FLOWS4", "OTHER_FLOWS6"];
 const OTHER_MASKS: [&str; 2] = ["OTHER_MASK4", "OTHER_MASK6"];
 /// The program that copies flows.
 const COPY_PROGRAM: &str = "copy_flows";
-/// How often what could not be copied is tried again, since flows end meanwhile.
+/// How many passes try to copy a flow. Meanwhile flows end, which makes room.
 const PASSES: usize = 3;
-/// Of a table's room, the part that flows may take when they come into it: more, and some would not
-/// find a place.
+/// The part of a table's room that flows may take when they are copied into it. With more, some
+/// flows would not find a place.
 const FILLED: (u32, u32) = (3, 4);
 
-/// Programs to attach, and the flow tables that they have, or will have in the end.
+/// Programs to attach, and the flow tables that they use, now or at the end of the change.
 pub struct Programs {
     pub loaded: Loaded,
-    /// Records of IPv4's table; half as many are of IPv6's.
+    /// Records of IPv4's table. IPv6's has half as many.
     pub slots: u32,
     /// The settings for these tables.
     pub config: MappedArray<abi::Config>,
-    /// The change that they are part of.
+    /// The change that these programs are part of; `None` if there is none.
     pub resize: Option<Resize>,
-    /// Why the tables do not have the size wanted, if they do not and will not.
+    /// Why the tables do not and will not have the wanted size; `None` if they do or will.
     pub kept: Option<String>,
 }
 
 /// A change of the tables' size under way.
 pub struct Resize {
-    /// Records of IPv4's table, at present and next.
+    /// Records of IPv4's table, before and after the change.
     from: u32,
     to: u32,
-    /// Programs of the second kind, while those to attach are of the first.
+    /// Programs of the second kind, as long as those to attach are of the first.
     second: Option<Loaded>,
     began: Instant,
 }
 
-/// What a change has come to.
+/// The result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resized {
-    /// Flows there was room for, and is now.
+    /// How many flows there was room for before the change, and how many now.
     pub from: u32,
     pub to: u32,
-    /// Flows that the agent has had copied; their packets have had others copied.
+    /// Flows that the agent has copied. The others were copied when their packets came.
     pub copied: u64,
     /// Flows for which there was no room.
     pub left: u64,
     pub took: Duration,
 }
 
-/// The programs to begin with for tables of so many records: of the first kind where that means a
-/// change, of the second where an agent was interrupted at one.
+/// The programs to start with for tables of `wanted` records: programs of the first kind if that is
+/// a change, and of the second kind if an agent was interrupted during a change.
 ///
 /// # Errors
 ///
@@ -134,7 +134,7 @@ pub fn begin(pins: &Pins, wanted: u32, local_addresses: u32) -> anyhow::Result<P
     }
 }
 
-/// Leaves the tables as they are: programs for them.
+/// Keeps the tables as they are, and returns programs for them.
 ///
 /// # Errors
 ///
@@ -169,29 +169,29 @@ impl Resize {
         }
     }
 
-    /// Whether nothing has happened so far but that programs have come to know the next tables.
+    /// Whether the only thing that has happened is that programs know the next tables.
     pub fn is_first(&self) -> bool {
         self.second.is_some()
     }
 
-    /// Records of IPv4's table at present, and next.
+    /// Records of IPv4's table, now and after the change.
     pub fn records(&self) -> (u32, u32) {
         (self.from, self.to)
     }
 
-    /// The next step, once `attached` are attached everywhere and no others: programs of the second
-    /// kind, or the end of the change.
+    /// The next step, once `attached` are attached everywhere and no others are: programs of the
+    /// second kind, or the end of the change.
     ///
     /// # Errors
     ///
-    /// The kernel's. The next agent goes on then.
+    /// If the kernel refuses. The next agent goes on then.
     pub fn go_on(
         mut self,
         attached: &Loaded,
         config: &MappedArray<abi::Config>,
         pins: &Pins,
     ) -> anyhow::Result<Step> {
-        // Programs that were exchanged may still run.
+        // The exchanged programs may still run for a moment.
         synchronize_rcu();
         let stage = config.u32_at(0, offset_of!(abi::Config, resize));
         if let Some(second) = self.second.take() {
@@ -210,7 +210,7 @@ impl Resize {
         }))
     }
 
-    /// Has all flows copied that have not been.
+    /// Copies all flows that have not been copied yet.
     fn copy(&self, programs: &Loaded) -> anyhow::Result<Copies> {
         let mut all = Copies::default();
         for _ in 0..PASSES {
@@ -230,9 +230,9 @@ impl Resize {
     }
 }
 
-/// What [`Resize::go_on`] has come to.
+/// The result of [`Resize::go_on`].
 pub enum Step {
-    /// These are to be attached everywhere.
+    /// These programs are to be attached everywhere.
     Attach(Box<(Loaded, Resize)>),
     Done(Resized),
 }
@@ -245,7 +245,7 @@ struct Copies {
 
 /// Runs the program that copies flows on a batch of records.
 fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<Copies> {
-    /// Words of `struct __sk_buff`, and where among them `cb` is.
+    /// Size of `struct __sk_buff` in words, and the place of `cb` in it.
     const CONTEXT: usize = 48;
     const CB: usize = 12;
     let Program::SchedClassifier(program) = programs.tested(COPY_PROGRAM)? else {
@@ -258,7 +258,7 @@ fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<C
     let mut after = context.clone();
     program
         .test_run(TestRunOptions {
-            // Some frame; the program does not look at it.
+            // Any frame will do: the program does not look at it.
             data_in: Some(&[0; 64]),
             ctx_in: Some(&context),
             ctx_out: Some(&mut after),
@@ -304,8 +304,8 @@ where
     MappedArray::from_pin(&pins.map(table)).with_context(|| format!("cannot read {table}"))
 }
 
-/// Fails if a table's flows would not fit one of so many records. What an earlier change has marked
-/// is marked no more.
+/// Fails if a table's flows would not fit into one of `records` records. Also clears the marks of
+/// an earlier change.
 fn check_room<A: Address>(
     table: &impl Records<A>,
     records: u32,
@@ -331,8 +331,8 @@ fn check_room<A: Address>(
     Ok(())
 }
 
-/// Looks at what an agent has left that was ended in the middle of a change. Whether the change
-/// goes on; else it is finished or taken back.
+/// Looks at what an agent left that was stopped in the middle of a change. Returns whether the
+/// change goes on; otherwise it has been completed or taken back.
 fn recover(pins: &Pins) -> anyhow::Result<bool> {
     if !pins.maps()?.contains(CONFIG_NEXT) {
         take_back(pins)?;
@@ -341,7 +341,8 @@ fn recover(pins: &Pins) -> anyhow::Result<bool> {
     let next = settings(pins, CONFIG_NEXT)?.read(0);
     match next.resize {
         resize_stage::COPIED => adopt(pins)?,
-        // An older version knows the present tables only; what is in the next ones is out of date.
+        // An older version knows only the present tables, so what is in the next ones is out of
+        // date.
         resize_stage::BOTH if !was_alone(pins, &next)? => take_back(pins)?,
         resize_stage::BOTH => return Ok(true),
         _ => take_back(pins)?,
@@ -349,15 +350,15 @@ fn recover(pins: &Pins) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// Whether no agent has run, since the change began, that does not know of it.
+/// Whether no agent that does not know of the change has run since it began.
 fn was_alone(pins: &Pins, next: &abi::Config) -> anyhow::Result<bool> {
     Ok(settings(pins, CONFIG)?.read(0).hop_generation == next.resize_since)
 }
 
-/// Gives the next tables the place of the present ones.
+/// Puts the next tables in the place of the present ones.
 fn adopt(pins: &Pins) -> anyhow::Result<()> {
     let next = settings(pins, CONFIG_NEXT)?.read(0);
-    // No program goes by these any more that has the tables of before.
+    // No program with the old tables uses these settings any more.
     settings(pins, CONFIG)?.write(
         0,
         &abi::Config {
@@ -369,7 +370,7 @@ fn adopt(pins: &Pins) -> anyhow::Result<()> {
     for (present, next) in TABLES {
         pins.rename_map(next, present)?;
     }
-    // Last: as long as it is there, the next agent comes here again.
+    // Last, because the next agent repeats these steps as long as it is there.
     pins.remove_map(CONFIG_NEXT)?;
     Ok(())
 }

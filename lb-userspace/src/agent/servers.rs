@@ -1,4 +1,4 @@
-//! The agent's own HTTP: servers, what they share, and what they say of the agent's state.
+//! The agent's HTTP servers, what they share, and what they say about the agent's state.
 
 use std::{future, io, net::SocketAddr, sync::Arc};
 
@@ -28,15 +28,16 @@ use crate::{
     source::health::SourceHealth,
 };
 
-/// Threads that serve. More than one, so that one handler that blocks does not hold up the others.
+/// Threads that serve. There is more than one, so that a handler that blocks does not hold up
+/// others.
 const THREADS: usize = 2;
 
-/// Serves from threads of its own, so that nothing the agent does holds up an answer. Dropping it
-/// ends all servers.
+/// Runs the HTTP servers on threads of their own, so that the agent's work never delays an answer.
+/// Dropping it ends all servers.
 pub struct Servers {
     pub stack: Arc<Stack>,
     initialization: Arc<Initialization>,
-    /// What the maps have been given.
+    /// What has been given to the maps.
     pub catalog: Arc<Catalog>,
     readiness: Arc<Readiness>,
     /// The check that an address of this node is known.
@@ -53,7 +54,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// No server yet.
+    /// Starts the threads, without servers.
     ///
     /// # Errors
     ///
@@ -100,8 +101,8 @@ impl Servers {
         })
     }
 
-    /// Ends when the process is told to stop (SIGTERM, SIGINT). From that moment on the agent is
-    /// not ready, even while it is busy with something else.
+    /// Follows SIGTERM and SIGINT: the task ends when the process is told to stop. From that moment
+    /// on the agent is not ready, even while it is busy with something else.
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl Servers {
         }))
     }
 
-    /// The maps have what the source had delivered.
+    /// Notes that the maps have everything that the source delivered first.
     pub fn first_state_written(&self) {
         self.initialization.finish();
     }
@@ -187,7 +188,7 @@ async fn serve(
     }
 }
 
-/// The threads, which end on their own: waiting for them would hold up the agent's end.
+/// The threads. They end on their own, because waiting for them would delay the agent's end.
 struct HttpRuntime(Option<Runtime>);
 
 impl HttpRuntime {

@@ -1,4 +1,4 @@
-//! How large the flow tables and what goes with them are.
+//! The sizes of the flow tables, and of maps that depend on them.
 
 use lb_common::pipeline::RINGS;
 use lb_datapath::Settings;
@@ -7,7 +7,7 @@ use lb_datapath::Settings;
 /// SYNs per second they leave every client 160 ms for its handshake.
 pub(super) const HALF_OPEN: u32 = 16_384;
 
-/// Records for a flow: two, and as many free ones, so that searches stay short.
+/// Records per flow: the two that it uses, and as many free ones, so that searches stay short.
 pub(super) const RECORDS_PER_FLOW: u32 = 4;
 
 /// The map whose size is [`local_addresses`](super::kernel::Kernel::start)'s.
@@ -24,7 +24,7 @@ pub(super) fn sizes(slots: u32, local_addresses: u32) -> Settings<'static> {
         .max_entries("HALF_OPEN6", RINGS * HALF_OPEN)
 }
 
-/// Records in the IPv4 flow table.
+/// How many records the IPv4 flow table needs for `flows` flows.
 pub(super) fn slots(flows: u32) -> u32 {
     flows
         .saturating_mul(RECORDS_PER_FLOW)

@@ -17,7 +17,7 @@ use crate::{
     plan::ServicePortName,
 };
 
-/// What the agent is doing, and what it cannot do.
+/// The agent's state, and what it cannot do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -37,12 +37,12 @@ pub struct Status {
     #[serde(default)]
     pub local_addresses_left_out: usize,
     pub source: String,
-    /// Since when the maps have followed the source (RFC 3339); none: the source has not delivered
-    /// everything yet.
+    /// Since when the maps have followed the source (RFC 3339). Absent until the source has
+    /// delivered everything once.
     pub in_sync_since: Option<String>,
-    /// When the maps were last brought into line.
+    /// When the maps were last brought up to date (RFC 3339).
     pub last_sync: Option<String>,
-    /// Services, programmed or not.
+    /// Number of Services, programmed or not.
     pub services: usize,
     pub service_ports: usize,
     pub not_programmed: Vec<NotProgrammed>,
@@ -51,9 +51,9 @@ pub struct Status {
     pub maps: Vec<Map>,
     /// Service ports under attack, or so it seems.
     pub pressed: Vec<Pressed>,
-    /// Service ports that have come to a limit within the last minute.
+    /// Service ports that have reached a limit within the last minute.
     pub at_limit: Vec<AtLimit>,
-    /// Service ports with endpoints that do not serve.
+    /// Service ports with endpoints that refuse connections or do not answer.
     pub failing: Vec<Failing>,
     pub devices: Vec<Device>,
     /// What the Node object lacks, or that there is none; and whether pods cannot be told from other
@@ -63,7 +63,7 @@ pub struct Status {
     /// What the source has that cannot be used.
     pub source_problems: Vec<String>,
     pub health_checks: HealthChecks,
-    /// None until the flow tables have been looked at.
+    /// Absent until the first pass over the flow tables.
     pub flows: Option<[FlowTable; 2]>,
     pub flow_table_size: FlowTableSize,
     /// What is traced, if something is.
@@ -97,13 +97,13 @@ impl From<progress::Syncing> for Syncing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowTableSize {
-    /// Flows there is room for, of IPv4; half as many of IPv6.
+    /// How many IPv4 flows there is room for; for IPv6, half as many.
     pub flows: u32,
-    /// What has become of a change since the agent started, or why there was none.
+    /// The result of a change of size since the agent started, or why there was none.
     pub change: Option<String>,
 }
 
-/// A service port that is not, or not completely, in the maps.
+/// A service port that is not in the maps, or not completely.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NotProgrammed {
@@ -147,12 +147,12 @@ pub struct Pressed {
     pub service_port: String,
     pub protocol: String,
     pub half_open: u64,
-    /// How many have given way so far.
+    /// How many half-open flows have given way so far.
     pub gave_way: u64,
 }
 
 impl Pressed {
-    /// Of what has come to a service port, if that is too much.
+    /// The pressure on a service port, if its traffic shows any.
     pub fn of(traffic: &ServiceTraffic) -> Option<Self> {
         let pressed = traffic.half_open >= u64::from(WITHOUT_RING);
         pressed.then(|| Self {
@@ -164,18 +164,19 @@ impl Pressed {
     }
 }
 
-/// A service port whose flows take all that they may of something.
+/// A service port with flows that use up all they may of something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AtLimit {
     pub service_port: String,
     pub protocol: String,
     pub family: String,
-    /// What there is no more of, for people.
+    /// What is used up, in words for people.
     pub exhausted: Vec<String>,
 }
 
 impl AtLimit {
+    /// A service port that is at these limits.
     pub fn new(key: &Key, limits: &[Limit]) -> Self {
         let exhausted = limits.iter().map(|limit| limit.name().to_owned());
         Self {
@@ -187,8 +188,8 @@ impl AtLimit {
     }
 }
 
-/// A service port whose endpoints have refused or not answered the latest connections. New
-/// connections avoid them, if there are others.
+/// A service port with endpoints that have refused or not answered the latest connections. New
+/// connections avoid these endpoints, if there are others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failing {
@@ -198,7 +199,7 @@ pub struct Failing {
 }
 
 impl Failing {
-    /// Of what has come to a service port, if an endpoint fails.
+    /// The failing endpoints of a service port, if its traffic shows any.
     pub fn of(traffic: &ServiceTraffic) -> Option<Self> {
         let fails = !traffic.failing.is_empty();
         fails.then(|| Self {
@@ -245,7 +246,7 @@ pub struct HealthChecks {
 pub struct FlowTable {
     pub family: String,
     pub flows: u64,
-    /// Two for each flow.
+    /// Number of records in the table. A flow takes two.
     pub records: u32,
     /// Records that are not free.
     pub occupied: u32,
@@ -263,7 +264,7 @@ impl FlowTable {
     }
 }
 
-/// How people call an XDP mode.
+/// The name of an XDP mode for people.
 pub fn mode_name(mode: XdpMode) -> &'static str {
     match mode {
         XdpMode::Native => "native",
@@ -272,7 +273,7 @@ pub fn mode_name(mode: XdpMode) -> &'static str {
     }
 }
 
-/// How people call a role.
+/// The name of a device's role for people.
 pub fn role_name(role: Role) -> &'static str {
     match role {
         Role::External => "external",
@@ -283,7 +284,7 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// A moment in time for people.
+/// A point in time for people (RFC 3339).
 pub fn timestamp(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }

@@ -1,4 +1,4 @@
-//! From changed objects to changed maps, health answers and metrics.
+//! Turns changed objects into changed maps, health answers and metrics.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,7 +19,7 @@ use crate::{
     store::Store,
 };
 
-/// How often it is looked at whether service ports are at a limit.
+/// How often service ports are checked for limits.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Service ports that are named in the log at a time, of those that find no room.
@@ -28,7 +28,7 @@ const LOGGED: usize = 20;
 /// Keeps the maps equal to the store. A sync costs what changed, not what is there.
 pub struct Syncer {
     writer: MapWriter,
-    /// What has been planned.
+    /// The plans made so far.
     catalog: Arc<Catalog>,
     /// What each Service was when it was planned, and the node's [`Self::version`] then.
     planned: HashMap<ObjectName, (Arc<Service>, u64)>,
@@ -52,9 +52,9 @@ pub struct Syncer {
     /// Whether every essential Service has the room that it needs.
     has_room: Condition,
     limits: Limits<Key>,
-    /// When it was last looked at who is at a limit.
+    /// When limits were last checked.
     last_look: Option<Instant>,
-    /// What nobody has been told yet.
+    /// News that the agent has not taken yet.
     news: Vec<News>,
     last_sync: Option<Instant>,
 }
@@ -70,14 +70,14 @@ pub enum News {
     AtLimit(Key, Limit),
 }
 
-/// Service ports of a family that drop connections because their policy is Local.
+/// Service ports of a family that drop connections because their traffic policy is Local.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lacking {
     internal: i64,
     external: i64,
 }
 
-/// What a family's terminating endpoints serve for want of ready ones.
+/// What terminating endpoints of a family serve because there are no ready ones.
 #[derive(Clone, Copy, Debug, Default)]
 struct OnTerminating {
     services: i64,
@@ -118,7 +118,7 @@ impl Syncer {
         }
     }
 
-    /// The maps' side.
+    /// The map writer.
     pub fn writer(&mut self) -> &mut MapWriter {
         &mut self.writer
     }
@@ -202,8 +202,8 @@ impl Syncer {
         }
     }
 
-    /// Notices who has come to a limit, once the first state is written: to be called every now and
-    /// then.
+    /// Notices which service ports have reached a limit, once the first state is written. To be
+    /// called now and then.
     pub fn watch_limits(&mut self, now: Instant) {
         let is_due = self.last_look.is_none_or(|last| now >= last + LOOK);
         if self.last_sync.is_none() || !is_due {
@@ -223,14 +223,14 @@ impl Syncer {
         }
     }
 
-    /// Service ports that have lately been at a limit.
+    /// Service ports that have been at a limit lately.
     pub fn at_limit(&self) -> impl Iterator<Item = status::AtLimit> {
         self.limits
             .at_limit()
             .map(|(key, limits)| status::AtLimit::new(key, &limits))
     }
 
-    /// The healthCheckNodePort servers that should be, if they are not those of the last call.
+    /// The healthCheckNodePort servers that should exist; `None` if they are as at the last call.
     pub fn changed_health(&mut self) -> Option<Vec<ServiceHealth>> {
         std::mem::take(&mut self.health_changed).then(|| self.health.values().cloned().collect())
     }
@@ -256,7 +256,7 @@ impl Syncer {
         std::mem::take(&mut self.news)
     }
 
-    /// When the last sync was done; without one, now.
+    /// When the last sync was done; before the first one, now.
     pub fn synced_at(&self) -> Instant {
         self.last_sync.unwrap_or_else(Instant::now)
     }
@@ -297,7 +297,7 @@ impl Syncer {
         metrics.service_changes_pending.set(0);
     }
 
-    /// Brings one Service into line; without a plan, it goes.
+    /// Brings one Service up to date; without a plan, it is removed.
     fn sync_service(&mut self, name: ObjectName, planned: Option<ServicePlan>, stale: &mut Stale) {
         let before = self.catalog.get(&name);
         let mut gone: BTreeSet<Key> = before
@@ -308,7 +308,7 @@ impl Syncer {
         for port in planned.iter().flat_map(|plan| &plan.ports) {
             let key = Key::of(port);
             gone.remove(&key);
-            // What has no room is reported when the round is over.
+            // What finds no room is reported at the end of the round.
             let _ = self.writer.apply(key, Some(port));
         }
         for key in gone {
@@ -331,7 +331,7 @@ impl Syncer {
         self.catalog.set(&name, planned.map(Arc::new));
     }
 
-    /// Counts a Service's ports in, or out.
+    /// Adds a Service's ports to the counts, or subtracts them.
     fn count(&mut self, planned: Option<&ServicePlan>, by: i64) {
         for plan in planned.into_iter().flat_map(|planned| &planned.ports) {
             let lacking = &mut self.lacking[plan.family as usize];
@@ -460,7 +460,7 @@ fn in_order(services: BTreeSet<ObjectName>, store: &Store, node: &LocalNode) -> 
     services
 }
 
-/// How often a service port has met each limit.
+/// How often a service port has reached each limit.
 fn met(writer: &MapWriter, id: u32) -> Met {
     let shortages = writer.shortages(id);
     Limit::ALL.map(|limit| match limit {

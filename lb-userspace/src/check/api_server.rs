@@ -1,4 +1,4 @@
-//! The API server: whether it can be reached, and whether it lets the agent do its work.
+//! The API server: whether it can be reached, and whether it allows the agent to do its work.
 
 use std::{sync::Arc, time::Duration};
 
@@ -44,7 +44,7 @@ const RIGHTS: [(&str, &str, &str); 8] = [
     ("events.k8s.io", "events", "patch"),
 ];
 
-/// Nothing, if the API server is not the source.
+/// No findings if the API server is not the source.
 pub async fn check(config: &Config) -> Vec<Finding> {
     if config.source != SourceSpec::Kubernetes {
         return Vec::new();
@@ -67,7 +67,7 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// The agent's rights that this account lacks, like `list nodes`.
+/// The rights that the agent needs and this account lacks, such as `list nodes`.
 async fn missing_rights(client: &Client) -> Result<Vec<String>, String> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
     let mut missing = Vec::new();
@@ -139,7 +139,7 @@ async fn node(client: &Client, name: &str) -> (Finding, Option<lb_objects::Node>
     }
 }
 
-/// Whether the API server is reached by an address that only works while somebody serves Services.
+/// Warns if the API server is reached by an address that works only while a service proxy runs.
 async fn cluster_ip(client: &Client, config: &Config) -> Option<Finding> {
     const CHECK: &str = "API server's address";
     let address = config.api_access.host().await.ok()?;

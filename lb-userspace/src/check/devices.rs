@@ -1,4 +1,4 @@
-//! The node's devices, and what of its network settings matters.
+//! The node's devices, and network settings that matter for them.
 
 use std::{collections::BTreeMap, fs, net::IpAddr, path::Path};
 
@@ -51,7 +51,8 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// How packets of an external device will come in. `programs` is what is attached to devices.
+/// The XDP mode in which packets of an external device will arrive. `programs` are the attached
+/// ones.
 fn xdp(config: &Config, device: &Device, programs: &BTreeMap<u32, u32>) -> Finding {
     let check = format!("device {}", device.name);
     if let Some(id) = programs.get(&device.index)
@@ -81,7 +82,7 @@ fn xdp(config: &Config, device: &Device, programs: &BTreeMap<u32, u32>) -> Findi
     Finding::ok(check, found)
 }
 
-/// Whether an agent's link is on a device.
+/// Whether a device has a link of node-lb's agent.
 fn is_ours(bpf_root: &Path, ifindex: u32) -> bool {
     let links = bpf_root.join(format!("v{}", abi::VERSION)).join("links");
     [hooks::XdpMode::Native, hooks::XdpMode::Generic]
@@ -99,7 +100,7 @@ fn driver(device: &str) -> Option<String> {
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
-/// What does not go past the host's stack, pods' own traffic first, has to be routed by it.
+/// Traffic that does not bypass the host's stack, such as that of pods, has to be forwarded by it.
 fn forwarding(devices: &Devices) -> Vec<Finding> {
     let addresses = devices.iter().flat_map(|device| &device.addresses);
     let has_v6 = addresses
@@ -123,8 +124,8 @@ fn forwarding(devices: &Devices) -> Vec<Finding> {
         .collect()
 }
 
-/// Strict reverse path filtering drops what comes in by another device than answers go out by, if
-/// it gets as far as the host's stack.
+/// Strict reverse path filtering drops packets that arrive on another device than answers leave by,
+/// if they get as far as the host's stack.
 fn reverse_path(config: &Config, external: &[&Device]) -> Vec<Finding> {
     const SETTING: &str = "net.ipv4.conf.all.rp_filter";
     let value = |device: &str| {
@@ -155,7 +156,7 @@ fn reverse_path(config: &Config, external: &[&Device]) -> Vec<Finding> {
     vec![finding]
 }
 
-/// The value of a kernel setting, by its dotted name; devices' names may have dots.
+/// The value of a kernel setting, by its dotted name. Names of devices may contain dots.
 fn sysctl(name: &str) -> Option<String> {
     let path = match name.strip_prefix("net.ipv4.conf.") {
         Some(rest) => format!(

@@ -1,16 +1,16 @@
-//! What a check says.
+//! The result of a check.
 
 use std::fmt::Display;
 
 use serde::Serialize;
 
-/// How good what was found is.
+/// How serious a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be, or of no consequence.
+    /// As it should be, or irrelevant.
     Ok,
-    /// The agent runs, but not as well as it could, or not as its settings may mean.
+    /// The agent runs, but not as well as it could, or perhaps not as intended.
     Warning,
     /// The agent does not run, or does not do its work.
     Failure,
@@ -19,12 +19,12 @@ pub enum Level {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at, in a few words.
+    /// What was checked, in a few words.
     pub check: String,
     pub level: Level,
-    /// What there is.
+    /// What was found.
     pub found: String,
-    /// What to do; absent if that is nothing.
+    /// What to do; absent if there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -61,7 +61,7 @@ impl Finding {
             ..Self::warning(check, found, remedy)
         }
     }
-    /// What the agent cannot do without: `found`, or why it is not there.
+    /// A finding about something that the agent needs: `found`, or why it is missing.
     pub(super) fn required<E: Display>(
         check: &str,
         found: Result<impl Into<String>, E>,

@@ -1,13 +1,13 @@
-//! Which chains the older iptables has, by its socket options (linux/netfilter_ipv4/ip_tables.h):
-//! the program is not in a container.
+//! Which chains the older iptables has, read by its socket options
+//! (linux/netfilter_ipv4/ip_tables.h), because the container has no iptables program.
 
 use std::{fs, io, os::fd::OwnedFd};
 
 use lb_datapath::socket_option;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-/// Chains by which kube-proxy serves Services. The kubelet has others (`KUBE-KUBELET-CANARY`),
-/// which are on nodes without kube-proxy, too.
+/// The chains with which kube-proxy serves Services. Those of the kubelet (`KUBE-KUBELET-CANARY`)
+/// exist on nodes without kube-proxy, too.
 const CHAINS: [&str; 3] = ["KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES"];
 
 /// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`; IPv6 has the same numbers.
@@ -15,18 +15,18 @@ const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
 /// `XT_TABLE_MAXNAMELEN`.
 const NAME: usize = 32;
-/// Size of `struct ipt_getinfo`, and where in it the size of the entries is.
+/// Size of `struct ipt_getinfo`, and the place of the entries' size in it.
 const INFO: usize = 84;
 const INFO_SIZE: usize = 80;
-/// What precedes the entries in `struct ipt_get_entries`: name, size, and a gap.
+/// What comes before the entries in `struct ipt_get_entries`: name, size, and padding.
 const ENTRIES: usize = NAME + 8;
 
-/// Whether kube-proxy made a chain.
+/// Whether kube-proxy made the chain.
 pub fn is_kube_proxy_chain(name: &str) -> bool {
     CHAINS.contains(&name)
 }
 
-/// The tables that have such chains, like `table ip nat (older iptables)`.
+/// The tables with such chains, such as `table ip nat (older iptables)`.
 ///
 /// # Errors
 /// The kernel's.
@@ -46,7 +46,7 @@ pub fn kube_proxy_tables() -> io::Result<Vec<String>> {
             libc::IPPROTO_IPV6,
         ),
     ] {
-        // Asking for a table that is not in use would load it.
+        // A request for a table that is not in use would load it.
         let Ok(tables) = fs::read_to_string(list) else {
             continue;
         };
@@ -60,7 +60,7 @@ pub fn kube_proxy_tables() -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// Whether the rules of a table have the head of such a chain, which alone has a chain's name.
+/// Whether a table's rules contain the head of such a chain, the only place with its name.
 fn has_chain(entries: &[u8]) -> bool {
     CHAINS.iter().any(|chain| {
         let name = [chain.as_bytes(), &[0]].concat();
@@ -68,7 +68,7 @@ fn has_chain(entries: &[u8]) -> bool {
     })
 }
 
-/// The rules of a table as the kernel has them.
+/// The rules of a table in the kernel's format.
 fn entries(socket: &OwnedFd, level: libc::c_int, table: &str) -> io::Result<Vec<u8>> {
     let mut info = named(table, INFO);
     socket_option::read(socket, level, GET_INFO, &mut info)?;
@@ -80,7 +80,7 @@ fn entries(socket: &OwnedFd, level: libc::c_int, table: &str) -> io::Result<Vec<
     Ok(entries.split_off(ENTRIES))
 }
 
-/// So many octets that begin with a table's name, cut to the room there is for it.
+/// `length` octets that start with a table's name, which is cut if it is too long.
 fn named(table: &str, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let name = &table.as_bytes()[..table.len().min(NAME - 1)];

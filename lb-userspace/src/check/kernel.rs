@@ -1,4 +1,4 @@
-//! The kernel: what it is, what it lets this process do, and whether it takes the programs.
+//! The kernel: its version, what it allows this process to do, and whether it accepts the programs.
 
 use std::{fs, io, path::Path, time::Instant};
 
@@ -9,10 +9,10 @@ use super::Finding;
 use crate::config::{Config, snat_ports};
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
-/// Entries of the flow tables that the trial makes: as few as they may have.
+/// Entries of the flow tables in the trial: the smallest possible number.
 const TRIAL_FLOWS: u32 = 1024;
 
-/// Everything but [`programs`].
+/// All checks except [`programs`].
 pub fn check(config: &Config) -> Vec<Finding> {
     vec![
         version(),
@@ -50,7 +50,7 @@ fn capabilities() -> Finding {
     )
 }
 
-/// What the setting says; only the machine's first network namespace has it.
+/// The finding about this setting, which exists only in the machine's first network namespace.
 fn jit(setting: &io::Result<String>) -> Finding {
     const CHECK: &str = "BPF JIT";
     match setting.as_ref().map(|text| text.trim()) {
@@ -66,7 +66,7 @@ fn jit(setting: &io::Result<String>) -> Finding {
 
 fn tc() -> Finding {
     const CHECK: &str = "TC";
-    // Without them the kernel does not even say what is attached.
+    // Without privileges the kernel does not even say what is attached.
     if preflight::capabilities().is_err() {
         return Finding::ok(CHECK, "not tried, because capabilities are missing");
     }
@@ -77,7 +77,8 @@ fn tc() -> Finding {
     Finding::ok(CHECK, found)
 }
 
-/// Source NAT with ports that others use as well confuses both, and few ports are soon used up.
+/// If the ports for source NAT are used by others too, connections get mixed up; if there are few,
+/// they are soon used up.
 fn ports(config: &Config) -> Finding {
     const CHECK: &str = "SNAT ports";
     let ours = config.datapath.snat_ports;
@@ -134,7 +135,7 @@ pub fn programs(bpf_root: &Path) -> Finding {
     }
 }
 
-/// Returns how many programs the kernel took.
+/// Returns how many programs the kernel accepted.
 fn try_to_load(root: &Path) -> anyhow::Result<usize> {
     let pins = Pins::open(root, abi::VERSION)?;
     let settings = Settings::default()

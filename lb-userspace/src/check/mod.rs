@@ -1,7 +1,7 @@
-//! Preflight: whether this node can run node-lb as configured, and what would get in its way.
+//! Preflight: whether this node can run node-lb as configured, and what would be a problem.
 //!
-//! Nothing is changed: what is tried (loading programs, opening ports) is undone at once. In
-//! reading order:
+//! Nothing is changed: trials (loading programs, opening ports) are undone at once. In reading
+//! order:
 //!
 //! | Module | What it looks at |
 //! |---|---|
@@ -29,7 +29,7 @@ pub use finding::{Finding, Level};
 
 use crate::config::Config;
 
-/// Looks at everything; what cannot be looked at is a finding, too.
+/// Runs all checks. If something cannot be checked, that is a finding, too.
 pub async fn run(config: &Config) -> Vec<Finding> {
     let mut findings = kernel::check(config);
     findings.extend(mounts::check(&config.datapath));

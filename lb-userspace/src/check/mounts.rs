@@ -49,7 +49,8 @@ fn cgroup2(config: &DatapathConfig) -> Finding {
             "set --cgroup-path to a directory in a cgroup v2 hierarchy",
         );
     }
-    // Only a root has no type: what is there in a container may be its own part of the hierarchy.
+    // Only a root cgroup has no type. In a container, what is mounted may be its own part of the
+    // hierarchy.
     match root.join("cgroup.type").exists() && config.cgroup_path.is_none() {
         true => Finding::warning(
             CHECK,

@@ -1,4 +1,4 @@
-//! Which nftables rules there are, by netlink: the `nft` program is not in a container.
+//! Which nftables rules exist, read by netlink, because the container has no `nft` program.
 
 use std::io;
 
@@ -19,11 +19,11 @@ const NFTA_CHAIN_NAME: u16 = 3;
 const HEADER: usize = 16;
 const GENERIC: usize = 4;
 
-/// The table of kube-proxy's nftables mode, and those in which iptables' successor keeps the chains
-/// of its iptables mode; each like `ip kube-proxy`.
+/// The table of kube-proxy's nftables mode, and tables in which iptables-nft keeps the chains of
+/// its iptables mode. Each is named like `ip kube-proxy`.
 ///
 /// # Errors
-/// The kernel's; that it has no nftables is none.
+/// If the kernel refuses. A kernel without nftables is no error.
 pub fn kube_proxy_tables() -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for message in dump(NFT_MSG_GETTABLE)? {
@@ -44,11 +44,11 @@ pub fn kube_proxy_tables() -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// An object of a listing: what follows the netlink header.
+/// An object of a listing: the bytes after the netlink header.
 struct Message(Vec<u8>);
 
 impl Message {
-    /// The family in `nft`'s words.
+    /// The name of the family in `nft`.
     fn family(&self) -> &'static str {
         match self.0.first().map(|family| i32::from(*family)) {
             Some(libc::NFPROTO_IPV4) => "ip",
@@ -58,7 +58,7 @@ impl Message {
         }
     }
 
-    /// A textual attribute.
+    /// An attribute that is text.
     fn text(&self, kind: u16) -> Option<&str> {
         let mut rest = self.0.get(GENERIC..)?;
         while rest.len() >= 4 {
@@ -99,7 +99,7 @@ fn dump(kind: u16) -> io::Result<Vec<Message>> {
     }
 }
 
-/// Takes the objects out of a datagram; whether it was the last one.
+/// Reads the objects of a datagram. Returns whether it was the last one.
 fn read(mut received: &[u8], messages: &mut Vec<Message>) -> io::Result<bool> {
     while let Some(header) = received.get(..HEADER) {
         let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
@@ -114,7 +114,7 @@ fn read(mut received: &[u8], messages: &mut Vec<Message>) -> io::Result<bool> {
                     .first_chunk()
                     .map_or(0, |code| i32::from_ne_bytes(*code));
                 return match -code {
-                    // No such subsystem: a kernel without nftables.
+                    // There is no such subsystem: the kernel has no nftables.
                     0 | libc::EINVAL | libc::EOPNOTSUPP => Ok(true),
                     code => Err(io::Error::from_raw_os_error(code)),
                 };

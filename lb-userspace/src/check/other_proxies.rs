@@ -1,4 +1,4 @@
-//! Other service proxies' rules on this node, kube-proxy's first of all.
+//! Rules of other service proxies on this node, above all of kube-proxy.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ const REMEDY: &str = "stop kube-proxy on this node, let node-lb start, and then 
 /// The device on which kube-proxy's IPVS mode keeps its addresses.
 const IPVS_DEVICE: &str = "/sys/class/net/kube-ipvs0";
 
-/// Rules of kube-proxy in any of its modes. They do no harm while node-lb takes over; afterwards
+/// Rules of kube-proxy in any of its modes. They do no harm while node-lb takes over. Afterwards
 /// they would catch what node-lb lets pass.
 pub fn check() -> Vec<Finding> {
     vec![

@@ -1,4 +1,4 @@
-//! The agent's own addresses, and who has them.
+//! The agent's addresses, and which process has them.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -13,7 +13,7 @@ use crate::{
     http::{bind_all_families, get},
 };
 
-/// How long whoever has an address may take to say who it is.
+/// How long the process that has an address may take to say what it is.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 pub fn check(config: &Config) -> Vec<Finding> {
@@ -64,14 +64,14 @@ fn port(setting: &str, address: SocketAddr, running: bool) -> Finding {
     }
 }
 
-/// Somebody with an address of ours.
+/// A process that has one of the agent's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     NodeLb,
     KubeProxy,
 }
 
-/// Asks who listens on an address; `None` for whoever is neither.
+/// Asks the process that listens on an address what it is; `None` if it is neither.
 fn owner(address: SocketAddr) -> Option<Owner> {
     let mut local = address;
     if address.ip().is_unspecified() {
@@ -85,7 +85,8 @@ fn owner(address: SocketAddr) -> Option<Owner> {
         stream.set_read_timeout(Some(DEADLINE)).ok()?;
         get(stream, path).ok()
     };
-    // Both have the first at metrics, and node-lb alone the second at health.
+    // Both serve the first path on the metrics address; only node-lb serves the second on the
+    // health address.
     match ask("/proxyMode")? {
         (200, mode) => Some(match mode.trim() {
             "node-lb" => Owner::NodeLb,

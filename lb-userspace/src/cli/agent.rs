@@ -21,7 +21,7 @@ impl Command {
     /// # Errors
     /// If the configuration is wrong or the agent cannot run.
     pub fn run(self) -> anyhow::Result<()> {
-        // What kube's client would say of a failed request, its user here says better.
+        // The callers of kube's client report failed requests better than it does.
         let filter = EnvFilter::try_from_env("NODE_LB_LOG")
             .unwrap_or_else(|_| "info,kube_client=off".into());
         tracing_subscriber::fmt()

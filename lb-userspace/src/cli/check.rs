@@ -26,14 +26,14 @@ pub struct Command {
 /// The form of `--output json`.
 #[derive(Serialize)]
 struct Report {
-    /// That of the worst finding.
+    /// The level of the worst finding.
     level: Level,
     findings: Vec<Finding>,
 }
 
 impl Command {
     /// # Errors
-    /// If the configuration is wrong or nothing can be looked at.
+    /// If the configuration is wrong, or no check is possible.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::try_from(self.flags)?;
         let findings = super::block_on(check::run(&config))?;

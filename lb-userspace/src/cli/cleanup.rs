@@ -1,4 +1,4 @@
-//! `node-lb cleanup`: takes everything of node-lb's out of the kernel.
+//! `node-lb cleanup`: removes everything of node-lb from the kernel.
 
 use std::path::PathBuf;
 

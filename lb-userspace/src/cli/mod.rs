@@ -58,7 +58,8 @@ enum Command {
 }
 
 impl Cli {
-    /// Parses the arguments, and once more with those of the configuration file they name.
+    /// Parses the arguments. If they name a configuration file, parses them again with its
+    /// settings.
     fn from_arguments(mut arguments: Vec<OsString>) -> anyhow::Result<Self> {
         let mut matches = Self::command().try_get_matches_from(&arguments)?;
         if let Some((_, command)) = matches.subcommand()
@@ -89,7 +90,7 @@ impl Cli {
     }
 }
 
-/// Runs asynchronous work on this thread, whose network namespace it then works in.
+/// Runs asynchronous work on this thread, so that it stays in this thread's network namespace.
 fn block_on<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build();
@@ -105,7 +106,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints an error. A failure to print it is ignored: there is no other place to report that.
+/// Prints an error. A failure to print it is ignored, because there is no other place to report it.
 fn print_error(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }

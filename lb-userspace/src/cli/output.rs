@@ -1,4 +1,4 @@
-//! The forms that a command's result comes in.
+//! The output formats of commands.
 
 use anyhow::Context as _;
 use clap::ValueEnum;
@@ -14,10 +14,10 @@ pub enum Output {
 }
 
 impl Output {
-    /// `result` in this form; `table` makes the one to read.
+    /// The result in this form. `table` produces the one for people.
     ///
     /// # Errors
-    /// If `result` cannot be JSON.
+    /// If `result` cannot be written as JSON.
     pub fn text<T: Serialize>(
         self,
         result: &T,
@@ -33,7 +33,7 @@ impl Output {
 /// A result as JSON.
 ///
 /// # Errors
-/// If it cannot be that.
+/// If it cannot be written as JSON.
 pub fn json(result: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(result).context("cannot write JSON")? + "\n")
 }

@@ -20,10 +20,10 @@ use crate::{
 /// How long the API server may take to list everything.
 const LIST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long it may fail to answer: enough for another attempt after the first.
+/// How long it may fail to answer. This is enough for a second attempt.
 const FAILURE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a source has at the moment, and this node as configured.
+/// The present objects of a source, and this node as configured.
 pub struct Snapshot {
     store: Store,
     node: Node,
@@ -31,7 +31,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the source once; what it refuses is told on standard error.
+    /// Reads the source once. What it refuses is reported on standard error.
     ///
     /// # Errors
     /// If the source cannot be read at all.
@@ -69,12 +69,12 @@ impl Snapshot {
         &self.node
     }
 
-    /// This node as the plans see it.
+    /// This node in the form that plans need.
     pub fn local_node(&self) -> &LocalNode {
         &self.local_node
     }
 
-    /// The plan of every Service, in the order of their names.
+    /// The plan of every Service, sorted by name.
     pub fn plans(&self) -> Vec<ServicePlan> {
         let mut services: Vec<_> = self.store.services().collect();
         services.sort_by_key(|service| &service.name);
@@ -123,7 +123,7 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
     }
 }
 
-/// Ends with what is wrong if something is at the deadline.
+/// Returns the error if there is still one at the deadline.
 async fn lasting_failure(health: &SourceHealth, deadline: Instant) -> String {
     sleep_until(deadline).await;
     loop {

@@ -1,4 +1,4 @@
-//! `node-lb status`: what the agent on this node is doing, and what it cannot do.
+//! `node-lb status`: the state of the agent on this node, and what it cannot do.
 
 use std::{
     fmt::Write as _,
@@ -195,7 +195,7 @@ fn render(status: &Status) -> String {
     text
 }
 
-/// Lines of the same label, cut if they are many.
+/// Lines with the same label, shortened if there are many.
 fn list(
     label: &'static str,
     items: impl ExactSizeIterator<Item = String>,

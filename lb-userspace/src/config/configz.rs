@@ -8,8 +8,8 @@ use super::{Config, DetectLocalMode, limits};
 use crate::plan::{DetectLocal, NodePortAddresses};
 
 impl Config {
-    /// Every feature gate: name, stage as in Kubernetes' metrics (empty for what is there to stay),
-    /// and whether it is on.
+    /// Every feature gate: its name, its stage as in Kubernetes' metrics (empty if it is
+    /// permanent), and whether it is on.
     pub fn feature_gates(&self) -> [(&'static str, &'static str, bool); 3] {
         [
             ("AllowServiceExternalIPs", "", self.plan.allow_external_ips),
@@ -134,7 +134,7 @@ fn value_name(value: &impl clap::ValueEnum) -> Option<String> {
         .map(|value| value.get_name().to_owned())
 }
 
-/// As Go writes it, and as flags take it: `24h`, `1h30m`, `1s500ms`.
+/// A duration as Go writes it and flags accept it: `24h`, `1h30m`, `1s500ms`.
 fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let parts = [

@@ -1,5 +1,5 @@
-//! The configuration file: settings that become command line arguments, so that a name, its
-//! values and its defaults are defined once.
+//! The configuration file. Its settings become command line arguments, so that names, values and
+//! defaults are defined only once.
 
 use std::{ffi::OsString, fmt, fs, path::Path};
 
@@ -13,15 +13,15 @@ use serde_saphyr::Spanned;
 
 use super::Flags;
 
-/// Reads `path` and returns the arguments its settings stand for, without those whose argument
-/// id (a field of [`Flags`]) is `overridden`.
+/// Reads `path` and returns its settings as arguments. Settings are left out if `overridden` holds
+/// for the argument's id (a field of [`Flags`]).
 ///
 /// # Errors
 /// Names the file and line of what is not YAML, not a setting or not a value for it.
 pub fn arguments(path: &Path, overridden: impl Fn(&str) -> bool) -> anyhow::Result<Vec<OsString>> {
     let text = fs::read_to_string(path)
         .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
-    // Only true and false are booleans, so that `off` is the word it looks like.
+    // Only true and false are booleans; `off` stays a word.
     let options = serde_saphyr::options! { strict_booleans: true };
     let settings: Settings = serde_saphyr::from_str_with_options(&text, options)
         .map_err(|error| anyhow!("{}: {}", path.display(), error.without_snippet()))?;
@@ -57,7 +57,7 @@ pub fn arguments(path: &Path, overridden: impl Fn(&str) -> bool) -> anyhow::Resu
     Ok(arguments)
 }
 
-/// What clap says before it advises on command lines.
+/// Clap's message, without its advice about command lines.
 fn first_paragraph(error: &clap::Error) -> String {
     let text = error.to_string();
     let paragraph = text.split("\n\n").next().unwrap_or(&text);
@@ -96,7 +96,7 @@ impl<'de> Deserialize<'de> for Settings {
     }
 }
 
-/// A setting's values as text: a scalar is one, a list has one per item, null is none.
+/// A setting's values as text: one for a scalar, one per item for a list, none for null.
 struct Values(Vec<String>);
 
 impl<'de> Deserialize<'de> for Values {

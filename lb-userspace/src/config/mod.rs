@@ -1,4 +1,4 @@
-//! The agent's configuration, from flags and a file, the same for every command.
+//! The agent's configuration, from flags and a file, the same for all commands.
 
 use std::{
     fs,
@@ -34,11 +34,11 @@ pub mod snat_ports;
 mod tests;
 mod values;
 
-/// What the settings amount to, checked against each other.
+/// The settings after they have been checked against each other.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub source: SourceSpec,
-    /// How to reach the API server, if that is the source.
+    /// How to reach the API server, if it is the source.
     pub api_access: Access,
     /// Name of this node's Node object.
     pub node_name: String,
@@ -48,7 +48,7 @@ pub struct Config {
     /// What one Service and one namespace may take of the maps.
     pub limits: Limits,
     pub detect_local: DetectLocal,
-    /// The cluster's pod networks, as far as they are configured.
+    /// The cluster's pod networks, if configured.
     pub cluster_networks: Vec<IpNet>,
     pub masquerade_all: bool,
     pub healthz_bind_address: SocketAddr,
@@ -63,8 +63,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// This node as configured, filled from its Node object if there is one. Configured addresses
-    /// come after the object's, so the node IP stays the object's.
+    /// This node as configured, completed by its Node object if there is one. The configured
+    /// addresses come after the object's, so the node IP is the object's.
     pub fn this_node(&self, object: Option<&Node>) -> Node {
         let mut node = object.cloned().unwrap_or_default();
         node.name.clone_from(&self.node_name);
@@ -77,16 +77,16 @@ impl Config {
     }
 }
 
-/// What the agent's HTTP servers grant their clients.
+/// The limits of the agent's HTTP servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HttpConfig {
-    /// The longest a request may take that is not a stream.
+    /// The longest time that a request may take, unless it is a stream.
     pub request_timeout: Duration,
-    /// Whether that is kept: the feature gate `PerRequestDeadline`.
+    /// Whether `request_timeout` is enforced: the feature gate `PerRequestDeadline`.
     pub per_request_deadline: bool,
-    /// Reading requests at a time; zero means no limit.
+    /// The most reading requests at a time; zero means no limit.
     pub max_requests_inflight: usize,
-    /// Other requests at a time; zero means no limit.
+    /// The most other requests at a time; zero means no limit.
     pub max_mutating_requests_inflight: usize,
     /// How long readiness waits for the first synchronisation.
     pub cache_initialization_timeout: Duration,
@@ -108,7 +108,7 @@ impl Default for HttpConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowTimeouts {
     pub tcp_established: Duration,
-    /// One side has closed, the other not yet.
+    /// One side has closed, the other has not.
     pub tcp_close_wait: Duration,
     /// Nothing has come back yet.
     pub udp: Duration,
@@ -127,16 +127,16 @@ impl Default for FlowTimeouts {
     }
 }
 
-/// What is asked of the kernel's own table of connections.
+/// Settings for the kernel's own connection tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConntrackConfig {
-    /// Connections for each core that there is to be room for; zero leaves the table's size alone.
+    /// Connections per core for which there must be room; zero leaves the table's size as it is.
     pub max_per_core: u32,
-    /// Connections that there is to be room for at the least.
+    /// Connections for which there must be room in any case.
     pub min: u32,
-    /// How long connections without traffic are kept; zero leaves the kernel's time.
+    /// How long connections without traffic are kept; zero leaves the kernel's time as it is.
     pub timeouts: FlowTimeouts,
-    /// Whether packets outside the TCP window count as of the connection.
+    /// Whether packets outside the TCP window count as part of the connection.
     pub tcp_be_liberal: bool,
 }
 
@@ -151,27 +151,27 @@ impl Default for ConntrackConfig {
     }
 }
 
-/// Where the programs are attached and how large their tables are.
+/// Where the programs are attached, and the sizes of their tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatapathConfig {
-    /// External devices; empty means those with a default route.
+    /// External devices; if empty, those with a default route.
     pub devices: Vec<String>,
-    /// Names of pod-side devices, `*` standing for any text.
+    /// Names of pod-side devices; `*` stands for any text.
     pub pod_device_patterns: Vec<String>,
     pub xdp_mode: XdpMode,
     pub socket_lb: SocketLb,
-    /// The cgroup whose processes' sockets are translated; the root of the hierarchy if none.
+    /// Sockets of processes in this cgroup are translated; `None` means the root of the hierarchy.
     pub cgroup_path: Option<PathBuf>,
     /// Where maps and links are pinned.
     pub bpf_root: PathBuf,
     /// Source ports for source NAT.
     pub snat_ports: PortRange,
-    /// What NodePorts come from.
+    /// The range of NodePorts.
     pub node_ports: PortRange,
     pub netfilter: NetfilterMode,
     pub handover: Handover,
     pub failing_endpoints: FailingEndpoints,
-    /// Flows.
+    /// How many flows there is room for.
     pub flow_table_size: u32,
     /// The node's own addresses.
     pub local_address_table_size: u32,
@@ -183,7 +183,7 @@ impl TryFrom<Flags> for Config {
     type Error = anyhow::Error;
 
     /// # Errors
-    /// Names the flags that contradict each other or lack a partner.
+    /// Names flags that contradict each other, or that need another flag.
     fn try_from(flags: Flags) -> anyhow::Result<Self> {
         let timeouts = FlowTimeouts::default();
         let given = FlowTimeouts {
@@ -248,7 +248,7 @@ impl TryFrom<Flags> for Config {
     }
 }
 
-/// The name given, else the host's, as kube-proxy normalises both.
+/// The given name, or else the host's name; both are normalised as by kube-proxy.
 fn node_name(given: Option<&str>) -> anyhow::Result<String> {
     let name = match given {
         Some(name) => name.to_owned(),

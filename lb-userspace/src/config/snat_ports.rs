@@ -1,19 +1,19 @@
-//! The ports that stand for clients' where the node's address does.
+//! The node's ports for source NAT.
 
 use std::fs;
 
 use super::PortRange;
 
-/// The kernel's setting of the ports that the node's own connections go out from.
+/// The kernel's setting of the ports from which the node's own connections start.
 pub const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
-/// Below lie the ports of well-known services.
+/// The ports below belong to well-known services.
 const LOWEST: u16 = 1024;
-/// With fewer ports, short connections to one endpoint come to an end of them within a second or
-/// two: those that an endpoint remembers (TIME-WAIT) are gone for a minute, but for a SYN that
-/// fits.
+/// With fewer ports, short connections to one endpoint use all of them up within a second or two:
+/// an endpoint may remember a port for a minute (TIME-WAIT), and takes it earlier only for a SYN
+/// that fits.
 const FEW: u32 = 8192;
 
-/// The ports that the node's own connections go out from; none if the kernel does not say.
+/// The ports from which the node's own connections start; `None` if the kernel does not say.
 pub fn ephemeral() -> Option<PortRange> {
     parse(&fs::read_to_string(EPHEMERAL).ok()?)
 }
@@ -26,7 +26,7 @@ fn parse(text: &str) -> Option<PortRange> {
     })
 }
 
-/// The largest range of ports that none of these has; the lowest of them, if all is taken.
+/// The largest range of ports outside all `taken` ones; if there is none, the lowest ports.
 pub fn free_beside(taken: impl IntoIterator<Item = PortRange>) -> PortRange {
     let mut taken: Vec<_> = taken.into_iter().collect();
     taken.sort_unstable_by_key(|range| range.first);
@@ -51,7 +51,7 @@ pub fn free_beside(taken: impl IntoIterator<Item = PortRange>) -> PortRange {
     })
 }
 
-/// What is wrong with a choice of ports, if anything; `own` are [`ephemeral`] ones.
+/// What is wrong with a choice of ports, if anything. `own` are the [`ephemeral`] ports.
 pub fn problem(ports: PortRange, own: Option<PortRange>, node_ports: PortRange) -> Option<String> {
     let clash = |of: PortRange, what: &str| {
         let overlap = ports.first <= of.last && of.first <= ports.last;

@@ -16,7 +16,7 @@ fn defaults() {
     assert!(!config.masquerade_all);
 }
 
-/// What deploy/ gives the agent, the agent takes.
+/// The agent accepts the settings in deploy/.
 #[test]
 fn deployed_settings_are_settings() {
     let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");

@@ -1,4 +1,4 @@
-//! The types of single settings and how their text is read.
+//! The types of single settings, and how their text is read.
 
 use std::{
     fmt,
@@ -15,7 +15,8 @@ use lb_objects::ObjectName;
 const HEALTHZ_PORT: u16 = 10256;
 /// Port of the metrics endpoint.
 const METRICS_PORT: u16 = 10249;
-/// No Maglev table may be larger: with more endpoints than a hundredth of this, use random.
+/// The largest Maglev table. For a Service with more endpoints than a hundredth of this, use
+/// random.
 const MAX_MAGLEV_TABLE: u32 = 131_071;
 
 /// One entry of `--nodeport-addresses`.
@@ -76,7 +77,7 @@ pub struct PortRange {
 }
 
 impl PortRange {
-    /// How many ports.
+    /// The number of ports.
     pub fn count(self) -> u32 {
         u32::from(self.last) - u32::from(self.first) + 1
     }
@@ -102,13 +103,15 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// A feature gate, `NAME=true|false`: of kube-proxy, as far as node-lb knows them, or of its own.
+/// A feature gate, `NAME=true|false`: one of those of kube-proxy that node-lb knows, or one of its
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureGate {
     pub gate: Gate,
     pub enabled: bool,
 }
 
+/// The feature gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// externalIPs become frontends.

@@ -28,7 +28,7 @@ pub struct RequestBudget(Bucket);
 #[derive(Debug)]
 struct Bucket {
     tokens: u32,
-    /// Up to when tokens have been added.
+    /// Tokens have been added up to this moment.
     filled: Instant,
     /// How long a token takes.
     refill: Duration,
@@ -82,7 +82,7 @@ impl RequestBudget {
 }
 
 impl Budgets {
-    /// Takes a token of this Service, if it has one.
+    /// Takes a token of this Service. False if it has none.
     pub fn take(&mut self, service: &ObjectName, now: Instant) -> bool {
         if !self.buckets.contains_key(service) {
             self.make_room(now);
@@ -93,7 +93,7 @@ impl Budgets {
         bucket.is_some_and(|bucket| bucket.take(now))
     }
 
-    /// Forgets buckets that are full, or else the one that has the most tokens.
+    /// Forgets buckets that are full; if none is, the one with the most tokens.
     fn make_room(&mut self, now: Instant) {
         if self.buckets.len() < SERVICES {
             return;

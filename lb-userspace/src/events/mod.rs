@@ -1,5 +1,5 @@
-//! Events on Services (events.k8s.io/v1): what whoever owns a Service has to know of this node,
-//! told where `kubectl describe service` shows it.
+//! Events on Services (events.k8s.io/v1): what the owners of a Service have to know about this
+//! node. `kubectl describe service` shows them.
 //!
 //! Whoever finds something hands a [`Notice`] to the [`Recorder`], which never waits. A task of its
 //! own counts repetitions as a series, keeps each Service and the agent to a rate, and writes. What
@@ -25,7 +25,7 @@ use crate::{
 use lb_objects::{ObjectName, Problem as SourceProblem};
 use writer::Writer;
 
-/// Notices that may wait, as in client-go.
+/// How many notices may wait, as in client-go.
 const QUEUE: usize = 1000;
 
 /// `type` of an Event.
@@ -48,12 +48,12 @@ pub enum Scope {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Notice {
     pub service: ObjectName,
-    /// `kubectl describe` shows only Events with the object's uid.
+    /// The object's uid: `kubectl describe` shows only Events that have it.
     pub uid: Option<Uuid>,
     pub event_type: EventType,
-    /// Why, in one word for programs.
+    /// The reason, in one word for programs.
     pub reason: &'static str,
-    /// What was being done.
+    /// The action during which it happened.
     pub action: &'static str,
     /// For people; without numbers that change, and without what is different on each node. What is
     /// too long for an Event is cut off.
@@ -62,7 +62,7 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// A healthCheckNodePort cannot be opened: kube-proxy's reason and action.
+    /// A healthCheckNodePort cannot be opened. Reason and action are kube-proxy's.
     pub fn health_check(problem: &HealthProblem, uid: Option<Uuid>) -> Self {
         let (reason, action) = HealthProblem::EVENT;
         Self {
@@ -136,7 +136,7 @@ impl Notice {
         }
     }
 
-    /// Part of a Service, or all of it, cannot be used, as `problem` says.
+    /// A part of a Service, or all of it, cannot be used, as `problem` says.
     pub fn refused(service: &ObjectName, uid: Option<Uuid>, problem: &SourceProblem) -> Self {
         Self {
             service: service.clone(),
@@ -150,16 +150,16 @@ impl Notice {
     }
 }
 
-/// Takes notices; cheap to clone.
+/// Takes notices. It is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    /// None: nobody to tell.
+    /// `None` if no Events are written.
     notices: Option<mpsc::Sender<Notice>>,
     metrics: EventMetrics,
 }
 
 impl Recorder {
-    /// Tells nobody: a directory of manifests has no Events.
+    /// Drops all notices: with a directory of manifests there are no Events.
     pub fn none(metrics: EventMetrics) -> Self {
         Self {
             notices: None,
@@ -167,7 +167,7 @@ impl Recorder {
         }
     }
 
-    /// Writes Events for the node of this name until every clone is dropped; needs a Tokio runtime.
+    /// Writes Events for the node of this name until every clone is dropped. Needs a Tokio runtime.
     pub fn start(api: ApiWriter, node: &str, metrics: EventMetrics) -> Self {
         let (notices, queue) = mpsc::channel(QUEUE);
         tokio::spawn(Writer::new(api, node, metrics.clone()).run(queue));
@@ -177,12 +177,12 @@ impl Recorder {
         }
     }
 
-    /// Whether anybody is told anything.
+    /// Whether Events are written.
     pub fn is_on(&self) -> bool {
         self.notices.is_some()
     }
 
-    /// Takes a notice, or drops and counts it where too many are waiting. Never waits.
+    /// Takes a notice. If too many are waiting, it is dropped and counted. Never waits.
     pub fn record(&self, notice: Notice) {
         if let Some(notices) = &self.notices
             && notices.try_send(notice).is_err()

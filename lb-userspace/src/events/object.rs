@@ -1,4 +1,4 @@
-//! Events as the API has them.
+//! Events as API objects.
 
 use std::{hash::Hasher as _, time::SystemTime};
 
@@ -7,7 +7,7 @@ use siphasher::sip::SipHasher13;
 
 use super::{EventType, Notice, Scope, series::Going};
 
-/// `reportingController`: a component, the same on every node.
+/// `reportingController`: the component, which is the same on every node.
 const CONTROLLER: &str = "node-lb";
 /// The API server's limit for `note`, in bytes.
 const MAX_NOTE: usize = 1024;
@@ -57,7 +57,7 @@ pub fn event(notice: &Notice, going: &Going, node: &str) -> Value {
     event
 }
 
-/// What a repetition changes: a merge patch.
+/// A merge patch with what a repetition changes.
 pub fn patch(going: &Going) -> Value {
     json!({ "series": series(going) })
 }

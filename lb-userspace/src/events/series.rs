@@ -59,14 +59,14 @@ pub enum Stage {
     LeftAlone(Instant),
 }
 
-/// What is to be done about a notice.
+/// What is to be done with a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Its Event is to be written: created, or its count.
     Write,
     /// It is counted, to be written later if at all.
     Count,
-    /// The Service has had too many Events lately.
+    /// It is dropped: the Service has had too many Events lately.
     Limit,
 }
 

@@ -19,7 +19,7 @@ use crate::{
     source::api::{ApiWriter, Backoff, Failure, up_to},
 };
 
-/// How often it is looked whether a count is to be written.
+/// How often to check whether a count must be written.
 const LOOK: Duration = Duration::from_secs(30);
 /// Tries for one Event.
 const TRIES: u32 = 4;
@@ -71,7 +71,7 @@ impl Writer {
         }
     }
 
-    /// Runs until nobody can record any more.
+    /// Runs until all recorders are dropped.
     pub async fn run(mut self, mut notices: mpsc::Receiver<Notice>) {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

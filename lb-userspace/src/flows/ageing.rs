@@ -15,21 +15,21 @@ use lb_datapath::TickRate;
 use super::records::Connection;
 use crate::config::FlowTimeouts;
 
-/// A SYN that was not answered is sent again for about this long by every common stack, and so is
-/// its answer (`net.netfilter.nf_conntrack_tcp_timeout_syn_recv`).
+/// A handshake: every common stack repeats an unanswered SYN for about this long, and its answer
+/// too (`net.netfilter.nf_conntrack_tcp_timeout_syn_recv`).
 const TCP_HANDSHAKE: Duration = Duration::from_secs(60);
-/// For stragglers of a connection that both sides have closed, or one has reset
+/// A closed connection: time for late segments after both sides have closed it, or one has reset it
 /// (`nf_conntrack_tcp_timeout_close` is 10 s).
 const CLOSED: Duration = Duration::from_secs(5);
-/// How long an endpoint that closed first remembers the port of the node that it talked to, and may
-/// refuse a SYN from there (RFC 9293, section 3.6.1; Linux's TIME-WAIT).
+/// An endpoint that closed first remembers the node's port that it talked to for this long, and may
+/// refuse a SYN from it (RFC 9293, section 3.6.1; Linux's TIME-WAIT).
 const PORT_HELD: Duration = Duration::from_secs(60);
-/// The least that any timeout comes down to under pressure.
+/// The shortest timeout under pressure.
 const LEAST: Duration = Duration::from_secs(1);
-/// The occupied part of a table from which on flows that have not proved themselves are given less
-/// time, and the part where they are given the least.
+/// From the first part of occupied records on, flows that have not proved themselves get less time;
+/// from the second on, they get the least.
 const SQUEEZE_HALF_OPEN: (f64, f64) = (0.25, 0.65);
-/// The same for closed flows. Live ones keep their time.
+/// The same for closed flows. Timeouts of live flows are not shortened.
 const SQUEEZE_CLOSED: (f64, f64) = (0.4, 0.8);
 
 /// The configured timeouts in ticks of the coarse clock.
@@ -57,8 +57,8 @@ pub fn timeouts(timeouts: &FlowTimeouts, rate: TickRate) -> Timeouts {
     .with_shortest()
 }
 
-/// The timeouts to use while `fill`, between zero and one, of a table is occupied: the fuller it
-/// is, the shorter, for flows that have not proved themselves first, then for closed ones.
+/// The timeouts while the part `fill` of a table, between zero and one, is occupied. The fuller it
+/// is, the shorter they are: first for flows that have not proved themselves, then for closed ones.
 pub fn under_pressure(timeouts: &Timeouts, fill: f64, rate: TickRate) -> Timeouts {
     let least = rate.ticks(LEAST);
     let squeezed = |timeout: u32, (from, to): (f64, f64)| {
@@ -79,16 +79,16 @@ pub fn under_pressure(timeouts: &Timeouts, fill: f64, rate: TickRate) -> Timeout
     squeezed_timeouts.with_shortest()
 }
 
-/// Whether a connection is over at tick `now`.
+/// Whether a connection has been silent for too long at tick `now`.
 pub fn expired<A: Address>(timeouts: &Timeouts, connection: &Connection<A>, now: u32) -> bool {
     let Connection { forward, reply } = connection;
     let timeout = timeouts.of_flow(connection.stage(), forward.flags, reply.flags);
     idle(connection.last_seen(), now) > timeout
 }
 
-/// Whether the flow that `flow` is one direction of may be over, as far as that direction alone can
-/// tell. If the flow is over, this holds for one of its directions at least: it has been silent
-/// for as long, and shows by itself what the shortest timeout can be.
+/// Whether a flow may be over, judged by its one direction `flow` alone. If the flow is over, this
+/// holds for at least one of its directions: that direction has been silent for as long, and its
+/// own bits show which timeout is the shortest possible one.
 pub fn may_have_expired<A: Address>(timeouts: &Timeouts, flow: &Flow<A>, now: u32) -> bool {
     let of = |stage| timeouts.of(flow.flags, stage);
     let shortest = if flow.has(flow_flag::RST) {

@@ -1,4 +1,4 @@
-//! The kernel's list of UDP sockets, and the end of one of them: sock_diag(7) over netlink.
+//! Lists the kernel's UDP sockets, and ends single ones: sock_diag(7) over netlink.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use netlink_packet_sock_diag::{
 };
 use netlink_sys::{Socket, SocketAddr as KernelAddress, protocols::NETLINK_SOCK_DIAG};
 
-/// Asks about the sockets of the network namespace it was opened in.
+/// Works on the sockets of the network namespace in which it was opened.
 pub struct SocketDiag {
     socket: Socket,
 }
@@ -26,7 +26,7 @@ pub struct SocketDiag {
 pub struct UdpSocket {
     /// What `SO_COOKIE` returns: unique until the next start of the machine.
     pub cookie: u64,
-    /// Who it is connected to; IPv4 as IPv4, also for an IPv6 socket.
+    /// The address it is connected to. IPv4 addresses are IPv4 even if the socket is IPv6.
     pub peer: SocketAddr,
     family: u8,
     id: SocketId,
@@ -67,14 +67,14 @@ impl SocketDiag {
         Ok(sockets)
     }
 
-    /// Ends a socket: a process that waits for an answer, now or later, gets `ECONNABORTED`, one
-    /// that sends `EDESTADDRREQ`. Sockets are compared by cookie, so that a later one on the same
-    /// port is safe.
+    /// Ends a socket. A process that waits for an answer, now or later, gets `ECONNABORTED`; one
+    /// that sends gets `EDESTADDRREQ`. Sockets are compared by cookie, so a later socket on the
+    /// same port is safe.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::NotFound`] if it is gone; otherwise the kernel's, `EOPNOTSUPP` if it was
-    /// built without `CONFIG_INET_DIAG_DESTROY`.
+    /// [`io::ErrorKind::NotFound`] if the socket is gone, `EOPNOTSUPP` if the kernel was built
+    /// without `CONFIG_INET_DIAG_DESTROY`, or another error of the kernel.
     pub fn destroy(&self, socket: UdpSocket) -> io::Result<()> {
         let message = SockDiagMessage::InetRequest(request(socket.family, socket.id));
         self.send(SockDiagDestroy::new(message), NLM_F_REQUEST | NLM_F_ACK)?;
@@ -95,7 +95,7 @@ impl SocketDiag {
         Ok(())
     }
 
-    /// Hands the messages of an answer on, up to its end.
+    /// Passes on the messages of an answer until its end.
     fn receive<M: NetlinkDeserializable>(&self, mut take: impl FnMut(M)) -> io::Result<()> {
         loop {
             let (bytes, _) = self.socket.recv_from_full()?;
@@ -140,7 +140,7 @@ fn request(family: u8, socket_id: SocketId) -> InetRequest {
         family,
         protocol: IPPROTO_UDP,
         extensions: ExtensionFlags::empty(),
-        // What the kernel calls a connected UDP socket.
+        // The kernel's name for the state of a connected UDP socket.
         states: StateFlags::ESTABLISHED,
         socket_id,
     }

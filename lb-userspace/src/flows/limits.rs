@@ -1,5 +1,5 @@
-//! What service ports' flows run out of: noticed when it begins, and again only after a while
-//! without.
+//! Notices when the flows of a service port reach a limit: once when it begins, and again only
+//! after a while without.
 
 use std::{
     collections::BTreeMap,
@@ -7,17 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who meets a limit no more for so long is below it again: floods come in waves.
+/// A service port is below a limit again once it has not reached it for so long: floods come in
+/// waves.
 const OVER: Duration = Duration::from_secs(60);
 
-/// What the flows of a service port may take no more of.
+/// A limit on what the flows of a service port may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Limit {
-    /// Places for flows that have not proved themselves: the oldest give way.
+    /// Places for flows that have not proved themselves. Beyond it the oldest give way.
     HalfOpen,
-    /// Ports for source NAT towards one of the endpoints: new connections are dropped.
+    /// Ports for source NAT towards one of the endpoints. Beyond it new connections are dropped.
     SnatPorts,
-    /// Its share of the flow table, or any record of it: new connections are dropped.
+    /// The share of the flow table, or all of its records. Beyond it new connections are dropped.
     FlowTable,
 }
 
@@ -25,7 +26,7 @@ impl Limit {
     /// All limits, in the order of [`Met`].
     pub const ALL: [Self; 3] = [Self::HalfOpen, Self::SnatPorts, Self::FlowTable];
 
-    /// What is at its end, for people.
+    /// What is used up, in words for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::HalfOpen => "half-open flows",
@@ -35,38 +36,38 @@ impl Limit {
     }
 }
 
-/// How often a service port has met each of [`Limit::ALL`], since it was programmed.
+/// How often a service port has reached each of [`Limit::ALL`] since it was programmed.
 pub type Met = [u64; Limit::ALL.len()];
 
-/// Watches how often service ports, named by `K`, meet limits.
+/// Watches how often service ports, identified by `K`, reach limits.
 #[derive(Debug)]
 pub struct Limits<K> {
-    /// Those that have met any.
+    /// The service ports that have reached any limit.
     ports: BTreeMap<K, [Watched; Limit::ALL.len()]>,
-    /// Whether anybody has looked yet.
+    /// Whether there has been a first look.
     begun: bool,
 }
 
-/// A service port and one of the limits.
+/// The state of one service port and one limit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Watched {
-    /// How often it was met, when last looked at.
+    /// How often it had been reached at the last look.
     met: u64,
-    /// When it was last seen to be met more often; none if that is over.
+    /// When it was last seen to be reached again; `None` once that is over.
     at: Option<Instant>,
 }
 
-/// What has become of a service port and a limit.
+/// A change of one service port and one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It has come to the limit.
+    /// It has reached the limit.
     Begun,
     /// It is below the limit again.
     Over,
 }
 
 impl<K> Default for Limits<K> {
-    /// Nobody is at a limit.
+    /// No service port is at a limit.
     fn default() -> Self {
         Self {
             ports: BTreeMap::new(),
@@ -76,8 +77,8 @@ impl<K> Default for Limits<K> {
 }
 
 impl<K: Ord + Clone> Limits<K> {
-    /// Takes in how often each service port has met each limit, and says what has changed. The
-    /// first look only learns what was met before. Service ports that are not among them are
+    /// Takes how often each service port has reached each limit, and returns what has changed. The
+    /// first look only records what was reached before. Service ports that are missing are
     /// forgotten.
     pub fn look<'a>(
         &mut self,
@@ -108,7 +109,7 @@ impl<K: Ord + Clone> Limits<K> {
         changes
     }
 
-    /// Who is at which limits.
+    /// The service ports at a limit, with their limits.
     pub fn at_limit(&self) -> impl Iterator<Item = (&K, Vec<Limit>)> {
         self.ports.iter().filter_map(|(key, port)| {
             let limits = Limit::ALL.into_iter().zip(port);
@@ -120,9 +121,9 @@ impl<K: Ord + Clone> Limits<K> {
 }
 
 impl Watched {
-    /// What it means that the limit has now been met so often.
+    /// The change if the limit has now been reached `met` times.
     fn change(&mut self, now: Instant, met: u64) -> Option<Change> {
-        // A service port that was made anew counts from zero.
+        // A service port that was removed and programmed again counts from zero.
         if met > self.met {
             return self.at.replace(now).is_none().then_some(Change::Begun);
         }
@@ -200,7 +201,7 @@ mod tests {
         let mut limits = Limits::default();
         let now = Instant::now();
         limits.look(now, [(&"web", [0, 100, 0])]);
-        // Made anew between two looks.
+        // Programmed again between two looks.
         assert_eq!(limits.look(now, [(&"web", [0, 3, 0])]), []);
         let more = limits.look(now, [(&"web", [0, 4, 0])]);
         assert_eq!(more, [("web", Limit::SnatPorts, Change::Begun)]);

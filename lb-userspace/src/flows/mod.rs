@@ -1,9 +1,9 @@
-//! The flow tables seen from user space: ageing, clean-up, and what there is to see of them.
+//! The flow tables as user space sees them: ageing, clean-up, and reports.
 //!
-//! Programs open flows, note what they see, and end those that are in the way of new ones. All else
-//! is done here, through shared memory and without a system call per flow: a [`FlowSweeper`] walks
-//! over the tables every second or so. What the steps are and why they are safe beside running
-//! programs says [`sweep`].
+//! Programs open flows, record what they see, and end flows that are in the way of new ones.
+//! Everything else is done here, through shared memory and without a system call per flow: a
+//! [`FlowSweeper`] walks over the tables every second or so. [`sweep`] describes the steps, and why
+//! they are safe while programs run.
 
 mod ageing;
 mod diag;

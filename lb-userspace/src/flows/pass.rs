@@ -26,7 +26,7 @@ impl Sighting {
     }
 }
 
-/// Records that the next pass compares with, each list in the order of the table.
+/// Records with which the next pass compares, each list in the order of the table.
 #[derive(Debug, Default)]
 pub struct Findings {
     pub tombs: Vec<Sighting>,
@@ -34,17 +34,17 @@ pub struct Findings {
     pub unpaired: Vec<Sighting>,
 }
 
-/// A pass under way.
+/// A pass in progress.
 pub struct Pass<'a> {
     pub found: Findings,
-    /// Records that a search for a live flow passes over, if tombs are cleaned.
+    /// Records that a search for a live flow passes over, if this pass cleans tombs.
     pub passed: Option<Bitmap>,
-    /// What live records have shown, with [`Self::LIVE`]. Reading the other half of a pair
-    /// from here instead of the table, where it is a cold line, makes a pass several times faster.
+    /// Flags of live records, with [`Self::LIVE`]. A pass is several times faster if it reads the
+    /// other half of a pair from here, because in the table that is a cold cache line.
     seen: Vec<u8>,
-    /// Live records.
+    /// Number of live records.
     halves: u64,
-    /// Live records whose other half was live, too.
+    /// Number of live records with a live other half.
     pairs: u64,
     pub stats: TableStats,
     pub now: u32,
@@ -56,7 +56,7 @@ pub struct Pass<'a> {
 impl<'a> Pass<'a> {
     const LIVE: u8 = 1 << 7;
     const HALF: u8 = 1 << 6;
-    /// The [`flow_flag`]s that a stage depends on, where they are.
+    /// The [`flow_flag`]s on which a stage depends, at their places.
     const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
 
     /// `mask` is the number of records less one.
@@ -116,14 +116,15 @@ impl<'a> Pass<'a> {
         self.services.add(flow.service, state == tag::HALF);
     }
 
-    /// Takes back that the other half of a record was counted: both have been ended.
+    /// Subtracts a record whose other half was counted: both have been ended.
     pub fn uncount<A>(&mut self, index: u32, flow: &Flow<A>) {
         if flow.peer < index && self.seen[flow.peer as usize] & Self::LIVE != 0 {
             self.halves -= 1;
         }
     }
 
-    /// Whether some live record has no other half; or one that came or went meanwhile.
+    /// Whether a live record has no other half. A half that came or went during the pass counts
+    /// too.
     pub fn has_orphan(&self) -> bool {
         self.halves != 2 * self.pairs
     }

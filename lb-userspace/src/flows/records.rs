@@ -1,4 +1,4 @@
-//! The memory that flow records are in.
+//! Access to the memory that contains flow records.
 
 use std::{
     mem::offset_of,
@@ -14,17 +14,17 @@ use lb_common::{
 use lb_datapath::bpf::MappedArray;
 use lb_objects::Protocol;
 
-/// The records of a flow table, which programs change while they are read.
+/// The records of a flow table. Programs change them while they are read.
 pub trait Records<A: Address>: Send {
     /// Number of records.
     fn len(&self) -> u32;
-    /// Four bytes of a record, from an offset that is a multiple of four.
+    /// Four bytes of a record. `offset` is a multiple of four.
     fn word(&self, index: u32, offset: usize) -> &AtomicU32;
-    /// A copy of a record. What a live or dead record is about does not change; its times and hop
-    /// may.
+    /// A copy of a record. The flow that a live or dead record stands for does not change; its
+    /// times and hop may.
     fn read(&self, index: u32) -> Flow<A>;
 
-    /// The word that says who a record belongs to (see [`tag`]).
+    /// The word that says which flow a record belongs to (see [`tag`]).
     fn tag(&self, index: u32) -> &AtomicU32 {
         self.word(index, offset_of!(Flow<A>, tag))
     }
@@ -34,6 +34,7 @@ pub trait Records<A: Address>: Send {
         self.word(index, offset_of!(Flow<A>, flags))
     }
 
+    /// Whether there are no records.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -64,8 +65,8 @@ pub struct Connection<A> {
 }
 
 impl<A: Address> Connection<A> {
-    /// The flow that the record at `index` is one direction of; `None` if the other one is not
-    /// live.
+    /// The flow of which the record at `index` is one direction; `None` if the other direction is
+    /// not live.
     pub fn new(records: &impl Records<A>, index: u32, flow: &Flow<A>) -> Option<Self> {
         let other = other_direction(records, index, flow)?;
         let (forward, reply) = match flow.has(flow_flag::REPLY) {
@@ -75,10 +76,12 @@ impl<A: Address> Connection<A> {
         Some(Self { forward, reply })
     }
 
+    /// The protocol of the connection.
     pub fn protocol(&self) -> Protocol {
         protocol(&self.forward)
     }
 
+    /// How far the connection has come.
     pub fn stage(&self) -> Stage {
         Stage::of(self.forward.tag, self.forward.flags, self.reply.flags)
     }
@@ -88,14 +91,15 @@ impl<A: Address> Connection<A> {
         later(self.forward.last_seen, self.reply.last_seen)
     }
 
-    /// Where the client's packets are sent.
+    /// The address to which the client's packets are sent.
     pub fn endpoint(&self) -> SocketAddr {
         let to = &self.forward.rewrite;
         socket_addr(to.destination, to.destination_port)
     }
 }
 
-/// The live record that `flow`, at `index`, names as its other direction and that says the same.
+/// The live record that `flow`, the one at `index`, names as its other direction, if it names
+/// `flow` too.
 pub fn other_direction<A: Address>(
     records: &impl Records<A>,
     index: u32,
@@ -104,7 +108,7 @@ pub fn other_direction<A: Address>(
     if flow.peer >= records.len() {
         return None;
     }
-    // Whoever sees the record live sees what was written before.
+    // If this load sees the record live, what was written before is visible.
     let seen = records.tag(flow.peer).load(Ordering::Acquire);
     if !tag::in_use(seen) {
         return None;

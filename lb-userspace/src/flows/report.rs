@@ -1,4 +1,5 @@
-//! What `node-lb flows` and the agent's API say of one flow; serialised, it is their JSON object.
+//! One flow in the form of `node-lb flows` and the agent's API. Serialised, it is their JSON
+//! object.
 
 use std::net::SocketAddr;
 
@@ -29,14 +30,14 @@ pub struct FlowReport {
     pub stage: &'static str,
     /// Seconds since the last packet, in either direction.
     pub idle_seconds: u64,
-    /// `forward`, past the host's stack, or `stack`, through it.
+    /// `forward` past the host's stack, or `stack` through it.
     pub mode: &'static str,
     #[serde(skip)]
     pub transport: Protocol,
 }
 
 impl FlowReport {
-    /// The flows in a table, at tick `now`, without the Services they belong to.
+    /// The flows in a table at tick `now`, without the names of their Services.
     pub fn all<A: Address>(
         records: &impl Records<A>,
         rate: TickRate,
@@ -45,7 +46,7 @@ impl FlowReport {
         (0..records.len()).filter_map(move |index| Self::at(records, index, rate, now))
     }
 
-    /// The flow whose first direction is the record at `index`, if one is.
+    /// The flow with the record at `index` as its first direction; `None` if there is none.
     pub fn at<A: Address>(
         records: &impl Records<A>,
         index: u32,
@@ -60,12 +61,12 @@ impl FlowReport {
         Some(Self::new(&connection, rate, now))
     }
 
-    /// The frontend, as services are found by.
+    /// The frontend, as the key by which services are found.
     pub fn key(&self) -> (SocketAddr, Protocol) {
         (self.frontend, self.transport)
     }
 
-    /// By frontend, then by client.
+    /// A sort key: by frontend, then by client.
     pub fn order(&self) -> impl Ord + '_ {
         (self.frontend, &self.protocol, self.client)
     }

@@ -1,7 +1,7 @@
-//! Connected UDP sockets of the node's own processes whose endpoint does not serve any more.
+//! Ends connected UDP sockets of the node's own processes if their endpoint no longer serves.
 //!
-//! Such a socket was translated when it connected, so it would send to the endpoint for ever. It is
-//! ended: its process is told, connects again, and gets an endpoint that serves.
+//! Such a socket was translated when it connected, so it would send to the endpoint for ever. When
+//! it is ended, its process gets an error, connects again, and gets an endpoint that serves.
 
 use std::{collections::HashMap, io, net::SocketAddr};
 
@@ -14,7 +14,8 @@ use thiserror::Error;
 
 use super::{diag::SocketDiag, stale::Staleness};
 
-/// A socket and the endpoint it was translated to. The same socket may have gone on to another one.
+/// A socket's cookie and the endpoint that it was translated to. The same socket may since have
+/// connected to another one.
 pub type Translated = (u64, SocketAddr);
 
 /// The sockets in the `SOCKETS` map.
@@ -46,7 +47,7 @@ impl UdpSockets {
         Self { translated }
     }
 
-    /// Ends the sockets of this network namespace whose endpoint is stale; returns how many.
+    /// Ends the sockets of this network namespace that have a stale endpoint. Returns how many.
     ///
     /// # Errors
     ///
@@ -64,8 +65,8 @@ impl UdpSockets {
     }
 }
 
-/// Ends those UDP sockets of this network namespace, each of a service port, that are still
-/// connected as said and stale; returns how many.
+/// Ends those UDP sockets of this network namespace that are in `targets`, are still connected to
+/// the given endpoint, and are stale for the given service port. Returns how many.
 ///
 /// # Errors
 ///

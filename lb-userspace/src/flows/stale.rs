@@ -1,9 +1,10 @@
-//! Which flows are stale.
+//! Decides which flows are stale.
 //!
-//! Those of UDP to an endpoint that does not serve any more, as kube-proxy's conntrack clean-up has
-//! it: a client that never stops sending keeps its flow alive for ever. TCP's end by themselves,
-//! unless their Service asks for [`RemovedEndpoints::Reset`](lb_objects::RemovedEndpoints). Those
-//! of a Service that is gone are left alone.
+//! UDP flows to an endpoint that no longer serves are stale, as in kube-proxy's conntrack clean-up:
+//! a client that never stops sending would keep its flow alive for ever. TCP flows end by
+//! themselves, unless their Service asks for
+//! [`RemovedEndpoints::Reset`](lb_objects::RemovedEndpoints). Flows of a deleted Service are left
+//! alone.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,25 +13,27 @@ use std::{
 
 use crate::plan::{Plan, ServicePlan};
 
-/// Service ports whose stale flows are to be ended, each with the endpoints whose flows go on.
+/// The service ports with stale flows that are to be ended, each with the endpoints to which flows
+/// go on.
 #[derive(Clone, Debug, Default)]
 pub struct Stale {
     remaining: HashMap<u32, HashSet<SocketAddr>>,
 }
 
 impl Stale {
-    /// Adds a service port by its id; what was said of it before is forgotten. An empty set means
-    /// that all of its flows are stale.
+    /// Adds a service port by its id, and replaces what was said about it before. If `remaining` is
+    /// empty, all of its flows are stale.
     pub fn add(&mut self, service: u32, remaining: impl IntoIterator<Item = SocketAddr>) {
         let remaining = remaining.into_iter().collect();
         self.remaining.insert(service, remaining);
     }
 
-    /// Adds all that another request says, which is the later one.
+    /// Adds everything of another request, which is the later one.
     pub fn merge(&mut self, later: Self) {
         self.remaining.extend(later.remaining);
     }
 
+    /// Whether no service port was added.
     pub fn is_empty(&self) -> bool {
         self.remaining.is_empty()
     }
@@ -40,23 +43,23 @@ impl Stale {
         self.remaining.contains_key(&service)
     }
 
-    /// Whether a flow of `service` to `endpoint` is stale. Nothing is known of the flows of
-    /// services that were not added, so they are not.
+    /// Whether a flow of `service` to `endpoint` is stale. Flows of services that were not added
+    /// are not.
     pub fn contains(&self, service: u32, endpoint: SocketAddr) -> bool {
         let remaining = self.remaining.get(&service);
         remaining.is_some_and(|remaining| !remaining.contains(&endpoint))
     }
 }
 
-/// Says what is stale, at the moment when it is ended.
+/// Says what is stale at the moment when it is ended.
 pub trait Staleness {
-    /// As long as this lives, what was confirmed stays true.
+    /// While this lives, the confirmation stays true.
     type Hold;
 
-    /// Whether flows of a service port may be stale.
+    /// Whether flows of a service port can be stale.
     fn concerns(&self, service: u32) -> bool;
 
-    /// Whether a flow of `service` to `endpoint` is stale.
+    /// Confirms that a flow of `service` to `endpoint` is stale; `None` if it is not.
     fn confirm(&self, service: u32, endpoint: SocketAddr) -> Option<Self::Hold>;
 }
 
@@ -72,9 +75,9 @@ impl Staleness for Stale {
     }
 }
 
-/// The ports of a Service that may have stale flows once it has become `after`, each with the
-/// endpoints whose flows go on: those where these are not what they were. After a start, when there
-/// is no `before`, all.
+/// The ports of a Service that may have stale flows after its change to `after`, each with the
+/// endpoints to which flows go on: the ports where these endpoints have changed. After a start
+/// there is no `before`, and all ports are returned.
 pub fn changed<'a>(
     before: Option<&'a ServicePlan>,
     after: &'a ServicePlan,

@@ -10,15 +10,15 @@ use lb_objects::Protocol;
 pub struct Stats {
     pub v4: TableStats,
     pub v6: TableStats,
-    /// Live flows of both families.
+    /// Live flows by service, both families together.
     pub services: ServiceCounts,
     pub removed: Removed,
     pub passes: u64,
-    /// When the latest pass was done.
+    /// When the latest pass ended.
     pub at: Option<Instant>,
 }
 
-/// A table as a pass saw it.
+/// The state of a table in one pass.
 #[derive(Clone, Debug, Default)]
 pub struct TableStats {
     /// Records in the table; a flow takes two.
@@ -29,20 +29,20 @@ pub struct TableStats {
     pub occupied: u32,
     /// Free records that searches have to pass over.
     pub tombs: u32,
-    /// Records that another version's programs had used, made ours in this pass.
+    /// Records that programs of another version had used and this pass has converted.
     pub adopted: u32,
-    /// CPU time that looking at all records took.
+    /// CPU time for looking at all records.
     pub scan: Duration,
 }
 
 impl TableStats {
-    /// Occupied part of the table, between zero and one.
+    /// The occupied part of the table, between zero and one.
     pub fn fill(&self) -> f64 {
         f64::from(self.occupied) / f64::from(self.records.max(1))
     }
 
-    /// The part of the table that live flows take, between zero and one. Records that have just
-    /// been ended are free within moments, however many a flood leaves.
+    /// The part of the table that live flows take, between zero and one. Records of ended flows are
+    /// not counted: they become free within moments, however many a flood leaves.
     pub fn live(&self) -> f64 {
         2.0 * self.flows.total() as f64 / f64::from(self.records.max(1))
     }
@@ -53,10 +53,12 @@ impl TableStats {
 pub struct FlowCounts([[u64; STAGES]; 2]);
 
 impl FlowCounts {
+    /// The number of flows of a protocol in a stage.
     pub fn of(&self, protocol: Protocol, stage: Stage) -> u64 {
         self.0[row(protocol)][stage as usize]
     }
 
+    /// The number of all flows.
     pub fn total(&self) -> u64 {
         self.0.iter().flatten().sum()
     }
@@ -74,11 +76,11 @@ impl FlowCounts {
     }
 }
 
-/// How many flows a service has, as programs and the agent count them, or how many more.
+/// A service's number of flows, or a change of it, as programs and the agent count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     pub flows: i32,
-    /// Those that have not proved themselves.
+    /// Flows that have not proved themselves.
     pub half_open: i32,
 }
 
@@ -90,14 +92,15 @@ pub struct ServiceCounts(Vec<ServiceFlows>);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ServiceFlows {
     all: u32,
-    /// Those that have not proved themselves.
+    /// Flows that have not proved themselves.
     half_open: u32,
 }
 
 impl ServiceCounts {
-    /// More services than any node has; a larger id is a broken record.
+    /// More services than any node has. A larger id means a broken record.
     const LIMIT: u32 = 1 << 20;
 
+    /// The number of a service's live flows.
     pub fn of(&self, service: u32) -> u32 {
         self.get(service).all
     }
@@ -107,7 +110,7 @@ impl ServiceCounts {
         self.get(service).half_open
     }
 
-    /// What was seen of a service, as programs count.
+    /// The numbers that were seen of a service, in the form that programs count.
     pub fn counted(&self, service: u32) -> Counted {
         let ServiceFlows { all, half_open } = self.get(service);
         Counted {
@@ -120,7 +123,7 @@ impl ServiceCounts {
         self.0.get(service as usize).copied().unwrap_or_default()
     }
 
-    /// Services with live flows, and how many.
+    /// Services with live flows, and the number of these.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let all = self.0.iter().map(|flows| flows.all);
         (0..).zip(all).filter(|(_, flows)| *flows != 0)
@@ -144,18 +147,18 @@ impl ServiceCounts {
 /// What has been removed, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Flows silent for too long, by the stage they were in; the closed ones ended as they should.
+    /// Flows that were silent for too long, by stage. Those that were closed ended normally.
     pub expired: FlowCounts,
-    /// UDP flows to endpoints that did not serve any more.
+    /// UDP flows to endpoints that no longer served.
     pub stale_udp: u64,
-    /// TCP flows to endpoints that have left a Service which wants its clients told.
+    /// TCP flows to endpoints that have left a Service that asks for a reset.
     pub reset_tcp: u64,
     /// UDP sockets of the node's own processes that were connected to such an endpoint.
     pub stale_sockets: u64,
-    /// Records whose other direction was gone: a stale UDP flow leaves its answers behind, and an
-    /// agent that is killed may leave either.
+    /// Records without their other direction: a stale UDP flow leaves its answers' record behind,
+    /// and a killed agent may leave either.
     pub orphans: u64,
-    /// Records claimed and never published. There should be none.
+    /// Records that were claimed and never published. There should be none.
     pub leaked_claims: u64,
 }
 

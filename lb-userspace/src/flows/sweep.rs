@@ -1,30 +1,33 @@
-//! One pass over a flow table: ends flows that are over and gives records back.
+//! One pass over a flow table: ends flows that are over, and frees records.
 //!
-//! A record's tag changes hands by compare-and-swap on the exact word that was seen. It has a
-//! generation that every claim raises, so a record that was freed and claimed meanwhile is noticed.
+//! A record's tag passes from one state to the next by compare-and-swap on the exact word that was
+//! seen. The tag contains a generation that every claim raises, so a record that was freed and
+//! claimed meanwhile is noticed.
 //!
-//! - `LIVE` or `HALF` → `SWEPT`, both directions of a flow, the forward one first: whoever ends
-//!   that one ends the other too, program or sweeper. Programs say `DEAD`, which others may claim
-//!   after a while; but a sweeper that is held up does not know the time.
+//! - `LIVE` or `HALF` → `SWEPT`, for both directions of a flow, the forward one first: whoever ends
+//!   that one, program or sweeper, ends the other too. Programs write `DEAD`, which others may
+//!   claim after a while. The sweeper cannot use it, because it may be delayed and then writes an
+//!   old time.
 //! - `DEAD`, `EVICTED` or `SWEPT` → `TOMB` after a *grace period*, in which every program that was
 //!   running has returned: none of them uses the record any more. A dead record stays while its
 //!   other direction is live, so that no other flow's takes its place, unless a program has to take
 //!   it.
-//! - A stale UDP flow loses its forward record only: answers to what the client sent before may be
-//!   under way, and are rewritten until the other record is ended as one without its other
+//! - A stale UDP flow loses only its forward record. Answers to what the client sent before may be
+//!   under way. They are rewritten until the other record is ended as one without its other
 //!   direction.
-//! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: nobody will publish
-//!   it.
+//! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: no program will
+//!   publish it any more.
 //! - A live record without its other direction is ended if that is so before and after a grace
-//!   period: whoever was ending, or publishing, the pair has returned.
+//!   period: every program that was ending, or publishing, the pair has returned.
 //! - `TOMB` → `CLEAN` if no live record's search passes over it, and it was the same tomb before
-//!   the grace period. Why that is safe: a claim takes the *first* free record on its way, so it
-//!   passes over occupied records only. A program that passed over the record when it was occupied
-//!   started before the record became a tomb, so it has returned before this pass began, and what
-//!   it claimed was seen in this pass. A program that started later either takes this tomb, which
-//!   fails the swap, or a record before it. A record seen `BUSY` is looked at again at the end of
-//!   the pass; if it is still being written nobody knows what it passed over, and nothing is
-//!   cleaned this time. Dead records are not searched for, so they do not count.
+//!   the grace period. This is safe for the following reason. A claim takes the *first* free record
+//!   on its way, so it passes only over occupied records. A program that passed over the record
+//!   when it was occupied started before the record became a tomb. So it has returned before this
+//!   pass began, and what it claimed was seen in this pass. A program that started later either
+//!   takes this tomb, which makes the swap fail, or a record before it. A record that is seen
+//!   `BUSY` is looked at again at the end of the pass. If it is still being written, it is unknown
+//!   what its claim passed over, and nothing is cleaned in this pass. Dead records are not searched
+//!   for, so they do not count.
 
 use std::{marker::PhantomData, mem::offset_of, sync::atomic::Ordering, time::Duration};
 
@@ -47,15 +50,15 @@ use super::{
     stats::{Counted, Removed, ServiceCounts, TableStats},
 };
 
-/// Tombs are many when they are more than one record in this many: they slow searches down.
+/// Tombs slow searches down. They are many if there is more than one in so many records.
 const MANY_TOMBS: usize = 32;
-/// Every how many passes few tombs are cleaned: finding out what passes over them costs a hash per
-/// flow.
+/// If tombs are few, they are cleaned only in every so many passes: finding out which searches pass
+/// over them costs a hash per flow.
 const CLEANING_PASSES: u64 = 16;
-/// Changes the numbers of a service's flows by so many.
+/// A function that changes the numbers of a service's flows by `Counted`.
 pub type Count = Box<dyn Fn(u32, Counted) + Send>;
 
-/// A flow table and what the latest pass over it found remarkable.
+/// A flow table, and what the latest pass found that the next step needs.
 ///
 /// A pass is [`Self::scan`], a grace period if [`Self::needs_grace`], and [`Self::release`].
 pub struct TableSweeper<A, R> {
@@ -66,15 +69,15 @@ pub struct TableSweeper<A, R> {
     passes: u64,
     latest: Findings,
     dead: Vec<Sighting>,
-    /// Some live record has no other half: the next pass looks for it.
+    /// Whether a live record had no other half. The next pass then looks for such records.
     has_orphan: bool,
     count: Count,
     address: PhantomData<fn() -> A>,
 }
 
 impl<A: Address, R: Records<A>> TableSweeper<A, R> {
-    /// `mask` and `secret` are those that programs search the table with. `None` if the table is
-    /// too small for them.
+    /// `mask` and `secret` are those with which programs search the table. `None` if the table is
+    /// too small for the mask.
     pub fn new(records: R, mask: u32, secret: [u64; 2], count: Count) -> Option<Self> {
         let fits =
             mask < records.len() && (mask + 1).is_power_of_two() && mask >= GROUPS * GROUP - 1;
@@ -132,14 +135,14 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         stats
     }
 
-    /// Whether [`Self::release`], or the next pass, has use for a grace period.
+    /// Whether [`Self::release`], or the next pass, needs a grace period.
     pub fn needs_grace(&self) -> bool {
         let compares = !self.latest.busy.is_empty() || !self.latest.unpaired.is_empty();
         !self.dead.is_empty() || compares || self.cleans(self.passes + 1)
     }
 
-    /// Frees the records that were found or made dead by the latest [`Self::scan`]. A grace period
-    /// must have passed since.
+    /// Frees the records that the latest [`Self::scan`] found dead or ended. A grace period must
+    /// have passed since.
     pub fn release(&mut self) {
         for dead in &self.dead {
             self.advance(*dead, tag::TOMB);
@@ -147,8 +150,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         self.dead.clear();
     }
 
-    /// Ends the flows that are stale. Of UDP, answers are let through until two passes have seen
-    /// that they have no flow any more; of TCP, the client is told when it sends again.
+    /// Ends stale flows. For UDP, answers still pass until two passes have found that they have no
+    /// flow any more. For TCP, the client is told when it sends again.
     pub fn end_stale(&self, stale: &impl Staleness, removed: &mut Removed) {
         for index in 0..=self.mask {
             let sighting = self.look(index);
@@ -173,8 +176,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Has the client of a TCP flow told when it sends again that its endpoint is gone. Whether
-    /// that is new.
+    /// Marks a TCP flow, so that its client is told that the endpoint is gone when it sends again.
+    /// Returns whether the mark is new.
     fn disown(&self, seen: Sighting, flow: &Flow<A>) -> bool {
         use flow_flag::{GONE, WATCH};
         let is_same = || self.look(seen.index).tag == seen.tag;
@@ -183,7 +186,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
         let flags = self.records.flags(seen.index);
         flags.fetch_or(GONE | WATCH, Ordering::SeqCst);
-        // Another flow may have taken the record if we were held up in between.
+        // If this thread was delayed, another flow may have taken the record meanwhile.
         let same = is_same();
         if !same {
             flags.fetch_and(!GONE, Ordering::SeqCst);
@@ -195,7 +198,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     fn visit(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
         let flow = self.records.read(sighting.index);
         if flow.tag != sighting.tag {
-            // A program has just ended it, and ends the other direction.
+            // A program has just ended it, and will end the other direction.
             return;
         }
         if let Some(passed) = &mut pass.passed {
@@ -216,8 +219,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Makes a record ours that another version's programs have written (see [`foreign`]). A client
-    /// that has had no answer so far has to prove itself.
+    /// Converts a record that programs of another version have written (see [`foreign`]). If the
+    /// client has had no answer so far, it still has to prove itself.
     fn adopt(&self, seen: Sighting, flow: &Flow<A>, now: u32) {
         let Sighting { index, tag } = seen;
         let store = |offset, value| {
@@ -244,18 +247,18 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             };
             (self.count)(flow.service, more);
             if !flow.has(flow_flag::UDP) {
-                // Its numbers are not known: the first that answer them prove it.
+                // Its numbers are unknown, so the first ones that answer them count as proof.
                 set(flow.peer, flow_flag::SEEN);
                 set(index, flow_flag::SEEN | flow_flag::PICKED_UP);
             }
         } else if tag::state(tag) == tag::HALF {
-            // That bit was part of another version's generation.
+            // In the other version, that bit was part of the generation.
             self.advance(seen, tag::LIVE);
         }
         set(index, foreign::adopted(flow.flags));
     }
 
-    /// Ends the flow that a record is one direction of, if it is over. Whether it is gone.
+    /// Ends the flow of which a record is one direction, if it is over. Returns whether it is gone.
     fn expire(&mut self, index: u32, flow: &Flow<A>, pass: &mut Pass<'_>) -> bool {
         let Some(connection) = Connection::new(&self.records, index, flow) else {
             return false;
@@ -264,11 +267,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             return false;
         }
         let Some(both) = self.end(&connection) else {
-            // So has a program, just now.
+            // A program has just ended it.
             return true;
         };
         let both = both.into_iter().flatten();
-        // What lies ahead is found dead when this pass comes by.
+        // Records that lie ahead are found dead later in this pass.
         self.dead.extend(both.filter(|dead| dead.index <= index));
         pass.uncount(index, flow);
         let (protocol, stage) = (connection.protocol(), connection.stage());
@@ -276,7 +279,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         true
     }
 
-    /// A live record without its other direction: ended if it was so in the pass before.
+    /// Handles a live record without its other direction: it is ended if it was so in the previous
+    /// pass.
     fn unpaired(&mut self, sighting: Sighting, pass: &mut Pass<'_>) {
         let again = self.latest.unpaired.binary_search(&sighting).is_ok();
         if !again {
@@ -293,8 +297,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         other_direction(&self.records, index, &flow).is_some()
     }
 
-    /// Looks again at records that were being written. Whether it is known now what all of them
-    /// are.
+    /// Looks again at records that were being written. Returns whether the state of all of them is
+    /// known now.
     fn settle_claims(&self, pass: &mut Pass<'_>) -> bool {
         let mut all_known = true;
         for busy in &pass.found.busy {
@@ -319,14 +323,14 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         all_known
     }
 
-    /// Whether a pass cleans the tombs of the one before.
+    /// Whether pass number `pass` cleans the tombs of the previous one.
     fn cleans(&self, pass: u64) -> bool {
         let tombs = self.latest.tombs.len();
         let many = tombs > self.mask as usize / MANY_TOMBS;
         many || tombs != 0 && pass.is_multiple_of(CLEANING_PASSES)
     }
 
-    /// Cleans the tombs of the pass before that nothing passes over.
+    /// Cleans those tombs of the previous pass that no search passes over.
     fn clean(&self, passed: &Bitmap) {
         let unneeded = |tomb: &&Sighting| !passed.contains(tomb.index);
         for tomb in self.latest.tombs.iter().filter(unneeded) {
@@ -350,8 +354,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Takes both directions of a flow out of sight, the forward one first; what they are then.
-    /// `None` if somebody else has done it.
+    /// Ends both directions of a flow, the forward one first, and returns their new states. `None`
+    /// if a program, or another sweeper, has ended it.
     fn end(&self, connection: &Connection<A>) -> Option<[Option<Sighting>; 2]> {
         let dead = self.end_forward(connection)?;
         let Connection { forward, reply } = connection;
@@ -359,7 +363,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         Some([Some(dead), answers])
     }
 
-    /// Takes the client's direction of a flow out of sight if it is still what was seen.
+    /// Ends the client's direction of a flow, if it is still as it was seen.
     fn end_forward(&self, connection: &Connection<A>) -> Option<Sighting> {
         let Connection { forward, reply } = connection;
         let dead = self.kill(Sighting::of(reply.peer, forward))?;
@@ -371,12 +375,12 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         Some(dead)
     }
 
-    /// Takes a record out of sight if it is still what was seen; what it is then.
+    /// Ends a record, if it is still as it was seen. Returns its new state.
     fn kill(&self, seen: Sighting) -> Option<Sighting> {
         self.advance(seen, tag::SWEPT)
     }
 
-    /// Moves a record on if it is still what was seen; what it is then.
+    /// Moves a record to another state, if it is still as it was seen. Returns its new state.
     fn advance(&self, seen: Sighting, state: u32) -> Option<Sighting> {
         let next = tag::with_state(seen.tag, state);
         let tag = self.records.tag(seen.index);
@@ -388,6 +392,6 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
 
 /// CPU time of the calling thread.
 fn cpu_time() -> Duration {
-    // Every kernel has the clock.
+    // Every kernel has this clock.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

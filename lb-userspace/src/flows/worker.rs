@@ -32,21 +32,21 @@ use super::{
     under_pressure,
 };
 
-/// The shortest pause between passes: ends of flows are noticed within about this much.
+/// The shortest pause between passes. It bounds how soon ends of flows are noticed.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest, so that timeouts are kept to within it however large the tables are.
+/// The longest pause between passes. Timeouts are exact to within it, however large the tables are.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Passes may take this part of a CPU between the two.
+/// Between the two, passes take at most one part in so many of a CPU.
 const SHARE: u32 = 200;
-/// Requests to end stale flows are carried out together when they come faster than this.
+/// Requests to end stale flows that come faster than this are carried out together.
 const LONGEST_REST: Duration = Duration::from_millis(50);
-/// From this part of a table on, passes are not put off.
+/// If more than this part of a table is occupied, passes are not delayed.
 const FILLING: f64 = 0.5;
 
-/// Sweeps the flow tables in a thread of its own until it is dropped.
+/// Sweeps the flow tables in a thread of its own, until it is dropped.
 ///
-/// Nothing breaks if two of them sweep the same tables, as when one agent replaces another; it is
-/// only work done twice.
+/// Two of them may sweep the same tables, as when one agent replaces another. The work is then only
+/// done twice.
 #[derive(Debug)]
 pub struct FlowSweeper {
     shared: Arc<Shared>,
@@ -59,29 +59,29 @@ pub struct FlowTables<R4 = MappedArray<Flow<Ip4>>, R6 = MappedArray<Flow<Ip6>>> 
     pub v6: R6,
 }
 
-/// What the sweeper asks of the kernel.
+/// What the sweeper needs from the kernel.
 pub struct Kernel {
-    /// The tick it is, on the clock that programs write into records.
+    /// The present tick of the clock that programs write into records.
     pub tick: Box<dyn Fn() -> io::Result<u32> + Send>,
-    /// Returns when every program has returned that was running at the call.
+    /// Returns when every program that was running at the call has returned.
     pub grace: Box<dyn Fn() + Send>,
     pub counters: Arc<dyn Counters>,
-    /// Tells programs how long flows may stay silent from now on.
+    /// Tells programs how long flows may be silent from now on.
     pub set_timeouts: Box<dyn Fn(&Timeouts) + Send>,
-    /// Tells programs how much of the tables one service may take from now on:
+    /// Tells programs which part of the tables one service may take from now on:
     /// [`abi::Limits::shares`].
     pub set_shares: Box<dyn Fn([u16; 2]) + Send>,
     /// `None` if no sockets are translated.
     pub sockets: Option<UdpSockets>,
 }
 
-/// Numbers of flows by service, which programs change as well.
+/// Numbers of flows by service, which programs change too.
 pub trait Counters: Send + Sync {
-    /// A service has so many more.
+    /// Adds to the numbers of a service.
     fn count(&self, service: u32, more: Counted);
-    /// The numbers as they are, from service 0 on.
+    /// The present numbers, from service 0 on.
     fn read(&self) -> Vec<Counted>;
-    /// Replaces those numbers that are still what was read.
+    /// Replaces a service's numbers if they are still those that were `read`.
     fn correct(&self, service: u32, read: Counted, counted: Counted);
 }
 
@@ -94,7 +94,7 @@ pub struct ServiceCounters {
 }
 
 impl ServiceCounters {
-    /// Those of the programs in the kernel.
+    /// Opens the counters of the programs in the kernel.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Counters for ServiceCounters {
     }
 
     fn correct(&self, service: u32, read: Counted, counted: Counted) {
-        // Whoever counts meanwhile is right: the next agent looks again.
+        // If a program counts meanwhile, its number stays; the next agent checks again.
         let correct = |word: &AtomicU32, read: i32, counted: i32| {
             let _ = word.compare_exchange(read as u32, counted as u32, Relaxed, Relaxed);
         };
@@ -151,8 +151,8 @@ impl Counters for ServiceCounters {
 }
 
 impl FlowSweeper {
-    /// Starts sweeping the tables that programs use with these settings. `sockets` is the `SOCKETS`
-    /// map, if sockets are translated.
+    /// Starts to sweep the tables that programs use with these settings. `sockets` is the `SOCKETS`
+    /// map, or `None` if no sockets are translated.
     ///
     /// # Errors
     ///
@@ -186,7 +186,7 @@ impl FlowSweeper {
         Self::start_with(tables, config, timeouts, rate, kernel)
     }
 
-    /// As [`Self::start`], for any memory and clock.
+    /// Like [`Self::start`], for any memory and clock.
     ///
     /// # Errors
     ///
@@ -231,8 +231,8 @@ impl FlowSweeper {
         })
     }
 
-    /// To be held while endpoints are published: nothing is ended meanwhile for what was asked
-    /// before. A flow to an endpoint that is new is safe from requests that do not know of it yet.
+    /// To be held while endpoints are published. Meanwhile no earlier request ends anything, so a
+    /// flow to a new endpoint is safe from requests that do not know of the endpoint yet.
     pub fn publication(&self) -> Publication<'_> {
         Publication {
             inbox: self.shared.inbox(),
@@ -240,13 +240,13 @@ impl FlowSweeper {
         }
     }
 
-    /// As of the latest pass.
+    /// The numbers of the latest pass.
     pub fn stats(&self) -> Arc<Stats> {
         self.shared.stats().clone()
     }
 }
 
-/// Endpoints are being published.
+/// A guard that is held while endpoints are published.
 #[derive(Debug)]
 pub struct Publication<'a> {
     inbox: MutexGuard<'a, Inbox>,
@@ -254,9 +254,9 @@ pub struct Publication<'a> {
 }
 
 impl Publication<'_> {
-    /// Ends the flows, and connected UDP sockets, of service ports whose endpoint is none of those
-    /// that remain, now that the new endpoints are published. It is done within some milliseconds,
-    /// and once more for what programs were opening meanwhile.
+    /// Ends the flows, and the connected UDP sockets, of service ports if their endpoint is not
+    /// among the remaining ones. To be called when the new endpoints are published. It is done
+    /// within some milliseconds, and once more for flows that programs were opening meanwhile.
     pub fn end_stale(mut self, stale: Stale) {
         self.inbox.stale.merge(stale);
         self.wake.notify_one();
@@ -268,7 +268,7 @@ impl Drop for FlowSweeper {
         self.shared.inbox().stop = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A panic has been reported where it was.
+            // A panic has been reported where it happened.
             let _ = thread.join();
         }
     }
@@ -287,7 +287,7 @@ struct Inbox {
     stop: bool,
 }
 
-/// What the thread has to do.
+/// What the thread is to do next.
 enum Task {
     Pass,
     EndStale(Stale),
@@ -295,7 +295,7 @@ enum Task {
 }
 
 impl Shared {
-    // Nothing that is done under these locks can leave what they guard half done.
+    // No step under these locks can leave the guarded state incomplete, so poison is ignored.
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -304,7 +304,7 @@ impl Shared {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for something to do, at the latest for the pass that is due.
+    /// Waits for something to do, at most until the next pass is due.
     fn next_task(&self, due: Instant) -> Task {
         let pause = due.saturating_duration_since(Instant::now());
         if pause.is_zero() && !self.inbox().stop {
@@ -324,14 +324,14 @@ impl Shared {
         }
     }
 
-    /// Waits, unless it is to stop.
+    /// Waits for `pause`, unless the thread is to stop.
     fn rest(&self, pause: Duration) {
         let going_on = |inbox: &mut Inbox| !inbox.stop;
         drop(self.wake.wait_timeout_while(self.inbox(), pause, going_on));
     }
 }
 
-/// A request that is being carried out, unless a newer one knows better.
+/// A request that is being carried out, as long as no newer one contradicts it.
 struct Newest<'a> {
     request: &'a Stale,
     shared: &'a Shared,
@@ -358,16 +358,16 @@ struct Worker<R4, R6> {
     v4: TableSweeper<Ip4, R4>,
     v6: TableSweeper<Ip6, R6>,
     configured: Timeouts,
-    /// Those in force, shorter under pressure.
+    /// The timeouts in force, which are shorter under pressure.
     timeouts: Timeouts,
     rate: TickRate,
     kernel: Kernel,
     removed: Removed,
     passes: u64,
-    /// To be ended once more after a grace period: a program may have been opening a flow to an
-    /// endpoint of before.
+    /// To be ended once more after a grace period, because a program may have been opening a flow
+    /// to an old endpoint.
     second_look: Stale,
-    /// Whether it has been reported that sockets cannot be ended.
+    /// Whether a failure to end sockets has been reported.
     told: bool,
     shared: Arc<Shared>,
 }
@@ -398,11 +398,11 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    /// One pass over both tables; returns how long the next one may be put off beyond the shortest
-    /// pause.
+    /// One pass over both tables. Returns by how much the next one may be delayed beyond the
+    /// shortest pause.
     fn pass(&mut self, now: u32) -> Duration {
         let mut services = ServiceCounts::default();
-        // The agent before may have been of a version that does not count.
+        // The agent before may have been of a version that does not count flows.
         let counted_before = (self.passes == 0).then(|| self.kernel.counters.read());
         let v4 = self
             .v4
@@ -448,10 +448,10 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    /// Gives flows the time that there is room for.
+    /// Sets the timeouts that the fill of the tables allows.
     fn squeeze(&mut self, fill: f64) {
         let timeouts = under_pressure(&self.configured, fill, self.rate);
-        // Settings that are written anew meanwhile have those configured.
+        // If the settings are written again meanwhile, they contain the configured timeouts.
         if timeouts != self.timeouts || timeouts != self.configured {
             (self.kernel.set_timeouts)(&timeouts);
             self.timeouts = timeouts;
@@ -494,8 +494,8 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
     }
 }
 
-/// Writes the timeouts into the settings, word by word: programs may read old and new ones side by
-/// side, which are as good as either.
+/// Writes the timeouts into the settings word by word. Programs may read old and new ones together,
+/// which does no harm.
 fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
     let words = timeouts.tcp.into_iter().chain(timeouts.udp);
     let words = words.chain([timeouts.port_held, timeouts.shortest]);
@@ -504,12 +504,12 @@ fn set_timeouts(limits: &MappedArray<abi::Limits>, timeouts: &Timeouts) {
     }
 }
 
-/// The part of a table that one service may take: as much as is free. So one alone gets half, two a
-/// third each, and there is always room for one more (dynamic thresholds: Choudhury and Hahne,
-/// 1998). Never more than half, since it may be taken before the next pass.
+/// The part of a table that one service may take: as much as is free. So one service alone gets
+/// half, two get a third each, and there is always room for one more (dynamic thresholds: Choudhury
+/// and Hahne, 1998). Never more than half, because a service may take it before the next pass.
 fn share(live: f64) -> u16 {
     let share = (1.0 - live).clamp(0.0, 0.5) * f64::from(1 << 16);
-    // 0 would mean any number.
+    // 0 would mean no limit.
     (share as u16).max(1)
 }
 

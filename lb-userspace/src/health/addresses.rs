@@ -1,4 +1,4 @@
-//! Where healthCheckNodePort servers listen, which `--nodeport-addresses` decides.
+//! Addresses on which healthCheckNodePort servers listen, as `--nodeport-addresses` decides.
 
 use std::{
     io,
@@ -25,12 +25,12 @@ impl ListenAddresses {
     }
 
     /// `networks` is `--nodeport-addresses` with `primary` already replaced by the node IPs. A
-    /// family with none of its own in the list, or with a zero prefix, listens on its wildcard;
-    /// any other on each of `local`, the node's addresses, that one of them contains. Loopback
-    /// addresses are as good as others here, unlike for node ports.
+    /// family without a network in the list, or with a zero prefix, listens on its wildcard. Any
+    /// other listens on each of `local`, the node's addresses, that one of its networks contains.
+    /// Unlike for node ports, loopback addresses count here.
     ///
-    /// No match means no listener. `local` only fails if the addresses could not be enumerated,
-    /// and then the wildcard serves.
+    /// Without a match there is no listener. `local` is an error only if the addresses could not be
+    /// listed; then the wildcard is used.
     pub fn select(networks: &[IpNet], local: io::Result<Vec<IpAddr>>) -> Self {
         let local = local
             .inspect_err(|error| {
@@ -47,6 +47,7 @@ impl ListenAddresses {
         }
     }
 
+    /// The addresses of a family.
     pub fn of(&self, family: IpFamily) -> &[IpAddr] {
         match family {
             IpFamily::V4 => &self.v4,
@@ -82,7 +83,7 @@ fn wildcard(family: IpFamily) -> IpAddr {
     }
 }
 
-/// Link-local IPv6 addresses mean nothing without a device, so nothing can listen on them alone.
+/// A link-local IPv6 address is ambiguous without a device, so it cannot be listened on alone.
 fn needs_scope(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }

@@ -1,10 +1,10 @@
-//! Time as health checks see it, so that tests can move it.
+//! The clock of health checks, so that tests can set it.
 
 use std::time::{Instant, SystemTime};
 
 /// The two times health needs: one to measure with, one to show.
 pub trait Clock: Send + Sync + 'static {
-    /// For durations: not disturbed when somebody sets the clock.
+    /// For durations: not affected when the system's clock is set.
     fn monotonic(&self) -> Instant;
 
     /// For people.

@@ -9,14 +9,14 @@ use tokio::{
 
 use crate::{http::Unready, source::health::SourceHealth};
 
-/// Longest advice when to ask again, in seconds.
+/// The longest advice when to ask again, in seconds.
 const LONGEST_ADVICE: f64 = 30.0;
-/// By how much the advice grows: by so many percent in a second, more or less.
+/// How fast the advice grows: by about this part of itself per second.
 const GROWTH: f64 = 0.06;
 
-/// Begins with the agent, and is over once the maps have the first complete state. It never begins
-/// again: what was delivered stays in force while a source has trouble, and is replaced only by
-/// what is as complete.
+/// Starts with the agent, and is over once the maps have the first complete state. It never starts
+/// again: while a source has trouble, what it delivered stays in force, and only something as
+/// complete replaces it.
 #[derive(Debug)]
 pub struct Initialization {
     since: Instant,
@@ -25,7 +25,7 @@ pub struct Initialization {
 }
 
 impl Initialization {
-    /// Begins now, with what `source` has to deliver.
+    /// Starts now. `source` says what is still to be delivered.
     pub fn new(source: Arc<SourceHealth>) -> Self {
         Self {
             since: Instant::now(),
@@ -34,16 +34,17 @@ impl Initialization {
         }
     }
 
-    /// The maps have the first complete state.
+    /// Ends it: the maps have the first complete state.
     pub fn finish(&self) {
         self.over.send_replace(true);
     }
 
+    /// Whether the maps have the first complete state.
     pub fn is_over(&self) -> bool {
         *self.over.borrow()
     }
 
-    /// While it goes on: what is missing, and when to ask again.
+    /// What is missing and when to ask again; `None` once it is over.
     pub fn unready(&self) -> Option<Unready> {
         (!self.is_over()).then(|| Unready {
             missing: self.missing(),
@@ -51,7 +52,7 @@ impl Initialization {
         })
     }
 
-    /// What it waits for: the resources that have not arrived, or what is made from them.
+    /// What it waits for: the resources that have not arrived, or the maps that are made from them.
     pub fn missing(&self) -> String {
         let unsynced = self.source.unsynced();
         match unsynced.is_empty() {
@@ -60,7 +61,7 @@ impl Initialization {
         }
     }
 
-    /// Waits until it is over, at most for `limit`; whether it is.
+    /// Waits until it is over, at most for `limit`. Returns whether it is over.
     pub async fn wait(&self, limit: Duration) -> bool {
         let mut changes = self.over.subscribe();
         let over = changes.wait_for(|over| *over);
@@ -68,8 +69,8 @@ impl Initialization {
     }
 }
 
-/// When to ask again what has not been ready for so long: in whole seconds, the longer the longer
-/// it takes, from 1 to 30, as kube-apiserver has it.
+/// When to ask again for something that has been unready for so long: in whole seconds, from 1 to
+/// 30, the longer it takes the longer, as in kube-apiserver.
 fn retry_after(unready_for: Duration) -> Duration {
     let advice = (GROWTH * unready_for.as_secs_f64()).exp();
     Duration::from_secs(advice.clamp(1.0, LONGEST_ADVICE) as u64)

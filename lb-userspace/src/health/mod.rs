@@ -1,7 +1,7 @@
 //! What the agent tells load balancers and the kubelet about this node.
 //!
-//! [`service`] answers whether a Service has endpoints here, [`proxy`] whether the agent keeps
-//! the kernel's state up with the cluster's, [`readiness`] what it still waits for.
+//! [`service`] answers whether a Service has endpoints on this node, [`proxy`] whether the agent
+//! keeps the kernel up to date with the cluster, [`readiness`] what the agent still waits for.
 
 pub mod addresses;
 pub mod clock;

@@ -1,5 +1,5 @@
-//! Process health, as kube-proxy reports it on `:10256`: is the kernel's state kept up with the
-//! cluster's, and may load balancers still send to this node.
+//! Process health, as kube-proxy reports it on `:10256`: whether the kernel is kept up to date with
+//! the cluster, and whether load balancers may still send to this node.
 
 use std::{
     collections::BTreeMap,
@@ -18,11 +18,11 @@ use crate::{
     metrics::Metrics,
 };
 
-/// The taint by which the cluster autoscaler announces that it will delete the node (KEP-3836).
-/// Cordoning deliberately means nothing here.
+/// The taint with which the cluster autoscaler announces that it will delete the node (KEP-3836).
+/// Cordoning has no effect here, on purpose.
 const DELETION_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// How Go prints a time that was never set; what consumers of the body get from kube-proxy.
+/// How Go prints a time that was never set. Clients of kube-proxy get this in the body.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 /// Tracks changes from when they are queued until they are in the kernel.
@@ -43,15 +43,15 @@ impl ProxyHealth {
         }
     }
 
-    /// Notes that a change is waiting to be written. Only the first one since the last
-    /// [`Self::updated`] matters. To be called once the caches are there, not before.
+    /// Notes that a change waits to be written. Only the first one since the last [`Self::updated`]
+    /// matters. To be called only after the caches are there.
     pub fn queued(&self, family: IpFamily) {
         let now = self.clock.monotonic();
         self.state().oldest_pending.entry(family).or_insert(now);
     }
 
-    /// Notes that the kernel has everything queued for `family`. A family counts, and is
-    /// reported, from its first call on; so each one calls this once when its sync loop starts.
+    /// Notes that the kernel has everything that was queued for `family`. A family is counted and
+    /// reported from its first call on, so each family calls this once when its sync loop starts.
     pub fn updated(&self, family: IpFamily) {
         let now = self.clock.wall();
         let mut state = self.state();
@@ -59,12 +59,12 @@ impl ProxyHealth {
         state.last_updated.insert(family, now);
     }
 
-    /// Notes the Node object, `None` when it does not exist.
+    /// Notes the Node object; `None` if it does not exist.
     pub fn set_node(&self, node: Option<&Node>) {
         self.state().node_eligible = node.is_some_and(is_eligible);
     }
 
-    /// Whether no family is stuck. What becomes of the node plays no part.
+    /// Whether no family is stuck. The node's own state plays no part.
     pub fn is_healthy(&self) -> bool {
         self.report().healthy
     }
@@ -93,16 +93,17 @@ impl ProxyHealth {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No update leaves the state half done, so a panicking holder has not spoiled it.
+        // Each update is complete at every step, so the state is valid even after a holder has
+        // panicked.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// `/healthz`, `/livez` and `/readyz`, for any method; everything else is 404.
+/// Answers `/healthz`, `/livez` and `/readyz`, for any method; any other path is 404.
 ///
-/// `/livez` answers 200 while every family is healthy; `/healthz` only if the node is eligible
-/// too, so that load balancers leave a node about to be deleted but the kubelet does not restart
-/// the agent on it.
+/// `/livez` answers 200 while every family is healthy, `/healthz` only if the node is eligible too.
+/// So load balancers leave a node that is about to be deleted, but the kubelet does not restart the
+/// agent on it.
 pub struct HealthEndpoints {
     health: Arc<ProxyHealth>,
     readiness: Arc<Readiness>,
@@ -140,7 +141,7 @@ impl HealthEndpoints {
             false => StatusCode::SERVICE_UNAVAILABLE,
         };
         let body = Body {
-            // A good answer has always carried the current time; consumers have come to rely on it.
+            // A healthy answer has always contained the current time, and clients rely on it.
             last_updated: match status {
                 StatusCode::OK => now.clone(),
                 _ => report.last_updated.map_or_else(|| NEVER.into(), rfc3339),
@@ -172,7 +173,7 @@ impl Handler for HealthEndpoints {
 
 #[derive(Default)]
 struct State {
-    /// When the oldest change not yet in the kernel was queued.
+    /// When the oldest change that is not yet in the kernel was queued.
     oldest_pending: BTreeMap<IpFamily, Instant>,
     last_updated: BTreeMap<IpFamily, SystemTime>,
     node_eligible: bool,

@@ -23,20 +23,20 @@ const READYZ: &str = "/readyz";
 
 type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// Named checks, in the order of their registration. The agent is ready when none fails.
+/// Named checks, in the order of their registration. The agent is ready when none of them fails.
 #[derive(Default)]
 pub struct Readiness {
     checks: RwLock<Vec<(String, Check)>>,
-    /// What failed when somebody last asked, so that the log says it once.
+    /// The checks that failed at the last request, so that the log says it only once.
     failed: Mutex<BTreeSet<String>>,
 }
 
-/// Something that happens once: a check that fails until then, or from then on.
+/// Something that happens once. It belongs to a check that fails until then, or from then on.
 #[derive(Clone, Debug, Default)]
 pub struct Latch(Arc<AtomicBool>);
 
 impl Latch {
-    /// It is met from now on.
+    /// Notes that it has happened.
     pub fn meet(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -69,14 +69,14 @@ impl Condition {
 }
 
 impl Readiness {
-    /// With the one check that never fails: `ping`.
+    /// Starts with the one check that never fails: `ping`.
     pub fn new() -> Self {
         let readiness = Self::default();
         readiness.add("ping", || Ok(()));
         readiness
     }
 
-    /// Adds a check, which fails with what is to be said in the log.
+    /// Adds a check. If it fails, `check` returns the reason, which is logged.
     pub fn add(
         &self,
         name: impl Into<String>,
@@ -86,7 +86,7 @@ impl Readiness {
         checks.push((name.into(), Box::new(check)));
     }
 
-    /// Adds a check that is met once and for all.
+    /// Adds a check that fails until its latch is met.
     pub fn add_latch(&self, name: impl Into<String>, missing: &'static str) -> Latch {
         let latch = Latch::default();
         let checked = latch.clone();
@@ -117,8 +117,8 @@ impl Readiness {
         latch
     }
 
-    /// Adds one check for each resource, `informer-sync/RESOURCE`: it has been synchronised at
-    /// least once.
+    /// Adds one check for each resource, `informer-sync/RESOURCE`. It fails until the resource has
+    /// been synchronised once.
     pub fn add_informers(&self, source: &Arc<SourceHealth>) {
         for resource in source.states() {
             let source = source.clone();
@@ -132,8 +132,8 @@ impl Readiness {
         }
     }
 
-    /// Adds the post-start check `poststarthook/cache-initialization`, and waits for it: it is met
-    /// when the initialisation is over, or `limit`, whichever comes first (KEP-4568).
+    /// Adds the post-start check `poststarthook/cache-initialization` and waits for it. It is met
+    /// when the initialisation is over or after `limit`, whichever comes first (KEP-4568).
     pub fn wait_for(
         &self,
         initialization: Arc<Initialization>,
@@ -154,14 +154,14 @@ impl Readiness {
         }
     }
 
-    /// Whether [`Self::answer`] is for this path.
+    /// Whether [`Self::answer`] handles this path.
     pub fn serves(path: &str) -> bool {
         let below = path.strip_prefix(READYZ);
         below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
     }
 
-    /// Answers `/readyz` and `/readyz/NAME`; with `?verbose` all checks are told even if none
-    /// fails, with `?exclude=NAME`, which may be repeated, that one does not count.
+    /// Answers `/readyz` and `/readyz/NAME`. `?verbose` lists all checks even if none fails;
+    /// `?exclude=NAME`, which may be repeated, leaves a check out.
     pub fn answer(&self, uri: &Uri) -> Response {
         let path = uri.path().strip_prefix(READYZ).unwrap_or_default();
         match path.strip_prefix('/') {
@@ -221,7 +221,7 @@ impl Readiness {
         }
     }
 
-    /// Says what fails if it is not what failed before.
+    /// Logs which checks fail, if that has changed.
     fn log(&self, failed: BTreeSet<String>) {
         let mut before = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if *before == failed {

@@ -1,5 +1,5 @@
-//! healthCheckNodePort servers: per Service and family, whether this node has ready endpoints,
-//! asked by external load balancers of Services with `externalTrafficPolicy: Local`.
+//! healthCheckNodePort servers: they tell external load balancers, per Service and family, whether
+//! this node has ready endpoints. They exist for Services with `externalTrafficPolicy: Local`.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
 
 mod server;
 
-/// A server that should exist, and what it says.
+/// A server that should exist, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceHealth {
     pub service: ObjectName,
@@ -33,17 +33,17 @@ pub struct ServiceHealth {
     pub local_endpoints: usize,
 }
 
-/// A server that should exist but does not: its Service is not checked in this family.
+/// A server that should exist but does not. Its Service has no health check in this family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub service: ObjectName,
     pub address: SocketAddr,
-    /// What the system said.
+    /// The system's error.
     pub error: String,
 }
 
 impl Problem {
-    /// Reason and action of the Event kube-proxy puts on the Service for this.
+    /// Reason and action of the Event that kube-proxy writes on the Service for this.
     pub const EVENT: (&str, &str) = ("FailedToStartServiceHealthcheck", "Listen");
 }
 
@@ -65,13 +65,13 @@ pub struct Options {
     /// The layers around every answer.
     pub stack: Arc<Stack>,
     pub bind: Box<dyn Bind>,
-    /// How often servers whose port was taken are tried again between syncs: a source that
-    /// seldom changes must not leave them closed.
+    /// How often a server is tried again between syncs if its port was taken. Without this, a
+    /// source that seldom changes would leave it closed.
     pub retry_interval: Duration,
 }
 
 impl Options {
-    /// The defaults for servers on `addresses`.
+    /// The default options for servers on `addresses`.
     pub fn new(addresses: ListenAddresses, stack: Arc<Stack>) -> Self {
         Self {
             addresses,
@@ -90,7 +90,8 @@ pub struct ServiceHealthServers {
 }
 
 impl ServiceHealthServers {
-    /// None yet; needs a Tokio runtime. Every answer is 503 while `health` is not healthy.
+    /// Starts without servers; needs a Tokio runtime. Every answer is 503 while `health` is
+    /// unhealthy.
     pub fn new(options: Options, health: Arc<ProxyHealth>, metrics: &Metrics) -> Self {
         let retry_interval = options.retry_interval;
         let servers = Arc::new(Mutex::new(Servers {
@@ -104,12 +105,12 @@ impl ServiceHealthServers {
         Self { servers, retry }
     }
 
-    /// Makes the servers equal to `desired`: opens, closes (cutting connections), reopens those
-    /// whose port changed, and sets what each one answers from now on. To be called after the
-    /// kernel's maps have been written, so that no answer is ahead of the traffic.
+    /// Makes the servers equal to `desired`: opens servers, closes them (which cuts connections),
+    /// reopens those with another port, and sets what each one answers from now on. To be called
+    /// after the kernel's maps have been written, so that no answer is ahead of the traffic.
     ///
-    /// Returns the servers that could not be opened, which are tried again by themselves; see
-    /// [`Self::problems`] for how that went.
+    /// Returns the servers that could not be opened. They are tried again without another call; see
+    /// [`Self::problems`] for the result.
     pub async fn sync(&self, desired: impl IntoIterator<Item = ServiceHealth>) -> Vec<Problem> {
         let desired = desired
             .into_iter()
@@ -140,7 +141,7 @@ impl ServiceHealthServers {
         self.servers.lock().await.problems()
     }
 
-    /// The addresses all servers listen on, in no particular order.
+    /// The addresses on which the servers listen, in no particular order.
     pub async fn listening(&self) -> Vec<SocketAddr> {
         self.servers.lock().await.listening()
     }
@@ -162,8 +163,8 @@ async fn retry(servers: Weak<Mutex<Servers>>, interval: Duration) {
     }
 }
 
-/// Servers exist per Service and family, as kube-proxy has them: a probe over IPv6 hears of IPv6
-/// endpoints, and the trouble of one family is not that of the other.
+/// As in kube-proxy, there is a server per Service and family: a probe over IPv6 is told of IPv6
+/// endpoints, and a problem in one family does not affect the other.
 type Key = (ObjectName, IpFamily);
 
 struct Servers {
@@ -176,7 +177,7 @@ struct Servers {
 
 impl Servers {
     async fn sync(&mut self, desired: BTreeMap<Key, ServiceHealth>) {
-        // Close first: a port may move from one Service to another.
+        // Close first, because a port may move from one Service to another.
         for (_, server) in self.take_unwanted(&desired) {
             server.close().await;
         }
@@ -192,7 +193,7 @@ impl Servers {
         self.open_missing().await;
     }
 
-    /// Takes out the servers that are not in `desired`, or there with another port.
+    /// Removes and returns the servers that are not in `desired`, or are there with another port.
     fn take_unwanted(
         &mut self,
         desired: &BTreeMap<Key, ServiceHealth>,

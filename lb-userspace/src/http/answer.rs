@@ -1,4 +1,4 @@
-//! Answers that every server gives in the same form.
+//! Answers that all servers give in the same form.
 
 use std::{fmt, time::Duration};
 
@@ -11,12 +11,12 @@ use serde_json::json as object;
 
 use super::{Body, Response};
 
-/// A JSON answer. `body` is sent as it is.
+/// A JSON answer. `body` is sent unchanged.
 pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Response {
     response(status, "application/json", body.into())
 }
 
-/// A plain text answer, closed with a line feed as `curl` users like it.
+/// A plain text answer. It ends with a line feed, for users of `curl`.
 pub fn text(status: StatusCode, message: impl fmt::Display) -> Response {
     response(status, "text/plain; charset=utf-8", format!("{message}\n"))
 }
@@ -26,7 +26,7 @@ pub fn not_found() -> Response {
     text(StatusCode::NOT_FOUND, "404 page not found")
 }
 
-/// An answer of any content type, which browsers are told not to guess otherwise.
+/// An answer of any content type. A header tells browsers not to guess another one.
 pub fn response(status: StatusCode, content_type: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
@@ -36,13 +36,13 @@ pub fn response(status: StatusCode, content_type: &'static str, body: impl Into<
     response
 }
 
-/// A failure as the Kubernetes API puts it, an object of kind Status. `reason` is one word for
-/// programs, as in `NotFound`.
+/// An error in the form of the Kubernetes API, an object of kind Status. `reason` is one word for
+/// programs, such as `NotFound`.
 pub fn error_status(code: StatusCode, reason: &str, message: impl fmt::Display) -> Response {
     json(code, status_object(code, reason, message).to_string())
 }
 
-/// 429 with the time after which to try again, in whole seconds, as a header and in the Status.
+/// 429, with the time after which to try again in whole seconds, as a header and in the Status.
 pub fn too_many_requests(retry_after: Duration, message: impl fmt::Display) -> Response {
     let code = StatusCode::TOO_MANY_REQUESTS;
     let mut status = status_object(code, "TooManyRequests", message);

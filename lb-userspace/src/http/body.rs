@@ -1,4 +1,4 @@
-//! What a server answers with: bytes it has, or bytes still to come.
+//! The body of an answer: bytes that exist, or bytes still to come.
 
 use std::{
     pin::Pin,
@@ -15,15 +15,15 @@ use super::{
     running::Running,
 };
 
-/// The most bytes handed to a connection at a time, so that a client that does not take them can be
-/// told from one that does.
+/// The most bytes that a connection gets at a time, so that a client that takes none can be told
+/// from one that does.
 const CHUNK: usize = 16 * 1024;
 
 /// A response's body.
 pub struct Body {
     source: Source,
     deadline: Option<Deadline>,
-    /// What the request keeps until the client has the answer.
+    /// Keeps the request running until the client has the answer.
     _running: Option<Running>,
 }
 
@@ -44,7 +44,7 @@ struct Deadline {
 pub struct Cut;
 
 impl Body {
-    /// A body that comes piece by piece, for as long as the stream lasts.
+    /// A body that comes piece by piece, until the stream ends.
     pub fn stream(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Self {
         Self {
             source: Source::Stream(Box::pin(pieces)),
@@ -53,8 +53,8 @@ impl Body {
         }
     }
 
-    /// Cuts what is still to come at `deadline`. A body that is there already is left alone: taking
-    /// it in time is up to the client.
+    /// Cuts what is still to come at `deadline`. A body that is complete is not cut: the connection
+    /// sees to it that the client takes it in time.
     pub(super) fn until(mut self, deadline: Instant, exchange: Exchange) -> Self {
         if matches!(self.source, Source::Stream(_)) {
             self.deadline = Some(Deadline {
@@ -65,7 +65,7 @@ impl Body {
         self
     }
 
-    /// The request's work goes on until the client has taken the body.
+    /// Lets the request count as running until the client has taken the body.
     pub(super) fn part_of(self, running: Running) -> Self {
         Self {
             _running: Some(running),
@@ -123,7 +123,7 @@ impl hyper::body::Body for Body {
     }
 }
 
-/// A body that notes when the client has something to take, and ends its exchange.
+/// A body that notes when there is something for the client to take, and ends its exchange.
 pub(super) struct Tracked {
     body: Body,
     open: OpenExchange,

@@ -1,10 +1,10 @@
-//! A question to an agent's server, for commands.
+//! An HTTP request to one of the agent's servers, for commands.
 
 use std::io::{BufRead, BufReader, Read, Write};
 
 use anyhow::Context as _;
 
-/// Asks for `path` over a connection; returns the answer's code and body.
+/// Requests `path` over a connection; returns the status code and the body of the answer.
 ///
 /// # Errors
 /// If the connection fails, or the answer is not HTTP.

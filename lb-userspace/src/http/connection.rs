@@ -1,4 +1,4 @@
-//! One connection: HTTP/1.1, or HTTP/2 for clients that begin with its preface (prior knowledge).
+//! One connection: HTTP/1.1, or HTTP/2 if the client begins with its preface (prior knowledge).
 
 use std::{convert::Infallible, error::Error, io, sync::Arc, time::Duration};
 
@@ -23,12 +23,11 @@ use super::{
     text,
 };
 
-/// How often an HTTP/2 client that is silent is asked whether it is still there, and how long it
-/// may take to say so.
+/// After how much silence an HTTP/2 client is pinged, and how long it may take to answer.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
-/// Bytes that an HTTP/2 connection buffers in each direction: the least that the protocol starts
-/// with.
+/// Bytes that an HTTP/2 connection buffers in each direction: the protocol's initial window, which
+/// is the smallest one possible at the start.
 const WINDOW: u32 = 65_535;
 
 /// Serves one client.
@@ -119,7 +118,7 @@ impl<H: Handler> Connection<H> {
         server
             .http2()
             .timer(TokioTimer::new())
-            // What a client may send unasked, in all its requests together.
+            // Data that a client may send without being asked, in all its requests together.
             .initial_connection_window_size(WINDOW)
             .initial_stream_window_size(WINDOW)
             .max_send_buf_size(WINDOW as usize)
@@ -132,7 +131,7 @@ impl<H: Handler> Connection<H> {
 
     async fn answer(&self, mut request: hyper::Request<Incoming>, exchange: Exchange) -> Response {
         let limits = &self.limits;
-        // HTTP/2 only bounds their size.
+        // HTTP/2 limits only their total size.
         if request.headers().len() > limits.headers {
             return text(
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,

@@ -1,4 +1,4 @@
-//! Every request but streams has a deadline, counted from its arrival (KEP-4460).
+//! Gives every request but streams a deadline, counted from its arrival (KEP-4460).
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,15 +13,15 @@ use super::{
     post_timeout::Late, running::Running, timeout_parameter::requested_timeout,
 };
 
-/// Ends a request at its deadline, however its handler takes that: `?timeout=`, at most the
-/// server's maximum. The client is answered with 504, or, if the answer has begun, cut off.
+/// Ends a request at its deadline, whatever its handler does. The deadline is `?timeout=`, at most
+/// the server's maximum. The client gets a 504 or, if the answer has begun, is cut off.
 ///
-/// The handler runs in a task of its own, so it holds up nothing even if it blocks its thread. At
-/// the deadline it is dropped where it waits next; what cannot be stopped is on the [`PostTimeout`]
+/// The handler runs in a task of its own, so it delays nothing even if it blocks its thread. At the
+/// deadline it is dropped where it next awaits. What cannot be stopped is on the [`PostTimeout`]
 /// list until it ends.
 pub struct Deadline<H> {
     handler: Arc<H>,
-    /// For metrics and logs.
+    /// The server's name, for metrics and logs.
     server: &'static str,
     maximum: Duration,
     observer: SharedObserver,
@@ -29,7 +29,7 @@ pub struct Deadline<H> {
 }
 
 impl<H: Handler> Deadline<H> {
-    /// No request of `handler` has more than `maximum`.
+    /// No request to `handler` gets more time than `maximum`.
     pub fn new(
         handler: H,
         server: &'static str,
@@ -115,7 +115,7 @@ impl<H: Handler> Handler for Deadline<H> {
     }
 }
 
-/// The handler's task: it ends with the request.
+/// The handler's task, which is aborted when the request ends.
 struct AbortOnDrop(JoinHandle<Response>);
 
 impl Drop for AbortOnDrop {

@@ -1,5 +1,5 @@
-//! A request and its answer as the connection sees them: by when the client has to act, and when to
-//! stop waiting for it.
+//! A request and its answer from the connection's point of view: when the client must act, and when
+//! the connection stops waiting for it.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{Limits, SharedObserver};
 
-/// One request and its answer. The server leaves it in the request's extensions.
+/// One request and its answer. The server puts it into the request's extensions.
 #[derive(Clone)]
 pub struct Exchange {
     arrival: Instant,
@@ -24,11 +24,11 @@ pub struct Exchange {
 
 #[derive(Default)]
 struct State {
-    /// When the client must have taken the answer; none for streams.
+    /// When the client must have taken the answer; `None` for streams.
     deadline: Option<Instant>,
-    /// Since when the client has had something to take.
+    /// Since when there has been something for the client to take.
     offered: Option<Instant>,
-    /// Who is told if the answer is broken off, and of which server it is.
+    /// Who is told if the answer is broken off, and the name of its server.
     aborts: Option<(&'static str, SharedObserver)>,
 }
 
@@ -38,19 +38,19 @@ impl Exchange {
         self.arrival
     }
 
-    /// Sets when the client must have taken the answer. Without a deadline, what is offered must be
-    /// taken within [`Limits::write_timeout`], and the answer may last.
+    /// Sets when the client must have taken the answer. Without a deadline, the answer may last,
+    /// but what is offered must be taken within [`Limits::write_timeout`].
     pub fn set_deadline(&self, deadline: Instant) {
         self.state().deadline = Some(deadline);
         self.changed.notify_one();
     }
 
-    /// Has `observer` told if the answer is broken off.
+    /// Tells `observer` if the answer is broken off.
     pub(super) fn tell_of_abort(&self, server: &'static str, observer: SharedObserver) {
         self.state().aborts = Some((server, observer));
     }
 
-    /// Notes, once, that the answer was broken off.
+    /// Reports, only once, that the answer was broken off.
     pub(super) fn aborted(&self) {
         let told = self.state().aborts.take();
         if let Some((server, observer)) = told {
@@ -58,12 +58,12 @@ impl Exchange {
         }
     }
 
-    /// When a write that has been waiting for the client since `since` has waited long enough.
+    /// When a write that has waited for the client since `since` is given up.
     pub(super) fn patience(&self, since: Instant, write_timeout: Duration) -> Instant {
         self.state().deadline.unwrap_or(since + write_timeout)
     }
 
-    /// When the client must have taken what it is offered, if it is offered something.
+    /// When the client must have taken what it is offered; `None` if it is offered nothing.
     fn due(&self, write_timeout: Duration) -> Option<Instant> {
         let state = self.state();
         let since = state.offered?;
@@ -76,7 +76,8 @@ impl Exchange {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is one assignment, so a panicking holder has not spoiled it.
+        // Every change is a single assignment, so the state is valid even after a holder has
+        // panicked.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,9 +90,9 @@ pub(super) struct Exchanges {
 
 struct Open {
     exchanges: Vec<Exchange>,
-    /// When the last one ended, or the connection began.
+    /// When the last exchange ended, or when the connection began.
     idle_since: Instant,
-    /// None before the first request.
+    /// `None` before the first request.
     version: Option<Version>,
     evicted: bool,
 }
@@ -109,7 +110,7 @@ impl Exchanges {
         })
     }
 
-    /// A request has arrived; the exchange lasts until what is returned is dropped.
+    /// Notes that a request has arrived. The exchange lasts until the returned value is dropped.
     pub(super) fn begin(self: &Arc<Self>, version: Version) -> OpenExchange {
         let exchange = Exchange {
             arrival: Instant::now(),
@@ -151,9 +152,9 @@ impl Exchanges {
         open.exchanges.last().filter(|_| !multiplexed).cloned()
     }
 
-    /// Returns when the connection has to be cut because its client does not do its part: send a
-    /// first request, take what it is offered, or, over HTTP/2, use the connection at all. Over
-    /// HTTP/1, hyper's header timeout and the stream's deadline see to the rest.
+    /// Returns when the connection must be cut because its client does not do its part: send a
+    /// first request, take what it is offered or, over HTTP/2, use the connection at all. Over
+    /// HTTP/1, hyper's header timeout and the stream's deadline handle the rest.
     pub(super) async fn overdue(&self, limits: &Limits) {
         loop {
             match self.due(limits) {
@@ -216,7 +217,7 @@ impl OpenExchange {
         &self.exchange
     }
 
-    /// Notes whether the client has something to take.
+    /// Notes whether there is something for the client to take.
     pub(super) fn offer(&self, offered: bool) {
         self.exchange.offer(offered);
     }

@@ -1,4 +1,4 @@
-//! No more requests at a time than the agent wants to serve.
+//! Limits how many requests are served at a time.
 
 use std::{
     sync::{
@@ -16,15 +16,16 @@ use tokio::time::interval;
 
 use super::{Class, Handler, Request, Response, SharedObserver, running::Running, text};
 
-/// The observer is told the highest number of each such period.
+/// The observer is told the highest number in each period of this length.
 const WATERMARK_PERIOD: Duration = Duration::from_secs(1);
 
-/// Streams (watch, follow) at a time: each one costs memory, and its client may stay for ever.
+/// The most streams (watch, follow) at a time: each one costs memory, and its client may stay for
+/// ever.
 const STREAMS: usize = 64;
 
-/// How many requests may be served at a time, over all servers together: `--max-requests-inflight`
-/// and `--max-mutating-requests-inflight`, and a fixed number of streams. The kinds do not take
-/// each other's places.
+/// How many requests may be served at a time, by all servers together: `--max-requests-inflight`
+/// and `--max-mutating-requests-inflight`, and a fixed number of streams. Requests of one kind
+/// never take places of another.
 pub struct Places {
     read_only: Arc<Kind>,
     mutating: Arc<Kind>,
@@ -34,17 +35,17 @@ pub struct Places {
 
 #[derive(Debug)]
 struct Kind {
-    /// Zero means none.
+    /// Zero means no limit.
     limit: usize,
     taken: AtomicUsize,
-    /// The most taken in this period.
+    /// The most places taken in this period.
     high: Mutex<usize>,
-    /// For the observer.
+    /// The kind's name, for the observer.
     name: &'static str,
 }
 
 impl Places {
-    /// A limit of zero is none.
+    /// Zero means no limit.
     pub fn new(read_only: usize, mutating: usize, observer: SharedObserver) -> Self {
         let kind = |limit, name| {
             Arc::new(Kind {
@@ -62,7 +63,7 @@ impl Places {
         }
     }
 
-    /// Tells the observer until the places are dropped.
+    /// Reports to the observer until the places are dropped.
     pub(super) async fn measure_regularly(places: Weak<Self>) {
         let mut periods = interval(WATERMARK_PERIOD);
         loop {
@@ -76,7 +77,7 @@ impl Places {
         }
     }
 
-    /// The places that a request takes one of, if any.
+    /// The places of which a request takes one; `None` if it needs none.
     fn kind(&self, class: Class, method: &Method) -> Option<&Arc<Kind>> {
         match (class, method) {
             (Class::Probe, _) => None,
@@ -108,14 +109,14 @@ impl Kind {
         *high = (*high).max(self.taken.load(Ordering::Relaxed));
     }
 
-    /// The most taken in the period that ends now.
+    /// The most places taken in the period, which ends now.
     fn end_period(&self) -> usize {
         let mut high = self.high.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *high, self.taken.load(Ordering::Relaxed))
     }
 }
 
-/// A request's place, until dropped.
+/// A request's place; dropping it frees the place.
 struct Place(Arc<Kind>);
 
 impl Drop for Place {
@@ -125,9 +126,9 @@ impl Drop for Place {
     }
 }
 
-/// Refuses requests for which there is no place, with 429 and `Retry-After: 1`, as kube-apiserver
-/// does without priority and fairness. A request keeps its place until its client has the answer
-/// and nothing works for it any more, whichever is later. Probes need none.
+/// Refuses requests for which there is no place with 429 and `Retry-After: 1`, as kube-apiserver
+/// does without Priority and Fairness. A request keeps its place until its client has the answer
+/// and nothing works on it any more, whichever is later. Probes need no place.
 pub struct InFlight<H> {
     handler: H,
     server: &'static str,

@@ -1,4 +1,4 @@
-//! What a server grants its clients.
+//! The limits of a server towards its clients.
 
 use std::time::Duration;
 
@@ -14,18 +14,19 @@ pub struct Limits {
     pub connections_of_caller: usize,
     /// Requests under way at a time on one HTTP/2 connection; others are refused.
     pub streams: u32,
-    /// Size of the request line and all headers, in bytes, at least 8192. Beyond it the answer
-    /// is 431.
+    /// The most bytes of request line and headers together, at least 8192. Beyond it the answer is
+    /// 431.
     pub header_bytes: usize,
-    /// Number of headers. Beyond it the answer is 431.
+    /// The most headers. Beyond it the answer is 431.
     pub headers: usize,
-    /// Size of a request body. Beyond it the answer is 413 if the length was declared, otherwise
-    /// the handler sees an error.
+    /// The most bytes of a request body. Beyond it the answer is 413 if the length was declared;
+    /// otherwise the handler gets an error.
     pub body_bytes: usize,
-    /// Time to send a request up to the end of its headers, counted from the start of the
-    /// connection or the end of the last response: so also how long a connection may idle.
+    /// How long the client may take to send a request up to the end of its headers, counted from
+    /// the start of the connection or the end of the last response. So it also limits how long a
+    /// connection may be idle.
     pub header_timeout: Duration,
-    /// How long the client may leave an answer untaken where the exchange has no deadline.
+    /// How long the client may leave an answer untaken if the exchange has no deadline.
     pub write_timeout: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Listening sockets, with the semantics Go's `net.Listen` gives kube-proxy's servers.
+//! Listening sockets that behave as those of Go's `net.Listen`, which kube-proxy uses.
 
 use std::{
     fs, io,
@@ -17,7 +17,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// How long [`bind_until_free`] waits between attempts.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Connections that may wait to be accepted; the kernel caps it at `net.core.somaxconn`.
+/// Connections that may wait to be accepted. The kernel limits this to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
 /// Bytes that the kernel keeps for a connection in each direction: requests are short, and clients
@@ -40,18 +40,18 @@ impl Bind for SystemBind {
     }
 }
 
-/// Listens on `address` in its own family only, so that `0.0.0.0` and `[::]` can hold the same
-/// port with different servers behind them.
+/// Listens on `address` only in its own family, so that different servers can use the same port on
+/// `0.0.0.0` and `[::]`.
 ///
-/// SO_REUSEADDR is set: connections of an earlier listener that still linger in TIME_WAIT do not
-/// keep the port busy. Linux still refuses a port on which somebody listens.
+/// SO_REUSEADDR is set: connections of an earlier listener in TIME_WAIT do not keep the port busy.
+/// Linux still refuses a port on which another socket listens.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     listen(address, true)
 }
 
-/// Listens on `address`; a wildcard, of either family, takes both families.
+/// Listens on `address`. A wildcard of either family listens on both families.
 ///
-/// A kernel without IPv6 gets the address as it is.
+/// If the kernel has no IPv6, the address is used as it is.
 pub fn bind_all_families(address: SocketAddr) -> io::Result<TcpListener> {
     if !address.ip().is_unspecified() {
         return bind(address);
@@ -77,12 +77,12 @@ pub async fn bind_until_free(address: SocketAddr, purpose: &str) -> TcpListener 
     }
 }
 
-/// Listens on a Unix socket that only this user may connect to, in place of one that nobody listens
-/// on any more. Its directory is made if need be.
+/// Listens on a Unix socket to which only this user may connect. Replaces a socket on which nothing
+/// listens any more, and creates the directory if needed.
 ///
 /// # Errors
 ///
-/// If somebody listens there, or the directory cannot be written.
+/// If something listens there already, or the directory cannot be written.
 pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         let message = "another process listens there; is another agent running?";
@@ -91,7 +91,7 @@ pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
-    // Under another name until its permissions are right, and then in one step.
+    // Under another name until its permissions are set, then renamed in one step.
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", process::id()));
     let unready = PathBuf::from(name);

@@ -1,6 +1,6 @@
-//! The agent's one HTTP stack: every server it runs (health checks, metrics, local API) is a
-//! [`Handler`] behind a [`Server`], under the same [`Limits`] and inside the same layers
-//! ([`Stack`]), in the order a request passes them:
+//! The agent's only HTTP stack. Every server (health checks, metrics, local API) is a [`Handler`]
+//! behind a [`Server`], with the same [`Limits`] and inside the same layers ([`Stack`]). A request
+//! passes the layers in this order:
 //!
 //! | Layer | What it does |
 //! |---|---|
@@ -57,8 +57,8 @@ mod stack;
 mod stream;
 mod timeout_parameter;
 
-/// A request; reading more of its body than [`Limits::body_bytes`] fails. Its extensions hold
-/// the [`Exchange`] and, behind [`Deadline`], what is [`Running`] for it.
+/// A request. Reading more of its body than [`Limits::body_bytes`] fails. Its extensions hold the
+/// [`Exchange`] and, inside [`Deadline`], the [`Running`] of the request.
 pub type Request = hyper::Request<Limited<Incoming>>;
 
 /// A response.
@@ -69,17 +69,17 @@ pub type Response = hyper::Response<Body>;
 pub enum Class {
     /// Health and liveness: has a deadline, and is never refused.
     Probe,
-    /// Has a deadline and takes a place among the requests in flight.
+    /// Has a deadline, and takes a place among the requests in flight.
     Bounded,
-    /// The same, but needs the whole cluster: refused until the agent knows it.
+    /// Like [`Self::Bounded`], but needs the whole cluster: refused until the agent knows it.
     Wide,
-    /// Goes on until one side ends it (watch, follow): no deadline, and a place among the streams;
-    /// refused until the agent knows the whole cluster.
+    /// Lasts until one side ends it (watch, follow). It has no deadline, takes a place among the
+    /// streams, and is refused until the agent knows the whole cluster.
     Stream,
 }
 
-/// Answers requests. An async function from [`Request`] to [`Response`] is a handler, and so is
-/// a layer: a type that holds a handler and decides whether and how to call it.
+/// Answers requests. An async function from [`Request`] to [`Response`] is a handler. A layer is a
+/// handler too: a type that holds a handler and decides whether and how to call it.
 pub trait Handler: Send + Sync + 'static {
     /// How the layers treat `request`.
     fn class(&self, request: &Request) -> Class {
@@ -87,8 +87,8 @@ pub trait Handler: Send + Sync + 'static {
         Class::Bounded
     }
 
-    /// The future is dropped at the request's deadline, wherever it stands, and when the client
-    /// goes.
+    /// Answers `request`. The future is dropped at the request's deadline, wherever it stands, and
+    /// when the client disconnects.
     fn call(&self, request: Request) -> impl Future<Output = Response> + Send;
 }
 

@@ -1,4 +1,4 @@
-//! What happens to requests, for whoever counts it.
+//! Observes what happens to requests, to count it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,23 +9,23 @@ use super::Closed;
 /// Is told of what the layers do. `server` is the name given to
 /// [`Stack::wrap`](super::Stack::wrap).
 pub trait Observer: Send + Sync + 'static {
-    /// A layer ended a request with this status: 504 at the deadline, 429 refused.
+    /// A layer ended a request with this status: 504 at the deadline, or 429 as a refusal.
     fn terminated(&self, server: &'static str, code: StatusCode);
 
     /// An answer was broken off.
     fn aborted(&self, server: &'static str);
 
-    /// A request is past its deadline and something still works for it; `listed` if there was room
-    /// for it on the list.
+    /// A request is past its deadline, and something still works on it. `listed` says whether there
+    /// was room for it on the list.
     fn overran(&self, listed: bool);
 
-    /// Nothing works any more for a request that had overrun its deadline by this.
+    /// Nothing works any more on a request that had overrun its deadline by `overrun`.
     fn returned(&self, server: &'static str, overrun: Duration);
 
-    /// What works for a request past its deadline is taken to hang for ever.
+    /// What works on a request past its deadline is assumed to hang for ever.
     fn hangs(&self, server: &'static str);
 
-    /// The most requests at a time in the last second: `kind` is `readOnly`, `mutating` or
+    /// The most requests at a time in the last second. `kind` is `readOnly`, `mutating` or
     /// `stream`.
     fn in_flight(&self, kind: &'static str, most: usize);
 
@@ -39,7 +39,7 @@ pub trait Observer: Send + Sync + 'static {
     fn accept_failed(&self, server: &'static str);
 }
 
-/// Shared by all layers.
+/// An observer that all layers share.
 pub type SharedObserver = Arc<dyn Observer>;
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ pub(super) mod tests {
     pub struct Observed(Mutex<Vec<String>>);
 
     impl Observed {
-        /// What was observed since this was last asked.
+        /// What was observed since the last call.
         pub fn take(&self) -> Vec<String> {
             std::mem::take(&mut self.0.lock().unwrap())
         }

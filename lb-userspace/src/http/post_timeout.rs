@@ -1,5 +1,5 @@
-//! Requests that something still worked for at their deadline: how long it went on, and what does
-//! not end at all (KEP-4460).
+//! Requests that are still being worked on after their deadline: how long that lasts, and which
+//! never end (KEP-4460).
 
 use std::{
     collections::VecDeque,
@@ -15,20 +15,20 @@ use super::{SharedObserver, running::Running};
 
 /// How often the list is swept.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// What has gone on for so long after its deadline is taken not to end.
+/// What has gone on for so long after its deadline is assumed never to end.
 const HANGS_AFTER: Duration = Duration::from_secs(15 * 60);
-/// Requests listed at a time.
+/// The most requests on the list.
 const CAPACITY: usize = 128;
-/// Bytes of a request's URI that are kept.
+/// The most bytes of a request's URI that are kept.
 const URI_BYTES: usize = 256;
 
-/// The list of requests whose handler was cut at the deadline.
+/// The list of requests that were still being worked on at their deadline.
 pub struct PostTimeout {
     entries: Mutex<VecDeque<Arc<Entry>>>,
     observer: SharedObserver,
 }
 
-/// One of them, for people.
+/// One request of the list, for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -38,12 +38,12 @@ pub struct Report {
     /// When the request arrived (RFC 3339).
     pub started: String,
     pub timeout_seconds: f64,
-    /// How long something worked for it after its deadline, so far if it still does.
+    /// How long something worked on it after its deadline, so far if it still does.
     pub overrun_seconds: f64,
     pub running: bool,
 }
 
-/// What a request was, for the list.
+/// The properties of a request that the list keeps.
 pub(super) struct Late {
     pub(super) server: &'static str,
     pub(super) method: Method,
@@ -71,13 +71,13 @@ impl PostTimeout {
         })
     }
 
-    /// Every request on the list, the oldest first.
+    /// All requests on the list, the oldest first.
     pub fn list(&self) -> Vec<Report> {
         let now = Instant::now();
         self.entries().iter().map(|e| e.report(now)).collect()
     }
 
-    /// Sweeps every few minutes until the list is dropped.
+    /// Sweeps the list every few minutes until it is dropped.
     pub(super) async fn sweep_regularly(list: Weak<Self>) {
         let mut sweeps = interval(SWEEP_INTERVAL);
         loop {
@@ -89,7 +89,7 @@ impl PostTimeout {
         }
     }
 
-    /// Notes a request that is past its deadline; `running` tells when it really ends.
+    /// Adds a request that is past its deadline. `running` tells when it really ends.
     pub(super) fn note(&self, running: &Running, late: Late) {
         let entry = Arc::new(Entry::new(late));
         let mut entries = self.entries();
@@ -111,7 +111,7 @@ impl PostTimeout {
         });
     }
 
-    /// Takes out what has ended, and what will not.
+    /// Removes what has ended, and what is assumed never to end.
     fn sweep(&self) {
         let now = Instant::now();
         self.entries().retain(|entry| {

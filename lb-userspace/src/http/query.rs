@@ -1,10 +1,10 @@
-//! The parameters of a request's query.
+//! Parameters of a request's query string.
 
 use std::borrow::Cow;
 
 use hyper::Uri;
 
-/// Every value of the parameter `name`, decoded, in order; a parameter without `=` is empty.
+/// All values of the parameter `name`, decoded, in order. A parameter without `=` is empty.
 pub fn query_values<'a>(uri: &'a Uri, name: &'a str) -> impl Iterator<Item = Cow<'a, str>> {
     form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
         .filter(move |(key, _)| key == name)
@@ -16,7 +16,7 @@ pub fn query_value<'a>(uri: &'a Uri, name: &'a str) -> Option<Cow<'a, str>> {
     query_values(uri, name).next()
 }
 
-/// Whether `name` is asked for: `?name`, `?name=true` or `?name=1`.
+/// Whether the flag `name` is set: `?name`, `?name=true` or `?name=1`.
 pub fn has_flag(uri: &Uri, name: &str) -> bool {
     query_value(uri, name).is_some_and(|value| matches!(&*value, "" | "true" | "1"))
 }

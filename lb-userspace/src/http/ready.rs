@@ -1,5 +1,4 @@
-//! While the agent does not know the whole cluster, what would need it whole is refused at once
-//! (KEP-4568).
+//! Refuses at once what needs the whole cluster, until the agent knows it (KEP-4568).
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,21 +6,21 @@ use hyper::StatusCode;
 
 use super::{Class, Handler, Request, Response, SharedObserver, too_many_requests};
 
-/// Why nothing can be served that needs the whole cluster, and when to ask again.
+/// Why requests that need the whole cluster cannot be served yet, and when to ask again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unready {
-    /// For people: what is missing.
+    /// What is missing, for people.
     pub missing: String,
     /// Whole seconds.
     pub retry_after: Duration,
 }
 
-/// Tells whether, and why, the agent is not ready to serve what needs the whole cluster.
+/// Says whether the agent is not ready for requests that need the whole cluster, and why.
 pub type AskReady = Arc<dyn Fn() -> Option<Unready> + Send + Sync>;
 
 /// Answers unbounded lists and streams with 429 and Retry-After until the agent knows the whole
-/// cluster, so that clients wait and resume instead of hanging. Gets and bounded lists are served
-/// from what there is.
+/// cluster, so that clients wait and try again instead of hanging. Gets and bounded lists are
+/// answered from what is known.
 pub struct WhenReady<H> {
     handler: H,
     server: &'static str,

@@ -1,4 +1,4 @@
-//! What is still being done for a request, even after its client has been answered.
+//! The work that is still being done for a request, even after its client has been answered.
 
 use std::{
     any::Any,
@@ -9,8 +9,8 @@ use tokio::task::JoinError;
 
 use super::Request;
 
-/// Alive as long as anything works for a request: its handler, and what the handler has started on
-/// other threads. Clones are the same request's.
+/// Lives as long as anything works on a request: its handler, and what the handler has started on
+/// other threads. Clones belong to the same request.
 #[derive(Clone)]
 pub struct Running(Arc<Inner>);
 
@@ -27,19 +27,19 @@ impl Running {
         }))
     }
 
-    /// That of a request, which has it from now on.
+    /// The one of a request; creates it if there is none.
     pub(super) fn of(request: &mut Request) -> Self {
         let extensions = request.extensions_mut();
         extensions.get_or_insert_with(Self::new).clone()
     }
 
-    /// Keeps `held` until nothing works for the request any more.
+    /// Keeps `held` until nothing works on the request any more.
     pub fn hold(&self, held: impl Any + Send) {
         let mut all = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Box::new(held));
     }
 
-    /// Calls `end` when nothing works for the request any more. Only the first one counts.
+    /// Calls `end` when nothing works on the request any more. Only the first call has an effect.
     pub(super) fn at_end(&self, end: impl FnOnce() + Send + Sync + 'static) {
         let _ = self.0.at_end.set(Box::new(end));
     }
@@ -53,12 +53,12 @@ impl Drop for Inner {
     }
 }
 
-/// Runs `work` on a thread that may block. Until it returns, it counts as part of the request:
-/// nothing can stop it, not even the deadline.
+/// Runs `work` on a thread that may block. Until it returns, it counts as work on the request.
+/// Nothing can stop it, not even the deadline.
 ///
 /// # Errors
 ///
-/// If it panicked, or the process is about to end.
+/// If `work` panicked, or the process is about to end.
 pub async fn run_blocking<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> T + Send + 'static,

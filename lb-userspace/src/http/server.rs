@@ -1,4 +1,4 @@
-//! One listening socket: accepting connections, and closing them.
+//! One listening socket: accepts connections and closes them.
 
 use std::{
     io,
@@ -28,8 +28,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// The log says so at most once in such a time.
 const ACCEPT_WARNING: Duration = Duration::from_secs(60);
 
-/// A running server. Dropping it closes the listener and cuts all connections, soon; use
-/// [`Server::close`] to know when.
+/// A running server. Dropping it closes the listener and cuts all connections soon afterwards; to
+/// know when that is done, use [`Server::close`].
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -58,13 +58,13 @@ impl Server {
         })
     }
 
-    /// The address it listens on, with the port the kernel chose if none was asked for.
+    /// The address on which it listens, with the port that the kernel chose if it was zero.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops listening, lets requests under way finish for at most `grace`, cuts what is left.
-    /// When this returns the port is free again.
+    /// Stops listening, waits at most `grace` for requests in progress, and cuts what is left. When
+    /// this returns, the port is free.
     pub async fn close(self, grace: Duration) {
         // Both can only fail if the task is gone already.
         let _ = self.stop.send(grace);
@@ -84,7 +84,7 @@ impl LocalServer {
     ///
     /// # Errors
     ///
-    /// If the runtime does not take the socket.
+    /// If the runtime does not accept the socket.
     pub fn start(
         listener: UnixListener,
         handler: Arc<impl Handler>,

@@ -1,4 +1,4 @@
-//! The layers around every server's handler, and what they share.
+//! The layers around every server's handler, and the state that they share.
 
 use std::{io, net::TcpListener, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::config::HttpConfig;
 
 /// Shared by all servers of the agent.
 pub struct Stack {
-    /// None: requests have no deadline.
+    /// `None` if requests have no deadline.
     deadline: Option<Duration>,
     places: Arc<Places>,
     post_timeout: Arc<PostTimeout>,
@@ -25,10 +25,9 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// `unready` is asked about each request that needs the whole cluster.
+    /// `unready` is called for each request that needs the whole cluster.
     ///
-    /// Needs a Tokio runtime, for the gauges and lists it keeps up, which is also the one that
-    /// servers are to run on.
+    /// Needs a Tokio runtime for its periodic tasks. The servers are to run on the same one.
     pub fn new(config: &HttpConfig, unready: AskReady, observer: SharedObserver) -> Self {
         let places = Arc::new(Places::new(
             config.max_requests_inflight,
@@ -105,7 +104,7 @@ impl Stack {
         })
     }
 
-    /// The requests whose handler was cut at the deadline.
+    /// The list of requests that were still being worked on at their deadline.
     pub fn post_timeout(&self) -> &Arc<PostTimeout> {
         &self.post_timeout
     }
@@ -119,7 +118,7 @@ impl Drop for Stack {
     }
 }
 
-/// With the feature gate `PerRequestDeadline`, or without it.
+/// The outermost layer, with or without the feature gate `PerRequestDeadline`.
 enum Outermost<H> {
     Deadline(Deadline<H>),
     Plain(H),

@@ -1,5 +1,5 @@
-//! A stream whose writes end at a deadline, so that a client that does not read cannot hold
-//! its connection.
+//! A stream with a deadline for writes, so that a client that does not read cannot hold its
+//! connection.
 
 use std::{
     io,
@@ -33,10 +33,10 @@ pub(super) struct DeadlineStream<S: Socket> {
     stream: S,
     exchanges: Arc<Exchanges>,
     write_timeout: Duration,
-    /// The last exchange: its end may still be on its way.
+    /// The last exchange, because its end may still be on its way.
     exchange: Option<Exchange>,
     waiting_since: Option<Instant>,
-    /// Made only for the rare client that lets a write wait.
+    /// Created only for the rare client that lets a write wait.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

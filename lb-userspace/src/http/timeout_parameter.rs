@@ -1,4 +1,4 @@
-//! `?timeout=`: how long the client wants to wait at most, as the Kubernetes API takes it.
+//! `?timeout=`: the longest time that the client wants to wait, in the Kubernetes API's format.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use lb_objects::go_duration;
 
 use super::query_value;
 
-/// The time a request has: what it asks for, but not more than `maximum`, which is also what it
-/// gets if it asks for nothing, for zero or for less.
+/// The time that a request gets: what it asks for, at most `maximum`. It gets `maximum` if it asks
+/// for nothing, for zero or for less.
 ///
 /// # Errors
 ///
-/// What is wrong with the parameter, if it is not a duration as Go writes it.
+/// What is wrong with the parameter, if it is not a duration in Go's format.
 pub(super) fn requested_timeout(uri: &Uri, maximum: Duration) -> Result<Duration, String> {
     let Some(text) = query_value(uri, "timeout").filter(|text| !text.is_empty()) else {
         return Ok(maximum);
@@ -84,7 +84,7 @@ mod tests {
         let cases = data["g_extras"]["requestDeadline"]["cases"]
             .as_array()
             .unwrap();
-        // Streams are not asked for their deadline at all.
+        // Streams have no deadline, so they are left out.
         let short = cases.iter().filter(|case| case["longRunning"] == false);
         let mut count = 0;
         for case in short {

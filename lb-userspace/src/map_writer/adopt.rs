@@ -1,4 +1,4 @@
-//! What the maps hold from before a restart: the kernel's state is taken over, not rebuilt.
+//! Takes over what the maps hold from before a restart, instead of building it again.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,7 +23,7 @@ pub struct Inherited {
     services: HashMap<u32, Programmed>,
     /// Hash of the service port's name → service numbers.
     by_name: HashMap<u32, Vec<u32>>,
-    /// Services that addresses led to at the start.
+    /// Services to which addresses led at the start.
     reachable: HashSet<u32>,
 }
 
@@ -97,15 +97,15 @@ impl MapWriter {
         inherited.claim(key, claimed, &self.frontends)
     }
 
-    /// Removes services and addresses that nobody has claimed.
+    /// Removes services and addresses that have no claim.
     pub(super) fn discard(&mut self, inherited: Inherited) {
         self.frontends.reconsider(|_| true);
         self.departing.extend(inherited.services.into_values());
         self.flush();
     }
 
-    /// Marks what a published service uses as in use, and notes it in `taken`; `None` if that
-    /// cannot be all right.
+    /// Marks everything that a published service uses as in use, and adds it to `taken`; `None` if
+    /// it cannot be consistent.
     fn take_over(&mut self, id: u32, plan: u32, taken: &mut Parts) -> Option<Programmed> {
         reserve(self.ids.reserve(id), id, &mut taken.ids)?;
         reserve(self.plans.reserve(plan), plan, &mut taken.plans)?;
@@ -151,8 +151,8 @@ impl MapWriter {
         })
     }
 
-    /// Which of the endpoints' positions are those of the published plan. If neither are, they
-    /// become so.
+    /// Which of the two positions of the endpoints belong to the published plan. If neither do,
+    /// both are set to them.
     fn lane(&self, slots: std::ops::Range<u32>, endpoints: &[abi::Endpoint]) -> usize {
         let is_lane = |lane: usize| {
             slots
@@ -170,7 +170,7 @@ impl MapWriter {
     }
 }
 
-/// Notes what was reserved.
+/// Adds `what` to `taken` if it was reserved.
 fn reserve<T>(reserved: bool, what: T, taken: &mut Vec<T>) -> Option<()> {
     reserved.then(|| taken.push(what))
 }

@@ -7,14 +7,14 @@ use std::{
 
 use siphasher::sip::SipHasher13;
 
-/// A lookup table of `rows` rows (a prime): each row names an endpoint by its position in
-/// `endpoints`, plus `offset`. Depends on nothing but the set of addresses, so that all nodes and
-/// restarts agree. Empty for an empty set.
+/// A lookup table with `rows` rows (a prime): each row holds an endpoint's position in `endpoints`,
+/// plus `offset`. It depends only on the set of addresses, so it is the same on all nodes and after
+/// a restart. It is empty for an empty set.
 pub fn table(endpoints: &[SocketAddr], offset: u16, rows: u32) -> Vec<u16> {
     if endpoints.is_empty() || rows == 0 {
         return Vec::new();
     }
-    // The filling order decides who gets a contested row: by address, not by class.
+    // The filling order decides which endpoint gets a contested row: by address, not by class.
     let mut order: Vec<usize> = (0..endpoints.len()).collect();
     order.sort_unstable_by_key(|position| endpoints[*position]);
     let mut preferences: Vec<Preference> = order
@@ -65,7 +65,7 @@ impl Preference {
     }
 }
 
-/// SipHash with a fixed key, over the octets: the same on every node and in every version.
+/// SipHash of the octets with a fixed key: the same on every node and in every version.
 fn hash(endpoint: &SocketAddr, salt: u64) -> u64 {
     let mut hasher = SipHasher13::new_with_keys(0x6e6f_6465_2d6c_6221, salt);
     match endpoint.ip() {

@@ -1,9 +1,9 @@
-//! From plans to maps: numbers and ranges for everything, and only the differences written.
+//! Writes plans to maps: finds numbers and ranges for everything, and writes only the differences.
 //!
-//! A change is written where nobody reads yet and published by one store of four bytes, the
+//! A change is written where no program reads yet, and published by one store of four bytes: the
 //! service's plan index. What it replaces is reused only after a grace period, when no packet can
-//! still be looking at it; since that takes a while, it has to wait until there is time or need.
-//! After a restart the maps themselves say which numbers are in use.
+//! still be using it. A grace period takes a while, so it waits until there is time or need for it.
+//! After a restart the maps themselves show which numbers are in use.
 
 mod adopt;
 mod budget;
@@ -57,22 +57,22 @@ use crate::{
     plan::{Plan, ServicePortName},
 };
 
-/// What of this node is part of every service's entry.
+/// Facts about this node that are part of every service's entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// Addresses of the node's own devices.
     pub local_addresses: BTreeSet<IpAddr>,
-    /// The cluster's pod networks: nobody rewrites addresses between them.
+    /// The cluster's pod networks. Addresses are not rewritten between them.
     pub cluster_networks: Vec<IpNet>,
-    /// Rows of a Maglev lookup table, a prime. Zero saves the work: whoever only asks for sets of
-    /// endpoints does not miss the tables.
+    /// Rows of a Maglev lookup table; a prime. Zero saves the work, for callers that only ask for
+    /// sets of endpoints and do not need the tables.
     pub maglev_rows: u32,
     /// What one Service and one namespace may have; counts from when the map writer starts.
     pub limits: Limits,
 }
 
 impl NodeFacts {
-    /// Those of a configuration, with the addresses of the node's own devices.
+    /// The facts of a configuration, with the addresses of the node's own devices.
     pub fn new(config: &Config, node: &Node, local_addresses: BTreeSet<IpAddr>) -> Self {
         let mut cluster_networks = config.cluster_networks.clone();
         cluster_networks.extend(&node.pod_cidrs);
@@ -119,7 +119,7 @@ impl Key {
         }
     }
 
-    /// The same in every agent; never 0.
+    /// The same in every agent, and never 0.
     fn hash(&self) -> u32 {
         let mut hasher = SipHasher13::new();
         hasher.write(format!("{}/{}/{}", self.name, self.name.protocol, self.family).as_bytes());
@@ -140,7 +140,7 @@ fn reserve(entries: u32) -> u32 {
     entries / 64
 }
 
-/// Elements of `ENDPOINTS` and `PLANS` that may wait for reuse while the agent is busy.
+/// How many elements of `ENDPOINTS` and `PLANS` may wait for reuse while the agent is busy.
 const GARBAGE_LIMIT: usize = 1 << 16;
 
 /// Service ports without room that a round tries again: each has its turn in a quiet moment, and
@@ -164,19 +164,19 @@ pub struct MapWriter {
     budget: Budget,
     /// Service ports that could not be written, with what they want to be.
     waiting: BTreeMap<Key, (Plan, NotProgrammed)>,
-    /// Withdrawn service ports that addresses may still lead to.
+    /// Withdrawn service ports to which addresses may still lead.
     departing: Vec<Programmed>,
     inherited: Option<Inherited>,
-    /// What may be reused after a grace period.
+    /// Parts that may be reused after a grace period.
     garbage: Parts,
-    /// Whether anything came free since the waiting were tried last.
+    /// Whether anything has become free since the waiting service ports were last tried.
     freed: bool,
     /// Goes up with each change of who waits, and for what.
     revision: u64,
 }
 
 impl MapWriter {
-    /// Takes over what the maps hold.
+    /// Takes over the contents of the maps.
     ///
     /// # Errors
     ///
@@ -220,11 +220,11 @@ impl MapWriter {
     }
 
     /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains
-    /// or loses are in the maps after [`MapWriter::settle`], for many service ports at once.
+    /// or loses are written by [`MapWriter::settle`], for many service ports at once.
     ///
     /// # Errors
     ///
-    /// Says what there is no room for; what was there before stays in force. The plan is tried
+    /// Names what there is no room for. What was there before stays in force, and the plan is tried
     /// again when there is room.
     pub fn apply(&mut self, key: Key, plan: Option<&Plan>) -> Result<(), NotProgrammed> {
         let waited = self.waiting.remove(&key).map(|(_, error)| error);
@@ -245,8 +245,8 @@ impl MapWriter {
         outcome
     }
 
-    /// Ends a round of changes: writes addresses, and gives service ports that had no room another
-    /// try if some came free. [`MapWriter::waiting`] tells how it went.
+    /// Ends a round of changes: writes addresses, and tries again the service ports that had no
+    /// room if some has become free. [`MapWriter::waiting`] lists those that still have none.
     pub fn settle(&mut self) {
         self.flush();
         let mut waiting = self.waiting.values();
@@ -268,8 +268,8 @@ impl MapWriter {
         }
     }
 
-    /// To be called when there is nothing else to do: makes what was replaced ready for reuse,
-    /// which takes some milliseconds, and gives service ports that had no room another try.
+    /// To be called when there is nothing else to do. Makes what was replaced ready for reuse,
+    /// which takes some milliseconds, and tries again the service ports that had no room.
     pub fn tidy(&mut self) {
         self.make_room();
         match self.freed {
@@ -278,7 +278,7 @@ impl MapWriter {
         }
     }
 
-    /// Removes what the maps held at the start and no plan has claimed since: to be called when
+    /// Removes what the maps held at the start and no plan has claimed since. To be called when
     /// every Service is known.
     pub fn finish_adoption(&mut self) {
         if let Some(inherited) = self.inherited.take() {
@@ -308,7 +308,7 @@ impl MapWriter {
         }
     }
 
-    /// Service ports that are not in the maps as they should be. One with several troubles may be
+    /// Service ports that are not in the maps as they should be. One with several problems may be
     /// named more than once.
     pub fn waiting(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
         let waiting = self.waiting.iter();
@@ -378,24 +378,24 @@ impl MapWriter {
         self.programmed.get(key).map(|programmed| programmed.id)
     }
 
-    /// Every service port in the maps with its number.
+    /// All service ports in the maps, with their numbers.
     pub fn ids(&self) -> impl Iterator<Item = (&Key, u32)> {
         self.programmed
             .iter()
             .map(|(key, programmed)| (key, programmed.id))
     }
 
-    /// What a service port's connections have come to.
+    /// The counts of a service port's connections.
     pub fn stats(&self, id: u32) -> abi::ServiceStats {
         self.maps.service_stats.read(id)
     }
 
-    /// The connections of a service port that there was no room for.
+    /// Counts of the service port's connections that found no room.
     pub fn shortages(&self, id: u32) -> abi::Shortages {
         self.maps.service_shortages.read(id)
     }
 
-    /// Connections sent to each endpoint of a service port.
+    /// Connections that were sent to each endpoint of a service port.
     pub fn endpoint_connections(&self, key: &Key) -> Vec<(SocketAddr, u64)> {
         let programmed = self.programmed.get(key).into_iter();
         programmed
@@ -441,7 +441,7 @@ impl MapWriter {
         self.flush();
     }
 
-    /// Runs `take`; if there is nothing left, once more after a grace period.
+    /// Runs `take`. If there is nothing left, runs it once more after a grace period.
     fn take<T>(&mut self, take: impl Fn(&mut Self) -> Option<T>) -> Option<T> {
         match take(self) {
             None if self.make_room() => take(self),
@@ -449,7 +449,7 @@ impl MapWriter {
         }
     }
 
-    /// Makes everything that is to go ready for reuse, if there is anything.
+    /// Makes everything that waits ready for reuse. Returns whether there was anything.
     fn make_room(&mut self) -> bool {
         if !self.departing.is_empty() {
             self.flush();
@@ -464,7 +464,7 @@ impl MapWriter {
         true
     }
 
-    /// Lets parts be taken again that no program can be looking at.
+    /// Lets parts be taken again that no program can be using.
     fn release(&mut self, parts: Parts) {
         for id in parts.ids {
             self.ids.release(id);
@@ -486,7 +486,7 @@ impl MapWriter {
         }
     }
 
-    /// Publishes a plan as a service's.
+    /// Publishes a plan as that of a service.
     fn publish(&self, id: u32, plan: u32) {
         self.maps
             .services

@@ -1,8 +1,8 @@
-//! What service ports occupy in the maps, by the numbers of the elements.
+//! What service ports occupy in the maps, by element number.
 
 use std::ops::Range;
 
-/// Elements and references that a service port has, is about to have or no longer has.
+/// Elements and references that a service port has, is about to have, or no longer has.
 #[derive(Debug, Default)]
 pub struct Parts {
     pub ids: Vec<u32>,

@@ -1,8 +1,9 @@
-//! Contiguous ranges of an array, handed out and taken back.
+//! Contiguous ranges of an array, handed out and given back.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// Which parts of an array are free. First fit, so that what is in use stays together.
+/// Which parts of an array are free. The first range that fits is used, so that what is in use
+/// stays together.
 #[derive(Debug)]
 pub struct Ranges {
     /// Start → end of each free range; no two touch.
@@ -22,8 +23,8 @@ impl Ranges {
         ranges
     }
 
-    /// Takes `count` elements in a row; `None` if no free range is that long. Nothing is taken for
-    /// a count of zero, and its position means nothing.
+    /// Takes `count` contiguous elements; `None` if no free range is that long. For a count of zero
+    /// nothing is taken, and the returned position has no meaning.
     pub fn take(&mut self, count: u32) -> Option<u32> {
         if count == 0 {
             return Some(0);
@@ -90,14 +91,14 @@ impl Ranges {
         self.free.insert(start, end);
     }
 
-    /// Elements that are free.
+    /// Number of free elements.
     pub fn free(&self) -> u32 {
         self.count
     }
 }
 
-/// Numbers handed out one by one, each as late as possible after it was given back: who still holds
-/// an old one (a flow, a client's affinity) should not meet a stranger under it.
+/// Numbers, handed out one by one. Each is reused as late as possible, because a flow or a client's
+/// affinity that still holds an old number should not meet another object under it.
 #[derive(Debug)]
 pub struct Numbers {
     ranges: Ranges,

@@ -1,4 +1,4 @@
-//! One service port's plan and endpoints: written to a fresh place, then published.
+//! Writes one service port's plan and endpoints to free elements, then publishes them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,11 +34,11 @@ const KINDS: [FrontendKind; 4] = [
     FrontendKind::ExternalIp,
 ];
 
-/// What is in the maps for a service port.
+/// The part of the maps that belongs to a service port.
 #[derive(Debug)]
 pub struct Programmed {
     pub id: u32,
-    /// Index of the published plan, 0 for none, and what it says.
+    /// Index of the published plan, 0 for none; then the plan's contents.
     pub plan: u32,
     pub content: abi::Plan,
     pub endpoints: Arc<[abi::Endpoint]>,
@@ -51,7 +51,7 @@ pub struct Programmed {
 }
 
 impl Programmed {
-    /// Nothing yet but a number.
+    /// A service port that has only a number so far.
     fn new(id: u32) -> Self {
         Self {
             id,
@@ -146,7 +146,7 @@ impl MapWriter {
         written.and(claimed)
     }
 
-    /// Takes a service port's addresses back. Its plan goes when no address leads to it any more.
+    /// Gives up a service port's addresses. Its plan is removed once no address leads to it.
     pub(super) fn withdraw(&mut self, key: &Key) {
         let Some(mut programmed) = self.programmed.remove(key) else {
             return;
@@ -165,7 +165,7 @@ impl MapWriter {
         self.departing.push(programmed);
     }
 
-    /// Takes a service out of the maps that no address leads to any more.
+    /// Removes a service from the maps to which no address leads any more.
     pub(super) fn let_go(&mut self, programmed: Programmed) {
         self.publish(programmed.id, 0);
         self.garbage.append(programmed.into_parts());
@@ -336,7 +336,7 @@ impl MapWriter {
                 Ok(())
             }
             Err(error) => {
-                // Nobody has seen any of it.
+                // No program has seen any of it.
                 self.release(taken);
                 Err(error)
             }
@@ -570,7 +570,7 @@ impl MapWriter {
         self.garbage.append(replaced);
     }
 
-    /// Says in the endpoints' states where they are going to be, beside where they are.
+    /// Writes the endpoints' next positions into their states, beside the present ones.
     fn place(&self, key: &Key, first: u32, endpoints: &[abi::Endpoint], lane: usize) {
         let current = &self.programmed[key];
         let before: HashMap<u32, u32> = current

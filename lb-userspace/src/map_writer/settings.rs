@@ -1,4 +1,4 @@
-//! The node's settings as programs read them: `CONFIG`.
+//! Writes the node's settings for the programs: `CONFIG`.
 
 use std::net::IpAddr;
 
@@ -10,24 +10,24 @@ use crate::{
     plan::{LocalDetector, LocalNode},
 };
 
-/// ICMP answers per second and CPU.
+/// The most ICMP answers per second and CPU.
 const REJECT_RATE: u32 = 1000;
-/// A prefix length that no network has: there is none.
+/// A prefix length that no network has. It means that there is no network.
 const NO_NETWORK: u32 = 255;
 
-/// What decides about packets besides plans.
+/// Settings that decide about packets, besides plans.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
     pub node: &'a LocalNode,
     pub detector: &'a LocalDetector,
-    /// [`config_flag`]s, but for those of the detector; see [`flags`].
+    /// [`config_flag`]s without those of the detector.
     pub flags: u32,
-    /// For source NAT.
+    /// Source ports for source NAT.
     pub ports: PortRange,
 }
 
 impl<'a> Settings<'a> {
-    /// Those of a configuration.
+    /// The settings of a configuration.
     pub fn new(config: &config::Config, node: &'a LocalNode, detector: &'a LocalDetector) -> Self {
         Self {
             node,
@@ -37,7 +37,7 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Writes them over what a record has; the rest of it is the machine's: clock, secret, sizes.
+    /// Writes them into a record. Its other fields depend on the machine: clock, secret, sizes.
     pub fn write(&self, record: &mut abi::Config) {
         let Self {
             node,
@@ -69,7 +69,7 @@ impl<'a> Settings<'a> {
     }
 }
 
-/// The [`config_flag`]s that a configuration asks for.
+/// The [`config_flag`]s of a configuration.
 fn flags(config: &config::Config) -> u32 {
     let datapath = &config.datapath;
     let flags = [
@@ -106,7 +106,7 @@ fn detector_flag(detector: &LocalDetector) -> u32 {
     }
 }
 
-/// The family's network of local pods.
+/// The network by which the detector recognises local pods of this family.
 fn pods(detector: &LocalDetector, family: IpFamily) -> Option<(IpAddr, u32)> {
     let LocalDetector::Networks(networks) = detector else {
         return None;

@@ -1,4 +1,4 @@
-//! Sets of source ranges, shared by the service ports that have the same one.
+//! Sets of source ranges. Service ports with the same ranges share a set.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use lb_datapath::maps::{Maps, SourceKey, WriteError};
 
 use super::ranges::Numbers;
 
-/// Which sets are in the trie, and how many plans refer to each.
+/// The sets that are in the trie, and how many plans refer to each.
 pub struct SourceSets {
     numbers: Numbers,
     by_content: HashMap<Vec<IpNet>, u32>,
@@ -23,7 +23,7 @@ pub struct SourceSets {
 }
 
 impl Default for SourceSets {
-    /// Nothing is in the trie.
+    /// For an empty trie.
     fn default() -> Self {
         Self {
             numbers: Numbers::new(1..u32::MAX),
@@ -69,7 +69,7 @@ impl SourceSets {
         self.by_content.get(&normal(ranges)).copied()
     }
 
-    /// Adds a reference to a set in the trie; whether there is such a set.
+    /// Adds a reference to a set in the trie. Returns whether there is such a set.
     pub fn adopt(&mut self, set: u32) -> bool {
         match self.sets.get_mut(&set) {
             Some((_, references)) => *references += 1,
@@ -78,11 +78,11 @@ impl SourceSets {
         true
     }
 
-    /// Removes what was read and nobody refers to.
+    /// Removes sets that were read from the trie and have no references, and stray entries.
     pub fn remove_unused(&mut self, maps: &Maps) {
         let strays = std::mem::take(&mut self.strays);
         if !strays.is_empty() {
-            // Should the kernel refuse, no plan refers to them all the same.
+            // If the kernel refuses, this does no harm: no plan refers to them.
             let _ = maps.source_ranges.remove(&strays);
         }
         let unused: Vec<_> = self
@@ -96,7 +96,7 @@ impl SourceSets {
         }
     }
 
-    /// The number of the set with these ranges, which gets one more reference; 0 for no ranges.
+    /// Number of the set with these ranges, with one more reference; 0 for no ranges.
     pub fn acquire(&mut self, ranges: &[IpNet], maps: &Maps) -> Result<u32, WriteError> {
         if ranges.is_empty() {
             return Ok(0);
@@ -113,7 +113,7 @@ impl SourceSets {
         };
         let keys = keys(set, &ranges);
         if let Err(incomplete) = maps.source_ranges.insert(&keys, &vec![1; keys.len()]) {
-            // Should the kernel refuse, no plan refers to them all the same.
+            // If the kernel refuses, this does no harm: no plan refers to them.
             let _ = maps.source_ranges.remove(&keys[..incomplete.done]);
             self.numbers.release(set);
             return Err(incomplete.error);
@@ -123,7 +123,7 @@ impl SourceSets {
         Ok(set)
     }
 
-    /// Gives a reference back; without any the set goes.
+    /// Gives back a reference. A set without references is removed.
     pub fn release(&mut self, set: u32, maps: &Maps) {
         let Some((_, references)) = self.sets.get_mut(&set) else {
             return;
@@ -138,7 +138,8 @@ impl SourceSets {
         let Some((ranges, _)) = self.sets.remove(&set) else {
             return;
         };
-        // Should the kernel refuse, no plan refers to them all the same; but the number is burnt.
+        // If the kernel refuses, this does no harm, because no plan refers to them. But the number
+        // is not used again.
         if maps.source_ranges.remove(&keys(set, &ranges)).is_ok() {
             self.numbers.release(set);
         }
@@ -148,7 +149,7 @@ impl SourceSets {
     }
 }
 
-/// The same for the same set of ranges.
+/// The same result for every order and notation of the same ranges.
 fn normal(ranges: &[IpNet]) -> Vec<IpNet> {
     let mut ranges: Vec<_> = ranges.iter().map(IpNet::trunc).collect();
     ranges.sort_unstable();

@@ -1,4 +1,4 @@
-//! Maglev lookup tables in the map, shared by the plans that have the same one.
+//! Maglev lookup tables in the map. Plans with the same table share it.
 
 use std::{collections::HashMap, net::SocketAddr, ops::Range, sync::Arc};
 
@@ -10,20 +10,20 @@ use super::{maglev, ranges::Ranges};
 /// Rows in one element of `MAGLEV`.
 const ROWS: u32 = 4;
 
-/// The first row of an empty set's table, which nobody looks at.
+/// Stands for the first row of an empty set's table, which is never read.
 pub const NO_TABLE: u32 = u32::MAX;
 
-/// Which tables are in the map, and how many plans refer to each.
+/// The tables that are in the map, and how many plans refer to each.
 #[derive(Debug)]
 pub struct LookupTables {
     elements: Ranges,
     by_content: HashMap<Arc<[u16]>, u32>,
-    /// First row → content and references.
+    /// First row → contents and number of references.
     tables: HashMap<u32, (Arc<[u16]>, usize)>,
 }
 
 impl LookupTables {
-    /// Nothing is in a map of this many elements.
+    /// For an empty map of `elements` elements.
     pub fn new(elements: u32) -> Self {
         Self {
             elements: Ranges::new(0..elements),
@@ -71,7 +71,7 @@ impl LookupTables {
         self.elements.free()
     }
 
-    /// Gives a reference back; without any the table's room is free.
+    /// Gives back a reference. The room of a table without references is free.
     pub fn release(&mut self, row: u32) {
         let Some((_, references)) = self.tables.get_mut(&row) else {
             return;
@@ -89,8 +89,8 @@ impl LookupTables {
         }
     }
 
-    /// Takes over the table that a plan from before a restart refers to; whether it can be one,
-    /// with no position outside of `positions`.
+    /// Takes over the table that a plan from before a restart refers to. Returns whether it is
+    /// valid, that is without positions outside `positions`.
     pub fn adopt(&mut self, row: u32, rows: u32, positions: Range<u32>, maps: &Maps) -> bool {
         if row == NO_TABLE {
             return true;

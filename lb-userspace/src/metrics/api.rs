@@ -1,4 +1,4 @@
-//! What the agent asks of the API server.
+//! The agent's requests to the API server.
 
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 
@@ -6,7 +6,7 @@ use super::{Register, set_to_now};
 
 const RESOURCE: &str = "resource";
 
-/// Requests to the API server and what became of them, by `resource` as in URLs.
+/// Requests to the API server by outcome and by `resource`, as in URLs.
 #[derive(Clone, Debug)]
 pub struct ApiMetrics {
     requests: IntCounterVec,
@@ -72,7 +72,7 @@ impl ApiMetrics {
         self.requests.with_label_values(&labels).inc();
     }
 
-    /// A request that failed and will be followed by another.
+    /// A request that failed and will be repeated.
     pub(crate) fn retry(&self, resource: &str, verb: &str) {
         self.retries.with_label_values(&[resource, verb]).inc();
     }
@@ -97,7 +97,7 @@ impl ApiMetrics {
         self.refused.with_label_values(&[resource]).inc();
     }
 
-    /// The API server has just told what is new.
+    /// The API server has just sent what is new.
     pub(crate) fn in_sync(&self, resource: &str) {
         set_to_now(&self.last_sync.with_label_values(&[resource]));
     }

@@ -1,10 +1,10 @@
-//! What becomes of the agent's Events.
+//! Counts the agent's Events by outcome.
 
 use prometheus::IntCounterVec;
 
 use super::Register;
 
-/// Notices to be told as Events, by what became of them.
+/// Notices by outcome.
 #[derive(Clone, Debug)]
 pub struct EventMetrics {
     notices: IntCounterVec,

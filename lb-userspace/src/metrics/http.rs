@@ -1,4 +1,4 @@
-//! What the layers of the agent's HTTP servers count.
+//! Metrics of the layers of the agent's HTTP servers.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec}
 use super::Register;
 use crate::http::{Closed, Observer};
 
-/// Seconds; what goes on for longer hangs.
+/// In seconds. What lasts longer counts as hanging.
 const POST_TIMEOUT_BUCKETS: [f64; 9] = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
 /// Shared by all servers; `server` is a label.
 #[derive(Clone, Debug)]
 pub struct HttpMetrics {
-    /// Requests ended by a layer, by `server` and `code`: 504 at the deadline, 429 refused.
+    /// Requests that a layer ended, by `server` and `code`: 504 at the deadline, 429 as a refusal.
     terminations: IntCounterVec,
     /// Requests broken off in the middle of the answer, by `server`.
     aborts: IntCounterVec,
-    /// Requests worked for after their deadline, by `server` and `status`: `returned`, or `pending`
-    /// for those taken not to end.
+    /// Requests that were worked on after their deadline, by `server` and `status`: `returned`, or
+    /// `pending` if they are assumed never to end.
     post_timeouts: IntCounterVec,
-    /// Seconds from the deadline until it ended, by `server`.
+    /// Seconds from the deadline to the end of the work, by `server`.
     post_timeout_seconds: HistogramVec,
-    /// Requests past their deadline for which something still works.
+    /// Requests past their deadline that something still works on.
     past_deadline: IntGauge,
-    /// Those for which there was no room on the list.
+    /// The same, for those without room on the list.
     past_deadline_unlisted: IntCounter,
     /// The most requests at a time in the last second, by `request_kind`.
     in_flight: IntGaugeVec,

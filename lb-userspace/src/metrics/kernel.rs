@@ -1,4 +1,4 @@
-//! Metrics that live in the kernel's maps and are read when somebody asks.
+//! Metrics that live in the kernel's maps and are read for each scrape.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -13,8 +13,8 @@ pub trait KernelSource: Send + Sync {
     fn sample(&self) -> anyhow::Result<Sample>;
 }
 
-/// The counters of the data plane at one moment. Totals count from when the maps were made: they
-/// outlive the agent.
+/// The counters of the data plane at one moment. Totals count from the creation of the maps, so
+/// they survive the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     pub packets: Vec<PacketCount>,
@@ -23,7 +23,7 @@ pub struct Sample {
     pub maps: Vec<MapFill>,
     /// Live flows. `None` until the table exists.
     pub flows: Option<u64>,
-    /// Flows the table has room for.
+    /// How many flows the table has room for.
     pub flow_table_size: Option<u64>,
     /// For how long the sync that runs has been running; zero without one.
     pub sync_running: Duration,
@@ -31,17 +31,17 @@ pub struct Sample {
     pub state_age: Duration,
 }
 
-/// Packets that met one fate.
+/// Packets of one hook and reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketCount {
-    /// Where the packet was seen, as in `xdp` or `connect4`.
+    /// Where the packet was counted, such as `xdp` or `connect4`.
     pub hook: &'static str,
-    /// What became of it and why.
+    /// What happened to it and why.
     pub reason: &'static str,
     pub packets: u64,
 }
 
-/// What has come to one service port.
+/// The traffic of one service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceTraffic {
     pub service: ObjectName,
@@ -51,11 +51,11 @@ pub struct ServiceTraffic {
     pub connections: u64,
     /// Flows that have not proved themselves.
     pub half_open: u64,
-    /// Flows among them that gave way to newer ones.
+    /// How many of them have given way to newer ones so far.
     pub gave_way: u64,
-    /// Connections dropped for want of a record in the flow table.
+    /// Connections dropped because the flow table had no free record.
     pub flow_table_full: u64,
-    /// Connections dropped for want of a port for source NAT.
+    /// Connections dropped because no port for source NAT was free.
     pub snat_ports_exhausted: u64,
     /// Endpoints that have refused or not answered the latest connections.
     pub failing: Vec<SocketAddr>,
@@ -128,7 +128,7 @@ impl XdpMode {
 }
 
 impl Sample {
-    /// Never a family without metrics, which the text format does not know.
+    /// Leaves out families without metrics, which the text format does not allow.
     pub(super) fn into_families(self) -> impl Iterator<Item = MetricFamily> {
         let packets = self.packets.iter().map(|count| {
             let labels = [("hook", count.hook), ("reason", count.reason)];

@@ -1,5 +1,5 @@
-//! Telling local pods from everyone else (`--detect-local-mode`), for source NAT and the
-//! externalTrafficPolicy short circuit.
+//! Tells local pods from all other sources (`--detect-local-mode`), for source NAT and the short
+//! circuit of externalTrafficPolicy.
 
 use std::{fmt, net::IpAddr};
 
@@ -22,9 +22,9 @@ pub enum DetectLocal {
     NodeCidr,
     /// Packets that arrive on this bridge.
     BridgeInterface(String),
-    /// Packets that arrive on an interface whose name starts so.
+    /// Packets that arrive on an interface with a name that starts like this.
     InterfaceNamePrefix(String),
-    /// Nobody is a local pod.
+    /// No source counts as a local pod.
     None,
 }
 
@@ -39,6 +39,7 @@ pub enum LocalDetector {
 }
 
 impl LocalDetector {
+    /// The detector of a configuration on this node.
     pub fn new(detect: &DetectLocal, node: &Node) -> Self {
         match detect {
             DetectLocal::Auto(networks) => {
@@ -52,8 +53,8 @@ impl LocalDetector {
         }
     }
 
-    /// Whether this family has a detector. Without one no ClusterIP traffic is source-NATed for
-    /// coming from outside, and pods are not short-circuited.
+    /// Whether this family has a detector. Without one, ClusterIP traffic is not source-NATed
+    /// because it comes from outside, and pods are not short-circuited.
     pub fn covers(&self, family: IpFamily) -> bool {
         match self {
             Self::Networks(networks) => networks.iter().any(|n| IpFamily::of_net(*n) == family),
@@ -72,7 +73,7 @@ impl LocalDetector {
         }
     }
 
-    /// Whether it tells local pods by a device of this name.
+    /// Whether it recognises local pods by a device of this name.
     pub fn is_device_of_pods(&self, name: &str) -> bool {
         match self {
             Self::Interface(_) | Self::InterfacePrefix(_) => {

@@ -1,4 +1,5 @@
-//! Which endpoints a service port has, and the six classes every traffic policy's set is cut from.
+//! Which endpoints a service port has, and in which of six classes they are. Every traffic policy's
+//! set is cut from these classes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,11 +13,11 @@ use lb_objects::{
 
 use super::node::LocalNode;
 
-/// The class of a usable endpoint, in the order the classes lie in [`ClassifiedEndpoints`].
+/// The class of a usable endpoint, in the order of [`ClassifiedEndpoints`].
 ///
-/// The order makes every set a rule can ask for one contiguous range: the Local set is the two
-/// local ready classes, the hinted Cluster set the two hinted ones, all ready endpoints the first
-/// four, and the fallback sets are the terminating classes.
+/// The order makes every set that a rule can ask for one contiguous range: the Local set is the two
+/// local ready classes, the hinted Cluster set is the two hinted ones, all ready endpoints are the
+/// first four, and the fallback sets are the terminating classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointClass {
     LocalReady,
@@ -30,6 +31,7 @@ pub enum EndpointClass {
 }
 
 impl EndpointClass {
+    /// All classes, in their order.
     pub const ALL: [Self; 6] = [
         Self::LocalReady,
         Self::LocalReadyHinted,
@@ -51,7 +53,8 @@ impl EndpointClass {
 /// Whether topology hints narrow the Cluster set, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TopologyMode {
-    /// Hints are absent, incomplete or point elsewhere: every ready endpoint is used.
+    /// There are no hints, not all endpoints have one, or none is for here: every ready endpoint is
+    /// used.
     #[default]
     None,
     /// Only endpoints hinted for this node's zone.
@@ -69,30 +72,33 @@ pub struct ClassifiedEndpoints {
 }
 
 impl ClassifiedEndpoints {
-    /// Every usable endpoint, the classes one after another.
+    /// All usable endpoints, class after class.
     pub fn slots(&self) -> &[SocketAddr] {
         &self.slots
     }
 
-    /// How many endpoints each class has, in the order of [`EndpointClass::ALL`].
+    /// The number of endpoints in each class, in the order of [`EndpointClass::ALL`].
     pub fn counts(&self) -> [usize; 6] {
         self.counts
     }
 
+    /// Whether and how hints narrow the Cluster set.
     pub fn topology(&self) -> TopologyMode {
         self.topology
     }
 
+    /// The endpoints of one class.
     pub fn class(&self, class: EndpointClass) -> &[SocketAddr] {
         self.range(class as usize..class as usize + 1)
     }
 
-    /// Every ready endpoint, hints ignored.
+    /// All ready endpoints, whatever their hints.
     pub fn ready(&self) -> &[SocketAddr] {
         self.range(0..4)
     }
 
-    /// The Cluster set: ready endpoints that pass the topology mode, else every terminating one.
+    /// The Cluster set: ready endpoints that the topology mode allows, or else all terminating
+    /// ones.
     pub fn cluster(&self) -> &[SocketAddr] {
         if self.ready().is_empty() {
             return self.range(4..6);
@@ -103,7 +109,8 @@ impl ClassifiedEndpoints {
         }
     }
 
-    /// The Local set: ready endpoints of this node, else its terminating ones. Hints never apply.
+    /// The Local set: ready endpoints of this node, or else its terminating ones. Hints never
+    /// apply.
     pub fn local(&self) -> &[SocketAddr] {
         match self.range(0..2) {
             [] => self.class(EndpointClass::LocalTerminating),
@@ -111,7 +118,7 @@ impl ClassifiedEndpoints {
         }
     }
 
-    /// True if no endpoint is usable anywhere in the cluster.
+    /// Whether no endpoint in the cluster is usable.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
@@ -148,13 +155,14 @@ impl ClassifiedEndpoints {
     }
 }
 
-/// A Service's slices of one family, merged per slice port and free of duplicates.
+/// A Service's slices of one family, merged per slice port, without duplicates.
 pub(super) struct MergedSlices<'a> {
     ports: BTreeMap<(&'a str, Protocol), HashMap<SocketAddr, &'a Endpoint>>,
 }
 
 impl<'a> MergedSlices<'a> {
-    /// Merges in the order of the slices' names, so the result does not depend on `slices`' order.
+    /// Merges in the order of the slices' names, so that the result does not depend on the order of
+    /// `slices`.
     pub(super) fn new(slices: &[&'a EndpointSlice], family: IpFamily) -> Self {
         let mut slices = slices.to_vec();
         slices.sort_by(|a, b| a.name.cmp(&b.name));
@@ -169,9 +177,9 @@ impl<'a> MergedSlices<'a> {
                     if IpFamily::of(endpoint.address) != family {
                         continue;
                     }
-                    // A running pod beats a terminating one that still lists the same address, in
-                    // either order; between two running ones the last wins, between two
-                    // terminating ones the first.
+                    // A running pod takes precedence over a terminating one that still has the same
+                    // address in some slice, whatever their order. Of two running ones the last is
+                    // used, of two terminating ones the first.
                     let key = SocketAddr::new(endpoint.address, port.port);
                     if !endpoint.terminating || !merged.contains_key(&key) {
                         merged.insert(key, endpoint);
@@ -197,7 +205,7 @@ impl<'a> MergedSlices<'a> {
         }
     }
 
-    /// [`Plan::remaining`](super::Plan::remaining) of a port.
+    /// [`Plan::remaining`](super::Plan::remaining) of the port with this name and protocol.
     pub(super) fn remaining(
         &self,
         port: &ServicePort,
@@ -219,7 +227,7 @@ impl<'a> MergedSlices<'a> {
         Some(remaining)
     }
 
-    /// How many distinct addresses of ready endpoints this node has, over all slice ports.
+    /// The number of distinct addresses of ready endpoints on this node, over all slice ports.
     pub(super) fn local_ready(&self, node: &LocalNode) -> usize {
         let mut addresses: Vec<_> = self
             .ports
@@ -234,10 +242,10 @@ impl<'a> MergedSlices<'a> {
     }
 }
 
-/// Picks the topology mode from the hints of the ready endpoints.
+/// Chooses the topology mode from the hints of the ready endpoints.
 ///
-/// A kind of hint counts only if every ready endpoint has one and some endpoint is hinted for this
-/// node, or its zone. Node hints win even if they lead out of the zone.
+/// A kind of hint counts only if every ready endpoint has one, and at least one of them is for this
+/// node, or its zone. Node hints take precedence, even if they lead out of the zone.
 fn topology_mode<'a, I>(ready: impl Fn() -> I, node: &LocalNode) -> TopologyMode
 where
     I: Iterator<Item = &'a Endpoint>,
@@ -258,7 +266,7 @@ fn has(hints: &[SharedName], name: &str) -> bool {
     hints.iter().any(|hint| **hint == *name)
 }
 
-/// The endpoint's class; `None` if it is of no use (neither ready nor serving while terminating).
+/// The endpoint's class; `None` if it is unusable (neither ready, nor serving while terminating).
 fn classify(
     endpoint: &Endpoint,
     topology: TopologyMode,

@@ -1,4 +1,4 @@
-//! The addresses a service port is reached at, and who may reach them.
+//! The addresses at which a service port is reached, and who may reach them.
 
 use std::{
     collections::HashSet,
@@ -12,14 +12,14 @@ use lb_objects::{IpFamily, Service, ServicePort};
 
 use super::node::LocalNode;
 
-/// One address and port a service port is reached at.
+/// One address and port at which a service port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frontend {
     pub kind: FrontendKind,
     pub address: SocketAddr,
 }
 
-/// The frontends of one family, cluster IP first, no address twice.
+/// The frontends of one family: cluster IP first, no address twice.
 pub(super) fn frontends(
     service: &Service,
     cluster_ip: IpAddr,
@@ -57,7 +57,7 @@ pub(super) fn frontends(
     frontends.into()
 }
 
-/// Whether the port has an external address of this family at all, accepted on this node or not.
+/// Whether the port has any external address of this family, accepted on this node or not.
 pub(super) fn externally_accessible(
     service: &Service,
     family: IpFamily,
@@ -70,7 +70,7 @@ pub(super) fn externally_accessible(
         || in_family(family, &service.external_ips).next().is_some()
 }
 
-/// The sources a load balancer IP of this family accepts; empty means all.
+/// The sources that a load balancer IP of this family accepts; empty means all.
 ///
 /// A family with no range, or with one that holds every address, has no filter. A range with this
 /// node's IP in it lets the load balancer IPs themselves in: a node that holds such an IP locally

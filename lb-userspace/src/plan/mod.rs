@@ -1,9 +1,10 @@
-//! The desired state of a Service on this node, as a pure function of the objects and the options.
+//! Computes the desired state of a Service on this node: a pure function of the objects and the
+//! options.
 //!
-//! Every rule of kube-proxy that does not depend on the packet is settled here: which endpoints
+//! Every rule of kube-proxy that does not depend on the packet is applied here: which endpoints
 //! count and in which class, which addresses accept traffic, which policies are in force. What
-//! depends on the packet (ready before terminating, who is short-circuited, source NAT) is left
-//! to the packet pipeline, which finds all it needs in a [`Plan`].
+//! depends on the packet (ready before terminating, the short circuit, source NAT) is left to the
+//! packet pipeline, which finds all it needs in a [`Plan`].
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -44,7 +45,7 @@ pub fn plan_after(
 ) -> ServicePlan {
     let mut planned = ServicePlan {
         service: service.name.clone(),
-        // Exactly: there are tens of thousands of plans.
+        // The exact capacity, because there are tens of thousands of plans.
         ports: Vec::with_capacity(service.cluster_ips.len() * service.ports.len()),
         health_checks: Vec::new(),
     };
@@ -88,13 +89,13 @@ pub fn plan_after(
     planned
 }
 
-/// What one Service becomes on this node.
+/// The plan of one Service on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePlan {
     pub service: ObjectName,
-    /// One per family and service port, the families in the order of the Service's cluster IPs.
+    /// One per family and service port. The order of families is that of the Service's cluster IPs.
     pub ports: Vec<Plan>,
-    /// One per family, if the Service has a health check node port that is to be served.
+    /// One per family, if a health check node port of the Service is to be served.
     pub health_checks: Vec<HealthCheck>,
 }
 
@@ -109,14 +110,15 @@ pub struct Plan {
     pub frontends: Arc<[Frontend]>,
     /// Rules the cluster IP.
     pub internal_policy: TrafficPolicy,
-    /// Rules every other frontend. Local only if the Service as a whole is externally accessible.
+    /// The policy of all other frontends. Local only if the Service as a whole is externally
+    /// accessible.
     pub external_policy: TrafficPolicy,
-    /// This port has a node port, or a load balancer IP or externalIP of this family.
+    /// Whether this port has a node port, or a load balancer IP or externalIP of this family.
     pub externally_accessible: bool,
     pub endpoints: ClassifiedEndpoints,
-    /// The endpoints whose flows go on, usable or not, sorted: those of UDP that still serve, those
-    /// of TCP that are still the Service's. Flows to any other are stale. `None` if all are left to
-    /// end by themselves.
+    /// The endpoints to which flows go on, usable or not, sorted: for UDP those that still serve,
+    /// for TCP those that still belong to the Service. Flows to all others are stale. `None` if all
+    /// flows are left to end on their own.
     pub remaining: Option<Vec<SocketAddr>>,
     /// The only sources [`FrontendKind::LoadBalancerIp`] frontends accept; empty means all.
     pub source_ranges: Arc<[IpNet]>,
@@ -135,13 +137,13 @@ impl Plan {
         }
     }
 
-    /// Whether any traffic can meet the Cluster set. Externally accessible ports always need it,
-    /// if only for short-circuited traffic.
+    /// Whether any traffic can need the Cluster set. Externally accessible ports always need it, if
+    /// only for short-circuited traffic.
     pub fn uses_cluster(&self) -> bool {
         self.internal_policy == TrafficPolicy::Cluster || self.externally_accessible
     }
 
-    /// Whether any traffic can meet the Local set.
+    /// Whether any traffic can need the Local set.
     pub fn uses_local(&self) -> bool {
         self.internal_policy == TrafficPolicy::Local
             || (self.external_policy == TrafficPolicy::Local && self.externally_accessible)
@@ -163,6 +165,7 @@ impl Plan {
         }
     }
 
+    /// The set of a policy; empty if the port does not use it.
     pub fn set(&self, policy: TrafficPolicy) -> &[SocketAddr] {
         match policy {
             TrafficPolicy::Cluster => self.cluster_set(),
@@ -170,12 +173,12 @@ impl Plan {
         }
     }
 
-    /// Whether some endpoint in the cluster is usable, on this node or not.
+    /// Whether an endpoint in the cluster is usable, on this node or not.
     pub fn has_any(&self) -> bool {
         !self.endpoints.is_empty()
     }
 
-    /// What happens to a new connection that is ruled by `policy`.
+    /// What happens to a new connection under `policy`.
     pub fn verdict(&self, policy: TrafficPolicy) -> Verdict {
         if !self.set(policy).is_empty() {
             Verdict::Forward
@@ -186,19 +189,19 @@ impl Plan {
         }
     }
 
-    /// Whether connections to the cluster IP are dropped for want of local endpoints.
+    /// Whether connections to the cluster IP are dropped because there are no local endpoints.
     pub fn internal_lacks_local(&self) -> bool {
         self.lacks_local(self.internal_policy)
     }
 
-    /// Whether connections to external frontends are dropped for want of local endpoints. A port
-    /// that has no external address yet counts as well.
+    /// Whether connections to external frontends are dropped because there are no local endpoints.
+    /// A port without an external address so far counts as well.
     pub fn external_lacks_local(&self) -> bool {
         self.lacks_local(self.external_policy)
     }
 
-    /// How many terminating endpoints serve for want of ready ones (KEP-1669): those of the sets in
-    /// use that have fallen back to them.
+    /// How many terminating endpoints serve because no others are ready (KEP-1669): those in the
+    /// used sets that have fallen back to them.
     pub fn terminating_in_use(&self) -> usize {
         let endpoints = &self.endpoints;
         let local = EndpointClass::LocalTerminating;
@@ -222,8 +225,8 @@ pub enum Verdict {
     Forward,
     /// No endpoint is usable anywhere: the client is told at once, by ICMP port unreachable.
     Reject,
-    /// Other nodes have endpoints: silence lets an external load balancer fail over by its health
-    /// check instead of refusing the client.
+    /// Other nodes have endpoints. Without an answer, an external load balancer moves to another
+    /// node after its health check, instead of refusing the client.
     Drop,
 }
 
@@ -277,7 +280,7 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    /// The HTTP status the port answers with while the agent is healthy.
+    /// The HTTP status that the port answers while the agent is healthy.
     pub fn status(&self) -> u16 {
         match self.local_ready {
             0 => 503,
@@ -286,7 +289,8 @@ impl HealthCheck {
     }
 }
 
-/// externalTrafficPolicy in force: Local means nothing on a Service without external addresses.
+/// The externalTrafficPolicy in force. Local has no meaning on a Service without external
+/// addresses.
 fn external_policy(service: &Service) -> TrafficPolicy {
     let accessible = match service.service_type {
         ServiceType::LoadBalancer | ServiceType::NodePort => true,
@@ -298,8 +302,8 @@ fn external_policy(service: &Service) -> TrafficPolicy {
     }
 }
 
-/// The health check node port to serve. On anything but a LoadBalancer with
-/// externalTrafficPolicy Local the field means nothing.
+/// The health check node port to serve. The field has a meaning only on a LoadBalancer with
+/// externalTrafficPolicy Local.
 fn health_check_port(service: &Service) -> Option<u16> {
     let serves = service.service_type == ServiceType::LoadBalancer
         && service.external_traffic_policy == TrafficPolicy::Local

@@ -1,4 +1,4 @@
-//! What the planner knows of this node, settled once instead of per Service.
+//! What the planner knows about this node, computed once instead of per Service.
 
 use std::net::IpAddr;
 
@@ -7,15 +7,15 @@ use lb_objects::{Endpoint, IpFamily, Node, ObjectName, Service};
 
 use super::Rank;
 
-/// The node label that says which zone the node is in.
+/// The node label that names the node's zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// Cluster-wide settings that change plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
     pub node_port_addresses: NodePortAddresses,
-    /// Gate `AllowServiceExternalIPs`: without it no externalIP becomes a frontend, though a port
-    /// that has one still counts as externally accessible.
+    /// Gate `AllowServiceExternalIPs`: without it no externalIP becomes a frontend. A port that has
+    /// one still counts as externally accessible.
     pub allow_external_ips: bool,
     /// The networks that an externalIP has to be in to become a frontend; none means that any does.
     pub external_ip_networks: Vec<IpNet>,
@@ -50,7 +50,7 @@ pub enum NodePortAddresses {
     Networks(Vec<IpNet>),
 }
 
-/// This node as the planner sees it: a pure function of the Node object, the addresses found on
+/// This node from the planner's point of view: a pure function of the Node object, the addresses of
 /// devices and the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalNode {
@@ -62,8 +62,8 @@ pub struct LocalNode {
 }
 
 impl LocalNode {
-    /// `local_addresses` are the addresses that reach this node: those on its devices or, where
-    /// there are no devices to ask, the Node object's.
+    /// `local_addresses` are the addresses at which this node is reached: those of its devices, or
+    /// those of the Node object where no devices can be asked.
     pub fn new(node: &Node, local_addresses: &[IpAddr], options: &PlanOptions) -> Self {
         let ips: Vec<_> = [IpFamily::V4, IpFamily::V6]
             .into_iter()
@@ -86,22 +86,24 @@ impl LocalNode {
         }
     }
 
+    /// The name of the Node object.
     pub fn name(&self) -> &String {
         &self.name
     }
 
-    /// The zone this node is labelled with; an empty label counts as none.
+    /// The zone in this node's label; an empty label counts as none.
     pub fn zone(&self) -> Option<&String> {
         self.zone.as_ref()
     }
 
-    /// The node IP of a family: the Node object's first address of it, InternalIP before
-    /// ExternalIP.
+    /// The node IP of a family: the first address of the family in the Node object, InternalIP
+    /// before ExternalIP.
     pub fn ip(&self, family: IpFamily) -> Option<IpAddr> {
         first_of(family, &self.ips)
     }
 
-    /// The addresses on which this node accepts node ports, sorted. Never a loopback address.
+    /// The addresses on which this node accepts node ports, sorted. Loopback addresses are never
+    /// among them.
     pub fn node_port_addresses(&self) -> &[IpAddr] {
         &self.node_port_addresses
     }

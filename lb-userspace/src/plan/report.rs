@@ -1,4 +1,4 @@
-//! A service port as `node-lb plan` and the agent's API show it, both families of it together.
+//! A service port in the form of `node-lb plan` and the agent's API, both families together.
 
 use std::{collections::HashMap, net::SocketAddr};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{EndpointClass, FrontendKind, HealthCheck, Plan, ServicePlan, TopologyMode, Verdict};
 
-/// One service port. A dual-stack Service's lists hold both families, sorted by text.
+/// One service port. For a dual-stack Service the lists contain both families, sorted by text.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortReport<'a> {
@@ -17,11 +17,11 @@ pub struct PortReport<'a> {
     /// The port's name, which may be empty.
     port: &'a str,
     protocol: String,
-    /// `None` if no traffic can meet the Cluster policy.
+    /// `None` if no traffic can need the Cluster policy.
     pub cluster_endpoints: Option<Vec<String>>,
-    /// `None` if no traffic can meet the Local policy.
+    /// `None` if no traffic can need the Local policy.
     pub local_endpoints: Option<Vec<String>>,
-    /// Whether some endpoint is usable, on whatever node.
+    /// Whether any endpoint is usable, on any node.
     has_endpoints: bool,
     pub frontends: Vec<FrontendReport>,
     pub session_affinity_seconds: Option<u64>,
@@ -29,14 +29,14 @@ pub struct PortReport<'a> {
     /// `namespace/name:port` and the protocol.
     #[serde(skip)]
     pub title: String,
-    /// Of every family.
+    /// Of all families.
     #[serde(skip)]
     pub health_checks: &'a [HealthCheck],
     #[serde(skip)]
     pub notes: Vec<&'static str>,
 }
 
-/// One address the port is reached at and what a new connection from outside meets there.
+/// One address of the port, and what happens to a new connection from outside there.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendReport {
@@ -47,14 +47,14 @@ pub struct FrontendReport {
     pub policy: String,
     /// `forward`, `reject` or `drop`.
     pub verdict: String,
-    /// The only sources accepted; empty means all.
+    /// The only sources that are accepted; empty means all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub source_ranges: Vec<String>,
     #[serde(skip)]
     pub endpoints: usize,
 }
 
-/// The health check node port and its answer, in a dual-stack Service for its primary family.
+/// The health check node port and its answer; of a dual-stack Service, for its primary family.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthReport {
@@ -137,7 +137,7 @@ fn frontends(plan: &Plan) -> impl Iterator<Item = FrontendReport> {
     })
 }
 
-/// What the sets alone do not say.
+/// Facts that the sets alone do not show.
 fn notes(families: &[&Plan]) -> Vec<&'static str> {
     let any = |holds: fn(&Plan) -> bool| families.iter().any(|plan| holds(plan));
     [

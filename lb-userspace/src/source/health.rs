@@ -1,32 +1,33 @@
-//! What a source follows and whether it has arrived, for readiness checks and `status`.
+//! The resources that a source follows, and whether they have arrived, for readiness checks and
+//! `status`.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
-/// How each resource of a source is doing: cheap to ask, shared by all who want to know.
+/// The state of each resource of a source. It is cheap to read, and shared by all readers.
 #[derive(Debug, Default)]
 pub struct SourceHealth {
     states: Mutex<Vec<ResourceHealth>>,
 }
 
-/// How one resource is doing.
+/// The state of one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceHealth {
-    /// The resource, as in URLs: `services`.
+    /// The resource's name in URLs, such as `services`.
     pub name: &'static str,
-    /// Whether it has been complete once. Never turns false again: what was delivered stays in
-    /// force while a source has trouble.
+    /// Whether it has been complete once. It never becomes false again: while a source has trouble,
+    /// what it delivered stays in force.
     pub synced: bool,
-    /// When the source last heard that it is up to date.
+    /// When the source was last known to be up to date.
     pub last_sync: Option<SystemTime>,
     /// Why it cannot be kept up to date at the moment.
     pub error: Option<String>,
 }
 
 impl SourceHealth {
-    /// Resources of these names, nothing of which has arrived.
+    /// Starts with these resources, none of which has arrived.
     pub fn new(names: impl IntoIterator<Item = &'static str>) -> Self {
         let state = |name| ResourceHealth {
             name,
@@ -39,17 +40,17 @@ impl SourceHealth {
         }
     }
 
-    /// How each resource is doing.
+    /// The state of each resource.
     pub fn states(&self) -> Vec<ResourceHealth> {
         self.lock().clone()
     }
 
-    /// Whether each has been complete once.
+    /// Whether all resources have been complete once.
     pub fn all_synced(&self) -> bool {
         self.lock().iter().all(|state| state.synced)
     }
 
-    /// Those that have not been complete yet.
+    /// The resources that have not been complete yet.
     pub fn unsynced(&self) -> Vec<&'static str> {
         let states = self.lock();
         let missing = states.iter().filter(|state| !state.synced);
@@ -63,14 +64,14 @@ impl SourceHealth {
             .any(|state| state.name == name && state.synced)
     }
 
-    /// Notes that every resource is complete, as a source says that reads all from one place.
+    /// Notes that every resource is complete, for a source that reads all of them from one place.
     pub fn all_complete(&self) {
         for state in self.lock().iter_mut().filter(|state| !state.synced) {
             state.note_complete();
         }
     }
 
-    /// Notes that a resource is complete. True if it was the last one missing: once.
+    /// Notes that a resource is complete. Returns true once: when it was the last one missing.
     pub fn synced(&self, name: &str) -> bool {
         let mut states = self.lock();
         let mut first = false;
@@ -81,7 +82,7 @@ impl SourceHealth {
         first && states.iter().all(|state| state.synced)
     }
 
-    /// Notes that a resource is being kept up to date. True if there was trouble before.
+    /// Notes that a resource is up to date. Returns true if there was an error before.
     pub(crate) fn current(&self, name: &str) -> bool {
         let mut states = self.lock();
         let state = states.iter_mut().find(|state| state.name == name);
@@ -93,7 +94,7 @@ impl SourceHealth {
         })
     }
 
-    /// Notes why a resource cannot be kept up to date. True if that is news.
+    /// Notes why a resource cannot be kept up to date. Returns true if that is new.
     pub(crate) fn failed(&self, name: &str, error: String) -> bool {
         let mut states = self.lock();
         let state = states.iter_mut().find(|state| state.name == name);

@@ -1,5 +1,5 @@
-//! Where Services, EndpointSlices and Nodes come from: a [`Source`] sends [`Event`]s, and nothing
-//! after the store knows which source it was.
+//! Where Services, EndpointSlices and Nodes come from: a [`Source`] sends [`Event`]s. Nothing after
+//! the store knows which source it was.
 
 pub mod api;
 pub mod dir;
@@ -17,17 +17,17 @@ use tokio::sync::mpsc;
 
 use lb_objects::{Object, ObjectName, ObjectRef, Problem};
 
-/// Something that knows the cluster's objects and follows their changes.
+/// Knows the objects of the cluster, and follows their changes.
 pub trait Source: Send {
     /// Sends every object, then [`Event::Synced`] once, then each change, until the receiver is
-    /// gone. Events that belong together share a batch; batches arrive in order.
+    /// gone. Events that belong together are in one batch; batches arrive in order.
     ///
-    /// A source that lists again (a lost watch, a directory that came back) applies everything it
-    /// finds and deletes what is missing, without a gap in between: applying an unchanged object
-    /// costs nothing downstream.
+    /// A source that lists again (after a lost watch, or when a directory is back) applies
+    /// everything it finds and deletes what is missing, in one batch. Applying an unchanged object
+    /// costs nothing further on.
     ///
     /// # Errors
-    /// Only for what no retry can mend. What was delivered stays in force.
+    /// Only if no retry can help. What was delivered stays in force.
     fn run(self: Box<Self>, events: mpsc::Sender<Batch>) -> SourceFuture;
 }
 
@@ -38,8 +38,8 @@ pub type SourceFuture = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     pub events: Vec<Event>,
-    /// When the last of them reached this process: the time until it is in the maps counts from
-    /// here.
+    /// When the last of them reached this process. The time until they are in the maps is counted
+    /// from here.
     pub received: Instant,
 }
 
@@ -50,20 +50,20 @@ pub enum Event {
     Apply(Object),
     /// The object is gone, or no longer meant for a service proxy.
     Delete(ObjectRef),
-    /// The complete list of what is wrong in one place; empty when all is well again.
+    /// The complete list of problems at one place. An empty list means that they are solved.
     Problems {
         /// The place: a file, or an object of the API.
         origin: String,
         problems: Vec<Problem>,
     },
-    /// When what this slice, just applied, says came about; only for changes during this source's
-    /// life.
+    /// When the change happened that this slice, just applied, reports. Only for changes since this
+    /// source started.
     EndpointsChanged { slice: ObjectName, at: SystemTime },
     /// Everything that existed at the start has been applied.
     Synced,
 }
 
-/// A source as an operator names it: `kubernetes` or `dir:PATH`.
+/// A source in the form of the flag: `kubernetes` or `dir:PATH`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SourceSpec {
     /// The API server, see [`api`].

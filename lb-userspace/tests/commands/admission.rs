@@ -340,7 +340,7 @@ fn what_cannot_work_fails_with_a_reason() {
     }
 }
 
-/// `node-lb admission check 2>&1 | head` closes both before all is said.
+/// `node-lb admission check 2>&1 | head` closes standard output and error before all is printed.
 #[test]
 fn output_that_nobody_reads_is_no_crash() {
     let files = Files::new(&[("b.yaml", INVALID)]);
@@ -361,7 +361,8 @@ fn output_that_nobody_reads_is_no_crash() {
 fn explain_shows_no_more_seats_than_the_level_allows() {
     let wide = CONFIGURATION.replace("matchingPrecedence: 500", "seats: 5");
     let files = Files::new(&[("a.yaml", &wide)]);
-    // 15 of 20 shares, and no more than a sixth of that: 30 seats allow for 3, 60 for 5 and more.
+    // 15 of 20 shares, and at most a sixth of these for one connection: 30 seats allow 3, 60 allow
+    // 5 and more.
     for (concurrency, seats) in [("24", 3), ("80", 5)] {
         let (report, output) = json(
             &files,

@@ -18,10 +18,10 @@ spec:
       queuing: {queues: 9, handSize: 3, queueLengthLimit: 8}
 ";
 
-/// The command, where [`LEVELS`] are.
+/// The command in the directory of [`LEVELS`].
 const SIMULATE: [&str; 4] = ["admission", "simulate", "-f", "levels.yaml"];
 
-/// Runs the command on files of these names.
+/// Writes files of these names, and runs the command on them.
 fn simulate(files: &[(&str, &str)], arguments: &[&str]) -> Output {
     Files::new(files).run(&[&SIMULATE, arguments].concat())
 }
@@ -34,7 +34,7 @@ fn json_of(files: &[(&str, &str)], arguments: &[&str]) -> Value {
     report
 }
 
-/// The error that is all that a run says.
+/// The error of a run that prints nothing else.
 #[track_caller]
 fn error_of(files: &[(&str, &str)], arguments: &[&str]) -> String {
     let output = simulate(files, arguments);
@@ -72,7 +72,7 @@ fn clients_of_a_workload_are_reported_in_their_order() {
 
 #[test]
 fn a_trace_is_replayed() {
-    // Nine at once for a level of a hundred seats, one after them at another level.
+    // Nine at once at a level of a hundred seats, then one at another level.
     let mut trace = "t_ns,flow,hold_ns\n".to_owned();
     for flow in 0..9 {
         trace += &format!("1000,flow {flow},500\n");
@@ -161,7 +161,7 @@ fn errors_say_where_and_what() {
     );
 }
 
-/// A connection that lasts for years, and seats that linger for years, take no longer to simulate.
+/// Connections that last for years, and seats that linger for years, take no longer to simulate.
 #[test]
 fn absurd_times_are_bounded_and_long_ones_are_skipped() {
     let trace = "0,a,1000\n300000000000000000,b,300000000000000000\n";

@@ -1,4 +1,4 @@
-//! `node-lb flows` where there is nothing to show: what is missing is said.
+//! `node-lb flows` without anything to show: it says what is missing.
 
 use std::process::Output;
 

@@ -15,7 +15,7 @@ mod explain;
 mod flows;
 mod plan;
 
-/// Files in a directory of their own, where commands are run.
+/// Files in a temporary directory in which commands run.
 struct Files(TempDir);
 
 impl Files {
@@ -27,7 +27,7 @@ impl Files {
         Self(directory)
     }
 
-    /// A file for each text, named by numbers.
+    /// One file per text, named by number.
     fn numbered(texts: &[&str]) -> Self {
         let names: Vec<_> = (0..texts.len()).map(|n| format!("{n}.yaml")).collect();
         let names = names.iter().map(String::as_str);
@@ -48,7 +48,7 @@ impl Files {
         self.command(arguments).output().unwrap()
     }
 
-    /// What the command says in JSON, and all that it says.
+    /// The command's result as JSON, and its whole output.
     fn json(&self, arguments: &[&str]) -> (Value, Output) {
         let output = self.run(&[arguments, &["-o", "json"]].concat());
         let value = serde_json::from_slice(&output.stdout);

@@ -76,7 +76,7 @@ spec:
   ports: [{port: 5432}]
 ";
 
-/// The command, where the manifests are.
+/// The command in the directory of the manifests.
 const PLAN: [&str; 3] = ["plan", "--source", "dir:."];
 
 #[test]

@@ -1,4 +1,4 @@
-//! When flows end, and what is counted.
+//! When flows end, and what the sweeper counts.
 
 use lb_common::flow::{
     Stage,
@@ -9,7 +9,7 @@ use lb_objects::Protocol;
 
 use super::table::{NewFlow, Sweeping, Table};
 
-/// What a direction shows that has ended, if the other side knows it.
+/// Flags of a direction that has ended, if the other side knows it.
 const ENDED: u32 = SEEN | FIN | FIN_ACKED;
 
 #[test]
@@ -107,7 +107,7 @@ fn a_packet_of_either_direction_keeps_a_flow() {
         } else {
             &mut forward
         };
-        // SAFETY: nobody else uses the table.
+        // SAFETY: no other thread uses the table.
         unsafe { later.as_mut() }.last_seen = 100;
 
         sweeping.pass(220);
@@ -213,7 +213,7 @@ fn two_hundred_thousand_closed_flows_are_gone_in_a_pass() {
     sweeping.pass(6);
     assert_eq!(sweeping.removed.expired.total(), opened as u64);
     assert_eq!((table.count(tag::LIVE), table.count(tag::SWEPT)), (0, 0));
-    // Each direction's record once, and both once more to end the flow.
+    // Each direction's record is read once, and both once more to end the flow.
     let reads = sweeping.reads();
     assert!(
         reads <= opened as u64 * 4,
@@ -224,13 +224,13 @@ fn two_hundred_thousand_closed_flows_are_gone_in_a_pass() {
     assert_eq!(table.count(tag::CLEAN), 1 << 20);
 }
 
-/// The target of 100,000 ends of flows a second, for longer than any closed flow stays: as many end
-/// as come, and no pass reads more for what has been before.
+/// A hundred thousand flows end per second, for longer than any closed flow stays: as many end as
+/// open, and no pass reads more because of earlier ones.
 #[test]
 fn a_hundred_thousand_flows_a_second_end_as_they_come() {
     const RATE: u32 = 100_000;
     const SECONDS: u32 = 10;
-    /// The timeout of a closed flow, and the pass after it.
+    /// The timeout of a closed flow in seconds, and one more for the pass after it.
     const STAY: usize = 5 + 1;
     let table = Table::new(1 << 21);
     let mut sweeping = Sweeping::new(&table);
@@ -265,7 +265,7 @@ fn a_hundred_thousand_flows_a_second_end_as_they_come() {
     assert_eq!((table.count(tag::LIVE), table.count(tag::SWEPT)), (0, 0));
 }
 
-/// Opens flows that have been closed both ways at a second; how many there was room for.
+/// Opens flows that both sides closed at second `at`. Returns how many found room.
 fn open_closed(table: &Table, clients: std::ops::Range<u32>, at: u32) -> usize {
     let flows = clients.map(|n| NewFlow::tcp(n).seen(ENDED, ENDED).at(at));
     flows.filter(|flow| table.open(flow).is_some()).count()

@@ -1,5 +1,5 @@
-//! Sweeping beside threads that open, use and end flows as programs do: nothing live is lost,
-//! nothing ended stays, and no half or claim of a running program is taken for a forgotten one.
+//! Sweeps beside threads that open, use and end flows as programs do: no live flow is lost, no
+//! ended one stays, and no half or claim of a running program counts as forgotten.
 
 use std::{
     sync::{
@@ -17,12 +17,12 @@ use lb_common::flow::{
 use super::table::{NewFlow, Sweeping, Table};
 
 const CPUS: u32 = 3;
-/// Flows of one CPU: with all open the table is nearly full, so that searches are long.
+/// Flows of one CPU. With all of them open the table is nearly full, so that searches are long.
 const FLOWS: u32 = 140;
 const RECORDS: usize = 1024;
-/// Seconds from pass to pass, so that what is closed is over at the next or the one after.
+/// Seconds between passes, so that a closed flow is over in the next pass or the one after.
 const PASS: u32 = 4;
-/// When enough has happened: flows opened by all, and passes.
+/// The test ends after so many opened flows and passes.
 const OPENED: u64 = 5_000;
 const PASSES: u32 = 500;
 
@@ -47,7 +47,7 @@ fn live_flows_are_found_and_ended_ones_are_not() {
     let mut passes = 0;
     while !threads.iter().all(thread::JoinHandle::is_finished) {
         if passes > progress.rounds.load(Ordering::Relaxed) / CPUS {
-            // Programs that get no processor keep their flows however long that takes.
+            // A program that gets no processor keeps its flows for as long as that lasts.
             thread::yield_now();
             continue;
         }
@@ -79,7 +79,7 @@ fn live_flows_are_found_and_ended_ones_are_not() {
     assert_eq!(table.count(tag::CLEAN), RECORDS);
 }
 
-/// Returns when every program has returned that was running at the call.
+/// Returns when every program that was running at the call has returned.
 fn wait_for_programs(running: &[Arc<AtomicU64>]) {
     for count in running {
         let before = count.load(Ordering::SeqCst);
@@ -93,18 +93,18 @@ fn wait_for_programs(running: &[Arc<AtomicU64>]) {
 enum State {
     Absent,
     Open,
-    /// Reset: it is up to the sweeper.
+    /// Reset: the sweeper will end it.
     Closed,
 }
 
-/// What all programs together have done.
+/// What all programs have done together.
 #[derive(Default)]
 struct Progress {
-    /// Flows.
+    /// Number of flows opened.
     opened: AtomicU64,
-    /// Times that a CPU has run programs.
+    /// How often CPUs have run programs.
     rounds: AtomicU32,
-    /// The programs are to end.
+    /// Whether the programs are to end.
     enough: AtomicBool,
 }
 
@@ -130,7 +130,7 @@ impl Cpu {
         }
     }
 
-    /// Runs programs until there is enough; returns how many flows it leaves open.
+    /// Runs programs until enough has happened. Returns how many flows it leaves open.
     fn run(mut self, progress: &Progress) -> usize {
         let count = self.running.clone();
         while !progress.enough.load(Ordering::Relaxed) {
@@ -142,7 +142,7 @@ impl Cpu {
             progress.rounds.fetch_add(1, Ordering::Relaxed);
             thread::yield_now();
         }
-        // What is closed ends now, so that the rest can be counted.
+        // Closed flows end now, so that the rest can be counted.
         for (client, state) in &mut self.flows {
             if *state == State::Closed {
                 if let Some((forward, _)) = self.table.pair(&NewFlow::tcp(*client)) {
@@ -192,7 +192,7 @@ impl Cpu {
                     }
                     1 | 2 => {
                         record::set(reply, RST);
-                        // SAFETY: one CPU writes a flow's times here.
+                        // SAFETY: in this test only the flow's CPU writes its times.
                         unsafe { forward.as_mut() }.last_seen = now;
                         State::Closed
                     }
@@ -213,7 +213,7 @@ impl Cpu {
     }
 }
 
-/// A program is running, also while it panics.
+/// Marks a running program, also while it panics.
 struct Running<'a>(&'a AtomicU64);
 
 impl<'a> Running<'a> {

@@ -1,4 +1,5 @@
-//! The flow tables' ageing and clean-up, on plain memory that threads use as programs do.
+//! Tests of ageing and clean-up of the flow tables, in plain memory that threads use as programs
+//! do.
 
 mod ageing;
 mod beside_programs;

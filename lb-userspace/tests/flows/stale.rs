@@ -1,5 +1,5 @@
-//! kube-proxy's conntrack clean-up, on our flows: a flow is of a service port by its id, where
-//! conntrack has to guess by address and port.
+//! kube-proxy's conntrack clean-up, for node-lb's flows. A flow names its service port by id, where
+//! conntrack has to guess it from address and port.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,7 @@ use node_lb::{
 
 use super::table::{NewFlow, Sweeping, Table};
 
-/// Ids of the vectors' UDP port, of their TCP port, and of a service port that is none of theirs.
+/// Ids of the vectors' UDP port, of their TCP port, and of a service port that is not in them.
 const UDP: u32 = 1;
 const TCP: u32 = 2;
 const OTHER: u32 = 3;
@@ -228,7 +228,7 @@ fn new_flow(rows: &Conntrack, row: &ConntrackFlow, client: u32) -> NewFlow {
     }
 }
 
-/// Ends the stale flows of a service port; how many of UDP and of TCP there were.
+/// Ends the stale flows of a service port. Returns how many UDP and TCP flows these were.
 fn end_stale_of_both(
     table: &Arc<Table>,
     id: u32,

@@ -51,28 +51,28 @@ pub const SYN: Segment = Segment {
 
 pub struct Table {
     records: Box<[UnsafeCell<Flow<Ip4>>]>,
-    /// Seconds, as programs see them.
+    /// The time in seconds that programs see.
     clock: AtomicU32,
     timeouts: Timeouts,
-    /// Flows that have not proved themselves, as programs and sweeper have counted them.
+    /// The count, by programs and sweeper, of flows that have not proved themselves.
     half_open: AtomicI32,
-    /// All flows, likewise.
+    /// The same count of all flows.
     flows: AtomicI32,
 }
 
-// SAFETY: used as the kernel and the agent use their shared memory: tags atomically, all else by
-// who owns the record.
+// SAFETY: used as the kernel and the agent use their shared memory: tags are accessed atomically,
+// all other fields only by the owner of the record.
 unsafe impl Sync for Table {}
-// SAFETY: plain memory.
+// SAFETY: plain memory, which is not bound to a thread.
 unsafe impl Send for Table {}
 
 impl Table {
-    /// A table in which no claim ends a flow that is over.
+    /// A table in which claims never end other flows.
     pub fn new(records: usize) -> Arc<Self> {
         Self::with_timeouts(records, Timeouts::default())
     }
 
-    /// A table whose claims end what has been silent for longer.
+    /// A table in which claims end flows that have been silent for too long.
     pub fn with_timeouts(records: usize, timeouts: Timeouts) -> Arc<Self> {
         let empty = || UnsafeCell::new(Flow::default());
         Arc::new(Self {
@@ -109,7 +109,7 @@ impl Table {
             return None;
         };
         let (mut there, mut back) = (forward.record(), reply.record());
-        // SAFETY: claimed, so nobody else's.
+        // SAFETY: the record is claimed, so it belongs to this thread.
         unsafe {
             let (there, back) = (there.as_mut(), back.as_mut());
             let indices = (there.peer, back.peer);
@@ -142,7 +142,7 @@ impl Table {
         Some(there)
     }
 
-    /// Claims a flow's first record and goes no further.
+    /// Claims a flow's first record and does nothing else.
     pub fn claim_only(&self, flow: &NewFlow) {
         // A claim is given back or published by hand, never by being dropped.
         assert!(self.claim(&flow.tuple()).is_ok());
@@ -159,7 +159,7 @@ impl Table {
         self.end_slowly(record, || {});
     }
 
-    /// The same, with a pause when it is half done.
+    /// The same, with a pause between its steps.
     pub fn end_slowly(&self, record: Record<Ip4>, pause: impl Fn()) {
         let peer = self.slot(self.peer(record)).unwrap();
         let now = self.now();
@@ -179,7 +179,7 @@ impl Table {
         table::find(self, &flow.tuple()).is_some() && self.has_answers(flow)
     }
 
-    /// Whether answers are rewritten.
+    /// Whether there is a record for the answers.
     pub fn has_answers(&self, flow: &NewFlow) -> bool {
         table::find(self, &flow.answers()).is_some()
     }
@@ -201,14 +201,14 @@ impl Table {
     }
 
     fn peer(&self, record: Record<Ip4>) -> u32 {
-        // SAFETY: live, so nobody writes it.
+        // SAFETY: the record is live, so no thread writes this field.
         unsafe { record.as_ref() }.peer
     }
 }
 
 impl Plain for Table {}
 
-// SAFETY: the memory is as long-lived as the table and aligned by its type.
+// SAFETY: the records live as long as the table, and their type aligns them.
 unsafe impl Slots<Ip4> for Table {
     fn mask(&self) -> u32 {
         self.len() - 1
@@ -239,7 +239,7 @@ unsafe impl Slots<Ip4> for Table {
     }
 }
 
-/// The agent's view of the table, which counts the records that are read.
+/// The agent's view of the table. It counts how many records are read.
 pub struct View {
     table: Arc<Table>,
     reads: Arc<AtomicU64>,
@@ -262,22 +262,23 @@ impl Records<Ip4> for View {
     fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
         assert!(offset < size_of::<Flow<Ip4>>() && offset.is_multiple_of(4));
         let flow = self.table.records[index as usize].get();
-        // SAFETY: inside the table; programs write it as a whole.
+        // SAFETY: the word is inside the table; programs write it as a whole.
         unsafe { AtomicU32::from_ptr(flow.byte_add(offset).cast()) }
     }
 
     fn read(&self, index: u32) -> Flow<Ip4> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: inside the table; volatile, since programs may write the times.
+        // SAFETY: the record is inside the table; volatile, because programs may write the times
+        // meanwhile.
         unsafe { self.table.records[index as usize].get().read_volatile() }
     }
 }
 
-/// A sweeper and what it says.
+/// A sweeper and what it has reported.
 pub struct Sweeping {
     sweeper: TableSweeper<Ip4, View>,
     configured: Timeouts,
-    /// Those in force, shorter under pressure.
+    /// The timeouts in force, which are shorter under pressure.
     timeouts: Timeouts,
     reads: Arc<AtomicU64>,
     pub stats: TableStats,
@@ -309,12 +310,12 @@ impl Sweeping {
         }
     }
 
-    /// A whole pass at a second; no program is running.
+    /// A whole pass at second `now`, while no program is running.
     pub fn pass(&mut self, now: u32) {
         self.pass_with(now, || {});
     }
 
-    /// A whole pass, with a way to wait for programs.
+    /// A whole pass, with a function that waits for programs.
     pub fn pass_with(&mut self, now: u32, grace: impl FnOnce()) {
         self.services = ServiceCounts::default();
         self.stats = self
@@ -327,7 +328,7 @@ impl Sweeping {
         self.timeouts = under_pressure(&self.configured, self.stats.fill(), RATE);
     }
 
-    /// Records read since this was asked last.
+    /// Number of records read since the last call.
     pub fn reads(&self) -> u64 {
         self.reads.swap(0, Ordering::Relaxed)
     }
@@ -340,7 +341,7 @@ impl Sweeping {
 /// A flow to open: `client` port to frontend 10.96.0.1:80, sent to `endpoint`.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFlow {
-    /// Tells flows apart.
+    /// Identifies the flow.
     pub client: u32,
     pub frontend: SocketAddrV4,
     pub endpoint: SocketAddrV4,

@@ -1,4 +1,4 @@
-//! When freed records become ones that a search may end at.
+//! When freed records become clean, so that a search may end at them.
 
 use lb_common::flow::{
     flow_flag::{RST, SEEN},
@@ -7,7 +7,7 @@ use lb_common::flow::{
 
 use super::table::{NewFlow, Sweeping, Table};
 
-/// So few records that flows of any two clients may be in each other's way.
+/// So few records that the flows of any two clients can be in each other's way.
 const RECORDS: usize = 32;
 
 #[test]
@@ -37,7 +37,7 @@ fn a_flow_behind_a_tomb_is_still_found() {
         "tombs that nothing passes over are cleaned"
     );
 
-    // A day later all are over.
+    // A day later all flows are over.
     sweeping.pass(90_000);
     for now in 90_000..90_035 {
         sweeping.pass(now);

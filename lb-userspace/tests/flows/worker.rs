@@ -1,4 +1,4 @@
-//! The sweeper's thread: passes by themselves, requests at once.
+//! The sweeper's thread: it makes passes on its own, and carries out requests at once.
 
 use std::{
     iter,
@@ -27,10 +27,11 @@ use node_lb::{
 
 use super::table::{NewFlow, RATE, Table, View};
 
-/// The pause between passes is a second at least: what waits for the next one is never done within
-/// this.
+/// The pause between passes is at least a second, so what waits for the next pass is never done
+/// within this time.
 const AT_ONCE: Duration = Duration::from_millis(900);
-/// How often a machine may be away for so long that what is done at once seems to have waited.
+/// How often a test is repeated: a machine may stop for so long that what is done at once seems to
+/// have waited.
 const TRIES: usize = 20;
 
 #[test]
@@ -70,7 +71,7 @@ fn stale_flows_are_ended_at_once() {
     stale.add(2, [flows[1].endpoint()]);
     let mut ended = 0;
     at_once(|| {
-        // The answers of the one before may still be let through.
+        // Answers of the previous flow may still be let through.
         let client = 10 + ended as u32;
         let flow = NewFlow { client, ..flows[0] };
         table.open(&flow).unwrap();
@@ -94,7 +95,7 @@ fn a_flow_that_a_program_was_opening_is_ended_too() {
         let (table, graces) = (table.clone(), graces.clone());
         move || {
             if graces.fetch_add(1, Ordering::SeqCst) == 0 {
-                // The program had picked its endpoint before it was gone.
+                // The program had chosen the endpoint before it was removed.
                 table.open(&flow).unwrap();
             }
         }
@@ -118,7 +119,7 @@ fn a_flow_to_an_endpoint_that_has_just_come_is_spared_by_requests_that_do_not_kn
     let publish = {
         let (table, sweeper, published) = (table.clone(), sweeper.clone(), published.clone());
         move || {
-            // Between the first and the second look.
+            // Between the first and the second check.
             if published.fetch_add(1, Ordering::SeqCst) == 0 {
                 let publication = sweeper.get().unwrap().publication();
                 table.open(&flow).unwrap();
@@ -139,7 +140,8 @@ fn a_flow_to_an_endpoint_that_has_just_come_is_spared_by_requests_that_do_not_kn
     assert!(table.has(&flow));
 }
 
-/// What a flood leaves behind is free within moments, and no reason to give Services less.
+/// Records that a flood leaves behind become free within moments, and do not lessen the share of
+/// Services.
 #[test]
 fn records_that_have_just_ended_lessen_no_share() {
     let table = Table::new(64);
@@ -223,7 +225,7 @@ fn start_with(
     FlowSweeper::start_with(tables, &config, timeouts, RATE, kernel).unwrap()
 }
 
-/// Has something done until it is done at once.
+/// Repeats `work` until it is done at once.
 fn at_once(mut work: impl FnMut()) {
     let took = iter::repeat_with(|| {
         let start = Instant::now();
@@ -237,7 +239,7 @@ fn at_once(mut work: impl FnMut()) {
     assert!(took.len() < TRIES, "never at once: {took:?}");
 }
 
-/// Far above what anything here takes, for machines that are busy with other tests.
+/// Far longer than anything here takes, for machines that are busy with other tests.
 fn wait(mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -255,7 +257,7 @@ impl NoFlows {
     }
 }
 
-/// Numbers of flows, which nobody asks for.
+/// Counters that no test reads.
 struct Uncounted;
 
 impl Counters for Uncounted {

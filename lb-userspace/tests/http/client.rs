@@ -1,4 +1,4 @@
-//! A client that sees the bytes as they are, and can misbehave.
+//! A client that sees the raw bytes, and can misbehave.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Longer than anything takes here, even on a busy machine; shorter than waiting for ever.
+/// Longer than anything here takes, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Reply {
@@ -56,11 +56,11 @@ pub async fn request(server: SocketAddr, method: &str, path: &str) -> Reply {
     Reply::parse(&read_to_close(&mut stream).await)
 }
 
-/// All the server says until it closes the connection, however it does that.
+/// Everything that the server sends until the connection is closed, in whatever way.
 pub async fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let read = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await;
-    // A reset still leaves what was read before.
+    // After a reset, what was read before remains.
     let _ = read.expect("the server keeps the connection open");
     bytes
 }

@@ -60,7 +60,7 @@ async fn a_handler_that_blocks_its_thread_does_not_block_its_client() {
     let server = parts.serve(move |_: Request| {
         let released = released.clone();
         async move {
-            // Not even a point to be dropped at.
+            // Blocks without any await, so that it cannot be dropped.
             let _ = released.lock().unwrap().recv();
             text(StatusCode::OK, "too late")
         }
@@ -277,7 +277,7 @@ async fn an_http2_client_that_opens_no_window_is_cut_at_the_deadline() {
     };
     let server = parts.serve_within(huge_or_small, limits);
     let mut client = http2(&server).await;
-    // The answer's body is never polled, so its window stays shut, while pings are answered.
+    // The body of the answer is never polled, so its window stays closed, but pings are answered.
     let answer = client.send_request(get_over_http2("/")).await.unwrap();
     parts.wait_for_aborts(1).await;
     answer.into_body().collect().await.expect_err("cut");
@@ -340,7 +340,7 @@ async fn a_client_with_the_server_s_own_deadline_leaves_nothing_behind() {
     let asked = 20;
     for _ in 0..asked {
         let reply = tokio::time::timeout(SHORT, get(server.address(), "/?timeout=300ms"));
-        // Whichever end is first.
+        // Whichever side ends first.
         if let Ok(reply) = reply.await {
             assert_timed_out(&reply);
         }
@@ -434,7 +434,7 @@ async fn a_half_sent_request_line_never_becomes_a_request() {
         ..Limits::default()
     };
     let server = parts().serve_within(never, limits);
-    // As much as HTTP/2's preface and HTTP/1 have in common, and then silence.
+    // The part that HTTP/2's preface and HTTP/1 have in common, and then silence.
     for start in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
         stream.write_all(start.as_bytes()).await.unwrap();
@@ -448,7 +448,7 @@ async fn a_half_sent_request_line_never_becomes_a_request() {
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: node\r\n\r\n";
 
-/// More than the buffers of both ends take.
+/// More than the buffers of both ends can hold.
 const HUGE: usize = 64 << 20;
 
 fn short() -> HttpConfig {

@@ -140,14 +140,14 @@ async fn an_answer_that_is_still_being_taken_keeps_its_place() {
     }
 }
 
-/// The status of an answer whose body never comes.
+/// The status of an answer; its body never comes.
 async fn head(server: &Server) -> u16 {
     let mut client = http2(server).await;
     let answer = client.send_request(get_over_http2("/")).await.unwrap();
     answer.status().as_u16()
 }
 
-/// Answers when it is opened.
+/// Answers once it is opened.
 #[derive(Clone)]
 struct Gate {
     entered: Arc<Semaphore>,
@@ -165,7 +165,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Waits until so many requests wait.
+    /// Waits until so many requests have arrived.
     async fn entered(&self, requests: usize) {
         eventually(|| self.entered.available_permits() >= requests).await;
     }

@@ -1,4 +1,4 @@
-//! What clients can and cannot do to a server.
+//! What a client can and cannot do to a server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -271,7 +271,7 @@ async fn huge(request: Request) -> Response {
     }
 }
 
-/// A layer with a deadline of its own.
+/// A layer that sets its own deadline.
 struct Hurried<H>(H);
 
 impl<H: Handler> Handler for Hurried<H> {

@@ -111,7 +111,7 @@ async fn a_watcher_that_falls_behind_is_told_to_start_over() {
     let agent = Agent::start();
     let mut watch = agent.stream("/api/v1/services?watch").await;
     watch.next().await;
-    // All in one go, so that the server cannot send in between.
+    // All at once, so that the server cannot send in between.
     for number in 0..5000 {
         agent.put(
             "shop",
@@ -141,7 +141,7 @@ async fn until_the_cluster_is_known_nothing_wide_is_served_and_nothing_hangs() {
         ("/configz", 200),
         ("/status", 200),
         ("/readyz", 200),
-        // It may yet come.
+        // The Service may still come.
         ("/api/v1/services/shop/other", 429),
         ("/api/v1/services", 429),
         ("/api/v1/services?limit=0", 429),
@@ -263,7 +263,7 @@ impl Agent {
         }
     }
 
-    /// How many follow the flows: all who know of them but the agent and this.
+    /// The number of followers: all holders of the flows except the agent and this struct.
     fn followers(&self) -> usize {
         Arc::strong_count(&self.followed) - 2
     }
@@ -280,7 +280,7 @@ impl Agent {
         (status, json.unwrap_or_else(|_| panic!("{path}: {body}")))
     }
 
-    /// Over HTTP/2, whose client puts streamed answers together.
+    /// Over HTTP/2, because its client joins the parts of a streamed answer.
     async fn get_text(&self, path: &str) -> (u16, String) {
         let mut client = http2(&self.server).await;
         let (status, body) = crate::support::ask_over_http2(&mut client, path)
@@ -306,7 +306,7 @@ impl Agent {
     }
 }
 
-/// Lines of JSON as they come.
+/// Lines of JSON, as they arrive.
 struct Lines {
     body: Incoming,
     read: Vec<u8>,
@@ -338,7 +338,7 @@ impl Lines {
     }
 }
 
-/// Three flows; counts who follows them.
+/// A source of three flows. It counts its followers.
 struct ThreeFlows(Arc<()>);
 
 impl FlowSource for ThreeFlows {
@@ -355,7 +355,7 @@ impl FlowSource for ThreeFlows {
     }
 }
 
-/// Three flows, one each time, and at first one that is left out.
+/// Returns three flows, one per call, and in the first call one that is left out.
 struct Counting {
     looks: u16,
     _followed: Arc<()>,

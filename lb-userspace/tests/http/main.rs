@@ -1,4 +1,4 @@
-//! The agent's HTTP servers, asked over real sockets on loopback.
+//! The agent's HTTP servers, used over real sockets on loopback.
 
 mod client;
 mod clock;
@@ -16,7 +16,7 @@ mod service_health;
 mod service_vectors;
 mod support;
 
-/// Upstream's expected results.
+/// The expected results from Kubernetes.
 fn vectors() -> serde_json::Value {
     serde_json::from_str(include_str!("../../vectors/data/kube-proxy.json")).unwrap()
 }

@@ -21,7 +21,7 @@ use crate::{
     vectors,
 };
 
-/// Half of the time after which the vectors call a pending change stale.
+/// Half of the time after which a pending change is stale in the vectors.
 const SYNC_PERIOD: Duration = Duration::from_secs(5);
 
 #[tokio::test]

@@ -216,7 +216,7 @@ fn on_loopback() -> Options {
     on(&[LOOPBACK.into()])
 }
 
-/// On these IPv4 addresses, all in 127.0.0.0/8.
+/// Listens on these IPv4 addresses, which are all in 127.0.0.0/8.
 fn on(local: &[IpAddr]) -> Options {
     let networks = ["127.0.0.0/8".parse().unwrap()];
     let addresses = ListenAddresses::select(&networks, Ok(local.to_vec()));
@@ -235,7 +235,7 @@ fn health(name: &str, family: IpFamily, port: u16, local_endpoints: usize) -> Se
     }
 }
 
-/// Free on every address of both families, a moment ago.
+/// A port that was free a moment ago, on every address of both families.
 fn free_port() -> u16 {
     let any: SocketAddr = (Ipv6Addr::UNSPECIFIED, 0).into();
     let listener = TcpListener::bind(any).unwrap();

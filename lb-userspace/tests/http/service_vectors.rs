@@ -1,4 +1,4 @@
-//! healthCheckNodePort servers go through upstream's sequences of steps.
+//! healthCheckNodePort servers follow kube-proxy's sequences of steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -40,8 +40,8 @@ async fn sequences_of_steps_leave_the_servers_and_answers_upstream_has() {
     }
 }
 
-/// Upstream tells its servers of Services and of counts in two calls, one right after the other;
-/// node-lb does it in one, to which each call adds its part here.
+/// kube-proxy tells its servers of Services and of counts in two calls, one right after the other.
+/// node-lb does both in one call, and each call of the sequence adds its part here.
 struct Node {
     servers: ServiceHealthServers,
     binder: MovingBinder,
@@ -78,7 +78,7 @@ impl Node {
             "syncServices" => {
                 let ports: BTreeMap<String, u16> =
                     serde_json::from_value(step["services"].clone()).unwrap();
-                // A server that is new has not been told a count.
+                // A new server has not been given a count.
                 self.counts
                     .retain(|name, _| self.ports.get(name) == ports.get(name));
                 self.ports = ports;
@@ -142,7 +142,7 @@ impl Node {
 
 const STALE_AFTER: Duration = Duration::from_secs(60);
 
-/// Status, count and health as the reply has them, which must say the same thing everywhere.
+/// Status, count and health of a reply. All parts of the reply must agree.
 fn tuple(reply: &Reply, service: &ObjectName) -> Value {
     let body = reply.json();
     let count = body["localEndpoints"].as_u64().unwrap();
@@ -188,7 +188,7 @@ fn object_name(text: &str) -> ObjectName {
     }
 }
 
-/// Listens on a free loopback port instead of what is asked for, and refuses what it is told to.
+/// Listens on a free loopback port instead of the requested one, and refuses ports on demand.
 #[derive(Clone, Default)]
 struct MovingBinder(Arc<Mutex<Moves>>);
 

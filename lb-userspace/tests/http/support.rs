@@ -1,4 +1,4 @@
-//! What several tests start.
+//! Servers, layers and clocks that several tests use.
 
 use std::{
     sync::Arc,
@@ -23,10 +23,10 @@ use tokio::{net::TcpStream, sync::mpsc};
 
 use crate::client::{PATIENCE, any_port};
 
-/// How often what keeps a runtime going comes by.
+/// How often the beats come that keep a runtime going.
 const BEAT: Duration = Duration::from_millis(5);
 
-/// A handler of a class of its own.
+/// A handler with a given class.
 pub struct Of<F>(pub Class, pub F);
 
 impl<F, R> Handler for Of<F>
@@ -43,7 +43,7 @@ where
     }
 }
 
-/// The layers as configured by default, the agent initialised.
+/// The layers with the default configuration, for an initialised agent.
 pub fn stack() -> Arc<Stack> {
     Parts::new(HttpConfig::default()).stack
 }
@@ -62,14 +62,14 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Of an agent that knows the whole cluster.
+    /// For an agent that knows the whole cluster.
     pub fn new(config: HttpConfig) -> Self {
         let parts = Self::uninitialized(config);
         parts.initialization.finish();
         parts
     }
 
-    /// Of one that does not know the Services yet.
+    /// For an agent that does not know the Services yet.
     pub fn uninitialized(config: HttpConfig) -> Self {
         let metrics = Metrics::new();
         let source = Arc::new(SourceHealth::new(["services"]));
@@ -99,7 +99,7 @@ impl Parts {
         eventually(|| self.metric(aborts) == f64::from(number)).await;
     }
 
-    /// The value of a series without labels, or with those written, as Prometheus would read it.
+    /// The value of a series, without labels or with the given ones, as Prometheus would read it.
     pub fn metric(&self, series: &str) -> f64 {
         let text = String::from_utf8(self.metrics.encode()).unwrap();
         let mut values = text
@@ -123,7 +123,7 @@ pub fn get_over_http2(path: &str) -> ClientRequest<Empty<Bytes>> {
     ClientRequest::get(uri).body(Empty::new()).unwrap()
 }
 
-/// Status and body, if the answer comes whole.
+/// Status and body, if the answer is complete.
 pub async fn ask_over_http2(
     client: &mut SendRequest<Empty<Bytes>>,
     path: &str,
@@ -138,12 +138,12 @@ pub async fn ask_over_http2(
     Ok((status, String::from_utf8(body.to_vec()).unwrap()))
 }
 
-/// Has the clock of a test's runtime go in small steps, between which the runtime has its turn: no
-/// deadline passes while a busy machine keeps the test from running, or the test its runtime. To be
-/// called first, on a runtime of one thread.
+/// Moves a test's clock in small steps, and lets the runtime work between them. So no deadline
+/// passes while a busy machine delays the test or its runtime. To be called first, on a runtime
+/// with one thread.
 pub fn steady_clock() {
     tokio::time::pause();
-    // As long as a blocking task runs, a paused clock does not advance by itself.
+    // While a blocking task runs, a paused clock does not advance on its own.
     let mut beats = beats();
     tokio::spawn(async move {
         while beats.recv().await.is_some() {
@@ -152,14 +152,14 @@ pub fn steady_clock() {
     });
 }
 
-/// Has something wake the runtime all the time, as in an agent: a blocked thread may be the one
-/// that minds the clock, which another takes over once it is woken.
+/// Wakes the runtime all the time, as happens in an agent. A blocked thread may be the one that
+/// drives the clock; another thread takes over once it is woken.
 pub fn never_idle() {
     let mut beats = beats();
     tokio::spawn(async move { while beats.recv().await.is_some() {} });
 }
 
-/// What comes every [`BEAT`] from a blocking task.
+/// Beats that a blocking task sends every [`BEAT`].
 fn beats() -> mpsc::Receiver<()> {
     let (sender, beats) = mpsc::channel(1);
     tokio::task::spawn_blocking(move || {
@@ -170,7 +170,7 @@ fn beats() -> mpsc::Receiver<()> {
     beats
 }
 
-/// Waits for something that is bound to happen.
+/// Waits for something that is certain to happen.
 pub async fn eventually(condition: impl Fn() -> bool) {
     let begun = Instant::now();
     while !condition() {

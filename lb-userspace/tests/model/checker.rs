@@ -1,4 +1,4 @@
-//! Runs scenarios in every order that matters.
+//! Runs a scenario in every order of accesses that matters.
 
 use std::{
     cell::Cell,
@@ -19,8 +19,8 @@ use crate::{
     world::{Setup, World},
 };
 
-/// How often one execution interrupts threads that could go on, at most: [`Scenario::preemptions`],
-/// unless `LOOM_MAX_PREEMPTIONS` says otherwise.
+/// How often one execution may interrupt threads that could go on: [`Scenario::preemptions`],
+/// unless `LOOM_MAX_PREEMPTIONS` is set.
 pub fn preemptions(usual: usize) -> usize {
     match env::var("LOOM_MAX_PREEMPTIONS") {
         Ok(said) => said.parse().expect("LOOM_MAX_PREEMPTIONS is no number"),
@@ -31,27 +31,27 @@ pub fn preemptions(usual: usize) -> usize {
 /// A thread of a scenario, which the checker interrupts.
 pub type Thread = Box<dyn FnOnce() + Send>;
 
-/// What happens at once, and where.
+/// Threads that run at the same time, and the world in which they do.
 pub struct Scenario {
     pub setup: Setup,
-    /// Preemptions in an execution, at most: so many that all executions take seconds.
+    /// The most preemptions in an execution. With this number all executions take seconds.
     pub preemptions: usize,
-    /// Fills the world and says what its threads do.
+    /// Fills the world, and returns its threads.
     pub threads: fn(&Arc<World>) -> Vec<Thread>,
-    /// What must hold in the end, besides the [`invariants`].
+    /// What must hold at the end, besides the [`invariants`].
     pub end: fn(&Arc<World>),
 }
 
 impl Scenario {
-    /// Explores all executions; none may break an invariant.
+    /// Explores all executions. None may break an invariant.
     pub fn holds(self) {
         let bound = preemptions(self.preemptions);
         let executions = self.explore(None, bound);
         println!("{executions} executions, {bound} preemptions at most");
     }
 
-    /// Explores executions of a broken protocol until one breaks an invariant, as one must; what
-    /// was found.
+    /// Explores executions of a broken protocol until one breaks an invariant, which must happen.
+    /// Returns what was found.
     pub fn catches(self, mutation: Mutation) -> String {
         let found = catch_unwind(AssertUnwindSafe(|| {
             let bound = preemptions(self.preemptions);
@@ -113,16 +113,16 @@ impl Scenario {
 }
 
 const VIOLATION: &str = "broken: ";
-/// Of a thread, in words.
+/// The stack of a thread, in words.
 const STACK: usize = 0x1000;
 
 thread_local! {
-    /// The world of the execution under way. All of its threads run on one thread of the system.
+    /// The world of the current execution. All of its threads run on one thread of the system.
     static WORLD: Cell<*const World> = const { Cell::new(null()) };
 }
 
-/// The world that this thread explores, if it does.
+/// The world that this thread explores; `None` if it explores none.
 pub fn world<'a>() -> Option<&'a World> {
-    // SAFETY: set while the world lives.
+    // SAFETY: the pointer is set only while the world lives.
     unsafe { WORLD.get().as_ref() }
 }

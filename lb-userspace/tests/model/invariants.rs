@@ -1,4 +1,4 @@
-//! What holds when all threads are done.
+//! Checks what must hold when all threads are done.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -9,9 +9,9 @@ use crate::{
     world::{BEGIN, Cpu, RECORDS, World},
 };
 
-/// Notes what does not hold of a world in which nothing happens any more.
+/// Records what does not hold in a world in which nothing happens any more.
 pub fn check(world: &Arc<World>) {
-    // The last one's own table is the one that stays.
+    // The last CPU's own table is the one that stays.
     let cpu = Cpu::new(world, world.setup.cpus - 1);
     let (mut flows, mut half_open) = (0, 0);
     for index in 0..RECORDS {
@@ -45,15 +45,15 @@ pub fn check(world: &Arc<World>) {
         world.violation(format!("{half_open} half-open flows count as {counted}"));
     }
     let counted = world.flows.load(Ordering::SeqCst);
-    // While the size changes, both tables have a flow, and whoever ends it in one may not know of
-    // the other.
+    // While the size changes, both tables contain the flow, and a CPU that ends it in one may not
+    // know of the other.
     if counted != flows && world.setup.of_before == 0 {
         world.violation(format!("{flows} flows count as {counted}"));
     }
     sweep_all(world);
 }
 
-/// All flows end some time, and all records can be used again.
+/// All flows end at some time, and all records can be used again.
 fn sweep_all(world: &Arc<World>) {
     world.set_clock(BEGIN + 1_000);
     let mut sweeping = Sweeping::new(world);

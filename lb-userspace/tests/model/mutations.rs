@@ -1,4 +1,4 @@
-//! The protocol broken in one place each: the checker has to notice.
+//! Breaks the protocol in one place each. The checker must notice.
 
 use std::{mem::offset_of, sync::atomic::Ordering};
 
@@ -12,10 +12,10 @@ use crate::{
     world::{RECORDS, World},
 };
 
-/// What is broken.
+/// The way in which the protocol is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// A claim does not look whether somebody else has claimed for the same tuple.
+    /// A claim does not check whether another one has claimed for the same tuple.
     NoRivalCheck,
     /// A claim takes a record as soon as it is dead.
     NoGraceForClaims,
@@ -23,30 +23,30 @@ pub enum Mutation {
     NoGraceForSweeper,
     /// A record is visible as soon as it is claimed, before its fields are written.
     VisibleWhenClaimed,
-    /// A claim reads the tag, and then writes it.
+    /// A claim reads the tag and then writes it, without a compare-and-swap.
     ClaimedWithoutSwap,
-    /// So does who settles a flow.
+    /// The same when a flow is settled.
     SettledWithoutSwap,
-    /// So does who kills a record.
+    /// The same when a record is killed.
     KilledWithoutSwap,
-    /// The time of a death is not written, so that a dead record looks dead for long.
+    /// The time of a death is not written, so that a dead record seems to have been dead for long.
     DeathWithoutTime,
     /// A program that ends a flow leaves the endpoint's direction live.
     OneDirectionKilled,
-    /// So does the sweeper.
+    /// The sweeper leaves the endpoint's direction live.
     OneDirectionSwept,
     /// A flow that leaves the half-open ones is counted twice.
     SettledTwice,
     /// The sweeper cleans tombs that searches pass over.
     PassedTombsCleaned,
-    /// A new flow leaves the copy of the one before in the other table.
+    /// A new flow leaves the copy of the previous flow in the other table.
     CopiesStay,
-    /// A copy is kept although its flow has ended while it was made.
+    /// A copy is kept although its flow has ended during the copying.
     EndedFlowsCopied,
 }
 
 impl Mutation {
-    /// Before a compare-and-swap of a record's tag that is about to succeed.
+    /// Called before a compare-and-swap of a record's tag that is about to succeed.
     pub fn before_swap(self, world: &World, index: u32, old: u32, new: u32) {
         let state = tag::state(new);
         let without_swap = match self {
@@ -57,7 +57,7 @@ impl Mutation {
         };
         if without_swap {
             world.touch_tag(index);
-            // What was written meanwhile is not noticed.
+            // What was written meanwhile goes unnoticed.
             world.set_tag(index, old);
         }
         match self {

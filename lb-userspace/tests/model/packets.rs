@@ -1,4 +1,4 @@
-//! Clients of the Service, and their packets.
+//! The clients of the Service, and their packets.
 
 use std::net::Ipv4Addr;
 
@@ -28,12 +28,12 @@ const ENDPOINT_FIRST: u32 = 500;
 const ETHERNET: usize = 14;
 const IP: usize = 20;
 
-/// The address of the endpoint with an id.
+/// The address of the endpoint with this id.
 pub fn endpoint(id: u32) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 1, id as u8)
 }
 
-/// A client's port, and with it a flow.
+/// A client's port, which identifies a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
     pub port: u16,
@@ -42,8 +42,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Clients whose packets are looked for first at record `home`, and the answers to them at
-    /// `answers`, both counted within the table.
+    /// Clients with packets whose search starts at record `home`, and with answers whose search
+    /// starts at record `answers`, both counted within the table.
     pub fn at(protocol: u8, home: u32, answers: u32) -> impl Iterator<Item = Self> {
         let place =
             |tuple: &Tuple<Ip4>| table::position(table::hash(tuple, SECRET), RECORDS - 1, 0);
@@ -63,12 +63,12 @@ impl Client {
         self.to(self.endpoint()).reversed()
     }
 
-    /// The tuple of packets on their way to the endpoint with an id.
+    /// The tuple of packets to the endpoint with this id.
     fn to(&self, id: u32) -> Tuple<Ip4> {
         self.between(endpoint(id), ENDPOINT_PORT)
     }
 
-    /// Id of the endpoint that serves the client at first: a hash draws it.
+    /// Id of the endpoint that serves the client at first; a hash chooses it.
     pub fn endpoint(&self) -> u32 {
         1 + (table::hash(&self.tuple(), SECRET) >> 63) as u32
     }
@@ -85,14 +85,14 @@ impl Client {
     }
 }
 
-/// What a packet is of its connection.
+/// The role of a packet in its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The client's first packet: a SYN, or a datagram.
     First,
-    /// The endpoint's first one.
+    /// The endpoint's first packet.
     Answer,
-    /// What the client sends when it has that.
+    /// The client's packet after the answer, which proves the connection.
     Proof,
     /// The client resets the connection.
     Reset,
@@ -112,7 +112,7 @@ impl Kind {
 }
 
 impl Cpu {
-    /// Handles a packet, as a program does. A packet that is translated must be so by its own flow.
+    /// Handles a packet as a program does. If the packet is translated, it must be by its own flow.
     pub fn receive(&self, client: Client, kind: Kind) -> Reason {
         self.world.run(self.number, || {
             self.looked.set(false);
@@ -156,7 +156,7 @@ impl Cpu {
     }
 }
 
-/// Addresses and ports as a packet has them.
+/// Addresses and ports in the form of a packet.
 fn addresses_of(tuple: &Tuple<Ip4>) -> Vec<u8> {
     let mut bytes = [tuple.source.octets, tuple.destination.octets].concat();
     bytes.extend(tuple.source_port.to_be_bytes());
@@ -164,7 +164,7 @@ fn addresses_of(tuple: &Tuple<Ip4>) -> Vec<u8> {
     bytes
 }
 
-/// A frame without checksums, which nobody looks at here.
+/// A frame without checksums, which are not checked here.
 fn bytes(tuple: &Tuple<Ip4>, kind: Kind) -> Vec<u8> {
     let mut transport = Vec::new();
     if tuple.protocol == UDP {

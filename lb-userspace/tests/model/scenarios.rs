@@ -1,4 +1,4 @@
-//! What meets in a table of few records.
+//! The scenarios: packets, sweeper and clock in a table of few records.
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,11 +16,11 @@ use crate::{
     world::{BEGIN, Cpu, RECORDS, SECRET, Setup, World},
 };
 
-/// Where the searches for all clients' packets begin, and those for the answers to them.
+/// Where the searches for all clients' packets start, and those for their answers.
 const HOME: u32 = 0;
 const ANSWERS: u32 = 16;
 
-/// A TCP client of some, all of which share their groups.
+/// One of several TCP clients that share their groups of records.
 fn client(number: usize) -> Client {
     static CLIENTS: LazyLock<Vec<Client>> =
         LazyLock::new(|| Client::at(TCP, HOME, ANSWERS).take(4).collect());
@@ -34,7 +34,7 @@ fn udp_client() -> Client {
     *CLIENT
 }
 
-/// Handles packets one after the other before a scenario begins.
+/// Handles packets one after the other, before the scenario starts.
 fn before(world: &Arc<World>, packets: &[(Client, Kind)]) {
     let cpu = Cpu::new(world, 0);
     for (client, kind) in packets {
@@ -42,7 +42,7 @@ fn before(world: &Arc<World>, packets: &[(Client, Kind)]) {
     }
 }
 
-/// Opens a flow and resets it, so many ticks before a scenario begins.
+/// Opens a flow and resets it, so many ticks before the scenario starts.
 fn closed(world: &Arc<World>, client: Client, ticks: u32) {
     before(world, &[(client, Kind::First), (client, Kind::Reset)]);
     world.set_clock(BEGIN + ticks);
@@ -64,13 +64,13 @@ fn udp_cpu(world: &Arc<World>, number: usize, kind: Kind) -> Thread {
     Box::new(move || _ = cpu.receive(udp_client(), kind))
 }
 
-/// The agent's passes.
+/// A thread that makes the agent's passes.
 fn sweeper(world: &Arc<World>, passes: usize) -> Thread {
     let mut sweeping = Sweeping::new(world);
     Box::new(move || (0..passes).for_each(|_| sweeping.pass()))
 }
 
-/// The clock, which takes so many steps of some eighths of a tick.
+/// A thread that advances the clock in steps of some eighths of a tick.
 fn clock(world: &Arc<World>, steps: usize, eighths: u32) -> Thread {
     let world = world.clone();
     Box::new(move || (0..steps).for_each(|_| world.pass_time(eighths)))
@@ -94,7 +94,7 @@ fn a_syn_on_three_cpus_opens_one_flow() {
     one_syn().holds();
 }
 
-/// Two clients whose records are looked for in the same places, one of them on two CPUs.
+/// Two clients with records in the same places; one of them is on two CPUs.
 pub fn neighbours() -> Scenario {
     Scenario {
         setup: Setup::of(3),
@@ -115,13 +115,13 @@ fn clients_with_the_same_places_get_a_flow_each() {
     neighbours().holds();
 }
 
-/// A SYN comes twice while the sweeper gives back a record in its way.
+/// A SYN arrives twice while the sweeper frees a record in its way.
 pub fn place_freed() -> Scenario {
     Scenario {
         setup: Setup::of(2),
         preemptions: 2,
         threads: |world| {
-            // It is over, but a dead record of this tick cannot be claimed.
+            // The flow is over, but a dead record of this tick cannot be claimed.
             closed(world, client(1), 15);
             let syn = |number| cpu(world, number, &[(0, Kind::First)]);
             vec![syn(0), syn(1), sweeper(world, 1)]
@@ -135,8 +135,8 @@ fn a_record_that_is_freed_is_not_claimed_beside_another() {
     place_freed().holds();
 }
 
-/// A SYN comes twice while another client's claim of the first place is given back: somebody is
-/// just claiming the record of the answers to that one, too.
+/// A SYN arrives twice while another client's claim of the first place is given back, because a
+/// third party is claiming the record of that client's answers.
 pub fn claim_released() -> Scenario {
     Scenario {
         setup: Setup {
@@ -165,7 +165,7 @@ fn a_claim_that_is_given_back_leaves_one_flow() {
     claim_released().holds();
 }
 
-/// The SYN of a closed flow comes again, on two CPUs, and the sweeper finds it over.
+/// The SYN of a closed flow arrives again on two CPUs, while the sweeper finds the flow over.
 pub fn reopened() -> Scenario {
     Scenario {
         setup: Setup::of(2),
@@ -184,7 +184,7 @@ fn a_closed_flow_is_ended_once() {
     reopened().holds();
 }
 
-/// A handshake ends, on two CPUs, when the sweeper finds it over.
+/// A handshake completes on two CPUs, while the sweeper finds the flow over.
 pub fn settled() -> Scenario {
     Scenario {
         setup: Setup::of(2),
@@ -207,7 +207,7 @@ fn a_handshake_is_settled_once() {
     settled().holds();
 }
 
-/// A flood: each new flow ends the one before, which is just proving itself.
+/// A flood: each new flow ends the previous one, which is just proving itself.
 pub fn pressed() -> Scenario {
     Scenario {
         setup: Setup {
@@ -236,8 +236,8 @@ fn half_open_flows_give_way_once() {
     pressed().holds();
 }
 
-/// The same as time passes: the records of a flow that gave way are claimed by another, while its
-/// packets are on other CPUs.
+/// The same while time passes: another flow claims the records of a flow that gave way, while
+/// packets of the latter are on other CPUs.
 pub fn evicted() -> Scenario {
     Scenario {
         setup: Setup {
@@ -265,8 +265,8 @@ fn the_record_of_an_evicted_flow_is_claimed_after_its_grace() {
     evicted().holds();
 }
 
-/// Without the agent: a flow is reopened, and its dead record claimed by others as time passes,
-/// while its packets are on other CPUs.
+/// Without the agent: a flow is reopened, and as time passes others claim its dead record, while
+/// its packets are on other CPUs.
 pub fn reclaimed() -> Scenario {
     Scenario {
         setup: Setup {
@@ -292,8 +292,8 @@ fn a_dead_record_is_claimed_after_its_grace() {
     reclaimed().holds();
 }
 
-/// The sweeper is held up after it has looked at the clock. Then it ends a flow whose packets are
-/// under way, and another flow wants its place.
+/// The sweeper is delayed after it has read the clock. Then it ends a flow while packets of the
+/// flow are under way, and another flow wants its place.
 pub fn held_up() -> Scenario {
     Scenario {
         setup: Setup::of(2),
@@ -338,7 +338,7 @@ fn a_record_is_clean_only_if_no_search_passes_over_it() {
     cleaned().holds();
 }
 
-/// The endpoint of a UDP flow serves no more: the agent ends the flow, and lets answers through for
+/// The endpoint of a UDP flow no longer serves: the agent ends the flow, and lets answers pass for
 /// a while.
 pub fn stale() -> Scenario {
     Scenario {
@@ -373,8 +373,8 @@ fn a_stale_udp_flow_moves_to_an_endpoint_that_serves() {
     stale().holds();
 }
 
-/// While the table's size changes: packets of one flow meet programs with either table, which copy
-/// it at once.
+/// While the table's size changes, packets of one flow meet programs with either table, which copy
+/// the flow at the same time.
 pub fn copied() -> Scenario {
     Scenario {
         setup: Setup {
@@ -405,8 +405,8 @@ fn a_flow_is_copied_once() {
     copied().holds();
 }
 
-/// A program with the table of before ends a closed flow for a new one with its addresses, while
-/// others with the next table copy it.
+/// A program with the old table ends a closed flow for a new one with its addresses, while others
+/// with the new table copy it.
 pub fn replaced() -> Scenario {
     Scenario {
         setup: Setup {
@@ -440,8 +440,8 @@ fn a_flow_that_is_replaced_leaves_no_copy() {
     replaced().holds();
 }
 
-/// Copies what is left in the table of before, as the agent does when no program opens flows there
-/// any more.
+/// Copies what is left in the old table, as the agent does when no program opens flows there any
+/// more.
 fn copy_rest(world: &Arc<World>) {
     let cpu = Cpu::new(world, world.setup.cpus - 1);
     for index in 0..RECORDS {
@@ -451,7 +451,7 @@ fn copy_rest(world: &Arc<World>) {
     }
 }
 
-/// So many flows are there in the end.
+/// Asserts that there are so many flows at the end.
 fn assert_flows(world: &World, flows: usize) {
     let found = world.live();
     if found != 2 * flows {

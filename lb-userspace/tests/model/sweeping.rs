@@ -1,4 +1,4 @@
-//! The agent's sweeper, on the world's records.
+//! The agent's sweeper on the records of the world.
 
 use std::{
     mem::offset_of,
@@ -23,16 +23,16 @@ use crate::{
     world::{RECORDS, SECRET, SERVICE, Shared, TIMEOUTS, World},
 };
 
-/// The records as the agent sees them; other threads may go first before each access.
+/// The records as the agent sees them. Other threads may run before each access.
 pub struct View {
     world: Arc<World>,
-    /// What the sweeper is given for a tag that it is not to touch: see [`Mutation`].
+    /// The tag that the sweeper sees for a record that it is not to touch: see [`Mutation`].
     decoy: AtomicU32,
 }
 
 impl View {
-    /// Whether a record is of an endpoint's direction whose client's was ended, and which is about
-    /// to follow.
+    /// Whether a record is the endpoint's direction of a flow, after its client's direction was
+    /// ended and before it is ended too.
     fn hides(&self, index: u32, seen: u32) -> bool {
         let peer = self.world.flow(index).peer;
         tag::in_use(seen) && self.world.is_reply(index) && !tag::in_use(self.world.tag(peer))
@@ -98,7 +98,7 @@ impl Sweeping {
         }
     }
 
-    /// Ends the flows to all endpoints, none of which serves any more.
+    /// Ends the flows to all endpoints, as if none of them served any more.
     pub fn end_stale(&self) {
         let mut stale = Stale::default();
         stale.add(SERVICE, []);
@@ -111,7 +111,7 @@ impl Sweeping {
         self.pass_at(now);
     }
 
-    /// A whole pass of an agent that has read the clock at tick `now`.
+    /// A whole pass of an agent that read the clock at tick `now`.
     pub fn pass_at(&mut self, now: u32) {
         let mut services = ServiceCounts::default();
         self.sweeper

@@ -1,5 +1,4 @@
-//! What a CPU's programs ask: the tables of a node with one Service, whose flows cross the host's
-//! stack.
+//! The tables of a CPU's programs: a node with one Service, with flows that cross the host's stack.
 
 use std::{ptr::NonNull, sync::atomic::Ordering};
 
@@ -106,7 +105,7 @@ impl Services<Ip4> for Cpu {
     }
 }
 
-// SAFETY: the records live, unmoved and aligned, as long as the world.
+// SAFETY: the records are aligned, and live and stay in place as long as the world.
 unsafe impl Slots<Ip4> for Cpu {
     fn mask(&self) -> u32 {
         RECORDS - 1
@@ -160,7 +159,7 @@ unsafe impl Slots<Ip4> for Cpu {
             .fetch_add(times * change, Ordering::SeqCst);
     }
 
-    // Nobody asks for the number before all is done: no order of these matters.
+    // The number is read only at the end, so the order of these changes does not matter.
     fn count_flows(&self, _service: u32, change: i32) {
         self.world.flows.fetch_add(change, Ordering::SeqCst);
     }
@@ -168,13 +167,13 @@ unsafe impl Slots<Ip4> for Cpu {
 
 impl Steps<Ip4> for Cpu {
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
-        // Looks that follow each other see the same: only one takes its turn.
+        // Consecutive checks see the same, so only one of them takes its turn.
         if self.looked.get() {
             return u64::MAX;
         }
         let index = table::find_index(self, tuple);
         if index == u64::MAX {
-            // Whoever looks again and again does so for longer than it takes to open a flow.
+            // A program that checks again and again does so for longer than opening a flow takes.
             let hash = table::hash(tuple, SECRET);
             self.looked.set(!self.world.await_claim(self.number, hash));
         }
@@ -184,7 +183,7 @@ impl Steps<Ip4> for Cpu {
     fn claim_index(&self, tuple: &Tuple<Ip4>, hash: u64) -> u64 {
         self.looked.set(false);
         if self.world.setup.of_before != 0 && !self.world.has_claim(self.number) {
-            // Whoever copies tries again for longer than it takes another CPU to copy.
+            // A program that wants to copy tries again for longer than another CPU needs to copy.
             self.world.await_claim(self.number, hash);
         }
         self.hasty
@@ -218,7 +217,7 @@ impl Steps<Ip4> for Cpu {
     }
 }
 
-// SAFETY: there is none.
+// SAFETY: there are no hops, so no pointer is returned.
 unsafe impl Hops for Cpu {
     fn hop(&self, _index: u32) -> Option<NonNull<Hop>> {
         None

@@ -1,4 +1,4 @@
-//! What CPUs and sweeper share, and the switches between them.
+//! The memory that CPUs and sweeper share, and the switches between them.
 
 use std::{
     cell::{Cell, RefCell, UnsafeCell},
@@ -25,13 +25,13 @@ use loom::sync::{Mutex, atomic::AtomicU32 as Switch};
 
 use crate::{checker, mutations::Mutation, packets};
 
-/// Records in a table, the fewest that a search can work with.
+/// Records in a table: the smallest number that a search can work with.
 pub const RECORDS: u32 = GROUP * GROUPS;
-/// Of the hash.
+/// Secret of the hash.
 pub const SECRET: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
-/// When a scenario begins, in ticks: later than everything in the table.
+/// The tick at which scenarios start: later than everything in the table.
 pub const BEGIN: u32 = 1_000;
-/// Ticks that a flow may be silent.
+/// How many ticks flows may be silent.
 pub const TIMEOUTS: Timeouts = Timeouts {
     tcp: [20, 20, 40, 30, 10],
     udp: [20, 20, 40, 40, 40],
@@ -41,22 +41,23 @@ pub const TIMEOUTS: Timeouts = Timeouts {
 /// The only service.
 pub const SERVICE: u32 = 1;
 
-/// What a world begins with.
+/// The initial state of a world.
 #[derive(Clone, Default)]
 pub struct Setup {
     pub cpus: usize,
-    /// The clock goes on while threads run.
+    /// Whether the clock advances while threads run.
     pub time_passes: bool,
-    /// The service's budget of half-open flows is used up: each new one ends the one before.
+    /// Whether the service's budget of half-open flows is used up: each new one then ends the
+    /// previous one.
     pub pressed: bool,
-    /// Some live record may have lost its other direction in the end.
+    /// Whether some live record may have lost its other direction at the end.
     pub leaves_halves: bool,
-    /// Other endpoints serve by the time that threads run.
+    /// Whether other endpoints serve by the time that threads run.
     pub replaced: bool,
-    /// Packets may be dropped.
+    /// Whether packets may be dropped.
     pub loses_packets: bool,
-    /// CPUs, the first ones, whose programs have the table of before for their own; with any, the
-    /// table's size changes.
+    /// So many CPUs, the first ones, have programs whose own table is the old one. If there are
+    /// any, the table's size changes.
     pub of_before: usize,
 }
 
@@ -75,32 +76,32 @@ pub struct World {
     pub mutation: Option<Mutation>,
     pub config: Config,
     pub plan: Plan,
-    /// The last two replace the first two.
+    /// At first the first two serve; the last two may replace them.
     pub endpoints: [Endpoint; 4],
-    /// Those of the table, then those of the table of before, if there is one.
+    /// The records of the table, then those of the old table, if there is one.
     records: Box<[UnsafeCell<Flow<Ip4>>]>,
-    /// In eighths of ticks.
+    /// The time in eighths of ticks.
     clock: AtomicU64,
     pub half_open: AtomicI32,
     pub flows: AtomicI32,
-    /// The ring of half-open flows: one place.
+    /// The ring of half-open flows, with a single place.
     pub place: UnsafeCell<u64>,
     pub cursor: UnsafeCell<u32>,
-    /// What threads switch at: tags, then all other words of records, then the rest.
+    /// The points at which threads switch: tags, then all other words of records, then the rest.
     switches: Box<[Switch]>,
-    /// Held while a CPU runs a program.
+    /// Locked while a CPU runs a program.
     running: Box<[Mutex<()>]>,
-    /// The CPU that runs, if one does.
+    /// The CPU that is running, if any.
     active: Cell<Option<usize>>,
-    /// The CPU that has claimed each record last.
+    /// The CPU that was the last to claim each record.
     claimers: Box<[Cell<usize>]>,
-    /// What each CPU's program has seen in use.
+    /// The records that each CPU's program has seen in use.
     seen: Box<[RefCell<Sightings>]>,
     started: Cell<bool>,
     violations: RefCell<Vec<String>>,
-    /// Who has accessed what so far: a CPU or none, a switch, and the tag that was there.
+    /// The accesses so far: a CPU or none, a switch, and the tag that was there.
     trace: RefCell<Vec<(Option<usize>, usize, u32)>>,
-    /// A tag that a record gets as soon as the access under way is done.
+    /// A tag that a record gets as soon as the current access is done.
     after: Cell<Option<(u32, u32)>>,
 }
 
@@ -119,9 +120,9 @@ impl Shared {
     const ALL: [Self; 3] = [Self::Clock, Self::HalfOpen, Self::Ring];
 }
 
-// SAFETY: the threads of an execution take turns on one thread of the system.
+// SAFETY: all threads of an execution run in turn on one thread of the system.
 unsafe impl Sync for World {}
-// SAFETY: the threads of an execution take turns on one thread of the system.
+// SAFETY: all threads of an execution run in turn on one thread of the system.
 unsafe impl Send for World {}
 
 impl World {
@@ -170,12 +171,12 @@ impl World {
         }
     }
 
-    /// From now on accesses are told apart.
+    /// From now on the order of accesses matters.
     pub fn start(&self) {
         self.started.set(true);
     }
 
-    /// How far the ids of endpoints that serve now are from those at first.
+    /// The difference between the ids of endpoints that serve now and those at first.
     pub fn endpoint_shift(&self) -> u32 {
         match self.setup.replaced && self.started.get() {
             true => 2,
@@ -183,12 +184,12 @@ impl World {
         }
     }
 
-    /// A thread begins, which no CPU runs so far.
+    /// Notes that a thread starts, which no CPU runs so far.
     pub fn begin_thread(&self) {
         self.active.set(None);
     }
 
-    /// What comes now happens in one order only.
+    /// From now on everything happens in a single order.
     pub fn stop(&self) {
         self.started.set(false);
         self.active.set(None);
@@ -211,7 +212,7 @@ impl World {
         NonNull::new(self.records.get(index as usize)?.get())
     }
 
-    /// Records of all tables.
+    /// Number of records in all tables.
     fn len(&self) -> u32 {
         self.records.len() as u32
     }
@@ -224,7 +225,7 @@ impl World {
         }
     }
 
-    /// Whether a CPU runs whose programs have the next table for their own.
+    /// Whether a CPU runs that has the next table as its own.
     pub fn runs_next(&self) -> bool {
         self.active
             .get()
@@ -235,7 +236,7 @@ impl World {
     pub fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
         assert!(offset < size_of::<Flow<Ip4>>() && offset.is_multiple_of(4));
         let flow = self.records[index as usize].get();
-        // SAFETY: inside the table.
+        // SAFETY: the word is inside the table.
         unsafe { AtomicU32::from_ptr(flow.byte_add(offset).cast()) }
     }
 
@@ -253,7 +254,7 @@ impl World {
 
     /// A copy of a record, without a switch.
     pub fn flow(&self, index: u32) -> Flow<Ip4> {
-        // SAFETY: inside the table.
+        // SAFETY: the record is inside the table.
         unsafe { self.records[index as usize].get().read_volatile() }
     }
 
@@ -263,7 +264,7 @@ impl World {
         tags.filter(|tag| tag::in_use(*tag)).count()
     }
 
-    /// The clock in eighths of ticks.
+    /// The time in eighths of ticks.
     pub fn moment(&self) -> u64 {
         if self.setup.time_passes {
             self.touch(Shared::Clock);
@@ -271,25 +272,25 @@ impl World {
         self.clock.load(Ordering::SeqCst)
     }
 
-    /// The tick it is.
+    /// The present tick.
     pub fn now(&self) -> u32 {
         (self.moment() >> 3) as u32
     }
 
-    /// Moves the clock on in one order only.
+    /// Sets the clock, without a switch.
     pub fn set_clock(&self, tick: u32) {
         self.clock.store(u64::from(tick) << 3, Ordering::SeqCst);
     }
 
-    /// Lets some eighths of a tick pass. No program sees this twice, since it ends within
-    /// microseconds.
+    /// Lets some eighths of a tick pass. No program sees this happen twice, because programs end
+    /// within microseconds.
     pub fn pass_time(&self, eighths: u32) {
         self.grace();
         self.touch(Shared::Clock);
         self.clock.fetch_add(u64::from(eighths), Ordering::SeqCst);
     }
 
-    /// Returns when every program has returned that was running at the call.
+    /// Returns when every program that was running at the call has returned.
     pub fn grace(&self) {
         for running in self.running.iter().filter(|_| self.started.get()) {
             let active = self.active.get();
@@ -298,7 +299,7 @@ impl World {
         }
     }
 
-    /// Runs a program on a CPU. It may use the records that it has seen in use until it ends.
+    /// Runs a program on a CPU. Until it ends, it may use the records that it has seen in use.
     pub fn run<T>(&self, cpu: usize, program: impl FnOnce() -> T) -> T {
         if !self.started.get() {
             return program();
@@ -309,7 +310,7 @@ impl World {
         self.finish_access();
         for (index, before) in self.seen[cpu].take() {
             self.switch(index as usize);
-            // An eviction changes all but the generation.
+            // An eviction changes everything but the generation.
             let generation = |tag| tag::evicted(tag, 0);
             if generation(before) != generation(self.tag(index)) {
                 self.violation(format!(
@@ -322,7 +323,7 @@ impl World {
         outcome
     }
 
-    /// Lets other threads go first before an access.
+    /// Lets other threads run before an access.
     pub fn touch(&self, shared: Shared) {
         self.switch(2 * self.records.len() + shared as usize);
     }
@@ -343,7 +344,7 @@ impl World {
             return;
         }
         let active = self.active.get();
-        // Read and written: no two accesses to it can change places.
+        // Read and written, so that no two accesses to it can be exchanged.
         self.switches[number].fetch_or(0, Ordering::AcqRel);
         self.active.set(active);
         let tag = match number < self.records.len() {
@@ -353,7 +354,7 @@ impl World {
         self.trace.borrow_mut().push((active, number, tag));
     }
 
-    /// Who has accessed what in which order, for people.
+    /// The accesses in their order, for people.
     pub fn schedule(&self) -> String {
         let trace = self.trace.borrow();
         let lines = trace.iter().map(|(cpu, number, tag)| {
@@ -368,8 +369,8 @@ impl World {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns when nobody claims a record of a CPU's own table any more for what may be the tuple
-    /// with a hash; whether somebody did. Who waits has no claim itself.
+    /// Returns when no CPU has a claim in a CPU's own table for what may be the tuple with this
+    /// hash. Returns whether there was one. The waiting CPU has no claim itself.
     pub fn await_claim(&self, cpu: usize, hash: u64) -> bool {
         let own = self.own_table(cpu);
         let claimed = |index: &u32| tag::may_become(self.tag(*index), hash);
@@ -392,7 +393,7 @@ impl World {
         (0..self.len()).any(|index| claimed(index) && self.claimers[index as usize].get() == cpu)
     }
 
-    /// Gives a record another tag when the access that is about to happen has.
+    /// Gives a record another tag as soon as the next access is done.
     pub fn afterwards(&self, index: u32, tag: u32) {
         self.after.set(Some((index, tag)));
     }
@@ -403,7 +404,7 @@ impl World {
         }
     }
 
-    /// Lets other threads go first before a program's access to a word.
+    /// Lets other threads run before a program's access to a word.
     fn before(&self, word: *mut (), access: Access) {
         let table = self.records.as_ptr() as usize;
         let offset = (word as usize).wrapping_sub(table);
@@ -437,13 +438,13 @@ impl World {
         }
     }
 
-    /// Whether a record is of an endpoint's direction.
+    /// Whether a record is the endpoint's direction of a flow.
     pub fn is_reply(&self, index: u32) -> bool {
         self.flow(index).has(flow_flag::REPLY)
     }
 }
 
-/// Before every access of the pipeline.
+/// Called before every access of the pipeline.
 fn observe(word: *mut (), access: Access) {
     if let Some(world) = checker::world() {
         world.before(word, access);
@@ -454,9 +455,9 @@ fn observe(word: *mut (), access: Access) {
 pub struct Cpu {
     pub world: Arc<World>,
     pub number: usize,
-    /// The clock is ahead for a claim: see [`Mutation`].
+    /// Whether the clock runs ahead for a claim: see [`Mutation`].
     pub hasty: Cell<bool>,
-    /// Nobody was opening the flow that this CPU looks for.
+    /// Whether no other CPU was opening the flow that this CPU looks for.
     pub looked: Cell<bool>,
 }
 

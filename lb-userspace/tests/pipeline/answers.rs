@@ -1,4 +1,4 @@
-//! ICMP and ICMPv6 answers: whom they name, what they quote, and when there is none.
+//! ICMP and ICMPv6 answers: which addresses they have, what they quote, and when there is none.
 
 use lb_common::verdict::{Action, Reason};
 use lb_datapath::memory::Route;
@@ -180,7 +180,7 @@ fn a_packet_too_big_for_the_next_link_is_answered_with_its_mtu() {
 #[test]
 fn a_node_without_address_does_not_answer_in_its_name() {
     for scene in Scene::each() {
-        // A local endpoint's clients keep their address, so the flow opens all the same.
+        // Clients of a local endpoint keep their address, so the flow opens even so.
         let scene = Scene {
             endpoints: vec![Place::Local],
             client: Client::Pod,
@@ -238,7 +238,7 @@ fn a_reset_opens_nothing_and_stays_unanswered() {
     assert_eq!(outcome.frame, frame);
 }
 
-/// Checks an answer against the frame that it is about; returns it.
+/// Checks an answer against the frame that caused it, and returns it.
 fn check_answer(scene: &Scene, sent: &[u8], outcome: &Outcome) -> Read {
     let (asked, answer) = (Read::frame(sent), outcome.read());
     answer.assert_checksums();
@@ -283,7 +283,7 @@ fn with_ttl(scene: &Scene, ttl: u8) -> Vec<u8> {
     header.frame(scene.protocol, &scene.segment(from, to, SYN, b""))
 }
 
-/// Data that makes an IP packet of `length` bytes.
+/// As much data as makes an IP packet of `length` bytes.
 fn data_of(scene: &Scene, length: usize) -> Vec<u8> {
     let empty = scene.frame(scene.client(1), scene.target(), 0, b"").len() - ETHERNET;
     vec![0; length - empty]

@@ -1,4 +1,4 @@
-//! What a flood cannot take from others: half-open places, source NAT ports, records.
+//! What a flood cannot take from others: half-open places, source NAT ports, and records.
 
 use std::{collections::HashSet, net::SocketAddr, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     scene::Scene,
 };
 
-/// Half-open flows that a service has places for: those without a ring, and the ring in memory.
+/// Places for a service's half-open flows: the free ones, and the ring in memory.
 const PLACES: usize = WITHOUT_RING as usize + RING;
 const RING: usize = 256;
 
@@ -41,7 +41,7 @@ fn in_a_flood_the_oldest_handshake_gives_way() {
         let mut opened = Vec::new();
         for port in 1..=2000 {
             let mut talk = Conversation::new(&scene, &tables, port);
-            // Answered or not, it has not proved itself.
+            // Answered or not, the flow has not proved itself.
             assert_eq!(talk.send(Side::Client, SYN, b"").reason, Reason::Opened);
             if port % 2 == 0 {
                 talk.send(Side::Endpoint, SYN | ACK, b"");
@@ -73,7 +73,7 @@ fn who_finishes_the_handshake_stays_whatever_comes_after() {
         for port in 1..=50 {
             let mut talk = Conversation::new(&scene, &tables, port);
             talk.send(Side::Client, SYN, b"");
-            // A round trip, in which a part of the ring is given to others.
+            // During a round trip, a part of the ring goes to other flows.
             spoof(RING / 2);
             talk.send(Side::Endpoint, SYN | ACK, b"");
             spoof(RING / 4);
@@ -156,7 +156,7 @@ fn ports_are_used_in_turn() {
         }
         let distinct: HashSet<_> = used.iter().collect();
         assert_eq!(distinct.len(), 32, "each port once before any comes again");
-        // The endpoint has forgotten them all: the client was the first to close.
+        // The endpoint has forgotten all of them, because the client closed first.
         for (port, expected) in (100..132).zip(used) {
             let talk = Conversation::established(&scene, &tables, port);
             assert_eq!(talk.there.unwrap().0.port(), expected);
@@ -164,7 +164,7 @@ fn ports_are_used_in_turn() {
     }
 }
 
-/// Each Service counts by itself, but the ports towards an endpoint that they share are one set.
+/// Each Service counts on its own, but the ports towards an endpoint that they share are one set.
 #[test]
 fn services_that_share_an_endpoint_find_ports_that_the_others_have_not_taken() {
     for scene in scenes() {
@@ -183,8 +183,8 @@ fn services_that_share_an_endpoint_find_ports_that_the_others_have_not_taken() {
     }
 }
 
-/// Of connections that have proved themselves none gives way. So a Service may have its share of
-/// the table, and whoever opens more is refused, while others have room.
+/// No connection that has proved itself gives way. So a Service may have its share of the table. If
+/// it opens more, it is refused, while others have room.
 #[test]
 fn a_service_that_has_its_share_of_the_table_is_refused_alone() {
     for scene in scenes() {
@@ -229,8 +229,8 @@ fn a_service_that_has_its_share_of_the_table_is_refused_alone() {
     }
 }
 
-/// Half-open flows have a budget, in which the oldest gives way: however small the share, none of
-/// them refuses a real client.
+/// Half-open flows have a budget in which the oldest gives way. However small the share is, none of
+/// them causes the refusal of a real client.
 #[test]
 fn half_open_flows_are_not_counted_towards_a_share() {
     for scene in scenes() {
@@ -244,12 +244,12 @@ fn half_open_flows_are_not_counted_towards_a_share() {
     }
 }
 
-/// Flows that are a Service's share.
+/// The number of flows in a Service's share.
 const FLOWS: u32 = 32;
 
-/// Two Services with one endpoint have budgets for more half-open flows than it has ports, but an
-/// attack on both takes no port from anybody for long: neither from their own clients, nor from a
-/// third Service's.
+/// Two Services with one endpoint have budgets for more half-open flows than the endpoint has
+/// ports. But an attack on both takes no port from others for long: neither from their own clients,
+/// nor from those of a third Service.
 #[test]
 fn half_open_flows_of_attacked_services_give_ports_up() {
     for scene in scenes() {
@@ -263,11 +263,11 @@ fn half_open_flows_of_attacked_services_give_ports_up() {
             let syn = scene.frame(scene.client(port), target, SYN, b"");
             ingress(&tables, &syn).reason
         };
-        // Of a Service that is not attacked, they keep their ports.
+        // Flows of a Service that is not attacked keep their ports.
         for port in 1..=20 {
             assert_eq!(open(third, port), Reason::Opened);
         }
-        // What has just come is not yet silent.
+        // A flow that has just been opened is not silent yet.
         let attack = (1..=300).flat_map(|port| [open(first, port), open(second, port)]);
         assert!(
             attack
@@ -291,8 +291,8 @@ fn half_open_flows_of_attacked_services_give_ports_up() {
     }
 }
 
-/// Where the endpoint closed first, it remembers the port (TIME-WAIT); a SYN that it takes all the
-/// same gets it, another one does not.
+/// If the endpoint closed first, it remembers the port (TIME-WAIT). A SYN that it takes even so
+/// gets the port; another SYN does not.
 #[test]
 fn a_port_that_the_endpoint_remembers_goes_to_a_syn_that_it_takes() {
     let newer = |at: u32| at.wrapping_add(10);
@@ -305,7 +305,7 @@ fn a_port_that_the_endpoint_remembers_goes_to_a_syn_that_it_takes() {
         };
         let scene = Scene { ports, ..scene };
         for (stamps, sequence, stamp, opens) in [
-            // By timestamps, if both have them, whatever the sequence number is.
+            // By timestamps, if both have them, whatever the sequence numbers are.
             (true, older as fn(u32) -> u32, Some(newer(STAMP)), true),
             (true, newer, Some(older(STAMP)), false),
             (true, newer, Some(STAMP), false),
@@ -362,7 +362,7 @@ fn a_port_in_use_is_never_taken() {
     }
 }
 
-/// Nobody sweeps here: what is over makes room for what comes.
+/// There is no sweeper here: flows that are over make room for new ones.
 #[test]
 fn room_comes_back_without_an_agent() {
     for scene in scenes() {
@@ -406,7 +406,7 @@ fn a_dead_record_is_left_alone_for_the_grace() {
     let mut tables = scene.tables();
     tables.timeouts = timeouts();
     fill(&scene, &tables);
-    // All are over now, and end as they are passed over; nobody has room yet.
+    // All are over now, and end when a search passes over them. No flow has room yet.
     tables.set_seconds(100);
     for port in 1000..1040 {
         let reason = ingress(&tables, &scene.opening(port)).reason;

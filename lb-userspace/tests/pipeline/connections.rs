@@ -1,5 +1,5 @@
-//! How far connections have come, from segments that their sides could have sent and from others
-//! that nobody who sees the connection would.
+//! How far connections have come, by segments that their sides could have sent, and by others that
+//! nobody who sees the connection would send.
 
 use lb_common::{
     flow::{Stage, Timeouts},
@@ -157,7 +157,7 @@ fn both_sides_may_end_at_once_and_again() {
     }
 }
 
-/// Every hook that a packet passes sees it: the second look must not count again.
+/// Every hook that a packet passes sees it. The second look must not count again.
 #[test]
 fn segments_that_are_seen_twice_count_once() {
     for family in [IpFamily::V4, IpFamily::V6] {
@@ -256,8 +256,8 @@ fn a_scaled_window_is_as_large_as_it_says() {
     }
 }
 
-/// A guess that falls into the window is answered by the endpoint, which did not obey it (RFC 5961,
-/// 3.2): the connection is there.
+/// The endpoint answers a guess that falls into the window, but did not obey it (RFC 5961, 3.2):
+/// the connection is still there.
 #[test]
 fn a_reset_that_the_other_side_did_not_obey_is_taken_back() {
     for scene in scenes() {
@@ -375,7 +375,7 @@ fn what_was_missed_is_made_up_for() {
     }
 }
 
-/// The receiver of what nobody sent says what it has: then all is as it was.
+/// The receiver of a forged segment answers what it has, so everything is as it was.
 #[test]
 fn patience_does_not_help_an_attacker() {
     for scene in scenes() {
@@ -397,7 +397,7 @@ fn patience_does_not_help_an_attacker() {
 }
 
 proptest! {
-    /// Whoever does not see the connection does not change its stage, idle or busy.
+    /// An attacker who does not see the connection cannot change its stage, idle or busy.
     #[test]
     fn blind_segments_change_nothing(
         segments in vec((any::<(u32, u32)>(), any::<bool>(), 0..0x40u8), 1..40),
@@ -408,7 +408,7 @@ proptest! {
         let mut talk = Conversation::established(&scene, &tables, 4000);
         let mut seconds = 0;
         for ((sequence, acknowledged), side, flags) in segments {
-            // One in 65,536 guesses comes near, which the seed does not have to find.
+            // One in 65,536 guesses comes near. The random seed must not find that one.
             let near = |a: u32, b: u32| a.wrapping_sub(b).wrapping_add(1 << 23) < 1 << 24;
             let side = Side::BOTH[usize::from(side)];
             prop_assume!(!near(sequence, talk.next[side as usize]));
@@ -423,7 +423,7 @@ proptest! {
         }
     }
 
-    /// However connections go, what programs count is what there is.
+    /// However connections go, the programs' counts equal the number of flows.
     #[test]
     fn flows_are_counted_right(steps in vec((0..600u16, 0..9u8, 0..3u32), 1..1500)) {
         let scene = Scene { flow_records: 4096, ..Scene::new(IpFamily::V4, TCP) };

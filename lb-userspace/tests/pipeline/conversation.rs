@@ -19,7 +19,7 @@ use crate::{
     scene::Scene,
 };
 
-/// Who sends.
+/// The side that sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Client,
@@ -59,7 +59,7 @@ impl<'a> Conversation<'a> {
             tables,
             port,
             there: None,
-            // Both wrap on the way.
+            // Both numbers wrap during the conversation.
             next: [u32::MAX - 7, u32::MAX - 3],
             window: 0x2000,
             scale: None,
@@ -67,7 +67,7 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// A connection whose handshake is done.
+    /// A connection with a complete handshake.
     pub fn established(scene: &'a Scene, tables: &'a ProgrammedTables, port: u16) -> Self {
         let mut conversation = Self::new(scene, tables, port);
         conversation.shake_hands();
@@ -80,14 +80,14 @@ impl<'a> Conversation<'a> {
         self.send(Side::Client, ACK, b"");
     }
 
-    /// Both sides end it, `first` first.
+    /// Both sides close, `first` first.
     pub fn close(&mut self, first: Side) {
         self.send(first, FIN | ACK, b"");
         self.send(first.other(), FIN | ACK, b"");
         self.send(first, ACK, b"");
     }
 
-    /// A side's next segment: it has got all that the other one sent.
+    /// A side's next segment. The side has received everything that the other one sent.
     pub fn send(&mut self, side: Side, flags: u8, data: &[u8]) -> Outcome {
         let outcome = self.deliver(side, self.segment(side, flags), data);
         let ends = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
@@ -110,7 +110,7 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Whatever segment, as if from a side: neither side takes note of it.
+    /// Sends any segment as if from a side. Neither side takes note of it.
     pub fn deliver(&mut self, side: Side, segment: Tcp, data: &[u8]) -> Outcome {
         let outcome = ingress(self.tables, &self.frame(side, segment, data));
         if side == Side::Client && outcome.frame.len() > 14 {
@@ -152,7 +152,7 @@ impl<'a> Conversation<'a> {
             live.find(|flow| !flow.has(flow_flag::REPLY) && flow.source_port == self.port)?;
         let back = flows.slot(there.peer)?;
         assert!(tag::in_use(read_tag(back)), "half a flow");
-        // SAFETY: one thread.
+        // SAFETY: only this thread uses the tables.
         Some((there, unsafe { *back.as_ref() }))
     }
 }

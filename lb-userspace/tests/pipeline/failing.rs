@@ -1,5 +1,5 @@
-//! Endpoints that refuse connections or do not answer are avoided for some seconds, as long as
-//! there is another.
+//! Endpoints that refuse connections or do not answer are avoided for some seconds, if there is
+//! another.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -36,7 +36,7 @@ fn tables(scene: &Scene) -> ProgrammedTables {
     tables
 }
 
-/// The endpoint of a new connection that is refused, and what became of the refusal.
+/// A new connection that is refused: its endpoint, and what happened to the refusal.
 fn refused(scene: &Scene, tables: &ProgrammedTables, port: u16) -> (SocketAddr, Outcome) {
     let mut talk = Conversation::new(scene, tables, port);
     talk.send(Side::Client, SYN, b"");
@@ -44,7 +44,7 @@ fn refused(scene: &Scene, tables: &ProgrammedTables, port: u16) -> (SocketAddr, 
     (endpoint, talk.send(Side::Endpoint, RST | ACK, b""))
 }
 
-/// The endpoints of so many new connections, all of which are served.
+/// The endpoints of so many new connections, which are all served.
 fn served(
     scene: &Scene,
     tables: &ProgrammedTables,
@@ -74,8 +74,8 @@ fn a_refusal_is_withheld_and_the_next_syn_goes_elsewhere() {
     }
 }
 
-/// Two of ten are silent, and nobody has noticed so far: a client does not go to and fro between
-/// them.
+/// Two of ten endpoints are silent, and nothing is known about them: a client does not alternate
+/// between the two.
 #[test]
 fn a_syn_that_is_repeated_finds_an_endpoint_that_answers() {
     for scene in scenes(10) {

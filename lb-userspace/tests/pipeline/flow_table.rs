@@ -1,4 +1,4 @@
-//! The flow table's own rules: what is claimed is found, once, until it is killed.
+//! The flow table's own rules: a claimed tuple is found, once, until it is killed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -21,7 +21,7 @@ use lb_datapath::memory::{Family, FlowTable};
 use proptest::{collection::vec, prelude::*};
 
 proptest! {
-    /// Against a set: whatever is claimed, found and killed, in whatever order.
+    /// Compares the table with a set, whatever is claimed, found and killed in whatever order.
     #[test]
     fn one_thread_sees_a_set(steps in vec((0..40u16, 0..4u8), 1..400)) {
         let mut flows = FlowTable::<Ip4>::new(16);
@@ -72,7 +72,7 @@ fn a_record_being_claimed_is_a_rival() {
     assert!(table::find(&flows, &tuple).is_none(), "not visible yet");
     assert_eq!(open(&flows, &tuple, 0), Err(Refused::Race));
 
-    // Given back, it is nobody's rival, and its place is used again.
+    // A claim that was given back is no rival, and its place is used again.
     let index = index_of(&flows, claim.record().as_ptr());
     claim.release();
     assert_eq!(open(&flows, &tuple, 0), Ok(()));
@@ -86,31 +86,32 @@ fn two_claims_that_do_not_see_each_other_at_first_do_in_the_end() {
     let flows = FlowTable::<Ip4>::new(16);
     let tuple = tuple::<Ip4>(1);
     let hash = table::hash(&tuple, flows.secret());
-    // A rival that began its search before: it holds a record further on, still being written.
+    // A rival that started its search earlier: it holds a record further on, which is still being
+    // written.
     let rival = flows.slot(table::position(hash, flows.mask(), 3)).unwrap();
-    // SAFETY: one thread.
+    // SAFETY: only this thread uses the table.
     let rival = unsafe { &mut *rival.as_ptr() };
     for step in 0..3 {
         let record = flows
             .slot(table::position(hash, flows.mask(), step))
             .unwrap();
-        // SAFETY: one thread.
+        // SAFETY: only this thread uses the table.
         unsafe { (*record.as_ptr()).tag = tag::TOMB };
     }
     rival.tag = tag::claimed(tag::CLEAN, hash);
     assert_eq!(open(&flows, &tuple, 0), Err(Refused::Race));
 
-    // Live, it is the tuple's record.
+    // If the rival is live, it is the tuple's record.
     write(rival, &tuple, 0);
     rival.tag = tag::with_state(rival.tag, tag::LIVE);
     assert_eq!(open(&flows, &tuple, 0), Err(Refused::Exists));
 
-    // Dead, it only lies in the way.
+    // If it is dead, it is only in the way.
     rival.tag = tag::with_state(rival.tag, tag::DEAD);
     assert_eq!(open(&flows, &tuple, 0), Ok(()));
 }
 
-/// Whenever the other CPU comes in between, the tuple gets one record at most, and none only if
+/// Whenever the other CPU comes in between, the tuple gets at most one record, and none only if
 /// both gave up.
 #[test]
 fn claims_of_one_tuple_that_overlap_leave_one_record() {
@@ -121,11 +122,11 @@ fn claims_of_one_tuple_that_overlap_leave_one_record() {
             // A third one holds the home record when the claim begins, and gives it back.
             let hash = table::hash(&tuple, flows.secret());
             let home = flows.slot(table::position(hash, flows.mask(), 0)).unwrap();
-            // SAFETY: one thread.
+            // SAFETY: only this thread uses the table.
             unsafe { (*home.as_ptr()).tag = tag::claimed(tag::CLEAN, !hash) };
             let other = RefCell::new(None);
             let meanwhile = || {
-                // SAFETY: one thread.
+                // SAFETY: only this thread uses the table.
                 unsafe { (*home.as_ptr()).tag = tag::TOMB };
                 let claim = claim(&flows, &tuple);
                 *other.borrow_mut() = match published {
@@ -146,7 +147,7 @@ fn claims_of_one_tuple_that_overlap_leave_one_record() {
     }
 }
 
-/// A flow table where something happens at a given look at a record.
+/// A flow table in which something happens at a given look at a record.
 struct Interrupted<'a> {
     flows: &'a FlowTable<Ip4>,
     left: Cell<u32>,
@@ -166,7 +167,7 @@ impl<'a> Interrupted<'a> {
 
 impl Plain for Interrupted<'_> {}
 
-// SAFETY: the records are the flow table's.
+// SAFETY: the records are those of the flow table, which meets the requirements.
 unsafe impl Slots<Ip4> for Interrupted<'_> {
     fn mask(&self) -> u32 {
         self.flows.mask()
@@ -204,7 +205,7 @@ unsafe impl Slots<Ip4> for Interrupted<'_> {
 #[test]
 fn a_record_that_gave_way_is_claimed_after_its_grace() {
     let tuple = tuple::<Ip4>(1);
-    // The table's clock stands at zero, where that of evictions turns over.
+    // The table's clock is at zero, where the clock of evictions wraps.
     for (age, outcome) in [
         (0, Err(Refused::Full)),
         (SHORT_GRACE, Err(Refused::Full)),
@@ -214,7 +215,7 @@ fn a_record_that_gave_way_is_claimed_after_its_grace() {
         let died = 0_u64.wrapping_sub(age.into());
         for index in 0..=flows.mask() {
             let record = flows.slot(index).unwrap();
-            // SAFETY: one thread.
+            // SAFETY: only this thread uses the table.
             let tag = unsafe { &mut (*record.as_ptr()).tag };
             *tag = tag::with_state(*tag, tag::HALF);
             assert!(evict_if(record, *tag, died));
@@ -243,7 +244,7 @@ fn every_claim_raises_the_generation() {
     assert_eq!(tags.len(), 4);
 }
 
-/// Claims, writes and publishes a record, marked as a thread's.
+/// Claims, writes and publishes a record with the mark of a thread.
 pub fn open<A: Family>(flows: &FlowTable<A>, tuple: &Tuple<A>, mark: u32) -> Result<(), Refused> {
     claim(flows, tuple).map(|claim| publish(claim, tuple, mark))
 }
@@ -256,7 +257,7 @@ fn claim<A: Address, S: Slots<A>>(flows: &S, tuple: &Tuple<A>) -> Result<Claim<A
 }
 
 fn publish<A: Address>(claim: Claim<A>, tuple: &Tuple<A>, mark: u32) {
-    // SAFETY: a claimed record is its claimer's alone.
+    // SAFETY: a claimed record belongs to its claimer alone.
     write(unsafe { claim.record().as_mut() }, tuple, mark);
     claim.publish(tag::LIVE);
 }

@@ -1,4 +1,5 @@
-//! Tables that have forgotten everything decide as new ones do: what fuzzing finds comes again.
+//! Tables that have forgotten everything decide as new ones do, so that results of fuzzing can be
+//! repeated.
 
 use lb_common::verdict::Reason;
 use node_lb::memory::ProgrammedTables;

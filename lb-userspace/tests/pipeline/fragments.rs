@@ -1,4 +1,4 @@
-//! Fragments follow the flow of their packet's first one.
+//! Later fragments follow the flow of their packet's first fragment.
 
 use std::net::IpAddr;
 

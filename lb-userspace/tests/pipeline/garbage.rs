@@ -1,4 +1,4 @@
-//! Packets cut short and packets of random bytes: passed or dropped, never worse.
+//! Truncated packets, and packets of random bytes: they are passed or dropped.
 
 use lb_common::verdict::{Action, Reason};
 use lb_objects::IpFamily;

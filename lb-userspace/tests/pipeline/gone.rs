@@ -1,4 +1,4 @@
-//! Clients of endpoints that are gone are told; those of endpoints that answer are left alone.
+//! Clients of endpoints that are gone are told. Clients of endpoints that answer are left alone.
 
 use std::net::SocketAddr;
 
@@ -28,11 +28,11 @@ use crate::{
     scene::Scene,
 };
 
-/// Seconds after which data without an answer tells.
+/// Seconds without an answer to data, after which the endpoint counts as gone.
 const PATIENCE: u32 = 24;
 const DATA: &[u8] = b"are you there?";
 
-/// The client's data, sent once more; `talk` has not noted it.
+/// Repeats the client's data, without a note of it in `talk`.
 fn ask(talk: &mut Conversation<'_>) -> Outcome {
     let segment = talk.segment(Side::Client, ACK);
     talk.deliver(Side::Client, segment, DATA)
@@ -94,7 +94,7 @@ fn a_client_of_an_endpoint_that_serves_is_left_alone() {
     }
 }
 
-/// While a handshake is under way, the endpoint's first number is kept where it is noted later
+/// During a handshake, the endpoint's first number is stored in the place that later holds the time
 /// since when a client repeats itself.
 #[test]
 fn a_client_that_repeats_itself_in_its_handshake_may_complete_it() {
@@ -103,7 +103,7 @@ fn a_client_that_repeats_itself_in_its_handshake_may_complete_it() {
         let mut talk = Conversation::new(&scene, &tables, 1);
         talk.send(Side::Client, SYN, b"");
         talk.send(Side::Endpoint, SYN | ACK, b"");
-        // It acknowledges less than the endpoint's SYN, so that it proves nothing.
+        // It acknowledges less than the endpoint's SYN, so it proves nothing.
         let mut early = talk.segment(Side::Client, ACK);
         early.acknowledged = early.acknowledged.wrapping_sub(1);
         for second in [1, 2, 3] {
@@ -116,7 +116,7 @@ fn a_client_that_repeats_itself_in_its_handshake_may_complete_it() {
     }
 }
 
-/// Where a Service wants it so, the agent marks flows to endpoints that have left.
+/// If a Service asks for it, the agent marks flows to endpoints that have left.
 #[test]
 fn a_client_of_an_endpoint_that_has_left_is_told_at_once_if_its_service_wants_it() {
     for scene in scenes(2) {
@@ -125,7 +125,7 @@ fn a_client_of_an_endpoint_that_has_left_is_told_at_once_if_its_service_wants_it
         talk.send(Side::Client, ACK, DATA);
         mark_as_gone(&scene, &tables);
         let there = talk.there;
-        // What it was about to say is heard.
+        // What the endpoint still had to send reaches the client.
         let answer = talk.send(Side::Endpoint, ACK, DATA);
         assert_eq!(answer.reason, Reason::ToClient);
         for _ in 0..2 {
@@ -133,9 +133,9 @@ fn a_client_of_an_endpoint_that_has_left_is_told_at_once_if_its_service_wants_it
             assert_told(&scene, &talk, &told);
         }
         assert_eq!(talk.stage(), Some(Stage::Closed));
-        // The answer was none of the endpoint's.
+        // The answer was not the endpoint's.
         talk.there = there;
-        // The endpoint hears of it from the client, should it go on.
+        // If the endpoint goes on, it gets the client's reset.
         let more = talk.send(Side::Endpoint, ACK, DATA);
         assert_eq!(more.reason, Reason::ToClient);
         let mut reset = talk.segment(Side::Client, RST);
@@ -177,7 +177,7 @@ fn mark_as_gone(scene: &Scene, tables: &ProgrammedTables) {
     }
 }
 
-/// An established conversation that goes on after the tables have changed.
+/// An established conversation, continued after a change of the tables.
 fn resumed<'a>(
     scene: &'a Scene,
     tables: &'a ProgrammedTables,
@@ -189,7 +189,8 @@ fn resumed<'a>(
     talk
 }
 
-/// The answer is a RST from the Service's address with the number that the client expects next.
+/// Asserts that the answer is a RST from the Service's address, with the number that the client
+/// expects next.
 fn assert_told(scene: &Scene, talk: &Conversation<'_>, told: &Outcome) {
     let found = (told.action, told.reason);
     assert_eq!(found, (Action::Answer, Reason::EndpointGone));

@@ -5,7 +5,7 @@ use lb_datapath::memory::MemoryFrame;
 use lb_packet::Read;
 use node_lb::memory::ProgrammedTables;
 
-/// What a hook made of a frame.
+/// The result of a frame at a hook.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub action: Action,
@@ -27,32 +27,31 @@ impl Outcome {
     }
 }
 
-/// A frame that comes in by a device nobody knows.
+/// A frame that arrives on an unknown device.
 pub fn ingress(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     ingress_by(0, tables, frame)
 }
 
-/// A frame that comes in by a device.
+/// A frame that arrives on a device.
 pub fn ingress_by(ifindex: u32, tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), ifindex);
     Outcome::new(tables.tc().ingress(&mut frame), frame)
 }
 
-/// The same where the program still has the flow tables of before for its own, while their size
-/// changes.
+/// The same with a program that still has the old flow tables as its own, while their size changes.
 pub fn ingress_of_before(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), 0);
     Outcome::new(tables.tc().of_before().ingress(&mut frame), frame)
 }
 
-/// A frame that leaves by such a device.
+/// A frame that leaves by an unknown device.
 pub fn egress(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let mut frame = MemoryFrame::new(frame.to_vec(), 0);
     Outcome::new(tables.tc().egress(&mut frame), frame)
 }
 
-/// A frame on its way through the node: what crosses the host's stack meets both hooks. The reason
-/// is that of the hook which did something.
+/// A frame on its way through the node: if it crosses the host's stack, it passes both hooks. The
+/// reason is that of the hook which did something.
 pub fn through(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     let arrived = ingress(tables, frame);
     if arrived.action != Action::Pass {

@@ -1,4 +1,4 @@
-//! The cache of next hops: what is kept holds until it changes, and what has changed does not hold.
+//! The cache of next hops: an entry is valid until it changes, and not afterwards.
 
 use std::{cell::UnsafeCell, collections::HashSet, ptr::NonNull};
 
@@ -8,7 +8,7 @@ use lb_common::flow::{
 };
 use proptest::{collection::vec, prelude::*};
 
-/// Ticks after which an entry that is out of date may be given to another.
+/// Ticks after which an outdated entry may be given to another hop.
 const UNTOUCHED: u32 = 9;
 
 struct Cache(Vec<UnsafeCell<Hop>>);
@@ -18,16 +18,16 @@ impl Cache {
         Self((0..entries).map(|_| UnsafeCell::default()).collect())
     }
 
-    /// What a flow's packets would leave by.
+    /// The hop that a flow's packets would use.
     fn get(&self, kept: u32, generation: u32) -> Option<Hop> {
         let entry = self.hop(hop::index(kept))?;
-        // SAFETY: one thread.
+        // SAFETY: only this thread uses the table.
         let hop = unsafe { *entry.as_ref() };
         hop.holds(kept, generation).then_some(hop)
     }
 }
 
-// SAFETY: the entries live, unmoved and aligned, as long as the cache.
+// SAFETY: the entries are aligned, and live and stay in place as long as the cache.
 unsafe impl Hops for Cache {
     fn hop_mask(&self) -> u32 {
         self.0.len() as u32 - 1
@@ -123,7 +123,7 @@ fn a_full_set_gives_up_what_is_out_of_date_and_nothing_else() {
 fn an_entry_that_is_being_written_is_left_alone() {
     let cache = Cache::new(4);
     let kept = hop::keep(&cache, &to(1), 3, 0).unwrap();
-    // SAFETY: one thread.
+    // SAFETY: only this thread uses the table.
     unsafe { cache.hop(hop::index(kept)).unwrap().as_mut() }.version |= 1;
     assert!(cache.get(kept, 3).is_none());
     let other = hop::keep(&cache, &to(1), 3, 0).unwrap();
@@ -150,7 +150,8 @@ fn generations_change_with_time_and_by_announcement() {
 }
 
 proptest! {
-    /// Whatever flows look up when: what they keep leads where they were told, or nowhere.
+    /// Whatever flows look up and when, what they keep leads where it did at the lookup, or
+    /// nowhere.
     #[test]
     fn what_holds_leads_where_it_was_looked_up(
         steps in vec((1..12u8, 0..4u32, any::<bool>()), 1..300),

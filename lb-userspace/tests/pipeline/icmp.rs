@@ -1,4 +1,4 @@
-//! ICMP errors about translated packets, translated back to what their receiver sent.
+//! ICMP errors about translated packets are translated back to what their receiver sent.
 
 use std::net::IpAddr;
 
@@ -206,19 +206,19 @@ fn errors_across_the_stack_are_translated_where_they_leave() {
     }
 }
 
-/// An ICMP error to be.
+/// The description of an ICMP error.
 #[derive(Clone, Copy, Debug)]
 struct Error {
     kind: (u8, u8),
     word: u32,
-    /// Bytes quoted at most.
+    /// The most bytes that it quotes.
     quote: usize,
     from: From,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum From {
-    /// The host that the packet was for.
+    /// The host that the packet was sent to.
     Receiver,
     Router,
 }

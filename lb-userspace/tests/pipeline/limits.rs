@@ -1,4 +1,4 @@
-//! Source NAT ports and flow records: unique, bounded, and reused when their time has come.
+//! Source NAT ports and flow records are unique, limited, and reused after some time.
 
 use std::collections::HashSet;
 
@@ -64,7 +64,7 @@ fn a_connection_without_a_free_port_is_dropped() {
         assert_eq!(shortages.snat_ports_exhausted, 36);
         assert_eq!(shortages.flow_table_full, 0);
 
-        // Those who were refused have left nothing behind.
+        // Refused clients have left nothing behind.
         kill_all(&tables, &scene);
         tables.bury_dead_flows();
         let refused = reasons
@@ -78,7 +78,7 @@ fn a_connection_without_a_free_port_is_dropped() {
             );
         }
 
-        // Other ports are not asked for where the client keeps its address.
+        // No other ports are tried if the client keeps its address.
         let scene = Scene {
             endpoints: vec![Place::Local],
             external: TrafficPolicy::Local,
@@ -306,7 +306,7 @@ fn a_node_without_address_cannot_translate_sources() {
     }
 }
 
-/// Ends every flow without asking.
+/// Ends every flow.
 pub fn kill_all(tables: &ProgrammedTables, scene: &Scene) {
     match scene.family {
         IpFamily::V4 => kill_all_of::<Ip4>(tables),
@@ -321,7 +321,7 @@ fn kill_all_of<A: Family>(tables: &ProgrammedTables) {
     }
 }
 
-/// Every flow has two live records, each naming the other.
+/// Asserts that every flow has two live records, each naming the other.
 fn assert_flows(scene: &Scene, tables: &ProgrammedTables, count: usize) {
     match scene.family {
         IpFamily::V4 => assert_flows_of::<Ip4>(tables, count),
@@ -341,7 +341,7 @@ fn assert_flows_of<A: Family + std::fmt::Debug>(tables: &ProgrammedTables, count
     }
 }
 
-/// What the packets of a flow's other direction arrive as.
+/// The tuple of packets of a flow's other direction.
 fn opposite<A: Family>(flow: &Flow<A>) -> Tuple<A> {
     Tuple {
         source: flow.rewrite.destination,

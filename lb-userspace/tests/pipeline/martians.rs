@@ -1,5 +1,5 @@
-//! Packets that the kernel would drop are not sent on to endpoints: they open nothing, and pass to
-//! the kernel.
+//! Packets that the kernel would drop are not sent to endpoints: they open nothing, and pass to the
+//! kernel.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -68,7 +68,7 @@ fn nothing_opens_for_frames_to_a_group() {
     }
 }
 
-/// A switch sends a frame to every port while it does not know where the host is that it is for.
+/// A switch floods a frame to all ports while it does not know where the receiver is.
 #[test]
 fn nothing_opens_for_frames_to_another_host() {
     for scene in Scene::each() {
@@ -109,7 +109,7 @@ fn nothing_opens_where_the_way_back_is_another() {
     const FORGED: Reason = Reason::MartianSource;
     const OPENED: Reason = Reason::Opened;
     let cases = [
-        // Where the way back to the client leads, what it must be, and what becomes of the client.
+        // The way back to the client, the device that it must lead to, and the expected result.
         (Route::To(hop(DEVICE)), DEVICE, OPENED),
         (Route::Unresolved(DEVICE), DEVICE, OPENED),
         (Route::To(hop(DEVICE + 1)), DEVICE, FORGED),
@@ -144,18 +144,18 @@ fn v4_or_opened(scene: &Scene, v4: Reason) -> Reason {
     }
 }
 
-/// A connection's first packet from an address.
+/// The first packet of a connection from this address.
 fn from(scene: &Scene, source: IpAddr) -> Vec<u8> {
     scene.frame(SocketAddr::new(source, 4000), scene.target(), SYN, b"hello")
 }
 
-/// Asserts that a packet passes as it is, for a reason, and leaves nothing behind.
+/// Asserts that a packet passes unchanged for this reason, and leaves nothing behind.
 fn passes(scene: &Scene, frame: &[u8], reason: Reason) {
     let tables = scene.tables();
     let outcome = ingress(&tables, frame);
     assert_eq!((outcome.action, outcome.reason), (Action::Pass, reason));
     assert_eq!(outcome.frame, frame);
-    // The first of a client that is one.
+    // The first packet of a genuine client.
     assert_eq!(
         ingress(&tables, &scene.opening(4000)).reason,
         Reason::Opened

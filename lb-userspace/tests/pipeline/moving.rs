@@ -1,4 +1,5 @@
-//! Clients whose endpoint is gone or silent get another one; those whose connection lives do not.
+//! Clients of an endpoint that is gone or silent get another one. Clients with a live connection do
+//! not.
 
 use std::{collections::HashSet, net::SocketAddr, time::Duration};
 
@@ -44,7 +45,7 @@ fn a_syn_repeated_to_a_silent_endpoint_goes_to_another() {
                     assert_eq!(again.reason, Reason::Opened);
                     assert_ne!(endpoint_of(&talk), before);
                     before = endpoint_of(&talk);
-                    // Other hooks see the same packet, and leave it at that.
+                    // Other hooks see the same packet, and change nothing.
                     let twice = talk.deliver(Side::Client, first_syn(), b"");
                     assert_eq!(twice.reason, Reason::ToEndpoint);
                     assert_eq!(endpoint_of(&talk), before);
@@ -149,7 +150,7 @@ fn a_new_connection_does_not_follow_its_ports_last_one_to_an_endpoint_that_is_go
             };
             program_without(&scene, &mut tables, there);
 
-            // What still drains goes on.
+            // A connection that still drains goes on.
             let mut talk = Conversation::new(&scene, &tables, 4000);
             if answered == 2 {
                 talk.next = talk.next.map(|next| next.wrapping_add(1));
@@ -196,7 +197,7 @@ fn a_lost_record_leads_to_the_same_endpoint_again() {
             };
             let first = stray(&tables);
             tables.forget();
-            // Whatever has been drawn meanwhile.
+            // Whatever endpoint has been chosen meanwhile.
             ingress(&tables, &scene.opening(port + 1000));
             assert_eq!(stray(&tables), first);
             tables.forget();
@@ -239,7 +240,7 @@ fn an_endpoint_that_knows_nothing_of_a_connection_ends_what_was_picked_up() {
     }
 }
 
-/// Or whoever sends a segment and then a SYN would have a flow that any acknowledgement proves.
+/// Otherwise a stray segment followed by a SYN would make a flow that any acknowledgement proves.
 #[test]
 fn a_syn_on_a_flow_that_was_picked_up_begins_a_connection() {
     for scene in scenes(3) {
@@ -261,7 +262,7 @@ fn a_syn_on_a_flow_that_was_picked_up_begins_a_connection() {
     }
 }
 
-/// Nobody has been silent yet: session affinity and lookup tables hold.
+/// No endpoint has been silent yet: session affinity and lookup tables are followed.
 #[test]
 fn a_syn_after_a_stray_segment_goes_where_its_client_belongs() {
     for scene in scenes(5) {
@@ -291,7 +292,7 @@ pub fn endpoint_of(talk: &Conversation<'_>) -> SocketAddr {
     talk.there.expect("sent").1
 }
 
-/// The SYN that a conversation begins with, sent again.
+/// The SYN that starts a conversation, repeated.
 pub fn first_syn() -> Tcp {
     Tcp::new(u32::MAX - 7, 0, SYN)
 }

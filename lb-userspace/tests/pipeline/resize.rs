@@ -1,4 +1,4 @@
-//! Flow tables that get another size: packets of flows that are still in the table of before.
+//! Flow tables that change their size: packets of flows that are still in the old table.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ use crate::{
     scene::{Client, Place, Scene},
 };
 
-/// Records of the next table: more than there were, and fewer.
+/// Sizes of the next table: larger and smaller than the old one.
 pub const SIZES: [u32; 2] = [4096, 64];
 /// The client's port.
 pub const PORT: u16 = 4000;
@@ -46,7 +46,7 @@ pub fn scenes() -> impl Iterator<Item = Scene> {
     })
 }
 
-/// What a conversation has come to.
+/// The state of a conversation.
 #[derive(Clone, Copy)]
 pub struct Progress {
     pub there: Option<(SocketAddr, SocketAddr)>,
@@ -72,7 +72,7 @@ pub fn established(scene: &Scene, tables: &ProgrammedTables) -> Progress {
     Progress::of(&Conversation::established(scene, tables, PORT))
 }
 
-/// Flows of a scene's family in the table of before, if that is asked for, or in the next one.
+/// The flows of a scene's family, in the old table if `before` is set, or else in the next one.
 fn directions(scene: &Scene, tables: &ProgrammedTables, before: bool) -> usize {
     fn count<A: Family>(tables: &ProgrammedTables, before: bool) -> usize {
         match before {
@@ -202,7 +202,7 @@ fn a_closed_flow_gives_way_to_a_new_connection_as_ever() {
         let opened = talk.send(Side::Client, SYN, b"");
         assert_eq!(opened.reason, Reason::Opened);
         assert_eq!(talk.stage(), Some(Stage::Unreplied));
-        // What is left in the table of before does not come back.
+        // Flows that are left in the old table do not come back.
         assert!(
             tables
                 .copy_flows()
@@ -235,7 +235,7 @@ fn a_port_of_a_flow_in_the_table_of_before_is_not_given_away() {
     }
 }
 
-/// What the endpoint sees as the source of a new connection.
+/// The source that the endpoint sees of a new connection.
 fn source(scene: &Scene, tables: &ProgrammedTables, port: u16) -> SocketAddr {
     let opened = ingress(tables, &scene.opening(port));
     assert_eq!(opened.reason, Reason::Opened);
@@ -251,7 +251,7 @@ fn all_flows_are_copied_once() {
             .map(|port| ingress(&tables, &scene.opening(port)))
             .collect();
         tables.begin_resize(SIZES[0]);
-        // Some come by themselves.
+        // Some flows are copied by their own packets.
         for port in 1..=10 {
             ingress(
                 &tables,
@@ -317,12 +317,12 @@ fn half_a_flow_is_left_behind() {
     let mut tables = scene.tables();
     let opened = ingress(&tables, &scene.opening(PORT));
     let (from, to) = (opened.read().from(), opened.read().to());
-    // The agent ends the client's direction of a flow to an endpoint that serves no more.
+    // The agent ends the client's direction of a flow to an endpoint that no longer serves.
     {
         use lb_common::flow::{record::kill, slots::Slots};
         let flows = tables.flows::<Ip4>();
         let is_forward = |record: &Record<Ip4>| {
-            // SAFETY: one thread.
+            // SAFETY: only this thread uses the table.
             let flow = unsafe { record.as_ref() };
             !flow.has(flow_flag::REPLY) && flow.source_port == PORT
         };

@@ -1,5 +1,5 @@
-//! Flow tables that get another size: programs with the table of before and with the next one side
-//! by side.
+//! Flow tables that change their size: programs with the old and with the new table run at the same
+//! time.
 
 use lb_common::{flow::Stage, pipeline::Copied, verdict::Reason};
 use lb_packet::{
@@ -15,12 +15,13 @@ use crate::{
     scene::Scene,
 };
 
-/// Between the exchange of one device's programs and another one's, each packet of a connection may
-/// meet either.
+/// After the programs of one device are exchanged and before those of another, each packet of a
+/// connection may meet either kind.
 #[test]
 fn programs_with_either_table_handle_one_connection() {
     for scene in scenes() {
-        // Which of the three segments of the handshake, and two more, meet programs of before.
+        // Which of the handshake's three segments, and of two more, meet programs with the old
+        // table.
         for pattern in 0..32 {
             let mut tables = scene.tables();
             tables.begin_resize(SIZES[0]);
@@ -48,7 +49,7 @@ fn programs_with_either_table_handle_one_connection() {
                 assert_eq!(outcome.reason, expected, "{pattern:b} {step}");
                 assert!(there.is_none() || talk.there == there, "{pattern:b} {step}");
             }
-            // Now only the next table counts.
+            // From now on only the next table counts.
             tables.copy_flows();
             assert_eq!(talk.stage(), Some(Stage::Established), "{pattern:b}");
             let now = Progress::of(&talk);
@@ -108,7 +109,7 @@ fn a_port_that_a_closed_flow_has_given_up_in_the_table_of_before_is_free_in_the_
             ..scene
         };
         let (tables, closed) = copied_and_closed_before(&scene);
-        // Of another client's port; a flow without source NAT needs none.
+        // Another client port is needed; a flow without source NAT uses none of the node's.
         let mut talk = Conversation::new(&scene, &tables, PORT + 1);
         let opened = send_of_before(&tables, &mut talk, Side::Client, SYN);
         assert_eq!(opened.reason, Reason::Opened);
@@ -126,7 +127,7 @@ fn a_port_that_a_closed_flow_has_given_up_in_the_table_of_before_is_free_in_the_
     }
 }
 
-/// A connection that is in both tables, of whose end only programs with the table of before know.
+/// A connection in both tables. Only programs with the old table know that it has ended.
 fn copied_and_closed_before(scene: &Scene) -> (ProgrammedTables, Progress) {
     let mut tables = scene.tables();
     let before = established(scene, &tables);
@@ -140,7 +141,7 @@ fn copied_and_closed_before(scene: &Scene) -> (ProgrammedTables, Progress) {
     (tables, progress)
 }
 
-/// As [`Conversation::send`], to a program that has the table of before for its own.
+/// Like [`Conversation::send`], to a program with the old table as its own.
 fn send_of_before(
     tables: &ProgrammedTables,
     talk: &mut Conversation<'_>,

@@ -1,5 +1,5 @@
-//! Client to endpoint and back: translation and reverse translation are each other's inverse, and
-//! nothing else in a packet changes.
+//! From client to endpoint and back: reverse translation is the inverse of translation, and nothing
+//! else in a packet changes.
 
 use std::net::SocketAddr;
 
@@ -85,8 +85,8 @@ fn a_udp_checksum_that_comes_to_zero_is_sent_as_all_ones() {
     }
 }
 
-/// The outgoing packet differs from the incoming one in addresses, ports, checksums and time to
-/// live only; all checksums are right.
+/// Asserts that the outgoing packet differs from the incoming one only in addresses, ports,
+/// checksums and time to live, and that all checksums are right.
 fn check_translated(sent: &[u8], out: &Outcome) {
     let (before, after) = (Read::frame(sent), out.read());
     before.assert_checksums();
@@ -111,7 +111,7 @@ fn check_translated(sent: &[u8], out: &Outcome) {
     );
 }
 
-/// What a packet has besides what translation looks at.
+/// The parts of a packet that translation does not look at.
 #[derive(Clone, Debug)]
 struct Shape {
     ttl: u8,

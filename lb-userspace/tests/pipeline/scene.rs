@@ -29,33 +29,33 @@ pub const SNAT: PortRange = PortRange {
     first: 10_000,
     last: 29_999,
 };
-/// The Ethernet addresses that forwarded frames leave with.
+/// The Ethernet addresses of forwarded frames.
 pub const LEFT: Ethernet = Ethernet {
     to: [2, 0, 0, 0, 0, 3],
     from: [2, 0, 0, 0, 0, 4],
 };
 /// Length of Maglev lookup tables.
 pub const MAGLEV_ROWS: u32 = 251;
-/// Of the link that they leave by.
+/// MTU of the link by which frames leave.
 pub const MTU: u16 = 1500;
 
 const NODE_NAME: &str = "node-1";
 
-/// A Service of one port and one family on a node that a default route leads away from.
+/// A Service with one port in one family, on a node with a default route.
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub family: IpFamily,
     /// [`TCP`] or [`UDP`].
     pub protocol: u8,
-    /// What clients address.
+    /// The kind of address that clients use.
     pub frontend: FrontendKind,
     pub internal: TrafficPolicy,
     pub external: TrafficPolicy,
     pub endpoints: Vec<Place>,
-    /// The endpoint that is gone; the others are where they were.
+    /// The endpoint that is gone; the others keep their places.
     pub absent: Option<usize>,
     pub affinity: Option<Duration>,
-    /// Of `loadBalancerSourceRanges`.
+    /// `loadBalancerSourceRanges`.
     pub source_ranges: Vec<IpNet>,
     pub client: Client,
     pub bypass: bool,
@@ -64,7 +64,7 @@ pub struct Scene {
     pub algorithm: Algorithm,
 }
 
-/// Where an endpoint is and what it can do.
+/// Where an endpoint is, and what it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Local,
@@ -75,7 +75,7 @@ pub enum Place {
     Host,
 }
 
-/// Who connects.
+/// The client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
     Outside,
@@ -112,7 +112,7 @@ impl Scene {
             .flat_map(|family| [TCP, UDP].map(|protocol| Self::new(family, protocol)))
     }
 
-    /// Scenes whose Service has a candidate for whoever connects.
+    /// Scenes in which the Service has a candidate for the client.
     pub fn any() -> impl Strategy<Value = Self> {
         let kinds = vec![
             FrontendKind::ClusterIp,
@@ -189,7 +189,7 @@ impl Scene {
             .swap_remove(0)
     }
 
-    /// What clients connect to.
+    /// The address that clients connect to.
     pub fn target(&self) -> SocketAddr {
         let plan = self.plan();
         let mut frontends = plan.frontends.iter();
@@ -213,7 +213,8 @@ impl Scene {
         }
     }
 
-    /// Whether the client's address is replaced on the way to `endpoint`, by kube-proxy's rules.
+    /// Whether the client's address is replaced on the way to `endpoint`, by kube-proxy's rules
+    /// alone.
     pub fn source_nat(&self, endpoint: IpAddr) -> bool {
         let client = self.client(1).ip();
         let masquerade = match self.frontend {
@@ -306,7 +307,7 @@ impl Scene {
         }
     }
 
-    /// One per endpoint, as each has a port of its own.
+    /// One slice per endpoint, because each has its own port.
     fn slices(&self) -> Vec<EndpointSlice> {
         let places = self.endpoints.iter().enumerate();
         places

@@ -268,7 +268,7 @@ fn maglev_keeps_clients_where_they_are_when_others_leave() {
 fn maglev_picks_are_the_same_on_every_node() {
     let scene = Scene::new(IpFamily::V4, TCP);
     let hashes = (1..100).map(|port| select::maglev_hash(&tuple(&scene, port)));
-    // Changing the hash moves connections during an upgrade: this must not happen unnoticed.
+    // If the hash changes, an upgrade moves connections, so a change must not go unnoticed.
     assert_eq!(
         hashes.fold(0, |all: u32, hash| all.rotate_left(1) ^ hash),
         MAGLEV_HASHES
@@ -287,7 +287,7 @@ fn sticky() -> Scene {
     }
 }
 
-/// Where a new connection from the client's port goes.
+/// The endpoint of a new connection from this client port.
 fn pick(scene: &Scene, tables: &ProgrammedTables, port: u16) -> SocketAddr {
     ingress(tables, &scene.opening(port)).read().to()
 }

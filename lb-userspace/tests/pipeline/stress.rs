@@ -1,4 +1,5 @@
-//! The flow table under many threads: no tuple live twice, none lost, nothing half written.
+//! The flow table with many threads: no tuple is live twice, none is lost, and no record is half
+//! written.
 
 use std::{
     collections::HashMap,
@@ -44,7 +45,7 @@ fn claim_each_once<A: Family + Send + Sync>() {
                 barrier.wait();
                 for number in 0..TUPLES {
                     let tuple = tuple::<A>(number);
-                    // A race is nobody's win: a client would send again.
+                    // Nobody may win a race; a client would then send again.
                     let outcome = loop {
                         match open(flows, &tuple, thread as u32) {
                             Err(Refused::Race) => thread::yield_now(),
@@ -56,7 +57,7 @@ fn claim_each_once<A: Family + Send + Sync>() {
                         Err(refused) => assert_eq!(refused, Refused::Exists),
                     }
                     let found = table::find(flows, &tuple).expect("whoever claimed it");
-                    // SAFETY: nobody kills here.
+                    // SAFETY: no thread kills records here, so the record stays live.
                     let found = unsafe { found.as_ref() };
                     assert_eq!(found.last_seen, found.service, "written before it is seen");
                 }

@@ -23,7 +23,7 @@ use crate::{
     scene::{self, SNAT},
 };
 
-/// Enough for every endpoint of a set to be picked.
+/// Enough connections that every endpoint of a set is chosen.
 const CONNECTIONS: u16 = 200;
 
 #[test]
@@ -31,7 +31,8 @@ fn first_packets_are_treated_as_by_kube_proxy() {
     let Vectors { flows, .. } = Vectors::load();
     for scenario in &flows.scenarios {
         for packet in &scenario.packets {
-            // Connections that share ports with those of another packet would change theirs.
+            // If connections shared ports with those of another packet, they would change each
+            // other's ports.
             let tables = tables(scenario, &flows.fixture);
             let what = format!("{} {}", scenario.id, packet.name);
             let outcomes = connections(&tables, packet);
@@ -86,7 +87,7 @@ fn connections(tables: &ProgrammedTables, packet: &Packet) -> Vec<Outcome> {
         .collect()
 }
 
-/// The verdict on all of a packet's connections, where they went, and whether with source NAT.
+/// The common verdict on a packet's connections, where they went, and whether with source NAT.
 fn observed(
     outcomes: &[Outcome],
     source: IpAddr,

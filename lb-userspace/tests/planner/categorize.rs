@@ -1,4 +1,4 @@
-//! Endpoint sets, verdicts and health checks of single service ports, from the vectors.
+//! Endpoint sets, verdicts and health checks of single service ports, by the vectors.
 
 use std::collections::BTreeSet;
 
@@ -116,7 +116,7 @@ fn local_ready_counts() {
         let node = LocalNode::new(&node, &[], &PlanOptions::default());
 
         for name in row.slices.iter().map(|slice| slice.service.as_str()) {
-            // The service has no port of the slices' names: the count must not need one.
+            // The service has no port with the slices' names, and the count must not need one.
             let service = Service {
                 name: object_name(name),
                 ..health_checked_service()

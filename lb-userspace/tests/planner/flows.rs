@@ -1,5 +1,5 @@
-//! The plans' completeness: a straightforward reading of the packet rules, fed from plans alone,
-//! decides every packet of the vectors' scenarios as kube-proxy does.
+//! Plans are complete: a straightforward implementation of the packet rules that uses only plans
+//! decides on every packet of the vectors' scenarios as kube-proxy does.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,5 @@
-//! Which parts of Services and slices count: the vectors' object handling rules that concern the
-//! planner (the rest concerns the translation from Kubernetes), and the rules around them.
+//! Which parts of Services and slices are used: the vectors' rules that concern the planner (others
+//! concern the translation from Kubernetes), and further rules.
 
 use std::net::SocketAddr;
 
@@ -346,7 +346,7 @@ fn terminating_endpoints_in_use_are_those_of_sets_without_ready_ones() {
     assert_eq!(in_use(&internal, [&here, &away, &here]), 2);
     assert_eq!(in_use(&internal, [&here, &away, &ready_away]), 0);
 
-    // The Local set falls back on its own; the Cluster set, for short-circuited traffic, need not.
+    // The Local set falls back on its own. The Cluster set, for short-circuited traffic, need not.
     let external = load_balancer();
     assert_eq!(in_use(&external, [&here, &away, &ready_away]), 1);
     assert_eq!(in_use(&external, [&here, &away, &ready_here]), 0);

@@ -1,4 +1,4 @@
-//! What must hold of every plan, checked on random Services and slices.
+//! Properties of every plan, checked with random Services and slices.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -116,7 +116,7 @@ fn service() -> impl Strategy<Value = Service> {
         ServiceType::NodePort,
         ServiceType::LoadBalancer,
     ]);
-    // Few addresses, so that kinds meet on one.
+    // Few addresses, so that kinds share one.
     let addresses = || vec((248..=250u8).prop_map(ip), 0..3);
     let node_port = select(vec![0, 80, 30_080]);
     (

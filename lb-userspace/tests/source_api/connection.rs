@@ -1,4 +1,4 @@
-//! Real connections: addresses, tokens and certificates that are wrong at first.
+//! Real connections, with addresses, tokens and certificates that are wrong at first.
 
 use std::{fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -56,7 +56,7 @@ impl Client {
         }
     }
 
-    /// Waits until the source says this of Services.
+    /// Waits until the source reports this about Services.
     async fn says(&self, expected: &str) {
         let mut last = None;
         let said = timeout(PATIENCE, async {

@@ -1,4 +1,4 @@
-//! Events on Services: what is written, and how seldom.
+//! Events on Services: what is written, and how rarely.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

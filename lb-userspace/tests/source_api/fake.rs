@@ -17,7 +17,7 @@ type BoxError = Box<dyn Error + Send + Sync>;
 type Chunk = Result<Bytes, BoxError>;
 type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Longer than anything the source waits for by itself.
+/// Longer than any wait of the source.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// The requests for each resource, in order.
@@ -25,11 +25,11 @@ pub struct FakeApi {
     calls: HashMap<&'static str, mpsc::Receiver<Call>>,
 }
 
-/// A request that waits for its answer. Dropped, its connection breaks.
+/// A request that waits for its answer. If it is dropped, its connection breaks.
 pub struct Call {
     pub method: Method,
     pub path: String,
-    /// What was sent, if it was an object.
+    /// The object that was sent, if any.
     pub object: Value,
     pub query: HashMap<String, String>,
     pub at: Instant,
@@ -40,7 +40,7 @@ pub struct Call {
 pub struct Stream(mpsc::Sender<Chunk>);
 
 impl FakeApi {
-    /// The server, and a client that reaches nothing else.
+    /// The server, and a client that is connected only to it.
     pub fn start() -> (Self, kube::Client) {
         let names = ["services", "endpointslices", "nodes", "events"];
         let (senders, calls): (HashMap<_, _>, HashMap<_, _>) = names
@@ -96,7 +96,7 @@ impl FakeApi {
         }
     }
 
-    /// From now on every request for a resource finds nothing, for ever.
+    /// From now on every request for a resource gets an empty answer.
     pub fn serve_empty(&mut self, resource: &'static str) {
         let mut calls = self.calls.remove(resource).expect("a resource");
         tokio::spawn(async move {
@@ -120,12 +120,12 @@ impl Call {
         self.get("watch") == Some("true")
     }
 
-    /// Whether a list is asked for, in whatever form.
+    /// Whether a list is requested, in any form.
     pub fn is_list(&self) -> bool {
         !self.is_watch() || self.get("sendInitialEvents") == Some("true")
     }
 
-    /// Answers 200 and goes on as the test says.
+    /// Answers 200, and continues as the test says.
     pub fn stream(self) -> Stream {
         let (sender, receiver) = mpsc::channel(16);
         let chunks = stream::unfold(receiver, next_chunk);
@@ -169,13 +169,13 @@ impl Call {
         for (name, value) in headers {
             answer = answer.header(*name, *value);
         }
-        // A source that has stopped asking does not mind.
+        // It is no error if the source has stopped waiting.
         let _ = self.reply.send(answer.body(body).unwrap());
     }
 }
 
 impl Stream {
-    /// Sends bytes as they are.
+    /// Sends text as it is.
     pub async fn text(&self, text: impl Into<String>) {
         let _ = self.0.send(Ok(Bytes::from(text.into()))).await;
     }
@@ -203,7 +203,7 @@ impl Stream {
         self.event("ERROR", &status).await;
     }
 
-    /// Whether the source has turned away.
+    /// Whether the source has dropped the request.
     pub fn is_dropped(&self) -> bool {
         self.0.is_closed()
     }

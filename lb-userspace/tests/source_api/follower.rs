@@ -1,4 +1,4 @@
-//! A running source and what comes out of it.
+//! A running source and the events that it sends.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::fake::{Call, FakeApi, Stream};
 /// Longer than anything the source waits for by itself.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
-/// A source on a [`FakeApi`], and its events added up.
+/// A source on a [`FakeApi`], and the sum of its events.
 pub struct Follower {
     pub api: FakeApi,
     pub health: Arc<SourceHealth>,
@@ -34,7 +34,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// A source of which only Services matter.
+    /// A source for which only Services matter.
     pub fn start() -> Self {
         let mut follower = Self::start_scripted();
         follower.api.serve_empty("endpointslices");
@@ -42,7 +42,7 @@ impl Follower {
         follower
     }
 
-    /// A source whose every request is up to the test.
+    /// A source for which the test answers every request.
     pub fn start_scripted() -> Self {
         let (api, client) = FakeApi::start();
         let metrics = Metrics::new();
@@ -68,7 +68,7 @@ impl Follower {
         self.api.next("services").await
     }
 
-    /// Takes in the next batch.
+    /// Takes the next batch.
     pub async fn batch(&mut self) -> Vec<Event> {
         let batch = timeout(PATIENCE, self.events.recv()).await;
         let batch = batch.expect("events in time").expect("a running source");
@@ -79,7 +79,7 @@ impl Follower {
         batch
     }
 
-    /// Takes in everything until the source has nothing more to do at this moment.
+    /// Takes everything until the source has nothing more to do at present.
     pub async fn settle(&mut self) {
         // Time only passes when every task waits.
         while let Ok(Some(batch)) = timeout(Duration::from_millis(1), self.events.recv()).await {
@@ -89,7 +89,7 @@ impl Follower {
         }
     }
 
-    /// Lists these Services as a stream, up to this version, and goes on as a watch.
+    /// Answers a list of these Services as a stream, up to this version, which goes on as a watch.
     pub async fn listed(&mut self, services: &[serde_json::Value], version: u64) -> Stream {
         let call = self.call().await;
         assert!(call.is_list(), "{:?}", call.query);
@@ -106,7 +106,7 @@ impl Follower {
         self.services.keys().map(String::as_str).collect()
     }
 
-    /// The port of a Service, by which its versions are told apart.
+    /// The port of a Service, which tells its versions apart.
     pub fn port(&self, name: &str) -> u16 {
         self.services[name].ports[0].port
     }
@@ -118,14 +118,14 @@ impl Follower {
         value.map_or(0, |value| value.trim().parse().unwrap())
     }
 
-    /// What the source says is wrong with a resource.
+    /// The error that the source reports for a resource.
     pub fn error(&self, name: &str) -> Option<String> {
         let states = self.health.states();
         let state = states.into_iter().find(|state| state.name == name);
         state.expect("a resource").error
     }
 
-    /// Lets time pass, in which the source may send nothing.
+    /// Lets time pass; the source may send nothing meanwhile.
     pub async fn quiet(&mut self, time: Duration) {
         sleep(time).await;
         assert!(self.events.try_recv().is_err(), "events in a quiet time");

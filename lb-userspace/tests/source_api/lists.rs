@@ -34,7 +34,7 @@ async fn synced_comes_once_after_every_resource_is_complete() {
     assert_eq!(follower.batch().await, [Event::Synced]);
     assert!(follower.health.all_synced());
 
-    // Another list of one of them is no new beginning.
+    // A new list of one resource does not start over.
     services.error(410, "Expired", 0).await;
     follower.listed(&[service("a", 1)], 9).await;
     assert_eq!(follower.synced, 1);
@@ -188,7 +188,7 @@ async fn nothing_is_deleted_by_a_list_that_breaks_off() {
     ] {
         let call = follower.call().await;
         match call.is_watch() {
-            // The first one, which the server turns out not to stream.
+            // The first request is for a stream, which the server does not support.
             true => {
                 call.refuse(400, None);
                 follower.call().await.stream().text(broken).await;
@@ -206,7 +206,7 @@ async fn nothing_is_deleted_by_a_list_that_breaks_off() {
         (vec!["a", "b"], 0)
     );
 
-    // An empty list that is complete is another matter.
+    // An empty list that is complete does delete.
     follower.call().await.page(9, "", &[]).await;
     follower.settle().await;
     assert_eq!((follower.names(), follower.deleted.len()), (vec![], 2));

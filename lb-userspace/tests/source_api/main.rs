@@ -1,4 +1,4 @@
-//! The API server as a source, against an API server that does what a test tells it to.
+//! The API server as a source, with an API server that does what a test says.
 
 mod connection;
 mod events;

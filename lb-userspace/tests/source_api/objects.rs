@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// A ClusterIP Service of this name, whose port tells its versions apart.
+/// A ClusterIP Service with this name. Its port tells its versions apart.
 pub fn service(name: &str, version: u64) -> Value {
     json!({
         "metadata": {
@@ -16,7 +16,7 @@ pub fn service(name: &str, version: u64) -> Value {
     })
 }
 
-/// A slice of Service `web`, whose endpoints changed at this time.
+/// A slice of Service `web`, with endpoints that changed at this time.
 pub fn slice(name: &str, version: u64, changed: &str) -> Value {
     json!({
         "metadata": {
@@ -30,7 +30,7 @@ pub fn slice(name: &str, version: u64, changed: &str) -> Value {
     })
 }
 
-/// A Service that does not decode.
+/// A Service that cannot be decoded.
 pub fn undecodable(name: &str, version: u64) -> Value {
     let mut service = service(name, version);
     service["spec"]["ports"] = json!("none");

@@ -1,4 +1,4 @@
-//! An API server that is away, or does not let us in.
+//! An API server that is away, or refuses the agent.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn outage_costs_few_requests_and_no_list() {
         requests += 1;
         drop(call); // connection refused
     };
-    // 30 to 60 s apart, but for the first few.
+    // 30 to 60 s apart, except for the first few.
     assert!((60..=130).contains(&requests), "{requests}");
     assert!(
         follower
@@ -35,7 +35,7 @@ async fn outage_costs_few_requests_and_no_list() {
     follower.settle().await;
     assert_eq!(follower.names(), ["a", "b"], "all stays in force");
 
-    // Back, with its history gone: only what is different comes through.
+    // It is back, with its history gone: only differences are passed on.
     back.refuse(410, None);
     let refused = Instant::now();
     follower.applied.clear();

@@ -1,4 +1,4 @@
-//! An API server on loopback without any objects, for what only real connections show.
+//! An API server on loopback without any objects, for tests that need real connections.
 
 use std::{
     convert::Infallible,
@@ -125,7 +125,7 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Sha
             match tls {
                 None => serve(socket, shared).await,
                 Some(tls) => {
-                    // Who does not trust the certificate goes away here.
+                    // Clients that do not trust the certificate leave here.
                     if let Ok(socket) = tls.accept(socket).await {
                         serve(socket, shared).await;
                     }

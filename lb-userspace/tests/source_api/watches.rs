@@ -1,4 +1,4 @@
-//! Watches: what they say, and how they end.
+//! Watches: their events, and how they end.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn watch_that_ends_goes_on_where_it_was() {
     let renewed = follower.call().await;
     assert!(!renewed.is_list());
     assert_eq!(renewed.get("resourceVersion"), Some("11"));
-    // In the middle of a line, by a cut, and with what is no event.
+    // In the middle of a line, by a cut connection, and with something that is no event.
     let mut at = renewed.at;
     let mut call = renewed;
     for (text, cut) in [
@@ -192,7 +192,7 @@ async fn events_out_of_order_or_twice_do_no_harm() {
     follower.settle().await;
     assert_eq!(follower.applied, ["a", "b", "a", "c"]);
     assert_eq!(follower.port("a"), 10);
-    // Older news about something deleted, and an older deletion of something that is back.
+    // An older event of a deleted object, and an older deletion of an object that is back.
     watch.event("DELETED", &service("b", 12)).await;
     watch.event("MODIFIED", &service("b", 11)).await;
     watch.event("DELETED", &service("a", 6)).await;

@@ -1,4 +1,4 @@
-//! What one reading gives.
+//! What a single reading returns.
 
 use std::{fs, os::unix::fs::symlink};
 

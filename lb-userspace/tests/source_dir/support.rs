@@ -14,7 +14,7 @@ use node_lb::{
 use tempfile::TempDir;
 use tokio::{sync::mpsc, task::JoinHandle, time};
 
-/// Far above what a change takes, for machines that are busy with other tests.
+/// Far longer than a change takes, for machines that are busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Dir(TempDir);
@@ -45,7 +45,7 @@ pub struct Watched {
     store: Store,
     events: mpsc::Receiver<Batch>,
     source: JoinHandle<anyhow::Result<()>>,
-    /// Everything since the start.
+    /// All events since the start.
     pub later: Vec<Event>,
 }
 
@@ -67,7 +67,7 @@ impl Watched {
         }
     }
 
-    /// Takes in events until the store is as it should be.
+    /// Takes events until the store is as it should be.
     pub async fn until(&mut self, is_done: impl Fn(&Self) -> bool) {
         let deadline = time::Instant::now() + PATIENCE;
         while !is_done(self) {

@@ -1,4 +1,4 @@
-//! What happens to a watched directory.
+//! What happens to a watched directory, and what the source makes of it.
 
 use std::{
     fs,
@@ -48,8 +48,8 @@ async fn atomic_renames_and_editors_do_not_interrupt() {
         .until(|w| w.cluster_ip("web").as_deref() == Some("10.96.0.2"))
         .await;
 
-    // As vim does: swap file, probe, backup, new file, slowly. On a machine so busy that it takes
-    // seconds, the file may rightly be taken for deleted, so that another try is due.
+    // As vim does: swap file, probe, backup, new file, slowly. A busy machine may take seconds for
+    // that. Then the file rightly counts as deleted, and the test tries again.
     let attempt = 'attempts: {
         for attempt in 3..=50 {
             watched.later.clear();
@@ -94,7 +94,7 @@ async fn a_file_is_read_when_its_writer_is_done() {
     file.write_all(service("a", "10.96.0.3").as_bytes())
         .unwrap();
     time::sleep(Duration::from_millis(350)).await;
-    // Something that does make the source look at it.
+    // A change that makes the source look at the file.
     file.set_permissions(fs::Permissions::from_mode(0o600))
         .unwrap();
     time::sleep(Duration::from_millis(350)).await;
@@ -187,7 +187,7 @@ async fn an_invalid_object_keeps_its_last_good_version() {
     assert_eq!(watched.cluster_ip("web").as_deref(), Some("10.96.0.1"));
     assert!(watched.problems()[0].contains("Service default/web"));
 
-    // Invalid and then not there at all: gone.
+    // First invalid, and then removed: its objects are gone.
     dir.write("all.yaml", &service("api", "10.96.0.3"));
     watched.until(|w| !w.has("web")).await;
     assert!(watched.problems().is_empty());
@@ -253,7 +253,7 @@ async fn a_vanished_directory_keeps_everything_and_is_found_again() {
         .until(|w| w.cluster_ip("web").as_deref() == Some("10.96.0.2"))
         .await;
     watched.until(|w| w.problems().is_empty()).await;
-    // The new directory is the one being watched now.
+    // The new directory is watched now.
     parent.write("manifests/web.yaml", &service("web", "10.96.0.3"));
     watched
         .until(|w| w.cluster_ip("web").as_deref() == Some("10.96.0.3"))

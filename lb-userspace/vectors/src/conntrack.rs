@@ -1,4 +1,4 @@
-//! The vectors' conntrack entries, and which of them a change of endpoints clears.
+//! The vectors' conntrack entries, and which of them a change of endpoints removes.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -79,14 +79,14 @@ impl ConntrackFlow {
     }
 }
 
-/// A case told in words.
+/// A case described in words.
 #[derive(Deserialize)]
 pub struct ConntrackExtra {
     pub case: String,
     pub delete: Option<Delete>,
 }
 
-/// Whether the flow is deleted; where releases differ, by release.
+/// Whether the flow is deleted; by release if releases differ.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub enum Delete {
@@ -94,7 +94,7 @@ pub enum Delete {
     ByRelease(std::collections::BTreeMap<String, bool>),
 }
 
-/// A change of slices, told in words, and whether flows have to be looked at.
+/// A change of slices, described in words, and whether flows must be checked.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConntrackTrigger {

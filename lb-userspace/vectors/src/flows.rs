@@ -1,4 +1,4 @@
-//! The vectors' packet scenarios: Services on one shared node, and what becomes of packets to them.
+//! The vectors' packet scenarios: Services on one shared node, and what happens to packets to them.
 
 use std::net::IpAddr;
 

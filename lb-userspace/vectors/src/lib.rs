@@ -22,7 +22,7 @@ mod flows;
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
-/// The parts of the vector file that speak of plans, first packets and stale flows.
+/// The parts of the vector file about plans, first packets and stale flows.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Vectors {
@@ -126,7 +126,7 @@ pub struct Derived {
     pub no_local_endpoints_metric: NoLocalEndpoints,
 }
 
-/// What becomes of a packet. `source_nat` only where it is forwarded.
+/// What happens to a packet. `source_nat` is set only if it is forwarded.
 #[derive(Debug, Deserialize, PartialEq)]
 pub struct ExpectedVerdict {
     pub verdict: String,
@@ -149,7 +149,7 @@ pub struct NoLocalEndpoints {
     pub external: u8,
 }
 
-/// Slices and how many local ready endpoints each Service has.
+/// Slices, and the number of local ready endpoints of each Service.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalReadyCount {
@@ -313,7 +313,7 @@ impl EndpointRow {
     }
 }
 
-/// One slice per endpoint, as each row has ports of its own.
+/// One slice per endpoint, because each row has its own ports.
 fn slices(service: &ObjectName, endpoints: &[EndpointRow]) -> Vec<EndpointSlice> {
     let endpoints = endpoints.iter().enumerate();
     endpoints

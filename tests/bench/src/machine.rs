@@ -1,4 +1,4 @@
-//! Where figures come from.
+//! The machine on which figures were measured.
 
 use std::{fs, time::Duration};
 
@@ -23,7 +23,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one. What it does not tell is "unknown".
+    /// This machine. Unknown properties are "unknown".
     pub fn this() -> Self {
         let mitigation = |name: &str| {
             let path = format!("/sys/devices/system/cpu/vulnerabilities/{name}");
@@ -47,7 +47,7 @@ impl Machine {
         }
     }
 
-    /// For people, a line each.
+    /// The properties for people, one per line.
     pub fn lines(&self) -> [String; 3] {
         [
             format!(
@@ -64,7 +64,7 @@ impl Machine {
 ///
 /// # Errors
 ///
-/// If there is no such CPU, or it is not ours to use.
+/// If there is no such CPU, or this process may not use it.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)

@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: what packets, connections and changes cost with node-lb, beside other ways
-//! to do the same.
+//! `cargo xtask bench`: the cost of packets, connections and changes with node-lb and with other
+//! ways to do the same.
 
 mod cluster;
 mod control_plane;

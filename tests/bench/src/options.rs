@@ -90,11 +90,11 @@ pub enum Part {
 }
 
 impl Options {
-    /// Whether to run a part.
+    /// Whether a part is to run.
     pub fn wants(&self, part: Part) -> bool {
         match &self.only[..] {
             _ if self.control_plane => part == Part::ControlPlane,
-            // Takes long, and the programs of Kubernetes.
+            // It takes long, and needs the programs of Kubernetes.
             [] => part != Part::ControlPlane,
             only => only.contains(&part),
         }

@@ -1,4 +1,4 @@
-//! Everything a run found: for people, for programs, as plots.
+//! The results of a run: for people, for programs, and as plots.
 
 use std::{env, path::Path};
 
@@ -33,7 +33,7 @@ impl Findings {
 #[derive(Debug)]
 pub struct Report {
     machine: Machine,
-    /// The arguments that led to it.
+    /// The command line of the run.
     arguments: Vec<String>,
     parts: Vec<Findings>,
 }
@@ -53,7 +53,7 @@ impl Report {
         self.parts.push(findings);
     }
 
-    /// Where the figures come from, for a terminal.
+    /// The machine, for a terminal.
     pub fn heading(&self) -> String {
         self.machine.lines().join("\n")
     }

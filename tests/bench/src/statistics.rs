@@ -11,7 +11,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Those of some samples; none if there are no samples.
+    /// The figures of some samples; `None` without samples.
     pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         if sorted.is_empty() {
@@ -38,7 +38,8 @@ pub fn median(samples: &mut [f64]) -> f64 {
     (samples[(count - 1) / 2] + samples[count / 2]) / 2.0
 }
 
-/// The value that a share of sorted samples is not above. There must be one.
+/// The smallest value such that the part `share` of the sorted samples is not above it. There must
+/// be a sample.
 pub fn quantile<T: Copy>(sorted: &[T], share: f64) -> T {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug)]
 pub struct Table {
     pub title: String,
-    /// What a reader has to know, a line each.
+    /// Notes for the reader, one per line.
     pub notes: Vec<String>,
     /// How many columns, from the left, hold names; the others hold numbers.
     names: usize,

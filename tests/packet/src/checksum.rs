@@ -1,8 +1,8 @@
-//! The Internet checksum over whole headers, the slow and obvious way (RFC 1071).
+//! The Internet checksum over whole headers, computed in the slow and obvious way (RFC 1071).
 
 use std::net::IpAddr;
 
-/// The checksum of some bytes behind `sum`, what came before as [`partial`] has it.
+/// The checksum of some bytes. `sum` covers what comes before them, in the form of [`partial`].
 pub fn internet_checksum(sum: u32, bytes: &[u8]) -> u16 {
     let mut sum = u64::from(sum) + u64::from(partial(bytes));
     while sum > 0xffff {
@@ -11,13 +11,13 @@ pub fn internet_checksum(sum: u32, bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// What a sender leaves where a device has yet to put the checksum: the pseudo header's sum.
+/// What a sender leaves in the checksum's place for a device to complete: the pseudo header's sum.
 pub fn pseudo_header_sum(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> u16 {
     !internet_checksum(pseudo_header(source, destination, protocol, length), &[])
 }
 
-/// The sum over a segment and its pseudo header, with the checksum that is there: 0xffff if that is
-/// right. ICMP for IPv4 has no pseudo header.
+/// The sum over a segment and its pseudo header, including its checksum: 0xffff if that is right.
+/// ICMP for IPv4 has no pseudo header.
 pub fn transport_sum(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
     let pseudo = match protocol {
         1 => 0,
@@ -51,7 +51,7 @@ pub(crate) fn pseudo_header(
     addresses + u32::from(protocol) + length as u32
 }
 
-/// The sum of 16-bit words, an odd byte at the end padded with zero.
+/// The sum of 16-bit words. An odd byte at the end is padded with zero.
 fn partial(bytes: &[u8]) -> u32 {
     let words = bytes.chunks(2).map(|word| match *word {
         [high, low] => u16::from_be_bytes([high, low]),

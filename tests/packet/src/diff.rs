@@ -1,8 +1,8 @@
-//! What two frames differ in, field by field.
+//! Compares two frames field by field.
 
 use std::fmt::Write as _;
 
-/// The fields of a frame with their offsets; what cannot be told apart any further is `payload`.
+/// The fields of a frame with their offsets. What has no known fields is `payload`.
 fn fields(frame: &[u8]) -> Vec<(&'static str, usize)> {
     let mut fields = vec![("eth.to", 0), ("eth.from", 6), ("eth.type", 12)];
     let at = 14;
@@ -67,7 +67,7 @@ fn fields(frame: &[u8]) -> Vec<(&'static str, usize)> {
     fields
 }
 
-/// What is different, one field a line; `None` if nothing is.
+/// The differences, one field per line; `None` if there are none.
 pub fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
     if expected == found {
         return None;

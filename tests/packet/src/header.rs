@@ -6,12 +6,12 @@ use crate::checksum::internet_checksum;
 
 /// Length of an Ethernet header, in bytes.
 pub const ETHERNET: usize = 14;
-/// MAC addresses of frames as they arrive.
+/// MAC addresses of arriving frames.
 pub const ARRIVED: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 const FRAGMENT_HEADER: u8 = 44;
 const AUTHENTICATION_HEADER: u8 = 51;
 
-/// A network header to be.
+/// A network header to be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     pub source: IpAddr,
@@ -20,7 +20,7 @@ pub struct Header {
     pub traffic_class: u8,
     /// IPv6 only.
     pub flow_label: u32,
-    /// IPv4 only, of a packet that is no fragment.
+    /// Only for IPv4 packets that are not fragments.
     pub id: u16,
     /// IPv4 options, a multiple of four bytes.
     pub options: Vec<u8>,
@@ -30,11 +30,11 @@ pub struct Header {
     pub dont_fragment: bool,
 }
 
-/// An IPv6 extension header: its number, and what comes behind next header and length.
+/// An IPv6 extension header: its number, and the bytes after next header and length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extension {
     pub number: u8,
-    /// Six more than a multiple of eight bytes.
+    /// Its length is six more than a multiple of eight bytes.
     pub body: Vec<u8>,
 }
 

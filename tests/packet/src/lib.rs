@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
-//! Packets for tests, without any of the code under test: built from what they mean or header by
-//! header, read back, and compared so that a difference names its field.
+//! Packets for tests, without any of the code under test. They are built from their meaning or
+//! header by header, read back, and compared so that a difference names its field.
 
 mod checksum;
 

@@ -1,4 +1,4 @@
-//! Ethernet frames from their meaning: lengths and checksums are filled in, whole and from scratch.
+//! Builds Ethernet frames from their meaning. Lengths and checksums are computed from scratch.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,7 +22,7 @@ pub struct Packet {
     vlan: Option<u16>,
     header: Header,
     body: Body,
-    /// Bytes behind the IP packet, as Ethernet pads short ones.
+    /// Bytes after the IP packet, with which Ethernet pads short ones.
     padding: usize,
 }
 
@@ -31,7 +31,7 @@ pub struct Packet {
 pub enum Body {
     Tcp {
         ports: (u16, u16),
-        /// Sequence number, and what is acknowledged.
+        /// The sequence number and the acknowledgement.
         numbers: (u32, u32),
         flags: u8,
         payload: Vec<u8>,
@@ -39,16 +39,16 @@ pub enum Body {
     Udp {
         ports: (u16, u16),
         payload: Vec<u8>,
-        /// Whether there is a checksum; IPv4 goes without as well (RFC 768).
+        /// Whether there is a checksum. IPv4 allows datagrams without one (RFC 768).
         checksum: bool,
     },
-    /// An ICMP or ICMPv6 message: type and code, the word behind the checksum, the rest.
+    /// An ICMP or ICMPv6 message: type and code, the word after the checksum, and the rest.
     Icmp {
         kind: (u8, u8),
         word: u32,
         rest: Vec<u8>,
     },
-    /// Anything, as it is.
+    /// Any bytes.
     Raw { protocol: u8, bytes: Vec<u8> },
 }
 
@@ -125,7 +125,7 @@ impl Packet {
         self
     }
 
-    /// The same packet one router further.
+    /// The same packet after one more router.
     pub fn hop(self) -> Self {
         let ttl = self.header.ttl - 1;
         self.ttl(ttl)
@@ -162,7 +162,7 @@ impl Packet {
     pub fn extension(mut self, number: u8, length: usize) -> Self {
         assert!(length.is_multiple_of(8) && length >= 8);
         let mut body = vec![0; length - 2];
-        // Padding options as far as the header has options (RFC 8200 section 4.2).
+        // Padding options, if the header has options (RFC 8200 section 4.2).
         if number != ROUTING_HEADER {
             body[..2].copy_from_slice(&[1, length as u8 - 4]);
         }
@@ -170,7 +170,7 @@ impl Packet {
         self
     }
 
-    /// Adds an IPv6 routing header by which the packet still has to visit other nodes.
+    /// Adds an IPv6 routing header: the packet still has to visit other nodes.
     pub fn unfinished_route(mut self, segments_left: u8) -> Self {
         self = self.extension(ROUTING_HEADER, 24);
         let extension = self.header.extensions.last_mut().expect("just added");
@@ -215,7 +215,7 @@ impl Packet {
         self
     }
 
-    /// A TCP segment with this sequence number, that acknowledges what is before the other.
+    /// Sets the sequence number and the acknowledgement of a TCP segment.
     pub fn numbers(mut self, sequence: u32, acknowledged: u32) -> Self {
         if let Body::Tcp { numbers, .. } = &mut self.body {
             *numbers = (sequence, acknowledged);
@@ -231,7 +231,7 @@ impl Packet {
         self
     }
 
-    /// The packet in fragments, the first ones with `size` bytes of what follows the IP header.
+    /// The packet's fragments. All but the last have `size` bytes of what follows the IP header.
     pub fn fragments(self, id: u32, size: usize) -> Vec<Self> {
         assert!(size.is_multiple_of(8));
         let protocol = self.protocol();
@@ -290,7 +290,7 @@ impl Packet {
         &self.body
     }
 
-    /// Who sent it, as an Ethernet header has it: destination first.
+    /// The addresses of its Ethernet header, the destination first.
     pub fn ethernet(&self) -> (Mac, Mac) {
         (self.to, self.from)
     }
@@ -323,7 +323,7 @@ impl Packet {
         self.header.packet(self.protocol(), &self.body_bytes())
     }
 
-    /// What an ICMP error about this packet quotes: the IP headers and `length` bytes behind them.
+    /// What an ICMP error about this packet quotes: the IP headers and `length` bytes after them.
     pub fn quote(&self, length: usize) -> Vec<u8> {
         let packet = self.ip_bytes();
         let headers = packet.len() - self.body_bytes().len();

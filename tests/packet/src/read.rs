@@ -1,4 +1,4 @@
-//! Packets read back, without any of the code under test.
+//! Reads packets back, without any of the code under test.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +16,7 @@ pub struct Read {
     pub destination: IpAddr,
     pub ttl: u8,
     pub protocol: u8,
-    /// Where the transport header is.
+    /// Offset of the transport header.
     pub transport: usize,
     pub fragmented: bool,
 }
@@ -33,7 +33,7 @@ impl Read {
         read
     }
 
-    /// Reads an IP packet, which may be cut short behind its headers.
+    /// Reads an IP packet, which may be truncated after its headers.
     pub fn packet(bytes: &[u8]) -> Self {
         let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         match bytes[0] >> 4 {
@@ -102,7 +102,7 @@ impl Read {
         Self::packet(&self.payload()[8..])
     }
 
-    /// Checks every checksum there is, computed anew.
+    /// Asserts that every checksum in the packet equals a newly computed one.
     pub fn assert_checksums(&self) {
         self.assert_header_checksum();
         let payload = self.payload();
@@ -117,8 +117,8 @@ impl Read {
         );
     }
 
-    /// The sum over the pseudo header and all there is of a packet that was perhaps cut short;
-    /// `None` if its checksum was cut off or not computed by the sender. Translation keeps it.
+    /// The sum over the pseudo header and everything that is there of a possibly truncated packet;
+    /// `None` if its checksum was cut off, or not computed by the sender. Translation preserves it.
     pub fn sum_if_checked(&self) -> Option<u16> {
         let payload = self.payload();
         let checksum = if self.protocol == TCP { 16..18 } else { 6..8 };
@@ -136,7 +136,8 @@ impl Read {
         }
     }
 
-    /// The same bytes with everything zeroed that translation and forwarding may change.
+    /// The same bytes, with zeros in place of everything that translation and forwarding may
+    /// change.
     pub fn unchanging(&self) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         let (ttl, addresses) = match self.source {

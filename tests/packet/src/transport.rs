@@ -16,7 +16,7 @@ pub mod tcp_flag {
     pub const ACK: u8 = 0x10;
 }
 
-/// A TCP header to be.
+/// A TCP header to be built.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp {
     pub sequence: u32,
@@ -65,7 +65,7 @@ impl Tcp {
     }
 }
 
-/// A TCP segment with a valid checksum, whose numbers are those of a SYN.
+/// A TCP segment with a valid checksum, and the numbers of a SYN.
 pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: u8, data: &[u8]) -> Vec<u8> {
     Tcp::new(1, 2, flags).segment(source, destination, data)
 }

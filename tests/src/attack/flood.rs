@@ -1,4 +1,4 @@
-//! Floods: first packets of connections that nobody means, from sources that are not there.
+//! Floods: first packets of connections that are never completed, from addresses that no host has.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,15 +16,15 @@ use crate::traffic::{Job, Running};
 
 use super::{Forged, Wire};
 
-/// A flood in the making, from random addresses in [`SPOOFED`] and random ports.
+/// A flood that is being prepared, from random addresses in [`SPOOFED`] and random ports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[must_use = "call `start`"]
 pub struct Flood {
     kind: FloodKind,
     targets: Vec<SocketAddr>,
-    /// Frames per second; as fast as one CPU sends if none.
+    /// Frames per second; `None` means as fast as one CPU sends.
     rate: Option<u32>,
-    /// Frames.
+    /// The most frames.
     limit: u64,
 }
 
@@ -97,7 +97,7 @@ impl Flood {
     }
 }
 
-/// A flood under way; dropped, it ends.
+/// A running flood. Dropping it ends it.
 #[derive(Debug)]
 pub struct RunningFlood(Running<Flood>);
 
@@ -113,7 +113,7 @@ impl RunningFlood {
     }
 }
 
-/// What a flood was.
+/// The result of a flood.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct FloodReport {
     pub kind: FloodKind,

@@ -1,4 +1,5 @@
-//! A frame whose fields change from one sending to the next, with right checksums at little cost.
+//! A frame with fields that change from one sending to the next. Its checksums are updated at
+//! little cost.
 
 use std::net::IpAddr;
 
@@ -11,12 +12,12 @@ const UDP: u8 = 17;
 #[derive(Clone, Debug)]
 pub struct Forged {
     frame: Vec<u8>,
-    /// Where the source address is.
+    /// Offset of the source address.
     source: usize,
-    /// Where the transport header is.
+    /// Offset of the transport header.
     transport: usize,
-    /// Where the checksums are that cover the source address: of the IPv4 header, and of the
-    /// transport.
+    /// Offsets of the checksums that cover the source address: that of the IPv4 header and that of
+    /// the transport.
     header_checksum: Option<usize>,
     checksum: usize,
     is_udp: bool,
@@ -59,7 +60,7 @@ impl Forged {
         self.replace(self.transport + 8, &acknowledgement.to_be_bytes(), None);
     }
 
-    /// Replaces words that the transport's checksum covers, and perhaps another one too.
+    /// Replaces words that the transport's checksum covers, and perhaps another checksum too.
     fn replace(&mut self, at: usize, bytes: &[u8], also: Option<usize>) {
         for (offset, new) in bytes.chunks_exact(2).enumerate() {
             let at = at + 2 * offset;

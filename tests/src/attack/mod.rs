@@ -1,7 +1,7 @@
 //! What an attacker sends: floods and forged segments, as frames from a host's device.
 //!
-//! Everything stays in a lab. Its router throws away what is sent to the addresses that floods come
-//! from ([`SPOOFED`](crate::lab::address::SPOOFED)), so that answers to them reach nobody.
+//! Everything stays in a lab. Its router drops what is sent to the sources of floods
+//! ([`SPOOFED`](crate::lab::address::SPOOFED)), so answers to them reach no host.
 
 mod flood;
 mod forged;

@@ -1,4 +1,4 @@
-//! A host's device to send frames of any content from.
+//! A host's device, from which frames of any content are sent.
 
 use std::ffi::CString;
 use std::io::{self, IoSlice};
@@ -66,8 +66,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends up to [`Wire::BATCH`] frames, as many as the device takes, and says how many that
-    /// were.
+    /// Sends up to [`Wire::BATCH`] frames, as many as the device takes. Returns how many that were.
     pub fn send_all(&self, frames: &[Forged]) -> io::Result<usize> {
         let slices: Vec<_> = frames.iter().map(|f| [IoSlice::new(f.bytes())]).collect();
         let nowhere = [const { None::<SockaddrIn> }; Self::BATCH];
@@ -108,8 +107,8 @@ fn open(device: &str) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The Ethernet address of the neighbour by which a target is reached. A datagram to nobody has the
-/// kernel ask for it.
+/// The Ethernet address of the neighbour by which a target is reached. A datagram to an unused port
+/// makes the kernel ask for it.
 fn resolve(target: IpAddr, neighbour: &str, device: &str) -> Result<Mac> {
     const DISCARD: u16 = 9;
     let start = Instant::now();

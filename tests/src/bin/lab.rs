@@ -234,7 +234,7 @@ fn take_down(id: &LabId) -> Result<()> {
 }
 
 fn take_all_down() -> Result<()> {
-    // The lock keeps labs that are just being registered out of sight.
+    // The lock hides labs that are just being registered.
     let registry = Registry::lock()?;
     for id in registry.remove_orphans()? {
         println!("removed lab {id}");

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use super::runtime::HostRuntime;
 use crate::patience::patient;
 
-/// The namespace of all objects that no method names another one for.
+/// The namespace of all objects unless a method names another one.
 pub const NAMESPACE: &str = "default";
 
 /// How many requests of [`Objects::create_all`] are under way.
@@ -32,14 +32,14 @@ const AT_A_TIME: usize = 8;
 /// How long a request may take.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Somebody's access to the API server. A cheap handle.
+/// Access to the API server as one user. It is cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     kube: kube::Client,
     runtime: HostRuntime,
 }
 
-/// What every kind of object here can do.
+/// What every kind of object here supports.
 pub trait Kind:
     Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
 {
@@ -58,10 +58,10 @@ impl<K> Kind for K where
 }
 
 impl Client {
-    /// A client as a kubeconfig says.
+    /// A client configured by a kubeconfig.
     ///
     /// # Errors
-    /// If that is not a kubeconfig.
+    /// If it is not a valid kubeconfig.
     pub fn new(runtime: &HostRuntime, kubeconfig: &str) -> Result<Self> {
         let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
         let kube = runtime.wait(async move {
@@ -99,7 +99,7 @@ impl Client {
         self.cluster_wide()
     }
 
-    /// What the API server answers to a GET of `path`.
+    /// The API server's answer to a GET of `path`.
     ///
     /// # Errors
     /// If that is not 2xx.
@@ -113,7 +113,7 @@ impl Client {
     /// A token for a service account, as `kubectl create token` gets one.
     ///
     /// # Errors
-    /// If the API server gives none.
+    /// If the API server refuses.
     pub fn token(&self, namespace: &str, account: &str) -> Result<String> {
         let api = Api::<ServiceAccount>::namespaced(self.kube.clone(), namespace);
         let (request, account) = (TokenRequest::default(), account.to_owned());
@@ -165,7 +165,7 @@ pub struct Objects<K> {
 }
 
 impl<K: Kind> Objects<K> {
-    /// Creates an object, which is written as a manifest and must be one of this kind.
+    /// Creates an object from a manifest, which must be of this kind.
     ///
     /// # Errors
     /// If it is not, or if the API server refuses it.
@@ -259,7 +259,7 @@ impl<K: Kind> Objects<K> {
         self.delete_with(name, DeleteParams::default())
     }
 
-    /// Deletes an object at once: for pods, what the kubelet says when all of one has ended.
+    /// Deletes an object at once. For a pod, the kubelet does this when all of it has ended.
     ///
     /// # Errors
     /// If the API server refuses.

@@ -1,4 +1,4 @@
-//! A lab whose agents follow a real control plane.
+//! A lab with agents that follow a real control plane.
 
 use std::{
     fmt::Debug,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{AgentSource, Balanced, Lab, Topology, patience::patient};
 
-/// What a [`Cluster`] is to be like.
+/// The properties of a [`Cluster`].
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
     pub topology: Topology,
@@ -41,15 +41,14 @@ impl Default for ClusterSpec {
 
 /// A lab with an agent on each node, which follow a real API server through a [`Front`].
 pub struct Cluster {
-    // The lab last: until then, logs are there to be shown.
+    // The lab is dropped last, so that logs can be shown until then.
     pub kubelets: Kubelets,
     pub front: Front,
     pub control_plane: ControlPlane,
     pub ground: Balanced,
 }
 
-/// How long the cluster may take over anything: its controllers forget what they waited for in vain
-/// after five minutes.
+/// How long the cluster may take for anything. Its controllers give up waiting after five minutes.
 const DEADLINE: Duration = Duration::from_secs(400);
 
 impl Cluster {
@@ -98,7 +97,7 @@ impl Cluster {
     /// Lets pods live until `probe` is content; it says what it still waits for.
     ///
     /// # Errors
-    /// If that takes too long, with what `probe` said last, or if pods cannot live.
+    /// If that takes too long, with `probe`'s last error, or if pods cannot live.
     pub fn until<T>(&mut self, mut probe: impl FnMut(&Self) -> Result<T>) -> Result<T> {
         let start = Instant::now();
         loop {

@@ -69,7 +69,7 @@ impl Daemon {
         Ok(Self { name, process, log })
     }
 
-    /// Fails if the program has ended, with the last it said.
+    /// Fails if the program has ended, with its last output.
     ///
     /// # Errors
     /// See above.
@@ -108,7 +108,7 @@ impl Drop for Daemon {
         if thread::panicking() {
             eprintln!("the end of {}'s log:\n{}", self.name, self.last_words());
         }
-        // It may have ended already, which is what is wanted.
+        // It may already have ended, which is fine.
         let _ = self.end();
     }
 }

@@ -35,7 +35,7 @@ pub fn start(host: &Host, directory: &Path) -> Result<Daemon> {
     Daemon::start(host, "etcd", &arguments, directory)
 }
 
-/// Throws away all history before this moment; the revision that is the oldest now.
+/// Removes all history before this moment. Returns the revision that is now the oldest.
 ///
 /// # Errors
 /// If etcd does not do so.

@@ -1,5 +1,5 @@
-//! A server before the API server: it passes everything on, counts what is asked, and breaks
-//! answers as a test tells it to.
+//! A server in front of the API server: it passes everything on, counts requests, and breaks
+//! answers as a test says.
 
 use std::{
     convert::Infallible,
@@ -57,10 +57,10 @@ struct Shared {
     connector: TlsConnector,
     rules: Mutex<Vec<Rule>>,
     requests: Mutex<Vec<Request>>,
-    /// How often a fault broke something. Another count after [`Front::clear`], for what was begun
-    /// before goes on.
+    /// How often a fault broke something. [`Front::clear`] starts a new count, because earlier
+    /// answers may still go on.
     struck: Mutex<Arc<AtomicUsize>>,
-    /// Raised to cut every connection.
+    /// Incremented to cut every connection.
     cuts: watch::Sender<u64>,
 }
 
@@ -115,12 +115,12 @@ impl Front {
     pub fn close(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
-            // The port is free once it has ended.
+            // The port is free once the task has ended.
             let _ = self.runtime.wait(task);
         }
     }
 
-    /// Moves to another port; clients are left with the old one.
+    /// Moves to another port. Clients keep the old one.
     ///
     /// # Errors
     /// If the port is taken.
@@ -135,7 +135,7 @@ impl Front {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Adds a rule. The first that meets a request counts.
+    /// Adds a rule. The first rule that matches a request applies.
     pub fn add(&self, rule: Rule) {
         self.shared.rules().push(rule);
     }
@@ -146,14 +146,14 @@ impl Front {
         *self.shared.struck() = Arc::default();
     }
 
-    /// How often, since [`Front::clear`], a fault has broken something: an answer that was refused,
-    /// cut or late, or an event. A watch that a rule has met but that had no event yet does not
+    /// How often a fault has broken something since [`Front::clear`]: an answer that was refused,
+    /// cut or late, or an event. A watch that matched a rule but has had no event yet does not
     /// count.
     pub fn faults_struck(&self) -> usize {
         self.shared.struck().load(Ordering::Relaxed)
     }
 
-    /// How often the rules could still meet requests; 0 if all have done what they were there for.
+    /// How many more requests the rules apply to; 0 if all have been used up.
     pub fn faults_left(&self) -> usize {
         let rules = self.shared.rules();
         rules
@@ -167,14 +167,14 @@ impl Front {
         self.shared.requests().clone()
     }
 
-    /// How many of them asked for this of this resource.
+    /// How many of them were requests of this kind for this resource.
     pub fn count(&self, asked: Asked, resource: &str) -> usize {
         let requests = self.shared.requests();
         let wanted = |request: &&Request| request.asked == asked && request.resource == resource;
         requests.iter().filter(wanted).count()
     }
 
-    /// How many of them asked for whole lists, in whatever way.
+    /// How many of them were for whole lists, in any form.
     pub fn lists(&self) -> usize {
         let requests = self.shared.requests();
         let is_list =
@@ -182,7 +182,7 @@ impl Front {
         requests.iter().filter(is_list).count()
     }
 
-    /// Forgets what has been asked so far.
+    /// Forgets the requests so far.
     pub fn forget(&self) {
         self.shared.requests().clear();
     }
@@ -217,7 +217,7 @@ impl Shared {
         self.struck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fault that a request meets.
+    /// The fault for a request.
     fn fault(&self, request: &Request) -> Option<Fault> {
         self.rules().iter_mut().find_map(|rule| rule.take(request))
     }
@@ -280,7 +280,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, shared: Arc<Shared
         connections.spawn(async move {
             tokio::select! {
                 _ = cuts.changed() => {}
-                // What breaks here is the client's business.
+                // The client notices what breaks here.
                 _ = serve(socket, acceptor, shared) => {}
             }
         });

@@ -1,4 +1,4 @@
-//! Certificates, tokens and kubeconfigs of a control plane that lives for one test.
+//! Certificates, tokens and kubeconfigs of a control plane that exists for one test.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ pub const ADMIN_TOKEN: &str = "admin-token";
 /// See [`ADMIN_TOKEN`].
 pub const MANAGER_TOKEN: &str = "manager-token";
 
-/// The keys, as files in one directory, and for servers of the test's own.
+/// The keys, as files in one directory, and for the test's own servers.
 pub struct Keys {
     directory: PathBuf,
     ca: CertificateDer<'static>,
@@ -78,7 +78,7 @@ impl Keys {
         self.directory.join(name)
     }
 
-    /// Writes a file beside the keys, whole at any time.
+    /// Writes a file beside the keys, atomically.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -106,7 +106,7 @@ impl Keys {
     /// A server's side of TLS.
     ///
     /// # Errors
-    /// If rustls does not take the keys.
+    /// If rustls does not accept the keys.
     pub fn acceptor(&self) -> Result<TlsAcceptor> {
         let key = PrivateKeyDer::try_from(self.key.clone()).map_err(anyhow::Error::msg)?;
         let config = ServerConfig::builder()
@@ -118,7 +118,7 @@ impl Keys {
     /// A client's side of TLS that trusts these keys only.
     ///
     /// # Errors
-    /// If rustls does not take the keys.
+    /// If rustls does not accept the keys.
     pub fn connector(&self) -> Result<TlsConnector> {
         let mut roots = RootCertStore::empty();
         roots.add(self.ca.clone())?;

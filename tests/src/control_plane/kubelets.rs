@@ -1,5 +1,5 @@
-//! Every node's kubelet and the scheduler, as far as Services depend on them: pods get a node, a
-//! network namespace with a server, an address and conditions; and they end as pods do.
+//! Plays every node's kubelet and the scheduler, as far as Services depend on them: pods get a
+//! node, a network namespace with a server, an address and conditions, and end like real pods.
 
 use std::{
     collections::BTreeMap,
@@ -19,40 +19,41 @@ use crate::{
     traffic::{Grace, RunningServer, Serve},
 };
 
-/// Plays kubelet on all nodes of a lab: [`Kubelets::step`], again and again.
+/// Plays kubelet on all nodes of a lab, by repeated calls of [`Kubelets::step`].
 pub struct Kubelets {
     client: Client,
     running: BTreeMap<String, Running>,
-    /// How many pods there have been.
+    /// How many pods there have been so far.
     started: u32,
-    /// How long a pod runs until it says that it is ready: no less than a kubelet takes to see it.
+    /// How long a pod runs until it reports that it is ready: at least as long as a kubelet needs
+    /// to notice.
     start_up: Duration,
-    /// How long a pod serves on once it has to end, as with a `preStop` sleep.
+    /// How long a pod goes on serving when it is told to end, as with a `preStop` sleep.
     grace: Duration,
-    /// How long it takes new connections still once its endpoint no longer serves.
+    /// How long it still accepts new connections after its endpoint has stopped serving.
     lag: Duration,
 }
 
-/// A pod whose server runs.
+/// A pod with a running server.
 struct Running {
     pod: lab::Pod,
     server: RunningServer,
     stage: Stage,
 }
 
-/// How far a pod is with its life.
+/// Where a pod is in its life cycle.
 enum Stage {
-    /// Its network and its server are there, since then; nobody has been told.
+    /// Its network and its server have existed since then; this has not been reported yet.
     Starting(Instant),
     Ready,
-    /// Terminating, and serving as before, since then.
+    /// Terminating since then, and serving as before.
     Serving(Instant),
-    /// No longer ready, since then.
+    /// Not ready since then.
     Unready(Instant),
 }
 
 impl Kubelets {
-    /// Nodes without pods.
+    /// Starts with nodes without pods.
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -64,7 +65,7 @@ impl Kubelets {
         }
     }
 
-    /// Has pods serve on for this long once they have to end.
+    /// Sets how long pods go on serving when they are told to end.
     pub fn set_grace(&mut self, grace: Duration) {
         self.grace = grace;
     }
@@ -85,7 +86,7 @@ impl Kubelets {
         let object = manifests::node_object(node);
         let mut status = object["status"].clone();
         status["conditions"] = json!([condition("Ready", true)]);
-        // What topology hints weigh nodes by.
+        // Topology hints weigh nodes by this.
         let capacity = json!({ "cpu": "2", "memory": "4Gi", "pods": "200" });
         status["allocatable"] = capacity.clone();
         status["capacity"] = capacity;
@@ -94,7 +95,7 @@ impl Kubelets {
         nodes.patch_status(node.name(), status).map(drop)
     }
 
-    /// Does what is to be done now, for every pod.
+    /// Does what is due now, for every pod.
     ///
     /// # Errors
     /// If the API server refuses, or the lab has no room.
@@ -105,13 +106,13 @@ impl Kubelets {
             let name = pod.metadata.name.clone().unwrap_or_default();
             let result = self.step_pod(lab, &name, &pod);
             match result {
-                // Somebody else has deleted it since.
+                // It has been deleted meanwhile.
                 Err(error) if is_not_found(&error) => {}
                 result => result.with_context(|| format!("pod {name}"))?,
             }
             present.push(name);
         }
-        // Pods that were deleted without waiting for us.
+        // Pods that were deleted without waiting for this.
         self.running.retain(|name, _| present.contains(name));
         Ok(())
     }
@@ -150,7 +151,7 @@ impl Kubelets {
             spec.and_then(|spec| spec.unschedulable) != Some(true)
         });
         let names = open.filter_map(|node| node.metadata.name);
-        // As with the real scheduler, a pod waits where there is no node for it.
+        // As with the real scheduler, a pod waits if there is no node for it.
         match names.min_by_key(|node| load(node)) {
             Some(node) => self.client.bind(name, &node),
             None => Ok(()),
@@ -188,7 +189,7 @@ impl Kubelets {
         pods.patch_status(name, status).map(drop)
     }
 
-    /// Says of a pod that it is ready, once it is.
+    /// Reports that a pod is ready, once it is.
     fn settle(&mut self, name: &str) -> Result<()> {
         let running = self.running.get_mut(name).context("a pod of nobody's")?;
         match running.stage {

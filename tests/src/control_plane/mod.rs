@@ -2,10 +2,10 @@
 //! host of the node network, so that Services get addresses, Deployments roll, and EndpointSlices
 //! are what the real controllers write.
 //!
-//! There is no kubelet and no scheduler: Nodes are objects that [`Cluster`] writes, and
-//! [`Kubelets`] does for Pods what those two would, with the lab's network namespaces and servers
-//! for containers. [`Front`] is a server before the API server that counts what is asked, and
-//! breaks answers.
+//! There is no kubelet and no scheduler. Nodes are objects that [`Cluster`] writes, and
+//! [`Kubelets`] does their work for Pods, with the lab's network namespaces and servers in place of
+//! containers. [`Front`] is a server in front of the API server that counts requests and breaks
+//! answers.
 
 mod client;
 mod cluster;

@@ -1,11 +1,11 @@
-//! Manifests as users write them, for the pods that [`super::Kubelets`] run.
+//! Manifests in the form that users write, for the pods that [`super::Kubelets`] run.
 
 use serde_json::{Value, json};
 
 use crate::deployment::{DATAGRAMS, HTTP, LINES};
 
-/// A Service `NAME` for the pods labelled `app=NAME`, of both families, with a port for each thing
-/// that pods serve: HTTP on 80, lines on 81, datagrams on 53. Fields of `spec` win over those here.
+/// A Service `NAME` for the pods labelled `app=NAME`, of both families, with a port for everything
+/// that pods serve: HTTP on 80, lines on 81, datagrams on 53. Fields of `spec` override those here.
 pub fn service(name: &str, spec: Value) -> Value {
     let port = |(name, target): (&str, u16), protocol: &str, port: u16| json!({ "name": name, "protocol": protocol, "port": port, "targetPort": target });
     let mut service = json!({

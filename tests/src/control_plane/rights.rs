@@ -1,4 +1,4 @@
-//! The agent's account and rights: those that `deploy/` gives it in a cluster, and no others.
+//! The agent's account and rights: exactly those that `deploy/` gives it in a cluster.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ pub const AGENT_ACCOUNT: &str = "node-lb";
 /// Namespace of the account.
 pub const AGENT_NAMESPACE: &str = "kube-system";
 
-/// Makes the account and gives it its rights.
+/// Creates the account and gives it its rights.
 ///
 /// # Errors
 /// If the API server refuses.
@@ -19,7 +19,7 @@ pub fn grant(control_plane: &ControlPlane) -> Result<()> {
     apply(control_plane, "cluster-role-binding.yaml")
 }
 
-/// Makes the service account.
+/// Creates the service account.
 ///
 /// # Errors
 /// If the API server refuses.

@@ -1,4 +1,4 @@
-//! What clients ask the server before the API server, and which answers it breaks.
+//! The kinds of requests that the front distinguishes, and which answers it breaks.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ pub enum Asked {
     Other,
 }
 
-/// A request that has come.
+/// A received request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub asked: Asked,
-    /// As in URLs: `services`.
+    /// The resource's name in URLs, such as `services`.
     pub resource: String,
-    /// The code of the answer; none if there was no answer.
+    /// The code of the answer; `None` if there was no answer.
     pub code: Option<u16>,
 }
 
@@ -52,10 +52,11 @@ impl Request {
     }
 }
 
-/// What becomes of an answer.
+/// What is done to an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The API server is not asked; the answer has this code and perhaps a Retry-After in seconds.
+    /// The API server is not asked. The answer has this code and, if given, a Retry-After in
+    /// seconds.
     Answer { code: u16, retry_after: Option<u32> },
     /// The connection ends instead of an answer.
     Cut,
@@ -71,18 +72,18 @@ pub enum Fault {
     Swapped,
 }
 
-/// A fault, and whom it meets.
+/// A fault, and the requests that it applies to.
 #[derive(Clone, Debug)]
 pub struct Rule {
     fault: Fault,
     asked: Vec<Asked>,
     resource: Option<String>,
-    /// How many more requests.
+    /// How many more requests it applies to.
     left: usize,
 }
 
 impl Rule {
-    /// Meets every request of these kinds.
+    /// Applies to every request of these kinds.
     pub fn new(fault: Fault, asked: &[Asked]) -> Self {
         Self {
             fault,
@@ -92,19 +93,19 @@ impl Rule {
         }
     }
 
-    /// Meets requests for this resource only.
+    /// Applies only to requests for this resource.
     pub fn resource(mut self, resource: &str) -> Self {
         self.resource = Some(resource.to_owned());
         self
     }
 
-    /// Meets the next `count` requests only.
+    /// Applies only to the next `count` requests.
     pub fn times(mut self, count: usize) -> Self {
         self.left = count;
         self
     }
 
-    /// The fault for a request that this rule meets, which counts as one of its times.
+    /// The fault for a request to which this rule applies. This uses up one of its times.
     pub(super) fn take(&mut self, request: &Request) -> Option<Fault> {
         if !self.meets(request) {
             return None;
@@ -115,7 +116,7 @@ impl Rule {
         Some(self.fault.clone())
     }
 
-    /// How many more requests it meets.
+    /// How many more requests it applies to.
     pub(super) fn left(&self) -> usize {
         self.left
     }

@@ -1,4 +1,4 @@
-//! Asynchronous work in a host's network namespace, waited for by tests that are not asynchronous.
+//! Runs asynchronous work in a host's network namespace, for tests that are not asynchronous.
 
 use std::{future::Future, sync::Arc, sync::mpsc};
 
@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::lab::Host;
 
-/// Threads inside a host's network namespace that run futures. A cheap handle.
+/// Threads inside a host's network namespace that run futures. It is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HostRuntime(Arc<Runtime>);
 
@@ -24,13 +24,13 @@ impl HostRuntime {
             let mut builder = Builder::new_multi_thread();
             builder.worker_threads(2).enable_all().build()
         };
-        // Threads are in the namespace of the one that starts them.
+        // Threads are in the namespace of the thread that starts them.
         let runtime = host.netns().run(build)?;
         let runtime = runtime.context("cannot start threads")?;
         Ok(Self(Arc::new(runtime)))
     }
 
-    /// Runs `work` there, and waits for what it returns.
+    /// Runs `work` on these threads, and waits for its result.
     ///
     /// # Panics
     /// If the work does.
@@ -38,13 +38,13 @@ impl HostRuntime {
         // Not `block_on`, which would poll on the calling thread, in another namespace.
         let (sender, result) = mpsc::channel();
         self.spawn(async move {
-            // Whoever waits has not gone away.
+            // The waiting thread is still there.
             let _ = sender.send(work.await);
         });
         result.recv().expect("the work came to its end")
     }
 
-    /// Has `work` run there.
+    /// Starts `work` on these threads.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,

@@ -25,11 +25,11 @@ use crate::{
     patience::patient,
 };
 
-/// How the API server is to be.
+/// The properties of the API server.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneSpec {
-    /// Whether the API server is one of an older minor version, as `tests/cluster/mods/older` names
-    /// it.
+    /// Whether the API server has an older minor version: the one that `tests/cluster/mods/older`
+    /// names.
     pub older: bool,
     /// As for `--feature-gates`, for example `WatchList=false`.
     pub feature_gates: Vec<String>,
@@ -37,7 +37,7 @@ pub struct ControlPlaneSpec {
 
 /// A running control plane, with everything it started. Dropped, it ends at once.
 pub struct ControlPlane {
-    // Dropped first: nobody is to find their server gone.
+    // Dropped first, so that no program sees its server vanish.
     manager: Option<Daemon>,
     api: Option<Daemon>,
     _etcd: Daemon,
@@ -126,7 +126,7 @@ impl ControlPlane {
         self.host.at(Family::V4, port)
     }
 
-    /// Kills the API server (SIGKILL). Its clients find nobody there.
+    /// Kills the API server (SIGKILL). Its clients can no longer connect.
     ///
     /// # Errors
     /// If that fails.
@@ -161,8 +161,8 @@ impl ControlPlane {
         self.start_api()
     }
 
-    /// Throws away the API server's history: watches that go on from an older version get 410 from
-    /// an API server that is started after this.
+    /// Removes the API server's history: watches from an older version get 410 from an API server
+    /// that is started afterwards.
     ///
     /// # Errors
     /// If etcd does not do so.
@@ -190,7 +190,7 @@ impl ControlPlane {
         self.keys.write("agent.kubeconfig", &text)
     }
 
-    /// Makes every token of the agent's worthless, by making its account anew.
+    /// Invalidates all tokens of the agent, by creating its account again.
     ///
     /// # Errors
     /// If the API server refuses.
@@ -226,7 +226,7 @@ impl ControlPlane {
             "--use-service-account-credentials".to_owned(),
             "--leader-elect=false".to_owned(),
             "--secure-port=0".to_owned(),
-            // Nobody renews the leases of nodes that are only objects.
+            // Nodes that are only objects have no kubelet to renew their leases.
             "--node-monitor-grace-period=1h".to_owned(),
         ];
         let manager = Daemon::start(
@@ -271,7 +271,7 @@ impl ControlPlane {
         format!("{flag}={}", self.keys.path(name).display())
     }
 
-    /// Waits until `done`, which may fail before that, as long as all programs run.
+    /// Waits until `done` succeeds, as long as all programs run.
     fn wait_until(&mut self, what: &str, done: impl Fn(&Client) -> Result<bool>) -> Result<()> {
         let start = Instant::now();
         loop {

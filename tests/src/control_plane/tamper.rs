@@ -1,4 +1,4 @@
-//! Watches whose events are cut, spoilt, doubled or put out of order.
+//! Watches with events that are cut, corrupted, doubled or reordered.
 
 use std::{
     collections::VecDeque,
@@ -18,10 +18,10 @@ use tokio::time::timeout;
 
 use super::rule::Fault;
 
-/// How long an event waits for the one that is to come before it.
+/// How long an event waits for the one that is to be sent before it.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// A body with a fault in it; `struck` counts how often it broke something. Faults that are not
+/// A body with a fault in it. `struck` counts how often it broke something. Faults that are not
 /// about bodies change nothing.
 pub fn body(
     inner: UnsyncBoxBody<Bytes, Error>,
@@ -48,13 +48,13 @@ pub fn body(
 
 struct Tampered {
     inner: UnsyncBoxBody<Bytes, Error>,
-    /// The beginning of a line.
+    /// The beginning of an incomplete line.
     partial: Vec<u8>,
-    /// Whole lines that have come.
+    /// Complete lines that are still to be handled.
     lines: VecDeque<Vec<u8>>,
-    /// What is to be sent.
+    /// Lines that are ready to be sent.
     ready: VecDeque<Vec<u8>>,
-    /// Number of lines dealt with.
+    /// Number of lines handled so far.
     events: usize,
     ended: bool,
     fault: Fault,
@@ -62,7 +62,7 @@ struct Tampered {
 }
 
 impl Tampered {
-    /// The next piece to send; none at the end.
+    /// The next piece to send; `None` at the end.
     async fn next(&mut self) -> Option<Result<Vec<u8>, Error>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
@@ -102,7 +102,7 @@ impl Tampered {
             }
             Fault::Swapped => {
                 let next = timeout(PATIENCE, self.line()).await;
-                // None in time, or the end: then there is nothing to swap it with.
+                // No event came in time, or this is the end: there is nothing to swap it with.
                 if let Ok(Ok(Some(next))) = next {
                     self.ready.push_back(next);
                     self.strike();
@@ -117,7 +117,7 @@ impl Tampered {
         self.struck.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The next whole line, with its end; what has come of it is kept if nobody waits any more.
+    /// The next complete line with its end. If the future is dropped, what was received is kept.
     async fn line(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             if let Some(line) = self.lines.pop_front() {
@@ -152,7 +152,8 @@ mod tests {
 
     use super::*;
 
-    /// What comes of three events, whether it comes to its end, and how often the fault struck.
+    /// What becomes of three events, whether the stream reaches its end, and how often the fault
+    /// struck.
     fn tampered(fault: Fault) -> (String, bool, usize) {
         let whole = Full::new(Bytes::from("one\ntwo\nthree\n"));
         let whole = whole.map_err(|never| match never {}).boxed_unsync();

@@ -78,8 +78,8 @@ pub const PODS: Networks = networks(
     48,
 );
 
-/// The sources of floods, which nobody has: those of RFC 2544 and RFC 3849. The router throws away
-/// what is sent there.
+/// The sources of floods, which no host has: those of RFC 2544 and RFC 3849. The router drops what
+/// is sent to them.
 pub const SPOOFED: Networks = networks(
     [198, 18, 0, 0],
     15,
@@ -87,7 +87,7 @@ pub const SPOOFED: Networks = networks(
     64,
 );
 
-/// The gateway that pods on routed veths know: every host end has it.
+/// The gateway of pods on routed veths. Every host end has this address.
 pub const ROUTED_GATEWAY: Addresses = Addresses {
     v4: Ipv4Addr::new(169, 254, 1, 1),
     v6: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1),

@@ -67,7 +67,7 @@ fn load_xdp_pass() -> io::Result<OwnedFd> {
     attr.prog_name[..8].copy_from_slice(b"lab_pass");
 
     let fd = bpf(5, &attr)?; // BPF_PROG_LOAD
-    // SAFETY: the kernel just returned this descriptor to us and nobody else knows it.
+    // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -110,7 +110,7 @@ impl Host {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         let mut command = self.0.netns.command(program)?;
         self.0.cgroup.adopt(&mut command)?;
-        // A web proxy of the machine's has no part in the lab.
+        // The lab must not use a web proxy of the machine.
         for proxy in ["http_proxy", "https_proxy", "all_proxy"] {
             command.env_remove(proxy).env_remove(proxy.to_uppercase());
         }
@@ -140,7 +140,7 @@ impl Host {
             .with_context(|| format!("{}: cannot set {key} to {value}", self.name()))
     }
 
-    /// Has all packets that come in at `eth0` handled by the first CPU (RPS), in their order.
+    /// Makes the first CPU handle all packets that arrive at `eth0`, in their order (RPS).
     pub fn receive_on_one_cpu(&self) -> Result<()> {
         // A sysfs shows the devices of the namespace that it was mounted in: iproute2 mounts one.
         let name = self.netns().name();
@@ -265,7 +265,7 @@ pub(crate) fn output_of(mut command: Command, input: &str) -> Result<String> {
         .stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot be started")?;
     let mut stdin = child.stdin.take().expect("stdin was just piped");
-    // A command that exits without reading shows in its status, not here.
+    // If the command exits without reading, its status shows that.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let Output {

@@ -18,8 +18,8 @@ pub fn ip_batch(host: &Host, lines: &str) -> Result<()> {
 
 /// Waits until all wires at `upper` carry packets.
 ///
-/// The end that came up first learns of the other one in a work item of the kernel, and drops what
-/// it is given until then; so does a bridge with a port.
+/// The end that came up first learns of the other end in a deferred work item of the kernel, and
+/// drops packets until then. So does a bridge with a port.
 pub fn settle(upper: &Host) -> Result<()> {
     try_eventually(|| {
         let links = upper.run("ip -details -oneline link show type veth")?;

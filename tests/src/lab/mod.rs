@@ -8,8 +8,8 @@
 //!                └ Service addresses (172.30.78.0/24, 10.96.0.0/16) go to one node
 //! ```
 //!
-//! IPv6 is everywhere beside IPv4 ([`address`]). Nothing is created in the machine's own network
-//! namespace, labs do not see each other, and whatever way a lab's process ends, the lab goes.
+//! IPv6 is configured everywhere beside IPv4 ([`address`]). Nothing is created in the machine's own
+//! network namespace, labs do not see each other, and a lab is removed however its process ends.
 
 pub mod address;
 pub mod registry;
@@ -130,7 +130,7 @@ impl Lab {
         Netns::remove(pod.netns().name())
     }
 
-    /// Adds a host to the node network that is no node: number `number` there, of 2 to 9.
+    /// Adds a host to the node network that is not a node: its number there is `number`, 2 to 9.
     ///
     /// # Errors
     /// If there is such a host already.
@@ -140,7 +140,7 @@ impl Lab {
         Ok(host)
     }
 
-    /// Takes away a node's wire to the node network; its device is gone.
+    /// Removes a node's wire to the node network, with its device.
     pub fn unplug(&self, node: &Node) -> Result<()> {
         node.run(&format!("ip link del {}", Node::UPLINK)).map(drop)
     }
@@ -198,7 +198,7 @@ impl Lab {
         }
         bpffs::ensure_mounted()?;
         let id = registry.claim(id)?;
-        // From here on the guard cleans up, also if the next lines fail.
+        // From here on the guard cleans up, even if the next lines fail.
         let guard = Guard::start(&id).inspect_err(|_| drop(registry.remove(&id)))?;
         drop(registry);
         let unfinished = UnfinishedLab(Some(guard));

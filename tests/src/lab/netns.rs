@@ -76,7 +76,7 @@ impl Netns {
     /// Removes the name `name`; the kernel ends the namespace when its last user is gone.
     pub fn remove(name: &str) -> Result<()> {
         let path = Self::path_of(name);
-        // Not mounted means that creation stopped half-way: only the file has to go.
+        // If it is not mounted, creation stopped half-way, and only the file must be removed.
         let _ = umount2(&path, MntFlags::MNT_DETACH);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! Which labs exist on this machine, whose they are, and how each is removed.
+//! The labs on this machine, their owners, and how each is removed.
 //!
 //! Everything a lab puts on the machine has the lab's id in its name, and the registry has a
 //! directory per id: what is removed is exactly what carries the name of a registered lab.
@@ -76,7 +76,7 @@ impl fmt::Display for LabId {
 /// What the registry knows of a lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// The process whose lab it is; none for a lab that stays until it is taken down.
+    /// The process that owns the lab; `None` for a lab that stays until it is taken down.
     pub owner: Option<Owner>,
     /// The lab's hosts, for people who want to look inside.
     pub hosts: Vec<HostRecord>,
@@ -91,7 +91,7 @@ pub struct HostRecord {
     pub addresses: Addresses,
 }
 
-/// A process; the start time tells it from a later one with the same id.
+/// A process. The start time distinguishes it from a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     pid: u32,
@@ -119,7 +119,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The registry, locked: labs come and go one at a time, and nobody sees one half-removed.
+/// The registry, locked: labs are created and removed one at a time, so none is seen half-removed.
 pub struct Registry {
     _lock: Flock<File>,
 }
@@ -166,7 +166,7 @@ impl Registry {
         Ok(id)
     }
 
-    /// Removes all that carries a lab's name. Goes on after a failure and reports the first.
+    /// Removes everything with a lab's name. Continues after a failure, and reports the first one.
     pub fn remove(&self, id: &LabId) -> Result<()> {
         // Processes first: they may hold namespaces, and an agent would pin again.
         let mut results = vec![id.cgroup().and_then(|path| Cgroup::remove(&path))];
@@ -185,11 +185,11 @@ impl Registry {
             .with_context(|| format!("lab {id} is not wholly removed"))
     }
 
-    /// Removes labs whose owner died without doing so; returns their names.
+    /// Removes labs whose owner has died without removing them. Returns their names.
     pub fn remove_orphans(&self) -> Result<Vec<LabId>> {
         let mut removed = Vec::new();
         for id in all()? {
-            // No readable record: its owner died while it was being registered.
+            // There is no readable record: its owner died while registering it.
             let orphan = load(&id).map_or(true, |r| r.owner.is_some_and(|o| !o.is_alive()));
             if orphan {
                 self.remove(&id)?;
@@ -238,10 +238,10 @@ const ROOT: &str = "/run/node-lb-lab";
 const LOCK: &str = ".lock";
 const RECORD: &str = "lab.json";
 
-/// Field 22 of `/proc/PID/stat`; none if there is no such process or only its zombie.
+/// Field 22 of `/proc/PID/stat`; `None` if there is no such process, or only a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name, in parentheses, may hold blanks: count from behind it.
+    // The command's name, in parentheses, may contain blanks, so fields are counted from behind it.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     match fields.next()? {
         "Z" | "X" => None,
@@ -249,9 +249,9 @@ fn start_time(pid: u32) -> Option<u64> {
     }
 }
 
-/// The names in a directory that begin so.
+/// The names in a directory that start with `prefix`.
 pub(crate) fn entries_with_prefix(dir: &Path, prefix: &str) -> Vec<String> {
-    // A directory that is not there has no entries.
+    // A missing directory has no entries.
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().into_string().ok())

@@ -1,4 +1,4 @@
-//! The rules of other people that a node may have to live with, for nftables.
+//! Foreign rules that a node may have to live with, for nftables.
 
 use super::address::{Networks, PODS};
 

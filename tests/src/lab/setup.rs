@@ -30,7 +30,7 @@ pub const LAN: &str = "lan";
 /// The bridge of [`PodNetwork::Bridge`].
 pub const POD_BRIDGE: &str = "cni0";
 
-/// What building needs to know: whose lab, of what shape.
+/// What is needed to build hosts: the lab's id, and its topology.
 #[derive(Debug)]
 pub struct Site {
     pub id: LabId,
@@ -84,7 +84,7 @@ impl Site {
             host_in(CLIENT, 10),
             TrafficRunsIn::Thread,
         )?;
-        // Load opens many connections from one address: let it have the ports for that.
+        // Load opens many connections from one address, which need many ports.
         client.set_sysctl("net/ipv4/ip_local_port_range", "10240 65535")?;
         client.set_sysctl("net/ipv4/tcp_tw_reuse", "1")?;
 
@@ -166,7 +166,7 @@ impl Site {
         ip_batch(router, &batch)
     }
 
-    /// Addresses and routes of node number `index`, whatever of them is there already.
+    /// Sets addresses and routes of node number `index`, whether or not some exist already.
     pub fn configure_uplink(&self, node: &Host, index: u8) -> Result<()> {
         self.plug_in_wire(node, gateway_of(NODES))?;
         let others = (1..=self.topology.nodes).filter(|other| *other != index);
@@ -226,7 +226,7 @@ impl Site {
         output_of(add, "").with_context(|| format!("cannot create the namespace {netns}"))?;
         let cgroup = Cgroup::create(self.id.cgroup()?.join(cgroup))?;
         let host = Host::new(name, Netns::open(&netns)?, cgroup, addresses, traffic);
-        // Nobody else can have these addresses: do not spend a second on finding out.
+        // No other host can have these addresses, so no second is spent on finding out.
         for scope in ["all", "default"] {
             host.set_sysctl(&format!("net/ipv6/conf/{scope}/accept_dad"), "0")?;
             host.set_sysctl(&format!("net/ipv6/conf/{scope}/accept_ra"), "0")?;
@@ -284,7 +284,7 @@ fn forward(host: &Host, rp_filter: u8) -> Result<()> {
     for scope in ["all", "default"] {
         let rp_filter = rp_filter.to_string();
         host.set_sysctl(&format!("net/ipv4/conf/{scope}/rp_filter"), &rp_filter)?;
-        // A redirect would teach senders a way around the host under test.
+        // A redirect would teach senders a way around the tested host.
         host.set_sysctl(&format!("net/ipv4/conf/{scope}/send_redirects"), "0")?;
         host.set_sysctl(&format!("net/ipv4/conf/{scope}/forwarding"), "1")?;
         host.set_sysctl(&format!("net/ipv6/conf/{scope}/forwarding"), "1")?;

@@ -1,4 +1,4 @@
-//! `lab-tool`, the program that does for the lab what a thread cannot, and the guard it runs as.
+//! `lab-tool` does for the lab what a thread cannot, and runs the guard.
 
 use std::env;
 use std::io::{self, BufRead, Write};
@@ -101,8 +101,8 @@ pub fn guard(id: &LabId) -> Result<()> {
     Registry::lock()?.remove(id)
 }
 
-/// An owner's side, for tests of how labs end: builds a lab of so many nodes with a server on the
-/// first, says its name and waits to be killed.
+/// An owner, for tests of how labs end: builds a lab of so many nodes with a server on the first
+/// one, prints its name, and waits to be killed.
 pub fn own(nodes: u8) -> Result<()> {
     let lab = Lab::up(Topology {
         nodes,
@@ -115,7 +115,7 @@ pub fn own(nodes: u8) -> Result<()> {
     bail!("nobody has ended this process in {LIFETIME:?}")
 }
 
-/// Of an owner whose test is gone.
+/// How long an owner lives after its test is gone.
 const LIFETIME: Duration = Duration::from_secs(120);
 
 const DISMISSAL: &str = "dismissed\n";

@@ -1,4 +1,4 @@
-//! What a lab is made of: sizes and the conditions its nodes live under.
+//! The shape of a lab: its sizes, and the conditions on its nodes.
 
 use anyhow::{Result, ensure};
 
@@ -13,8 +13,8 @@ pub struct Topology {
     pub pods_per_node: u8,
     /// How pods are connected to their node.
     pub pod_network: PodNetwork,
-    /// `rp_filter=1` on every device of the nodes: a packet whose source is not routed back
-    /// through the device it came in by is dropped.
+    /// `rp_filter=1` on every device of the nodes: a packet is dropped if its source is not routed
+    /// back through the device on which it arrived.
     pub strict_rp_filter: bool,
     /// A stateful nftables firewall on the nodes: conntrack-INVALID is dropped, and FORWARD's
     /// policy is drop, with only conntrack's established and related let through.
@@ -26,8 +26,8 @@ pub struct Topology {
     pub wire_mtu: u16,
     /// MTU of the links to the pods (and of the bridge), in bytes.
     pub pod_mtu: u16,
-    /// The client and the nodes send whole checksums and no super-packets, as a wire has them.
-    /// Pods always leave checksums to be completed later, as veth does by default.
+    /// The client and the nodes send complete checksums and no super-packets, as on a wire. Pods
+    /// always leave checksums to be completed later, as is the default with veth.
     pub wire_checksums: bool,
     /// The other ends of node and pod links take packets from native `XDP_TX` and `XDP_REDIRECT`.
     pub far_ends_take_xdp: bool,
@@ -50,7 +50,7 @@ impl Default for Topology {
 }
 
 impl Topology {
-    /// Two nodes of two routed pods each, and nobody's rules.
+    /// Two nodes with two routed pods each, without foreign rules.
     pub const DEFAULT: Self = Self {
         nodes: 2,
         pods_per_node: 2,

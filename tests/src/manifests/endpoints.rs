@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Manifests, family_name};
 use crate::lab::{Addresses, Family, Host, Node, Pod};
 
-/// A Service's EndpointSlices in the making.
+/// EndpointSlices of a Service, being built.
 #[derive(Clone, Debug)]
 #[must_use = "call `apply`"]
 pub struct EndpointSlices<'a> {

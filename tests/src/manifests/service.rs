@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Manifests, family_name};
 use crate::lab::Family;
 
-/// A Service in the making. What it does not say is left to Kubernetes' defaults.
+/// A Service being built. Everything else has Kubernetes' defaults.
 #[derive(Clone, Debug)]
 #[must_use = "call `apply`"]
 pub struct Service<'a> {

@@ -1,17 +1,17 @@
-//! Where chance comes from.
+//! Random or given choices.
 
-/// Numbers that decide: random ones, or those that a fuzzer wants.
+/// Numbers that decide: random ones, or those that a fuzzer chooses.
 pub struct Choices<'a>(Source<'a>);
 
 enum Source<'a> {
     /// SplitMix64 (Steele et al., OOPSLA 2014).
     Seed(u64),
-    /// Zeros follow them.
+    /// Given bytes. After them, zeros follow.
     Bytes(&'a [u8]),
 }
 
 impl<'a> Choices<'a> {
-    /// Numbers that look random, without end, and come again with the same seed.
+    /// An endless sequence of pseudo-random numbers. The same seed gives the same sequence.
     pub fn of_seed(seed: u64) -> Self {
         Self(Source::Seed(seed))
     }
@@ -21,7 +21,7 @@ impl<'a> Choices<'a> {
         Self(Source::Bytes(bytes))
     }
 
-    /// Whether nothing that comes is chosen by anybody.
+    /// Whether the given bytes are used up, so that what follows is chosen by nobody.
     pub fn is_over(&self) -> bool {
         matches!(self.0, Source::Bytes([]))
     }
@@ -48,7 +48,7 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// True once in so many times.
+    /// True on average once in `times` calls.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

@@ -1,4 +1,4 @@
-//! What can become of a packet, and what is kept of its flow.
+//! The possible results for a packet, and what is kept of its flow.
 
 use std::net::IpAddr;
 
@@ -14,24 +14,24 @@ use super::service::TCP;
 
 /// Port unreachable: ICMP's type and code (RFC 792), and ICMPv6's (RFC 4443).
 pub const PORT_UNREACHABLE: [(u8, u8); 2] = [(3, 3), (1, 4)];
-/// Time exceeded, as above.
+/// Time exceeded: types and codes of ICMP and ICMPv6.
 pub const TIME_EXCEEDED: [(u8, u8); 2] = [(11, 0), (3, 0)];
-/// Packet too big, as above.
+/// Packet too big: types and codes of ICMP and ICMPv6.
 pub const TOO_BIG: [(u8, u8); 2] = [(3, 4), (2, 0)];
 
-/// What packets have shown of a flow.
+/// The flags by which packets show how far a flow has come.
 pub const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
 
 /// What is kept of one direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// The source and destination that its packets get.
+    /// The source and destination that its packets are given.
     pub to: ((IpAddr, u16), (IpAddr, u16)),
-    /// Whether the connection has still to be proved; said by the client's direction.
+    /// Whether the connection has still to prove itself. The client's direction says so.
     pub half: bool,
-    /// Those of [`flow_flag`] that are among [`SHOWN`].
+    /// The [`flow_flag`]s among [`SHOWN`] that are set.
     pub shown: u32,
-    /// The sequence number after its latest segment, and what that acknowledged.
+    /// The sequence number after its latest segment, and the acknowledgement in that segment.
     pub next: u32,
     pub acknowledged: u32,
 }
@@ -48,9 +48,9 @@ pub enum At {
 }
 
 impl At {
-    /// All of them.
+    /// All programs.
     pub const ALL: [Self; 4] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress, Self::TcEgress];
-    /// Those for packets that come in.
+    /// The programs for packets that arrive.
     pub const INGRESS: [Self; 3] = [Self::Xdp, Self::XdpVirtual, Self::TcIngress];
 
     /// The program's name in the object.
@@ -83,13 +83,13 @@ impl At {
 pub enum Action {
     Pass,
     Drop,
-    /// Out of the device it came in by. TC has no other word for that than `Redirect`.
+    /// Out of the device on which it arrived. TC has only `Redirect` for that.
     Transmit,
     Redirect,
 }
 
 impl Action {
-    /// What a program's return value says.
+    /// The meaning of a program's return value.
     pub fn of(at: At, value: u32) -> Self {
         match (at.is_xdp(), value) {
             (true, 1) | (false, 2) => Self::Drop,
@@ -100,7 +100,7 @@ impl Action {
         }
     }
 
-    /// The word that programs at a hook have for it.
+    /// The form of this action at a hook.
     pub fn at(self, at: At) -> Self {
         match self {
             Self::Transmit if !at.is_xdp() => Self::Redirect,
@@ -109,33 +109,33 @@ impl Action {
     }
 }
 
-/// What is expected of a run: the action, the frame then, and what is counted.
+/// The expected result of a run: the action, the frame afterwards, and the counters that move.
 #[derive(Clone, Debug)]
 pub struct Expected {
     action: Action,
-    /// Dropped frames do not matter.
+    /// `None` for dropped frames, which do not matter.
     frame: Option<Vec<u8>>,
     reason: Reason,
     opens: Option<bool>,
 }
 
 impl Expected {
-    /// The frame goes on its way like this.
+    /// The frame passes in this form.
     pub fn passes(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
         Self::new(Action::Pass, Some(frame.into()), reason)
     }
 
-    /// It goes back to the device that it came in by, like this.
+    /// The frame is sent back to the device on which it arrived, in this form.
     pub fn transmits(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
         Self::new(Action::Transmit, Some(frame.into()), reason)
     }
 
-    /// It is sent out of another device, like this.
+    /// The frame is sent out of another device, in this form.
     pub fn redirects(frame: impl Into<Vec<u8>>, reason: Reason) -> Self {
         Self::new(Action::Redirect, Some(frame.into()), reason)
     }
 
-    /// It is dropped.
+    /// The frame is dropped.
     pub fn drops(reason: Reason) -> Self {
         Self::new(Action::Drop, None, reason)
     }
@@ -149,7 +149,7 @@ impl Expected {
         }
     }
 
-    /// A connection is counted, whatever the reason says.
+    /// A connection is counted, whatever the reason is.
     pub fn and_opens(self) -> Self {
         Self {
             opens: Some(true),
@@ -157,7 +157,7 @@ impl Expected {
         }
     }
 
-    /// How the counters of services are to move.
+    /// The changes of the counters of services.
     fn stats(&self, at: At) -> Stats {
         let opens = self.opens.unwrap_or(self.reason == Reason::Opened);
         let ingress = at != At::TcEgress;
@@ -183,26 +183,26 @@ impl Expected {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub action: Action,
     pub frame: Vec<u8>,
-    /// Counters that moved, and by how much.
+    /// The counters that moved, and by how much.
     pub counted: Vec<(Hook, Reason, u64)>,
     pub stats: Stats,
 }
 
-/// Connections, rejections and drops counted for services; drops among them for want of a record in
-/// the flow table, and for want of a port.
+/// Connections, rejections and drops counted for services; and among the drops those for lack of a
+/// record in the flow table, and those for lack of a port.
 pub type Stats = [u64; 5];
 
-/// What services count, summed up, and what it came to before.
+/// The sum of what services count, as it was at the last call.
 #[derive(Clone, Debug, Default)]
 pub struct Tally(Stats);
 
 impl Tally {
-    /// What has been added since the last call, given everything that each service counts.
+    /// What has been added since the last call, given the counts of each service.
     pub fn newly(
         &mut self,
         services: impl IntoIterator<Item = (ServiceStats, Shortages)>,
@@ -227,11 +227,11 @@ impl Tally {
     }
 }
 
-/// Compares everything that came of a run.
+/// Compares everything about the result of a run.
 ///
 /// # Panics
 ///
-/// If anything differs; the message has `name`.
+/// If anything differs. The message contains `name`.
 #[track_caller]
 pub fn assert_expected(name: &str, at: At, found: &Outcome, expected: &Expected) {
     let wanted = vec![(at.hook(), expected.reason, 1)];
@@ -252,7 +252,7 @@ pub fn assert_expected(name: &str, at: At, found: &Outcome, expected: &Expected)
     );
 }
 
-/// What is kept of one direction of a flow that is among these records.
+/// What is kept of one direction of a flow, if it is among these records.
 pub fn kept<A: Address>(
     mut records: impl Iterator<Item = Flow<A>>,
     protocol: u8,
@@ -279,8 +279,8 @@ pub fn kept<A: Address>(
     })
 }
 
-/// The ICMP error that a node sends about a packet: with `kind` of its family, and quoting it as
-/// far as its ports and checksum.
+/// The ICMP error that a node sends about a packet: of the `kind` for its family, quoting the
+/// packet as far as its ports and checksum.
 pub fn answer(packet: &Packet, from: IpAddr, kinds: [(u8, u8); 2], word: u32) -> Packet {
     let kind = kinds[usize::from(from.is_ipv6())];
     let quote = packet.quote(match packet.protocol() {

@@ -1,4 +1,4 @@
-//! The pipeline in memory as a node that is compared with the model.
+//! The pipeline in memory, as a node to compare with the model.
 
 use std::{iter::once, net::IpAddr, time::Duration};
 
@@ -33,7 +33,7 @@ use super::{
     walk::Subject,
 };
 
-/// Room in each flow table, more than a walk needs.
+/// Records in each flow table: more than a walk needs.
 const FLOW_RECORDS: u32 = 1024;
 
 const NODE: &str = "node-1";
@@ -45,9 +45,9 @@ const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 pub struct MemoryNode {
     tables: ProgrammedTables,
     services: u32,
-    /// Devices by interface index less one.
+    /// Devices by interface index minus one.
     devices: Vec<&'static str>,
-    /// What services counted before the next frame.
+    /// What services had counted before the next frame.
     counted: Tally,
 }
 
@@ -83,7 +83,7 @@ impl MemoryNode {
             ..NodeFacts::default()
         };
         let mut tables = ProgrammedTables::new(&settings, facts, FLOW_RECORDS);
-        // Of the cluster's pods, these are the node's.
+        // Of the cluster's pods, these are on this node.
         let config = &mut tables.config;
         match scene.local {
             IpAddr::V4(pod) => (config.pods4, config.pods4_prefix) = (pod.into(), 32),
@@ -228,7 +228,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
     }
 }
 
-/// The slice of one of a service's endpoints: no two have the same port.
+/// The slice with one endpoint of a service. No two of them have the same port.
 fn slice(name: &str, spec: &ServiceSpec, endpoint: &EndpointSpec) -> EndpointSlice {
     let class = endpoint.class;
     let zone = match class.is_hinted() {

@@ -1,16 +1,16 @@
-//! An oracle for the data plane: random nodes, random packets, and a model that says what has to
-//! become of each. The kernel's programs are held against it, and the same pipeline in memory, by
-//! tests and by a fuzzer.
+//! An oracle for the data plane: random nodes, random packets, and a model that says what must
+//! happen to each packet. Tests and a fuzzer compare the kernel's programs with it, and the same
+//! pipeline in memory.
 //!
 //! | Module | What it has |
 //! |---|---|
 //! | `scene`, `service` | the node's addresses and devices; a service port |
-//! | `choices` | where chance comes from: a seed, or a fuzzer's bytes |
-//! | `model` | the rules, with nothing of the data plane's code but for Maglev's tables and hash |
-//! | `walk` | nodes and packets by chance, each packet compared |
+//! | `choices` | the source of choices: a seed, or a fuzzer's bytes |
+//! | `model` | the rules, without any code of the data plane but Maglev's tables and hash |
+//! | `walk` | random nodes and packets; each packet is compared |
 //! | `sent` | packets, whole and in fragments |
-//! | `expected` | what can become of a packet, and what is kept of its flow |
-//! | `memory` | the pipeline in memory, to be compared |
+//! | `expected` | the possible results for a packet, and what is kept of its flow |
+//! | `memory` | the pipeline in memory, to compare |
 
 pub mod choices;
 pub mod expected;

@@ -1,4 +1,4 @@
-//! The node that packets pass: its devices, and the addresses that it and others have.
+//! The node that packets pass: its devices, and addresses of it and of others.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ pub const SNAT_PORT: u16 = 50_000;
 pub const EXTERNAL: &str = "ext0";
 /// The node's device of its pod.
 pub const POD: &str = "pod0";
-/// A device towards other nodes that takes packets of [`NARROW_MTU`] bytes only.
+/// A device towards other nodes with an MTU of only [`NARROW_MTU`] bytes.
 pub const NARROW: &str = "narrow0";
 pub const NARROW_MTU: u16 = 1400;
 
@@ -29,10 +29,10 @@ pub const NARROW_PEER_MAC: Mac = [0x02, 0, 0, 0, 3, 1];
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     pub node: IpAddr,
-    /// Somewhere behind the router.
+    /// An address somewhere behind the router.
     pub client: IpAddr,
-    /// Pods' addresses: behind another node; on this node; behind the narrow device; behind a node
-    /// whose Ethernet address is not known; nowhere.
+    /// Addresses of pods: behind another node; on this node; behind the narrow device; behind a
+    /// node with an unknown Ethernet address; nowhere.
     pub remote: IpAddr,
     pub local: IpAddr,
     pub narrow: IpAddr,
@@ -44,7 +44,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Of IPv4 and of IPv6.
+    /// The scenes of IPv4 and IPv6.
     pub fn both() -> [Self; 2] {
         [Self::v4(), Self::v6()]
     }
@@ -81,7 +81,7 @@ impl Scene {
         ])
     }
 
-    /// Those of the pods that nobody rewrites addresses of.
+    /// Addresses of pods that no other rule on the node rewrites.
     pub fn pods(&self) -> [IpAddr; 3] {
         [self.local, self.remote, self.narrow]
     }

@@ -22,7 +22,7 @@ struct Part {
     index: usize,
 }
 
-/// What a packet's fragments have in common: addresses, identification and protocol.
+/// What a packet's fragments share: addresses, identification and protocol.
 pub type FragmentsOf = (IpAddr, IpAddr, u32, u8);
 
 impl Sent {
@@ -34,7 +34,7 @@ impl Sent {
         }
     }
 
-    /// A packet's fragments of `size` bytes, of which there are two or more; else the packet.
+    /// A packet's fragments of `size` bytes. If there would be only one, the packet itself.
     pub fn fragments(packet: &Packet, id: u32, size: usize) -> Vec<Self> {
         let count = packet.clone().fragments(id, size).len();
         if count < 2 {
@@ -47,7 +47,7 @@ impl Sent {
         (0..count).map(part).collect()
     }
 
-    /// What is sent.
+    /// The packet that is sent.
     pub fn packet(&self) -> Packet {
         self.part_of(&self.whole)
     }
@@ -58,13 +58,13 @@ impl Sent {
         self.part_of(&whole.destination(destination))
     }
 
-    /// What later fragments are known by, if this is the first one.
+    /// The key of later fragments, if this is the first one.
     pub fn begins(&self) -> Option<FragmentsOf> {
         let part = self.part.filter(|part| part.index == 0)?;
         Some(self.of(part))
     }
 
-    /// What this later fragment is known by.
+    /// The key of this packet's fragments, if this is a later one.
     pub fn continues(&self) -> Option<FragmentsOf> {
         let part = self.part.filter(|part| part.index != 0)?;
         Some(self.of(part))

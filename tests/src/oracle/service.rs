@@ -1,4 +1,4 @@
-//! A service port as the maps have it.
+//! A service port as it is in the maps.
 
 use std::net::IpAddr;
 
@@ -38,7 +38,7 @@ impl Class {
         matches!(self, Self::LocalHinted | Self::RemoteHinted)
     }
 
-    /// Whether such endpoints serve only where no ready one does.
+    /// Whether such endpoints serve only if no ready one does.
     pub fn is_terminating(self) -> bool {
         matches!(self, Self::LocalTerminating | Self::RemoteTerminating)
     }
@@ -52,7 +52,7 @@ impl Class {
     }
 }
 
-/// An endpoint as a plan has it.
+/// An endpoint as it is in a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointSpec {
     pub class: Class,
@@ -70,14 +70,14 @@ pub struct ServiceSpec {
     /// Flags of the plan.
     pub flags: u32,
     pub affinity_seconds: u32,
-    /// Whether endpoints are picked by lookup table.
+    /// Whether a lookup table chooses endpoints.
     pub maglev: bool,
     /// Networks that LoadBalancer addresses are open to; none means all.
     pub source_ranges: Vec<(IpAddr, u8)>,
 }
 
 impl ServiceSpec {
-    /// Without frontends, endpoints and anything special.
+    /// A service without frontends, endpoints and special settings.
     pub fn new(protocol: u8) -> Self {
         Self {
             protocol,
@@ -90,38 +90,38 @@ impl ServiceSpec {
         }
     }
 
-    /// Is reached at a ClusterIP.
+    /// Adds a ClusterIP.
     pub fn cluster_ip(self, address: IpAddr, port: u16) -> Self {
         self.frontend(FrontendKind::ClusterIp, address, port)
     }
 
-    /// Is reached at a port of a node's address.
+    /// Adds a port of a node's address.
     pub fn node_port(self, address: IpAddr, port: u16) -> Self {
         self.frontend(FrontendKind::NodePort, address, port)
     }
 
-    /// Is reached at a load balancer's address.
+    /// Adds a load balancer's address.
     pub fn load_balancer(self, address: IpAddr, port: u16) -> Self {
         self.frontend(FrontendKind::LoadBalancerIp, address, port)
     }
 
-    /// Is reached at an address of any kind.
+    /// Adds an address of any kind.
     pub fn frontend(mut self, kind: FrontendKind, address: IpAddr, port: u16) -> Self {
         self.frontends.push((kind, address, port));
         self
     }
 
-    /// A ready endpoint in the pods' network of another node.
+    /// Adds a ready endpoint in the pods' network of another node.
     pub fn remote(self, address: IpAddr, port: u16) -> Self {
         self.endpoint(Class::RemoteReady, address, port)
     }
 
-    /// A ready endpoint on this node.
+    /// Adds a ready endpoint on this node.
     pub fn local(self, address: IpAddr, port: u16) -> Self {
         self.endpoint(Class::LocalReady, address, port)
     }
 
-    /// A pod in the cluster's pod network.
+    /// Adds a pod in the cluster's pod network.
     pub fn endpoint(mut self, class: Class, address: IpAddr, port: u16) -> Self {
         let local = match class.is_local() {
             true => endpoint_flag::LOCAL,
@@ -136,7 +136,7 @@ impl ServiceSpec {
         self
     }
 
-    /// A host-network pod of this node.
+    /// Adds a host-network pod of this node.
     pub fn host(mut self, address: IpAddr, port: u16) -> Self {
         self.endpoints.push(EndpointSpec {
             class: Class::LocalReady,
@@ -147,7 +147,7 @@ impl ServiceSpec {
         self
     }
 
-    /// With these flags of the plan, instead of those before.
+    /// Replaces the flags of the plan.
     pub fn flags(self, flags: u32) -> Self {
         Self { flags, ..self }
     }
@@ -157,7 +157,7 @@ impl ServiceSpec {
         self.flags(plan_flag::EXTERNAL_LOCAL)
     }
 
-    /// Opens its load balancer's addresses to this network, and to others that are named so.
+    /// Opens its load balancer addresses to this network, and to others that are added in this way.
     pub fn source_range(mut self, network: IpAddr, prefix: u8) -> Self {
         self.source_ranges.push((network, prefix));
         self

@@ -1,4 +1,4 @@
-//! Nodes and packets by chance.
+//! Random nodes and packets.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -21,14 +21,14 @@ use super::{
 const SERVICES: u16 = 8;
 /// Ports for source NAT.
 const PORTS: u16 = 1000;
-/// A timeout that no test lives to see, in seconds.
+/// A timeout that no test reaches, in seconds.
 const AFFINITY: u32 = 10_800;
 
-/// What is compared with the model: a node that has the model's services and settings.
+/// The data plane that is compared with the model: a node with the model's services and settings.
 pub trait Subject {
-    /// Handles a frame that comes in by a device, or leaves by it.
+    /// Handles a frame that arrives on a device, or leaves by it.
     fn run(&mut self, at: At, device: &str, frame: &[u8]) -> Outcome;
-    /// What it keeps of a live flow, one direction of it.
+    /// One direction of a live flow, as it is kept.
     fn kept(&self, protocol: u8, from: Address, to: Address) -> Option<Kept>;
 }
 
@@ -40,12 +40,12 @@ pub fn node(choices: &mut Choices<'_>) -> Model {
     Model::new(scene, services.collect(), bypass, PORTS)
 }
 
-/// Sends so many random packets, or fewer if choices end, and compares what becomes of each; counts
-/// that.
+/// Sends so many random packets, or fewer if choices end, and compares the result of each. Returns
+/// the counts of reasons.
 ///
 /// # Panics
 ///
-/// If something else becomes of a packet than the model says; the message has `name`.
+/// If the result of a packet is not what the model says. The message contains `name`.
 pub fn walk(
     subject: &mut impl Subject,
     model: &mut Model,
@@ -74,7 +74,7 @@ struct Walk<'w, 'c, S> {
     subject: &'w mut S,
     model: &'w mut Model,
     choices: &'w mut Choices<'c>,
-    /// Fragments that are still to come, or come again.
+    /// Fragments that are still to be sent, or sent again.
     later: Vec<(Sent, FragmentsOf)>,
 }
 
@@ -128,7 +128,7 @@ impl<S: Subject> Walk<'_, '_, S> {
         found.counted[0].1
     }
 
-    /// Makes sure that what is kept of both directions of a TCP flow is what has to be.
+    /// Asserts that what is kept of both directions of a TCP flow is right.
     #[track_caller]
     fn assert_kept(&self, tuple: Tuple, name: &str, what: &str) {
         for tuple in self.model.both_ways(tuple).filter(|tuple| tuple.0 == TCP) {
@@ -149,7 +149,8 @@ impl<S: Subject> Walk<'_, '_, S> {
         let mut fragments = Sent::fragments(packet, id, size);
         let first = fragments.remove(0);
         if !fragments.is_empty() {
-            // All that the first fragment has: nobody waits for the rest of a segment.
+            // The length of the first fragment's part: the node does not wait for the rest of a
+            // segment.
             segment.length = (size - TCP_HEADER) as u32;
         }
         let later = fragments.into_iter();
@@ -171,7 +172,7 @@ impl<S: Subject> Walk<'_, '_, S> {
         found.counted[0].1
     }
 
-    /// An ICMP error about an answer that whoever sends packets of `tuple` has got.
+    /// An ICMP error about an answer that the sender of packets of `tuple` has received.
     fn error(&mut self, at: At, device: &str, tuple: Tuple, flow: &Flow, name: &str) -> Reason {
         let choices = &mut *self.choices;
         let nothing = segment(choices, self.model, &tuple, 0);
@@ -266,7 +267,7 @@ fn service(choices: &mut Choices<'_>, scene: Scene, number: u16) -> ServiceSpec 
         spec.endpoints
             .push(endpoint(choices, scene, class, 8080 + number));
     }
-    // Hints that name nobody here are not in force.
+    // Hints are ignored if none of them names this node.
     let mut classes = spec.endpoints.iter().map(|endpoint| endpoint.class);
     if classes.any(Class::is_hinted) {
         spec.flags |= plan_flag::HINTED;
@@ -283,7 +284,7 @@ fn class(choices: &mut Choices<'_>, hints: bool) -> Class {
     }
 }
 
-/// An endpoint anywhere; its port is its own.
+/// An endpoint anywhere. No other one has its port.
 fn endpoint(choices: &mut Choices<'_>, scene: Scene, class: Class, port: u16) -> EndpointSpec {
     let address = match class.is_local() {
         true => *choices.of(&[scene.local, scene.node]),
@@ -305,7 +306,7 @@ fn endpoint(choices: &mut Choices<'_>, scene: Scene, class: Class, port: u16) ->
     }
 }
 
-/// A segment that its flow's sender could have sent, or one that is a little or quite wrong.
+/// A segment that its flow's sender could have sent, or one that is slightly or very wrong.
 fn segment(choices: &mut Choices<'_>, model: &Model, tuple: &Tuple, flags: u8) -> Segment {
     let length = match choices.once_in(5) {
         true => 1330 + choices.below(50),
@@ -337,7 +338,7 @@ fn flow(choices: &mut Choices<'_>, model: &Model) -> Option<(Tuple, Flow)> {
     Some(*choices.of(&flows))
 }
 
-/// Somebody sends something to a frontend, or to nothing in particular.
+/// A packet from somewhere to a frontend, or to something else.
 fn tuple(choices: &mut Choices<'_>, model: &Model) -> Tuple {
     let scene = model.scene;
     let from: IpAddr = *choices.of(&[

@@ -1,4 +1,4 @@
-//! The client's end of a connection, or of what goes for one over UDP.
+//! The client's end of a connection, or of what corresponds to one over UDP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use super::request::{Protocol, Request};
 use super::tcp;
 use super::wire::{Answer, Ask, filling};
 
-/// A connection that questions can be asked on, one after the other.
+/// A connection on which questions can be asked one after the other.
 #[derive(Debug)]
 pub struct Connection {
     means: Means,
@@ -130,8 +130,7 @@ impl Connection {
         if is_chosen(request.source) {
             socket.set_reuseaddr(true)?;
             if request.source.port() == 0 {
-                // Any port that this target's connections do not have will do, not only one that no
-                // other's has.
+                // A port is enough if this target's connections do not use it; others may.
                 setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)
                     .map_err(io::Error::from)?;
             }
@@ -144,7 +143,7 @@ impl Connection {
         let (local, remote) = (stream.local_addr()?, stream.peer_addr()?);
         let means = if request.protocol == Protocol::Http {
             let (requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
-            // Its errors are those of the request, too.
+            // Errors of the task are also errors of the request.
             let driver = Driver(tokio::spawn(async { drop(connection.await) }).abort_handle());
             Means::Http {
                 requests,

@@ -32,11 +32,11 @@ pub enum FailureKind {
     Reset,
     /// The server closed the connection before it had answered.
     Closed,
-    /// The answer is not one of this lab's servers'.
+    /// The answer does not come from one of this lab's servers.
     Malformed,
     /// The kernel refused the socket, for example because the source address is in use.
     Local,
-    /// Not the traffic failed but the lab: a thread or process could not be started.
+    /// The lab failed, not the traffic: a thread or process could not be started.
     Lab,
 }
 
@@ -60,7 +60,7 @@ impl From<io::Error> for Failure {
             Io::UnexpectedEof => FailureKind::Closed,
             Io::InvalidData => FailureKind::Malformed,
             _ if error.raw_os_error() == Some(libc::EACCES) => FailureKind::Unreachable,
-            // It was connected.
+            // It was connected before.
             _ if error.raw_os_error() == Some(libc::EDESTADDRREQ) => FailureKind::Reset,
             _ => FailureKind::Local,
         };

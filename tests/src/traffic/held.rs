@@ -1,4 +1,4 @@
-//! A connection that a test holds in its hands.
+//! A connection that a test controls step by step.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::patience::patient;
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// A connection over TCP to a [`Serve`](super::Serve), asked on when its owner wants.
+/// A TCP connection to a [`Serve`](super::Serve), on which the owner asks when it wants.
 #[derive(Debug)]
 pub struct Held {
     stream: BufReader<Socket>,
@@ -23,7 +23,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// How long connecting may take: less than until a SYN is sent again for the first time.
+    /// How long connecting may take: less than the time until a SYN is first sent again.
     pub const PATIENCE: Duration = Duration::from_millis(900);
 
     /// Connects from `host`.
@@ -58,7 +58,7 @@ impl Held {
         })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a question, and waits for the answer.
     pub fn ask(&mut self) -> Result<Answer> {
         let line = Ask::default().line();
         self.stream
@@ -86,7 +86,7 @@ impl Held {
         tcp::retransmissions(self.stream.get_ref()).context("cannot read TCP_INFO")
     }
 
-    /// Ends without a word to anybody, as when the client's machine loses power.
+    /// Ends without sending anything, as when the client's machine loses power.
     pub fn vanish(self) -> Result<()> {
         tcp::silence(self.stream.get_ref()).context("cannot silence a socket")
     }

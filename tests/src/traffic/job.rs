@@ -18,16 +18,16 @@ use tokio::sync::oneshot;
 
 use crate::lab::{Host, TrafficRunsIn, lab_tool};
 
-/// Work that says when it is ready, may be told to stop, and reports.
+/// Work that reports when it is ready, can be told to stop, and returns a report.
 pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     /// `lab-tool`'s subcommand for it.
     const NAME: &str;
-    /// What it is told when it has to stop.
+    /// The message that tells it to stop.
     type Stop: fmt::Debug + Serialize + DeserializeOwned + Send + 'static;
-    /// What it tells when it is done.
+    /// The report that it returns when it is done.
     type Report: fmt::Debug + Serialize + DeserializeOwned + Send + 'static;
 
-    /// Does the work. A `stop` whose sender is gone means: give up now.
+    /// Does the work. If the sender of `stop` is gone, it must give up at once.
     fn run(
         self,
         ready: oneshot::Sender<()>,
@@ -35,7 +35,7 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     ) -> impl Future<Output = Result<Self::Report>>;
 }
 
-/// A job that runs on a host. Dropped, it is abandoned: told to give up, and not waited for.
+/// A job that runs on a host. If dropped, it is told to give up, and not waited for.
 #[derive(Debug)]
 pub struct Running<J: Job>(Means<J>);
 
@@ -65,7 +65,7 @@ impl<J: Job> Running<J> {
     pub(crate) fn stop(self, how: J::Stop) -> Result<J::Report> {
         match self.0 {
             Means::Thread { stop, thread } => {
-                // A job that has ended by itself does not listen; its report says all.
+                // A job that has ended does not listen; its report says everything.
                 let _ = stop.send(how);
                 join(thread)
             }
@@ -107,7 +107,7 @@ impl<J: Job> Running<J> {
         stdin
             .write_all(STAY.as_bytes())
             .context("lab-tool is gone")?;
-        // Not killed on drop: it is to outlive this process.
+        // Not killed on drop, because it must outlive this process.
         let _ = ManuallyDrop::new(child);
         Ok(())
     }
@@ -155,8 +155,8 @@ impl<J: Job> Running<J> {
     }
 }
 
-/// The side of the child process: runs the job that `json` describes, controlled through stdin,
-/// with its messages on stdout.
+/// The child process's side: runs the job that `json` describes. It is controlled through stdin,
+/// and writes its messages to stdout.
 pub fn run_as_child<J: Job>(json: &str) -> Result<()> {
     let job: J = serde_json::from_str(json).context("the job's description is not valid")?;
     let (ready, is_ready) = oneshot::channel();
@@ -169,22 +169,22 @@ pub fn run_as_child<J: Job>(json: &str) -> Result<()> {
                 .and_then(|()| stdout.flush());
         }
     });
-    // Blocked on stdin, this thread ends with the process.
+    // Although it blocks on stdin, this thread ends with the process.
     thread::spawn(move || {
         let mut line = String::new();
         let _ = io::stdin().lock().read_line(&mut line);
         if line == STAY {
             detach();
-            // Never dropped: that would say stop.
+            // Never dropped, because that would mean stop.
             let _ = ManuallyDrop::new(stop);
         } else if let Ok(how) = serde_json::from_str(&line) {
             let _ = stop.send(how);
         }
     });
     let report = block_on(job.run(ready, stopped))?;
-    // The job has used or dropped `ready`; a report comes after the announcement.
+    // The job has used or dropped `ready`, so the report comes after the announcement.
     let _ = announce.join();
-    // Whoever started this may be gone, and then nobody wants to know.
+    // The process that started this may be gone. Then nothing reads the report.
     let _ = writeln!(io::stdout(), "{}", serde_json::to_string(&report)?);
     Ok(())
 }
@@ -192,7 +192,7 @@ pub fn run_as_child<J: Job>(json: &str) -> Result<()> {
 const READY: &str = "ready\n";
 const STAY: &str = "stay\n";
 
-/// Lets go of the terminal and of whoever reads this process's messages.
+/// Releases the terminal, and the reader of this process's messages.
 fn detach() {
     let _ = setsid();
     if let Ok(null) = File::options().write(true).open("/dev/null") {
@@ -206,7 +206,7 @@ struct Reaped(Child);
 
 impl Drop for Reaped {
     fn drop(&mut self) {
-        // It may have ended already, which is what is wanted.
+        // It may already have ended, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -19,7 +19,7 @@ use super::job::{Job, Running};
 use super::request::Request;
 use crate::lab::Host;
 
-/// Load in the making.
+/// A load that is being prepared.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[must_use = "call `start` or `run_for`"]
 pub struct Load {
@@ -48,34 +48,34 @@ impl Load {
         self
     }
 
-    /// Uses each connection until the server ends it. A request that meets such an end on a
-    /// connection used before is repeated on a new one, as every HTTP client does, and counted
-    /// under [`LoadReport::reconnects`].
+    /// Uses each connection until the server ends it. If a request finds a used connection ended,
+    /// it is repeated on a new one, as every HTTP client does, and counted in
+    /// [`LoadReport::reconnects`].
     pub fn persistent(mut self) -> Self {
         self.persistent = true;
         self
     }
 
-    /// Has each worker wait this long between requests.
+    /// Makes each worker wait this long between requests.
     pub fn pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
     }
 
-    /// Goes on until so many requests have had their results, even if it is told to stop before:
-    /// what is claimed of a number of requests does not depend on how fast they are.
+    /// Goes on until so many requests have results, even if it is told to stop before, so that
+    /// statements about a number of requests do not depend on their speed.
     pub fn at_least(mut self, requests: u64) -> Self {
         self.at_least = requests;
         self
     }
 
-    /// Gives each request this long instead.
+    /// Replaces the deadline of each request.
     pub(super) fn deadline(mut self, deadline: Duration) -> Self {
         self.request = self.request.deadline(deadline);
         self
     }
 
-    /// Starts the load on `host`; when this returns, the first request has had its result.
+    /// Starts the load on `host`. When this returns, the first request has a result.
     pub fn start(self, host: impl AsRef<Host>) -> Result<RunningLoad> {
         Ok(RunningLoad(Running::start(host.as_ref(), self)?))
     }
@@ -88,12 +88,13 @@ impl Load {
     }
 }
 
-/// Load under way.
+/// A running load.
 #[derive(Debug)]
 pub struct RunningLoad(Running<Load>);
 
 impl RunningLoad {
-    /// Lets requests under way finish, and those that [`Load::at_least`] asks for, and reports.
+    /// Lets current requests finish, and those required by [`Load::at_least`], and returns the
+    /// report.
     pub fn stop(self) -> Result<LoadReport> {
         self.0.stop(())
     }
@@ -108,9 +109,8 @@ pub struct LoadReport {
     pub failed: u64,
     /// Connections the server ended between two requests.
     pub reconnects: u64,
-    /// When connections opened whose SYN had been sent again, in time since the Unix epoch: the SYN
-    /// was lost, or what answers it, or late by a second. The client does not notice but for the
-    /// wait.
+    /// When connections opened with a repeated SYN, as time since the Unix epoch: the SYN or its
+    /// answer was lost, or a second late. The client notices only the wait.
     pub repeated_syns: Vec<Duration>,
     /// Segments that clients sent again, over all connections of [`Request::tcp`] that opened.
     pub retransmissions: u64,
@@ -194,7 +194,7 @@ impl Job for Load {
     }
 }
 
-/// What the workers share; they take turns on one thread.
+/// The state that workers share. They take turns on one thread.
 struct Tally {
     start: Instant,
     first: Notify,
@@ -237,7 +237,7 @@ impl Tally {
         self.first.notify_one();
     }
 
-    /// Ends a connection, if there is one; whether there was.
+    /// Ends a connection, if there is one. Returns whether there was.
     fn end(&self, connection: &mut Option<Connection>) -> bool {
         let Some(ended) = connection.take() else {
             return false;
@@ -289,7 +289,7 @@ async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
     tally.end(&mut connection);
 }
 
-/// Asks once, on the connection there is or on a new one.
+/// Makes one request, on the present connection or on a new one.
 async fn ask(
     load: &Load,
     connection: &mut Option<Connection>,

@@ -1,4 +1,4 @@
-//! Loads that run together, of which no request may fail and no SYN may have to be sent twice.
+//! Loads that run together. No request of theirs may fail, and no SYN may have to be repeated.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,18 +12,18 @@ use super::server::{RunningServer, Serve};
 use crate::lab::{Family, Host};
 use crate::patient;
 
-/// Loads on hosts of a lab. From each host goes one more, the control, to a server that is no
-/// endpoint of any Service: what it suffers is the machine's fault and not node-lb's.
+/// Loads on hosts of a lab. From each host there is one more load, the control, to a server that is
+/// not an endpoint of any Service. What happens to it is caused by the machine and not by node-lb.
 #[derive(Debug)]
 pub struct Loads {
     running: Vec<(String, RunningLoad)>,
     control: BTreeMap<String, RunningLoad>,
-    /// Where the control goes.
+    /// The host of the control's server.
     bystander: Host,
     _server: RunningServer,
 }
 
-/// What became of [`Loads`].
+/// The results of [`Loads`].
 #[derive(Debug)]
 pub struct LoadReports {
     reports: Vec<(String, LoadReport)>,
@@ -32,17 +32,18 @@ pub struct LoadReports {
 
 /// The port of the control's server.
 const CONTROL: u16 = 7;
-/// Between two requests of the control.
+/// The pause between two requests of the control.
 const PAUSE: Duration = Duration::from_millis(20);
-/// A server that other work keeps from a processor answers late, and no packet was lost: repeated
-/// SYNs tell what was.
+/// If a server gets no processor, it answers late although no packet was lost. Repeated SYNs show
+/// which packets were lost.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// A machine that makes SYNs late does so for everybody, within the time after which they are
-/// repeated.
+/// If a busy machine delays SYNs, it delays those of all clients within this time, after which SYNs
+/// are repeated.
 const SAME_TIME: Duration = Duration::from_secs(2);
 
 impl Loads {
-    /// No loads yet. The control goes to the address of `bystander`, whom nothing is done to.
+    /// Starts without loads. The control goes to the address of `bystander`, which tests leave
+    /// alone.
     ///
     /// # Errors
     /// If the control's server cannot start there.
@@ -56,7 +57,7 @@ impl Loads {
         })
     }
 
-    /// Starts a load on `host`; when this returns, the first request has had its result.
+    /// Starts a load on `host`. When this returns, the first request has a result.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -75,7 +76,7 @@ impl Loads {
         Ok(())
     }
 
-    /// Lets requests under way finish, and reports.
+    /// Lets current requests finish, and returns the reports.
     ///
     /// # Errors
     /// If a load ended early, or the control did nothing.
@@ -92,7 +93,7 @@ impl Loads {
 }
 
 impl LoadReports {
-    /// Fails unless every load had its requests answered, all of them, each at its first SYN.
+    /// Fails unless all requests of every load were answered at their first SYN.
     #[track_caller]
     pub fn assert_flawless(&self) {
         for report in &self.control {
@@ -117,7 +118,7 @@ impl LoadReports {
         self.reports.iter().map(|(_, report)| report.ok).sum()
     }
 
-    /// Whether the control, too, had to repeat a SYN at about that time.
+    /// Whether the control also had to repeat a SYN at about that time.
     fn is_excused(&self, at: Duration) -> bool {
         let mut repeated = self.control.iter().flat_map(|report| &report.repeated_syns);
         repeated.any(|control| control.abs_diff(at) <= SAME_TIME)

@@ -37,8 +37,8 @@ pub enum Protocol {
     Tcp,
     /// HTTP/1.1.
     Http,
-    /// A datagram over a socket that is connected: ICMP errors reach it, answers from elsewhere
-    /// do not.
+    /// A datagram over a connected socket: it gets ICMP errors, but no answers from other
+    /// addresses.
     Udp,
     /// A datagram over a socket that is not connected.
     UdpUnconnected,
@@ -53,12 +53,12 @@ pub struct Reply {
     pub peer: SocketAddr,
     /// The address the server was reached at.
     pub server_address: SocketAddr,
-    /// Where the answer came from as the client sees it: `getpeername` of a connected socket,
-    /// else the datagram's source.
+    /// The source of the answer as the client sees it: `getpeername` of a connected socket, or else
+    /// the datagram's source.
     pub from: SocketAddr,
     /// The client's own address as it sees it.
     pub source: SocketAddr,
-    /// From before the socket was made until the answer was complete.
+    /// From before the socket was created until the answer was complete.
     pub latency: Duration,
 }
 
@@ -118,24 +118,24 @@ impl Request {
         self
     }
 
-    /// Waits for an answer no longer than [`SILENCE`] ([`patient`]): where there is to be none.
+    /// Waits only [`SILENCE`] ([`patient`]) for an answer, for requests that must not get one.
     pub fn in_vain(self) -> Self {
         self.deadline(patient(SILENCE))
     }
 
-    /// Sends this many bytes along and asks for as many back.
+    /// Sends this many bytes, and asks for as many in the answer.
     pub fn payload(mut self, bytes: usize) -> Self {
         self.payload = bytes;
         self
     }
 
-    /// Has the server take this long over its answer.
+    /// Makes the server take this long to answer.
     pub fn held_for(mut self, time: Duration) -> Self {
         self.held_for = time;
         self
     }
 
-    /// Has the server close the connection first, behind its answer; over TCP only.
+    /// Makes the server close the connection first, after its answer; only over TCP.
     pub fn server_closes(mut self) -> Self {
         self.server_closes = true;
         self
@@ -146,7 +146,7 @@ impl Request {
         self.start(host)?.reply()
     }
 
-    /// Sends the request from `host`, to be waited for later.
+    /// Sends the request from `host`. The answer can be waited for later.
     pub fn start(self, host: impl AsRef<Host>) -> Result<RequestUnderWay, Failure> {
         let running = Running::start(host.as_ref(), self);
         running.map(RequestUnderWay).map_err(lab_failure)
@@ -208,7 +208,7 @@ impl fmt::Display for Reply {
     }
 }
 
-/// A request whose answer has not been waited for.
+/// A request that has been sent. Its answer can be waited for.
 #[derive(Debug)]
 pub struct RequestUnderWay(Running<Request>);
 

@@ -1,4 +1,5 @@
-//! Servers that tell who they are and whom they see, and that can shut down as a good pod does.
+//! Servers that tell their name and which client address they see, and that can shut down like a
+//! well-behaved pod.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -26,7 +27,7 @@ use super::job::{Job, Running};
 use super::wire::{Answer, Ask, filling};
 use crate::lab::Host;
 
-/// A server in the making.
+/// A server that is being prepared.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[must_use = "call `start`"]
 pub struct Serve {
@@ -73,24 +74,24 @@ impl Serve {
         self
     }
 
-    /// Starts the server on `host`; when this returns, the ports are open.
+    /// Starts the server on `host`. When this returns, the ports are open.
     pub fn start(self, host: impl AsRef<Host>) -> Result<RunningServer> {
         Ok(RunningServer(Running::start(host.as_ref(), self)?))
     }
 }
 
-/// A running server. Dropped, it ends at once, with resets for its connections.
+/// A running server. If dropped, it ends at once and resets its connections.
 #[derive(Debug)]
 pub struct RunningServer(Running<Serve>);
 
 impl RunningServer {
-    /// Shuts the server down as told and waits for that.
+    /// Shuts the server down in this way, and waits for it.
     pub fn shut_down(self, grace: Grace) -> Result<Served> {
         self.0.stop(grace)
     }
 
-    /// Lets the server go on, for a lab that is kept, until the lab is removed. Works on hosts
-    /// whose servers are processes.
+    /// Lets the server run on, for a lab that is kept, until the lab is removed. Works on hosts
+    /// with servers in processes.
     pub fn leave_running(self) -> Result<()> {
         self.0.leave()
     }
@@ -99,15 +100,15 @@ impl RunningServer {
 /// How a server shuts down.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Grace {
-    /// How long it goes on as before: a pod's `preStop` sleep.
+    /// How long it goes on as before, as in a pod's `preStop` sleep.
     pub accept_for: Duration,
-    /// After that it accepts nothing new, ends what is idle, and gives what is under way this
+    /// After that it accepts nothing new, ends idle connections, and gives current requests this
     /// long to finish.
     pub drain_for: Duration,
 }
 
 impl Grace {
-    /// No delay, and five seconds for what is under way.
+    /// No delay, and five seconds for current requests.
     pub const SHORT: Self = Self {
         accept_for: Duration::ZERO,
         drain_for: Duration::from_secs(5),
@@ -207,8 +208,8 @@ impl Me {
 
 type Closing = watch::Receiver<bool>;
 
-/// A server that closes goes on for so long: what has arrived is in its sockets, but on a busy
-/// machine it may not have been told of that yet.
+/// A server that closes goes on for so long: on a busy machine, it may not have been told yet of
+/// what has arrived in its sockets.
 const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);
@@ -220,14 +221,14 @@ async fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
         .with_context(|| format!("cannot bind TCP {address}"))
 }
 
-/// Until everything that came before closing has arrived.
+/// Returns when everything that was sent before closing has arrived.
 async fn last_arrival(mut closing: Closing) {
     let _ = closing.wait_for(|closing| *closing).await;
     sleep(LAST_ARRIVAL).await;
 }
 
-/// Accepts until closing, then takes what is still in the backlog (closing a listener resets
-/// it), and returns when all its connections have ended.
+/// Accepts until closing, then accepts what is still in the backlog, because closing a listener
+/// resets it. Returns when all its connections have ended.
 async fn accept<F>(
     listener: TcpListener,
     me: Arc<Me>,
@@ -329,7 +330,7 @@ async fn serve_datagrams(socket: Arc<Datagrams>, me: Arc<Me>, closing: Closing) 
         let (socket, me) = (Arc::clone(&socket), Arc::clone(&me));
         answers.spawn(async move {
             let answer = me.answer(ask, way.peer, way.local).await;
-            // The client will notice that its answer did not come.
+            // The client will notice the missing answer.
             let _ = socket.answer(answer.line().as_bytes(), way).await;
         });
         while answers.try_join_next().is_some() {}

@@ -1,4 +1,4 @@
-//! What the kernel knows of a TCP connection, and tells nobody but its owner.
+//! What the kernel knows about a TCP connection and tells only its owner.
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::{c_int, c_void, socklen_t};
 use nix::errno::Errno;
 
-/// Where a connection stands.
+/// The position of a connection in its sequence numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     /// Sequence number of the next byte to send.
@@ -28,7 +28,7 @@ pub fn retransmissions(socket: impl AsFd) -> io::Result<u32> {
 pub fn numbers(socket: impl AsFd) -> io::Result<Numbers> {
     const RECEIVE_QUEUE: c_int = 1;
     const SEND_QUEUE: c_int = 2;
-    /// Without the segment that otherwise tells the peer of the window.
+    /// Switches it off without the segment that would tell the peer of the window.
     const OFF_QUIETLY: c_int = -1;
     let socket = socket.as_fd();
     let of = |queue: c_int| {
@@ -47,7 +47,7 @@ pub fn numbers(socket: impl AsFd) -> io::Result<Numbers> {
     numbers
 }
 
-/// Has a connection end without a word when its socket is closed. Needs root.
+/// Makes a connection send nothing when its socket is closed. Needs root.
 pub fn silence(socket: impl AsFd) -> io::Result<()> {
     set(socket, libc::TCP_REPAIR, 1)
 }
@@ -56,7 +56,7 @@ fn get<T>(socket: impl AsFd, option: c_int, value: &mut T) -> io::Result<()> {
     let fd = socket.as_fd().as_raw_fd();
     let mut length = size_of::<T>() as socklen_t;
     let value: *mut c_void = (&raw mut *value).cast();
-    // SAFETY: the kernel writes at most `length` bytes to the value, whose size that is.
+    // SAFETY: the kernel writes at most `length` bytes, which is the size of the value.
     let done = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, option, value, &raw mut length) };
     Ok(Errno::result(done).map(drop)?)
 }

@@ -1,24 +1,24 @@
-//! What clients ask and servers answer, the same over every protocol.
+//! The questions of clients and the answers of servers, which are the same over every protocol.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A question. On the wire it is `KEY=VALUE` words: a line over TCP, a datagram over UDP, the
-/// query over HTTP (with `&` between words, and the filling as the body).
+/// A question. On the wire it consists of `KEY=VALUE` words: a line over TCP, a datagram over UDP,
+/// and the query over HTTP (with `&` between words, and the padding as the body).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
-    /// How many bytes of padding the answer shall have; as many go with the question.
+    /// How many bytes of padding the answer must have. The question has as many.
     pub payload: usize,
-    /// How long the server shall take.
+    /// How long the server is to take.
     pub delay: Duration,
-    /// Whether the server shall close the connection behind its answer; over TCP only.
+    /// Whether the server is to close the connection after its answer; only over TCP.
     pub last: bool,
 }
 
 impl Ask {
-    /// The words without the filling, put together with `separator`.
+    /// The words without the padding, joined with `separator`.
     pub fn words(self, separator: char) -> String {
         let last = match self.last {
             true => format!("{separator}last=1"),
@@ -31,12 +31,12 @@ impl Ask {
         )
     }
 
-    /// The line for TCP and UDP, with its filling and newline.
+    /// The line for TCP and UDP, with its padding and newline.
     pub fn line(self) -> String {
         format!("{} {}\n", self.words(' '), filling(self.payload))
     }
 
-    /// Reads words; what is not understood is ignored, as are limits that make no sense.
+    /// Reads words. Unknown words are ignored, as are limits that make no sense.
     pub fn parse(text: &str) -> Self {
         let mut ask = Self::default();
         for word in text.split([' ', '&']) {
@@ -60,7 +60,7 @@ pub struct Answer {
     pub peer: SocketAddr,
     /// The address the server was reached at.
     pub local: SocketAddr,
-    /// As many bytes as were asked for.
+    /// As many bytes as the question asked for.
     pub padding: String,
 }
 
@@ -73,7 +73,7 @@ impl Answer {
     }
 }
 
-/// Bytes that mean nothing.
+/// Bytes without a meaning.
 pub fn filling(size: usize) -> String {
     "x".repeat(size)
 }

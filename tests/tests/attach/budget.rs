@@ -4,19 +4,19 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use nix::sys::utsname::uname;
 
-/// What was measured: a row for each kernel.
+/// The measured costs, one row per kernel.
 const MEASURED: &str = include_str!("verifier-budget.txt");
-/// What a program may take beyond what was measured in the same kernel, in percent: stable kernels
-/// get corrections, of the verifier as well.
+/// How much more than measured in the same kernel a program may take, in percent: stable kernels
+/// get fixes, of the verifier too.
 const SLACK: u32 = 10;
-/// The same beyond the newest kernel measured, in a newer one. From one long-term kernel to the
-/// next, a program has come to take half as much, or two thirds more.
+/// The same for kernels newer than the newest measured one. From one long-term kernel to the next,
+/// the cost of a program has grown by a half or two thirds.
 const SLACK_OF_NEWER: u32 = 100;
-/// What a program may take in any other kernel that was not measured: three quarters of what the
-/// verifier allows.
+/// The limit in all other kernels that were not measured: three quarters of what the verifier
+/// allows.
 const LIMIT_OF_OTHERS: u32 = 750_000;
 
-/// Ends the names of programs for the time in which flow tables change their size.
+/// The ending of names of programs that run while the flow tables change their size.
 pub const RESIZE: &str = "/resize";
 /// Begins names of programs for the time in which packets are traced.
 const TRACE: &str = "trace_";
@@ -29,8 +29,8 @@ type Kernel = (u32, u32);
 /// Instructions by program.
 type Row = BTreeMap<String, u32>;
 
-/// Panics if a program takes more than it may in this kernel; says what the limits are if they are
-/// not this kernel's own.
+/// Panics if a program takes more than it may in this kernel. Prints which limits it used if they
+/// are not this kernel's own.
 pub fn check(found: &Row) {
     let release = uname().unwrap().release().to_string_lossy().into_owned();
     let kernel = version(&release).unwrap_or_else(|| panic!("Linux {release:?}"));
@@ -55,7 +55,7 @@ pub fn check(found: &Row) {
     println!("{row}");
 }
 
-/// How many instructions a program may take; `None` if it is missing in a row.
+/// How many instructions a program may take; `None` if a row does not have it.
 fn limit(rows: &BTreeMap<Kernel, Row>, kernel: Kernel, program: &str) -> Option<u32> {
     let beyond = |row: &Row, slack| Some(row.get(program)? * (100 + slack) / 100);
     let (newest, newest_row) = rows.last_key_value()?;
@@ -98,7 +98,7 @@ fn row((major, minor): Kernel, programs: &Row) -> String {
     row
 }
 
-/// Of `6.12.48+deb13-amd64`, 6 and 12.
+/// 6 and 12 for `6.12.48+deb13-amd64`.
 fn version(release: &str) -> Option<Kernel> {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())

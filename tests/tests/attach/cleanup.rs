@@ -1,4 +1,4 @@
-//! Leaving nothing behind, and programs on cgroups.
+//! Clean-up leaves nothing behind; and programs on cgroups.
 
 use std::{fs, path::PathBuf};
 
@@ -15,7 +15,7 @@ use lb_tests::{
 
 use crate::traffic::cable;
 
-/// A cgroup of a test's own.
+/// A cgroup that belongs to one test.
 struct TestCgroup(PathBuf);
 
 impl TestCgroup {
@@ -57,7 +57,7 @@ fn cgroup_programs_are_replaced_in_their_links() {
     };
     assert_eq!(attach(&first), [false; 8]);
     assert_eq!(attach(&first), [true; 8]);
-    // Another --cgroup-root: the links on the first are not kept.
+    // Another --cgroup-path: the links on the first one are not kept.
     assert_eq!(attach(&second), [false; 8]);
     assert_eq!(pins.links().unwrap().len(), 8);
 
@@ -94,7 +94,7 @@ fn cleanup_leaves_nothing_of_ours_and_all_of_others() {
     let pins = root.pins(VERSION);
     let cgroup = TestCgroup::new("cleanup");
     let cgroup_path = cgroup.0.clone();
-    // One of them is by whichever way to TC this kernel has.
+    // One of them is a link or a filter, depending on what this kernel has for TC.
     let (links, filters) = match TcFlavor::detect() {
         TcFlavor::Tcx => (3, 2),
         TcFlavor::Clsact => (2, 3),

@@ -1,4 +1,4 @@
-//! Devices as netlink tells of them.
+//! Devices as netlink reports them.
 
 use std::{
     fs,
@@ -37,7 +37,7 @@ fn within<T: Send + 'static>(
     })
 }
 
-/// `ip` inside the namespace of the calling thread; returns what it prints.
+/// Runs `ip` inside the namespace of the calling thread, and returns what it prints.
 fn ip(arguments: &str) -> String {
     let output = std::process::Command::new("ip")
         .args(arguments.split_whitespace())
@@ -48,7 +48,7 @@ fn ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Events up to one that is wanted, or all there are for a while.
+/// The events up to a wanted one, or all that arrive within a while.
 async fn until(watcher: &mut Watcher, wanted: impl Fn(&Event) -> bool) -> Vec<Event> {
     let mut events = Vec::new();
     while !events.iter().any(&wanted) {
@@ -66,7 +66,7 @@ async fn follow(watcher: &mut Watcher, is_right: impl Fn(&Watcher) -> bool) {
     }
 }
 
-/// Waits for news of routes and neighbours to cease.
+/// Waits until there is no more news about routes and neighbours.
 async fn quiet(watcher: &mut Watcher) {
     while timeout(SILENCE, watcher.next()).await.is_ok() {}
 }
@@ -183,7 +183,7 @@ fn a_port_that_leaves_its_bridge_is_still_there() {
 #[test]
 fn changed_next_hops_are_told_of_once_per_swarm() {
     let host = Namespace::new();
-    // Of IPv6 there is news seconds later.
+    // News about IPv6 comes seconds later.
     for scope in ["all", "default"] {
         let setting = format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6");
         host.run(|| fs::write(setting, "1").unwrap());
@@ -210,9 +210,9 @@ fn changed_next_hops_are_told_of_once_per_swarm() {
             quiet(&mut watcher).await;
         }
 
-        // News of a neighbour that change nothing.
+        // News about a neighbour that changes nothing.
         ip("link set eth0 up");
-        // The kernel tells of the carrier in its own time.
+        // The kernel reports the carrier in its own time.
         eventually(|| match ip("-oneline link show pod1") {
             link if link.contains(" state UP ") => Ok(()),
             link => Err(link),
@@ -257,7 +257,7 @@ fn default_routes_make_devices_external() {
         until(&mut watcher, default(true)).await;
         assert_eq!(role(&watcher), Role::External);
 
-        // The kernel does not tell of IPv4 routes that go with their link.
+        // The kernel does not report IPv4 routes that vanish with their link.
         ip("link set up0 down");
         until(&mut watcher, default(false)).await;
         assert_eq!(role(&watcher), Role::Pod);
@@ -289,13 +289,13 @@ fn a_hundred_pods_come_and_go() {
         let none = |watcher: &Watcher| watcher.devices().iter().count() == 1;
         events += run_batch(&mut watcher, script, none).await;
         assert_eq!(pods(&watcher), 0);
-        // What a busy machine read anew it was not told one by one.
+        // A busy machine may have read the state again, instead of getting each change.
         assert!(events >= 600 || watcher.overflows() > 0, "{events}");
     });
 }
 
-/// Runs `ip -batch` beside the watcher until both are done; returns the number of events, and takes
-/// care that following costs little beside what making the changes costs.
+/// Runs `ip -batch` beside the watcher until both are done, and returns the number of events.
+/// Checks that following the changes costs little compared with making them.
 async fn run_batch(
     watcher: &mut Watcher,
     script: String,
@@ -332,7 +332,7 @@ async fn run_batch(
     assert!(batch.wait().unwrap().success());
     let made = childrens_cpu_time() - before;
     println!("{events} events: {made:?} to make, {busy:?} to follow");
-    // About twice as much, without optimisation.
+    // Usually about twice as much, without optimisation.
     assert!(busy < 10 * made, "{busy:?} beside {made:?}");
     events
 }
@@ -356,7 +356,7 @@ fn after_lost_messages_the_state_is_right_again() {
     let host = Namespace::new();
     within(&host, async || {
         let mut watcher = Watcher::with_buffer(4096).await.unwrap();
-        // Far more than fits, while nobody reads.
+        // Far more than the buffer holds, while nothing is read.
         for round in 0..60 {
             ip(&format!(
                 "link add pod{round} type veth peer name eth{round}"

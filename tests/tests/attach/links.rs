@@ -19,7 +19,7 @@ use crate::traffic::{cable, lossless};
 
 const REPLACEMENTS: usize = 100;
 
-/// The ways to attach to TC that this kernel has.
+/// The TC flavors that this kernel supports.
 fn flavors() -> Vec<TcFlavor> {
     let best = TcFlavor::detect();
     let others = [TcFlavor::Clsact].into_iter();
@@ -101,7 +101,7 @@ fn tc_is_replaced_under_load_without_loss() {
             });
         });
 
-        // One filter per direction, however often replaced.
+        // There is one filter per direction, however often it is replaced.
         if flavor == TcFlavor::Clsact {
             for direction in ["ingress", "egress"] {
                 let filters = near.command("tc", &format!("filter show dev near0 {direction}"));

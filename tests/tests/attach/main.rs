@@ -1,4 +1,4 @@
-//! The edge to the kernel, for real: programs on devices and cgroups, pins, maps, netlink. Needs
+//! Tests of the edge to the kernel: programs on devices and cgroups, pins, maps, netlink. Needs
 //! root.
 
 mod budget;

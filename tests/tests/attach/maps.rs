@@ -109,7 +109,7 @@ fn batches_write_read_and_remove() {
         entries.sort_unstable();
         assert!(entries.into_iter().eq(keys.iter().copied().zip(values)));
 
-        // Every other key, some of them twice, and some that never were.
+        // Every other key, some of them twice, and some that never existed.
         let gone: Vec<u32> = (0..COUNT + 10).step_by(2).chain([0, 2]).collect();
         assert_eq!(batches.delete(&gone).unwrap(), COUNT as usize / 2);
         assert_eq!(batches.delete(&gone).unwrap(), 0);

@@ -47,7 +47,7 @@ fn a_map_of_another_shape_is_refused_with_a_way_out() {
     ] {
         assert!(text.contains(part), "{text:?} without {part:?}");
     }
-    // Refused before anything changed: as before, it starts.
+    // The start was refused before anything changed, so the previous settings still work.
     start(&pins);
 }
 

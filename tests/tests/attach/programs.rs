@@ -8,12 +8,12 @@ use lb_tests::programs::programs;
 
 use crate::budget::{self, RESIZE};
 
-/// Each by itself, so that a kernel that refuses some says which; what they took is shown with
+/// Each program is loaded alone, so that the kernel's refusal names it. Their costs are shown with
 /// `--nocapture`.
 #[test]
 fn every_program_passes_the_verifier_within_its_budget() {
     let mut verified = verify(EbpfLoader::new(), &programs());
-    // Programs for the time in which flow tables change their size know another one.
+    // Programs that run while flow tables change their size use another table too.
     let mut loader = EbpfLoader::new();
     for mask in ["OTHER_MASK4", "OTHER_MASK6"] {
         loader.override_global(mask, &1023_u32, true);
@@ -31,16 +31,16 @@ fn every_program_passes_the_verifier_within_its_budget() {
     budget::check(&verified);
 }
 
-/// What names of programs begin with that know nothing of flows.
+/// Beginnings of the names of programs that use no flows.
 const SOCKETS: [&str; 4] = ["connect", "getpeername", "recvmsg", "sendmsg"];
 
-/// Loads programs; how many instructions the verifier looked at for each.
+/// Loads programs. Returns how many instructions the verifier looked at for each.
 fn verify(mut loader: EbpfLoader<'_>, programs: &[&str]) -> BTreeMap<String, u32> {
-    // Nothing is attached, so the flow tables may be small.
+    // Nothing is attached, so small flow tables are enough.
     for table in ["FLOWS4", "FLOWS6"] {
         loader.map_max_entries(table, 1024);
     }
-    // Without it a program that is refused is verified again and again, for a log that has room.
+    // Without this, a refused program is verified again and again, with more room for the log.
     loader.verifier_log_level(VerifierLogLevel::STATS);
     let mut object = loader.load(OBJECT).unwrap();
     let mut refused = Vec::new();

@@ -1,4 +1,4 @@
-//! Two hosts that talk to each other while something is done to them.
+//! Two hosts that exchange packets while something is done to them.
 
 use std::{
     io::ErrorKind,
@@ -20,16 +20,16 @@ pub fn cable() -> (Namespace, Namespace) {
     (near, far)
 }
 
-/// How many times packets have gone to and fro.
+/// How many times packets have gone back and forth.
 #[derive(Clone, Default)]
 pub struct Rounds(Arc<AtomicUsize>);
 
 impl Rounds {
-    /// Waits until packets have gone to and fro that were sent after the call.
+    /// Waits until packets that were sent after the call have gone back and forth.
     pub fn go_on(&self) {
         let count = || self.0.load(Ordering::Relaxed);
         let before = count();
-        // The round under way may have begun before.
+        // The current round may have begun before the call.
         eventually(|| match count() - before {
             0 | 1 => Err("no packets go to and fro"),
             _ => Ok(()),
@@ -37,10 +37,10 @@ impl Rounds {
     }
 }
 
-/// When a packet is taken for lost: far beyond what it takes on a busy machine.
+/// After so long a packet counts as lost: far longer than it takes on a busy machine.
 const LOST: Duration = Duration::from_secs(10);
 
-/// Sends to and fro between two hosts, a few packets at a time, before, while and after `work`
+/// Sends packets back and forth between two hosts, a few at a time, before, while and after `work`
 /// runs. Panics if any packet is lost.
 pub fn lossless(near: &Namespace, far: &Namespace, work: impl FnOnce(Rounds)) {
     const WINDOW: usize = 16;

@@ -1,4 +1,4 @@
-//! Endpoints that change a hundred times a second.
+//! Endpoints that change a hundred times per second.
 
 use std::array;
 use std::thread;

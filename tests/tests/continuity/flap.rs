@@ -1,4 +1,4 @@
-//! An uplink that goes and comes back, in three ways, while traffic flows.
+//! An uplink that fails and recovers, in three ways, while traffic flows.
 
 use std::{
     net::SocketAddr,
@@ -17,9 +17,9 @@ use super::support::{NODE_PORT, Policy, ground_on};
 
 /// How long an outage lasts.
 const OUTAGE: Duration = Duration::from_millis(500);
-/// How long TCP may need after an outage to try again.
+/// How long TCP may take after an outage to try again.
 const RETRY: Duration = Duration::from_secs(3);
-/// How long a client waits: longer than any outage here, and than TCP's timers make of it.
+/// How long clients wait: longer than any outage here with TCP's retransmission timers.
 const ACROSS: Duration = Duration::from_secs(10);
 
 #[test]
@@ -40,7 +40,7 @@ fn an_uplink_set_down_and_up() {
     flap(|ground, node| {
         node.run("ip link set eth0 down")?;
         thread::sleep(OUTAGE);
-        // Its default route is gone with it, its programs are not.
+        // Its default route is gone, but its programs are not.
         let devices = ground.status(1)?.devices;
         let has_programs = devices.iter().any(|device| device.name == Node::UPLINK);
         ensure!(has_programs, "{devices:?}");
@@ -54,8 +54,8 @@ fn an_uplink_removed_and_added() {
         let (lab, before) = (&ground.lab, attached(ground)?);
         lab.unplug(node)?;
         thread::sleep(OUTAGE);
-        // Before the agent has seen the new device, what arrives there is the host's, which refuses
-        // connections that it does not know: so nothing arrives until then.
+        // Until the agent has seen the new device, packets that arrive there go to the host, which
+        // refuses connections that it does not know. So nothing may arrive until then.
         lab.router().feed("nft -f -", HOLD)?;
         lab.plug_in(node)?;
         eventually(|| {
@@ -66,7 +66,7 @@ fn an_uplink_removed_and_added() {
     });
 }
 
-/// Has a router forward nothing.
+/// A rule with which a router forwards nothing.
 const HOLD: &str = "
     table inet hold {
         chain forward {
@@ -82,10 +82,10 @@ fn attached(ground: &Balanced) -> Result<usize> {
     Ok(log.matches(&line).count())
 }
 
-/// Interrupts node 1's uplink twice. What does not need it notices nothing; connections across it
-/// go on, and new ones are served, once it is back.
+/// Interrupts node 1's uplink twice. Traffic that does not need it is not disturbed. Connections
+/// across it go on, and new ones are served, once it is back.
 fn flap(outage: impl Fn(&Balanced, &Node) -> Result<()>) {
-    // On a bridge: routes to single pods prefer the uplink's address, and go with it.
+    // With pods on a bridge, routes to single pods prefer the uplink's address, and vanish with it.
     let topology = Topology {
         pod_network: PodNetwork::Bridge,
         ..Topology::default()
@@ -136,7 +136,7 @@ fn flap(outage: impl Fn(&Balanced, &Node) -> Result<()>) {
     }
 }
 
-/// A Service that nobody needs the uplink for, behind a pod on node 1.
+/// A Service behind a pod on node 1, for which the uplink is not needed.
 fn serve_nearby(ground: &Balanced, pod: &Pod) {
     let lab = &ground.lab;
     ground

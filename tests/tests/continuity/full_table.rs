@@ -1,4 +1,4 @@
-//! A flow table that is full refuses what is new, and counts it; what is there goes on.
+//! A full flow table refuses new flows, and counts them. Existing flows go on.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ fn a_full_table_costs_only_new_flows() {
     let mut loads = Loads::beside(ground.lab.router()).unwrap();
     loads.start(client, established).unwrap();
 
-    // Each request is a flow of its own, and none of them ends soon. The deadline is far beyond
-    // what an answer takes on a busy machine, so that who fails was refused.
+    // Each request is a flow of its own, and none ends soon. The deadline is far longer than an
+    // answer takes on a busy machine, so a request that fails was refused.
     let flood = Request::udp(load_balancer_ip(Family::V4, Protocol::Udp));
     let flood = Load::new(flood.deadline(patient(Duration::from_secs(2))))
         .workers(64)

@@ -1,5 +1,5 @@
-//! Another service proxy hands over to node-lb, and node-lb to it: connections go on where they
-//! began.
+//! Another service proxy hands over to node-lb, and node-lb hands over to it: connections go on
+//! where they began.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,8 @@ const TOPOLOGY: Topology = Topology {
     ..Topology::DEFAULT
 };
 
-/// Where node-lb sends connections, and where the other proxy does: so one sees who served.
+/// Where node-lb sends connections, and where the other proxy does, so that answers show which one
+/// served.
 const OURS: &str = "pod-1-1";
 const THEIRS: &str = "pod-1-2";
 /// A client on the node.
@@ -52,7 +53,7 @@ fn connections_of_another_proxy_go_on_while_node_lb_takes_the_new_ones() -> Resu
     Ok(())
 }
 
-/// Why there is the setting: a segment of an unknown connection begins one otherwise.
+/// Shows why there is the setting: without it, a segment of an unknown connection starts a new one.
 #[test]
 fn without_the_setting_they_are_cut() -> Result<()> {
     let lab = Lab::up(TOPOLOGY)?;
@@ -77,7 +78,7 @@ fn connections_of_node_lb_go_on_while_another_proxy_takes_the_new_ones() -> Resu
     for open in &mut before {
         assert_eq!(open.ask()?.server, OURS);
     }
-    // The rules see nothing as long as node-lb takes everything.
+    // The other proxy's rules see nothing as long as node-lb takes everything.
     let client = ground.lab.client();
     assert_eq!(Request::tcp(target()?).send(client)?.server, OURS);
 
@@ -94,7 +95,7 @@ fn connections_of_node_lb_go_on_while_another_proxy_takes_the_new_ones() -> Resu
         assert_eq!(open.ask()?.server, OURS);
     }
 
-    // Once they have ended, node-lb can go.
+    // When these connections have ended, node-lb can go.
     drop(before);
     assert!(agent.stop(PATIENCE)?.success());
     balanced::clean_up(node)?;
@@ -116,7 +117,7 @@ fn serve(lab: &Lab) -> Vec<RunningServer> {
         .collect()
 }
 
-/// Has the agent send connections to [`OURS`].
+/// Programs node-lb to send connections to [`OURS`].
 fn program(ground: &Balanced) -> Result<()> {
     let lab = &ground.lab;
     let service = lab.service("web").cluster_ip(CLUSTER_IP);
@@ -125,7 +126,7 @@ fn program(ground: &Balanced) -> Result<()> {
     slices.with(Endpoint::ready(lab.pod(OURS))).apply()
 }
 
-/// Rules of the kind that kube-proxy writes, which send connections to [`THEIRS`].
+/// Installs rules like kube-proxy's, which send connections to [`THEIRS`].
 fn other_proxy(lab: &Lab) -> Result<()> {
     let endpoint = lab.pod(THEIRS).ip(Family::V4);
     let translate = format!("ip daddr {CLUSTER_IP} tcp dport 80 dnat to {endpoint}:9090");

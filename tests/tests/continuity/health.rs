@@ -34,7 +34,7 @@ fn only_ready_local_endpoints_count_while_terminating_ones_still_serve() {
 
     web.remove_oldest(&ground, 2).unwrap();
     expect(&ground, 1, 503, 0);
-    // Dropped rather than rejected: the outer load balancer is to go elsewhere.
+    // Dropped, not rejected, because the outer load balancer is to try another node.
     for family in Family::BOTH {
         let failure = request(family).send(ground.lab.client()).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Timeout, "{failure}");
@@ -74,7 +74,7 @@ fn a_port_in_use_is_reported_and_opened_once_free() {
     expect(&ground, 1, 200, 2);
 }
 
-/// Which addresses are the primary ones, only the Node object tells.
+/// Only the Node object says which addresses are the primary ones.
 #[test]
 fn servers_listen_on_the_addresses_for_node_ports() {
     let arguments = ["--xdp-mode=native", "--nodeport-addresses=primary"];
@@ -122,7 +122,7 @@ fn the_port_is_closed_with_the_service() {
     }
 }
 
-/// Asserts what node number `node` answers, over both families.
+/// Asserts the answers of node number `node` over both families.
 #[track_caller]
 fn expect(ground: &Balanced, node: usize, status: u16, endpoints: u64) {
     for family in Family::BOTH {

@@ -1,5 +1,5 @@
-//! Agents killed in the middle of a change: what they leave is whole, the next one goes on from it,
-//! and nobody notices.
+//! Agents that are killed in the middle of a change: they leave a consistent state, the next one
+//! continues from it, and traffic is not disturbed.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -20,14 +20,14 @@ use super::{
     support::{Everywhere, Policy, ground},
 };
 
-/// An agent is killed while it writes, and the next one while it starts, until so many of the first
-/// have hit between two writes of one change.
+/// Agents are killed while they write, and their successors while they start, until so many of the
+/// first kind of kills have hit between two writes of one change.
 const BETWEEN_WRITES: usize = 10;
-/// That has to happen with so many kills: on a machine with time to spare most do.
+/// The limit on the number of kills for that. On a machine with time to spare most of them hit.
 const KILLS: usize = 60;
 /// Services that change together, one write after the other.
 const CROWD: usize = 48;
-/// Between two changes.
+/// Time between two changes.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 #[test]
@@ -57,7 +57,7 @@ fn agents_killed_while_they_write_leave_whole_services_and_are_not_noticed() {
             between_writes += usize::from(view.is_between_writes(&crowd));
             view.check(&crowd);
 
-            // The next one is killed wherever it has got to.
+            // The next agent is killed wherever it is.
             let spec = || balanced::spec(&node, &["--xdp-mode=native"]).unwrap();
             let next = Agent::launch(&node, spec()).unwrap();
             thread::sleep(Duration::from_millis(random(400)));
@@ -71,7 +71,7 @@ fn agents_killed_while_they_write_leave_whole_services_and_are_not_noticed() {
     });
 
     ground.agents = agents;
-    // It may be so already.
+    // It may already have this state.
     web.set_oldest(2, Condition::Ready);
     web.write(&ground).unwrap();
     for (node, view) in (1..).zip(&views) {
@@ -84,7 +84,7 @@ fn agents_killed_while_they_write_leave_whole_services_and_are_not_noticed() {
     load.assert_nothing_noticed();
 }
 
-/// Ends the changes also where a check fails: the threads' scope waits for them.
+/// Ends the changes even if a check fails, because the threads' scope waits for them.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -93,7 +93,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Changes endpoints until it is told to stop; says how often.
+/// Changes endpoints until it is told to stop. Returns how often.
 fn change_until(
     stop: &AtomicBool,
     ground: &Balanced,
@@ -119,16 +119,16 @@ fn change_until(
     changes
 }
 
-/// Services without traffic, each with one endpoint: all have the one or all have the other, but
-/// for the time that it takes to write them.
+/// Services without traffic, each with one endpoint. All have the first or all have the second one,
+/// except while a change is being written.
 struct Crowd {
-    /// Manifests for either endpoint, all in one file: one event for an agent.
+    /// Manifests for either endpoint, each a single file, so that it is one event for an agent.
     manifests: [Vec<u8>; 2],
     endpoints: [IpAddr; 2],
 }
 
 impl Crowd {
-    /// Makes them, with the first endpoint.
+    /// Creates the Services with the first endpoint.
     fn new(ground: &Balanced) -> Self {
         let lab = &ground.lab;
         let pods = ["pod-1-1", "pod-2-1"].map(|name| lab.pod(name));
@@ -165,13 +165,13 @@ impl Crowd {
         crowd
     }
 
-    /// Gives all of them one of the endpoints.
+    /// Gives all Services one of the endpoints.
     fn point(&self, lab: &Lab, endpoint: usize) {
         let manifests = &self.manifests[endpoint];
         lab.manifests().write("crowd.json", manifests).unwrap();
     }
 
-    /// Which of the two endpoints a service has; none if it has anything else.
+    /// Which of the two endpoints a service has; `None` if it has anything else.
     fn endpoint(&self, found: &Endpoints) -> Option<usize> {
         let all: Vec<_> = found.iter().flatten().collect();
         let [one] = all.as_slice() else { return None };
@@ -191,9 +191,9 @@ fn cluster_ip(number: usize) -> IpAddr {
 struct View {
     contents: MapContents,
     directory: std::path::PathBuf,
-    /// Numbers of the crowd's services.
+    /// Ids of the crowd's services.
     crowd: Vec<u32>,
-    /// Connections counted so far, which nothing may reset.
+    /// Connections counted so far. Nothing may reset the count.
     connections: std::cell::Cell<u64>,
 }
 
@@ -217,7 +217,7 @@ impl View {
         }
     }
 
-    /// How many of the crowd have its second endpoint, as far as can be told while an agent writes.
+    /// How many of the crowd have the second endpoint, as far as can be seen while an agent writes.
     fn moved(&self, crowd: &Crowd) -> usize {
         let endpoint = |id: &u32| crowd.endpoint(&self.contents.endpoints_of(*id).ok()?);
         self.crowd.iter().filter_map(endpoint).sum()
@@ -227,7 +227,7 @@ impl View {
         (1..CROWD).contains(&self.moved(crowd))
     }
 
-    /// Returns when part of the crowd has been written, after that has been seen some times before.
+    /// Returns when part of the crowd has been written, after this has been seen `times` times.
     fn wait_for_a_change_under_way(&self, crowd: &Crowd, times: u64) {
         let start = Instant::now();
         let mut seen = 0;
@@ -235,14 +235,14 @@ impl View {
             if self.is_between_writes(crowd) {
                 seen += 1;
             }
-            // A machine may be too slow to see it; then the moment is any.
+            // A machine may be too slow to see it. Then any moment will do.
             if start.elapsed() > patient(Duration::from_secs(5)) {
                 return;
             }
         }
     }
 
-    /// Asserts what must be so whenever no agent runs.
+    /// Asserts what must hold whenever no agent runs.
     #[track_caller]
     fn check(&self, crowd: &Crowd) {
         let frontends = self.contents.frontends().unwrap();
@@ -262,7 +262,7 @@ impl View {
     }
 }
 
-/// Any number below `end`.
+/// A random number below `end`.
 pub fn random(end: u64) -> u64 {
     RandomState::new().hash_one(()) % end
 }

@@ -1,10 +1,10 @@
-//! What the agent has written, byte for byte.
+//! Compares what agents have written, byte for byte.
 
 use std::path::Path;
 
 use lb_datapath::bpf::{BatchMap, MappedArray};
 
-/// Everything that plans are written to, but for what counts.
+/// All maps that plans are written to, without counters.
 #[derive(PartialEq, Eq)]
 pub struct Programmed {
     frontends4: Vec<([u8; 8], [u8; 8])>,
@@ -46,7 +46,7 @@ impl Programmed {
     }
 }
 
-/// Connections that all services have had, which nothing may reset.
+/// Number of connections that all services have had. Nothing may reset it.
 pub fn connections(maps: &Path) -> u64 {
     array::<4>(maps, "SERVICE_STATS")
         .iter()

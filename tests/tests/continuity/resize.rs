@@ -1,5 +1,5 @@
-//! Flow tables that get another size while traffic runs: no connection notices, whoever is killed
-//! meanwhile.
+//! Flow tables that change their size while traffic runs: no connection is disturbed, even if
+//! agents are killed meanwhile.
 
 use std::{fs, thread, time::Duration};
 
@@ -12,17 +12,17 @@ use super::{
     support::{Everywhere, Idle, Policy, ground, ground_with, load_balancer_ip, take_over},
 };
 
-/// Flows that labs' tables have room for at first, and other sizes.
+/// How many flows the labs' tables have room for at first, and other sizes.
 const USUAL: u32 = 65_536;
 const LARGER: u32 = 131_072;
 const SMALLER: u32 = 32_768;
-/// Traffic between changes.
+/// How long traffic runs between changes.
 const TERM: Duration = Duration::from_secs(1);
 /// How often an agent is killed in the middle of changes.
 const KILLS: usize = 12;
 /// Pods that end while an agent starts.
 const BRIEF_PODS: usize = 16;
-/// By then a change is done, if nobody ends the agent before.
+/// A change is done by then, if its agent is not killed.
 const CHANGE_MILLIS: u64 = 500;
 
 #[test]
@@ -46,7 +46,7 @@ fn connections_live_on_while_the_flow_table_grows_and_shrinks() {
     load.assert_nothing_noticed();
 }
 
-/// The next one goes on, or takes back, whatever the one before has left: each wants another size.
+/// Each agent wants another size, and goes on with or takes back what the previous one has left.
 #[test]
 fn connections_live_on_though_agents_are_killed_while_the_flow_table_changes_its_size() {
     let (mut ground, _web) = ground(Policy::Cluster);
@@ -71,7 +71,7 @@ fn connections_live_on_though_agents_are_killed_while_the_flow_table_changes_its
     load.assert_nothing_noticed();
 }
 
-/// A pod that ends before its device has other programs is not a device that refuses them.
+/// If a pod ends before its device gets other programs, that is not a device that refuses them.
 #[test]
 fn pods_end_while_the_flow_table_changes_its_size() {
     let (mut ground, _web) = ground(Policy::Cluster);
@@ -118,7 +118,7 @@ fn a_table_that_would_be_too_small_for_the_open_flows_is_not_taken() {
     idle.assert_alive();
 }
 
-/// An older version takes tables over as they are, if it is given their size.
+/// An older version takes over tables as they are, if it is told their size.
 #[test]
 fn an_older_version_takes_over_tables_of_another_size() {
     let (mut ground, _web) = ground(Policy::Cluster);
@@ -141,7 +141,7 @@ fn an_older_version_takes_over_tables_of_another_size() {
     load.assert_nothing_noticed();
 }
 
-/// With another size it ends, and says why; nothing is lost by that.
+/// With another size it ends, and says why. Nothing is lost.
 #[test]
 fn an_older_version_refuses_tables_of_another_size_than_its_own() {
     let (mut ground, _web) = ground(Policy::Cluster);
@@ -158,7 +158,7 @@ fn an_older_version_refuses_tables_of_another_size_than_its_own() {
     idle.assert_alive();
 }
 
-/// Has agents that are started from now on want tables of this size.
+/// Sets the size that agents started from now on ask for.
 fn set_size(ground: &mut Balanced, size: u32) {
     ground.set_arguments(&["--xdp-mode=native", &format!("--flow-table-size={size}")]);
 }
@@ -173,7 +173,7 @@ fn start_agents(ground: &mut Balanced, size: u32) {
     ground.start_agents().unwrap();
 }
 
-/// Returns when some agent is about to exchange programs, or has nothing to change.
+/// Returns when an agent is about to exchange programs, or has nothing to change.
 fn wait_for_a_change(agents: &[Agent]) {
     let says = [
         "changes the flow table's size",

@@ -1,4 +1,4 @@
-//! Agents that end in whatever way, and others that take over.
+//! Agents that end in different ways, and others that take over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -36,8 +36,8 @@ fn agents_stopped_and_started_again_are_not_noticed() {
     load.assert_nothing_noticed();
 }
 
-/// There and back again. Each time the next agent is started before the one before has ended, as
-/// when a DaemonSet surges.
+/// From one build to another and back. Each time the next agent starts before the previous one has
+/// ended, as in a DaemonSet update with surge.
 #[test]
 fn another_build_takes_over_while_the_first_still_runs() {
     let (mut ground, _web) = ground(Policy::Cluster);
@@ -59,9 +59,9 @@ fn another_build_takes_over_while_the_first_still_runs() {
     load.assert_nothing_noticed();
 }
 
-/// What is attached on all nodes: the kernel's hash of the program in each pinned link.
+/// The attached programs on all nodes: the kernel's hash of the program in each pinned link.
 fn attached(ground: &Balanced) -> BTreeMap<String, u64> {
-    // Others may be unloading theirs.
+    // Other tests may be unloading theirs.
     let programs = loaded_programs().filter_map(Result::ok);
     let tags: BTreeMap<u32, u64> = programs
         .map(|program| (program.id(), program.tag()))
@@ -105,7 +105,7 @@ fn what_changed_while_no_agent_ran_is_in_force_once_one_does() {
     let maps = ground.map_dir(1).unwrap();
     let before = Programmed::read(&maps);
     ground.kill_agents().unwrap();
-    // No agent is there to be waited for.
+    // There is no agent to wait for.
     let old: BTreeSet<_> = web.pods().map(|pod| pod.name().to_owned()).collect();
     web.add_all(&ground, &[1, 2]).unwrap();
     web.retire(&ground, 3).unwrap();
@@ -126,12 +126,13 @@ fn what_changed_while_no_agent_ran_is_in_force_once_one_does() {
     );
 }
 
-/// The pods' networks are in the Node object: until it is read, nobody may act as if it had none.
+/// The pods' networks are in the Node object. Until it is read, the agent may not act as if there
+/// were none.
 #[test]
 fn a_restart_knows_who_is_a_pod_from_the_start() {
     let arguments = ["--xdp-mode=native", "--detect-local-mode=NodeCIDR"];
     let (mut ground, _web) = ground_with(Policy::Cluster, &arguments);
-    // Without source NAT, a pod of node 2 would answer the client past node 1.
+    // Without source NAT, a pod on node 2 would answer the client without passing node 1.
     let outside = Request::http(cluster_ip(Family::V4, Protocol::Http));
     let mut loads = Loads::beside(ground.lab.router()).unwrap();
     loads

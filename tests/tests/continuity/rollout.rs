@@ -21,7 +21,7 @@ fn a_rolling_update_fails_no_request_under_policy_local() {
     load.assert_no_failures();
 }
 
-/// Without a readiness gate, old pods all terminate before new ones are ready.
+/// Without a readiness gate, all old pods terminate before new ones are ready.
 #[test]
 fn terminating_pods_serve_while_no_other_can() {
     use lb_tests::Condition;

@@ -1,4 +1,4 @@
-//! Manifests that break.
+//! Manifests that become invalid.
 
 use lb_tests::eventually;
 
@@ -34,7 +34,7 @@ fn a_broken_manifest_keeps_the_last_good_state_and_is_reported() {
         "file and line are in the log:\n{log}"
     );
 
-    // The Service's endpoints are in another file, which is followed all the same.
+    // The Service's endpoints are in another file, which is still followed.
     web.replace_oldest(&ground).unwrap();
     ground
         .change(|| service(&ground, Policy::Local).apply())

@@ -1,4 +1,4 @@
-//! Grounds to test on, and load from everywhere whose every failure matters.
+//! Labs for the tests, and load from everywhere, of which no request may fail.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use lb_tests::{
     Topology,
 };
 
-/// The only Service most tests need.
+/// The only Service that most tests need.
 pub const SERVICE: &str = "web";
 pub const NODE_PORT: u16 = 30080;
 pub const NODE_PORT_LINES: u16 = 30081;
@@ -96,7 +96,7 @@ fn port(protocol: Protocol) -> u16 {
 pub struct Everywhere(Loads);
 
 impl Everywhere {
-    /// New connections and persistent ones.
+    /// Starts load with new connections and with persistent ones.
     pub fn start(ground: &Balanced) -> Self {
         let lab = &ground.lab;
         let mut loads = Loads::beside(lab.router()).unwrap();
@@ -148,13 +148,12 @@ impl Everywhere {
     }
 }
 
-/// Between two requests of a worker.
+/// The pause between two requests of a worker.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long load goes on after the last change.
 const AFTERWARDS: Duration = Duration::from_millis(500);
 
-/// Connections that have nothing to say, and should be alive nevertheless when they are asked
-/// again.
+/// Connections without traffic, which must still be alive when they are used again.
 pub struct Idle(Vec<Held>);
 
 impl Idle {
@@ -183,7 +182,7 @@ impl Idle {
     }
 }
 
-/// Starts agents of another build beside those that run, and then ends the old ones.
+/// Starts agents of another build beside those that run, then ends the old ones.
 pub fn take_over(ground: &mut Balanced, build: &Path) {
     let first = mem::take(&mut ground.agents);
     ground.launch_agents_of(build).unwrap();
@@ -193,7 +192,7 @@ pub fn take_over(ground: &mut Balanced, build: &Path) {
     ground.wait_until_ready().unwrap();
 }
 
-/// Whether a request was refused, as opposed to unanswered.
+/// Asserts that a request was refused, as opposed to unanswered.
 #[track_caller]
 pub fn assert_refused(result: &Result<Reply, Failure>) {
     assert!(

@@ -1,5 +1,5 @@
-//! UDP has no end that a flow could follow: clients whose source port stays must be moved when
-//! their endpoint goes.
+//! UDP has no end that a flow could follow, so clients with a constant source port must be moved
+//! when their endpoint goes.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,9 +11,8 @@ use lb_tests::{Deployment, FailureKind, Family, Host, Load, Request, patient};
 
 use super::support::{Policy, cluster_ip, ground, load_balancer_ip};
 
-/// When a datagram's answer is given up: far beyond what it takes on a busy machine, so that what
-/// is counted as lost was lost. Once this time has gone by after the last change, every client has
-/// asked again.
+/// When an answer counts as lost: far longer than it takes on a busy machine. When this time has
+/// passed after the last change, every client has asked again.
 const LOST: Duration = Duration::from_secs(2);
 
 #[test]
@@ -42,7 +41,7 @@ fn a_client_with_a_fixed_port_outlives_its_pods() {
     }
 }
 
-/// A node's own socket that is not connected is translated datagram by datagram.
+/// A node's own unconnected socket is translated datagram by datagram.
 #[test]
 fn an_unconnected_socket_of_the_node_outlives_its_pods() {
     for report in roll_beside(Request::udp_unconnected) {
@@ -50,8 +49,8 @@ fn an_unconnected_socket_of_the_node_outlives_its_pods() {
     }
 }
 
-/// A node's own socket that is connected is translated then, and stays with its endpoint until that
-/// goes. The kernel tells the process, which connects again.
+/// A node's own connected socket is translated when it connects, and stays with its endpoint until
+/// that goes. Then the kernel tells the process, which connects again.
 #[test]
 fn a_connected_socket_of_the_node_is_told_when_its_pod_goes_and_connects_again() {
     for report in roll_beside(Request::udp) {
@@ -78,8 +77,8 @@ fn roll_beside(request: fn(SocketAddr) -> Request) -> Vec<LoadReport> {
         .collect()
 }
 
-/// Asserts that the pods that there are now have answered, and that no more was lost on the way
-/// there than, for each of three pods, the datagram under way when its flows were cleared.
+/// Asserts that the present pods have answered, and that at most one datagram per replaced pod was
+/// lost: the one under way when its flows were cleared.
 #[track_caller]
 fn assert_moved(report: &LoadReport, web: &Deployment) {
     let now: BTreeSet<_> = web.pods().map(|pod| pod.name()).collect();
@@ -93,7 +92,7 @@ fn assert_moved(report: &LoadReport, web: &Deployment) {
     assert!(only_lost && report.failed <= 3, "{report}");
 }
 
-/// One socket for all its requests.
+/// A load that uses one socket for all its requests.
 fn start(request: Request, host: &Host) -> RunningLoad {
     let request = request.deadline(patient(LOST));
     let load = Load::new(request).workers(1).persistent();

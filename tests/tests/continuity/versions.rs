@@ -14,7 +14,7 @@ use super::{
 const TERM: Duration = Duration::from_secs(3);
 /// How often an agent is killed while it takes over.
 const KILLS: usize = 8;
-/// By then an agent has taken over, if nobody kills it before.
+/// An agent has taken over by then, if it is not killed.
 const TAKEOVER_MILLIS: u64 = 2_000;
 
 #[test]
@@ -54,7 +54,7 @@ fn connections_live_on_though_agents_are_killed_while_they_take_over() {
     load.assert_nothing_noticed();
 }
 
-/// Has agents of another version begin without anything that earlier ones have left.
+/// Lets agents of another version start without anything that earlier ones have left.
 fn start_over(ground: &mut Balanced, version: &Path) {
     ground.kill_agents().unwrap();
     for node in ground.lab.nodes() {

@@ -5,7 +5,7 @@ use lb_tests::{
     control_plane::{ControlPlane, ControlPlaneSpec},
 };
 
-/// Defaults, schemas, validation and admission say yes to every object; nothing is made.
+/// Defaults, schemas, validation and admission accept every object. Nothing is created.
 #[test]
 fn the_api_server_takes_every_object_that_is_deployed() {
     let lab = Lab::up(Topology {
@@ -18,7 +18,7 @@ fn the_api_server_takes_every_object_that_is_deployed() {
     for directory in ["base", "example"] {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/");
         let kustomization = format!("--kustomize={path}{directory}");
-        // Unknown fields are errors, too: kubectl asks for that.
+        // Unknown fields are errors too, because kubectl asks for that.
         let arguments = ["apply", "--dry-run=server", &kustomization];
         let said = control_plane.kubectl(&arguments).unwrap();
         for object in [

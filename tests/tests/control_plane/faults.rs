@@ -1,5 +1,5 @@
-//! Everything that a server can do wrong between an agent and its API server: no state is lost, all
-//! that is answered is what docs/api-server.md says.
+//! Everything that a server between an agent and its API server can do wrong: no state is lost, and
+//! the agent does what docs/api-server.md says.
 
 use std::{
     net::SocketAddr,
@@ -24,7 +24,7 @@ const ALL: &[Asked] = &[
     Asked::Watch,
 ];
 
-/// Faults of watches, one after the other on one cluster under load. None leads to a list.
+/// Faults of watches, one after the other on one cluster under load. None of them causes a list.
 #[test]
 fn no_fault_of_a_watch_loses_state_or_leads_to_a_list() {
     let mut cluster = cluster();
@@ -49,7 +49,7 @@ fn no_fault_of_a_watch_loses_state_or_leads_to_a_list() {
         cluster
             .front
             .add(Rule::new(fault.clone(), WATCHES).times(times));
-        // All watches end here; the next ones meet the fault, before there is anything to watch.
+        // All watches end here. The next ones meet the fault before there is anything to watch.
         cluster.front.cut();
         if times != usize::MAX {
             cluster
@@ -67,8 +67,8 @@ fn no_fault_of_a_watch_loses_state_or_leads_to_a_list() {
         let lists = cluster.front.lists();
         assert_eq!(lists, 0, "{name}: {:?}", cluster.front.requests());
         let watches = cluster.front.requests().len();
-        // Six watches began again; each was refused or broken off once, or twice where it broke in
-        // the one that followed.
+        // Six watches started again. Each was refused or broken off once, or twice if the next one
+        // broke as well.
         assert!(watches <= 40, "{name}: {watches} requests");
         if let Fault::Answer {
             retry_after: Some(seconds),
@@ -82,20 +82,21 @@ fn no_fault_of_a_watch_loses_state_or_leads_to_a_list() {
     load.assert_no_failures();
 }
 
-/// How often a fault of six watches strikes at least while a Service comes, changes and goes: the
-/// watches of Services and EndpointSlices have events, on either node.
+/// How often a fault of six watches occurs at least while a Service is created, changed and
+/// deleted: the watches of Services and EndpointSlices on both nodes have events.
 fn strikes(fault: &Fault) -> usize {
     match fault {
         Fault::Answer { .. } | Fault::Cut | Fault::Delay(_) => 6,
         Fault::CutWithin { .. } | Fault::Garbage { .. } => 4,
-        // Three events of a Service and as many of its slices, at least.
+        // At least three events of a Service, and as many of its slices.
         Fault::Twice => 12,
-        // Only what comes at the same time can be swapped: the slices of both families.
+        // Only events that come at the same time can be swapped: those of the slices of both
+        // families.
         Fault::Swapped => 1,
     }
 }
 
-/// Lists that are refused or break are asked for again, and nothing is deleted for their sake.
+/// Lists that are refused or break are requested again, and cause no deletion.
 #[test]
 fn faults_of_lists_are_waited_out_with_what_is_in_force_in_force() {
     let mut cluster = cluster();
@@ -111,7 +112,7 @@ fn faults_of_lists_are_waited_out_with_what_is_in_force_in_force() {
     ] {
         begin_afresh(&mut cluster);
         cluster.front.add(Rule::new(fault, &lists).times(6));
-        // Watches that cannot go on; each new list meets the fault once.
+        // Watches that cannot be continued. Each new list meets the fault once.
         cluster
             .front
             .add(Rule::new(busy(410, None), WATCHES).times(6));
@@ -134,7 +135,7 @@ fn faults_of_lists_are_waited_out_with_what_is_in_force_in_force() {
     load.assert_no_failures();
 }
 
-/// An outage is met with watches at growing intervals, never with lists.
+/// During an outage there are watches at growing intervals, and no lists.
 #[test]
 fn an_outage_is_met_with_few_requests_and_no_list() {
     let mut cluster = cluster();
@@ -165,8 +166,8 @@ fn an_outage_is_met_with_few_requests_and_no_list() {
 /// Two agents follow three resources each.
 const WATCHERS: usize = 6;
 
-/// How many attempts there can be in a time with waits of at least 0.8, 1.6, 3.2 s and so on to 30
-/// s after each.
+/// The most attempts in a time, if the waits after them are at least 0.8, 1.6, 3.2 s and so on, up
+/// to 30 s.
 fn most_attempts(time: Duration) -> usize {
     let waits = (0..).map(|number| Duration::from_millis(800 << number.min(5)));
     let attempts = waits.scan(Duration::ZERO, |at, wait| {
@@ -177,7 +178,8 @@ fn most_attempts(time: Duration) -> usize {
     attempts.take_while(|at| *at <= time).count()
 }
 
-/// Makes a Service, changes it and deletes it, and waits until the agents have followed each.
+/// Creates a Service, changes it and deletes it, and waits each time until the agents have
+/// followed.
 #[track_caller]
 fn changes_arrive(cluster: &mut Cluster, name: &str) {
     let services = cluster.client().of::<Service>();

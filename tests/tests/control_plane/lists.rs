@@ -1,5 +1,5 @@
-//! What starting costs the API server: streamed lists where it has them, pages where it has not,
-//! and two hundred agents at once.
+//! What a start costs the API server: streamed lists if it supports them, pages if not, and two
+//! hundred agents at once.
 
 use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
@@ -24,9 +24,9 @@ use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use super::support::{Everywhere, WEB, answers, cluster, cluster_ip, scale, serve};
 
 const RESOURCES: [&str; 3] = ["services", "endpointslices", "nodes"];
-/// How many agents come back in the same moment.
+/// How many agents start at the same moment.
 const AGENTS: usize = 200;
-/// Objects of the cluster that they come back to.
+/// The number of Services in the cluster.
 const SERVICES: usize = 50;
 /// How long they may take.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -60,7 +60,7 @@ fn lists_are_streamed_where_the_server_does_that_and_paged_where_not() {
         ..ControlPlaneSpec::default()
     };
     cluster.control_plane.restart_api_with(spec).unwrap();
-    // One page each; the stream that is refused, and the watch.
+    // One page each; then the refused stream, and the watch.
     restart_together(&cluster, [("list", each), ("watch", 2 * each)]);
 
     let last = service("last", json!({ "selector": { "app": WEB } }));
@@ -77,7 +77,7 @@ fn lists_are_streamed_where_the_server_does_that_and_paged_where_not() {
     }
 }
 
-/// Kubernetes 1.33 streams no lists unless it is told to.
+/// Kubernetes 1.33 streams no lists by default.
 #[test]
 fn an_api_server_of_an_older_minor_version_is_followed_as_well() {
     let spec = ClusterSpec {
@@ -104,9 +104,9 @@ fn an_api_server_of_an_older_minor_version_is_followed_as_well() {
     load.assert_no_failures();
 }
 
-/// Starts [`AGENTS`] sources together, waits until each has everything, and compares what they
-/// asked, by verb: lists in pages, and watches, streamed lists among them. What a busy server
-/// refuses or breaks off is asked for again; that is counted apart.
+/// Starts [`AGENTS`] sources together, waits until each has everything, and compares the number of
+/// their requests by verb: lists in pages, and watches, which include streamed lists. What a busy
+/// server refuses or breaks off is requested again; this is counted separately.
 #[track_caller]
 fn restart_together(cluster: &Cluster, expected: [(&str, usize); 2]) {
     let address = cluster.control_plane.address();
@@ -129,7 +129,7 @@ fn restart_together(cluster: &Cluster, expected: [(&str, usize); 2]) {
     let runtime = cluster.control_plane.runtime();
     let sources = runtime.wait(async move { timeout(patient(DEADLINE), everyone).await });
     let sources = sources.expect("all agents synchronise in time");
-    // The file is the lab's agents', too, who go by way of the front.
+    // The file also belongs to the lab's agents, which use the front.
     let front = cluster.front.address();
     cluster.control_plane.agent_kubeconfig(front).unwrap();
     assert_eq!(sources.len(), AGENTS);
@@ -142,12 +142,12 @@ fn restart_together(cluster: &Cluster, expected: [(&str, usize); 2]) {
             )
         })
     };
-    // After a list in pages comes a watch.
+    // After a list in pages there is a watch.
     eventually(|| {
         ensure!(found() == expected, "{:?}, not {expected:?}", found());
         Ok(())
     });
-    // Whoever asks too much has as long again to do it.
+    // As much time again, in which a superfluous request would come.
     thread::sleep(EXCESS);
     let most = found().into_iter().zip(expected);
     for ((verb, found), (_, expected)) in most {
@@ -160,10 +160,10 @@ fn restart_together(cluster: &Cluster, expected: [(&str, usize); 2]) {
     println!("{AGENTS} agents: {expected:?}, asked for again: {retries:?}");
 }
 
-/// How long is waited for requests that are not to come.
+/// How long to wait for requests that must not come.
 const EXCESS: Duration = Duration::from_secs(2);
 
-/// Runs a source until it has delivered everything; it goes on until what this returns is dropped.
+/// Runs a source until it has delivered everything. It goes on until the returned value is dropped.
 async fn synced(source: ApiSource) -> JoinSet<anyhow::Result<()>> {
     let (sender, mut events) = mpsc::channel(16);
     let mut running = JoinSet::new();
@@ -173,7 +173,7 @@ async fn synced(source: ApiSource) -> JoinSet<anyhow::Result<()>> {
             break;
         }
     }
-    // It stops when nobody listens.
+    // It stops when the receiver is dropped.
     running.spawn(async move {
         while events.recv().await.is_some() {}
         Ok(())
@@ -195,7 +195,7 @@ fn sum(metrics: &Metrics, counter: &str, verb: &str) -> usize {
     series.sum::<f64>() as usize
 }
 
-/// Each source has a connection for each resource.
+/// Each source has one connection per resource.
 fn raise_open_files() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();

@@ -1,4 +1,4 @@
-//! This node's object, and what others' say: health for load balancers, and topology hints.
+//! This node's object and those of others: health for load balancers, and topology hints.
 
 use std::net::SocketAddr;
 
@@ -69,7 +69,8 @@ fn autoscaler_taint(cluster: &mut Cluster) {
 
 fn deletion(cluster: &mut Cluster) {
     let nodes = cluster.client().nodes();
-    // Held by a finalizer, as a cloud's node controller does: marked for deletion, not gone.
+    // A finalizer holds it, as a cloud's node controller does: it is marked for deletion, but not
+    // gone.
     let held = json!({ "metadata": { "finalizers": ["node-lb.test/hold"] } });
     nodes.patch("node-1", held).unwrap();
     nodes.delete("node-1").unwrap();

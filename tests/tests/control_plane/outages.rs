@@ -1,4 +1,4 @@
-//! The API server away, its history gone, its address and the agent's rights changed.
+//! The API server is away, its history is gone, or its address or the agent's rights have changed.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -17,7 +17,7 @@ const CHANGES: &str = "kubeproxy_sync_proxy_rules_service_changes_total";
 const RELISTS: &str = "node_lb_api_relists_total";
 
 /// Three things that an API server may do to its clients, one after the other: it is killed and
-/// comes back, while it is away objects change and go, and its history is compacted.
+/// comes back, objects change and vanish while it is away, and its history is compacted.
 #[test]
 fn an_api_server_that_was_away_costs_one_list_each_and_only_what_changed_is_written() {
     let mut cluster = cluster();
@@ -28,7 +28,7 @@ fn an_api_server_that_was_away_costs_one_list_each_and_only_what_changed_is_writ
     let gone = SocketAddr::new(cluster_ip(&gone, Family::V4), 80);
     answers(&mut cluster, gone, 2);
 
-    // Compaction alone is nobody's business: what follows the present needs no history.
+    // Compaction alone causes nothing, because a watch from the present needs no history.
     let (relists, changes) = counts(&cluster);
     cluster.control_plane.compact_history().unwrap();
     let load = Everywhere::start(&cluster, &kept);
@@ -58,13 +58,13 @@ fn an_api_server_that_was_away_costs_one_list_each_and_only_what_changed_is_writ
         .unwrap();
     load.assert_no_failures();
 
-    // Two agents with three resources each: at most one new list for each. A watch that had seen as
-    // much as the new API server's history begins with needs none.
+    // Two agents with three resources each: at most one new list for each. A watch needs none if it
+    // had seen the start of the new API server's history.
     let relists = counts(&cluster).0 - relists;
     assert!((1.0..=3.0).contains(&relists), "{relists} new lists");
     let lists = cluster.front.lists();
     assert!(lists <= 6, "{lists} lists: {:?}", cluster.front.requests());
-    // One Service has come and one has gone; `web` and `kubernetes` are what they were.
+    // One Service was added and one removed; `web` and `kubernetes` are unchanged.
     assert_eq!(counts(&cluster).1 - changes, 2.0, "Services written");
 }
 
@@ -87,10 +87,10 @@ fn tokens_addresses_and_rights_change_without_a_restart() {
     load.assert_no_failures();
 }
 
-/// The account's tokens turn worthless; a new one is put into the file, as the kubelet does.
+/// The account's tokens become invalid, and a new one is written to the file, as by the kubelet.
 fn revoked_token(cluster: &mut Cluster) {
     cluster.control_plane.revoke_agent_tokens().unwrap();
-    // The API server remembers tokens that it has found good for some seconds.
+    // The API server remembers valid tokens for some seconds.
     cluster
         .until(|cluster| {
             cluster.front.cut();
@@ -112,7 +112,8 @@ fn changed_address(cluster: &mut Cluster) {
     follows(cluster, "after-address");
 }
 
-/// Started without the right to EndpointSlices, an agent says so, and goes on when it gets it.
+/// Started without the right to EndpointSlices, an agent says so, and goes on when it gets the
+/// right.
 fn forbidden_resource(cluster: &mut Cluster) {
     let roles = cluster.client().cluster_wide::<ClusterRole>();
     let role = roles.get(AGENT_ACCOUNT).unwrap().expect("the agent's role");
@@ -156,7 +157,7 @@ fn forbidden_resource(cluster: &mut Cluster) {
     assert_eq!(pids(cluster), before, "nothing was started again");
 }
 
-/// Whether the log of the agent on node 1 has this.
+/// Whether the log of the agent on node 1 contains this.
 fn says(cluster: &Cluster, text: &str) -> anyhow::Result<()> {
     let log = cluster.ground.agents[0].log()?;
     ensure!(
@@ -166,7 +167,7 @@ fn says(cluster: &Cluster, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes a Service, and waits until agents have it.
+/// Creates a Service, and waits until agents have it.
 fn follows(cluster: &mut Cluster, name: &str) {
     let services = cluster.client().of::<Service>();
     let spec = json!({ "selector": { "app": WEB } });

@@ -1,4 +1,5 @@
-//! Deployments that roll, scale to zero and come back, with the real controllers' EndpointSlices.
+//! Deployments that roll out, scale to zero and come back, with the real controllers'
+//! EndpointSlices.
 
 use std::net::SocketAddr;
 

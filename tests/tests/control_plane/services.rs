@@ -43,7 +43,7 @@ fn cluster_ips_and_node_ports(cluster: &Cluster, made: &Service) {
     }
 }
 
-/// The command line asks the API server by itself, and says so if it cannot.
+/// The command line asks the API server itself, and says so if it cannot.
 fn explained(cluster: &Cluster, made: &Service) {
     let node = cluster.lab().node(1);
     let front = cluster.front.address();
@@ -77,7 +77,7 @@ fn load_balancer(cluster: &mut Cluster) {
     ]);
     let status = json!({ "loadBalancer": { "ingress": ingress } });
     services.patch_status("balanced", status).unwrap();
-    // Policy Local: only what is on node 1, which the router sends this to; one of two pods.
+    // Policy Local: only the one of two pods that is on node 1, to which the router sends this.
     for ip in ["172.30.78.10", "fd00:172:30:78::10"] {
         let target = SocketAddr::new(ip.parse().unwrap(), 80);
         cluster
@@ -117,7 +117,8 @@ fn external_ip(cluster: &mut Cluster) {
         .unwrap();
 }
 
-/// Neither has anything for a service proxy to do: no server is asked about them.
+/// Headless and ExternalName Services give a service proxy nothing to do, so no server is asked
+/// about them.
 fn headless_and_by_name(cluster: &mut Cluster) {
     let before = cluster.ground.status(1).unwrap();
     let services = cluster.client().of::<Service>();
@@ -128,7 +129,7 @@ fn headless_and_by_name(cluster: &mut Cluster) {
         "spec": { "type": "ExternalName", "externalName": "example.test" },
     });
     services.create(by_name).unwrap();
-    // One more that is programmed comes after them.
+    // Another Service, which is programmed after them.
     let after = json!({ "selector": { "app": "web" } });
     let made = services.create(service("after", after)).unwrap();
     answers(
@@ -157,7 +158,8 @@ fn changes_of_kind(cluster: &mut Cluster) {
             for target in [gone, lab.node(1).at(Family::V4, port)] {
                 let answer = Request::http(target).send(lab.node(1));
                 let failure = answer.err().map(|failure| failure.kind);
-                // The ClusterIP is nobody's any more; the node port is the node's, and closed.
+                // The ClusterIP belongs to no Service any more. The node port belongs to the node,
+                // and is closed.
                 ensure!(failure.is_some(), "{target} answers still");
                 ensure!(target == gone || failure == Some(FailureKind::Refused));
             }

@@ -1,5 +1,4 @@
-//! What the tests here share: Services whose addresses the API server chooses, and requests to
-//! them.
+//! Shared by the tests here: Services with addresses from the API server, and requests to them.
 
 use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
@@ -18,12 +17,12 @@ use serde_json::{Value, json};
 /// The Service of most tests, and its Deployment.
 pub const WEB: &str = "web";
 
-/// A cluster whose tests say nothing special.
+/// A cluster with the default configuration.
 pub fn cluster() -> Cluster {
     Cluster::up(ClusterSpec::default()).unwrap()
 }
 
-/// Makes a Service and waits until its pods can be reached by its ClusterIP.
+/// Creates a Service, and waits until its pods can be reached by its ClusterIP.
 pub fn serve(cluster: &mut Cluster, name: &str, replicas: u32, spec: Value) -> Service {
     let made = cluster.client().of::<Service>().create(service(name, spec));
     let made = made.unwrap();
@@ -34,7 +33,7 @@ pub fn serve(cluster: &mut Cluster, name: &str, replicas: u32, spec: Value) -> S
     made
 }
 
-/// Waits until exactly `servers` servers answer from there, and names them.
+/// Waits until exactly `servers` servers answer at `target`, and returns their names.
 #[track_caller]
 pub fn answers(cluster: &mut Cluster, target: SocketAddr, servers: usize) -> BTreeSet<String> {
     let found = cluster.until(|cluster| {
@@ -45,7 +44,7 @@ pub fn answers(cluster: &mut Cluster, target: SocketAddr, servers: usize) -> BTr
     found.unwrap()
 }
 
-/// Who answers at `target`, asked often enough to hear of each.
+/// The servers that answer at `target`, after enough requests to reach each of them.
 pub fn servers_at(from: impl AsRef<Host>, target: SocketAddr) -> Result<BTreeSet<String>> {
     let from = from.as_ref();
     let replies = (0..40).map(|_| Request::http(target).send(from));
@@ -76,7 +75,7 @@ pub fn node_port(service: &Service, port: i32) -> u16 {
 pub struct Everywhere(Loads);
 
 impl Everywhere {
-    /// Starts it, on new connections and on persistent ones. The Service has node ports.
+    /// Starts load with new connections and with persistent ones. The Service must have node ports.
     pub fn start(cluster: &Cluster, service: &Service) -> Self {
         let mut everywhere = Self::on_new_connections(cluster, service);
         for (from, request) in ways(cluster, service) {
@@ -100,7 +99,7 @@ impl Everywhere {
         Self(loads)
     }
 
-    /// Ends it; no request may have failed, and no SYN may have been lost.
+    /// Ends the load. No request may have failed, and no SYN may have been lost.
     #[track_caller]
     pub fn assert_no_failures(self) {
         self.0.stop().unwrap().assert_flawless();
@@ -130,7 +129,7 @@ pub fn load(request: Request) -> Load {
 /// Between two requests of a worker.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Sets how many pods a Deployment is to have.
+/// Sets the number of pods of a Deployment.
 pub fn scale(cluster: &Cluster, name: &str, replicas: u32) {
     let patch = json!({ "spec": { "replicas": replicas } });
     let deployments = cluster.client().of::<Deployment>();
@@ -151,8 +150,8 @@ pub fn metric(cluster: &Cluster, name: &str) -> f64 {
     cluster.ground.metric(1, name).unwrap()
 }
 
-/// Restarts the agents, so that no failure before makes them wait longer after the next, and
-/// forgets what they asked for at the start.
+/// Restarts the agents, so that no earlier failure lengthens their waits after the next one, and
+/// forgets their requests at the start.
 pub fn begin_afresh(cluster: &mut Cluster) {
     cluster.ground.kill_agents().unwrap();
     cluster.ground.start_agents().unwrap();

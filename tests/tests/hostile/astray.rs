@@ -1,5 +1,6 @@
-//! Frames that a node gets although they are for another host: a switch sends them to all its ports
-//! while it does not know where that host is. Only that host may answer, or the client hears two.
+//! Frames that a node receives although they are for another host: a switch sends them to all its
+//! ports while it does not know where that host is. Only that host may answer, or the client gets
+//! two answers.
 
 use anyhow::Result;
 use lb_tests::{Family, Held, eventually};
@@ -50,7 +51,7 @@ fn frames_for_another_host(mode: &str, hook: &str) -> Result<()> {
                 .ok_or(format!("{now} frames were for another host"))
         });
 
-        // It may be a device above that has the address, as those of VRRP do.
+        // A device above may have the address, as with VRRP.
         node.run(&format!(
             "ip link add vrrp link eth0 address {NOBODY} type macvlan"
         ))?;

@@ -1,4 +1,4 @@
-//! Segments from somebody who knows a connection's addresses and ports, but not its sequence
+//! Segments from an attacker who knows a connection's addresses and ports, but not its sequence
 //! numbers.
 
 use std::net::SocketAddr;
@@ -14,15 +14,15 @@ use node_lb::flows::FlowReport;
 use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, within};
 
 const SERVICE: u8 = 10;
-/// Longer than a closed flow is kept, and one whose port is held under pressure.
+/// Longer than a closed flow is kept, and longer than a port is held under pressure.
 const IDLE: Duration = Duration::from_secs(10);
-/// How soon a flow is gone whose connection has ended.
+/// How soon a flow is gone after its connection has ended.
 const SECONDS: Duration = Duration::from_secs(12);
 const ESTABLISHED: &str = "established";
-/// Random numbers tried of each kind.
+/// How many random numbers of each kind are tried.
 const TRIES: usize = 25;
 
-/// What is tried, in this order: its name and the flags of the segments, one after the other.
+/// The attempts, in this order: the name, and the flags of the segments.
 const ATTEMPTS: [(&str, &[u8]); 7] = [
     ("data", &[tcp_flag::PSH | tcp_flag::ACK]),
     ("SYN", &[tcp_flag::SYN]),
@@ -54,7 +54,7 @@ fn blind_segments_change_nothing_after_a_restart_of_the_agent() -> Result<()> {
     })
 }
 
-/// Opens connections, has `between` happen, and attacks each in one way.
+/// Opens connections, lets `between` happen, and attacks each connection in one way.
 fn blind_segments(family: Family, between: impl FnOnce(&mut Ground) -> Result<()>) -> Result<()> {
     let mut ground = Ground::new(&SMALL_TABLE)?;
     ground.service(SERVICE, Source::Translated, &[ground.pod("pod-2-1")])?;
@@ -102,14 +102,14 @@ fn blind_segments(family: Family, between: impl FnOnce(&mut Ground) -> Result<()
     Ok(())
 }
 
-/// The two ends of a connection that a forged segment may claim to come from.
+/// The end of a connection that a forged segment claims to come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Client,
     Endpoint,
 }
 
-/// Where forged segments are sent from.
+/// Interfaces from which forged segments are sent.
 struct Wires {
     /// The node network.
     outside: Rc<Wire>,
@@ -134,9 +134,10 @@ struct Victim {
     way: &'static str,
     connection: Held,
     flow: FlowReport,
-    /// The client as the endpoint sees it.
+    /// The client's address as the endpoint sees it.
     peer: SocketAddr,
-    /// Where segments in the name of the client are sent from, and in that of the endpoint.
+    /// Where segments are sent from that claim to be the client's, and those that claim to be the
+    /// endpoint's.
     wires: [Rc<Wire>; 2],
 }
 
@@ -148,7 +149,7 @@ impl Victim {
         Self::new(ground, "node port", connection, wires)
     }
 
-    /// From a pod to the ClusterIP; its neighbour on the node sends in its name.
+    /// From a pod to the ClusterIP. Its neighbour on the node sends in its name.
     fn inside(ground: &Ground, wires: &Wires, family: Family) -> Result<Self> {
         let connection = Held::open(ground.pod("pod-1-1"), cluster_ip(family, SERVICE))?;
         let wires = [&wires.inside, &wires.outside].map(Rc::clone);
@@ -172,7 +173,7 @@ impl Victim {
         })
     }
 
-    /// Sends segments with wrong numbers, far from those that the connection is at.
+    /// Sends segments with wrong numbers, far from the connection's present ones.
     fn strike(&self, side: Side, flags: &[u8]) -> Result<()> {
         const FAR: u32 = 1 << 26;
         let wrong = |number: u32| number.wrapping_add(fastrand::u32(FAR..u32::MAX - FAR));
@@ -205,13 +206,13 @@ impl Victim {
         };
         let packet = Packet::tcp((from.ip(), from.port()), (to.ip(), to.port()), flags);
         let mut segment = wire.forge(packet.payload(payload));
-        // A SYN that opens acknowledges nothing.
+        // A SYN that opens a connection acknowledges nothing.
         let acknowledges = flags & tcp_flag::ACK != 0;
         segment.set_numbers(sequence, if acknowledges { acknowledgement } else { 0 });
         wire.send(&segment)
     }
 
-    /// The stage of the flow, as long as it is the one of the beginning.
+    /// The stage of the flow, if it is still the original flow.
     fn stage(&self, ground: &Ground) -> Result<String> {
         let before = &self.flow;
         Ok(match ground.balanced.flow_of(1, self.connection.local())? {
@@ -242,7 +243,7 @@ fn the_right_reset_of_an_endpoint_ends_a_flow() -> Result<()> {
     })
 }
 
-/// The client closes first: no endpoint remembers anything.
+/// The client closes first, so no endpoint remembers anything.
 #[test]
 fn both_fins_end_a_flow() -> Result<()> {
     let ground = Ground::new(&SMALL_TABLE)?;
@@ -290,7 +291,7 @@ fn ends_within_seconds(end: impl Fn(&Victim) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// How long a client's flow still was there, or how it is after [`SECONDS`].
+/// How long a client's flow remained, or its state after [`SECONDS`].
 fn gone(ground: &Ground, client: SocketAddr) -> Result<Duration, String> {
     within(SECONDS, || match ground.balanced.flow_of(1, client) {
         Ok(None) => Ok(()),

@@ -1,8 +1,8 @@
-//! Floods from spoofed sources, as fast as one CPU sends, to one Service or to several.
+//! Floods from spoofed sources to one or several Services, as fast as one CPU sends.
 //!
-//! Most of them come by TC, in a lab without XDP: there each frame's whole way is the work of the
-//! CPU that sends it. The short rings of devices with XDP, which another CPU may be emptying, lose
-//! frames of good clients too when it is busy; so the flood that comes by XDP is a slower one.
+//! Most of them arrive at TC, in a lab without XDP: there the CPU that sends a frame does all the
+//! work for it. Devices with XDP have short rings, which another CPU may be emptying. If that CPU
+//! is busy, frames of good clients are lost too, so the flood that arrives at XDP is slower.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,31 +20,32 @@ use super::support::{
 
 /// How long a flood lasts in CI: enough for the default source-NAT ports several times over.
 const TIME: Duration = Duration::from_secs(5);
-/// Half-open flows of a Service before the oldest gives way.
+/// How many half-open flows a Service may have before the oldest gives way.
 const HALF_OPEN: u64 = 16_384;
-/// How soon the agent names whom a flood brings to a limit: it looks every five seconds.
+/// How soon the agent names the Services that a flood brings to a limit. It checks every five
+/// seconds.
 const NAMED_WITHIN: Duration = Duration::from_secs(15);
-/// Share of an attacked Service's own new connections that open at their first packet.
+/// The part of an attacked Service's own new connections that must open at their first packet.
 const OWN_CLIENTS: f64 = 0.99;
-/// Share of its neighbours' where the lab itself, or the machine, has lost frames: good clients'
-/// among them.
+/// The same for its neighbours' connections, if the lab or the machine has lost frames, those of
+/// good clients among them.
 const UNLUCKY: f64 = 0.95;
-/// Fewer frames per second are no flood.
+/// With fewer frames per second it is not a flood.
 const SLOWEST: f64 = 5_000.0;
-/// Connections of each kind that are open already.
+/// Connections of each kind that are open beforehand.
 const HELD: usize = 10;
 
-/// Flows that good clients open during a scene, at the most.
+/// The most flows that good clients open during a scene.
 const OWN_FLOWS: u64 = 3_000;
 
-/// The Services: two with endpoints on the other node, one whose endpoint is on the node that is
-/// attacked and sees its clients, one whose endpoint is there and which nobody attacks.
+/// The Services: two with endpoints on the other node, one with an endpoint on the attacked node
+/// that sees its clients' addresses, and one with an endpoint there that is not attacked.
 const FIRST: u8 = 10;
 const SECOND: u8 = 11;
 const LOCAL: u8 = 12;
 const NEIGHBOUR: u8 = 13;
 const SERVICES: [u8; 4] = [FIRST, SECOND, LOCAL, NEIGHBOUR];
-/// One more with the first one's endpoint.
+/// One more Service with the first one's endpoint.
 const SHARING: u8 = 14;
 
 const WITHOUT_XDP: Topology = Topology {
@@ -72,7 +73,7 @@ fn syns_to_several_services() -> Result<()> {
     Scene::new(FloodKind::Syn, &[FIRST, SECOND, LOCAL]).play()
 }
 
-/// Their budgets of half-open flows are more than the node's ports towards the endpoint.
+/// Together, their budgets of half-open flows exceed the node's ports towards the endpoint.
 #[test]
 fn syns_to_two_services_with_one_endpoint() -> Result<()> {
     Scene::new(FloodKind::Syn, &[FIRST, SHARING]).play()
@@ -103,8 +104,8 @@ fn datagrams_over_ipv6() -> Result<()> {
     Scene::new(FloodKind::Udp, &[FIRST]).ipv6().play()
 }
 
-/// What the lab and the endpoint's own kernel bear, without node-lb: a flood straight to a pod
-/// harms nobody.
+/// Without node-lb: a flood straight to a pod harms no client, so the lab and the endpoint's kernel
+/// can bear it.
 #[test]
 fn the_lab_bears_floods() -> Result<()> {
     let mut findings = Findings::default();
@@ -129,12 +130,13 @@ fn the_lab_bears_floods() -> Result<()> {
     Ok(())
 }
 
-/// A flood, and whom it is aimed at.
+/// A flood, and its target.
 struct Scene {
     kind: FloodKind,
     family: Family,
     attacked: &'static [u8],
-    /// Frames per second, which come by XDP; else by TC and as fast as one CPU sends.
+    /// Frames per second that arrive at XDP. Without it they arrive at TC, as fast as one CPU
+    /// sends.
     xdp: Option<u32>,
 }
 
@@ -174,7 +176,7 @@ impl Scene {
         }
     }
 
-    /// The lab, where no endpoint reads a flood's datagrams: they are shorter than clients'.
+    /// The lab, in which no endpoint reads the flood's datagrams: they are shorter than clients'.
     fn ground(&self) -> Result<Ground> {
         let ground = match self.xdp {
             Some(_) => Ground::new(&[])?,
@@ -191,8 +193,8 @@ impl Scene {
         Ok(ground)
     }
 
-    /// Services that so many frames bring to the limit of half-open flows. ACKs open no more than
-    /// there is room for.
+    /// Services that so many frames bring to the limit of half-open flows. ACKs open flows only
+    /// while there is room.
     fn at_limit(&self, frames: u64) -> BTreeSet<String> {
         let of_each = frames / self.attacked.len() as u64;
         let attacked = match self.kind {
@@ -203,8 +205,8 @@ impl Scene {
         names.collect()
     }
 
-    /// Whether the agent's status and log name these Services as being at a limit, and none that is
-    /// not attacked.
+    /// Whether the agent's status and log say that these Services are at a limit, and name none
+    /// that is not attacked.
     fn names(&self, at_limit: &BTreeSet<String>, ground: &Ground) -> Result<(), String> {
         let status = ground.balanced.status(1);
         let status = status.map_err(|error| format!("{error:#}"))?;
@@ -230,7 +232,7 @@ impl Scene {
         }
     }
 
-    /// Watches good clients before the flood, meanwhile and afterwards.
+    /// Watches good clients before, during and after the flood.
     fn play(self) -> Result<()> {
         let ground = self.ground()?;
         let time = attack_time(TIME);
@@ -300,8 +302,8 @@ impl Scene {
     }
 }
 
-/// Frames that devices of the lab, and processors before devices' hooks, have thrown away for want
-/// of room.
+/// Frames that devices of the lab, and processors before devices' hooks, have dropped for lack of
+/// room.
 fn lost_frames(ground: &Ground) -> Result<u64> {
     let lab = &ground.balanced.lab;
     let nodes = lab.nodes().iter().map(AsRef::as_ref);
@@ -322,13 +324,14 @@ fn lost_frames(ground: &Ground) -> Result<u64> {
     Ok(lost)
 }
 
-/// Flows in both tables of node 1, as the sweeper last saw it.
+/// Number of flows in both tables of node 1, as the sweeper last saw them.
 fn flows(ground: &Ground) -> Result<u64> {
     let flows = ground.balanced.status(1)?.flows.into_iter().flatten();
     Ok(flows.map(|table| table.flows).sum())
 }
 
-/// New connections, or datagrams from new ports: to attacked Services, and to their neighbours.
+/// Load of new connections, or datagrams from new ports: to attacked Services, and to their
+/// neighbours.
 struct Fresh {
     own: Vec<(String, RunningLoad)>,
     neighbours: Vec<(String, RunningLoad)>,
@@ -344,7 +347,7 @@ impl Fresh {
             let request = Request::new(protocol, ground.outside(scene.family, *number));
             fresh(request, ground.client(), *number)
         };
-        // A pod's client meets no node port and no source NAT.
+        // A client in a pod uses neither node ports nor source NAT.
         let inside = |number: &u8| {
             let request = Request::new(protocol, cluster_ip(scene.family, *number));
             fresh(request, ground.pod("pod-1-2"), *number)
@@ -358,8 +361,8 @@ impl Fresh {
         })
     }
 
-    /// Ends the load. Of an attacked Service's clients, and of the others, these shares must be
-    /// served at their first packet.
+    /// Ends the load. These shares of the attacked Services' clients, and of the others, must have
+    /// been served at their first packet.
     fn judge(self, when: &str, own: f64, neighbours: f64, findings: &mut Findings) -> Result<()> {
         let own = self.own.into_iter().map(|load| (load, own, "own"));
         let others = self.neighbours.into_iter();
@@ -380,14 +383,14 @@ impl Fresh {
     }
 }
 
-/// A few new clients a second; each counts only if it is served before it asks for the second time.
+/// A few new clients per second. Each counts only if it is served before it asks again.
 fn fresh(request: Request, host: &Host, number: u8) -> Result<(String, RunningLoad)> {
     let load = Load::new(request.deadline(Held::PATIENCE)).workers(2);
     let load = load.pause(Duration::from_millis(20));
     Ok((format!("{host} to service-{number}"), load.start(host)?))
 }
 
-/// Connections that are open all the time, and busy, to each Service.
+/// Busy connections to each Service that are open all the time.
 struct Opened(Vec<(u8, RunningLoad)>);
 
 impl Opened {

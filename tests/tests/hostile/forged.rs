@@ -1,5 +1,5 @@
-//! Pods that send from addresses that are not theirs. Services take from them what the kernel would
-//! (`rp_filter`, `accept_local`), and what it would not opens nothing.
+//! Pods that send from addresses that are not theirs. Services accept from them what the kernel
+//! would (`rp_filter`, `accept_local`). Anything else opens nothing.
 
 use anyhow::Result;
 use lb_tests::{Family, Held, PodNetwork, Request, Topology, eventually, lab::POD_BRIDGE};
@@ -7,7 +7,7 @@ use lb_tests::{Family, Held, PodNetwork, Request, Topology, eventually, lab::POD
 use super::support::{Ground, SMALL_TABLE, Source, cluster_ip};
 
 const SERVICE: u8 = 10;
-/// Of the other node's pods: the way back does not lead to who sends from it here.
+/// An address of the other node's pods, so the way back does not lead to the sender.
 const FORGED: &str = "10.244.2.99";
 
 #[test]
@@ -45,14 +45,14 @@ fn pods_are_believed_as_by_the_kernel(pod_network: PodNetwork) -> Result<()> {
         let name = format!("node_lb_packets_total{{hook=\"tc-ingress\",reason=\"{reason}\"}}");
         ground.balanced.metric(1, &name)
     };
-    // A datagram from an address comes to a reason sooner or later, once the agent knows of a
-    // setting.
+    // A datagram from this address is counted for this reason, at the latest once the agent has
+    // noticed a setting.
     let comes_to = |address: &str, reason: &'static str| {
         let address = address.parse().expect("an address");
         eventually(|| {
             let before = came_to(reason).map_err(|error| format!("{error:#}"))?;
             let request = Request::udp_unconnected(cluster_ip(Family::V4, SERVICE)).in_vain();
-            // Nobody answers: the endpoint's answer goes elsewhere.
+            // There is no answer, because the endpoint's answer goes elsewhere.
             let _ = request.from_ip(address).send(pod);
             let after = came_to(reason).map_err(|error| format!("{error:#}"))?;
             let came = after > before;
@@ -67,8 +67,8 @@ fn pods_are_believed_as_by_the_kernel(pod_network: PodNetwork) -> Result<()> {
         Ok(())
     };
 
-    // First, or the node would not tell the pod its Ethernet address: it asks with the forged
-    // source.
+    // First an honest packet: the node would ask for the pod's Ethernet address with the forged
+    // source, and get no answer.
     honest()?;
     let opened = came_to("opened")?;
     comes_to(FORGED, "martian-source");
@@ -83,7 +83,7 @@ fn pods_are_believed_as_by_the_kernel(pod_network: PodNetwork) -> Result<()> {
     comes_to(FORGED, "martian-source");
     set(device, 0)?;
     comes_to(FORGED, "opened");
-    // This one is no matter of `rp_filter`.
+    // `rp_filter` does not matter for this one.
     comes_to(&own, "martian-source");
     honest()
 }

@@ -1,5 +1,5 @@
-//! A client's port that is used again after the pod of its old connection has vanished: nobody
-//! closed that connection, and nobody ever will.
+//! A client's port is reused after the pod of its old connection has vanished. Nothing has closed
+//! that connection, and nothing ever will.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -14,7 +14,8 @@ use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, serve};
 const SERVICE: u8 = 10;
 const STRANGERS: u8 = 11;
 const CLIENT_PORT: u16 = 45_000;
-/// A client whose segments nobody answers is told by then: it sends one after 3 to 7 seconds.
+/// A client without answers to its segments has been told by then: it sends one after 3 to 7
+/// seconds.
 const TOLD_BY: Duration = Duration::from_secs(10);
 
 #[test]
@@ -30,7 +31,7 @@ fn a_port_used_again_reaches_a_living_pod() -> Result<()> {
     assert_reached(&ground, clients, &pod)
 }
 
-/// The dead pod's address has gone to a pod of another Service, which would answer.
+/// The dead pod's address now belongs to a pod of another Service, which would answer.
 #[test]
 fn a_port_used_again_does_not_reach_a_stranger() -> Result<()> {
     let mut ground = Ground::new(&SMALL_TABLE)?;
@@ -56,7 +57,7 @@ fn a_port_used_again_does_not_reach_a_stranger() -> Result<()> {
     assert_reached(&ground, clients, &living)
 }
 
-/// The endpoint has gone, and no other has come: the client is told, at its second SYN at the
+/// The endpoint has gone, and there is no other one: the client is told at its second SYN at the
 /// latest.
 #[test]
 fn a_port_used_again_is_refused_where_no_pod_is_left() -> Result<()> {
@@ -79,7 +80,7 @@ fn a_port_used_again_is_refused_where_no_pod_is_left() -> Result<()> {
     Ok(())
 }
 
-/// Clients that were connected when the pod vanished, and still have something to say.
+/// Clients that were connected when the pod vanished, and still send.
 #[test]
 fn a_client_whose_pod_was_deleted_is_told() -> Result<()> {
     let mut ground = Ground::new(&SMALL_TABLE)?;
@@ -98,7 +99,7 @@ fn a_client_whose_pod_was_deleted_is_told() -> Result<()> {
         }
     }
     ground.endpoints(SERVICE, vec![Endpoint::ready(&living)])?;
-    // It is asked to end, and answers as long as it is there.
+    // The pod is told to end, and answers as long as it exists.
     for (_, connection) in &mut connections {
         ensure!(connection.ask()?.server == "dying", "the connection stays");
     }
@@ -128,7 +129,7 @@ fn a_client_whose_pod_was_deleted_is_told() -> Result<()> {
     Ok(())
 }
 
-/// Asks, and waits for an answer or an error for as long as the client may have to.
+/// Sends, and waits for an answer or an error as long as a client may have to.
 fn wait(connection: &mut Held, asked: Instant) -> String {
     loop {
         match connection.ask() {
@@ -150,7 +151,7 @@ struct Client {
     target: SocketAddr,
 }
 
-/// See [`old_connections_to`]; the pod has an address of its own only.
+/// See [`old_connections_to`]; here the pod has only its own address.
 fn old_connections(ground: &mut Ground) -> Result<Vec<Client>> {
     let next = Addresses {
         v4: "10.244.2.77".parse()?,
@@ -159,8 +160,8 @@ fn old_connections(ground: &mut Ground) -> Result<Vec<Client>> {
     old_connections_to(ground, next)
 }
 
-/// Connections, with source NAT and without, over both families, of which no end has said good-bye:
-/// the clients have lost power, and the only pod is gone with its device. It served at `address`.
+/// Connections with and without source NAT, over both families, that neither end has closed: the
+/// clients have lost power, and the only pod is gone with its device. It served at `address`.
 fn old_connections_to(ground: &mut Ground, address: Addresses) -> Result<Vec<Client>> {
     let Balanced { lab, .. } = &ground.balanced;
     let node = lab.node(2);
@@ -181,12 +182,12 @@ fn old_connections_to(ground: &mut Ground, address: Addresses) -> Result<Vec<Cli
     }
     lab.remove_pod(&dying)?;
     drop(server);
-    // A client's port is not used again at once.
+    // A client's port is not reused at once.
     thread::sleep(Duration::from_millis(250));
     Ok(clients)
 }
 
-/// A client with source NAT and one without, and what they connect to.
+/// A client with source NAT and one without, each with what it connects to.
 fn ways(ground: &Ground, family: Family) -> [(Host, SocketAddr); 2] {
     let pod: &Host = ground.pod("pod-1-1").as_ref();
     [

@@ -1,5 +1,5 @@
-//! A client that completes its handshakes, without end, and keeps what it has opened: its Service
-//! comes to its share of the flow table, and nobody else notices.
+//! A client that completes handshakes without end, and keeps all connections open: its Service
+//! reaches its share of the flow table, and others are not affected.
 
 use std::{iter, time::Duration};
 
@@ -11,22 +11,22 @@ use super::support::{Findings, Ground, Source, within};
 
 /// Small, so that one client's connections fill it.
 const TABLE: &str = "--flow-table-size=2048";
-/// The flows that one Service may have: half of what the table could hold, since then as much is
-/// free.
+/// The number of flows that one Service may have: half of what the table can hold, because then as
+/// much is free.
 const SHARE: usize = 2048;
-/// How far from it the agent's count may be: it looks once a second.
+/// How far the agent's count may be from it, because it counts once per second.
 const ABOUT: usize = 128;
 const GREEDY: u8 = 1;
 const NEIGHBOUR: u8 = 2;
-/// In a table that is half full, one new flow in 50,000 or so finds its places taken: few enough
-/// that it is no neighbour's.
+/// In a table that is half full, about one new flow in 50,000 finds its places taken. So none of
+/// these few connections does.
 const GOOD: usize = 20;
-/// Closed flows end after five seconds, which the agent notices within some more.
+/// Closed flows end after five seconds, and the agent notices that within some more.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
 #[test]
 fn connections_held_open_leave_room_for_other_services() -> Result<()> {
-    // Servers inherit it.
+    // Servers inherit the limit.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     for family in Family::BOTH {
@@ -34,7 +34,7 @@ fn connections_held_open_leave_room_for_other_services() -> Result<()> {
         ground.service(GREEDY, Source::Translated, &[ground.pod("pod-2-1")])?;
         ground.service(NEIGHBOUR, Source::Translated, &[ground.pod("pod-2-2")])?;
         let [greedy, neighbour] = [GREEDY, NEIGHBOUR].map(|number| ground.outside(family, number));
-        // Half as many flows of IPv6 have room.
+        // For IPv6 there is room for half as many flows.
         let share = match family {
             Family::V4 => SHARE,
             Family::V6 => SHARE / 2,
@@ -59,7 +59,7 @@ fn connections_held_open_leave_room_for_other_services() -> Result<()> {
             format!("{alive} of those held still get answers"),
         );
         let told = within(FORGOTTEN, || {
-            // What was refused before the agent's first look is no news.
+            // What was refused before the agent's first look is not reported.
             if open().is_some() {
                 return Err("one more was let in".to_owned());
             }

@@ -45,7 +45,7 @@ fn pick_up(pods: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Takes the records of a client's flow out of sight, as a program does that ends one.
+/// Ends the records of a client's flow, as a program does.
 fn lose(ground: &Ground, client: SocketAddr) -> Result<()> {
     let path = ground.balanced.map_dir(1)?.join("FLOWS4");
     let records = MappedArray::<Flow<Ip4>>::from_pin(&path)?;

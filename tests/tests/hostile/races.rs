@@ -1,4 +1,4 @@
-//! Two first packets of a connection at once, on two CPUs: neither is lost, and they make one flow.
+//! Two first packets of a connection at once, on two CPUs: neither is lost, and they open one flow.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, UdpSocket};
@@ -24,18 +24,18 @@ use super::support::{Findings, Ground, Source, cluster_ip, filter_input};
 const SERVICE: u8 = 10;
 const CPUS: usize = 2;
 const FIRST_CLIENT_PORT: u16 = 20_000;
-/// Pairs of packets.
+/// Number of pairs of packets.
 const ROUNDS: u16 = 1500;
-/// Of those, pairs that may lose one: a hypervisor may take a processor away while it holds a
-/// claim, for longer than the other one waits.
+/// How many of the pairs may lose a packet: a hypervisor may stop a processor that holds a claim
+/// for longer than the other one waits.
 const OVERTAKEN: usize = 2;
 
-/// Between two pairs of datagrams, so that servers keep up.
+/// The pause between two pairs of datagrams, so that servers keep up.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How long after the last datagram its answer may come.
 const LAST_ANSWER: Duration = Duration::from_millis(500);
 
-/// Both CPUs receive at once only where no device has a single queue: from a pod, or without XDP.
+/// Both CPUs receive at once only if no device has a single queue: from a pod, or without XDP.
 const ARGUMENTS: [&str; 2] = ["--xdp-mode=off", "--flow-table-size=16384"];
 
 #[test]
@@ -76,8 +76,8 @@ fn ground() -> Result<Ground> {
     Ok(ground)
 }
 
-/// Sends each of many SYNs twice at the same time. Nobody has a socket for the answers: what counts
-/// is the flow that each leaves.
+/// Sends each of many SYNs twice at the same time. There are no sockets for the answers: what
+/// counts is the flow that each SYN leaves.
 fn doubled_syns(ground: &Ground, from: &Host, to: SocketAddr) -> Result<()> {
     // A reset in reply to a SYN-ACK would end the flow.
     filter_input(from, "tcp flags & (syn | ack) == syn | ack drop")?;
@@ -125,8 +125,8 @@ fn doubled_syns(ground: &Ground, from: &Host, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Sends the first two datagrams of many sockets at the same time; both must be answered, by one
-/// pod.
+/// Sends the first two datagrams of many sockets at the same time. Both must be answered by the
+/// same pod.
 fn doubled_datagrams(
     ground: &Ground,
     from: &Host,
@@ -194,7 +194,7 @@ fn doubled_datagrams(
     Ok(())
 }
 
-/// Where the senders wait for each other before every round, without sleeping.
+/// Lets the senders wait for each other before every round, without sleeping.
 #[derive(Clone, Default)]
 struct Meeting(Arc<AtomicUsize>);
 

@@ -1,17 +1,18 @@
 //! Endpoints that leave a Service and still answer: their connections go on, unless the Service
-//! wants them reset.
+//! asks for a reset.
 
 use anyhow::Result;
 use lb_tests::{Endpoint, Family, Held, Host};
 
 use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip};
 
-/// A Service that wants them reset, and one that says nothing.
+/// A Service that asks for resets, and one that does not say.
 const RESETS: u8 = 10;
 const KEEPS: u8 = 11;
 const LEAVES: &str = "pod-2-1";
 const STAYS: &str = "pod-2-2";
-/// Connections from each place: none misses an endpoint more often than once in thousands of runs.
+/// Connections from each place: so many that an endpoint gets none at most once in thousands of
+/// runs.
 const CONNECTIONS: usize = 12;
 
 #[test]
@@ -61,7 +62,7 @@ fn connections_to_an_endpoint_that_leaves_are_reset_where_their_service_wants_it
     }
     findings.note(told > 0, format!("{told} connections were to be reset"));
     findings.assert_good();
-    // New ones are none of its business.
+    // New connections are not affected.
     for family in Family::BOTH {
         Held::open(ground.client(), ground.outside(family, RESETS))?.ask()?;
     }

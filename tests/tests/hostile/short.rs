@@ -10,14 +10,14 @@ use lb_tests::{Family, Host, Load, LoadReport, Request};
 use super::support::{Findings, Ground, Source, attack_time};
 
 const SERVICE: u8 = 10;
-/// So few that they are all used within a second or two, and long before an endpoint has forgotten
+/// So few that all of them are used within a second or two, long before an endpoint has forgotten
 /// them.
 const PORTS: &str = "--snat-ports=10000-10999";
 const TIME: Duration = Duration::from_secs(15);
-/// If the last third is slower than the first, so many more are looked at: what has run out stays
-/// so, and a machine that has other things to do does them one after the other.
+/// If the last third is slower than the first, so many more thirds are measured: ports that have
+/// run out stay so, whereas a busy machine becomes free again.
 const MORE: usize = 3;
-/// As long as this, chance has little to say in a third of the time.
+/// With so long a run, chance hardly matters in a third of it.
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
@@ -30,13 +30,13 @@ fn the_server_closes_first() -> Result<()> {
     short_connections(Request::server_closes)
 }
 
-/// Four clients, each on a host of its own.
+/// Four clients, each on its own host.
 fn short_connections(kind: impl Fn(Request) -> Request) -> Result<()> {
     let ground = Ground::new(&[PORTS])?;
     let pod = ground.pod("pod-2-1");
-    // To make a connection's socket, Linux (6.18) takes the handshake's out of its table and then
-    // puts the new one in. The first data find neither if another CPU handles them in between, and
-    // are answered by a reset, without a load balancer on the way, too.
+    // To create a connection's socket, Linux (6.18) removes the handshake's socket from its table
+    // and then inserts the new one. If another CPU handles the first data in between, it finds
+    // neither and answers by a reset. This happens without a load balancer too.
     pod.receive_on_one_cpu()?;
     ground.service(SERVICE, Source::Translated, &[pod])?;
     let clients = (0..4)

@@ -1,4 +1,4 @@
-//! Endpoints that say nothing, or no, and answers that get lost.
+//! Endpoints that are silent or refuse, and answers that get lost.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -12,7 +12,7 @@ use super::support::{Findings, Ground, SMALL_TABLE, Source, cluster_ip, filter_i
 const SERVICE: u8 = 10;
 const FIRST_CLIENT_PORT: u16 = 46_000;
 const CLIENTS: u16 = 16;
-/// A client repeats its SYN after one second, and again two seconds later: by then it is too late.
+/// A client repeats its SYN after one second, and again two seconds later. The latter is too late.
 const SECOND_SYN: Duration = Duration::from_millis(2_500);
 
 #[test]
@@ -25,7 +25,7 @@ fn a_client_is_served_though_one_endpoint_refuses() -> Result<()> {
     served_by_the_living("tcp dport 9090 reject with tcp reset")
 }
 
-/// Of two endpoints one does not serve; every client is served by the other one.
+/// One of two endpoints does not serve. Every client is served by the other one.
 fn served_by_the_living(verdict: &str) -> Result<()> {
     let ground = Ground::new(&SMALL_TABLE)?;
     let pods = ["pod-2-1", "pod-2-2"].map(|pod| ground.pod(pod));
@@ -65,7 +65,7 @@ fn served_by_the_living(verdict: &str) -> Result<()> {
     Ok(())
 }
 
-/// Nobody is kept waiting where there is nobody to wait for.
+/// If there is no other endpoint, a client gets the refusal at once.
 #[test]
 fn a_client_is_refused_once_all_endpoints_have() -> Result<()> {
     let ground = Ground::new(&SMALL_TABLE)?;
@@ -94,7 +94,7 @@ fn a_client_is_refused_once_all_endpoints_have() -> Result<()> {
     Ok(())
 }
 
-/// The endpoint has a connection in the making: it alone can finish it.
+/// The endpoint has a half-open connection, which only it can complete.
 #[test]
 fn a_lost_syn_ack_does_not_send_the_client_elsewhere() -> Result<()> {
     let ground = Ground::new(&SMALL_TABLE)?;

@@ -1,4 +1,4 @@
-//! The ground for attacks, and what tells whether anybody noticed them.
+//! The lab for attacks, and measures of whether good clients are affected.
 
 use std::env;
 use std::fmt::Display;
@@ -10,12 +10,12 @@ use anyhow::Result;
 use lb_tests::traffic::RunningServer;
 use lb_tests::{Balanced, Endpoint, Family, Host, Pod, Serve, Service, Topology};
 
-/// The port that pods serve lines on, over TCP, and datagrams.
+/// The port at which pods serve lines over TCP, and datagrams.
 pub const TARGET: u16 = 9090;
 /// The port of Services' ClusterIPs.
 pub const PORT: u16 = 80;
 
-/// A flow table that is read in no time.
+/// A small flow table, so that reading it takes no time.
 pub const SMALL_TABLE: [&str; 1] = ["--flow-table-size=4096"];
 
 /// How long a flood or churn lasts, unless `LAB_ATTACK_SECONDS` says otherwise.
@@ -25,26 +25,26 @@ pub fn attack_time(default: Duration) -> Duration {
     seconds.map_or(default, Duration::from_secs)
 }
 
-/// Services that are told apart by number, and pods that serve them.
+/// Services that are identified by number, and pods that serve them.
 pub struct Ground {
     // Dropped first.
     servers: Vec<RunningServer>,
     pub balanced: Balanced,
-    /// A host on the node network that is none of the cluster's.
+    /// A host on the node network that does not belong to the cluster.
     pub attacker: Host,
 }
 
 /// Whether a Service keeps its clients' addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Any endpoint may serve clients outside, who are hidden behind the node's address.
+    /// No: any endpoint may serve clients outside, which have the node's address then.
     Translated,
     /// `externalTrafficPolicy: Local`.
     Kept,
 }
 
 impl Ground {
-    /// Two nodes of two pods each, all of which serve, and an attacker.
+    /// Two nodes with two pods each, which all serve, and an attacker.
     pub fn new(arguments: &[&str]) -> Result<Self> {
         Self::with(Topology::DEFAULT, arguments)
     }
@@ -81,8 +81,8 @@ impl Ground {
         self.balanced.lab.client()
     }
 
-    /// Has a pod serve until the end. Its own kernel is not to be what a flood overwhelms: it
-    /// answers SYNs with cookies once its backlog is full.
+    /// Lets a pod serve until the end. Its kernel answers SYNs with cookies once its backlog is
+    /// full, so that a flood does not overwhelm it.
     pub fn serve(&mut self, pod: &Pod) -> Result<()> {
         let server = serve(pod)?;
         self.servers.push(server);
@@ -94,7 +94,7 @@ impl Ground {
         self.service_that(number, source, pods, |service| service)
     }
 
-    /// The same for a Service of which something else is to be said.
+    /// The same for a Service with other properties.
     pub fn service_that<'a>(
         &'a self,
         number: u8,
@@ -135,13 +135,13 @@ impl Ground {
         slices.with_all(endpoints).apply()
     }
 
-    /// Node 1's port of Service number `number`.
+    /// Node 1's address with the node port of Service number `number`.
     pub fn outside(&self, family: Family, number: u8) -> SocketAddr {
         self.balanced.lab.node(1).at(family, node_port(number))
     }
 }
 
-/// Has a pod serve.
+/// Starts a server in a pod.
 pub fn serve(pod: &Pod) -> Result<RunningServer> {
     pod.set_sysctl("net/ipv4/tcp_syncookies", "1")?;
     pod.set_sysctl("net/ipv4/tcp_max_syn_backlog", "65536")?;
@@ -149,7 +149,7 @@ pub fn serve(pod: &Pod) -> Result<RunningServer> {
     Serve::new(pod.name()).tcp(TARGET).udp(TARGET).start(pod)
 }
 
-/// Has a host treat what arrives for it by a rule, until the table `inet input` is deleted.
+/// Applies a rule to what arrives for a host, until the table `inet input` is deleted.
 pub fn filter_input(host: &Host, rule: &str) -> Result<()> {
     let rules = format!(
         "table inet input {{
@@ -179,7 +179,7 @@ fn name(number: u8) -> String {
     format!("service-{number}")
 }
 
-/// What was measured, and where that is not good enough.
+/// What was measured, and whether it is good enough.
 #[derive(Debug, Default)]
 pub struct Findings {
     lines: Vec<String>,
@@ -187,7 +187,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Notes a measure, which is good enough or not.
+    /// Records a measure, and whether it is good enough.
     pub fn note(&mut self, good: bool, what: impl Display) {
         let mark = if good { "  " } else { "! " };
         self.bad += usize::from(!good);
@@ -203,7 +203,8 @@ impl Findings {
     }
 }
 
-/// Asks until the answer is as wanted, for at most `limit`; how long that took, or the last answer.
+/// Repeats a question until the answer is as wanted, for at most `limit`. Returns how long that
+/// took, or the last answer.
 pub fn within(
     limit: Duration,
     mut probe: impl FnMut() -> Result<(), String>,

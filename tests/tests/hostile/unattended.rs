@@ -1,4 +1,4 @@
-//! Churn on a small flow table while the agent is gone, or does not move.
+//! Churn on a small flow table while the agent is gone or stopped.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ fn flows_open_while_the_agent_stands_still() -> Result<()> {
     churn_without(|ground| ground.balanced.agents[0].signal(Signal::SIGSTOP))
 }
 
-/// So little churn that what has not expired takes about a third of the table; and so much that the
-/// table is full within seconds if nothing is ever freed.
+/// The rate of churn is so low that unexpired flows take about a third of the table, and so high
+/// that the table is full within seconds if nothing is freed.
 fn churn_without(stop_agent: impl FnOnce(&mut Ground) -> Result<()>) -> Result<()> {
     let mut ground = Ground::with(ONE_NODE, &ARGUMENTS)?;
     ground.service(SERVICE, Source::Kept, &[ground.pod("pod-1-1")])?;

@@ -1,5 +1,4 @@
-//! A container runtime in miniature: a root directory, mounts and capabilities, as a DaemonSet
-//! says.
+//! A minimal container runtime: a root directory, mounts and capabilities, as the DaemonSet says.
 
 use std::{
     ffi::CString,
@@ -18,18 +17,18 @@ use nix::{
 };
 use serde_json::Value;
 
-/// Where the image's files are.
+/// The directory with the image's files.
 const IMAGE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../image");
-/// What is deployed.
+/// The directory with the deployed manifests.
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base");
-/// Where the lab's manifests of the node are in the container.
+/// Where the container finds the lab's manifests of the node.
 pub const MANIFESTS: &str = "/manifests";
 /// The agent's place in the image.
 const AGENT: &str = "usr/local/bin/node-lb";
 
 /// The numbers of capabilities that the DaemonSet may ask for (`linux/capability.h`).
 const CAPABILITIES: [(&str, i32); 3] = [("NET_ADMIN", 12), ("PERFMON", 38), ("BPF", 39)];
-/// No kernel has more.
+/// The highest number that any kernel has.
 const MAX_CAPABILITY: i32 = 63;
 
 /// The DaemonSet's container on a node of a lab.
@@ -43,7 +42,7 @@ pub struct Container {
     capabilities: Vec<i32>,
 }
 
-/// A directory of the node's in the container.
+/// A directory of the node in the container.
 #[derive(Clone)]
 struct Mount {
     source: CString,
@@ -52,7 +51,7 @@ struct Mount {
 }
 
 impl Container {
-    /// Prepares the root directory, which the runtime makes of the image and mount points.
+    /// Prepares the root directory, which a runtime makes from the image and mount points.
     pub fn on(node: &Node) -> Result<Self> {
         let daemonset = object("daemonset.yaml")?;
         let pod = &daemonset["spec"]["template"]["spec"];
@@ -106,7 +105,8 @@ impl Container {
         &self.arguments
     }
 
-    /// What is `/run/node-lb` in the container: the lab has many nodes on one machine.
+    /// The node's directory that is `/run/node-lb` in the container: a lab has many nodes on one
+    /// machine.
     pub fn run_directory(&self) -> PathBuf {
         self.node.dir.join("run")
     }
@@ -132,7 +132,7 @@ impl Container {
                 nothing,
             )?;
             bind(&root, &root, false)?;
-            // That of the node's network namespace.
+            // The one of the node's network namespace.
             mount(
                 Some("sysfs"),
                 &*sys,
@@ -148,13 +148,13 @@ impl Container {
             chdir("/")?;
             keep_capabilities(&kept)
         };
-        // SAFETY: the closure makes system calls on memory that is there already, which is allowed
-        // between fork and exec; it neither allocates nor takes a lock.
+        // SAFETY: between fork and exec the closure only makes system calls on memory that already
+        // exists; it neither allocates nor takes a lock.
         unsafe { command.pre_exec(enter) };
         Ok(command)
     }
 
-    /// The directory on the node that a volume is.
+    /// The node's directory for a volume.
     fn volume(&self, volume: &Value) -> Result<PathBuf> {
         if let Some(path) = volume["hostPath"]["path"].as_str() {
             let own = self.run_directory();
@@ -209,12 +209,12 @@ fn make_read_only(target: &CString) -> io::Result<()> {
     Ok(mount(nothing, &**target, nothing, flags, nothing)?)
 }
 
-/// Takes all capabilities but these away from what is executed next, and any way to more.
+/// Removes all capabilities but these from what is executed next, and every way to get more.
 fn keep_capabilities(kept: &[i32]) -> io::Result<()> {
     let ours = (0..=MAX_CAPABILITY).filter(|capability| !kept.contains(capability));
     for capability in ours {
-        // SAFETY: prctl with this option takes a number and touches no memory. Those that the
-        // kernel does not have are refused.
+        // SAFETY: prctl with this option takes a number and touches no memory. The kernel refuses
+        // numbers that it does not know.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
     nix::sys::prctl::set_no_new_privs()?;

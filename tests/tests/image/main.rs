@@ -1,4 +1,4 @@
-//! The container image, run as its DaemonSet has it run. Needs root, and the image's files in
+//! The container image, run as its DaemonSet says. Needs root, and the image's files in
 //! `target/image`: `cargo xtask image --root target/image`.
 
 mod container;
@@ -19,7 +19,7 @@ const CLUSTER_IP: &str = "10.96.0.10";
 /// How long the agent may take to get ready.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Three capabilities, a read-only root and five mounts are enough for all it does.
+/// Three capabilities, a read-only root and five mounts are enough for everything that it does.
 #[test]
 fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     let lab = Lab::up(Topology {
@@ -64,14 +64,14 @@ fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     let target = SocketAddr::new(CLUSTER_IP.parse()?, 80);
     Request::http(target).send(lab.pod("pod-1-2"))?;
     Request::http(target).send(node)?;
-    // The socket lies where the node's shell finds it.
+    // The socket is where the node's shell finds it.
     let program = balanced::node_lb()?;
     let socket = container.run_directory().join("agent.sock");
     let (program, socket) = (program.display(), socket.display());
     let status = node.run(&format!("{program} status --socket {socket}"))?;
     ensure!(status.contains("1 service ports programmed"), "{status}");
 
-    // By the mount for it: as in any container, its own /proc/sys is read-only.
+    // Through the mount for it: as in any container, its own /proc/sys is read-only.
     let close_wait = node.run("cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait")?;
     ensure!(close_wait.trim() == "3600", "CLOSE_WAIT: {close_wait} s");
 
@@ -89,7 +89,7 @@ fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     lab.down()
 }
 
-/// What is the lab's about a node, and not a cluster's.
+/// Settings of a node that a lab needs and a cluster does not.
 fn settings(node: &Node) -> Vec<String> {
     vec![
         format!("--source=dir:{}", container::MANIFESTS),

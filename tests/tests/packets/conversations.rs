@@ -16,7 +16,7 @@ use super::{
 
 type Address = (IpAddr, u16);
 
-/// A packet of the middle of a connection.
+/// A packet in the middle of a connection.
 pub fn packet(protocol: u8, from: Address, to: Address) -> Packet {
     match protocol {
         UDP => Packet::udp(from, to),
@@ -334,7 +334,7 @@ fn a_computed_checksum_of_zero_is_sent_as_all_ones() {
             let (client, node) = ((scene.client, 40_000), (scene.node, SNAT_PORT));
             let request = Packet::udp(client, frontend).macs(EXTERNAL_MAC, ROUTER_MAC);
             let translated = |packet: &Packet| packet.clone().source(node).destination(endpoint);
-            // The payload whose checksum the translation makes zero.
+            // The payload with which the translation makes the checksum zero.
             let payload = (0..=u16::MAX)
                 .map(u16::to_be_bytes)
                 .find(|payload| {

@@ -1,4 +1,5 @@
-//! ICMP errors about translated packets: they reach who sent the packet, about the packet it sent.
+//! ICMP errors about translated packets reach the sender of the packet, and quote the packet that
+//! it sent.
 
 use std::net::IpAddr;
 
@@ -12,7 +13,7 @@ use super::{
     world::{At, Expected, SNAT_PORT, World, world},
 };
 
-/// Kinds of errors with the word behind the checksum, IPv4's and IPv6's.
+/// Kinds of errors with the word after the checksum, for IPv4 and IPv6.
 const ERRORS: [[((u8, u8), u32); 4]; 2] = [
     // Port unreachable, fragmentation needed, time exceeded, parameter problem.
     [
@@ -25,8 +26,8 @@ const ERRORS: [[((u8, u8), u32); 4]; 2] = [
     [((1, 4), 0), ((2, 0), 1280), ((3, 0), 0), ((4, 1), 6)],
 ];
 
-/// Errors as a router or endpoint sends them, about `about` as it saw it, and quoting a lot or
-/// little.
+/// Errors as a router or endpoint sends them about `about`, as they saw it, with a long or a short
+/// quote.
 fn errors(from: IpAddr, about: &Packet) -> Vec<(Packet, usize)> {
     let kinds = ERRORS[usize::from(from.is_ipv6())];
     let lengths = [8, 20, 64];

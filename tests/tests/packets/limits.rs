@@ -1,4 +1,4 @@
-//! Where something runs out: time to live, packet size, flow records, ports, routes.
+//! What happens at limits: time to live, packet size, flow records, ports, routes.
 
 use lb_common::verdict::Reason;
 use lb_packet::pseudo_header_sum;
@@ -326,7 +326,7 @@ fn incomplete_checksums_are_left_to_tc_on_virtual_devices() {
                 let request = first(protocol, (scene.client, 40_000), frontend);
                 let mut partial = request.bytes();
                 let body = request.ip_bytes().len() - request.quote(0).len();
-                // The pseudo header's sum, as a sender leaves it for its device.
+                // The pseudo header's sum, which a sender leaves for its device to complete.
                 let sum = pseudo_header_sum(
                     request.source_address(),
                     request.destination_address(),

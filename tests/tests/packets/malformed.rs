@@ -1,4 +1,5 @@
-//! Packets that make no sense: each passes or is dropped with one counter, and no program fails.
+//! Packets that make no sense: each passes or is dropped and moves one counter, and no program
+//! fails.
 
 use lb_common::verdict::Reason;
 use lb_packet::Packet;
@@ -13,7 +14,7 @@ use super::{
 /// Length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// A frontend with an endpoint elsewhere, one with none, and packets for them.
+/// A frontend with an endpoint on another node, one without, and packets to them.
 fn packets(world: &mut World, scene: Scene, protocol: u8) -> Vec<Packet> {
     let (served, empty) = ((scene.node, 30_080), (scene.cluster_ip, 80));
     let spec = ServiceSpec::new(protocol).node_port(served.0, served.1);
@@ -47,7 +48,7 @@ fn packets_of_every_length_are_survived() {
                 for packet in packets(world, scene, protocol) {
                     let whole = packet.bytes();
                     for at in At::ALL {
-                        // For TC the kernel itself takes no test without an IP header.
+                        // For TC, the kernel itself accepts no test without an IP header.
                         let shortest = match (at.is_xdp(), scene.node.is_ipv4()) {
                             (true, _) => ETHERNET,
                             (false, true) => ETHERNET + 20,
@@ -85,7 +86,7 @@ fn every_byte_of_the_headers_may_lie() {
     });
 }
 
-/// One counter moves; what passes untranslated is untouched.
+/// Asserts that one counter moves, and that packets which pass untranslated are unchanged.
 fn survives(world: &mut World, at: At, frame: &[u8]) {
     let found = world.run(at, EXTERNAL, frame);
     assert_eq!(found.counted.len(), 1, "{at:?} {frame:02x?}: {found:?}");

@@ -1,5 +1,4 @@
-//! Packets that are less usual but valid: options, extension headers, fragments, tags, other
-//! protocols.
+//! Unusual but valid packets: options, extension headers, fragments, tags, other protocols.
 
 use lb_common::verdict::Reason;
 use lb_packet::Packet;
@@ -16,7 +15,7 @@ const ROUTING: u8 = 43;
 const DESTINATION_OPTIONS: u8 = 60;
 const AUTHENTICATION: u8 = 51;
 
-/// A service for a client outside with one endpoint on another node.
+/// A Service for a client outside, with one endpoint on another node.
 struct Forwarded {
     scene: Scene,
     client: (std::net::IpAddr, u16),
@@ -255,7 +254,7 @@ fn an_atomic_fragment_is_a_whole_packet() {
         for at in At::INGRESS {
             let forwarded = Forwarded::new(world, Scene::v6(), UDP);
             let request = forwarded.request(UDP);
-            // RFC 6946: a fragment header, but all of the packet.
+            // A fragment header on a complete packet (RFC 6946).
             let sent = request.clone().fragments(7, 8000).remove(0);
             let expected = forwarded.there(&request).fragments(7, 8000).remove(0);
             world.check(
@@ -344,7 +343,7 @@ fn tagged(packet: &Packet, tags: &[(u16, u16)]) -> Vec<u8> {
     frame
 }
 
-/// Who has 192.0.2.2? Tell 192.0.2.1 (RFC 826).
+/// An ARP request: who has 192.0.2.2, tell 192.0.2.1 (RFC 826).
 fn arp() -> Vec<u8> {
     let mut frame = [[0xff; 6], ROUTER_MAC].concat();
     frame.extend([0x08, 0x06, 0, 1, 0x08, 0x00, 6, 4, 0, 1]);

@@ -1,5 +1,5 @@
 //! Random packets on random nodes: the kernel's programs, and the same pipeline in memory, agree
-//! with the model on each.
+//! with the model on each packet.
 
 use std::{
     collections::BTreeMap,
@@ -20,20 +20,20 @@ use super::{
     world::{World, world},
 };
 
-/// Nodes that are the same in every run, and packets on each node.
+/// The number of nodes that are the same in every run, and of packets on each node.
 const NODES: u64 = 60;
 const PACKETS: usize = 250;
 
-/// Nodes of a run that no run before has had.
+/// The number of nodes that are new in each run.
 const FRESH_NODES: u64 = 30;
-/// The same in memory, where they cost little.
+/// The same in memory, where nodes cost little.
 const NODES_IN_MEMORY: u64 = 300;
 
-/// Set to a seed that a failure names, it has that node's packets sent alone. Which of several
-/// endpoints the kernel picks is another matter of chance.
+/// Set to a seed that a failure names, it makes the test send only that node's packets. Which of
+/// several endpoints the kernel chooses is still random.
 const SEED_VARIABLE: &str = "NODE_LB_ORACLE_SEED";
 
-/// What random packets must come to: what they never reach would not be compared.
+/// Reasons that random packets must reach, because what they never reach is not compared.
 const REACHED: [Reason; 16] = [
     Reason::NotService,
     Reason::StrayReset,
@@ -104,7 +104,7 @@ fn the_pipeline_in_memory_does_what_the_model_says() {
     assert_reached(&reasons);
 }
 
-/// The model would not notice otherwise that chance decides where a rule should.
+/// Otherwise the model would not notice that chance decides where a rule should.
 #[test]
 fn nodes_that_break_a_rule_are_found_out() {
     type Break = fn(&mut ServiceSpec);
@@ -133,7 +133,7 @@ fn nodes_that_break_a_rule_are_found_out() {
     }
 }
 
-/// Sends a node's packets, and counts what became of them.
+/// Sends a node's packets, and counts the reasons.
 fn compare(world: &mut World, seed: u64) -> BTreeMap<Reason, usize> {
     let mut choices = Choices::of_seed(seed);
     let mut model = node(&mut choices);
@@ -142,7 +142,7 @@ fn compare(world: &mut World, seed: u64) -> BTreeMap<Reason, usize> {
     walk(world, &mut model, &mut choices, PACKETS, &name)
 }
 
-/// Seeds that no run before has had, or the one that is asked for.
+/// New seeds, or the one that is asked for.
 fn fresh_seeds(count: u64) -> Vec<u64> {
     if let Ok(seed) = env::var(SEED_VARIABLE) {
         return vec![seed.parse().expect("the seed is a number")];

@@ -1,5 +1,5 @@
-//! Programs on all processors at once, beside the sweeper: whatever they do to each other, the
-//! table is whole afterwards.
+//! Programs on all processors at once, beside the sweeper: whatever they do, the table is
+//! consistent afterwards.
 
 use std::{
     collections::HashSet,
@@ -26,12 +26,13 @@ use super::{
 const TIME: Duration = Duration::from_secs(3);
 /// So few that every processor meets every flow.
 const CLIENT_PORTS: u16 = 96;
-/// Fewer than clients': they run out, and are taken over.
+/// Fewer than clients' ports, so that they run out and are taken over.
 const NODE_PORTS: u32 = 64;
 const FIRST_NODE_PORT: u16 = 50_000;
-/// So short that flows end beneath their packets, unless their connections are established.
+/// So short that flows end while their packets are under way, unless the connections are
+/// established.
 const TICKS: u32 = 3;
-/// So long that these are there at the end.
+/// So long that these flows still exist at the end.
 const LONG: u32 = 1000;
 
 #[test]
@@ -62,7 +63,7 @@ fn the_table_is_whole_after_all_processors_have_worked_on_it() {
                 world.run_beside([At::Xdp, At::TcIngress], EXTERNAL, 2 * processors, || {
                     (Instant::now() < end).then(|| frame(&scene, frontend))
                 });
-            // Pairs of which one record was just being written are ended by the next passes.
+            // Pairs with a record that was just being written are ended by the next passes.
             let passes = sweeper.stats().passes;
             while sweeper.stats().passes < passes + 4 {
                 thread::sleep(Duration::from_millis(50));
@@ -75,7 +76,7 @@ fn the_table_is_whole_after_all_processors_have_worked_on_it() {
     });
 }
 
-/// Some packet of some client's, or of an endpoint's. The numbers fit often enough.
+/// A random packet of a client or an endpoint. Its numbers fit often enough.
 fn frame(scene: &Scene, frontend: (IpAddr, u16)) -> Vec<u8> {
     let mut chance = Chance(RandomState::new().hash_one(()));
     let udp = chance.below(4) == 0;
@@ -102,7 +103,7 @@ fn frame(scene: &Scene, frontend: (IpAddr, u16)) -> Vec<u8> {
     packet.macs(EXTERNAL_MAC, ROUTER_MAC).bytes()
 }
 
-/// Numbers that need not be good, but cheap.
+/// Random numbers that are cheap, but need not be good.
 struct Chance(u64);
 
 impl Chance {
@@ -115,12 +116,13 @@ impl Chance {
     }
 }
 
-/// What has to be true of a table that nobody is working on.
+/// Asserts what must hold for a table that nothing is working on.
 ///
-/// - Each record in use has another one, which names it, of the other direction.
-/// - No two are of the same packets, so no port of the node's is used twice towards an endpoint.
+/// - Each record in use has another one of the other direction, which names it.
+/// - No two records are for the same packets, so no port of the node is used twice towards an
+///   endpoint.
 ///
-/// Returns how many flows there are, and how many have not proved themselves.
+/// Returns how many flows there are, and how many of them have not proved themselves.
 fn assert_whole<A: Address + Debug>(records: &[Flow<A>]) -> (usize, usize) {
     let mut tuples = HashSet::new();
     let mut half_open = 0;

@@ -1,4 +1,4 @@
-//! Connections that get no endpoint: rejected, dropped, or none of node-lb's business.
+//! Connections that get no endpoint: they are rejected, dropped, or not node-lb's.
 
 use lb_common::verdict::Reason;
 use lb_packet::{Packet, tcp_flag};

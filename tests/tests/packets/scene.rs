@@ -1,4 +1,4 @@
-//! The node that packets pass, in a network namespace of the calling thread's own.
+//! The node that packets pass, in a network namespace of the calling thread.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ pub fn enter() {
     ip(SETUP);
 }
 
-/// Commands for `ip`, one a line.
+/// Commands for `ip`, one per line.
 pub fn ip(commands: &str) {
     let mut child = Command::new("ip")
         .args(["-batch", "-"])

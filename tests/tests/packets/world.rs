@@ -54,7 +54,7 @@ const FLOWS: u32 = 1024;
 const STANDSTILL: u32 = 40;
 /// Half-open flows of a service under pressure.
 pub const HALF_OPEN: u32 = 64;
-/// Room for what a packet becomes, in bytes.
+/// Room for the resulting packet, in bytes.
 const OUTPUT: usize = 70_000;
 
 /// A node with node-lb's programs.
@@ -80,7 +80,7 @@ pub struct World {
     budget: PerCpuArray<MapData, RejectBudget>,
     counted: Vec<u64>,
     summed: Tally,
-    /// Next service, and next endpoint slot.
+    /// The next service, and the next endpoint slot.
     next: (u32, u32),
     /// Next element of `MAGLEV`.
     next_rows: u32,
@@ -88,7 +88,7 @@ pub struct World {
     _root: PinRoot,
 }
 
-/// Runs a test on a node of its own.
+/// Runs a test on its own node.
 pub fn world(test: impl FnOnce(&mut World) + Send) {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -101,7 +101,7 @@ pub fn world(test: impl FnOnce(&mut World) + Send) {
 
 /// Running packets.
 impl World {
-    /// Sends a frame through a program and compares everything: the action, the frame, each
+    /// Sends a frame through a program and compares everything: the action, the frame, and each
     /// counter.
     #[track_caller]
     pub fn check(
@@ -124,7 +124,7 @@ impl World {
     }
 
     /// Sends frames through programs from so many threads at once, which share the programs, until
-    /// there is no frame any more. Returns how many there were.
+    /// there are no more. Returns how many frames there were.
     pub fn run_beside(
         &self,
         programs: [At; 2],
@@ -152,7 +152,7 @@ impl World {
         })
     }
 
-    /// [`World::run`] with a frame that a device will segment, each with `gso_size` bytes (TC
+    /// [`World::run`] with a frame that a device will split into segments of `gso_size` bytes (TC
     /// only).
     pub fn run_as(&mut self, at: At, device: &str, frame: &[u8], gso_size: u32) -> Outcome {
         let tracing = self.tracing.as_ref();
@@ -210,7 +210,7 @@ impl World {
             .collect()
     }
 
-    /// Also makes sure that endpoints' connections are those of services.
+    /// Also checks that the endpoints' connections add up to those of the services.
     fn newly_summed(&mut self) -> Stats {
         let (stats, shortages) = (&self.stats, &self.shortages);
         let services = 0..self.next.0;
@@ -240,7 +240,7 @@ impl oracle::Subject for World {
 
 /// Filling maps.
 impl World {
-    /// Makes this the model's node, without flows.
+    /// Makes this equal to the model's node, without flows.
     pub fn become_like(&mut self, model: &oracle::Model) {
         self.forget();
         self.configure(|config| {
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    /// Adds a service. Its number is also that of its plan.
+    /// Adds a service. Its plan has the same number.
     pub fn add(&mut self, spec: &ServiceSpec) -> u32 {
         let (id, first) = self.next;
         let mut plan = Plan {
@@ -356,7 +356,7 @@ impl World {
         .unwrap();
     }
 
-    /// Takes a service's plan away, as if the agent had not written it yet.
+    /// Removes a service's plan, as if the agent had not written it yet.
     pub fn unpublish(&self, service: u32) {
         self.services.write(service, &Service::default());
     }
@@ -368,7 +368,7 @@ impl World {
         self.config.write(0, &config);
     }
 
-    /// Says that routes or neighbours changed.
+    /// Notes that routes or neighbours have changed.
     pub fn next_hops_changed(&self) {
         let offset = offset_of!(Config, hop_generation);
         self.config
@@ -376,7 +376,7 @@ impl World {
             .fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What the kernel keeps of a live flow, one direction of it.
+    /// One direction of a live flow, as the kernel keeps it.
     pub fn kept(&self, protocol: u8, from: (IpAddr, u16), to: (IpAddr, u16)) -> Option<Kept> {
         // SAFETY: records are plain words in the map as well.
         let v4 = |(_, words)| unsafe { transmute::<[u64; 8], Flow<Ip4>>(words) };
@@ -388,7 +388,7 @@ impl World {
         }
     }
 
-    /// Says how long flows may stay silent.
+    /// Sets how long flows may be silent.
     pub fn limit(&self, timeouts: Timeouts) {
         let limits = MappedArray::<Limits>::new(&self.loaded.map("LIMITS").unwrap()).unwrap();
         let before = limits.read(0);
@@ -425,13 +425,14 @@ impl World {
             .collect()
     }
 
-    /// Flows of all services that have not proved themselves, as programs and sweeper count them.
+    /// The number of flows of all services that have not proved themselves, as programs and sweeper
+    /// count them.
     pub fn half_open(&self) -> i64 {
         let stats = (0..self.next.0).map(|service| self.stats.read(service));
         stats.map(|stats| i64::from(stats.half_open)).sum()
     }
 
-    /// Flows of all services, counted likewise.
+    /// The number of all flows, counted in the same way.
     pub fn flows(&self) -> i64 {
         let flows = self.service_flows();
         let services = 0..self.next.0;
@@ -508,7 +509,7 @@ impl World {
         world
     }
 
-    /// The settings that tests start from.
+    /// Sets the settings with which tests start.
     fn settle_in(&mut self) {
         let (v4, v6) = (Scene::v4(), Scene::v6());
         let hz = lb_datapath::hz();
@@ -548,7 +549,7 @@ impl World {
             (NARROW, device_flag::XDP_TARGET),
             (POD, device_flag::PODS),
         ] {
-            // Frames may be to any address: these tests are about what is in them.
+            // Frames may be sent to any address, because these tests are about their contents.
             let flags = flags | device_flag::PORT;
             let value = Device { flags, address: 0 };
             devices.update(&[scene::index(device)], &[value]).unwrap();

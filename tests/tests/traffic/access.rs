@@ -1,4 +1,4 @@
-//! Who may use which address, and how local pods are told from others.
+//! Who may use which address, and how local pods are told from other clients.
 
 use std::net::IpAddr;
 
@@ -45,7 +45,7 @@ fn source_ranges_guard_load_balancer_ips_only() -> Result<()> {
                     reach(client, out_of_range, frontend, Family::V4, &ground).expect(&case);
                 }
             }
-            // The lists have no IPv6 networks, so IPv6 has no filter.
+            // The lists contain no IPv6 networks, so IPv6 has no filter.
             reach(client, out_of_range, frontend, Family::V6, &ground).expect(&case);
         }
         let from_node = reach(lab.node(1), outside_only, frontend, Family::V4, &ground);
@@ -65,14 +65,14 @@ fn node_ports_are_taken_on_the_primary_address() -> Result<()> {
 
 #[test]
 fn node_ports_are_taken_on_the_addresses_given() -> Result<()> {
-    // A family that has no network in the list takes them on all addresses.
+    // A family without a network in the list accepts them on all addresses.
     node_ports(
         &["--nodeport-addresses=172.30.77.96/27"],
         |secondary, family| secondary || family == Family::V6,
     )
 }
 
-/// Which addresses take node ports, by whether they are a secondary one, and their family.
+/// Which addresses accept node ports, by family and by whether they are secondary ones.
 fn node_ports(arguments: &[&str], taken: fn(bool, Family) -> bool) -> Result<()> {
     const SECONDARY: [&str; 2] = ["172.30.77.111", "fd00:172:30:77::111"];
     let arguments = [&["--xdp-mode=native"], arguments].concat();
@@ -100,7 +100,7 @@ fn node_ports(arguments: &[&str], taken: fn(bool, Family) -> bool) -> Result<()>
             ] {
                 let reply = Request::tcp((ip, VIPS.node_port()).into()).send(client);
                 let got = reply.map(drop).map_err(|failure| failure.kind);
-                // Where no Service has the port, the node itself refuses.
+                // If no Service has the port, the node itself refuses.
                 let expected = match taken(secondary, family) {
                     true => Ok(()),
                     false => Err(FailureKind::Refused),
@@ -144,7 +144,7 @@ fn pods_are_known_by_their_bridge() -> Result<()> {
     )
 }
 
-/// Local pods keep their address and take the short way, others do not.
+/// Asserts that local pods keep their address and take the short way, and others do not.
 fn detects(pod_network: PodNetwork, arguments: &[&str]) -> Result<()> {
     let topology = Topology {
         pod_network,
@@ -217,7 +217,7 @@ fn all_traffic_to_cluster_ips_is_masqueraded_on_demand() -> Result<()> {
     Ok(())
 }
 
-/// A request by way of node 1.
+/// A request through node 1.
 fn reach(
     client: &Host,
     vips: Vips,
@@ -229,7 +229,7 @@ fn reach(
     request.send(client).map_err(|failure| failure.kind)
 }
 
-/// A request by way of node 1 that nothing answers, not even a refusal.
+/// A request through node 1 that gets no answer, not even a refusal.
 #[track_caller]
 fn silence(client: &Host, vips: Vips, frontend: Frontend, family: Family, ground: &Ground) {
     let request = Request::tcp(vips.at(frontend, family, ground.lab().node(1)));

@@ -12,7 +12,7 @@ use lb_tests::{Endpoint, Family, Request, lab::Host};
 use crate::ground::{Frontend, Ground, Vips, servers};
 
 const VIPS: Vips = Vips(1);
-/// So many answers in a row come from one of four servers by chance once in 10^8 runs.
+/// By chance, so many answers in a row come from one of four servers once in 10^8 runs.
 const MANY: usize = 14;
 
 #[test]
@@ -41,7 +41,8 @@ fn a_client_stays_with_its_endpoint_on_every_frontend() -> Result<()> {
 fn ports_have_affinity_of_their_own() -> Result<()> {
     let ground = sticky(600)?;
     let lab = ground.lab();
-    // Ten clients, whose TCP and UDP endpoints are drawn apart: all pairs are equal once in 4^10.
+    // Ten clients. Their TCP and UDP endpoints are chosen separately: all pairs are equal once in
+    // 4^10.
     let mut hosts: Vec<&Host> = lab.pods().iter().map(AsRef::as_ref).collect();
     hosts.push(lab.client());
     let differs = hosts.iter().any(|host| {
@@ -86,7 +87,7 @@ fn affinity_ends_after_its_timeout_and_lasts_while_it_is_used() -> Result<()> {
         thread::sleep(TIMEOUT * 3 / 4);
         asked = Instant::now();
         let next = servers(lab.client(), request, 1);
-        // A machine that was away for longer than the rest of the timeout shows nothing.
+        // If the machine stopped for longer than the rest of the timeout, this shows nothing.
         if before.elapsed() < TIMEOUT {
             assert_eq!(next, last);
             stays += 1;
@@ -146,7 +147,7 @@ fn nodes_agree_on_maglevs_endpoint_for_a_client_tuple() -> Result<()> {
     Ok(())
 }
 
-/// A Service with every pod behind it and affinity.
+/// A Service with affinity and with every pod as an endpoint.
 fn sticky(seconds: u32) -> Result<Ground> {
     let ground = Ground::new()?;
     let pods = ground.lab().pods().iter().map(Endpoint::ready);

@@ -1,4 +1,4 @@
-//! Other people's rules on the node, and endpoints that these rules are about.
+//! Rules that others have installed on the node, and endpoints that these rules concern.
 
 use anyhow::Result;
 use lb_tests::{Endpoint, Family, PodNetwork, Request, Serve, Topology, traffic::Protocol};
@@ -53,7 +53,7 @@ fn pods_reach_endpoints_outside_the_cluster_with_the_cnis_masquerade() -> Result
     Ok(())
 }
 
-/// What netfilter calls invalid or did not expect would be dropped; nothing of ours may be.
+/// The rules drop what netfilter calls invalid or did not expect. No packet of node-lb's may be.
 #[test]
 fn a_firewall_finds_nothing_wrong() -> Result<()> {
     for pod_network in [PodNetwork::Routed, PodNetwork::Bridge] {
@@ -86,7 +86,7 @@ fn a_firewall_finds_nothing_wrong() -> Result<()> {
     Ok(())
 }
 
-/// An agent that is not told finds the devices by itself.
+/// An agent without configured devices finds them itself.
 #[test]
 fn devices_are_found_and_pods_that_come_later_are_served() -> Result<()> {
     for pod_network in [PodNetwork::Routed, PodNetwork::Bridge] {

@@ -1,4 +1,4 @@
-//! The ground tests stand on: a lab with agents and servers, and Services with every frontend.
+//! The lab of these tests: agents and servers, and Services with every kind of frontend.
 
 use std::{
     cell::Cell,
@@ -24,7 +24,7 @@ pub const LINES: u16 = 9090;
 /// The port of HTTP servers.
 pub const HTTP: u16 = 8080;
 
-/// A lab with an agent on each node and a server on each pod, called like the pod.
+/// A lab with an agent on each node, and a server on each pod with the pod's name.
 pub struct Ground {
     // Dropped first.
     servers: Vec<RunningServer>,
@@ -43,7 +43,7 @@ impl Ground {
         Self::prepared(topology, arguments, |_| Ok(()))
     }
 
-    /// Like [`Ground::with`]; `prepare` writes what the agents find when they start.
+    /// Like [`Ground::with`]. `prepare` writes what the agents find when they start.
     pub fn prepared(
         topology: Topology,
         arguments: &[&str],
@@ -77,7 +77,7 @@ impl Ground {
         &self.balanced.lab
     }
 
-    /// Stops the agents; what they put into the kernel stays.
+    /// Stops the agents. What they put into the kernel stays.
     pub fn without_agents(self) -> Result<WithoutAgents> {
         let Balanced { agents, lab, .. } = self.balanced;
         for agent in agents {
@@ -117,9 +117,10 @@ impl Ground {
             .tcp("http", HTTP)
     }
 
-    /// Waits until all agents have programmed what was written so far.
+    /// Waits until all agents have programmed what has been written so far.
     pub fn settle(&self) -> Result<()> {
-        // Agents take files in the order they change: once this Service works, the others do.
+        // Agents read files in the order of their changes, so when this Service works, the others
+        // do too.
         let mark = self.marks.replace(self.marks.get() + 1);
         let port = 1000 + mark;
         let lab = self.lab();
@@ -140,7 +141,7 @@ impl Ground {
     }
 }
 
-/// What is left of a [`Ground`] whose agents have ended.
+/// What is left of a [`Ground`] after its agents have ended.
 pub struct WithoutAgents {
     // Dropped first.
     _servers: Vec<RunningServer>,
@@ -155,7 +156,7 @@ impl Deref for WithoutAgents {
     }
 }
 
-/// Addresses of a Service with every frontend: number `N` of up to 99.
+/// The addresses of a Service with every kind of frontend: number `N`, up to 99.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vips(pub u8);
 
@@ -189,7 +190,7 @@ impl Vips {
             .tcp("http", PORT + 1, HTTP)
     }
 
-    /// Where the Service is reached by a frontend; node ports on `node`.
+    /// The Service's address by this frontend; for node ports, on `node`.
     pub fn at(self, frontend: Frontend, family: Family, node: &Node) -> SocketAddr {
         match frontend {
             Frontend::NodePort => node.at(family, self.node_port()),
@@ -226,7 +227,7 @@ impl Vips {
     }
 }
 
-/// The kinds of addresses that a Service is reached at.
+/// The kinds of addresses by which a Service is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frontend {
     ClusterIp,
@@ -245,7 +246,7 @@ impl Frontend {
     ];
 }
 
-/// A shape in which nodes have every rule of other people that one may meet.
+/// A topology in which nodes have every foreign rule that node-lb may meet.
 pub fn harsh(pod_network: PodNetwork) -> Topology {
     Topology {
         pod_network,
@@ -256,7 +257,7 @@ pub fn harsh(pod_network: PodNetwork) -> Topology {
     }
 }
 
-/// Has the nodes' firewalls let other nodes and their pods reach the pods, and pods leave the
+/// Lets the nodes' firewalls pass other nodes' traffic to the pods, and pods' traffic out of the
 /// cluster, as a CNI does.
 fn open_firewalls(lab: &Lab) -> Result<()> {
     for node in lab.nodes() {

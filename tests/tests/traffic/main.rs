@@ -1,5 +1,5 @@
-//! What clients of a Service see, wherever they are and whatever the Service looks like: real
-//! sockets in a lab whose nodes run node-lb. Expectations follow kube-proxy.
+//! What clients of a Service see, wherever they are and whatever the Service is: real sockets in a
+//! lab with node-lb on its nodes. Expectations follow kube-proxy.
 
 mod access;
 mod affinity;

@@ -1,5 +1,5 @@
-//! Every frontend × policy × family × protocol × endpoint state × kind of client: who answers, and
-//! whom the server sees.
+//! Every frontend × policy × family × protocol × endpoint state × kind of client: which server
+//! answers, and which client address it sees.
 
 use std::{fmt, net::IpAddr, time::Duration};
 
@@ -35,7 +35,7 @@ fn bridged_pods() -> Result<()> {
     holds(topology, "native", &cases(&CORE_STATES))
 }
 
-/// Every rule of other people that a node may have, at once.
+/// Every foreign rule that a node may have, all at once.
 #[test]
 fn routed_pods_among_other_rules() -> Result<()> {
     holds(harsh(PodNetwork::Routed), "native", &cases(&CORE_STATES))
@@ -51,7 +51,7 @@ fn no_xdp_among_other_rules() -> Result<()> {
     holds(harsh(PodNetwork::Routed), "off", &cases(&CORE_STATES))
 }
 
-/// A request and all that its outcome depends on.
+/// A request, and everything that its outcome depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     state: State,
@@ -85,7 +85,7 @@ fn cases(states: &[State]) -> Vec<Case> {
     cases
 }
 
-/// An endpoint here, an endpoint there, and each kind of client once, over either protocol.
+/// Endpoints on either node and each kind of client, once for either protocol.
 pub fn brief_cases() -> Vec<Case> {
     let mut cases = cases(&[state(READY, None), state(None, READY)]);
     cases.retain(|case| {
@@ -96,7 +96,7 @@ pub fn brief_cases() -> Vec<Case> {
     cases
 }
 
-/// Where a Service's endpoints are, and how they are: one pod on each node at most.
+/// Where a Service's endpoints are, and their conditions: at most one pod on each node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct State {
     node_1: Option<Condition>,
@@ -164,7 +164,7 @@ impl State {
     }
 }
 
-/// One policy is Local, so that one taken for the other shows.
+/// One policy is always Local, so that a test notices if the two are confused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Policies {
     ExternalLocal,
@@ -175,7 +175,7 @@ impl Policies {
     const BOTH: [Self; 2] = [Self::ExternalLocal, Self::InternalLocal];
 }
 
-/// Who asks. Everyone but the pod on node 2 asks node 1.
+/// The client. All but the pod on node 2 ask node 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Client {
     Outside,
@@ -207,7 +207,7 @@ impl Client {
     }
 }
 
-/// What a client sees, and which address the server sees.
+/// What a client sees, and which address of it the server sees.
 #[derive(Debug)]
 enum Expected {
     Answer { by: Vec<&'static str>, seen: Seen },
@@ -261,7 +261,7 @@ impl Case {
     /// What is wrong about an outcome.
     fn problem(&self, lab: &Lab, vips: Vips, outcome: Result<Reply, Failure>) -> Option<String> {
         let refused = [Err(FailureKind::Refused)];
-        // Nobody tells a socket without a peer, unless sending itself fails.
+        // A socket without a peer gets no error, unless sending itself fails.
         let unanswered = [Err(FailureKind::Refused), Err(FailureKind::Timeout)];
         let silence = [Err(FailureKind::Timeout)];
         let kind = outcome.as_ref().map(drop).map_err(|failure| failure.kind);
@@ -290,7 +290,7 @@ impl Case {
         let node = lab.node(self.client.node().into());
         match seen {
             Seen::Client => peer == self.client.host(lab).ip(self.family),
-            // Its own connections to pods on its bridge the node makes from the bridge's address.
+            // For its own connections to pods on its bridge, the node uses the bridge's address.
             Seen::Node if self.client.node() == 1 && !self.client.is_pod() => {
                 peer == node.ip(self.family)
                     || peer == lb_tests::lab::address::gateway_of(node.pod_networks).of(self.family)
@@ -312,7 +312,7 @@ impl Client {
     }
 }
 
-/// Brings up a lab with a Service for each state and policies, and makes all requests.
+/// Brings up a lab with a Service for each state and each pair of policies, and makes all requests.
 pub fn holds(topology: Topology, xdp: &str, cases: &[Case]) -> Result<()> {
     let mut services: Vec<(State, Policies)> = Vec::new();
     for case in cases {

@@ -1,4 +1,4 @@
-//! Starting, looking at and removing node-lb.
+//! Starting, inspecting and removing node-lb.
 
 use std::{
     path::Path,

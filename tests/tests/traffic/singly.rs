@@ -1,7 +1,7 @@
-//! Each of other people's rules by itself, so that a test that fails says which one.
+//! Each foreign rule on its own, so that a failing test names it.
 //!
-//! `tests/neighbours.rs` shows that the rules do what they say to traffic that has no node-lb; all
-//! of them at once, with every kind of client and endpoint, are in `matrix.rs`.
+//! `lab_rules.rs` shows that the rules do what they say to traffic without node-lb. In `matrix.rs`
+//! all of them are active at once, with every kind of client and endpoint.
 
 use anyhow::Result;
 use lb_tests::{Endpoint, FailureKind, Family, PodNetwork, Request, Topology, eventually};
@@ -11,7 +11,8 @@ use crate::{
     matrix::{brief_cases, holds},
 };
 
-/// An answer that got the Service's address before it is routed would come from the wrong device.
+/// If an answer got the Service's address before it is routed, it would seem to come from the wrong
+/// device.
 #[test]
 fn strict_rp_filter() -> Result<()> {
     beside(Topology {
@@ -20,8 +21,8 @@ fn strict_rp_filter() -> Result<()> {
     })
 }
 
-/// A flow of which netfilter sees one direction is INVALID, and one that it sees begin is not let
-/// through.
+/// If netfilter sees only one direction of a flow, it is INVALID; and a flow that it sees begin is
+/// not let through.
 #[test]
 fn firewall() -> Result<()> {
     beside(Topology {
@@ -30,8 +31,8 @@ fn firewall() -> Result<()> {
     })
 }
 
-/// To netfilter, a packet that still has a Service's address leaves the pods' networks, and would
-/// lose its pod's address.
+/// A packet that still has a Service's address seems to netfilter to leave the pods' networks, and
+/// would lose its pod's address.
 #[test]
 fn masquerade() -> Result<()> {
     beside(Topology {
@@ -45,7 +46,7 @@ fn all_rules_at_once() -> Result<()> {
     holds(harsh(PodNetwork::Routed), "native", &brief_cases())
 }
 
-/// With routed pods, and with pods on a bridge, whose answers to each other are never routed.
+/// With routed pods, and with pods on a bridge, where answers between them are never routed.
 fn beside(topology: Topology) -> Result<()> {
     for pod_network in [PodNetwork::Routed, PodNetwork::Bridge] {
         let topology = Topology {
@@ -57,7 +58,8 @@ fn beside(topology: Topology) -> Result<()> {
     Ok(())
 }
 
-/// What the other tests of the firewall owe to flows that go past it: without, it drops them.
+/// The counter-test to the other firewall tests: if flows do not bypass the firewall, it drops
+/// them.
 #[test]
 fn without_bypass_the_firewall_has_its_say() -> Result<()> {
     let topology = Topology {
@@ -73,7 +75,8 @@ fn without_bypass_the_firewall_has_its_say() -> Result<()> {
         ground.publish(vips, |service| service.external_local(), endpoint)?;
         for family in Family::BOTH {
             let target = vips.at(Frontend::LoadBalancerIp, family, lab.node(1));
-            // The node's own connections are not forwarded: they tell when the Service is there.
+            // The node's own connections are not forwarded, so they show when the Service is
+            // programmed.
             eventually(|| Request::tcp(target).send(lab.node(1)));
             for request in [Request::tcp(target), Request::udp(target)] {
                 let request = if passes { request } else { request.in_vain() };

@@ -8,7 +8,7 @@ use lb_tests::{
 
 use crate::ground::{Frontend, Ground, PORT, Vips, harsh};
 
-/// One Service whose endpoint is on node 1 and one whose is on node 2.
+/// A Service with an endpoint on node 1, and one with an endpoint on node 2.
 const BOTH: [(Vips, &str); 2] = [(Vips(1), "pod-1-1"), (Vips(2), "pod-2-1")];
 /// The same with externalTrafficPolicy Local.
 const LOCAL: Vips = Vips(3);
@@ -23,7 +23,7 @@ fn large_bodies_among_other_rules() -> Result<()> {
     large_bodies(harsh(PodNetwork::Routed), "--xdp-mode=native", 1 << 20)
 }
 
-/// Super-packets and checksums that nobody has completed, at each kind of hook.
+/// Super-packets, and packets with incomplete checksums, at each kind of hook.
 #[test]
 fn large_bodies_with_offloads() -> Result<()> {
     let topology = Topology {
@@ -82,7 +82,7 @@ fn narrow(topology: Topology) -> Result<()> {
                 .deadline(patient(PATIENCE));
             tcp.send(client)
                 .unwrap_or_else(|e| panic!("TCP from {client} to {target}: {e}"));
-            // The first datagrams may be lost to learning the path's MTU, each way.
+            // The first datagrams may be lost while the path's MTU is learnt, in each direction.
             let udp = Request::udp(target)
                 .payload(1400)
                 .deadline(patient(SILENCE));

@@ -1,4 +1,4 @@
-//! The node's own processes, servers on nodes, and connections that look alike.
+//! The node's own processes, servers on nodes, and connections that look the same.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -21,7 +21,8 @@ fn servers_on_a_nodes_own_network_are_reached_from_everywhere() -> Result<()> {
         let mut servers = Vec::new();
         for (vips, node) in [(here, lab.node(1)), (there, lab.node(2))] {
             for family in Family::BOTH {
-                // Bound to its address, or answers over UDP come from whichever is nearest.
+                // Bound to its address, because answers over UDP would otherwise come from the
+                // nearest one.
                 let server = Serve::new(node.name()).address(node.ip(family));
                 servers.push(server.tcp(LINES).udp(LINES).start(node)?);
             }
@@ -124,7 +125,7 @@ fn two_services_with_one_backend_take_the_same_client_port() -> Result<()> {
         let under_way = targets.map(|target: SocketAddr| {
             let request = Request::new(protocol, target).held_for(Duration::from_millis(200));
             match protocol {
-                // Connected UDP sockets cannot share one, but flows outlive them.
+                // Connected UDP sockets cannot share a port, but their flows outlive them.
                 Protocol::Udp => request.held_for(Duration::ZERO),
                 _ => request,
             }

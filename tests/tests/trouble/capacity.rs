@@ -1,5 +1,4 @@
-//! A map that is full: the Service that found no room says so everywhere, the others work, and it
-//! heals.
+//! A full map: the Service without room says so everywhere, the others work, and it recovers.
 
 use anyhow::Result;
 use lb_tests::{Balanced, Endpoint, Request, Serve, eventually};
@@ -38,7 +37,7 @@ fn a_service_without_room_is_said_everywhere_and_heals() -> Result<()> {
     let log = ground.agents[0].log()?;
     let said = line_with(&log, "is not programmed");
     assert!(said.contains(&lacking) && said.contains(&reason), "{said}");
-    // Everybody else is served, as before and with changes.
+    // All others are served, both unchanged and after changes.
     let client = ground.lab.client();
     let web = Request::tcp(format!("{CLUSTER_IP}:80").parse()?);
     assert_eq!(web.send(client)?.server, "pod-1-1");

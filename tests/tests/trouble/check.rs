@@ -1,5 +1,4 @@
-//! `node-lb check`: what is in a node's way is found before the agent starts, with what to do about
-//! it.
+//! `node-lb check`: it finds problems of a node before the agent starts, and says what to do.
 
 use anyhow::{Context, Result};
 use lb_tests::{Agent, Balanced, Lab, Node, Serve, balanced};
@@ -121,7 +120,7 @@ fn ports_for_source_nat_are_what_the_node_leaves_and_few_are_a_warning() -> Resu
     Ok(())
 }
 
-/// As in a pod: three capabilities, and what the node has not mounted is not there.
+/// As in a pod: three capabilities, and only what the node has mounted.
 #[test]
 fn a_missing_bpf_file_system_fails_where_it_cannot_be_mounted() -> Result<()> {
     let lab = Lab::up(SMALL)?;
@@ -173,7 +172,7 @@ fn a_device_with_a_foreign_xdp_program_is_named() -> Result<()> {
     Ok(())
 }
 
-/// With the API server as the source, one that is not there, and one that nobody named.
+/// With the API server as the source: one that does not exist, and one that is not named.
 #[test]
 fn an_unreachable_api_server_fails() -> Result<()> {
     let lab = Lab::up(SMALL)?;
@@ -207,7 +206,7 @@ pub struct Report {
     findings: Vec<Found>,
 }
 
-/// A finding, as its JSON has it.
+/// A finding in the form of its JSON.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub level: Level,
@@ -223,7 +222,7 @@ impl Found {
 }
 
 impl Report {
-    /// Runs the check on a node by a shell script in mounts of its own, with manifests as the
+    /// Runs the check on a node from a shell script with its own mounts, with manifests as the
     /// source.
     pub fn of(node: &Node, script: &str) -> Result<Self> {
         let source = format!("--source=dir:{}", node.manifests().display());

@@ -1,5 +1,5 @@
-//! Devices on which XDP cannot be had as asked for: said in the log, a metric and the status, and
-//! traffic flows all the same.
+//! Devices on which XDP is not possible as asked for: log, metric and status say so, and traffic
+//! still flows.
 
 use anyhow::{Context, Result};
 use lb_tests::{Balanced, Family, Lab, Node, Request};
@@ -36,14 +36,14 @@ fn a_device_whose_driver_cannot_gets_the_generic_kind() -> Result<()> {
         "generic",
         "the driver does not support it",
     )?;
-    // One device's trouble is not another's.
+    // The problem of one device does not affect another.
     let uplink = device(&ground, Node::UPLINK)?;
     assert_eq!((uplink.mode.as_str(), uplink.reason), ("native", None));
     let _server = serve_web(&ground)?;
     serves(&ground)
 }
 
-/// Unless told otherwise, a veth is left to TC, which is said as well.
+/// By default a veth is left to TC, which is reported as well.
 #[test]
 fn a_veth_is_left_to_tc() -> Result<()> {
     let ground = Balanced::with(SMALL, &[])?;
@@ -52,7 +52,7 @@ fn a_veth_is_left_to_tc() -> Result<()> {
     serves(&ground)
 }
 
-/// Asserts that a device is in this mode, and that log, metric and status say so, with the reason.
+/// Asserts that a device is in this mode, and that log, metric and status give the reason.
 #[track_caller]
 fn says(ground: &Balanced, name: &str, mode: &str, reason: &str) -> Result<()> {
     let found = device(ground, name)?;

@@ -1,4 +1,4 @@
-//! Two clusters on one machine: neither agent sees, or removes, what is the other's.
+//! Two clusters on one machine: no agent sees or removes what belongs to the other.
 
 use anyhow::Result;
 use lb_tests::{Balanced, Family, Request, balanced};
@@ -25,7 +25,7 @@ fn two_labs_with_agents_live_side_by_side() -> Result<()> {
         Ok::<_, String>(())
     };
     ask(&first).unwrap();
-    // The same addresses over there mean nothing yet: neither maps nor cgroups are shared.
+    // These addresses do not work in the other cluster yet: neither maps nor cgroups are shared.
     ask(&second).unwrap_err();
     let _server = serve_web(&second)?;
     ask(&second).unwrap();

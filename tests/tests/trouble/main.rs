@@ -1,5 +1,5 @@
-//! What goes wrong on a node, as its operator sees it: the log, metrics, `node-lb status`, and how
-//! the program ends. Needs root.
+//! Problems of a node as its operator sees them: the log, metrics, `node-lb status`, and how the
+//! program ends. Needs root.
 
 mod capacity;
 mod check;

@@ -1,4 +1,4 @@
-//! Addresses of the agent's own servers that somebody else has.
+//! Addresses of the agent's servers that another process has.
 
 use std::net::SocketAddr;
 
@@ -43,7 +43,7 @@ fn taken_addresses_are_said_and_opened_once_free() -> Result<()> {
     Ok(())
 }
 
-/// What the agent's server answers; `None` if it is somebody else's.
+/// The answer of the agent's server; `None` if another process answers.
 fn ask(node: &Node, address: SocketAddr) -> Result<Option<u16>> {
     let path = match address {
         METRICS => "/metrics",

@@ -1,4 +1,4 @@
-//! Nodes that cannot run the data plane: the agent ends at once, not with success, and says what is
+//! Nodes that cannot run the data plane: the agent ends at once with an error, and says what is
 //! missing and what to do.
 
 use anyhow::Result;
@@ -43,7 +43,7 @@ fn without_cgroup2() -> Result<()> {
     )
 }
 
-/// Everything at once, so that nobody has to find one after another.
+/// Everything is reported at once, so that operators need not find one problem after another.
 #[test]
 fn without_anything() -> Result<()> {
     refuses(
@@ -53,7 +53,7 @@ fn without_anything() -> Result<()> {
     )
 }
 
-/// Starts the agent by a shell script in mounts of its own, and asserts what it says as it ends.
+/// Starts the agent from a shell script with its own mounts, and asserts what it says when it ends.
 #[track_caller]
 fn refuses(script: &str, words: &[&str]) -> Result<()> {
     let lab = Lab::up(SMALL)?;
@@ -67,7 +67,7 @@ fn refuses(script: &str, words: &[&str]) -> Result<()> {
 }
 
 fn run(node: &Node, script: &str) -> Result<(Option<i32>, String)> {
-    // Where any user can read it.
+    // A place that any user can read.
     let program = node.dir.join("node-lb");
     std::fs::copy(balanced::node_lb()?, &program)?;
     let output = node

@@ -23,7 +23,7 @@ fn a_broken_file_is_in_the_status_until_it_is_mended() -> Result<()> {
     let request = Request::tcp(format!("{CLUSTER_IP}:80").parse()?);
     assert_eq!(request.send(ground.lab.pod("pod-1-2"))?.server, "pod-1-1");
 
-    // One that can be read, but of which one port cannot be used: the rest of it is.
+    // A manifest that can be read, but one port cannot be used. The rest is used.
     let service = ground.lab.service("web").cluster_ip(CLUSTER_IP);
     let service = service.tcp("lines", 80, 9090).tcp("other", 0, 9090);
     ground.change_something(|| service.apply())?;

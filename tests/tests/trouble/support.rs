@@ -1,9 +1,9 @@
-//! A small lab, and questions to its agent.
+//! A small lab, and requests to its agent.
 
 use anyhow::Result;
 use lb_tests::{Balanced, Endpoint, Serve, Topology, traffic::RunningServer};
 
-/// Where the Service `web` is reached.
+/// The ClusterIP of the Service `web`.
 pub const CLUSTER_IP: &str = "10.96.0.10";
 pub const NODE_PORT: u16 = 30080;
 
@@ -14,7 +14,7 @@ pub const SMALL: Topology = Topology {
     ..Topology::DEFAULT
 };
 
-/// Has `pod-1-1` serve the Service `web`, which has a node port; lines over TCP.
+/// Lets `pod-1-1` serve the Service `web` (lines over TCP), which has a node port.
 pub fn serve_web(ground: &Balanced) -> Result<RunningServer> {
     let lab = &ground.lab;
     let pod = lab.pod("pod-1-1");
@@ -31,7 +31,7 @@ pub fn serve_web(ground: &Balanced) -> Result<RunningServer> {
     Ok(server)
 }
 
-/// The line of a log that has this text.
+/// The line of a log that contains this text.
 #[track_caller]
 pub fn line_with<'a>(log: &'a str, text: &str) -> &'a str {
     let line = log.lines().find(|line| line.contains(text));

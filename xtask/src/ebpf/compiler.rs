@@ -19,7 +19,8 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// The oldest release whose `core` and cargo are known to work: the workspace's rust-version.
+    /// The oldest release with a `core` and a cargo that are known to work: the workspace's
+    /// rust-version.
     pub const OLDEST: Release = Release::new(1, 91, 0);
 
     /// Looks at the compiler under `prefix`.
@@ -82,7 +83,7 @@ impl fmt::Display for Compiler {
     }
 }
 
-/// A place whose compiler cannot build for BPF, and why.
+/// A compiler that cannot build for BPF, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfit {
     prefix: PathBuf,

@@ -25,7 +25,7 @@ impl Linker {
     /// The one inside the binaries its authors publish.
     pub const PUBLISHED_LLVM: u32 = 23;
 
-    /// Looks at the linker at `path`; `None` if it is absent, broken or too old.
+    /// Examines the linker at `path`; `None` if it is missing, broken or too old.
     pub fn at(path: &Path) -> Option<Self> {
         if !path.is_file() {
             return None;
@@ -44,7 +44,7 @@ impl Linker {
         })
     }
 
-    /// Whether it understands what `compiler` emits.
+    /// Whether it understands the output of `compiler`.
     pub fn reads(&self, compiler: &Compiler) -> bool {
         self.llvm >= compiler.llvm
     }

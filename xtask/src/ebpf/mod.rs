@@ -1,7 +1,6 @@
-//! Building the eBPF object: the one place that chooses its compiler and linker.
+//! Builds the eBPF object. Only this module chooses its compiler and linker.
 //!
-//! `lb-userspace/datapath/build.rs` and every `cargo xtask` command ask here, so they cannot
-//! disagree.
+//! `lb-userspace/datapath/build.rs` and every `cargo xtask` command use it, so their choices agree.
 
 mod compiler;
 mod linker;
@@ -75,7 +74,7 @@ impl fmt::Display for Tools {
 /// No compiler and linker for eBPF on this machine yet.
 #[derive(Debug)]
 pub struct NotReady {
-    /// What each place that could have had them lacks.
+    /// What each possible place lacks.
     pub lacks: Vec<String>,
 }
 

@@ -13,7 +13,7 @@ use super::{Places, Tools};
 /// The eBPF target: little endian, like every machine the agent runs on.
 pub const TARGET: &str = "bpfel-unknown-none";
 
-/// Variables that must reach the inner cargo; everything else cargo, rustc or the user set for
+/// Variables that must reach the inner cargo. Everything else that cargo, rustc or the user set for
 /// the host build (flags, wrappers, profiles, target directories) must not.
 const KEPT: [&str; 8] = [
     "CARGO_HOME",
@@ -23,7 +23,7 @@ const KEPT: [&str; 8] = [
     "CARGO_REGISTRY_",
     "CARGO_SOURCE_",
     "CARGO_TERM_",
-    // The outer cargo's job server: both builds together stay within its number of jobs.
+    // The outer cargo's job server, so that both builds together keep to its number of jobs.
     "CARGO_MAKEFLAGS",
 ];
 
@@ -72,7 +72,7 @@ pub fn lint(workspace: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Drops DWARF from the object, keeping BTF; without an llvm-strip it stays, which only costs size.
+/// Removes DWARF from the object, but not BTF. Without llvm-strip it stays, which only costs size.
 pub fn strip_debug_info(object: &Path) {
     let versions = super::Linker::LLVM_VERSIONS.map(|llvm| format!("/usr/lib/llvm-{llvm}/bin"));
     let strip = versions.iter().map(|bin| Path::new(bin).join("llvm-strip"));
@@ -85,7 +85,7 @@ pub fn strip_debug_info(object: &Path) {
     }
 }
 
-/// A cargo subcommand on `lb-ebpf`, in an environment that is only ours.
+/// A cargo subcommand for `lb-ebpf`, in a clean environment.
 fn command(
     tools: &Tools,
     program: &Path,
@@ -117,7 +117,7 @@ fn command(
     Ok(command)
 }
 
-/// Whether a variable steers cargo or rustc and was meant for the host build.
+/// Whether a variable controls cargo or rustc and was meant for the host build.
 fn is_foreign(name: &str) -> bool {
     let steers = ["CARGO", "RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"]
         .iter()

@@ -1,4 +1,4 @@
-//! Where compilers and linkers are looked for.
+//! The places where compilers and linkers are looked for.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use super::{Linker, TOOLCHAIN_VARIABLE};
 /// The directories of a machine that may hold the eBPF toolchain.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// A rustup toolchain's name or an absolute prefix, when somebody insists on one compiler.
+    /// A rustup toolchain's name or an absolute prefix, if one compiler is demanded.
     pub chosen: Option<OsString>,
     /// rustup's home; holds `toolchains/`.
     pub rustup_home: PathBuf,
@@ -20,12 +20,12 @@ pub struct Places {
     pub system_prefix: PathBuf,
     /// Directories that may hold a bpf-linker, best first.
     pub linker_directories: Vec<PathBuf>,
-    /// Where set-up puts what it builds for this project.
+    /// The directory where set-up puts what it builds for this project.
     pub cache: PathBuf,
 }
 
 impl Places {
-    /// This machine's, from the environment.
+    /// The places of this machine, from the environment.
     pub fn from_env() -> Self {
         let home = env::home_dir().unwrap_or_else(|| PathBuf::from("/root"));
         let directory = |variable, default: &str| {
@@ -47,7 +47,7 @@ impl Places {
     pub fn compiler_prefixes(&self) -> Vec<PathBuf> {
         if let Some(chosen) = &self.chosen {
             let mut prefixes = self.toolchains(&format!("{}-", chosen.to_string_lossy()));
-            // An absolute path replaces what it is joined to.
+            // An absolute path replaces the path that it is joined to.
             let named = self.rustup_home.join("toolchains").join(chosen);
             if named.is_dir() || prefixes.is_empty() {
                 prefixes.insert(0, named);
@@ -64,7 +64,7 @@ impl Places {
         prefix.starts_with(&self.rustup_home)
     }
 
-    /// Linkers recent enough, best first.
+    /// Linkers that are recent enough, best first.
     pub fn linkers(&self) -> Vec<Linker> {
         let built = Linker::LLVM_VERSIONS.map(|llvm| self.linker_root(Some(llvm)).join("bin"));
         let mut seen = Vec::new();
@@ -82,14 +82,14 @@ impl Places {
         seen.iter().filter_map(|path| Linker::at(path)).collect()
     }
 
-    /// Where set-up installs the linker it builds against `llvm`, or the published binary.
+    /// Where set-up installs the linker that it builds for `llvm`, or the published binary.
     pub fn linker_root(&self, llvm: Option<u32>) -> PathBuf {
         let kind = llvm.map_or_else(|| "published".to_owned(), |llvm| format!("llvm-{llvm}"));
         self.cache
             .join(format!("bpf-linker-{}-{kind}", Linker::PINNED))
     }
 
-    /// Where the programs of a Kubernetes cluster are, and those of its control plane among them.
+    /// The directory of the programs of a Kubernetes cluster, with those of its control plane.
     pub fn cluster_programs(&self) -> PathBuf {
         env::var_os("NODE_LB_CLUSTER_BIN")
             .map_or_else(|| self.cache.join("cluster/bin"), PathBuf::from)

@@ -1,4 +1,4 @@
-//! Version numbers, as far as choosing tools needs them.
+//! Version numbers, as far as the choice of tools needs them.
 
 use std::fmt;
 

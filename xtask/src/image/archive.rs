@@ -21,16 +21,15 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// An image of one layer.
 pub struct Image {
-    /// With registry and tag.
+    /// The name, with registry and tag.
     pub name: String,
-    /// In Go's words.
+    /// The architecture's name in Go.
     pub architecture: &'static str,
     pub recipe: Recipe,
 }
 
 impl Image {
-    /// Writes the image with the files below `root` to `file`. The same files make the same
-    /// archive.
+    /// Writes an image of the files below `root` to `file`. The same files give the same archive.
     ///
     /// # Errors
     /// If files cannot be read or written.
@@ -50,7 +49,7 @@ impl Image {
         manifest["platform"] = json!({ "architecture": self.architecture, "os": "linux" });
         let tag = self.name.rsplit(':').next();
         manifest["annotations"] = json!({
-            // What containerd and podman call it, and what the specification does.
+            // The key that containerd and podman use; then the specification's.
             "io.containerd.image.name": self.name,
             "org.opencontainers.image.ref.name": tag,
         });
@@ -85,13 +84,13 @@ impl Image {
                 "Env": self.recipe.environment,
                 "Entrypoint": self.recipe.entrypoint,
             },
-            // Of the uncompressed layer, which is what it is.
+            // The digest of the uncompressed layer; this layer is not compressed.
             "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] },
         })
     }
 }
 
-/// What an archive holds by its digest.
+/// The archive's blobs by digest.
 #[derive(Default)]
 struct Blobs(BTreeMap<String, Vec<u8>>);
 
@@ -115,14 +114,14 @@ impl Blobs {
         self.add(media_type, value.to_string().into_bytes())
     }
 
-    /// Where in the archive the blob of a descriptor is.
+    /// The path of a descriptor's blob in the archive.
     fn path(descriptor: &Value) -> String {
         let digest = descriptor["digest"].as_str().unwrap_or_default();
         format!("blobs/{}", digest.replace(':', "/"))
     }
 }
 
-/// The files below `root` as a layer: all of them root's, and of no time.
+/// The files below `root` as a layer. All belong to root and have no time.
 fn layer(root: &Path) -> io::Result<Vec<u8>> {
     let mut layer = Builder::new(Vec::new());
     let mut waiting = entries(root)?;
@@ -140,7 +139,7 @@ fn layer(root: &Path) -> io::Result<Vec<u8>> {
     layer.into_inner()
 }
 
-/// A directory's entries, the last by name first.
+/// A directory's entries in reverse order of names.
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
     let mut entries = entries.collect::<io::Result<Vec<_>>>()?;
@@ -157,7 +156,7 @@ fn append(
     archive.append_data(&mut header(bytes.len(), mode), path, bytes)
 }
 
-/// A header without owner and time, but for what `append_data` adds.
+/// A header without owner and time. `append_data` adds the path.
 fn header(size: usize, mode: u32) -> Header {
     let mut header = Header::new_gnu();
     header.set_size(size as u64);

@@ -1,7 +1,7 @@
-//! `cargo xtask image`: the container image, made without a container engine.
+//! `cargo xtask image`: builds the container image without a container engine.
 //!
-//! `deploy/Containerfile` says what the image is: its last stage is followed here, and its build
-//! stage calls this for the files. So both ways lead to the same image.
+//! `deploy/Containerfile` describes the image. Its last stage is followed here, and its build stage
+//! calls this command for the files, so both ways lead to the same image.
 
 mod archive;
 mod recipe;
@@ -22,7 +22,7 @@ const CONTAINERFILE: &str = "deploy/Containerfile";
 /// The agent's place in the image.
 const AGENT: &str = "usr/local/bin/node-lb";
 
-/// What to make of the image.
+/// The form of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// An archive that `ctr images import`, `podman load` and `docker load` take.
@@ -32,7 +32,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// The output that command line arguments ask for; paths are the caller's.
+    /// The output that the command line asks for. Paths are relative to the caller's directory.
     pub fn parse(arguments: &[String], workspace: &Workspace) -> Result<Self> {
         match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [] => Ok(Self::Archive(default_archive(workspace))),
@@ -46,7 +46,7 @@ impl Output {
     }
 }
 
-/// Where the archive goes if nothing else is said.
+/// The default place of the archive.
 pub fn default_archive(workspace: &Workspace) -> PathBuf {
     workspace.target.join(format!("node-lb-{}.tar", version()))
 }
@@ -57,7 +57,7 @@ pub fn name() -> String {
     format!("localhost/node-lb:{}", version())
 }
 
-/// Builds the static agent and makes the image of it.
+/// Builds the static agent and the image.
 ///
 /// # Errors
 /// If the agent cannot be built, or files cannot be written.
@@ -65,7 +65,7 @@ pub fn run(workspace: &Workspace, output: &Output) -> Result<()> {
     make(workspace, build::Kind::Static, output)
 }
 
-/// Makes the image's files below `root` for tests: of an agent that is not optimised.
+/// Writes the image's files below `root` for tests, with an agent that is not optimised.
 ///
 /// # Errors
 /// As for [`run`].
@@ -114,7 +114,7 @@ fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// The machine's architecture in the words of container images, which are Go's.
+/// The machine's architecture in container images, which use Go's names.
 fn architecture() -> Result<&'static str> {
     match env::consts::ARCH {
         "x86_64" => Ok("amd64"),

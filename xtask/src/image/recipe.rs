@@ -1,8 +1,8 @@
-//! The last stage of a Containerfile, as far as node-lb's goes.
+//! Reads the last stage of a Containerfile, as far as node-lb uses it.
 
 use anyhow::{Context, Result, bail};
 
-/// What the image's files run as.
+/// The settings with which the image's files run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recipe {
     /// `NAME=VALUE`.
@@ -13,11 +13,11 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Reads the last stage. It must be based on nothing and copy all its files from the stage
+    /// Reads the last stage. It must be based on `scratch`, and copy all its files from the stage
     /// `build`.
     ///
     /// # Errors
-    /// Names the instruction that would make another image than the one assembled here.
+    /// Names the instruction that would lead to another image than the one assembled here.
     pub fn parse(containerfile: &str) -> Result<Self> {
         let mut recipe = Self::default();
         let mut copied = false;

@@ -12,8 +12,7 @@ use xtask::ebpf::Release;
 use super::on_path;
 use crate::{privilege::Privilege, step::Steps};
 
-/// apt, whose package lists are brought up to date at most once, and only if something asks for
-/// more than they hold.
+/// apt. Its package lists are updated at most once, and only if a package is not in them.
 pub struct Apt<'a> {
     steps: &'a Steps,
     updated: bool,
@@ -49,7 +48,7 @@ impl<'a> Apt<'a> {
             .copied()
     }
 
-    /// The packages whose names start and end so.
+    /// The packages with names that start and end like this.
     pub fn names(&mut self, start: &str, end: &str) -> Vec<String> {
         if !on_path("apt-get") {
             return Vec::new();
@@ -64,7 +63,7 @@ impl<'a> Apt<'a> {
     /// Downloads a package into a directory and returns its file. Needs no root.
     ///
     /// # Errors
-    /// Fails if apt does, with lists brought up to date.
+    /// If apt fails, with updated lists.
     pub fn download(&mut self, package: &str, directory: &Path) -> Result<PathBuf> {
         let result = self.download_once(package, directory);
         match result {
@@ -81,7 +80,7 @@ impl<'a> Apt<'a> {
     }
 
     /// # Errors
-    /// Fails without apt, without root, or if apt does.
+    /// Without apt, without root, or if apt fails.
     pub fn install(&mut self, packages: &[&str]) -> Result<()> {
         if packages.is_empty() {
             return Ok(());
@@ -93,7 +92,7 @@ impl<'a> Apt<'a> {
         let by_hand = || format!("run `{by_hand}` as root, then try again");
         Privilege::detect().with_context(by_hand)?;
         let result = self.install_once(packages);
-        // Lists that are too old name files that mirrors no longer have.
+        // Outdated lists name files that mirrors no longer have.
         let result = match result {
             Err(_) if !self.updated => self.update().and_then(|()| self.install_once(packages)),
             result => result,
@@ -127,7 +126,7 @@ impl<'a> Apt<'a> {
 }
 
 fn apt_get() -> Result<Command> {
-    // sudo drops the environment; env(1) brings back what keeps apt from asking questions.
+    // sudo drops the environment; env(1) sets the variables that keep apt from asking questions.
     let mut command = Privilege::detect()?.plain_command("env");
     command.args([
         "DEBIAN_FRONTEND=noninteractive",
@@ -135,7 +134,7 @@ fn apt_get() -> Result<Command> {
         "LC_ALL=C",
         "apt-get",
     ]);
-    // Another apt may be running, for instance a new machine's own first update.
+    // Another apt may be running, for instance the first update of a new machine.
     command.args(["--option", "DPkg::Lock::Timeout=300", "--quiet"]);
     Ok(command)
 }

@@ -1,5 +1,5 @@
-//! What the scripts of `tests/cluster` build from Go modules, once: the Kubernetes control plane
-//! that tests run against, with the kube-proxy that the benchmark does, and the rest of a cluster.
+//! The programs that the scripts in `tests/cluster` build from Go modules: the Kubernetes control
+//! plane for tests, kube-proxy for the benchmark, and the rest of a cluster.
 
 use std::{env, path::PathBuf, process::Command};
 
@@ -9,27 +9,27 @@ use xtask::ebpf::Places;
 use super::{Installer, go};
 use crate::cargo::Workspace;
 
-/// How much of a cluster.
+/// Which part of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// etcd, kube-apiserver (also an older one), kube-controller-manager, kube-proxy, kubectl and
     /// Helm.
     ControlPlane,
-    /// The nodes' programs, the images of their pods and the end-to-end tests, too.
+    /// Also the nodes' programs, the images of their pods, and the end-to-end tests.
     Whole,
 }
 
-/// Whether there is something to build.
+/// Whether anything has to be built.
 pub fn is_missing(workspace: &Workspace, places: &Places, extent: Extent) -> bool {
     let mut check = build_script(workspace, places, extent);
     let built = check.arg("--check").output();
     !built.is_ok_and(|output| output.status.success())
 }
 
-/// Builds it, with a Go that is installed first where there is none.
+/// Builds it. If there is no Go, installs one first.
 ///
 /// # Errors
-/// If there is no Go to be had, or the modules do not build.
+/// If Go cannot be installed, or the modules do not build.
 pub(super) fn build(
     installer: &mut Installer,
     workspace: &Workspace,

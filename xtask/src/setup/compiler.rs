@@ -1,4 +1,4 @@
-//! Getting a compiler that can build for BPF.
+//! Provides a compiler that can build for BPF.
 
 use std::process::Command;
 
@@ -38,7 +38,7 @@ pub fn install_packages(installer: &mut Installer) -> Result<()> {
     installer.apt.install(&[rustc, cargo, source, clippy])
 }
 
-/// Installs rustup's nightly beside what rustup has; the default toolchain stays.
+/// Installs rustup's nightly beside the present toolchains. The default toolchain stays.
 pub fn install_nightly(installer: &mut Installer) -> Result<()> {
     let places = &installer.places;
     let mut prefixes = places.compiler_prefixes().into_iter();
@@ -76,7 +76,7 @@ struct Packages {
     clippy: &'static str,
 }
 
-/// By preference: `rustc-web` is what Debian builds its browsers with, and so much newer than the
+/// By preference: Debian builds its browsers with `rustc-web`, which is much newer than the
 /// release's own `rustc`.
 const PACKAGES: [Packages; 2] = [
     Packages {
@@ -97,7 +97,7 @@ fn rustup(installer: &Installer, title: &str, arguments: &[&str]) -> Result<()> 
     if !on_path("rustup") {
         bail!("there is no rustup on this machine");
     }
-    // Where rustup's servers cannot be reached it may try for long.
+    // If rustup's servers cannot be reached, it may try for a long time.
     let mut command = Command::new("timeout");
     let command = command.args(["300", "rustup"]).args(arguments);
     installer.steps.run(title, command)

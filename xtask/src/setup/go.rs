@@ -1,4 +1,4 @@
-//! Getting a Go that can build Kubernetes, which wants a newer one than distributions have.
+//! Provides a Go that can build Kubernetes, which needs a newer one than distributions have.
 
 use std::{
     env, fs,
@@ -12,10 +12,10 @@ use xtask::ebpf::Release;
 
 use super::Installer;
 
-/// Where the `go` command of release `wanted` or later is, after installing one if there is none.
+/// Where the `go` command of release `wanted` or later is. Installs one if there is none.
 ///
-/// Any other Go can fetch a newer one: every release of Go is also a Go module, whose contents are
-/// verified like those of all modules.
+/// Any other Go can fetch a newer one: every release of Go is also a Go module, and its contents
+/// are verified like those of all modules.
 ///
 /// # Errors
 /// Says what could not be installed, and how to do it by hand.
@@ -56,7 +56,7 @@ fn parse_go_line(go_mod: &str) -> Option<Release> {
         .find_map(|line| Release::parse(line.strip_prefix("go ")?.trim()))
 }
 
-/// Where a `go` may be: on `PATH`, and where Go's own archives are unpacked.
+/// Possible places of `go`: `PATH`, and where Go's own archives are unpacked.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories: Vec<_> = env::split_paths(&path)
@@ -68,7 +68,7 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
         .filter(|go| go.is_file())
 }
 
-/// The release of a `go` itself, not of one that it would switch to.
+/// The release of `go` itself, not of one that it would switch to.
 fn release(go: &Path) -> Option<Release> {
     let output = Command::new(go)
         .arg("version")
@@ -87,13 +87,13 @@ fn unpacked(installer: &Installer, release: Release) -> PathBuf {
     installer.places.cache.join(format!("go-{release}"))
 }
 
-/// Has `older` download Go `wanted`, and unpacks it into `directory`.
+/// Makes `older` download Go `wanted`, and unpacks it into `directory`.
 fn fetch(installer: &Installer, older: &Path, wanted: Release, directory: &Path) -> Result<()> {
     let platform = go_env(older, "GOOS")? + "-" + &go_env(older, "GOARCH")?;
     let module = format!("golang.org/toolchain@v0.0.1-go{wanted}.{platform}");
     let download = || {
         let mut command = Command::new(older);
-        // Outside any module: a go.mod that is newer than this Go would be refused.
+        // Outside any module, because this Go would refuse a newer go.mod.
         command.args(["mod", "download", "-json", &module]);
         command.env("GOTOOLCHAIN", "local").env("GO111MODULE", "on");
         command.env("GOFLAGS", "").current_dir("/");
@@ -101,7 +101,7 @@ fn fetch(installer: &Installer, older: &Path, wanted: Release, directory: &Path)
     };
     let title = format!("downloading Go {wanted}");
     installer.steps.run(&title, &mut download())?;
-    // The second time it only says where it is.
+    // The second time it only says where the module is.
     let output = download().output().context("cannot run go")?;
     let answer: Value =
         serde_json::from_slice(&output.stdout).context("cannot read what go says")?;
@@ -109,7 +109,7 @@ fn fetch(installer: &Installer, older: &Path, wanted: Release, directory: &Path)
         .as_str()
         .context("go does not say where it is")?;
 
-    // Files of modules are neither executable nor writable.
+    // Files in modules are neither executable nor writable.
     let fresh = directory.with_file_name("go-unfinished");
     let _ = fs::remove_dir_all(&fresh); // left by a set-up that was cut off
     let parent = directory.parent().unwrap_or(directory);

@@ -1,4 +1,4 @@
-//! Older kernels for tests to boot: Debian's packages, unpacked beside the machine's own kernel and
+//! Older kernels that tests boot: packages of Debian, unpacked beside the machine's own kernel and
 //! never installed.
 
 use std::{
@@ -12,35 +12,35 @@ use xtask::ebpf::Places;
 
 use super::Installer;
 
-/// What tests boot: the oldest kernel that node-lb runs on, without tcx, and the first long-term
-/// one that has it. Debian 12 has both, Debian 13 the second.
+/// The kernels that tests boot: the oldest one that node-lb supports, without tcx, and the first
+/// long-term one with tcx. Debian 12 has both, Debian 13 the second.
 pub const SERIES: [&str; 2] = ["6.1", "6.12"];
 
-/// A kernel whose package has been unpacked.
+/// A kernel from an unpacked package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// As `uname -r` tells it.
+    /// The release, as printed by `uname -r`.
     pub release: String,
     root: PathBuf,
 }
 
 impl Kernel {
-    /// What to do where one cannot be fetched.
+    /// What to do if a kernel cannot be fetched.
     pub const REMEDY: &str = "Debian 12 has packages of all (linux-image-*-cloud-amd64): add its list to \
                               apt's sources and run `cargo xtask setup`, or unpack one with `dpkg-deb --extract` \
                               into ~/.cache/node-lb/kernels/SERIES, or leave it out with `--skip kernel:SERIES`";
 
-    /// The one of `series`, if it has been fetched.
+    /// The kernel of `series`, if it has been fetched.
     pub fn find(places: &Places, series: &str) -> Option<Self> {
         let root = directory(places, series);
-        // A directory is there only once all of the package is in it.
+        // The directory exists only when all of the package is in it.
         let modules = fs::read_dir(root.join("lib/modules")).ok()?;
         let release = modules.flatten().next()?.file_name().into_string().ok()?;
         let kernel = Self { release, root };
         kernel.image().is_file().then_some(kernel)
     }
 
-    /// What a boot loader loads.
+    /// The file that a boot loader loads.
     pub fn image(&self) -> PathBuf {
         self.root
             .join("boot")
@@ -59,8 +59,8 @@ pub fn missing(places: &Places) -> Vec<&'static str> {
     SERIES.into_iter().filter(lacks).collect()
 }
 
-/// Downloads and unpacks these series' newest packages. One that no package list has is said and
-/// left out: the tests in it fail, and all else can go on.
+/// Downloads and unpacks the newest packages of these series. A series that is in no package list
+/// is reported and left out: its tests fail, and all others can go on.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub(super) fn fetch(installer: &mut Installer, missing: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Debian's kernel for virtual machines: small, and with all that a node needs.
+/// Debian's kernel for virtual machines: small, and with everything that a node needs.
 const FLAVOR: &str = "cloud-amd64";
 
 fn package(installer: &mut Installer, series: &str) -> Option<String> {
@@ -97,7 +97,7 @@ fn package(installer: &mut Installer, series: &str) -> Option<String> {
 
 fn unpack(installer: &mut Installer, package: &str, directory: &Path) -> Result<()> {
     let fresh = directory.with_file_name("unfinished");
-    // Left by a set-up that was cut off.
+    // Left by a set-up that was interrupted.
     let _ = fs::remove_dir_all(&fresh);
     fs::create_dir_all(&fresh).with_context(|| format!("cannot make {}", fresh.display()))?;
     let file = installer.apt.download(package, &fresh)?;

@@ -1,4 +1,4 @@
-//! Getting a bpf-linker.
+//! Provides a bpf-linker.
 
 use std::{env, fs, path::Path, process::Command};
 
@@ -8,8 +8,8 @@ use xtask::ebpf::{Compiler, Linker};
 use super::{Installer, on_path};
 use crate::cargo;
 
-/// Builds a linker that reads what `compiler` emits, or downloads one where the distribution has
-/// no LLVM to build it on.
+/// Builds a linker that reads the output of `compiler`. If the distribution has no LLVM for that,
+/// downloads one.
 pub fn install(installer: &mut Installer, compiler: &Compiler) -> Result<()> {
     let release = Linker::PINNED;
     println!("  bpf-linker {release}: links what {compiler} compiles for eBPF");
@@ -55,7 +55,7 @@ fn build(installer: &mut Installer, llvm: u32) -> Result<()> {
     installer.steps.run(&title, &mut command)
 }
 
-/// Fetches the binary that bpf-linker's authors publish.
+/// Downloads the binary that bpf-linker's authors publish.
 fn download(installer: &mut Installer) -> Result<()> {
     let programs = ["curl", "zstd", "tar"].into_iter();
     let missing: Vec<_> = programs.filter(|program| !on_path(program)).collect();
@@ -90,7 +90,7 @@ fn llvm_package(version: u32) -> String {
     format!("llvm-{version}-dev")
 }
 
-/// Whether what that package holds is there.
+/// Whether the contents of that package are installed.
 fn has_llvm(version: u32) -> bool {
     let prefix = Path::new("/usr/lib").join(format!("llvm-{version}"));
     let files = ["bin/llvm-config", "include/llvm-c/Core.h"];

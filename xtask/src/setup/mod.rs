@@ -17,7 +17,7 @@ use xtask::ebpf::{Places, Tools};
 use self::{apt::Apt, cluster::Extent};
 use crate::{cargo::Workspace, step::Steps};
 
-/// What the caller is about to do, beside building.
+/// What the caller is about to do, besides building.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Check how the code is written.
@@ -26,7 +26,7 @@ pub enum Need {
     Lab,
     /// Run a Kubernetes control plane in the lab.
     ControlPlane,
-    /// Build what libFuzzer is linked with.
+    /// Build with the parts that libFuzzer needs.
     Fuzz,
     /// Boot other kernels.
     Kernels,
@@ -35,7 +35,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// What all of the tests need.
+    /// The needs of all tests.
     pub const TESTS: [Self; 5] = [
         Self::Lint,
         Self::Lab,
@@ -45,7 +45,7 @@ impl Need {
     ];
 }
 
-/// Installs what is missing to build and for `needs`, and returns what eBPF is built with.
+/// Installs what is missing for building and for `needs`. Returns the tools for eBPF.
 ///
 /// # Errors
 /// Says what could not be installed and how to do it by hand.
@@ -105,7 +105,7 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
     Ok(tools)
 }
 
-/// What installing anything takes.
+/// What is needed to install anything.
 struct Installer<'a> {
     steps: &'a Steps,
     apt: Apt<'a>,
@@ -117,7 +117,7 @@ fn on_path(command: &str) -> bool {
     program_path(command).is_some()
 }
 
-/// The file of a command; system directories count even when a user's PATH lacks them.
+/// The file of a command. System directories are searched even if a user's PATH lacks them.
 pub fn program_path(command: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -127,7 +127,7 @@ pub fn program_path(command: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Parts of the host's Rust toolchain that `cargo xtask test` calls and that are not there.
+/// Parts of the host's Rust toolchain that `cargo xtask test` calls and that are missing.
 fn missing_components() -> Vec<&'static str> {
     let works = |subcommand: &str| {
         let output = crate::cargo::host_cargo()

@@ -5,13 +5,13 @@ use xtask::ebpf::{Compiler, Linker, Places, TOOLCHAIN_VARIABLE, Tools};
 
 use super::{Installer, compiler, linker};
 
-/// Installs the first toolchain that can be had.
+/// Installs the first toolchain that is available.
 ///
-/// In this order: what is there already, rustup's nightly with its source added, the
-/// distribution's packages, a new nightly from rustup.
+/// The order is: what is already there; rustup's nightly, with its source added; the distribution's
+/// packages; a new nightly from rustup.
 ///
 /// # Errors
-/// Lists what was tried and how to do it by hand.
+/// Lists what was tried, and how to do it by hand.
 pub fn install(installer: &mut Installer) -> Result<Tools> {
     let sources: &[fn(&mut Installer) -> Result<()>] = match installer.places.chosen {
         Some(_) => &[|_| Ok(())],
@@ -36,7 +36,7 @@ pub fn install(installer: &mut Installer) -> Result<Tools> {
     bail!("{}", by_hand(&installer.places, &obstacles))
 }
 
-/// Installs a linker for the best compiler that one can be had for; returns what went wrong.
+/// Installs a linker for the best compiler for which there is one. Returns what went wrong.
 ///
 /// Compilers in `without_linker` have been tried before.
 fn provide_linker(

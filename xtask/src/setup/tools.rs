@@ -1,4 +1,4 @@
-//! The programs that tests and the lab call, and the packages that have them.
+//! The programs that tests and the lab call, and the packages that contain them.
 
 use anyhow::{Context, Result};
 
@@ -6,9 +6,9 @@ use super::{Need, apt::Apt, on_path};
 
 /// A program that tests or the lab call.
 pub struct Tool {
-    /// Its name, or for a library the path of its header.
+    /// Its name; for a library, the path of its header.
     command: &'static str,
-    /// Packages that have it, by preference; distributions name them differently.
+    /// Packages that contain it, by preference; their names differ between distributions.
     packages: &'static [&'static str],
     need: Need,
     purpose: &'static str,
@@ -131,7 +131,7 @@ static TOOLS: [Tool; 19] = [
     },
 ];
 
-/// What is not there of what `needs` take.
+/// The tools for `needs` that are missing.
 pub fn missing(needs: &[Need]) -> Vec<&'static Tool> {
     TOOLS
         .iter()
@@ -139,7 +139,7 @@ pub fn missing(needs: &[Need]) -> Vec<&'static Tool> {
         .collect()
 }
 
-/// Installs the packages that have these programs.
+/// Installs the packages that contain these programs.
 ///
 /// # Errors
 ///

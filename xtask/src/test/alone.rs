@@ -1,6 +1,7 @@
-//! Tests that must not run beside others.
+//! Tests that must run alone.
 
-/// The beginnings of their names, and why. Labs do not see each other; these see more than a lab.
+/// The beginnings of their names, and why. Labs do not see each other, but these tests see more
+/// than a lab.
 const ALONE: [(&str, &str); 2] = [
     (
         "trouble::check::a_fit_node_has_no_failures",
@@ -13,7 +14,7 @@ const ALONE: [(&str, &str); 2] = [
     ),
 ];
 
-/// Whether the test of that name runs alone.
+/// Whether the test with this name runs alone.
 pub fn is(name: &str) -> bool {
     ALONE
         .iter()

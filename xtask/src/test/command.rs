@@ -1,4 +1,4 @@
-//! Commands that run tests by themselves, whose output says how many.
+//! Commands that run tests themselves and print how many.
 
 use std::{
     io::{Read, Write, stdout},
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::tally::Tally;
 
-/// Shows the output as it comes and counts the results in it.
+/// Shows the output while it comes, and counts the results in it.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! How many tests each part has: kept in the repository, so that none goes unnoticed.
+//! The number of tests in each part. It is kept in the repository, so that a missing test is
+//! noticed.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -15,7 +16,7 @@ const FILE: &str = "xtask/test-counts.json";
 pub struct Counts(BTreeMap<String, u64>);
 
 impl Counts {
-    /// Those that the repository has.
+    /// The numbers in the repository.
     ///
     /// # Errors
     ///
@@ -27,7 +28,7 @@ impl Counts {
         serde_json::from_str(&text).map(Self).with_context(what)
     }
 
-    /// Puts them into the repository; says where.
+    /// Writes the numbers into the repository. Returns the path.
     ///
     /// # Errors
     ///
@@ -50,8 +51,7 @@ impl Counts {
         self.0.insert(part.to_string(), count);
     }
 
-    /// What to say if `ran` tests of a part ran, and whether that is a failure: fewer than there
-    /// were is one.
+    /// What to report if `ran` tests of a part ran. Fewer tests than before are a failure.
     pub fn compare(&self, part: Part, ran: u64) -> Option<Difference> {
         let known = self.of(part);
         match known.cmp(&ran) {
@@ -76,7 +76,7 @@ impl Counts {
     }
 }
 
-/// That a part has another number of tests than it had.
+/// A changed number of tests in a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Whether tests are missing, which is a failure.

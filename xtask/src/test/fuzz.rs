@@ -1,4 +1,4 @@
-//! Fuzz targets, each for a short time. libFuzzer finds its way by coverage, which any Rust can
+//! Runs each fuzz target for a short time. libFuzzer is guided by coverage, which any Rust can
 //! record: neither nightly nor cargo-fuzz is needed.
 
 use std::{
@@ -19,7 +19,7 @@ use crate::cargo::Workspace;
 /// How long each target runs, in seconds.
 const SECONDS: u32 = 15;
 
-/// What records coverage as libFuzzer reads it, and catches arithmetic that overflows.
+/// Flags that record coverage for libFuzzer, and that catch arithmetic overflows.
 const FLAGS: [&str; 10] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -33,8 +33,8 @@ const FLAGS: [&str; 10] = [
     "-Coverflow-checks",
 ];
 
-/// The crates that are built with [`FLAGS`], besides the targets; what they depend on is taken as
-/// the other tests have it.
+/// The crates that are built with [`FLAGS`], besides the targets. Their dependencies are those of
+/// the other tests.
 const CRATES: [&str; 6] = [
     "lb_admission",
     "lb_common",
@@ -44,14 +44,14 @@ const CRATES: [&str; 6] = [
     "node_lb",
 ];
 
-/// Set for the compiler's wrapper: the targets.
+/// Set for the compiler's wrapper: the names of the targets.
 const TARGETS_VARIABLE: &str = "NODE_LB_FUZZ_TARGETS";
 
-/// Builds and runs all targets, beside each other, below `fuzz/fuzz_targets`.
+/// Builds all targets in `fuzz/fuzz_targets`, and runs them at the same time.
 ///
 /// # Errors
 ///
-/// If they cannot be built or run. What they find is a failed test, whose input libFuzzer names.
+/// If they cannot be built or run. A finding is a failed test; libFuzzer names its input.
 pub fn run(workspace: &Workspace) -> Result<Vec<Outcome>> {
     let sources = workspace.root.join("fuzz");
     let targets = targets(workspace)?;
@@ -92,14 +92,14 @@ pub fn run(workspace: &Workspace) -> Result<Vec<Outcome>> {
     })
 }
 
-/// Builds the targets and returns the directory that they are put into.
+/// Builds the targets, and returns the directory that contains them.
 fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
-    // A copy: cargo may have replaced this program's file since it was started.
+    // A copy, because cargo may have replaced this program's file since it was started.
     let wrapper = workspace.target.join("fuzz/rustc-with-coverage");
     fs::create_dir_all(workspace.target.join("fuzz"))
         .and_then(|()| fs::copy("/proc/self/exe", &wrapper))
         .with_context(|| format!("cannot copy xtask to {}", wrapper.display()))?;
-    // All packages, and a test, for dependencies to have the features that the other tests' have.
+    // All packages and a test, so that dependencies have the same features as for the other tests.
     let packages = [
         "xtask",
         "lb-admission",
@@ -124,8 +124,8 @@ fn build(workspace: &Workspace, targets: &[String]) -> Result<PathBuf> {
     Ok(workspace.target.join("debug"))
 }
 
-/// What this program does where cargo calls it in the compiler's stead, as [`build`] has it: runs
-/// the compiler, with more flags for the crates that are fuzzed. `None` if it is not called so.
+/// If cargo calls this program instead of the compiler, as [`build`] arranges: runs the compiler,
+/// with more flags for the crates that are fuzzed. `None` if it is not called like that.
 pub fn as_compiler() -> Option<Result<ExitCode>> {
     let targets = env::var(TARGETS_VARIABLE).ok()?;
     let mut arguments = env::args_os().skip(1);

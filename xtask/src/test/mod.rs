@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything CI checks, on any machine.
+//! `cargo xtask test`: everything that CI checks, on any machine.
 
 mod alone;
 mod command;
@@ -42,11 +42,11 @@ pub struct Session<'a> {
     suites: Suites<'a>,
 }
 
-/// Runs what `options` ask for, all of it even if some fails, and says what ran.
+/// Runs what `options` ask for, everything even if some of it fails, and reports what ran.
 ///
 /// # Errors
 ///
-/// If the machine cannot be set up, or no test has a name that was asked for.
+/// If the machine cannot be set up, or no test has a requested name.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
     let started = Instant::now();
     let tools = setup::run(workspace, &options.needs())?;
@@ -74,7 +74,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
             took: begin.elapsed(),
         });
     }
-    // Of chosen tests the number is known to be another.
+    // A selection has fewer tests than the whole.
     let counts = match options.only.is_empty() {
         true => Some(Counts::load(workspace)?),
         false => None,
@@ -89,7 +89,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
 }
 
 impl Session<'_> {
-    /// The stages that have something to run.
+    /// The stages with something to run.
     fn stages(&mut self) -> Result<Vec<Stage>> {
         let mut stages = self.options.stages.clone();
         if self.options.only.is_empty() {
@@ -120,7 +120,7 @@ impl Session<'_> {
         Ok(stages)
     }
 
-    /// The tests of a stage that has test programs, without what is to be skipped.
+    /// The tests of a stage with test programs, without those to skip.
     fn tests_of(&mut self, stage: Stage) -> Result<Vec<Test>> {
         let mut tests = match stage {
             Stage::Unit => self.suites.unit_tests()?,
@@ -142,7 +142,7 @@ impl Session<'_> {
         SERIES.into_iter().filter(wanted).collect()
     }
 
-    /// What runs tests, by default so many beside each other.
+    /// The pool that runs tests, by default `workers` at the same time.
     fn pool(&self, privilege: Option<Privilege>, workers: NonZeroUsize) -> Pool {
         Pool {
             privilege,

@@ -11,19 +11,19 @@ use crate::{
     setup,
 };
 
-/// This crate's, which is the workspace's.
+/// The version of this crate, which is the workspace's.
 const MSRV: &str = env!("CARGO_PKG_RUST_VERSION");
 
-/// Seconds that rustup may take to install it: without the internet it would try for very long.
+/// How many seconds rustup may take to install it. Without internet it would try for very long.
 const INSTALL_SECONDS: &str = "300";
 
-/// Compares it with what every package in Cargo.lock asks for, and has rustup's toolchain of that release
-/// compile the default members. Tests are not compiled.
+/// Compares it with what every package in Cargo.lock requires, and compiles the default members
+/// with rustup's toolchain of that release. Tests are not compiled.
 ///
 /// # Errors
 ///
-/// If a package asks for a later Rust, or if the code does not compile. Where rustup cannot provide the toolchain, a
-/// warning says so.
+/// If a package requires a later Rust, or the code does not compile. If rustup cannot provide the
+/// toolchain, there is only a warning.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let output = workspace
         .cargo(["metadata", "--locked", "--format-version=1"])
@@ -54,8 +54,8 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     cargo::run(&mut check).with_context(|| format!("Rust {MSRV} does not compile the workspace"))
 }
 
-/// What contradicts [`MSRV`] in the output of `cargo metadata`: packages of the workspace that do not state
-/// it, and dependencies that ask for a later Rust.
+/// What contradicts [`MSRV`] in the output of `cargo metadata`: packages of the workspace that do
+/// not state it, and dependencies that require a later Rust.
 fn problems(metadata: &Value) -> Result<Vec<String>> {
     let ours = Release::parse(MSRV).context("rust-version in Cargo.toml is not a version")?;
     let packages = metadata["packages"].as_array();
@@ -83,7 +83,8 @@ fn problems(metadata: &Value) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Has rustup install the toolchain if it is not there; what is in the way if there is none then.
+/// Makes rustup install the toolchain if it is missing. Fails with the reason if there is none
+/// then.
 fn provide() -> Result<()> {
     ensure!(
         setup::program_path("rustup").is_some(),
@@ -94,7 +95,7 @@ fn provide() -> Result<()> {
         return Ok(());
     }
     println!("Rust {MSRV}: the oldest that the workspace promises to build with");
-    // `minimal` has neither clippy nor documentation.
+    // `minimal` contains neither clippy nor documentation.
     let mut install = Command::new("timeout");
     install.args([INSTALL_SECONDS, "rustup", "toolchain", "install", MSRV]);
     cargo::run(
@@ -104,7 +105,7 @@ fn provide() -> Result<()> {
     )
 }
 
-/// rustup, without the toolchain that it runs this program with.
+/// rustup, without the variable for the toolchain that runs this program.
 fn rustup<const N: usize>(arguments: [&str; N]) -> Command {
     let mut command = Command::new("rustup");
     command.args(arguments);

@@ -1,4 +1,4 @@
-//! What `cargo xtask test` was asked for.
+//! The options of `cargo xtask test`.
 
 use std::{fmt, num::NonZeroUsize};
 
@@ -7,28 +7,28 @@ use anyhow::{Context, Result, bail, ensure};
 use super::stage::Stage;
 use crate::setup::{Need, kernels::SERIES};
 
-/// The stages whose tests `--only` chooses among.
+/// The stages with tests among which `--only` chooses.
 const CHOSEN_AMONG: [Stage; 2] = [Stage::Unit, Stage::Kernel];
 
 /// What to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub stages: Vec<Stage>,
-    /// What somebody asked to leave out.
+    /// What is to be left out.
     pub skipped: Vec<Part>,
-    /// Parts of the names of tests; all tests if there is none.
+    /// Parts of test names; if empty, all tests run.
     pub only: Vec<String>,
-    /// How many tests run beside each other, if somebody says so.
+    /// How many tests run at the same time, if specified.
     pub jobs: Option<NonZeroUsize>,
-    /// Whether to write how many tests there are instead of running them.
+    /// Whether to write the numbers of tests instead of running them.
     pub update_counts: bool,
 }
 
-/// What can be left out, and has a number of tests of its own.
+/// What can be left out, and has its own number of tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Stage(Stage),
-    /// Those of the kernel tests that run a Kubernetes control plane.
+    /// The kernel tests that run a Kubernetes control plane.
     ControlPlane,
     /// One of the older kernels.
     Kernel(&'static str),
@@ -50,7 +50,7 @@ impl Part {
         })
     }
 
-    /// Whether it is all or some of a stage.
+    /// Whether it is all of a stage or a part of it.
     pub fn is_of(self, stage: Stage) -> bool {
         match self {
             Self::Stage(own) => own == stage,
@@ -75,7 +75,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// Names what is unknown, or goes not together.
+    /// Names options that are unknown, or do not go together.
     pub fn parse(arguments: &[String]) -> Result<Self> {
         let mut named = Vec::new();
         let mut options = Self {
@@ -132,12 +132,12 @@ impl Options {
         Ok(options)
     }
 
-    /// Whether somebody asked to leave this out.
+    /// Whether a part is to be left out.
     pub fn skips(&self, part: Part) -> bool {
         self.skipped.contains(&part)
     }
 
-    /// What has to be set up.
+    /// What must be set up.
     pub fn needs(&self) -> Vec<Need> {
         let mut needs = Vec::new();
         for stage in &self.stages {
@@ -149,7 +149,7 @@ impl Options {
                 Stage::Kernels => needs.extend([Need::Lab, Need::Kernels]),
             }
         }
-        // With --only it is known later whether a test needs one.
+        // With --only, it is known only later whether a test needs one.
         let all = self.stages.contains(&Stage::Kernel) && self.only.is_empty();
         if all && !self.skips(Part::ControlPlane) {
             needs.push(Need::ControlPlane);

@@ -1,15 +1,15 @@
-//! What became of one test.
+//! The outcome of one test.
 
 use std::{fmt, time::Duration};
 
-/// A test that was to run.
+/// The outcome of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Its program and its path there: `traffic::singly::all_rules_at_once`.
     pub name: String,
     pub verdict: Verdict,
     pub took: Duration,
-    /// What it and the processes that it started printed.
+    /// The output of the test and of the processes that it started.
     pub output: String,
 }
 
@@ -18,7 +18,7 @@ pub struct Outcome {
 pub enum Verdict {
     Passed,
     Failed,
-    /// It did not run, as its source says.
+    /// It did not run, because its source ignores it.
     Ignored,
 }
 
@@ -32,7 +32,7 @@ impl Verdict {
 }
 
 impl Outcome {
-    /// Of a test that did not run.
+    /// The outcome of a test that did not run.
     pub fn ignored(name: String) -> Self {
         Self {
             name,
@@ -42,11 +42,11 @@ impl Outcome {
         }
     }
 
-    /// Says what became of it, in one piece; with its output if it failed, or if that is wanted.
+    /// Prints the outcome in one piece; with the output if the test failed, or if that is wanted.
     pub fn show(&self, with_output: bool) {
         let mut text = format!("{self}\n");
         if with_output || self.verdict == Verdict::Failed {
-            // Set in, for its last line not to be taken for ours.
+            // Indented, so that its last line is not mistaken for one of this program's.
             text.extend(self.output.lines().map(|line| format!("    {line}\n")));
         }
         print!("{text}");

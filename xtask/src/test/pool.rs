@@ -1,7 +1,7 @@
-//! Running tests: each in a process of its own, several beside each other.
+//! Runs tests: each in its own process, several at the same time.
 //!
-//! A process for each test tells how long it took, keeps its output together and lets tests of one
-//! program run beside those of another.
+//! With a process per test, its time is known and its output stays together, and tests of different
+//! programs can run at the same time.
 
 use std::{
     fs::{self, File},
@@ -24,24 +24,24 @@ use super::{
 };
 use crate::privilege::Privilege;
 
-/// A test that has not ended after this is named, once.
+/// A test that takes longer than this is named, once.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A test that has not ended after this never will, and is stopped.
+/// A test that takes longer than this is stopped, because it will never end.
 const ENDLESS: Duration = Duration::from_secs(20 * 60);
-/// What `timeout` says when it has stopped something.
+/// The exit code of `timeout` when it has stopped something.
 const STOPPED: i32 = 124;
 
 /// How tests are run.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// As root, by this, or else as whoever runs this.
+    /// Runs tests as root in this way; `None` means as the present user.
     pub privilege: Option<Privilege>,
-    /// How many tests run beside each other.
+    /// How many tests run at the same time.
     pub workers: NonZeroUsize,
-    /// Where each test's output is kept.
+    /// The directory for each test's output.
     pub outputs: PathBuf,
-    /// Whether output is shown of tests that pass, too.
+    /// Whether to show the output of passed tests, too.
     pub show_output: bool,
 }
 
@@ -52,7 +52,7 @@ enum Message {
 }
 
 impl Pool {
-    /// Runs all of `tests`, whatever fails, and says what became of each.
+    /// Runs all of `tests`, even if some fail, and returns the outcome of each.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl Pool {
 
     fn work(&self, queue: &Queue, messages: Sender<Message>) -> Result<()> {
         while let Some(test) = queue.next() {
-            // The receiver is there until all senders are gone.
+            // The receiver exists until all senders are gone.
             let _ = messages.send(Message::Begun(test.name()));
             let outcome = self.run_one(&test);
             queue.end(&test);
@@ -135,12 +135,12 @@ impl Pool {
     }
 
     fn command(&self, test: &Test) -> Command {
-        // No test outlives this process; its lab goes with it.
+        // No test outlives this process, and its lab ends with it.
         let mut command = match self.privilege {
             None => Command::new("setpriv"),
             Some(privilege) => {
                 let mut command = privilege.command("setpriv");
-                // root may have another home.
+                // root may have another home directory.
                 let programs = Places::from_env().cluster_programs();
                 command.env("NODE_LB_CLUSTER_BIN", programs);
                 command
@@ -154,7 +154,7 @@ impl Pool {
         command
     }
 
-    /// Shows and keeps what workers say until the last is done.
+    /// Shows and keeps the messages of workers until the last one is done.
     fn follow(&self, messages: &Receiver<Message>, outcomes: &mut Vec<Outcome>) {
         let mut running: Vec<(String, Instant)> = Vec::new();
         loop {

@@ -7,11 +7,11 @@ use std::{
 
 use super::suite::Test;
 
-/// Tests in the order in which workers are to take them, but of the heavy ones only so many at a
+/// Tests in the order in which workers take them. Only a limited number of heavy tests run at a
 /// time.
 ///
-/// Those that run a Kubernetes control plane are heavy: several processes that compute, where other
-/// tests wait.
+/// Tests with a Kubernetes control plane are heavy: several processes compute, where other tests
+/// wait.
 pub struct Queue {
     state: Mutex<State>,
     heavy_at_once: NonZeroUsize,
@@ -24,7 +24,7 @@ struct State {
 }
 
 impl Queue {
-    /// A queue in which the heavy tests, which are the longest, come first.
+    /// A queue in which the heavy tests, which take longest, come first.
     pub fn new(mut tests: Vec<Test>, heavy_at_once: NonZeroUsize) -> Self {
         tests.sort_by_key(|test| !test.needs_control_plane());
         Self {
@@ -37,7 +37,7 @@ impl Queue {
         }
     }
 
-    /// The next test that may run; waits for it, and there is none when none is left.
+    /// Waits for the next test that may run; `None` when there are no more.
     pub fn next(&self) -> Option<Test> {
         let mut state = self.lock();
         while !state.waiting.is_empty() {
@@ -53,7 +53,7 @@ impl Queue {
         None
     }
 
-    /// Says that a test from here has ended.
+    /// Notes that a test from this queue has ended.
     pub fn end(&self, test: &Test) {
         self.lock().heavy_running -= usize::from(test.needs_control_plane());
         self.ended.notify_all();

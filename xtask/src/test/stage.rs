@@ -19,9 +19,9 @@ use crate::{image, older, privilege::Privilege};
 pub enum Stage {
     Fmt,
     Clippy,
-    /// What is depended on: licences, duplicate versions, sources.
+    /// The dependencies: licences, duplicate versions, sources.
     Deps,
-    /// Whether the oldest Rust that is promised compiles it.
+    /// Whether the oldest promised Rust compiles the code.
     Msrv,
     /// Unit and integration tests that need no privilege.
     Unit,
@@ -35,7 +35,7 @@ pub enum Stage {
     Kernels,
 }
 
-/// What became of the parts of a stage; none where nothing is counted.
+/// The results of the parts of a stage; empty if nothing is counted.
 pub type Tallies = Vec<(Part, Tally)>;
 
 impl Stage {
@@ -79,11 +79,11 @@ impl Stage {
         })
     }
 
-    /// Runs it, and says what became of its parts.
+    /// Runs the stage. Returns the results of its parts.
     ///
     /// # Errors
     ///
-    /// If it cannot be run. A test that fails is no error.
+    /// If it cannot be run. A failed test is no error.
     pub fn run(self, session: &mut Session) -> Result<Tallies> {
         let workspace = session.workspace;
         match self {
@@ -115,8 +115,8 @@ impl Stage {
                 let mut tests = session.tests_of(self)?;
                 if tests.iter().any(Test::needs_image) {
                     image::for_tests(workspace, workspace.target.join("image"))?;
-                    // They start the agent that lies beside their own directory; that is the
-                    // image's now.
+                    // They start the agent beside their own directory, which is now the image's
+                    // agent.
                     session.suites.forget();
                     tests = session.tests_of(self)?;
                 }
@@ -139,7 +139,7 @@ impl Stage {
         Ok(Tallies::new())
     }
 
-    /// How many tests its parts have, as far as they are not to be skipped.
+    /// The numbers of tests in its parts, without those to skip.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl Stage {
     }
 }
 
-/// The kernel stage's outcomes, those that ran a control plane apart.
+/// The outcomes of the kernel stage, with those that ran a control plane separate.
 fn by_part(outcomes: &[Outcome]) -> Tallies {
     let (cluster, others): (Vec<_>, Vec<_>) = outcomes
         .iter()
@@ -193,9 +193,9 @@ fn doc_tests(session: &Session) -> Result<u64> {
     Ok(suite::listed(&text).count() as u64)
 }
 
-/// Tests that run beside each other on a processor: they wait more than they compute.
+/// Unit tests at the same time per processor: they wait more than they compute.
 const UNIT_TESTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-/// Likewise, in labs.
+/// The same for tests in labs.
 const LAB_TESTS: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 
 fn per_processor(tests: NonZeroUsize) -> NonZeroUsize {

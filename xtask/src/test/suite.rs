@@ -1,4 +1,4 @@
-//! Test programs, built by cargo all at once, and the tests in them.
+//! Test programs, which cargo builds all at once, and the tests in them.
 
 use std::{
     collections::BTreeSet,
@@ -17,15 +17,15 @@ use crate::cargo::Workspace;
 /// A test program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Suite {
-    /// What cargo calls it: the name of the library, program or file of tests.
+    /// Its name in cargo: that of the library, program or file of tests.
     name: String,
     executable: PathBuf,
-    /// Directory of its package, where cargo would run it.
+    /// The directory of its package, in which cargo would run it.
     package: PathBuf,
 }
 
 impl Suite {
-    /// Whether it is one of crate `lb-tests`.
+    /// Whether it belongs to crate `lb-tests`.
     fn needs_kernel(&self, workspace: &Workspace) -> bool {
         self.package == workspace.root.join("tests")
     }
@@ -54,7 +54,7 @@ impl Suite {
         Ok(tests.collect())
     }
 
-    /// The paths of tests, as the program lists them.
+    /// The paths of tests, as the program prints them.
     fn list(&self, arguments: &[&str]) -> Result<Vec<String>> {
         let program = self.executable.display();
         let output = Command::new(&self.executable)
@@ -79,7 +79,7 @@ pub fn listed(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.strip_suffix(": test"))
 }
 
-/// Whether the test of that name runs a Kubernetes control plane: one program's tests do.
+/// Whether the test with this name runs a Kubernetes control plane. The tests of one program do.
 pub fn needs_control_plane(name: &str) -> bool {
     name.starts_with("control_plane::")
 }
@@ -88,7 +88,7 @@ pub fn needs_control_plane(name: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
     suite: Arc<Suite>,
-    /// Its modules and its function, as the program knows it.
+    /// Its modules and its function, as in the program.
     path: String,
     ignored: bool,
 }
@@ -114,7 +114,7 @@ impl Test {
         self.path.starts_with("versions::")
     }
 
-    /// Whether it runs only if somebody insists.
+    /// Whether it runs only on explicit request.
     pub fn is_ignored(&self) -> bool {
         self.ignored
     }
@@ -129,12 +129,12 @@ impl Test {
         &self.suite.package
     }
 
-    /// What its program takes to run it and nothing else, without holding back what is printed.
+    /// Arguments with which its program runs only this test, without capturing its output.
     pub fn arguments(&self) -> [&str; 3] {
         ["--exact", &self.path, "--nocapture"]
     }
 
-    /// A test of this name whose program does not exist.
+    /// A test of this name without an existing program.
     #[cfg(test)]
     pub fn named(name: &str) -> Self {
         let (program, path) = name.split_once("::").expect("a program and a path");
@@ -149,7 +149,8 @@ impl Test {
         }
     }
 
-    /// Has a command, so far without a program to run, run the test as cargo would.
+    /// Adds arguments and variables to a command without a program yet, so that it runs the test as
+    /// cargo would.
     pub fn add_to(&self, command: &mut Command) {
         command
             .arg(self.executable())
@@ -159,17 +160,17 @@ impl Test {
     }
 }
 
-/// The workspace's tests; their programs are built when first asked for.
+/// The workspace's tests. Their programs are built when first requested.
 pub struct Suites<'a> {
     workspace: &'a Workspace,
     scope: Scope,
-    /// Parts of names of tests; all tests if there is none.
+    /// Parts of test names; if empty, all tests.
     only: &'a [String],
     built: Option<Result<Vec<Arc<Suite>>, String>>,
 }
 
 impl<'a> Suites<'a> {
-    /// Those of the tests of `stages` that have one of `only` in their names; all if there is none.
+    /// The tests of `stages` that have one of `only` in their names; all tests if that is empty.
     pub fn new(workspace: &'a Workspace, stages: &[Stage], only: &'a [String]) -> Self {
         Self {
             workspace,
@@ -182,7 +183,7 @@ impl<'a> Suites<'a> {
     /// The tests that need neither privilege nor the kernel.
     ///
     /// # Errors
-    /// Fails if they do not build; says so again each time. Fails if there is none.
+    /// If they do not build, with the same error each time, or if there are none.
     pub fn unit_tests(&mut self) -> Result<Vec<Test>> {
         self.tests(|suite, workspace| !suite.needs_kernel(workspace))
     }
@@ -217,8 +218,8 @@ impl<'a> Suites<'a> {
         Ok(tests.into_iter().filter(chosen).collect())
     }
 
-    /// Has the test programs be built again, with the agent beside them: another build has put its
-    /// own there.
+    /// Makes the test programs be built again, with the agent beside them: another build has
+    /// replaced it.
     pub fn forget(&mut self) {
         self.built = None;
     }
@@ -242,7 +243,7 @@ enum Scope {
     Programs(Vec<String>),
 }
 
-/// The packages whose tests need neither privilege nor the kernel, by directory and name.
+/// The packages with tests that need neither privilege nor the kernel, by directory and name.
 const UNIT: [(&str, &str); 9] = [
     ("xtask", "xtask"),
     ("lb-common", "lb-common"),
@@ -256,7 +257,8 @@ const UNIT: [(&str, &str); 9] = [
 ];
 
 impl Scope {
-    /// The least that has all tests of these stages with one of `only` in their names.
+    /// The smallest scope that contains all tests of these stages with one of `only` in their
+    /// names.
     fn of(workspace: &Workspace, stages: &[Stage], only: &[String]) -> Self {
         // Whatever is before it, `::` ends the name of a program or of a module.
         let programs = only.iter().map(|word| {
@@ -270,7 +272,7 @@ impl Scope {
         }
     }
 
-    /// What cargo is to build. All of it has the same features in every scope, so that nothing is
+    /// The arguments for cargo. In every scope everything has the same features, so that nothing is
     /// built twice.
     fn command(&self, workspace: &Workspace) -> Command {
         let mut command = match self {
@@ -291,7 +293,7 @@ impl Scope {
     }
 }
 
-/// Whether a package has a file or a directory of tests of this name.
+/// Whether a package has a test file or directory of this name.
 fn is_test_file(workspace: &Workspace, name: &str) -> bool {
     let directories = UNIT.map(|(directory, _)| directory);
     let mut directories = directories.into_iter().chain(["tests"]);
@@ -396,7 +398,7 @@ mod tests {
         let programs = ["traffic", "deploy_manifests"].map(str::to_owned).to_vec();
         let found = scope(&both, &["traffic::access", "deploy_manifests::"]);
         assert_eq!(found, Scope::Programs(programs));
-        // Any program may have such a test or module.
+        // Any program may contain such a test or module.
         assert_eq!(scope(&both, &["traffic::access", "access"]), Scope::All);
         assert_eq!(scope(&both, &["access::"]), Scope::All);
     }

@@ -1,4 +1,4 @@
-//! What `cargo xtask test` says at its end.
+//! The final report of `cargo xtask test`.
 
 use std::{fmt, time::Duration};
 
@@ -14,26 +14,26 @@ use super::{
 /// How many of the slowest tests are named.
 const SLOWEST: usize = 10;
 
-/// What became of a stage.
+/// The result of a stage.
 pub struct StageResult {
     pub stage: Stage,
     pub result: Result<Tallies>,
     pub took: Duration,
 }
 
-/// What became of all of them.
+/// The results of all stages.
 pub struct Summary {
     lines: Vec<Line>,
-    /// What was asked to be left out, and how many tests that is.
+    /// What was left out on request, and how many tests that is.
     skipped: Vec<(Part, u64)>,
-    /// What to say about numbers of tests that are not those of before.
+    /// Messages about changed numbers of tests.
     differences: Vec<String>,
-    /// All tests. A stage that could not be run, or that has fewer tests than it had, is one failed
-    /// test more; what was skipped is ignored.
+    /// All tests. A stage that could not be run, or has fewer tests than before, counts as one more
+    /// failed test. Skipped tests count as ignored.
     pub total: Tally,
 }
 
-/// What there is to say of one stage.
+/// The line about one stage.
 struct Line {
     stage: Stage,
     took: Duration,
@@ -43,7 +43,7 @@ struct Line {
 }
 
 impl Summary {
-    /// Sums up. `known` are the numbers of tests that the repository has, where they are to be
+    /// Sums up the results. `known` are the numbers of tests in the repository, if they are to be
     /// compared.
     pub fn new(results: &[StageResult], skipped: &[Part], known: Option<&Counts>) -> Self {
         let count = |part: Part| known.map_or(0, |known| known.of(part));
@@ -208,7 +208,7 @@ mod tests {
         assert!(text.contains("unit: only 9 of 10 tests ran"), "{text}");
         assert!(text.contains("--update-counts"), "{text}");
 
-        // Chosen ones are fewer.
+        // A selection is smaller than the whole.
         let summary = Summary::new(&[unit(tally(1, 0))], &[], None);
         assert_eq!(summary.total.failed, 0);
     }

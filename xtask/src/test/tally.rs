@@ -1,4 +1,4 @@
-//! Counting what became of tests.
+//! Counts outcomes of tests.
 
 use std::{fmt, iter::Sum, time::Duration};
 
@@ -10,9 +10,9 @@ pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub ignored: u64,
-    /// Names of what failed.
+    /// Names of failed tests.
     pub failures: Vec<String>,
-    /// How long tests took, as far as each was run by itself.
+    /// How long tests took, if each ran on its own.
     pub timed: Vec<(Duration, String)>,
 }
 
@@ -33,9 +33,9 @@ impl Tally {
         self.timed.push((outcome.took, outcome.name.clone()));
     }
 
-    /// What a command that runs tests by itself printed and how it ended.
+    /// Counts what a command printed that runs tests itself, and how it ended.
     ///
-    /// One without cargo's result line (another harness, or one that crashed) counts as one test.
+    /// A command without cargo's result line (another harness, or a crash) counts as one test.
     pub fn of_command(name: &str, output: &str, success: bool, took: Duration) -> Self {
         let mut tally = Self::default();
         for line in output
@@ -71,7 +71,7 @@ impl Tally {
         timed
     }
 
-    /// The line `cargo test` itself would end with.
+    /// A final line like that of `cargo test`.
     pub fn closing_line(&self, took: Duration) -> String {
         format!(
             "test result: {}. {} passed; {} failed; {} ignored; 0 measured; 0 filtered out; \
@@ -106,7 +106,7 @@ impl Sum for Tally {
     }
 }
 
-/// Empty where there is nothing to count.
+/// Empty if there is nothing to count.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.ran() + self.ignored == 0 {

@@ -1,6 +1,6 @@
 //! Sets of rules, one bit each.
 
-/// Bits in a word: how many rules one step compares.
+/// Bits in a word: the number of rules that one step compares.
 pub const WORD: usize = u64::BITS as usize;
 
 /// A set of rules. Sets that are compared have the same number of words.

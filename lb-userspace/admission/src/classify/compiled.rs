@@ -1,10 +1,10 @@
-//! Classification by bit vectors (Lakshman and Stiliadis, SIGCOMM 1998): each thing that a packet
-//! tells is looked up on its own and yields the set of rules that it fits. The first rule in all of
-//! the sets decides.
+//! Classification by bit vectors (Lakshman and Stiliadis, SIGCOMM 1998): each property of a packet
+//! is looked up on its own, which yields the set of rules that it fits. The first rule that is in
+//! all sets decides.
 //!
 //! A lookup is one longest prefix match, three array accesses, and a step per 64 rules, of which
-//! there are at most [`MAX_RULES`](crate::configuration::MAX_RULES). Identities and
-//! destinations are given their class when they become known, not when a packet comes.
+//! there are at most [`MAX_RULES`](crate::configuration::MAX_RULES). Identities and destinations
+//! get their class when they become known, not when a packet comes.
 
 use std::net::IpAddr;
 
@@ -21,13 +21,13 @@ use crate::{
     schema::{Destination, Ingress, Rule, Source},
 };
 
-/// Flow schemas in the form that packets ask.
+/// Flow schemas, compiled for lookups by packets.
 #[derive(Clone, Debug)]
 pub struct Classifier {
     rules: Vec<Rule>,
     /// Index of each rule's schema.
     schemas: Vec<usize>,
-    /// What takes a connection that no rule takes.
+    /// Index of the schema that takes a connection which fits no rule.
     last: usize,
     /// By [`Ingress`].
     ingress: [Bits; 3],
@@ -36,7 +36,7 @@ pub struct Classifier {
     destinations: Interned<Bits>,
 }
 
-/// The rules that something about the source fits.
+/// The rules that a property of the source (its address or its identity) fits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Sources {
     /// It is one of the rule's sources.
@@ -45,15 +45,17 @@ struct Sources {
     excepted: Bits,
 }
 
-/// Identities that all rules treat alike. Of one classifier; worthless to another.
+/// A class of identities that all rules treat alike. It belongs to one classifier and means nothing
+/// to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IdentityClass(u32);
 
-/// Frontends of Services that all rules treat alike. Of one classifier; worthless to another.
+/// A class of frontends that all rules treat alike. It belongs to one classifier and means nothing
+/// to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DestinationClass(u32);
 
-/// What the first packet of a connection asks.
+/// The properties by which a connection is looked up.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     pub ingress: Ingress,
@@ -63,14 +65,14 @@ pub struct Key {
 }
 
 impl Classifier {
-    /// Compiles schemas, which are in the order in which they are asked. At least one.
+    /// Compiles schemas, given in the order in which they are asked. There must be at least one.
     pub fn new(active: &[ActiveSchema]) -> Self {
         let rules_of = |active: &ActiveSchema| active.schema.rules.clone();
         let rules: Vec<_> = active.iter().flat_map(rules_of).collect();
         let schemas = active.iter().enumerate();
         let schemas = schemas.flat_map(|(index, active)| vec![index; active.schema.rules.len()]);
         let mut sources = Interned::default();
-        // Whose identity is not known fits no rule by it.
+        // A source without a known identity fits no rule by identity.
         sources.number(Sources::new(&rules, |_| false));
         let addresses = Prefixes::new(networks(&rules), |region| {
             sources.number(Sources::new(&rules, |source| holds_region(source, region)))
@@ -102,7 +104,7 @@ impl Classifier {
         DestinationClass(self.destinations.number(Bits::of(&self.rules, fits)))
     }
 
-    /// What a connection asks.
+    /// The key by which a connection is looked up.
     pub fn key(&mut self, connection: &Connection<'_>) -> Key {
         Key {
             ingress: connection.ingress,
@@ -115,7 +117,7 @@ impl Classifier {
     /// Index of the schema that takes a connection, as
     /// [`InForce::classify`](crate::configuration::InForce::classify) finds it.
     ///
-    /// Classes of another classifier yield the last schema or a wrong one.
+    /// With classes of another classifier the result is wrong.
     pub fn classify(&self, key: &Key) -> usize {
         let address = self.sources.get(self.addresses.longest_match(key.source));
         let identity = self.sources.get(key.identity.0);
@@ -137,7 +139,7 @@ impl Classifier {
 }
 
 impl Sources {
-    /// The rules with such a source, and those with such an exception.
+    /// The rules with a source for which `is_such` holds, and those with such an exception.
     fn new(rules: &[Rule], is_such: impl Fn(&Source) -> bool) -> Self {
         Self {
             included: Bits::of(rules, |rule| rule.sources.iter().any(&is_such)),
@@ -145,7 +147,7 @@ impl Sources {
         }
     }
 
-    /// A word of the rules that one of the two includes and neither excepts.
+    /// One word of the rules that one of the two includes and neither excepts.
     fn or(&self, other: &Self, index: usize) -> u64 {
         let word = |bits: &Bits| bits.words()[index];
         (word(&self.included) | word(&other.included))
@@ -167,8 +169,8 @@ fn networks(rules: &[Rule]) -> impl Iterator<Item = IpNet> {
     })
 }
 
-/// Whether the addresses of a prefix that are in no longer one of [`networks`] make a connection
-/// come from `source`: all of them do, or none.
+/// Whether addresses in `region`, which no longer prefix of [`networks`] holds, are of `source`.
+/// Either all of them are, or none.
 fn holds_region(source: &Source, region: IpNet) -> bool {
     match source {
         Source::Any => true,

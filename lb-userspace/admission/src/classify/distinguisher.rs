@@ -10,19 +10,19 @@ use crate::{
     schema::{DistinguisherMethod, Ingress, PrefixLengths, Schema},
 };
 
-/// Length of a distinguisher's text, in octets: of a service account with its namespace. More is
-/// cut off.
+/// The maximum length of a distinguisher's text, in octets: a service account with its namespace.
+/// Longer text is cut off.
 pub const MAX_DISTINGUISHER: usize = 63 + 1 + 253;
 
 /// Where a distinguisher's text is written, so that no memory is allocated for it.
 pub type TextBuffer = [u8; MAX_DISTINGUISHER];
 
-/// What tells a flow from the others of its schema. Its text is what is hashed.
+/// What tells a flow apart from the others of its schema. Its text is hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distinguisher<'a> {
     /// All connections of the schema are one flow.
     None,
-    /// Whoever has an address of this network.
+    /// Everyone with an address of this network.
     Network(IpNet),
     Namespace(&'a str),
     ServiceAccount {
@@ -48,8 +48,8 @@ impl<'a> Distinguisher<'a> {
         }
     }
 
-    /// The distinguisher of a connection by one method. A source whose identity is not known is
-    /// told apart by its address: one flow for all of them would let any of them starve the others.
+    /// The distinguisher of a connection by one method. A source without a known identity is told
+    /// apart by its address: if all of these were one flow, any of them could starve the others.
     pub fn by(method: DistinguisherMethod, connection: &Connection<'a>) -> Self {
         let by_identity = |of: fn(&'a Identity) -> Option<Self>| {
             let known = connection.identity.and_then(of);
@@ -82,14 +82,14 @@ impl<'a> Distinguisher<'a> {
     /// The text, in a buffer.
     pub fn text<'b>(&self, buffer: &'b mut TextBuffer) -> &'b [u8] {
         let mut rest = &mut buffer[..];
-        // Fails where the buffer ends, which cuts the text off.
+        // Fails at the end of the buffer, so the text is cut off there.
         let _ = write!(rest, "{self}");
         let length = MAX_DISTINGUISHER - rest.len();
         &buffer[..length]
     }
 }
 
-/// By full address; outside the cluster by /64, which is what one IPv6 client has.
+/// By full address. Outside the cluster by /64, because that is what one IPv6 client has.
 fn source_ip<'a>(connection: &Connection<'_>) -> Distinguisher<'a> {
     match connection.ingress {
         Ingress::External => {

@@ -1,8 +1,8 @@
-//! Things that behave alike share a number.
+//! Gives equal values the same number.
 
 use std::{collections::HashMap, hash::Hash};
 
-/// Numbers values from zero on; equal ones have the same number.
+/// Numbers distinct values from zero up.
 #[derive(Clone, Debug)]
 pub struct Interned<T> {
     values: Vec<T>,

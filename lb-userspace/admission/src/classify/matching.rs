@@ -14,7 +14,7 @@ pub enum Mismatch {
     Source,
     /// It is from this exception.
     ExceptSource(usize),
-    /// It goes to none of the destinations: how far the one got that fits best.
+    /// It goes to none of the destinations. This is how far the destination that fits best got.
     Destination(DestinationMismatch),
     /// It goes to this exception.
     ExceptDestination(usize),
@@ -45,6 +45,7 @@ impl InForce {
 }
 
 impl Schema {
+    /// Whether the rule takes a connection.
     pub fn matches(&self, connection: &Connection<'_>) -> bool {
         self.rules
             .iter()

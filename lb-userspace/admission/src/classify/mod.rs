@@ -1,8 +1,8 @@
 //! Which flow schema takes a connection, and which flow it belongs to.
 //!
-//! [`matching`] asks schema after schema, which is easy to follow and can say why not.
-//! [`Classifier`] gives the same answer in a bounded number of steps, from tables that the kernel
-//! could hold as well.
+//! [`matching`] asks schema after schema. It is easy to follow and can say why a rule does not
+//! match. [`Classifier`] gives the same answer in a bounded number of steps, from tables that could
+//! be kernel maps.
 
 mod bits;
 mod compiled;

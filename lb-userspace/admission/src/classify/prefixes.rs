@@ -1,26 +1,29 @@
-//! Longest prefix match, as a table that could be a trie map in the kernel.
+//! Longest prefix match in a table, which could be a trie map in the kernel.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// A value for each prefix of a set that holds all addresses of both families.
+/// A value for each prefix of a set. The set always includes the two prefixes that hold all
+/// addresses of a family.
 #[derive(Clone, Debug)]
 pub struct Prefixes {
-    /// Sorted by family, first address and length, so that a prefix comes after those it lies in.
+    /// Sorted by family, first address and length, so that a prefix comes after those that contain
+    /// it.
     entries: Vec<Entry>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     prefix: IpNet,
-    /// Index of the longest other prefix that this one lies in.
+    /// Index of the longest other prefix that contains this one.
     parent: Option<usize>,
     value: u32,
 }
 
 impl Prefixes {
-    /// A table of `prefixes` and the two that hold everything, each with what `value` says.
+    /// A table of `prefixes` and of the two that hold all addresses; `value` gives the value of
+    /// each.
     pub fn new(
         prefixes: impl IntoIterator<Item = IpNet>,
         mut value: impl FnMut(IpNet) -> u32,

@@ -8,27 +8,26 @@ use crate::{
     queueset::Policy,
 };
 
-/// How often limits are adjusted, in nanoseconds.
+/// How often limits are adjusted for requests (APF), in nanoseconds.
 const PERIOD: u64 = 10_000_000_000;
-/// The same for connections.
+/// How often limits are adjusted for connections, in nanoseconds.
 const CONNECTION_PERIOD: u64 = 500_000_000;
-/// Part of the smoothed demand that is left after a period.
+/// The part of the smoothed demand that is left after one period.
 const RETAINED: f64 = 0.977;
-/// Time in seconds after which 1/e of it is left: [`RETAINED`] for periods of any length.
+/// The same for periods of any length: after so many seconds 1/e is left.
 const RETENTION: f64 = 430.0;
-/// Within how many seconds lent seats should come back.
+/// Lent seats should come back within so many seconds.
 const RECLAIM_TARGET: f64 = 5.0;
 
 impl Controller {
-    /// When limits are adjusted after an adjustment at `now`.
+    /// When the next adjustment is due after one at `now`.
     pub(super) fn after(&self, now: u64) -> u64 {
         now.saturating_add(self.period())
     }
 
-    /// Passes over adjustments before `until`, for a simulator: nothing must be done until then,
-    /// nobody wait, and at least two adjustments have been made since something happened. The next
-    /// one then finds what those would have left behind, because what they change fades with time
-    /// alone.
+    /// For a simulator: skips adjustments before `until`. Until then nothing may be due and no
+    /// connection may wait, and there must have been two adjustments since something last happened.
+    /// What the skipped ones would change fades with time alone, so the next one computes the same.
     pub fn skip_adjustments(&mut self, until: u64) {
         let until = self.next_timer().map_or(until, |at| at.min(until));
         let skipped = until.saturating_sub(self.adjust_at) / self.period();
@@ -42,12 +41,12 @@ impl Controller {
         }
     }
 
-    /// Moves seats between levels by what they wanted since the last time.
+    /// Moves seats between levels by what they wanted since the last adjustment.
     pub(super) fn adjust(&mut self, now: u64) {
         let seconds = now.saturating_sub(self.adjusted_at) as f64 / 1e9;
         self.adjusted_at = now;
         let retained = match self.policy {
-            // By the number of adjustments, whenever they were; those passed over count.
+            // By the number of periods, skipped ones included, whenever the adjustments were.
             Policy::Exact => RETAINED.powf((seconds * 1e9 / PERIOD as f64).floor().max(1.0)),
             Policy::Connections => (-seconds / RETENTION).exp(),
         };
@@ -78,7 +77,7 @@ impl Controller {
             known.max = limits.max;
             claims.push(known.claim(&limits, self.policy));
         }
-        // Levels' limits are consistent, so there always is an allocation; if not, limits stay.
+        // Limits of levels are consistent, so there always is an allocation. If not, limits stay.
         let Ok(adjustment) = adjust(&claims) else {
             return;
         };
@@ -92,8 +91,8 @@ impl Controller {
 }
 
 impl Controlled {
-    /// What the level may get. A level that holds connections for long may borrow little, as it
-    /// could not give it back: as much as it gives back anyway within the reclaim target.
+    /// What the level may get. A level that holds connections for long could not give seats back.
+    /// So it may borrow only as many as it gives back anyway within the reclaim target.
     fn claim(&self, limits: &Limits, policy: Policy) -> Claim {
         let Limits {
             nominal, min, max, ..

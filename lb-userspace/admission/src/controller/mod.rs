@@ -1,8 +1,8 @@
 //! All priority levels of a node together: their queues, and the limits between which seats move.
 //!
-//! Used like a [`QueueSet`]: let everything due by now [`Controller::fire`], say what happened,
-//! take what can be [`Controller::dispatch`]ed. Seats move between levels periodically and, for
-//! connections, which do not wait for long, as soon as somebody waits.
+//! The use is as that of a [`QueueSet`]: let everything that is due [`Controller::fire`], report
+//! what happened, and [`Controller::dispatch`] what can be admitted. Seats move between levels
+//! periodically. With connections, which do not wait for long, they also move as soon as one waits.
 
 mod adjust;
 
@@ -15,26 +15,26 @@ use super::{
     shuffle::DealerError,
 };
 
-/// Least time between adjustments because somebody waits, in nanoseconds.
+/// The least time between adjustments that are made because a connection waits, in nanoseconds.
 const MIN_INTERVAL: u64 = 10_000_000;
 
 /// All priority levels.
 #[derive(Clone, Debug)]
 pub struct Controller {
     policy: Policy,
-    /// A level keeps its place for life, after which another may take it.
+    /// A level keeps its place while it exists; later another level may take the place.
     levels: Vec<Controlled>,
     server_limit: u32,
     adjusted_at: u64,
     adjust_at: u64,
 }
 
-/// Names a level of a controller; of a level that is gone, it may name another later.
+/// Names a level of a controller. Once the level is gone, the same id may name another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LevelId(usize);
 
 impl LevelId {
-    /// Small and dense.
+    /// Small and dense, for use as an array index.
     pub fn index(self) -> usize {
         self.0
     }
@@ -44,28 +44,28 @@ impl LevelId {
 struct Controlled {
     level: Level,
     set: QueueSet,
-    /// Most that its limit may be.
+    /// The highest limit that borrowing may give the level.
     max: u32,
     demand: LevelDemand,
-    /// Seats given back within the reclaim target, by how it went lately.
+    /// Seats that are given back within the reclaim target, estimated from recent periods.
     turnover: f64,
     /// Seats given back since the last adjustment.
     released: u64,
-    /// A limit that adjustments leave alone.
+    /// Whether adjustments leave the limit alone.
     pinned: bool,
     stage: Stage,
 }
 
-/// Where a level is in its life.
+/// Where a level is in its life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Configured,
-    /// No longer configured; it keeps its seats until nothing of it is left.
+    /// No longer configured. It keeps its seats until its last connection is gone.
     Quiescing,
     Gone,
 }
 
-/// Something that happened by the clock alone.
+/// Something that happens by the clock alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Expiry(LevelId, Expiry),
@@ -73,7 +73,7 @@ pub enum Event {
     Adjusted,
 }
 
-/// Levels that cannot be.
+/// Why a level is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("priority level {level:?}: {error}")]
 pub struct LevelError {
@@ -82,7 +82,7 @@ pub struct LevelError {
 }
 
 impl Controller {
-    /// Levels that share `server_limit` seats.
+    /// Creates the levels, which share `server_limit` seats.
     ///
     /// # Errors
     /// If hands of the size that a level asks for cannot be dealt.
@@ -104,11 +104,12 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Changes the levels. One that is no longer there takes no arrivals, but keeps its seats and
-    /// its shares until all of its connections are gone.
+    /// Changes the levels. One that is no longer configured takes no arrivals, but keeps its seats
+    /// and its shares until all of its connections are gone.
     ///
     /// # Errors
-    /// If hands of the size that a level asks for cannot be dealt; levels before it are changed.
+    /// If hands of the size that a level asks for cannot be dealt. The levels before it have
+    /// changed then.
     pub fn configure(
         &mut self,
         levels: &[Level],
@@ -154,7 +155,7 @@ impl Controller {
         Ok(())
     }
 
-    /// The level of a name that takes arrivals.
+    /// The level with this name, if it takes arrivals.
     pub fn find(&self, name: &str) -> Option<LevelId> {
         let is_it =
             |known: &Controlled| known.level.name == name && known.stage == Stage::Configured;
@@ -166,7 +167,7 @@ impl Controller {
         &self.levels[level.0].level.name
     }
 
-    /// All levels, with those that still have connections from before.
+    /// All levels, also those that are no longer configured but still have connections.
     pub fn levels(&self) -> impl Iterator<Item = (&str, &QueueSet)> {
         let levels = self
             .levels
@@ -180,7 +181,7 @@ impl Controller {
         &self.levels[level.0].set
     }
 
-    /// Fixes a level's limit, which borrowing then leaves alone.
+    /// Fixes a level's limit. Borrowing leaves it alone from then on.
     pub fn pin_limit(&mut self, level: LevelId, limit: u32, now: u64) {
         let level = &mut self.levels[level.0];
         level.pinned = true;
@@ -222,12 +223,12 @@ impl Controller {
         self.levels[level.0].set.refuse(connection, now)
     }
 
-    /// Whether time alone changes anything but limits.
+    /// Whether any timer of a queue is set (adjustments of limits not counted).
     pub fn has_timers(&self) -> bool {
         self.next_timer().is_some()
     }
 
-    /// When time alone next changes something.
+    /// When something next happens by the clock alone.
     pub fn next_event(&self) -> u64 {
         let timer = self.next_timer();
         timer.map_or(self.adjust_at, |at| at.min(self.adjust_at))
@@ -238,7 +239,7 @@ impl Controller {
         levels.filter_map(|level| level.set.next_timer()).min()
     }
 
-    /// Lets the first thing that is due by `now` happen: when it was due, and what it was.
+    /// Lets the first event that is due by `now` happen. Returns when it was due, and what it was.
     pub fn fire(&mut self, now: u64) -> Option<(u64, Event)> {
         let at = self.next_event();
         if at > now {
@@ -255,7 +256,7 @@ impl Controller {
         Some((at, Event::Adjusted))
     }
 
-    /// Admits one waiting connection of any level, if one may be admitted.
+    /// Admits one waiting connection of any level, if possible.
     pub fn dispatch(&mut self, now: u64) -> Option<(LevelId, Dispatch)> {
         let mut levels = self.levels.iter_mut().enumerate();
         levels.find_map(|(index, level)| Some((LevelId(index), level.set.dispatch(now)?)))
@@ -263,7 +264,7 @@ impl Controller {
 }
 
 impl Controlled {
-    /// A level whose limit is yet to be computed.
+    /// A level without a limit yet.
     fn new(level: &Level, policy: Policy, now: u64) -> Result<Self, DealerError> {
         Ok(Self {
             level: level.clone(),
@@ -277,7 +278,7 @@ impl Controlled {
         })
     }
 
-    /// Counts seats that a call frees.
+    /// Counts the seats that `call` frees.
     fn note_released<T>(&mut self, call: impl FnOnce(&mut QueueSet) -> T) -> T {
         let before = self.set.seats_in_use();
         let result = call(&mut self.set);

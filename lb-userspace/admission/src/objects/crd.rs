@@ -12,7 +12,7 @@ use crate::{level::EXEMPT, schema::EXEMPT_PRECEDENCE, shuffle::MAX_HASH_BITS};
 /// How durations are written, as a regular expression.
 pub const DURATION_PATTERN: &str = "^$|^[+-]?(0|([0-9]+([.][0-9]+)?(ns|us|\u{b5}s|ms|s|m|h))+)$";
 
-/// Keywords of JSON Schema that structural schemas do not have or that say nothing there.
+/// Keywords of JSON Schema that structural schemas do not allow, or where they say nothing.
 const SURPLUS: [&str; 3] = ["$schema", "nullable", "title"];
 
 /// The definition of one kind.
@@ -96,13 +96,13 @@ pub fn definition(kind: Kind) -> Value {
 /// The definition of one kind as YAML.
 ///
 /// # Errors
-/// If it cannot be written, which only a lack of memory could cause.
+/// If it cannot be written, which happens only without memory.
 pub fn yaml(kind: Kind) -> Result<String, serde_saphyr::ser::Error> {
     serde_saphyr::to_string(&definition(kind))
 }
 
-/// Rules on a hand of queues, in CEL. It has no logarithm, so the largest deck of each hand is
-/// listed.
+/// CEL rules for a hand of queues. CEL has no logarithm, so they list the largest deck of each hand
+/// size.
 pub fn hand_size_rules() -> Value {
     let largest: Vec<_> = (1..=15).map(largest_deck).collect();
     let queues = effective("queues", defaults::QUEUES);
@@ -135,7 +135,7 @@ fn largest_deck(hand_size: u32) -> u32 {
     fitting
 }
 
-/// A field, or its default where it is absent or zero.
+/// A CEL expression: the field, or its default where it is absent or zero.
 fn effective(field: &str, default: i32) -> String {
     format!("(!has(self.{field}) || self.{field} == 0 ? {default} : self.{field})")
 }
@@ -201,7 +201,7 @@ fn spec_schema<T: JsonSchema>() -> Value {
     schema
 }
 
-/// Whether a default only says that the field may be absent.
+/// Whether a default says no more than that the field may be absent.
 fn says_nothing(default: &Value) -> bool {
     match default {
         Value::Null | Value::Object(_) => true,
@@ -215,7 +215,7 @@ fn make_structural(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
             fields.retain(|key, value| {
-                // A property may be named like a keyword, but is then a schema.
+                // A property may have the name of a keyword; its value is an object then.
                 let is_keyword = SURPLUS.contains(&key.as_str()) && !value.is_object();
                 let is_surplus = is_keyword || (key == "default" && says_nothing(value));
                 !is_surplus

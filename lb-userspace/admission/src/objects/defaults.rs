@@ -1,18 +1,26 @@
-//! What fields are where an object says nothing about them. As in APF, a zero that makes no sense
-//! says nothing either, and is replaced before the object is validated; zero shares do make sense.
+//! Default values of fields that an object leaves out. As in APF, zero counts as left out where it
+//! makes no sense, and is replaced before the object is validated. Zero shares do make sense.
 
 use super::{FlowSchemaSpec, PriorityLevelSpec, Spec};
 
+/// `nominalConcurrencyShares` of a limited level.
 pub const SHARES: i32 = 30;
+/// `nominalConcurrencyShares` of the level `exempt`.
 pub const EXEMPT_SHARES: i32 = 0;
+/// `lendablePercent` of any level.
 pub const LENDABLE_PERCENT: i32 = 0;
+/// `queues` of a level.
 pub const QUEUES: i32 = 64;
+/// `handSize` of a level.
 pub const HAND_SIZE: i32 = 8;
+/// `queueLengthLimit` of a level, in connections.
 pub const QUEUE_LENGTH_LIMIT: i32 = 50;
+/// `matchingPrecedence` of a flow schema.
 pub const MATCHING_PRECEDENCE: i32 = 1000;
+/// `seats` of one connection of a flow schema.
 pub const SEATS: i32 = 1;
 
-/// Replaces zeros that mean nothing.
+/// Replaces zeros that count as left out.
 pub fn fill(spec: &mut Spec) {
     match spec {
         Spec::PriorityLevel(spec) => priority_level(spec),

@@ -4,12 +4,12 @@ use std::fmt;
 
 use lb_objects::{kubernetes::field::Invalid, quoted};
 
-/// Something about one field of an object.
+/// A finding about one field of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Path of the field: `spec.rules[0].subjects`.
     pub field: String,
-    /// The value and the rule it breaks, or what became of it.
+    /// The value and the rule that it breaks, or the value that is used instead.
     pub message: String,
 }
 
@@ -19,16 +19,17 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What looking at an object brought up.
+/// The result of checking an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Each makes the object invalid.
     pub errors: Vec<Finding>,
-    /// What its author should know.
+    /// Notes for the author of a valid object.
     pub notes: Vec<Finding>,
 }
 
 impl Findings {
+    /// Records an error, which makes the object invalid.
     pub fn error(&mut self, path: &Path, message: impl Into<String>) {
         self.errors.push(Finding {
             field: path.0.clone(),
@@ -36,6 +37,7 @@ impl Findings {
         });
     }
 
+    /// Records a note for the object's author.
     pub fn note(&mut self, path: &Path, message: impl Into<String>) {
         self.notes.push(Finding {
             field: path.0.clone(),
@@ -43,7 +45,7 @@ impl Findings {
         });
     }
 
-    /// The value, or `None` once the error is noted.
+    /// The value. If there is none, the error is recorded.
     pub fn check<T>(&mut self, value: Result<T, Invalid>) -> Option<T> {
         let refuse = |invalid: Invalid| {
             let (field, message) = invalid.into_parts();
@@ -52,7 +54,7 @@ impl Findings {
         value.map_err(refuse).ok()
     }
 
-    /// The error for a word that is none of those known.
+    /// Records the error for a word that is not one of `known`.
     pub fn unsupported(&mut self, path: &Path, value: &str, known: &[&str]) {
         let known = known.join(", ");
         match value {
@@ -72,16 +74,19 @@ impl Path {
         Self("spec".to_owned())
     }
 
+    /// The path of a field inside this one.
     #[must_use]
     pub fn field(&self, name: &str) -> Self {
         Self(format!("{}.{name}", self.0))
     }
 
+    /// The path of an element of this list.
     #[must_use]
     pub fn index(&self, index: usize) -> Self {
         Self(format!("{}[{index}]", self.0))
     }
 
+    /// The path of an entry of this map.
     #[must_use]
     pub fn key(&self, key: &str) -> Self {
         Self(format!("{}[{key}]", self.0))

@@ -1,5 +1,5 @@
-//! Reading objects: any number of YAML or JSON documents, lists among them. Kinds that are not
-//! admission's are handed back as they are, so that one file may hold a whole cluster.
+//! Reads objects from any number of YAML or JSON documents, which may be lists. Objects of other
+//! kinds are handed back as they are, so that one file may hold a whole cluster.
 
 use std::path;
 
@@ -12,10 +12,10 @@ use serde_json::{Map, Value};
 
 use super::{GROUP, Kind, Object, ObjectRef, Spec, VERSION, defaults, finding::Finding, validate};
 
-/// Fields of an object beside its specification.
+/// Fields of an object that are allowed beside `spec`.
 const OBJECT_FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
 
-/// What a file holds, in its order.
+/// The contents of a file, in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifest {
     pub documents: Vec<Document>,
@@ -27,17 +27,17 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     pub reference: ObjectRef,
-    /// Where the document it is in starts.
+    /// The line where its YAML or JSON document starts.
     pub line: u64,
-    /// The object, its zeros replaced by defaults, or why it could not be read.
+    /// The object with zeros replaced by defaults, or why it could not be read.
     pub object: Result<Object, Vec<Finding>>,
 }
 
 impl Manifest {
-    /// Reads a file's contents: JSON by the file's name, or else YAML.
+    /// Reads a file's contents: JSON if the file's name says so, else YAML.
     ///
     /// # Errors
-    /// If a document is broken, or is no object. What is wrong inside of one object is in its
+    /// If a document is broken or is not an object. Errors inside an object are in its
     /// [`Document`].
     pub fn parse(path: &path::Path, text: &[u8]) -> Result<Self, Broken> {
         let mut manifest = Self::default();
@@ -75,7 +75,7 @@ impl Manifest {
                 return Err(broken(&without_items));
             };
             for mut item in items {
-                // Items of a typed list may leave out what the list says for them.
+                // In a typed list, items may leave out `apiVersion` and `kind`.
                 if let Value::Object(item) = &mut item
                     && !item_kind.is_empty()
                 {
@@ -162,7 +162,8 @@ fn unknown_field(path: &str) -> Finding {
     }
 }
 
-/// Unknown fields are told up to the first value that does not fit its field, and that one too.
+/// Unknown fields are reported up to the first value that has the wrong type, which is reported
+/// too.
 fn read<T: DeserializeOwned>(spec: Value, errors: &mut Vec<Finding>) -> Option<T> {
     let mut unknown = |path: serde_ignored::Path<'_>| errors.push(unknown_field(&field(&path)));
     let mut track = serde_path_to_error::Track::new();
@@ -183,7 +184,7 @@ fn read<T: DeserializeOwned>(spec: Value, errors: &mut Vec<Finding>) -> Option<T
     }
 }
 
-/// A path as errors have it: `spec.rules[0].subjects`.
+/// A path in the form of error messages: `spec.rules[0].subjects`.
 fn field(path: &serde_ignored::Path<'_>) -> String {
     match path {
         serde_ignored::Path::Root => "spec".to_owned(),

@@ -1,9 +1,9 @@
 //! Admission's configuration as people write it: `PriorityLevel` and `FlowSchema` objects, shaped
 //! like `flowcontrol.apiserver.k8s.io/v1`.
 //!
-//! The way of an object: [`manifest`] reads it, [`defaults`] fills in what it leaves out,
+//! The steps for an object: [`manifest`] reads it, [`defaults`] fills in what it leaves out, and
 //! [`validate`] turns it into a [`Level`](super::level::Level) or a
-//! [`Schema`](super::schema::Schema), or tells everything that is wrong with it.
+//! [`Schema`](super::schema::Schema), or lists everything that is wrong with it.
 
 use std::{borrow::Cow, fmt};
 
@@ -37,7 +37,7 @@ pub struct Object {
     pub spec: Spec,
 }
 
-/// What an object asks for, as written.
+/// The specification of an object, as written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Spec {
     PriorityLevel(PriorityLevelSpec),
@@ -51,7 +51,7 @@ pub enum Kind {
     FlowSchema,
 }
 
-/// Identity of an object; both kinds live outside namespaces.
+/// Identity of an object. Both kinds have no namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectRef {
     pub kind: Kind,
@@ -59,6 +59,7 @@ pub struct ObjectRef {
 }
 
 impl Object {
+    /// What identifies the object.
     pub fn reference(&self) -> ObjectRef {
         ObjectRef {
             kind: match self.spec {
@@ -71,6 +72,7 @@ impl Object {
 }
 
 impl Kind {
+    /// Both kinds.
     pub const ALL: [Self; 2] = [Self::PriorityLevel, Self::FlowSchema];
 
     /// As in an object's `kind`.
@@ -95,7 +97,7 @@ impl fmt::Display for ObjectRef {
     }
 }
 
-/// Names that no API server would take are cut short.
+/// Cuts names that are longer than an API server accepts.
 fn shortened(name: &str) -> Cow<'_, str> {
     match name {
         "" => "(no name)".into(),

@@ -1,22 +1,21 @@
-//! What the status of an object says. Whoever writes it adds the times of transition.
+//! The status conditions of an object. The writer adds the times of transition.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Condition of both kinds: whether the object is valid, so that its latest version is in force.
+/// Condition of both kinds: the object is valid, and its latest version is in force.
 pub const ACCEPTED: &str = "Accepted";
-/// Condition of a flow schema: whether its priority level is missing, so that it takes no
-/// connections.
+/// Condition of a flow schema: its priority level is missing, so it takes no connections.
 pub const DANGLING: &str = "Dangling";
-/// Condition of a flow schema: whether its level is too small for the seats it asks for.
+/// Condition of a flow schema: its level is too small for the seats that it asks for.
 pub const SEATS_CUT: &str = "SeatsCut";
 
-/// A condition of an object, but for its times.
+/// A condition of an object, without its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     pub type_: &'static str,
     pub status: bool,
-    /// One word.
+    /// One word in CamelCase.
     pub reason: &'static str,
     pub message: String,
 }

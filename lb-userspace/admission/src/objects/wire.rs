@@ -1,4 +1,4 @@
-//! How fields are read: `null` is as good as absent, as for the API server.
+//! Helpers to read fields: `null` counts as absent, as for the API server.
 
 use serde::{Deserialize, Deserializer};
 

@@ -1,4 +1,4 @@
-//! What is said to a queue set, and what it answers.
+//! The calls to a queue set, and its answers.
 
 use super::{ESTIMATED_DURATION, connection::Handle};
 use crate::seat_seconds::SeatSeconds;
@@ -10,7 +10,7 @@ pub struct Counters {
     pub queue_full: u64,
     pub concurrency_limit: u64,
     pub time_out: u64,
-    /// Attempts to dispatch that failed although seats were free.
+    /// Attempts to dispatch that failed although there were free seats.
     pub no_accommodation: u64,
     pub epoch_advances: u64,
 }
@@ -18,25 +18,25 @@ pub struct Counters {
 /// A connection that asks for seats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Of its flow; see [`crate::flow_hash`]. Ignored at a level without queues.
+    /// The hash of its flow; see [`crate::flow_hash`]. Ignored at a level without queues.
     pub hash: u64,
-    /// While it lasts it takes the larger number of seats, and afterwards too.
+    /// Seats while it lasts. If `final_seats` is larger, it takes that number all the time.
     pub initial_seats: u32,
-    /// For `additional_latency` after its end.
+    /// Seats that stay taken for `additional_latency` after its end.
     pub final_seats: u32,
-    /// In nanoseconds.
+    /// In nanoseconds, see [`Self::final_seats`].
     pub additional_latency: u64,
     /// When it gives up waiting, in nanoseconds.
     pub deadline: Option<u64>,
 }
 
-/// What becomes of an [`Arrival`].
+/// The answer to an [`Arrival`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It has its seats.
     Admitted(Handle),
-    /// It is in a queue; [`super::QueueSet::dispatch`] says when it is admitted, which may be at
-    /// once.
+    /// It is in a queue. [`super::QueueSet::dispatch`] returns it when it is admitted, which may be
+    /// at once.
     Queued(Handle),
     Rejected(Rejection),
 }
@@ -44,19 +44,20 @@ pub enum Verdict {
 /// Why a connection gets no seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// Its queue, or the node, holds as many as it may.
+    /// Its queue, or the node, already holds as many waiters as it may.
     QueueFull,
     /// All seats are taken, and the level has no queues.
     ConcurrencyLimit,
-    /// It waited as long as it may, or left its queue by itself.
+    /// It waited for as long as it may, or left its queue by itself.
     TimeOut,
 }
 
-/// A connection that waited, if only for no time, and has its seats now.
+/// A connection that was in a queue, possibly for no time at all, and has its seats now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dispatch {
     pub connection: Handle,
-    /// Whether it took the level above its nominal limit, with seats that belong to other levels.
+    /// Whether the level now holds more than its nominal limit, with seats that belong to other
+    /// levels.
     pub borrowed: bool,
 }
 
@@ -65,7 +66,8 @@ pub struct Dispatch {
 pub enum Expiry {
     /// A waiter's deadline has passed: [`Rejection::TimeOut`]. Its handle is no longer valid.
     TimedOut(Handle),
-    /// The seats of a connection that ended before are free now. Its handle is no longer valid.
+    /// The seats that lingered after the end of a connection are free now. Its handle is no longer
+    /// valid.
     Released(Handle),
 }
 
@@ -81,7 +83,7 @@ impl Arrival {
         }
     }
 
-    /// What it is estimated to cost, before anything is known of it.
+    /// Its estimated cost, before anything is known of it.
     pub(super) fn work(&self) -> SeatSeconds {
         let nanoseconds = |time| i64::try_from(time).unwrap_or(i64::MAX);
         SeatSeconds::new(

@@ -1,12 +1,12 @@
-//! The connections a queue set knows, waiting or holding seats, in one slab.
+//! The connections that a queue set knows, waiting or holding seats, in one slab.
 
 use crate::seat_seconds::SeatSeconds;
 
-/// No connection, queue or timer.
+/// Stands for no connection, queue or timer.
 pub const NONE: u32 = u32::MAX;
 
-/// Names a connection of a queue set until its seats are released or it leaves its queue without
-/// any.
+/// Names a connection of a queue set, until its seats are released or it leaves its queue without
+/// seats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
     index: u32,
@@ -14,47 +14,48 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Small and dense: what a caller keeps for a connection can lie in an array. Used again once
-    /// the connection is gone.
+    /// Small and dense, so a caller may keep its own data in an array. Reused once the connection
+    /// is gone.
     pub fn index(self) -> usize {
         self.index as usize
     }
 }
 
-/// What a connection does at the moment.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// In a queue.
     Waiting,
-    /// Admitted and not over.
+    /// Admitted, and not over.
     Executing,
-    /// Over, its seats not yet released.
+    /// Over, but its seats are not yet released.
     Lingering,
     /// The place in the slab is free.
     Free,
 }
 
-/// One connection. At most 128 octets with its place in the timers: a hundred thousand may wait.
+/// One connection. With its place in the timers it takes at most 128 octets, because a hundred
+/// thousand may wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection {
-    /// Progress of the level when the connection came.
+    /// Progress of the level when the connection arrived.
     pub arrival_r: SeatSeconds,
     /// When it was admitted, in nanoseconds.
     pub admitted_at: u64,
     /// How long its seats stay taken after its end, in nanoseconds.
     pub additional_latency: u64,
-    /// Estimate of what it takes.
+    /// The estimated work of the connection.
     pub work: SeatSeconds,
-    /// What its queue is charged ahead of time while it holds seats.
+    /// What its queue is charged in advance while it holds seats.
     pub advance: SeatSeconds,
     pub initial_seats: u32,
     pub final_seats: u32,
-    /// Its queue's slot, [`NONE`] at a level without queues.
+    /// Slot of its queue; [`NONE`] at a level without queues.
     pub queue: u32,
-    /// Neighbours in the queue; of a free place, the next free one.
+    /// Neighbours in the queue. In a free place, the next free place.
     pub previous: u32,
     pub next: u32,
-    /// Where its timer is.
+    /// Its place in the heap of timers.
     pub timer: u32,
     generation: u32,
     pub state: State,
@@ -63,7 +64,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// One that waits for a seat, in no queue yet.
+    /// A connection that waits for a seat and is in no queue yet.
     pub fn new(initial_seats: u32, final_seats: u32, additional_latency: u64) -> Self {
         Self {
             arrival_r: SeatSeconds::ZERO,
@@ -83,13 +84,13 @@ impl Connection {
         }
     }
 
-    /// Seats taken from its admission to their release.
+    /// Seats that it takes from its admission to their release.
     pub fn width(&self) -> u32 {
         self.initial_seats.max(self.final_seats)
     }
 }
 
-/// Connections at stable places, which are used again.
+/// Connections at stable places, which are reused.
 #[derive(Clone, Debug)]
 pub struct Slab {
     connections: Vec<Connection>,
@@ -98,7 +99,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// An empty one.
+    /// A slab without connections.
     pub fn new() -> Self {
         Self {
             connections: Vec::new(),
@@ -107,7 +108,7 @@ impl Slab {
         }
     }
 
-    /// Adds a connection; `None` if there are as many as can be named.
+    /// Adds a connection; `None` if there are no numbers left to name it.
     pub fn insert(&mut self, connection: Connection) -> Option<Handle> {
         let index = match self.first_free {
             NONE => u32::try_from(self.connections.len())
@@ -129,7 +130,7 @@ impl Slab {
         Some(self.handle(index))
     }
 
-    /// Frees a place and makes its handle invalid.
+    /// Frees a place. Its handle is no longer valid.
     pub fn remove(&mut self, index: u32) {
         let next = self.first_free;
         let place = self.at_mut(index);
@@ -140,7 +141,7 @@ impl Slab {
         self.live -= 1;
     }
 
-    /// The place of a connection that is still there.
+    /// The place of a connection, if it is still there.
     pub fn find(&self, handle: Handle) -> Option<u32> {
         let place = self.connections.get(handle.index as usize)?;
         let valid = place.generation == handle.generation && place.state != State::Free;

@@ -7,13 +7,13 @@ use crate::seat_seconds::SeatSeconds;
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
     pub(super) slot: u32,
-    /// What the queue would have been charged afterwards: the smallest comes first.
+    /// What the queue will have been charged afterwards. The smallest value comes first.
     finish_r: SeatSeconds,
 }
 
 impl QueueSet {
-    /// Admits one waiting connection, if one may be admitted. To be called after every change until
-    /// there is none.
+    /// Admits one waiting connection, if possible. To be called after every change until it returns
+    /// `None`.
     pub fn dispatch(&mut self, now: u64) -> Option<Dispatch> {
         if !self.ready {
             return None;
@@ -24,8 +24,8 @@ impl QueueSet {
         self.admit_head(candidate?.slot, now)
     }
 
-    /// Chooses a queue whose head fits. If the first in line does not fit, nobody overtakes it but
-    /// queues without a seat, which may use the seats reserved for them.
+    /// Chooses a queue with a head that fits. If the first in line does not fit, only queues
+    /// without a seat may overtake it: they use the seats that are reserved for them.
     pub(super) fn pick(&mut self, now: u64) -> Option<Candidate> {
         let limit = u64::from(self.limit);
         if self.seats_in_use >= limit {
@@ -53,7 +53,7 @@ impl QueueSet {
                 first_without_seat = Some(candidate);
             }
         }
-        // If there is none, it is not for want of room.
+        // Without a candidate this is not a failed attempt, and is not counted.
         let first = first?;
         let candidates = [Some(first), first_without_seat];
         let fitting = candidates
@@ -64,8 +64,8 @@ impl QueueSet {
         fitting
     }
 
-    /// Whether a candidate comes before the first one so far. Of equals, the first after the queue
-    /// that was served last does.
+    /// Whether a candidate comes before the first one so far. Of equals, the one that comes next
+    /// after the queue that was served last.
     #[inline]
     fn is_earlier(&self, candidate: Candidate, first: Option<Candidate>) -> bool {
         let Some(first) = first else {
@@ -76,14 +76,14 @@ impl QueueSet {
                 && self.turn(candidate.slot) < self.turn(first.slot)
     }
 
-    /// How many queues after the one that was served last, less one.
+    /// How many queues lie between the queue that was served last and this one.
     fn turn(&self, slot: u32) -> u32 {
         let number = self.queues.len();
-        // Sums of two numbers below the number of queues, at most 2^26.
+        // The sum stays below twice the number of queues, which is at most 2^26.
         (self.queues.at(slot).index + number - self.robin - 1) % number
     }
 
-    /// Whether there is room for the head of a queue.
+    /// Whether there are seats for the head of a queue.
     fn fits(&self, slot: u32) -> bool {
         let queue = self.queues.at(slot);
         let reserve = match queue.seats {
@@ -93,8 +93,8 @@ impl QueueSet {
         self.has_room(queue.head_width, reserve)
     }
 
-    /// Whether a connection may have `width` seats if `reserve` seats are to stay free. One wider
-    /// than the limit may when nothing else executes.
+    /// Whether a connection may have `width` seats if `reserve` seats are to stay free. A
+    /// connection that is wider than the limit may have them when nothing else executes.
     pub(super) fn has_room(&self, width: u32, reserve: u32) -> bool {
         if self.half_open_seats > 0
             && self.half_open_seats + u64::from(width) > u64::from(self.caps.half_open)
@@ -117,7 +117,7 @@ impl QueueSet {
 
         let entry = self.connections.at_mut(connection);
         if entry.final_seats > self.limit {
-            // The same work by fewer seats for longer.
+            // The same work, done by fewer seats for longer.
             let work = SeatSeconds::new(
                 f64::from(entry.final_seats),
                 entry.additional_latency as i64,
@@ -139,7 +139,8 @@ impl QueueSet {
         let queue = self.queues.at_mut(slot);
         queue.seats += u64::from(width);
         if continuous {
-            // Who served last is who was most entitled: a queue that comes back is not more so.
+            // The queue that is served was the most entitled, so none that becomes active later is
+            // more entitled.
             self.r = self.r.max(queue.usage(now));
             queue.begin_accruing(width, now);
             queue.advance += advance;
@@ -156,7 +157,7 @@ impl QueueSet {
         })
     }
 
-    /// What the head of a queue is expected to cost.
+    /// The expected cost of the head of a queue.
     fn estimate(&self, queue: &Queue) -> SeatSeconds {
         match self.policy.charges_continuously() {
             true => SeatSeconds::since_origin(u64::from(queue.head_width), self.typical_hold),
@@ -164,7 +165,7 @@ impl QueueSet {
         }
     }
 
-    /// Counts a connection as executing, from now on.
+    /// Counts a connection as executing from `now` on.
     pub(super) fn take_seats(&mut self, connection: u32, now: u64) {
         let entry = self.connections.at_mut(connection);
         entry.state = State::Executing;

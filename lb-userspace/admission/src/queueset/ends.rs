@@ -1,4 +1,4 @@
-//! How connections leave their queues and give back their seats.
+//! How connections leave their queues, and how they give back their seats.
 
 use super::{
     ESTIMATED_DURATION, Expiry, HOLD_SMOOTHING, MAX_TYPICAL_HOLD, QueueSet, Rejection,
@@ -18,7 +18,7 @@ impl QueueSet {
         closed
     }
 
-    /// A connection is over. False if it holds no seats, or was over before.
+    /// The connection is over. False if it holds no seats or was over already.
     pub fn finish(&mut self, handle: Handle, now: u64) -> bool {
         let Some(index) = self.find(handle, State::Executing) else {
             return false;
@@ -51,7 +51,7 @@ impl QueueSet {
             self.connections.at_mut(index).state = State::Lingering;
             let at = now.saturating_add(entry.additional_latency);
             self.timers.set(index, at, &mut self.connections);
-            // One wider than the limit waits for executing connections only.
+            // A connection that is wider than the limit waits only for executing connections.
             self.ready = true;
         }
         true
@@ -62,8 +62,8 @@ impl QueueSet {
         self.remove_waiter(handle, Rejection::TimeOut, now)
     }
 
-    /// A waiting connection is sent away because the node has no room for its packet. False if it
-    /// is not waiting.
+    /// Turns away a waiting connection because the node has no room for its packet. False if it is
+    /// not waiting.
     pub fn refuse(&mut self, handle: Handle, now: u64) -> bool {
         self.remove_waiter(handle, Rejection::QueueFull, now)
     }
@@ -77,12 +77,13 @@ impl QueueSet {
         true
     }
 
-    /// When a timer is next due.
+    /// When the next timer is due.
     pub fn next_timer(&self) -> Option<u64> {
         self.timers.first().map(|(at, _)| at)
     }
 
-    /// Lets the first timer that is due by `now` fire: when it was due, and what it was for.
+    /// Lets the first timer that is due by `now` fire. Returns when it was due, and what it was
+    /// for.
     pub fn fire(&mut self, now: u64) -> Option<(u64, Expiry)> {
         let (at, index) = self.timers.first().filter(|(at, _)| *at <= now)?;
         self.timers.cancel(index, &mut self.connections);
@@ -143,7 +144,7 @@ impl QueueSet {
         self.ready = true;
     }
 
-    /// Takes a connection's seats out of those that are half-open, if they are.
+    /// Subtracts a connection's seats from the half-open ones, if it is half-open.
     fn close_half_open(&mut self, index: u32) -> bool {
         let entry = self.connections.at_mut(index);
         let half_open = std::mem::replace(&mut entry.half_open, false);

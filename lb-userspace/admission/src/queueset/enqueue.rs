@@ -1,4 +1,4 @@
-//! How connections come to a level: into a queue, straight to their seats, or not at all.
+//! How connections arrive at a level: into a queue, straight to their seats, or refused.
 
 use super::{Arrival, Handle, Kind, Policy, QueueSet, Rejection, Verdict, connection::Connection};
 use crate::shuffle::Dealer;
@@ -33,7 +33,7 @@ impl QueueSet {
         let slot = self.choose_queue(&dealer, arrival.hash);
         let no_room = match self.policy.keeps_defects() {
             true => self.seats_in_use >= u64::from(self.limit),
-            // All that can be dispatched has been.
+            // All that could be dispatched already has been.
             false => true,
         };
         if no_room && self.queues.at(slot).waiting >= length_limit {
@@ -57,13 +57,13 @@ impl QueueSet {
         self.seats_waiting += u64::from(width);
         self.requested_seats += u64::from(width);
         self.note_demand(now);
-        // Behind others it changes nothing, but APF tries and counts that it did.
+        // Behind other waiters the arrival changes nothing, but APF tries a dispatch and counts it.
         self.ready |= self.queues.at(slot).waiting == 1 || self.policy == Policy::Exact;
         Verdict::Queued(handle)
     }
 
-    /// A connection holds seats already, given to it by someone else: it is counted, and charged
-    /// for from now on. `None` if there are too many connections to name it.
+    /// Adds a connection that already holds seats, which this queue set did not give to it. It is
+    /// counted, and charged from now on. `None` if there are too many connections to name it.
     pub fn adopt(&mut self, arrival: Arrival, now: u64) -> Option<Handle> {
         self.synchronise(now);
         let handle = self.connections.insert(Connection::new(
@@ -91,7 +91,7 @@ impl QueueSet {
         Some(handle)
     }
 
-    /// The queue of the flow's hand in which the least work waits.
+    /// The queue of the flow's hand with the least waiting work.
     fn choose_queue(&mut self, dealer: &Dealer, hash: u64) -> u32 {
         let hand = dealer.deal(hash);
         let start = (self.enqueues % u64::from(dealer.hand_size())) as usize;
@@ -103,7 +103,7 @@ impl QueueSet {
             .unwrap_or_default()
     }
 
-    /// A queue that was idle starts where the level is.
+    /// Lets a queue that was idle start at the level's progress.
     fn enter(&mut self, slot: u32, now: u64) {
         let queue = self.queues.at_mut(slot);
         let ahead = self.policy.charges_continuously() && queue.usage(now) > self.r;

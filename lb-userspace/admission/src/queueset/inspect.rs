@@ -17,12 +17,12 @@ pub struct QueueState {
     pub executing: u32,
     /// Seats held, lingering ones included.
     pub seats_in_use: u64,
-    /// Estimate for those waiting.
+    /// Estimated work of the waiting connections.
     pub waiting_work: SeatSeconds,
 }
 
 impl QueueSet {
-    /// Seats that may be held.
+    /// Seats that may be held at present.
     pub fn limit(&self) -> u32 {
         self.limit
     }
@@ -32,12 +32,12 @@ impl QueueSet {
         self.seats_in_use
     }
 
-    /// Seats that are waited for.
+    /// Seats that connections wait for.
     pub fn seats_waiting(&self) -> u64 {
         self.seats_waiting
     }
 
-    /// Seats held by connections whose handshake is not complete.
+    /// Seats held by connections with an incomplete handshake.
     pub fn half_open_seats(&self) -> u64 {
         self.half_open_seats
     }
@@ -57,7 +57,7 @@ impl QueueSet {
         self.waiting == 0 && self.executing == 0
     }
 
-    /// Whether it knows no connection at all.
+    /// Whether it knows no connection at all, not even one with lingering seats.
     pub fn is_empty(&self) -> bool {
         self.connections.len() == 0
     }
@@ -82,7 +82,7 @@ impl QueueSet {
         self.robin
     }
 
-    /// Index of the queue that a connection is, or was, in; `None` at a level without queues.
+    /// Index of the queue that a connection is or was in; `None` at a level without queues.
     pub fn queue_of(&self, connection: Handle) -> Option<u32> {
         let entry = self.connections.at(self.connections.find(connection)?);
         (entry.queue != NONE).then(|| self.queues.at(entry.queue).index)

@@ -1,19 +1,19 @@
 //! The queues and seats of one priority level.
 //!
 //! Fair queuing by virtual time, as in KEP-1040 ("Fair Queuing for Server Requests"): every queue
-//! has been charged for the seats its connections hold and held; of the queues with waiters, the
-//! one that was charged least gets the next free seat. A flow's connections go to the least loaded
-//! queue of the flow's hand, so one that floods fills the queues of its hand and nobody else's.
+//! is charged for the seats that its connections hold or have held. Among the queues with waiters,
+//! the one with the lowest charge gets the next free seat. A connection goes to the least loaded
+//! queue of its flow's hand, so a flow that floods fills only the queues of its own hand.
 //!
-//! A queue set acts only when called, with the time of the call in nanoseconds of whatever
-//! monotonic clock; times must not go back. Whoever calls it
+//! A queue set acts only when called. Each call gives the time in nanoseconds of any monotonic
+//! clock; times must not go back. The caller
 //! 1. lets timers that are due fire, in order ([`QueueSet::fire`]),
-//! 2. says what happened ([`QueueSet::arrive`], [`QueueSet::finish`], ...),
+//! 2. reports what happened ([`QueueSet::arrive`], [`QueueSet::finish`], ...),
 //! 3. takes what that admits, until there is no more ([`QueueSet::dispatch`]); also after each
 //!    timer.
 //!
-//! Nothing is allocated per decision, once the most connections at a time have been seen. Arrivals
-//! and ends cost the logarithm of the timers set; a dispatch looks at every queue that has a
+//! Once the highest number of connections has been reached, decisions allocate no memory. Arrivals
+//! and ends cost the logarithm of the number of timers; a dispatch looks at every queue with a
 //! waiter.
 
 mod arrival;
@@ -50,11 +50,11 @@ pub use self::{
     policy::Policy,
 };
 
-/// What executing a request is taken to last, in nanoseconds: APF's estimate for all of them.
+/// How long a request is assumed to execute, in nanoseconds: APF's estimate for all requests.
 const ESTIMATED_DURATION: u64 = 3_000_000;
-/// Longest hold that connections are expected to have, in nanoseconds.
+/// The longest expected hold of connections, in nanoseconds.
 const MAX_TYPICAL_HOLD: u64 = 60_000_000_000;
-/// How many ends it takes for the typical hold to follow a change.
+/// After about so many ends the typical hold has followed a change.
 const HOLD_SMOOTHING: i64 = 16;
 
 /// The queues and seats of one priority level.
@@ -76,26 +76,26 @@ pub struct QueueSet {
     robin: u32,
     /// Arrivals that chose a queue.
     enqueues: u64,
-    /// What connections last, lately, in nanoseconds.
+    /// How long connections lasted lately, in nanoseconds.
     typical_hold: u64,
 
     waiting: u32,
     executing: u32,
     seats_in_use: u64,
     seats_waiting: u64,
-    /// Held and waited for in queues.
+    /// Seats that are held or waited for in queues.
     requested_seats: u64,
     half_open_seats: u64,
     demand: DemandIntegrator,
     counters: Counters,
-    /// Whether something changed since nothing more could be dispatched.
+    /// Whether something has changed since the last dispatch found nothing.
     ready: bool,
 }
 
 /// What a level does with connections that find no seat.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// There is no such connection.
+    /// Never happens: every connection is admitted.
     Exempt,
     Reject,
     Queue {
@@ -105,7 +105,7 @@ enum Kind {
 }
 
 impl QueueSet {
-    /// A level without connections and, until they are set, without seats.
+    /// A level without connections. It has no seats until they are set.
     ///
     /// # Errors
     /// If hands of the size it asks for cannot be dealt.
@@ -140,11 +140,11 @@ impl QueueSet {
         Ok(set)
     }
 
-    /// Changes what the level is. Its connections stay: nothing is cut off or thrown out, and
-    /// surplus queues are removed one by one when they are empty.
+    /// Changes the shape of the level. Its connections stay: none is cut off or thrown out, and
+    /// surplus queues are removed one by one as they become empty.
     ///
     /// # Errors
-    /// If hands of the size it asks for cannot be dealt; then nothing changes.
+    /// If hands of the size it asks for cannot be dealt. Nothing changes then.
     pub fn configure(&mut self, kind: &LevelKind, now: u64) -> Result<(), DealerError> {
         let configured = Kind::new(kind)?;
         self.synchronise(now);
@@ -157,13 +157,13 @@ impl QueueSet {
         Ok(())
     }
 
-    /// Sets how many seats are the level's own; those above are borrowed.
+    /// Sets how many seats are the level's own. Seats above that are borrowed.
     pub fn set_nominal(&mut self, nominal: u32) {
         self.nominal = nominal;
     }
 
-    /// Changes how many seats there are. Fewer than are held is no harm: none is given out until
-    /// enough have come back.
+    /// Changes how many seats there are. The limit may be below the number of held seats: none is
+    /// given out then until enough have come back.
     pub fn set_limit(&mut self, limit: u32, now: u64) {
         self.synchronise(now);
         self.limit = limit;
@@ -194,7 +194,7 @@ impl Kind {
             LevelKind::Limited(limited) => match limited.response {
                 LimitResponse::Reject => Self::Reject,
                 LimitResponse::Queue(queuing) => {
-                    // Sizes beyond i32 are beyond every bound that the dealer has.
+                    // Sizes beyond i32 exceed every bound of the dealer.
                     let size = |size| i32::try_from(size).unwrap_or(i32::MAX);
                     Self::Queue {
                         dealer: Dealer::new(size(queuing.queues), size(queuing.hand_size))?,

@@ -2,7 +2,8 @@
 
 use crate::level::ConnectionLimits;
 
-/// For requests, as APF, or for connections. What differs is listed here; all else is one code.
+/// The rules for requests (as APF) or for connections. This table lists every difference; all other
+/// code is shared.
 ///
 /// | | `Exact` | `Connections` |
 /// |---|---|---|
@@ -10,7 +11,7 @@ use crate::level::ConnectionLimits;
 /// | estimate | 3 ms | mean of the level's recent holds, 3 ms to 60 s |
 /// | progress R | by the clock alone | also not behind the queue that is served |
 /// | a queue idle before | starts at R | starts at R, or behind if it has had more |
-/// | a queue that had more | waits however long it takes | for ten minutes of all seats at most |
+/// | a queue that had more | waits however long it takes | for at most ten minutes of all seats |
 /// | seats per queue, first seats, half-open seats | no limits | [`ConnectionLimits`] |
 /// | a full queue | takes more while seats are free | is full |
 /// | a waiter leaves | nothing is dispatched | what it held up is dispatched |
@@ -24,14 +25,14 @@ pub enum Policy {
     Connections,
 }
 
-/// Limits on parts of a level's seats, in seats, at its current limit.
+/// Limits on parts of a level's seats, in seats, computed for its current limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Most that the connections of one queue hold together, unless it is one wide connection.
+    /// The most that the connections of one queue hold together, unless it is one wide connection.
     pub per_queue: u32,
-    /// What only queues without a seat may use.
+    /// Seats that only queues without a seat may use.
     pub first_seat_reserve: u32,
-    /// Most held by connections whose handshake is not complete.
+    /// The most seats held by connections with an incomplete handshake.
     pub half_open: u32,
 }
 

@@ -1,5 +1,5 @@
-//! The queues of a level: first in, first out lists of waiting connections, and what each queue has
-//! been charged for.
+//! The queues of a level: each is a first-in, first-out list of waiting connections, with what the
+//! queue has been charged.
 
 use super::connection::{NONE, Slab, State};
 use crate::seat_seconds::SeatSeconds;
@@ -9,24 +9,24 @@ use crate::seat_seconds::SeatSeconds;
 pub struct Queue {
     first: u32,
     last: u32,
-    /// Of the first connection, at hand for the choice among queues.
+    /// Width of the first connection, kept here for the choice among queues.
     pub head_width: u32,
     pub head_work: SeatSeconds,
     pub waiting: u32,
     pub executing: u32,
-    /// Held by its connections, lingering ones included.
+    /// Seats held by its connections, lingering ones included.
     pub seats: u64,
-    /// Estimated work of those waiting.
+    /// Estimated work of its waiting connections.
     pub waiting_work: SeatSeconds,
-    /// Charged so far; while seats are charged for continuously, less what `accruing` seats would
-    /// have cost since the clock's origin.
+    /// The charge so far. With continuous charging, the cost of `accruing` seats since the clock's
+    /// origin is subtracted.
     charged: SeatSeconds,
     accruing: u64,
-    /// Charged ahead for the connections that hold seats.
+    /// Charged in advance for the connections that hold seats.
     pub advance: SeatSeconds,
-    /// Which of the level's queues this is; changes when queues before it are removed.
+    /// Index among the level's queues. It changes when queues before it are removed.
     pub index: u32,
-    /// Where it is in the list of queues with waiters.
+    /// Its place in the list of queues with waiters.
     listed: u32,
 }
 
@@ -49,12 +49,12 @@ impl Queue {
         }
     }
 
-    /// Whether it counts as one of those that share the seats.
+    /// Whether it counts among the queues that share the seats.
     pub fn is_active(&self) -> bool {
         self.waiting > 0 || self.executing > 0
     }
 
-    /// Whether nothing of it is left: no waiter, and no seat held.
+    /// Whether it has no waiter and holds no seat.
     pub fn is_empty(&self) -> bool {
         !self.is_active() && self.seats == 0
     }
@@ -84,7 +84,7 @@ impl Queue {
         self.charged = usage - SeatSeconds::since_origin(self.accruing, now);
     }
 
-    /// Charges for work, or takes a charge back if it wraps around.
+    /// Charges for work. A value that wraps around (a negative one) takes a charge back.
     pub fn charge(&mut self, work: SeatSeconds) {
         self.charged += work;
     }
@@ -101,8 +101,8 @@ impl Queue {
         self.charged += SeatSeconds::since_origin(u64::from(seats), now);
     }
 
-    /// Takes back credit from before its oldest waiter came: a queue that wanted less than its part
-    /// cannot save it up.
+    /// Removes credit from before its oldest waiter came: a queue that wanted less than its part
+    /// cannot save the rest up.
     pub fn limit_credit(&mut self, slab: &Slab, now: u64) {
         if let Some(head) = self.head() {
             let arrival_r = slab.at(head).arrival_r;
@@ -113,7 +113,7 @@ impl Queue {
     }
 }
 
-/// The queues of a level, in order. A queue keeps its slot for life, while its index may change.
+/// The queues of a level, in order. A queue keeps its slot while it exists; its index may change.
 #[derive(Clone, Debug, Default)]
 pub struct Queues {
     slots: Vec<Queue>,
@@ -132,7 +132,7 @@ impl Queues {
         self.order.len() as u32
     }
 
-    /// How many have a waiter or an executing connection.
+    /// How many queues have a waiter or an executing connection.
     pub fn active(&self) -> u32 {
         self.active
     }
@@ -160,7 +160,7 @@ impl Queues {
         &self.waiting
     }
 
-    /// Adds empty queues up to a number.
+    /// Adds empty queues until there are `number`.
     pub fn grow(&mut self, number: u32) {
         for index in self.len()..number {
             let queue = Queue::new(index);
@@ -178,7 +178,7 @@ impl Queues {
         }
     }
 
-    /// Removes an empty queue; those after it move up. Returns the index it had.
+    /// Removes an empty queue; those after it move up. Returns the index that it had.
     pub fn remove(&mut self, slot: u32) -> u32 {
         let index = self.at(slot).index;
         self.order.remove(index as usize);
@@ -230,7 +230,7 @@ impl Queues {
         self.update(slot, |queue| queue.executing = executing);
     }
 
-    /// Changes a queue's members and keeps the lists over all queues right.
+    /// Changes a queue's members and updates the lists over all queues.
     fn update(&mut self, slot: u32, change: impl FnOnce(&mut Queue)) {
         let queue = &mut self.slots[slot as usize];
         let was_active = queue.is_active();

@@ -1,4 +1,4 @@
-//! The choice among queues, from states that calls alone do not lead to.
+//! Tests the choice among queues, from states that calls alone do not reach.
 
 use serde::Deserialize;
 
@@ -70,7 +70,7 @@ fn queues_are_picked_as_by_upstream() {
         }
         set.limit = case.concurrency_limit;
         set.seats_in_use = case.tot_seats_in_use;
-        // Upstream's -1 is any number that is -1 modulo the number of queues.
+        // APF's -1 stands for the last queue: any number that is -1 modulo the number of queues.
         set.robin = case.robin_index.rem_euclid(i64::from(number)) as u32;
         for attempt in 0..case.attempts {
             if case.note.contains("before attempt 3") && attempt == 2 {

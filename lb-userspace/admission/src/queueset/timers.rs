@@ -1,5 +1,5 @@
-//! Moments at which something happens to connections: a binary heap in which every connection knows
-//! its place, so that a timer that is no longer needed leaves nothing behind.
+//! Timers of connections: a binary heap in which every connection knows its place, so that a timer
+//! can be removed at once when it is no longer needed.
 
 use super::connection::{NONE, Slab};
 
@@ -8,7 +8,7 @@ use super::connection::{NONE, Slab};
 pub struct Timer {
     /// In nanoseconds.
     at: u64,
-    /// Breaks ties: first set, first fired.
+    /// Breaks ties: timers of the same time fire in the order in which they were set.
     order: u32,
     connection: u32,
 }
@@ -79,9 +79,9 @@ impl Timers {
         self.note(place, slab);
     }
 
-    /// Tells a connection where its timer is.
+    /// Stores in a connection the place of its timer.
     fn note(&self, place: usize, slab: &mut Slab) {
-        // No more timers than connections, which have 32-bit numbers.
+        // There are no more timers than connections, which have 32-bit numbers.
         slab.at_mut(self.heap[place].connection).timer = place as u32;
     }
 }

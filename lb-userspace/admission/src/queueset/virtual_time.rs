@@ -1,19 +1,19 @@
-//! Progress of a level: R, how much work an ideally fair queue would have been given by now.
+//! Progress of a level: R, the work that an ideally fair queue would have received by now.
 
 use super::QueueSet;
 use crate::seat_seconds::SeatSeconds;
 
-/// What R is reduced by before it overflows.
+/// R is reduced by this before it overflows.
 pub const R_DECREMENT: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2);
-/// When it is.
+/// R is reduced once it has reached this.
 pub const HIGH_R: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2 + u64::MAX / 4);
 
-/// What a queue may have had in advance of the others: all seats for so many nanoseconds.
+/// How far a queue may be ahead of the others: all seats for so many nanoseconds.
 const MAX_DEBT: u64 = 600_000_000_000;
 
 impl QueueSet {
-    /// Forgets what queues had long ago: connections that last for days must not bar their flow for
-    /// as long. To be called every now and then; looks at every queue.
+    /// Forgets what queues had long ago: a connection that lasts for days must not block its flow
+    /// for as long. To be called now and then; it looks at every queue.
     pub fn limit_debts(&mut self, now: u64) {
         self.synchronise(now);
         let most = SeatSeconds::since_origin(u64::from(self.limit), MAX_DEBT);
@@ -28,8 +28,8 @@ impl QueueSet {
         }
     }
 
-    /// Brings R up to date, which all changes do first: it grows by the seats in demand, or as many
-    /// as there are, divided among the active queues.
+    /// Brings R up to date; every change does this first. R grows by the seats in demand, at most
+    /// the limit, divided by the number of active queues.
     pub fn synchronise(&mut self, now: u64) {
         let elapsed = now.saturating_sub(self.synchronised_at);
         self.synchronised_at = self.synchronised_at.max(now);

@@ -1,9 +1,9 @@
-//! What a simulation knows of each connection that waits or executes.
+//! What a simulation knows of each waiting or executing connection.
 
 use super::Request;
 use crate::{controller::LevelId, queueset::Handle};
 
-/// Where a connection is known: level, and index of its handle.
+/// Where a connection is stored: its level, and the index of its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub level: LevelId,
@@ -15,11 +15,11 @@ pub struct Place {
 pub struct Known {
     pub handle: Handle,
     pub request: Request,
-    /// When it arrived; once admitted, when that was.
+    /// When it arrived; after its admission, when it was admitted.
     pub since: u64,
 }
 
-/// All of them, by level and index of the handle.
+/// All connections, by level and index of the handle.
 #[derive(Debug, Default)]
 pub struct Connections(Vec<Vec<Option<Known>>>);
 
@@ -34,7 +34,7 @@ impl Place {
 }
 
 impl Connections {
-    /// Adds one that arrived at a moment.
+    /// Adds a connection that arrived at `now`.
     pub fn insert(&mut self, handle: Handle, request: Request, now: u64) {
         let level = request.level.index();
         if self.0.len() <= level {

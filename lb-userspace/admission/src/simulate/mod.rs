@@ -1,5 +1,5 @@
-//! Admission in virtual time: the queues and limits that connections meet, fed with a trace or a
-//! workload, as fast as the machine goes.
+//! Admission in virtual time: feeds the queues and limits with a trace or a workload, as fast as
+//! the machine allows.
 
 pub mod report;
 pub mod trace;
@@ -30,7 +30,7 @@ use super::{
     queueset::{Arrival, Policy},
 };
 
-/// The salt of a simulation, so that runs can be compared.
+/// The salt of a simulation. It is fixed, so that runs can be compared.
 const SALT: [u8; 16] = *b"node-lb simulate";
 /// Longest time of any kind: ten years, in nanoseconds.
 const MAX_TIME: u64 = 10 * 365 * 24 * 3600 * 1_000_000_000;
@@ -39,16 +39,16 @@ const MAX_WIDTH: u32 = 1_000_000;
 /// No client or source.
 const NO_GROUP: u32 = u32::MAX;
 
-/// What is the same for all connections of a simulation.
+/// Settings that hold for all connections of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// As the controller's.
+    /// The policy of the controller.
     pub policy: Policy,
-    /// How long a connection waits before it gives up, in nanoseconds; `None` is for ever.
+    /// How long a connection waits before it gives up, in nanoseconds; `None` means for ever.
     pub queue_wait: Option<u64>,
 }
 
-/// Why there is no result.
+/// Why a simulation has no result.
 #[derive(Debug, Error)]
 pub enum SimulateError {
     #[error("there is no priority level {}", quoted(.0))]
@@ -68,10 +68,10 @@ struct Request {
     arrival: Arrival,
     hold: u64,
     handshake: u64,
-    /// Numbers in the recorder.
+    /// Numbers of its flow and group in the recorder.
     flow: u32,
     group: u32,
-    /// The thread that makes it.
+    /// The thread that makes the connection, if a client's thread does.
     thread: Option<u32>,
 }
 
@@ -85,7 +85,7 @@ impl Request {
 /// Runs a workload to the end of its last connection.
 ///
 /// # Errors
-/// If the workload is absurd or its level does not exist.
+/// If a value of the workload is absurd, or its level does not exist.
 pub fn run_workload(
     mut controller: Controller,
     settings: Settings,
@@ -158,7 +158,7 @@ pub fn run_workload(
     Ok(simulation.finish())
 }
 
-/// Replays a trace to the end of its last connection. Connections whose line names no level go to
+/// Replays a trace to the end of its last connection. Arrivals that name no level go to
 /// `default_level`.
 ///
 /// # Errors

@@ -1,9 +1,10 @@
-//! What a write costs an API server after it is answered, as API Priority and Fairness estimates it
-//! (KEP-1040, "Width of Requests"). Connections have no watchers; simulated API loads do.
+//! The work that a write causes an API server after its answer, as API Priority and Fairness
+//! estimates it (KEP-1040, "Width of Requests"). Connections have no watchers; simulated API loads
+//! do.
 
-/// Watchers that one seat tells of a change.
+/// Watchers that one seat notifies.
 const WATCHERS_PER_SEAT: u32 = 10;
-/// How long a seat takes for them, in nanoseconds.
+/// How long one seat takes for that, in nanoseconds.
 const TIME_PER_SEAT: u64 = 5_000_000;
 /// Most seats of any write.
 const MAX_SEATS: u32 = 10;
@@ -12,13 +13,13 @@ const MAX_SEATS: u32 = 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Notification {
     pub seats: u32,
-    /// In nanoseconds. Fewer seats than the work asks for have it for longer.
+    /// In nanoseconds. With fewer seats than the work asks for, they stay taken for longer.
     pub time: u64,
 }
 
 impl Notification {
-    /// Of a write that so many watchers are told of. `max_seats` is the level's limit for one
-    /// request, 0 if it has none.
+    /// The work after a write that `watchers` are notified of. `max_seats` is the level's limit for
+    /// one request; 0 means none.
     pub fn of_write(watchers: u32, max_seats: u32) -> Self {
         if watchers < WATCHERS_PER_SEAT {
             return Self::default();

@@ -1,4 +1,4 @@
-//! What a simulation keeps of what happens.
+//! What a simulation records.
 
 use hdrhistogram::Histogram;
 
@@ -9,18 +9,18 @@ const MAX_SAMPLES: usize = 256;
 /// Time between the first samples, in nanoseconds; doubled whenever there are too many.
 const FIRST_INTERVAL: u64 = 1_000_000;
 
-/// Waits, and connections by what became of them.
+/// Waiting times, and numbers of connections by outcome.
 #[derive(Clone, Debug)]
 pub struct Outcomes {
     pub executions: u64,
     pub queue_full: u64,
     pub concurrency_limit: u64,
     pub time_out: u64,
-    /// Of those admitted, in nanoseconds.
+    /// Waiting times of the admitted connections, in nanoseconds.
     pub waits: Histogram<u64>,
 }
 
-/// A flow's part.
+/// The record of one flow.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
     pub executions: u64,
@@ -32,21 +32,22 @@ pub struct Flow {
     waiting: u64,
 }
 
-/// How even the seats of a level are among its flows, from moment to moment.
+/// How evenly the seats of a level are divided among its flows over time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Evenness {
-    /// Flows that hold or want a seat.
+    /// Number of flows that hold or want a seat.
     flows: u64,
     seats: u64,
     squares: u128,
     waiting: u64,
-    /// Jain's index times seconds, while somebody waits, and the seconds.
+    /// Integral of Jain's index over time, and that time, in seconds; both only while a connection
+    /// waits.
     integral: f64,
     seconds: f64,
     measured_at: u64,
 }
 
-/// Seats of a level at a moment.
+/// Seats of a level at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub at: u64,
@@ -55,7 +56,7 @@ pub struct Sample {
     pub waiting: u64,
 }
 
-/// Samples of a level, so many at most, at even intervals.
+/// Samples of a level at even intervals, at most [`MAX_SAMPLES`].
 #[derive(Clone, Debug)]
 pub struct Samples {
     pub samples: Vec<Sample>,
@@ -101,7 +102,7 @@ impl Flow {
 }
 
 impl Evenness {
-    /// Changes what a flow holds and waits for.
+    /// Changes the seats that a flow holds and waits for.
     pub fn change(&mut self, flow: &mut Flow, seats: i64, waiting: i64, now: u64) {
         let elapsed = now - self.measured_at;
         self.measured_at = now;
@@ -121,7 +122,7 @@ impl Evenness {
         self.waiting = self.waiting.wrapping_add_signed(waiting);
     }
 
-    /// Mean of Jain's index over the time that somebody waited; `None` if nobody did.
+    /// Mean of Jain's index over the time in which a connection waited; `None` if none did.
     pub fn jain_index(&self) -> Option<f64> {
         (self.seconds > 0.0).then(|| self.integral / self.seconds)
     }
@@ -136,7 +137,7 @@ impl Samples {
         }
     }
 
-    /// Takes the samples due before a moment, until which nothing has changed.
+    /// Takes the samples that are due before `now`. Nothing has changed until then.
     pub fn advance(&mut self, level: &QueueSet, now: u64) {
         while self.next < now {
             self.samples.push(Sample {
@@ -158,7 +159,8 @@ fn square(seats: u64) -> u128 {
     u128::from(seats) * u128::from(seats)
 }
 
-/// Jain's index of shares: 1 if all are equal, 1/n if one of n has all. `None` without any.
+/// Jain's index of shares: 1 if all are equal, 1/n if one of n has everything. `None` without
+/// shares.
 pub fn jain_index(shares: impl Iterator<Item = f64>) -> Option<f64> {
     let (number, sum, squares) = shares.fold((0.0, 0.0, 0.0), |(number, sum, squares), share| {
         (number + 1.0, sum + share, squares + share * share)

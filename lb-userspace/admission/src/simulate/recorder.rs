@@ -1,4 +1,4 @@
-//! Keeps account of a simulation and makes the report of it.
+//! Records a simulation and makes its report.
 
 use std::cmp::Reverse;
 
@@ -12,13 +12,13 @@ use crate::{
     queueset::Rejection,
 };
 
-/// Flows of a level that the report names.
+/// The most flows of a level that the report names.
 const TOP_FLOWS: usize = 10;
 
 /// Account of everything so far.
 #[derive(Debug)]
 pub struct Recorder {
-    /// When phases end that averages are taken over.
+    /// Ends of the phases over which averages are taken, in nanoseconds.
     phases: Vec<u64>,
     connections: u64,
     waiting: u64,
@@ -30,7 +30,7 @@ pub struct Recorder {
 #[derive(Debug)]
 struct NamedFlow {
     level: usize,
-    /// Of its group, or by itself.
+    /// The name within its group, or on its own.
     name: String,
     flow: Flow,
 }
@@ -41,7 +41,7 @@ struct Group {
     /// `None` for clients.
     name: Option<String>,
     outcomes: Outcomes,
-    /// By phase, in seat-nanoseconds.
+    /// Seat-nanoseconds of each phase.
     seat_time: Vec<u128>,
 }
 
@@ -103,14 +103,14 @@ impl Recorder {
         executions.sum()
     }
 
-    /// Before anything changes at a moment.
+    /// To be called before anything changes at a moment.
     pub fn advance(&mut self, controller: &Controller, now: u64) {
         for level in &mut self.levels {
             level.samples.advance(controller.level(level.id), now);
         }
     }
 
-    /// After everything has changed at a moment.
+    /// To be called after everything has changed at a moment.
     pub fn note_seats(&mut self, controller: &Controller) {
         for level in &mut self.levels {
             let in_use = controller.level(level.id).seats_in_use();
@@ -125,7 +125,7 @@ impl Recorder {
         self.change(request, 0, i64::from(request.width()), now);
     }
 
-    /// It gets them.
+    /// It gets its seats.
     pub fn admit(&mut self, request: &Request, wait: u64, now: u64) {
         self.waiting -= 1;
         let width = i64::from(request.width());
@@ -139,7 +139,7 @@ impl Recorder {
         }
     }
 
-    /// It does not, and no longer waits.
+    /// It gets no seats, and no longer waits.
     pub fn reject(&mut self, request: &Request, rejection: Rejection, now: u64) {
         self.waiting -= 1;
         self.change(request, 0, -i64::from(request.width()), now);
@@ -151,7 +151,7 @@ impl Recorder {
         }
     }
 
-    /// One that was admitted at `start` is over.
+    /// A connection that was admitted at `start` is over.
     pub fn finish(&mut self, request: &Request, start: u64, now: u64) {
         self.change(request, -i64::from(request.width()), 0, now);
         let seats = u128::from(request.arrival.initial_seats);
@@ -174,7 +174,7 @@ impl Recorder {
         evenness.change(flow, seats, waiting, now);
     }
 
-    /// All of it.
+    /// The report of everything so far.
     pub fn report(self, controller: &Controller, end_ns: u64) -> Report {
         let levels = (0..self.levels.len()).map(|level| self.level_report(level, controller));
         let mut report = Report {

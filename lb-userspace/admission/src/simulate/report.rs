@@ -1,4 +1,4 @@
-//! What a simulation found, in the shape of its JSON.
+//! The result of a simulation, in the shape of its JSON.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -13,28 +13,28 @@ pub struct Report {
     pub end_ns: u64,
     /// Connections that asked for seats.
     pub connections: u64,
-    /// Of these, those that still waited when nothing more could happen.
+    /// Connections that still waited when nothing more could happen.
     pub still_waiting: u64,
-    /// One for each of the workload's.
+    /// One for each client of the workload.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub clients: Vec<GroupReport>,
-    /// One for each of the workload's.
+    /// One for each source of the workload.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<GroupReport>,
-    /// Those that had connections.
+    /// The levels that had connections.
     pub levels: Vec<LevelReport>,
 }
 
-/// What became of the connections of a client or a source.
+/// The connections of a client or a source, by outcome.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupReport {
-    /// Of a source; clients have none.
+    /// The name of a source; clients have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     pub executions: u64,
     pub rejections: u64,
-    /// Seats of its executing connections, initial ones, on average over each phase.
+    /// Mean number of (initial) seats of its executing connections in each phase.
     pub average_seats: Vec<f64>,
     pub wait_ns: Waits,
 }
@@ -49,7 +49,7 @@ pub struct LevelReport {
     pub wait_ns: Waits,
     pub max_seats_in_use: u64,
     pub fairness: Fairness,
-    /// Over time, at even intervals.
+    /// Seats over time, at even intervals.
     pub seats: Vec<SeatsReport>,
     /// The flows with the most seat-seconds.
     pub top_flows: Vec<FlowReport>,
@@ -64,7 +64,7 @@ pub struct Rejections {
     pub time_out: u64,
 }
 
-/// How long admitted connections waited, in nanoseconds, to three digits.
+/// How long admitted connections waited, in nanoseconds, precise to three digits.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Waits {
     pub p50: u64,
@@ -72,15 +72,15 @@ pub struct Waits {
     pub max: u64,
 }
 
-/// How even seats were among a level's flows, by Jain's index: 1 is all alike.
+/// How evenly seats were divided among a level's flows, by Jain's index: 1 means equally.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fairness {
     pub flows: u64,
-    /// Of what each flow got in all.
+    /// Of the seat-seconds of each flow.
     pub jain_seat_seconds: Option<f64>,
-    /// Of what flows held at a moment, on average over the time that somebody waited, among those
-    /// that held or wanted seats.
+    /// Of the seats that flows hold at a moment, averaged over the time in which a connection
+    /// waited, among flows that held or wanted seats.
     pub jain_seats: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! The run of a simulation: what happens next, until nothing does.
+//! Runs a simulation, event by event, until nothing more can happen.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -13,11 +13,11 @@ use crate::{
     queueset::{Arrival, Expiry, Rejection, Verdict},
 };
 
-/// How long connections that nothing else happens to may go on waiting, in nanoseconds: borrowing
-/// may yet find seats for them.
+/// How long waiting connections may go on waiting when nothing else happens, in nanoseconds:
+/// borrowing may still find seats for them.
 const PATIENCE: u64 = 60_000_000_000;
-/// After how many adjustments of limits with nothing between them the rest are passed over until
-/// something happens, so that a connection that lasts for years takes no longer to simulate.
+/// After so many adjustments of limits with no event between them, further ones are skipped until
+/// the next event. So a connection that lasts for years takes no longer to simulate.
 const QUIET_ADJUSTMENTS: u32 = 120;
 
 /// A client's thread: one connection after another.
@@ -41,11 +41,11 @@ pub struct Simulation {
     scheduled: u64,
     connections: Connections,
     now: u64,
-    /// Adjustments since something else happened or somebody waited.
+    /// Adjustments since the last other event, or since a connection last waited.
     quiet_adjustments: u32,
 }
 
-/// Events of one time happen in the order they were scheduled in.
+/// Events of the same time happen in the order in which they were scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Scheduled {
     at: u64,
@@ -76,7 +76,7 @@ impl Simulation {
         }
     }
 
-    /// Adds a thread that starts at a moment.
+    /// Adds a thread that starts at `start`.
     pub fn add_thread(&mut self, thread: Thread, start: u64) {
         let number = self.threads.len() as u32;
         let request = Request {
@@ -87,7 +87,7 @@ impl Simulation {
         self.schedule(start, Action::Call(number));
     }
 
-    /// Lets everything happen that is due by a moment.
+    /// Lets everything happen that is due by `end`.
     pub fn run_until(&mut self, end: u64) {
         loop {
             let scheduled = self
@@ -101,7 +101,7 @@ impl Simulation {
         }
     }
 
-    /// Lets everything happen that ever will, and reports.
+    /// Lets everything happen until nothing is left, and returns the report.
     pub fn finish(mut self) -> Report {
         let mut last = self.now;
         loop {
@@ -146,8 +146,8 @@ impl Simulation {
         levels.any(|(_, level)| level.waiting() > 0)
     }
 
-    /// Lets the next thing happen; timers come before events of the same time. Nothing arrives
-    /// before `end`.
+    /// Lets the next event happen; timers come before other events of the same time. No connection
+    /// arrives before `end`.
     fn step(&mut self, end: u64) {
         let scheduled = self
             .events
@@ -218,7 +218,7 @@ impl Simulation {
         }
     }
 
-    /// Admits all that can be.
+    /// Admits all connections that can be admitted.
     fn dispatch(&mut self, now: u64) {
         while let Some((level, dispatch)) = self.controller.dispatch(now) {
             self.admit(Place::new(level, dispatch.connection), now);

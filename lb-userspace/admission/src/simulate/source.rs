@@ -1,4 +1,4 @@
-//! Connections of a workload's sources, in order of time, without holding them all.
+//! Connections of a workload's sources, in order of time, produced one by one.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use super::workload::Source;
 
-/// The same random numbers in every run, so that runs can be compared.
+/// The fixed seed of random numbers, so that runs can be compared.
 const SEED: u64 = 0x6e6f_6465_2d6c_6221;
 
 /// A source's next connection.
@@ -28,7 +28,7 @@ pub struct Sources<'a> {
     sources: &'a [Source],
     end: u64,
     random: Vec<Rng>,
-    /// The next arrival of each source that goes on.
+    /// The next arrival of each source that has not ended.
     next: BinaryHeap<Reverse<SourceArrival>>,
 }
 

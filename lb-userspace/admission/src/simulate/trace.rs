@@ -1,8 +1,8 @@
-//! Recorded arrivals: a file with a line for each, in order of time.
+//! Recorded arrivals: a file with one arrival per line, in order of time.
 //!
-//! A line is either values between commas, `t_ns,flow,hold_ns,width,level`, the last two of which
-//! may be left out, or a JSON object with those names. Empty lines, lines that start with `#`, and
-//! a line with the names above the first arrival are skipped.
+//! A line is either comma-separated values, `t_ns,flow,hold_ns,width,level` (the last two may be
+//! left out), or a JSON object with those names. Empty lines, lines that start with `#`, and a line
+//! of column names before the first arrival are skipped.
 
 use std::io::{BufRead, Read as _};
 
@@ -29,12 +29,12 @@ pub struct TraceArrival {
     /// Seats.
     #[serde(default = "one")]
     pub width: u32,
-    /// Name of the priority level, if not the one that the command names.
+    /// Name of the priority level; without it, the level that the command names.
     #[serde(default)]
     pub level: Option<String>,
 }
 
-/// Why a trace cannot be read on; lines count from 1.
+/// Why a trace cannot be read further. Lines count from 1.
 #[derive(Debug, Error)]
 pub enum TraceError {
     #[error("line {line}: {rule}")]
@@ -58,7 +58,7 @@ fn one() -> u32 {
     1
 }
 
-/// Flows are often numbered.
+/// Flow names may be numbers.
 fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -74,6 +74,7 @@ fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 }
 
 impl<R: BufRead> Trace<R> {
+    /// A trace that is read from its first line.
     pub fn new(reader: R) -> Self {
         Self {
             reader,

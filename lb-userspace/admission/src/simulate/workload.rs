@@ -6,22 +6,22 @@ use thiserror::Error;
 use super::Notification;
 use super::{MAX_TIME, MAX_WIDTH};
 
-/// Most threads, sources' flows included, in one workload.
+/// The most threads in one workload, flows of sources included.
 const MAX_FLOWS: u64 = 10_000_000;
-/// Most connections in one workload, about: an hour or so of simulation.
+/// The most connections in one workload, roughly: about an hour of simulation.
 const MAX_CONNECTIONS: f64 = 1e9;
 
-/// Loads on a level, or several. Times are in nanoseconds.
+/// The load on one or several levels. Times are in nanoseconds.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Name of the priority level.
     pub level: String,
-    /// The level's limit throughout; without it, the level borrows and lends.
+    /// A fixed limit of the level. Without it, the level borrows and lends.
     #[serde(default, rename = "currentLimit")]
     pub current_limit: Option<u32>,
-    /// For how long averages are taken and sources send. The simulation goes on to the last
-    /// connection's end.
+    /// How long sources send, and the time over which averages are taken. The simulation goes on
+    /// until the last connection ends.
     pub duration_ns: u64,
     #[serde(default)]
     pub clients: Vec<Client>,
@@ -29,22 +29,22 @@ pub struct Workload {
     pub sources: Vec<Source>,
 }
 
-/// A flow of so many threads, each of which opens its next connection only after the one before
-/// was admitted.
+/// A flow of so many threads. Each thread opens its next connection only after the previous one was
+/// admitted.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Client {
     /// Name of its priority level, if not the workload's.
     #[serde(default)]
     pub level: Option<String>,
-    /// Of the flow.
+    /// The hash of its flow.
     pub hash: u64,
     pub threads: u32,
-    /// Connections of each thread; one that is refused is its thread's last.
+    /// Connections of each thread. A refused connection is the thread's last.
     pub calls: u32,
     /// How long a connection lasts.
     pub exec_ns: u64,
-    /// From a connection's end to the thread's next; -1 is just before the end.
+    /// Time from a connection's end to the thread's next connection; -1 means just before the end.
     #[serde(default)]
     pub think_ns: i64,
     #[serde(default = "one")]
@@ -54,19 +54,20 @@ pub struct Client {
     pub final_seats: u32,
     #[serde(default)]
     pub pad_ns: u64,
-    /// In place of the two before: how many watchers of an API server each call's change goes to.
+    /// Instead of `final_seats` and `pad_ns`: the number of watchers that are notified of each
+    /// call's change.
     #[serde(default)]
     pub watchers: Option<u32>,
-    /// Most seats of one connection for [`Self::watchers`], as `plan` shows it; 0 is no limit.
+    /// The most seats of one connection, for [`Self::watchers`]; 0 means no limit.
     #[serde(default)]
     pub max_seats: u32,
-    /// Whether the second half of the threads starts after half the duration, for half the calls.
+    /// Whether the second half of the threads starts after half of the duration and makes half the
+    /// calls.
     #[serde(default)]
     pub split: bool,
 }
 
-/// Flows that open connections at random times, at a fixed rate together, whatever becomes of
-/// them.
+/// Flows that open connections at random times, at a fixed rate together, whatever the outcome.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
@@ -76,14 +77,14 @@ pub struct Source {
     pub level: Option<String>,
     #[serde(default = "one")]
     pub flows: u32,
-    /// Of all flows together; exponential intervals.
+    /// The rate of all flows together. Intervals are exponentially distributed.
     pub connections_per_second: f64,
     /// How long a connection lasts.
     pub hold_ns: u64,
-    /// Whether that is only the mean, with exponential holds.
+    /// Whether `hold_ns` is only the mean of exponentially distributed times.
     #[serde(default)]
     pub random_holds: bool,
-    /// How long a connection's handshake takes of its hold.
+    /// The part of a connection's hold that its handshake takes.
     #[serde(default)]
     pub handshake_ns: u64,
     #[serde(default = "one")]
@@ -97,7 +98,7 @@ fn one() -> u32 {
     1
 }
 
-/// What is wrong with a workload: a field and the rule.
+/// What is wrong with a workload: a field and the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{field}: {rule}")]
 pub struct WorkloadError {
@@ -106,10 +107,10 @@ pub struct WorkloadError {
 }
 
 impl Workload {
-    /// Checks that nothing in it is absurd.
+    /// Checks that no value is absurd.
     ///
     /// # Errors
-    /// Names the first field that is.
+    /// Names the first such field.
     pub fn validate(&self) -> Result<(), WorkloadError> {
         ensure(
             (1..=MAX_TIME).contains(&self.duration_ns),
@@ -151,7 +152,7 @@ impl Workload {
                 field("watchers"),
                 "must not be combined with final_seats and pad_ns, which follow from it",
             )?;
-            // What fewer seats than these would take for the same work.
+            // The time that fewer seats would take for the same work.
             let longest = u64::from(client.final_seats.max(1)).saturating_mul(client.pad_ns);
             ensure(
                 longest <= MAX_TIME,
@@ -199,7 +200,7 @@ impl Workload {
         )
     }
 
-    /// When phases end that averages are taken over: halves if a client is split.
+    /// Ends of the phases over which averages are taken: two halves if a client is split.
     pub fn phases(&self) -> Vec<u64> {
         match self.clients.iter().any(|client| client.split) {
             true => vec![self.duration_ns / 2, self.duration_ns],
@@ -220,14 +221,14 @@ impl Client {
         }
     }
 
-    /// How many it makes at most.
+    /// The most connections that it makes.
     fn connections(&self) -> f64 {
         f64::from(self.threads) * f64::from(self.calls)
     }
 }
 
 impl Source {
-    /// How many it makes in so many nanoseconds, about.
+    /// About how many connections it makes in so many nanoseconds.
     fn connections(&self, duration_ns: u64) -> f64 {
         self.connections_per_second * duration_ns.saturating_sub(self.start_ns) as f64 / 1e9
     }

@@ -1,4 +1,4 @@
-//! The compiled classifier gives the answers of the plain ordered search.
+//! The compiled classifier gives the same answers as the plain ordered search.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -19,7 +19,7 @@ use proptest::{
     sample::{Index, select, subsequence},
 };
 
-/// Small worlds, in which rules and connections meet.
+/// Few names, so that rules and connections match often.
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const NETWORKS: [&str; 12] = [
     "0.0.0.0/0",
@@ -133,7 +133,7 @@ fn in_force() -> impl Strategy<Value = InForce> {
         });
         let last = match catch_all {
             true => Schema::catch_all(),
-            // As if it could be that nothing matches.
+            // A last schema that might not match.
             false => Schema::new("last", 10_000, "catch-all"),
         };
         let active = |schema| ActiveSchema { schema, level: 0 };
@@ -213,7 +213,7 @@ proptest! {
     #[test]
     fn compiled_and_plain_search_agree(in_force in in_force(), seeds in vec(seed(), 1..80)) {
         let mut classifier = Classifier::new(&in_force.schemas);
-        // Classes are given first and asked for later, as packets do.
+        // Classes are assigned first and used later, as for packets.
         let keys: Vec<_> = seeds.iter().map(|seed| classifier.key(&seed.connection())).collect();
         for (seed, key) in seeds.iter().zip(keys) {
             let plain = in_force.classify(&seed.connection());
@@ -221,7 +221,7 @@ proptest! {
         }
     }
 
-    /// Connections that nothing tells apart share their classes, so that tables stay small.
+    /// Connections that no rule tells apart share their classes, so that tables stay small.
     #[test]
     fn classes_are_shared(in_force in in_force(), seeds in vec(seed(), 2..20), index in any::<Index>()) {
         let mut classifier = Classifier::new(&in_force.schemas);

@@ -105,7 +105,7 @@ fn mandatory_objects_cannot_be_changed_but_for_the_seats_of_exempt() {
         Configuration::default().in_force()
     );
 
-    // Without its part, which validation accepts, it has the defaults.
+    // Without its part, which validation allows, it has the defaults.
     let bare = "kind: PriorityLevel\nmetadata: {name: exempt}\nspec: {type: Exempt}";
     configuration.apply(&objects(bare)[0]).unwrap();
     assert_eq!(
@@ -187,7 +187,7 @@ fn schemas_dangle_while_their_level_is_missing() {
     );
     assert_eq!(dangling(&configuration, "s"), (false, "Found"));
 
-    // An invalid new version of the level changes nothing, its end does.
+    // An invalid new version of the level changes nothing; its deletion does.
     configuration
         .apply(&objects(&level("a", -1))[0])
         .unwrap_err();
@@ -228,7 +228,7 @@ fn rules_have_an_upper_bound_in_all() {
     }
     rules += "]";
     let mut yaml = String::new();
-    // The mandatory schemas have a rule each.
+    // Each mandatory schema has one rule.
     let fitting = (MAX_RULES - 2) / 64;
     for index in 0..=fitting {
         write!(yaml, "{}", schema(&format!("s{index}"), "exempt", &rules)).unwrap();

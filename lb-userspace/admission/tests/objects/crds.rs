@@ -1,4 +1,4 @@
-//! The committed definitions are those that the types generate.
+//! The committed definitions are equal to those generated from the types.
 
 use std::{fs, path::Path};
 
@@ -45,7 +45,7 @@ fn visit(path: &str, schema: &serde_json::Value) {
             _ => visit(&path, property),
         }
     }
-    // What structural schemas do not allow.
+    // Keywords that structural schemas do not allow.
     for keyword in ["$ref", "nullable", "definitions", "title"] {
         assert!(schema.get(keyword).is_none(), "{path} has {keyword}");
     }

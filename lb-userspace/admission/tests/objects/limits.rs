@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::support::{configuration, vectors};
 
-/// Shares, lendable and borrowing percentage of the levels whose vectors do not say, and their
-/// queues, as in upstream's default configuration and its tests.
+/// Shares, lendable and borrowing percentage of levels whose vectors leave them out, and their
+/// queues: those of Kubernetes' default configuration and tests.
 fn level(vector: &Value) -> Level {
     let name = vector["name"].as_str().unwrap();
     let (lendable, hand_size) = match name {
@@ -71,7 +71,7 @@ fn limits_are_apfs() {
                     "minCL" => json!(limits.min),
                     "maxCL" => json!(limits.max),
                     "maxSeatsPerRequest" => json!(limits.max_seats),
-                    // What went in, and what borrowing makes of it.
+                    // The input, and what borrowing computes from it.
                     _ => continue,
                 };
                 assert_eq!(own, *value, "{field} of {expected} at {server_limit}");
@@ -136,7 +136,7 @@ fn schemas_are_asked_in_order() {
     let mut yaml = String::new();
     for schema in order["input"].as_array().unwrap() {
         let (name, precedence) = (schema[0].as_str().unwrap(), &schema[1]);
-        // Names are DNS subdomains here, among which "A" is none.
+        // Names here are DNS subdomains, and "A" is not one.
         let name = if name == "A" { "0-a" } else { name };
         if !["exempt", "catch-all"].contains(&name) {
             yaml += &format!(
@@ -161,7 +161,7 @@ fn schemas_are_asked_in_order() {
             });
     assert_eq!(names, expected.collect::<Vec<_>>());
 
-    // Byte by byte where upstream's example has a capital.
+    // Kubernetes' example has a capital letter; names are compared byte by byte.
     let orders = ["A", "a"].map(|name| Schema::new(name, 1000, "x"));
     assert!(orders[0].order() < orders[1].order());
 }

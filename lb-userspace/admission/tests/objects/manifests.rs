@@ -218,7 +218,7 @@ fn broken_files_name_the_line() {
     }
 }
 
-/// Nests lists, which readers walk one in the other.
+/// Deeply nested lists, which a reader would follow recursively.
 #[test]
 fn deep_nesting_is_refused_not_followed() {
     let deep = r#"{"kind":"List","items":["#.repeat(100_000);
@@ -227,8 +227,8 @@ fn deep_nesting_is_refused_not_followed() {
 }
 
 proptest! {
-    /// Whatever the file says, it is read, refused or validated, and what is in force has what it
-    /// must.
+    /// Whatever a file contains, it is read, refused or validated, and the mandatory objects are in
+    /// force.
     #[test]
     fn nothing_breaks_the_parser(
         lines in prop::collection::vec(

@@ -1,4 +1,4 @@
-//! What rules mean, from objects to the schema that takes a connection.
+//! The meaning of rules, from objects to the schema that takes a connection.
 
 use lb_admission::{
     classify::{
@@ -119,7 +119,7 @@ fn subjects() {
             format!("{{subjects: [{{kind: Any}}], exceptSubjects: [{other}, {subject}], {any}}}");
         assert_eq!(mismatch(&except, &connection), expected, "{except}");
 
-        // Of an unknown source only the address tells.
+        // Of an unknown source, only the address can match.
         let unknown = Connection {
             identity: None,
             ..connection

@@ -1,4 +1,4 @@
-//! Objects from YAML, and the vectors.
+//! Objects from YAML, and the test vectors.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub fn objects(yaml: &str) -> Vec<Object> {
     documents.map(|document| document.object.unwrap()).collect()
 }
 
-/// A configuration of objects that are all valid.
+/// A configuration of objects, all of which are valid.
 pub fn configuration(yaml: &str) -> Configuration {
     let mut configuration = Configuration::default();
     for object in objects(yaml) {

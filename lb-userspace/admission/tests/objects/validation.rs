@@ -1,6 +1,6 @@
-//! Every validation rule of flowcontrol.apiserver.k8s.io/v1, on node-lb's objects. Rules on
-//! subjects, resources and URLs are tested on what stands in their place: subjects, destinations,
-//! addresses.
+//! Every validation rule of flowcontrol.apiserver.k8s.io/v1, applied to node-lb's objects. Rules
+//! about subjects, resources and URLs are tested on the fields in their place: subjects,
+//! destinations and addresses.
 
 use lb_admission::objects::{
     FlowSchemaSpec, PriorityLevelSpec, Spec, defaults,
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::support::{configuration, fields, objects, vectors};
 
-/// How an entry is validated: the fields of the errors.
+/// Validates an entry, and returns the fields of the errors.
 type Check = fn(&Value) -> Vec<String>;
 
 #[test]
@@ -32,7 +32,7 @@ fn every_rule_holds() {
             other => panic!("unknown kind {other}"),
         };
         let errors = check(&entry["input"]);
-        // Zero shares were refused before Kubernetes 1.30; node-lb begins where v1 is now.
+        // Zero shares were refused before Kubernetes 1.30; node-lb follows the present v1.
         let accept = match entry["input"].get("apiserver") {
             Some(_) => true,
             None => entry["accept"].as_bool().unwrap(),
@@ -52,7 +52,7 @@ fn every_rule_holds() {
     assert_eq!(table.len(), 57);
 }
 
-/// Where node-lb's objects have what a field of the vectors is about.
+/// The field of node-lb's objects that corresponds to a field of the vectors.
 fn own_field(field: &str) -> String {
     match field {
         "subjects" => "spec.rules[0].subjects",
@@ -145,7 +145,7 @@ fn priority_level(input: &Value) -> Vec<String> {
     level_errors(input["name"].as_str().unwrap(), &spec)
 }
 
-/// A schema that is valid, and as built in if its name is.
+/// A valid schema. If it has the name of a built-in one, it is equal to that.
 fn valid_schema(name: &str) -> FlowSchemaSpec {
     let mut spec = FlowSchemaSpec {
         priority_level_configuration: PriorityLevelReference {
@@ -191,7 +191,7 @@ fn flow_schema(input: &Value) -> Vec<String> {
     let mut spec = valid_schema(name);
     for (field, value) in input.as_object().unwrap() {
         match field.as_str() {
-            // Alone, it stands for an `exempt` schema that is not the built-in one.
+            // Alone, it means an `exempt` schema other than the built-in one.
             "name" if input.as_object().unwrap().len() == 1 => spec.rules = vec![valid_rule()],
             "name" => {}
             "matchingPrecedence" => spec.matching_precedence = int(input, field).unwrap(),
@@ -225,7 +225,7 @@ fn rule(input: &Value) -> Vec<String> {
             "namespaces" => {
                 rule.destinations[0].namespaces = serde_json::from_value(value.clone()).unwrap()
             }
-            // What has no namespace: there the cluster's resources, here addresses.
+            // Destinations without a namespace: there the cluster's resources, here addresses.
             "clusterScope" => {
                 let addresses = value.as_bool().unwrap().then(|| vec!["*".to_owned()]);
                 rule.destinations[0].addresses = addresses;

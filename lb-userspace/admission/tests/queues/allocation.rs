@@ -1,4 +1,4 @@
-//! Dividing seats among levels.
+//! Division of seats among levels.
 
 use lb_admission::allocation::{Allocation, Class, allocate};
 use proptest::prelude::*;
@@ -70,7 +70,7 @@ fn seats_are_divided_as_by_upstream() {
     }
 }
 
-/// A lower bound, what the target is above it, what the upper bound is.
+/// A class from three numbers: its lower bound, and how far above it target and upper bound are.
 fn class() -> impl Strategy<Value = Class> {
     let amounts = (0.0..100.0, 0.0..100.0, 0.0..100.0);
     (amounts, 0..4).prop_map(|((lower, above, room), zero): ((f64, f64, f64), _)| {

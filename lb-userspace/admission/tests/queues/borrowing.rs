@@ -1,4 +1,4 @@
-//! Limits that follow demand.
+//! Tests of limits that follow demand.
 
 use std::collections::BTreeMap;
 
@@ -133,7 +133,8 @@ fn limits_follow_demand_as_by_upstream() {
     }
 }
 
-/// The first adjustment of a new configuration: spare seats go by what levels keep, not by shares.
+/// The first adjustment of a new configuration divides spare seats by what levels keep, not by
+/// shares.
 #[test]
 fn limits_without_demand_are_those_of_upstream() {
     #[derive(Deserialize)]

@@ -40,7 +40,7 @@ impl Node {
         }
     }
 
-    /// Lets timers fire up to a moment, and admits what can be.
+    /// Lets timers fire up to `to`, and admits what can be admitted.
     fn advance(&mut self, to: u64) -> Vec<(LevelId, Handle)> {
         let mut admitted = Vec::new();
         while let Some((at, _)) = self.controller.fire(to) {
@@ -73,7 +73,7 @@ impl Node {
     }
 }
 
-/// Many connections of many flows, which last `hold` each, arrive at the borrower.
+/// Many connections of many flows arrive at the borrower; each lasts for `hold`.
 fn borrow(node: &mut Node, hold: u64, connections: u64) {
     let borrower = node.borrower;
     let mut executing = std::collections::VecDeque::new();
@@ -114,7 +114,7 @@ fn a_level_gets_its_own_seats_back_as_soon_as_it_wants_them() {
     borrow(&mut node, SECOND, 2000);
     let (lender, lent) = (node.lender, node.limit(node.lender));
     assert!(lent < 60, "{lent}");
-    // Nobody waits for the next period.
+    // The level does not wait for the next period.
     let start = node.now;
     let mut admitted = 0;
     for hash in 0..100 {
@@ -122,7 +122,7 @@ fn a_level_gets_its_own_seats_back_as_soon_as_it_wants_them() {
     }
     admitted += node.advance(start + SECOND / 50).len();
     assert_eq!(node.limit(lender), 100);
-    // But for those reserved for queues without a seat.
+    // All but the seats reserved for queues without a seat.
     assert!(admitted >= 95, "{admitted}");
 }
 
@@ -160,7 +160,7 @@ fn a_level_that_is_gone_stays_until_its_connections_are() {
     assert_eq!(node.controller.levels().count(), 2);
     assert_eq!(node.controller.level(level).seats_in_use(), 1);
 
-    // When it comes back, it is the same.
+    // When the level comes back, it is the same one.
     node.controller
         .configure(&[lender.clone(), borrower], 200, 2)
         .unwrap();
@@ -175,7 +175,7 @@ fn a_level_that_is_gone_stays_until_its_connections_are() {
     assert_eq!(node.controller.levels().count(), 1, "and then it goes");
 }
 
-/// Adjustments that are passed over leave behind what they would have made.
+/// Skipped adjustments leave the same state as if they had been made.
 #[test]
 fn quiet_time_can_be_skipped() {
     for policy in support::POLICIES {
@@ -199,8 +199,7 @@ fn quiet_time_can_be_skipped() {
     }
 }
 
-/// A change of the configuration moves seats at once, and the next adjustment comes when it would
-/// have.
+/// A change of the configuration moves seats at once, and does not delay the next adjustment.
 #[test]
 fn a_new_configuration_does_not_put_off_the_next_adjustment() {
     for policy in support::POLICIES {

@@ -1,12 +1,12 @@
 //! How well a hand of queues keeps a light flow apart from heavy ones.
 
-/// Chance that every queue of a random hand is also in one of `heavy` other random hands, all of
-/// `hand_size` out of `queues`: that a light flow finds no queue without a heavy flow in it.
+/// The probability that every queue of a random hand is also in one of `heavy` other random hands
+/// (all of `hand_size` out of `queues`): a light flow then finds no queue without a heavy flow.
 ///
-/// `hand_size` is at most `queues`. Takes time proportional to the product of all three.
+/// `hand_size` is at most `queues`. The cost is proportional to the product of all three.
 pub fn covered_probability(queues: u32, hand_size: u32, heavy: u32) -> f64 {
     let hand = hand_size as usize;
-    // How likely it is that the heavy hands cover so many queues.
+    // The probability that the heavy hands cover so many queues.
     let mut covered = vec![0.0; queues as usize + 1];
     covered[0] = 1.0;
     for _ in 0..heavy {
@@ -29,13 +29,14 @@ pub fn covered_probability(queues: u32, hand_size: u32, heavy: u32) -> f64 {
     covered.into_iter().enumerate().map(all_covered).sum()
 }
 
-/// Queues that `heavy` random hands of `hand_size` out of `queues` are expected to cover together.
+/// The expected number of queues that `heavy` random hands of `hand_size` out of `queues` cover
+/// together.
 pub fn expected_covered(queues: u32, hand_size: u32, heavy: u32) -> f64 {
     let untouched = 1.0 - f64::from(hand_size) / f64::from(queues);
     f64::from(queues) * (1.0 - untouched.powf(f64::from(heavy)))
 }
 
-/// Chance that a random hand has exactly `shared` of the `marked` queues in it.
+/// The probability that a random hand contains exactly `shared` of the `marked` queues.
 fn shares(queues: u32, marked: usize, hand_size: u32, shared: usize) -> f64 {
     let (queues, hand) = (queues as usize, hand_size as usize);
     choose(marked, shared) * choose(queues - marked, hand - shared) / choose(queues, hand)

@@ -1,4 +1,4 @@
-//! How long requests and connections may wait, and what they are told meanwhile.
+//! How long requests and connections may wait, and which answers they get.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn waiting_takes_a_quarter_of_the_time_since_arrival() {
             default: Duration::from_secs(case.default),
             ..REQUEST_QUEUE_WAIT
         };
-        // What remains at the deadline and what had passed by now were all there was.
+        // Time left at the deadline plus time passed by now make up the whole patience.
         let patience = case
             .deadline
             .map(|deadline| Duration::from_secs(deadline + case.received_before));

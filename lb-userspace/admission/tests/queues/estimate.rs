@@ -1,4 +1,4 @@
-//! What a write costs an API server.
+//! The work of an API server after a write.
 
 use lb_admission::simulate::Notification;
 use serde::Deserialize;

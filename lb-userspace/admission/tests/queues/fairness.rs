@@ -1,4 +1,4 @@
-//! How even seats are among flows that all want more than their part.
+//! How evenly seats are divided among flows that all want more than their part.
 
 use lb_admission::{queueset::Policy, simulate::report::Fairness};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Who suffers from whom: the integration scenarios of API Priority and Fairness, including the two
-//! that its own tests skip as flaky. Virtual time makes them exact.
+//! Which flows suffer from others: the integration scenarios of API Priority and Fairness,
+//! including the two that its own tests skip as flaky. In virtual time they are exact.
 
 use lb_admission::{queueset::Policy, simulate::Report};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::support::{POLICIES, level, simulate};
 const SECOND: u64 = 1_000_000_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Clients that open connection after connection, more than fit in ten seconds.
+/// Clients that open one connection after another, more than fit into ten seconds.
 fn clients(level: &str, hash: u64, threads: u32, exec_ns: u64) -> Value {
     let calls = 10 * SECOND / exec_ns + 1;
     json!({
@@ -18,7 +18,7 @@ fn clients(level: &str, hash: u64, threads: u32, exec_ns: u64) -> Value {
     })
 }
 
-/// A flow that opens connections whatever becomes of them.
+/// A flow that opens connections whatever happens to them.
 fn source(level: &str, name: &str, rate: f64, hold_ns: u64) -> Value {
     json!({
         "level": level, "name": name, "connections_per_second": rate, "hold_ns": hold_ns,
@@ -26,7 +26,7 @@ fn source(level: &str, name: &str, rate: f64, hold_ns: u64) -> Value {
     })
 }
 
-/// Runs clients of levels with so many shares for ten seconds.
+/// Runs clients of three levels with these shares for ten seconds.
 fn ten_seconds(policy: Policy, seats: u32, levels: [u32; 3], clients: [Value; 2]) -> Report {
     let [elephants, mice, others] = levels;
     let levels = [
@@ -54,7 +54,7 @@ fn many_clients_of_one_level_take_nothing_from_few_of_another() {
             (0, 0),
             "{policy:?}"
         );
-        // A seat each, both in use all of the time.
+        // Each has one seat, which is always in use.
         for client in [elephants, mice] {
             assert!(
                 (0.95..=1.0).contains(&client.average_seats[0]),
@@ -66,7 +66,7 @@ fn many_clients_of_one_level_take_nothing_from_few_of_another() {
 
 #[test]
 fn levels_use_their_seats_and_no_more() {
-    // Five seats each; a queue may hold at most half of a level's in connection mode.
+    // Five seats each. In connection mode a queue may hold at most half of a level's.
     for (policy, elephants_seats) in [(Policy::Exact, 5.0), (Policy::Connections, 3.0)] {
         let clients = [
             clients("elephants", 1, 53, 200 * MILLISECOND),
@@ -90,8 +90,8 @@ fn levels_use_their_seats_and_no_more() {
     }
 }
 
-/// Asserts that sources got 90 % of the seats that they should, for holds from requests' to
-/// tunnels'.
+/// Asserts that sources got 90 % of their seats, for holds from those of requests to those of
+/// tunnels.
 fn check_not_drowned(within: bool) {
     for policy in POLICIES {
         for hold in [10 * MILLISECOND, SECOND] {
@@ -118,7 +118,7 @@ fn check_not_drowned(within: bool) {
                 panic!("{report:?}");
             };
             let what = format!("{policy:?}, {hold} ns, {noisy:?}, {quiet:?}");
-            // The reserve for first seats is not the noisy one's to use.
+            // The noisy flow may not use the reserve for first seats.
             assert!(
                 noisy.average_seats[0] >= 0.9 * (busy_seats - 0.05 * 200.0),
                 "{what}"

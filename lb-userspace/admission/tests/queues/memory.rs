@@ -1,4 +1,4 @@
-//! What decisions take of memory.
+//! The memory that decisions allocate.
 
 use lb_admission::{
     classify::{Classifier, Connection, Distinguisher, MAX_DISTINGUISHER, ServiceFrontend},
@@ -12,7 +12,7 @@ use lb_objects::Protocol;
 
 use crate::support::{POLICIES, kind};
 
-/// Replaces a connection at a time, while others wait, with timers and lingering seats.
+/// Replaces one connection at a time, while others wait, with timers and lingering seats.
 fn churn(set: &mut QueueSet, start: u64, steps: u64) {
     let mut executing = std::collections::VecDeque::with_capacity(64);
     for now in start..start + steps {
@@ -43,7 +43,7 @@ fn decisions_allocate_nothing() {
         let mut set = QueueSet::new(&kind(64, 6, 50), policy, 0).unwrap();
         set.set_limit(20, 0);
         churn(&mut set, 0, 2000);
-        // The caller's own list.
+        // The caller's own list allocates this.
         let list = allocation_counter::measure(|| {
             std::hint::black_box(std::collections::VecDeque::<u128>::with_capacity(64));
         });

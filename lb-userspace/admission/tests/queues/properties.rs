@@ -1,4 +1,4 @@
-//! What holds for a level whatever happens to it.
+//! Properties of a level that hold whatever happens to it.
 
 use lb_admission::{
     level::{ConnectionLimits, LevelKind},
@@ -127,7 +127,7 @@ impl Model {
         }
     }
 
-    /// After an admission: the limit holds, but for a connection that is too wide and alone.
+    /// After an admission: the limit holds, unless a single connection is wider than it.
     fn check_room(&self, width: u32) {
         let too_wide = width > self.set.limit() && self.set.executing() == 1;
         let within = self.set.seats_in_use() <= u64::from(self.set.limit());
@@ -154,7 +154,7 @@ impl Model {
         assert!(self.set.half_open_seats() <= width);
     }
 
-    /// Ends everything; nothing may be left behind.
+    /// Ends everything. Nothing may be left.
     fn finish(mut self, mut now: u64) {
         self.set.set_limit(8, now);
         self.drain(now);
@@ -229,8 +229,8 @@ proptest! {
         for (op, elapsed) in &steps {
             now += elapsed;
             model.apply(op, now);
-            // In exact mode what a leaving waiter holds up is not dispatched; of width 1 it is
-            // none.
+            // In exact mode, what a leaving waiter held up is not dispatched. A waiter of width 1
+            // holds nothing up.
             let limit = model.set.limit();
             let in_use = model.set.seats_in_use();
             if in_use >= u64::from(limit) {
@@ -257,8 +257,8 @@ proptest! {
         }
     }
 
-    /// One flow floods; every connection of another is admitted before the flood has had the whole
-    /// level twice.
+    /// One flow floods. Every connection of another flow is admitted before the flood has had the
+    /// whole level twice.
     #[test]
     fn no_flow_with_demand_starves(
         limit in 2..40_u32,

@@ -1,4 +1,4 @@
-//! What connections need on top of API Priority and Fairness, one rule at a time.
+//! Rules that connections need in addition to API Priority and Fairness, one by one.
 
 use lb_admission::{
     queueset::{Arrival, Expiry, Handle, Policy, QueueSet, Rejection, Verdict},
@@ -9,7 +9,7 @@ use crate::support::{POLICIES, kind};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A level of so many seats, whose queues are dealt by hash alone.
+/// A level with so many seats, whose queues are chosen by hash alone.
 fn level(policy: Policy, seats: u32) -> QueueSet {
     let mut set = QueueSet::new(&kind(8, 1, 3), policy, 0).unwrap();
     set.set_limit(seats, 0);
@@ -23,7 +23,7 @@ fn arrive(set: &mut QueueSet, hash: u64, width: u32, now: u64) -> Handle {
     }
 }
 
-/// Admits what can be, each with its handshake complete.
+/// Admits what can be admitted, and completes each handshake.
 fn admit(set: &mut QueueSet, now: u64) -> Vec<Handle> {
     let mut admitted = Vec::new();
     while let Some(dispatch) = set.dispatch(now) {
@@ -93,7 +93,7 @@ fn a_full_queue_is_full_even_while_seats_are_free() {
         let mut set = level(policy, 4);
         arrive(&mut set, 1, 2, 0);
         admit(&mut set, 0);
-        // Too wide for what is left, and in the way of the others.
+        // It is too wide for the free seats, and blocks the others.
         for width in [4, 1, 1] {
             arrive(&mut set, 1, width, 0);
         }
@@ -221,7 +221,7 @@ fn borrowed_seats_are_told() {
     assert_eq!(borrowed, [false, true]);
 }
 
-/// Progress is shifted long before it overflows, and nobody's turn changes.
+/// Progress is shifted long before it overflows, and no order changes.
 #[test]
 fn overflowing_progress_changes_no_order() {
     for policy in POLICIES {
@@ -230,7 +230,7 @@ fn overflowing_progress_changes_no_order() {
         assert_eq!(admit(&mut set, 0), [wide], "{policy:?}");
         let early = arrive(&mut set, 2, 1, 1);
         let late = arrive(&mut set, 3, 1, 1);
-        // Three queues share a million seats: that overflows within six days.
+        // Three queues share a million seats, which would overflow within six days.
         let hour = 3600 * SECOND;
         let hours = 10 * 24;
         for number in 1..=hours {

@@ -13,7 +13,7 @@ struct Step {
     retry_after: u64,
 }
 
-/// Rejects so many in a second, after which the advice is as expected.
+/// Rejects so many connections in a second, then compares the advice.
 #[track_caller]
 fn check(advice: &mut RetryAfter, second: u64, rejections: u32, expected: u64) {
     (0..rejections).for_each(|_| advice.reject(second));

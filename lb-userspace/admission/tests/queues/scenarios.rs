@@ -1,4 +1,4 @@
-//! Upstream's scenarios of clients that share a level, in virtual time.
+//! Kubernetes' scenarios of clients that share a level, in virtual time.
 
 use lb_admission::{
     controller::Controller,
@@ -115,7 +115,7 @@ fn clients_share_a_level_as_in_upstream() {
                 }
                 let expected = phase.expected_average_seats[index];
                 let scale = if expected == 0.0 { 1.0 } else { expected };
-                // A margin of nothing is for the mathematical value.
+                // A margin of zero means the mathematical value.
                 let margin = phase.margin.max(1e-9);
                 let within = (seats - expected).abs() / scale <= margin;
                 assert_eq!(

@@ -1,4 +1,4 @@
-//! Fixed-point work.
+//! Fixed-point arithmetic of work.
 
 use lb_admission::seat_seconds::SeatSeconds;
 use serde::Deserialize;

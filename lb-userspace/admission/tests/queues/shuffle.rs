@@ -1,4 +1,4 @@
-//! Hands of queues: which they are, which sizes there may be, how well they keep flows apart.
+//! Hands of queues: their cards, their possible sizes, and how well they keep flows apart.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ fn hands_are_uniform() {
     assert!(!cases.is_empty());
     for case in cases {
         let dealer = Dealer::new(case.deck_size, case.hand_size).unwrap();
-        // Counted by the sorted cards as digits.
+        // Counted by the sorted cards, as digits of a number.
         let (deck, size) = (case.deck_size as usize, case.hand_size as usize);
         let mut counts = vec![0_usize; deck.pow(case.hand_size as u32)];
         for hash in case.hash_range[0]..case.hash_range[1] {

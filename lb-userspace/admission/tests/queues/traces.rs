@@ -1,4 +1,4 @@
-//! Upstream's queues, step by step: every decision and every number of their state.
+//! Kubernetes' queues, step by step: every decision, and every number of their state.
 
 use std::collections::BTreeMap;
 
@@ -162,7 +162,7 @@ impl Bench {
         dispatched
     }
 
-    /// Does what a step says, and checks all that it says about it.
+    /// Does what a step says, and checks everything that the step expects.
     fn step(&mut self, step: &Step) {
         assert_eq!(self.run_timers(step.op.time()), step.dispatched_before_op);
         let now = step.op.time();

@@ -1,4 +1,4 @@
-//! Data on how API Priority and Fairness behaves, which node-lb follows.
+//! Test data about the behaviour of API Priority and Fairness, which node-lb follows.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -10,7 +10,7 @@ pub fn at<T: DeserializeOwned>(path: &str) -> T {
     serde_json::from_value(part.clone()).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Asserts that numbers agree but for rounding.
+/// Asserts that numbers are equal except for rounding.
 #[track_caller]
 pub fn assert_close(found: f64, expected: f64, tolerance: f64, what: &str) {
     let scale = found.abs().max(expected.abs());

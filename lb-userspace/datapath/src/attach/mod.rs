@@ -1,8 +1,9 @@
-//! Attaching programs to devices and cgroups so that they survive the agent, and replacing them so
-//! that no packet passes unseen.
+//! Attaches programs to devices and cgroups so that they survive the agent, and replaces them so
+//! that no packet is missed.
 //!
-//! The first start attaches and pins a link; later ones find the pin and exchange the program in
-//! it, which takes effect between two packets. What others attached is never touched.
+//! The first start attaches a program and pins its link. Later starts find the pin and exchange the
+//! program in the link, which takes effect between two packets. What others attached is never
+//! touched.
 
 use std::{
     fs::File,
@@ -32,7 +33,7 @@ pub struct XdpAttachment {
     pub mode: XdpMode,
     /// Whether an earlier agent's program was replaced.
     pub replaced: bool,
-    /// Why it is not the mode that was asked for. To be said loudly.
+    /// Why it is not the mode that was asked for. The caller should log it.
     pub reason: Option<String>,
 }
 
@@ -44,18 +45,19 @@ pub struct Attacher<'a> {
 }
 
 impl<'a> Attacher<'a> {
+    /// An attacher that pins links in `pins` and attaches TC programs by `tc`.
     pub fn new(pins: &'a Pins, tc: TcFlavor) -> Self {
         Self { pins, tc }
     }
 
     /// Attaches an XDP program to a device: native, else generic, else not at all, but in no mode
-    /// better than `best`. Where a program of ours is attached already, it is replaced in its mode,
-    /// even if a better one would now be possible, since changing the mode lets packets pass.
+    /// better than `best`. If a program of ours is already attached, it is replaced in its mode,
+    /// even if a better one is possible now: a change of the mode would let packets pass.
     ///
     /// # Errors
     ///
-    /// If the device is gone, or the link cannot be pinned. A mode that the device or another
-    /// program there does not allow is no error but a [`XdpAttachment::reason`].
+    /// If the device is gone, or the link cannot be pinned. If the device, or another program
+    /// there, does not allow a mode, that is no error but a [`XdpAttachment::reason`].
     pub fn xdp(
         &self,
         ifindex: u32,
@@ -137,7 +139,8 @@ impl<'a> Attacher<'a> {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, as it does where another program was attached without allowing more.
+    /// If the kernel refuses, as it does if another program is attached that does not allow further
+    /// ones.
     pub fn socket(
         &self,
         cgroup: &Cgroup,
@@ -155,7 +158,7 @@ impl<'a> Attacher<'a> {
         self.create(pin, point, program).map(|()| false)
     }
 
-    /// Detaches what is attached to a device; it may be gone already.
+    /// Detaches everything from a device, which may be gone already.
     ///
     /// # Errors
     ///
@@ -171,7 +174,7 @@ impl<'a> Attacher<'a> {
         Ok(())
     }
 
-    /// Detaches XDP from a device, for one whose role changed.
+    /// Detaches XDP from a device that has got another role.
     ///
     /// # Errors
     ///
@@ -195,8 +198,8 @@ impl<'a> Attacher<'a> {
         Ok(())
     }
 
-    /// Removes what earlier agents left on devices that are gone or not wanted any more. Returns
-    /// the pins removed. To be called once the wanted devices are attached.
+    /// Removes what earlier agents left on devices that are gone or no longer wanted. Returns the
+    /// removed pins. To be called once the wanted devices have their programs.
     ///
     /// # Errors
     ///
@@ -220,7 +223,7 @@ impl<'a> Attacher<'a> {
     }
 
     /// Exchanges the program of a pinned link, if there is one and it is on `target`. A link on
-    /// something else (an interface index is used again, a cgroup made again) is removed.
+    /// something else is removed: an interface index may be reused, and a cgroup created again.
     fn replace(
         &self,
         pin: LinkPin,
@@ -265,7 +268,7 @@ impl<'a> Attacher<'a> {
     }
 }
 
-/// A cgroup whose processes' sockets are translated.
+/// A cgroup: sockets of its processes are translated.
 #[derive(Debug)]
 pub struct Cgroup {
     directory: File,
@@ -273,7 +276,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Opens a directory of a cgroup2 hierarchy; its root for all processes.
+    /// Opens a directory of a cgroup2 hierarchy. Its root stands for all processes.
     ///
     /// # Errors
     ///

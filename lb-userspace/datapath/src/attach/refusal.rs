@@ -1,4 +1,4 @@
-//! Why programs could not be attached, in plain words.
+//! Says in plain words why programs could not be attached.
 
 use std::{io, path::PathBuf};
 
@@ -27,7 +27,7 @@ pub enum AttachError {
     Pins(#[from] PinError),
 }
 
-/// What the kernel's refusal to attach at a pin's place means.
+/// The meaning of the kernel's refusal to attach what `pin` names.
 pub(super) fn refused(pin: LinkPin, source: io::Error) -> AttachError {
     let (hook, target) = match pin {
         LinkPin::Xdp { ifindex, .. } | LinkPin::Tcx { ifindex, .. }
@@ -46,7 +46,7 @@ pub(super) fn refused(pin: LinkPin, source: io::Error) -> AttachError {
     }
 }
 
-/// Whether a refusal means that there is no such device, for which XDP has no error of its own.
+/// Whether a refusal means that the device does not exist. XDP has no error of its own for that.
 fn is_gone(ifindex: u32, refusal: &io::Error) -> bool {
     match refusal.raw_os_error() {
         Some(libc::ENODEV) => true,
@@ -65,11 +65,11 @@ fn device(ifindex: u32) -> String {
 
 fn name(ifindex: u32) -> Option<String> {
     let name = nix::net::if_::if_indextoname(ifindex).ok()?;
-    // For a device that is not there, nix returns an empty name.
+    // For a device that does not exist, nix returns an empty name.
     (!name.is_empty()).then(|| name.to_string_lossy().into_owned())
 }
 
-/// What the kernel's refusal of an XDP program means.
+/// The meaning of the kernel's refusal of an XDP program.
 pub(super) fn xdp_refusal(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => "the driver does not support it".to_owned(),

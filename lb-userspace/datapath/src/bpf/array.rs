@@ -1,4 +1,4 @@
-//! Array maps as memory: read and written without a system call. And memory that is used like an
+//! Array maps as memory, read and written without a system call; and memory that is used like an
 //! array map.
 
 use std::{
@@ -22,13 +22,13 @@ use super::page_size;
 
 /// The elements of an array map with `BPF_F_MMAPABLE`, shared with the kernel.
 ///
-/// Elements are copied in words of eight bytes, each of them whole: a reader never sees half a
-/// word, but may see words from before and after a change. What has to change together must be in
-/// one word, or be published by a write of one: [`Self::u32_at`] and [`Self::u64_at`].
+/// Elements are copied in words of eight bytes. A reader never sees half a word, but may see some
+/// words from before a change and some from after it. What must change together must be in one
+/// word, or be published by writing one word: [`Self::u32_at`] and [`Self::u64_at`].
 #[derive(Debug)]
 pub struct MappedArray<T> {
     words: NonNull<AtomicU64>,
-    /// Of the mapping, in bytes; a multiple of the page size.
+    /// Length of the mapping in bytes; a multiple of the page size.
     length: usize,
     len: u32,
     element: PhantomData<T>,
@@ -64,11 +64,12 @@ impl<T: Pod> MappedArray<T> {
         size_of::<T>() / 8
     };
 
-    /// Maps the elements of `map`, whose descriptor is not needed afterwards.
+    /// Maps the elements of `map` into memory. Its descriptor is not needed afterwards.
     ///
     /// # Errors
     ///
-    /// If the map is not a mappable array with elements of `T`'s size, or the memory is refused.
+    /// If the map is not a mappable array with elements of `T`'s size, or the kernel refuses the
+    /// memory.
     pub fn new(map: &MapData) -> Result<Self, ArrayError> {
         let info = map.info()?;
         let name = info.name_as_str().unwrap_or("(unnamed)").to_owned();
@@ -99,7 +100,7 @@ impl<T: Pod> MappedArray<T> {
         })
     }
 
-    /// An array of this process alone, all zero, which takes memory where it is written.
+    /// An array of this process alone, filled with zeros. It takes memory only where it is written.
     ///
     /// # Panics
     ///
@@ -137,7 +138,7 @@ impl<T: Pod> MappedArray<T> {
     ///
     /// # Panics
     ///
-    /// If `index` is out of bounds, as do all methods that take one.
+    /// If `index` is out of bounds. This holds for all methods with an index.
     pub fn read(&self, index: u32) -> T {
         let words = self.words(index);
         let mut value = std::mem::MaybeUninit::<T>::uninit();
@@ -154,8 +155,8 @@ impl<T: Pod> MappedArray<T> {
         unsafe { value.assume_init() }
     }
 
-    /// Overwrites an element, its first word last, so that what is published there comes after the
-    /// rest.
+    /// Overwrites an element. Its first word comes last, so that a value published there becomes
+    /// visible after the rest.
     pub fn write(&self, index: u32, value: &T) {
         let source = std::ptr::from_ref(value).cast::<u64>();
         for (position, word) in self.words(index).iter().enumerate().rev() {
@@ -172,7 +173,7 @@ impl<T: Pod> MappedArray<T> {
         }
     }
 
-    /// Copies of the elements in `range`, which is cut to those there are, with their indices.
+    /// Copies of the elements in `range`, as far as they exist, with their indices.
     pub fn iter(&self, range: Range<u32>) -> impl Iterator<Item = (u32, T)> + '_ {
         (range.start..range.end.min(self.len)).map(|index| (index, self.read(index)))
     }
@@ -236,7 +237,7 @@ impl<T> Drop for MappedArray<T> {
     }
 }
 
-/// Memory of a map, or of nobody else.
+/// Maps the memory of a map, or without one, new memory of this process.
 fn mmap(map: Option<&MapData>, length: usize) -> io::Result<NonNull<AtomicU64>> {
     let (flags, fd) = match map {
         Some(map) => (libc::MAP_SHARED, map.fd().as_fd().as_raw_fd()),

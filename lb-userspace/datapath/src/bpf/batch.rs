@@ -16,8 +16,8 @@ use thiserror::Error;
 
 use super::{bpf, empty_attr};
 
-/// Entries asked for at a time when reading a whole map: from here on the cost per entry stays
-/// flat.
+/// How many entries are requested at a time when a whole map is read. The cost per entry does not
+/// fall with more.
 const LOOKUP_CHUNK: usize = 16 * 1024;
 
 /// A hash, LRU hash, LPM trie or array map with one value per key, read and written in batches.
@@ -29,7 +29,7 @@ pub struct BatchMap<K, V> {
     entry: PhantomData<(K, V)>,
 }
 
-/// A batch that was not, or not completely, carried out.
+/// A batch that was not carried out, or not completely.
 #[derive(Debug, Error)]
 pub enum BatchError {
     #[error(
@@ -43,7 +43,7 @@ pub enum BatchError {
         expected_key: usize,
         expected_value: usize,
     },
-    /// No room for more entries: `done` were written.
+    /// There was no room for more entries; `done` of them were written.
     #[error("map {name} is full ({max_entries} entries); {done} of {total} were written")]
     Full {
         name: String,
@@ -66,7 +66,7 @@ pub enum BatchError {
 }
 
 impl<K: Pod, V: Pod> BatchMap<K, V> {
-    /// A handle of its own to `map`.
+    /// A new handle to `map`.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     ///
     /// # Errors
     ///
-    /// [`BatchError::Full`] if there is no room; entries before the one without room are written.
+    /// [`BatchError::Full`] if there is no room. The entries before that one have been written.
     ///
     /// # Panics
     ///
@@ -138,11 +138,11 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         }
     }
 
-    /// Removes entries; keys that do not exist are skipped. Returns how many did.
+    /// Removes entries. Keys that do not exist are skipped. Returns how many existed.
     ///
     /// # Errors
     ///
-    /// The kernel's; entries before the failure are removed.
+    /// The kernel's. The entries before the failure have been removed.
     pub fn delete(&self, keys: &[K]) -> Result<usize, BatchError> {
         let mut rest = keys;
         let mut removed = 0;
@@ -170,7 +170,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
     /// The kernel's.
     pub fn entries(&self) -> Result<Vec<(K, V)>, BatchError> {
         let mut entries = Vec::new();
-        // Where the last batch ended: for hash maps a bucket's number, for others a key.
+        // Where the last batch ended: for hash maps the number of a bucket, for others a key.
         let mut position = vec![0u8; size_of::<K>().max(4)];
         let mut next = position.clone();
         let mut started = false;
@@ -189,7 +189,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
             let end = match result {
                 Ok(()) => false,
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-                // One bucket holds more than there is room for.
+                // A bucket contains more entries than there is room for.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
                     room *= 2;
                     keys.reserve(room);
@@ -221,7 +221,7 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         attr
     }
 
-    /// Carries out a batch of `count` entries and says how many were done before the result.
+    /// Carries out a batch of `count` entries. Returns how many of them were done, and the result.
     fn run(command: bpf_cmd, attr: &mut bpf_attr, count: usize) -> (usize, io::Result<()>) {
         if count == 0 {
             return (0, Ok(()));
@@ -231,7 +231,8 @@ impl<K: Pod, V: Pod> BatchMap<K, V> {
         // SAFETY: plain integers, written by us and then by the kernel.
         let done = unsafe { attr.batch.count as usize };
         match result {
-            // Refused before the kernel counted anything. The end of a map (ENOENT) is no refusal.
+            // Refused before the kernel counted anything. The end of a map (ENOENT) is not a
+            // refusal.
             Err(error) if done == count && error.raw_os_error() != Some(libc::ENOENT) => {
                 (0, Err(error))
             }

@@ -1,7 +1,8 @@
 //! BPF links: programs attached to a device or cgroup, held by a file descriptor or a pin.
 //!
-//! aya has links too, but cannot replace the program of a cgroup link, does not tell which device a
-//! link is on, and where a link cannot be made falls back to attachments that cannot be pinned.
+//! aya has links too. But it cannot replace the program of a cgroup link, does not say which device
+//! a link is on, and, where no link can be created, falls back to attachments that cannot be
+//! pinned.
 
 use std::{
     io, mem,
@@ -21,20 +22,20 @@ use super::{bpf, c_path, empty_attr, open_pin};
 pub enum AttachPoint<'fd> {
     /// In the driver of a device.
     XdpNative { ifindex: u32 },
-    /// In the stack, before everything else that sees a device's packets.
+    /// In the stack, before everything else that sees packets of the device.
     XdpGeneric { ifindex: u32 },
-    /// On arrival from a device, before other TCX programs and all clsact filters.
+    /// When a device receives, before other TCX programs and all clsact filters.
     TcxIngressFirst { ifindex: u32 },
-    /// Before a device sends, after other TCX programs.
+    /// Before a device sends, after all other TCX programs.
     TcxEgressLast { ifindex: u32 },
-    /// On a system call of the processes in a cgroup and below.
+    /// At a system call of the processes in a cgroup and below it.
     Cgroup {
         cgroup: BorrowedFd<'fd>,
         hook: bpf_attach_type,
     },
 }
 
-/// A program attached to something, until the last descriptor is closed and the last pin removed.
+/// A program that is attached until the last descriptor is closed and the last pin removed.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
@@ -53,7 +54,7 @@ pub enum LinkTarget {
     Device(u32),
     /// Cgroup id, which is the inode number of its directory; 0 once the cgroup is gone.
     Cgroup(u64),
-    /// A link of a kind that node-lb does not make.
+    /// Of a kind of link that node-lb does not create.
     Other,
 }
 
@@ -123,12 +124,12 @@ impl Link {
         Ok(())
     }
 
-    /// Detaches the program for good. Closing the last descriptor or removing the last pin does so
-    /// too, but at some later time.
+    /// Detaches the program for good. Closing the last descriptor and removing the last pin does
+    /// this too, but at some later time.
     ///
     /// # Errors
     ///
-    /// The kernel's; that the device or cgroup is gone is none.
+    /// The kernel's. It is no error if the device or cgroup is gone.
     pub fn detach(&self) -> io::Result<()> {
         let mut attr = empty_attr();
         attr.link_detach.link_fd = raw(self.0.as_fd());
@@ -175,7 +176,7 @@ impl LinkTarget {
     }
 }
 
-/// A descriptor as `bpf_attr` wants it. Descriptors are never negative.
+/// A descriptor in the form of `bpf_attr`. Descriptors are never negative.
 fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd() as u32
 }

@@ -22,16 +22,17 @@ pub use array::{ArrayError, MappedArray};
 pub use batch::{BatchError, BatchMap};
 pub use link::{AttachPoint, Link, LinkInfo, LinkTarget};
 
-/// Longer than any BPF program runs, for kernels that cannot tell when all have returned.
+/// Longer than any BPF program runs. For kernels that cannot tell when all programs have returned.
 const GRACE_PERIOD: Duration = Duration::from_millis(100);
 
 /// Waits until every BPF program that was running when this was called has returned.
 ///
-/// What a program could no longer find in a map before the call, it does not use after: ranges that
-/// were unpublished may be reused. Takes some ten milliseconds, so collect what is to be freed.
+/// What programs could no longer find in a map before the call, they do not use after it:
+/// unpublished ranges may be reused. It takes some tens of milliseconds, so callers should collect
+/// what is to be freed.
 ///
 /// `membarrier(MEMBARRIER_CMD_GLOBAL)` is `synchronize_rcu()`, and programs run inside an RCU
-/// read-side section. The kernel refuses the call where CPUs run without a tick (`nohz_full`); then
+/// read-side section. If CPUs run without a tick (`nohz_full`), the kernel refuses the call; then
 /// this sleeps for 100 ms instead.
 pub fn synchronize_rcu() {
     // SAFETY: membarrier takes three integers and touches no memory of ours.
@@ -98,7 +99,7 @@ pub(crate) fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i32> {
     }
 }
 
-/// The number that BPF programs know a socket's network namespace by.
+/// The number by which BPF programs know a socket's network namespace.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What netlink's messages mean for the devices.
+//! What netlink messages mean for the devices.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -15,31 +15,32 @@ use super::{
     sources::{SourceRules, WayBack},
 };
 
-/// One change that a message tells of.
+/// One change that a message reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// The device as it is now, but for its addresses and default route.
+    /// The present state of the device, without its addresses and default route.
     Link(Device),
     LinkGone(u32),
     Address(u32, DeviceAddress),
     AddressGone(u32, DeviceAddress),
-    /// A neighbour's link-layer address, or that there is none now.
+    /// The link-layer address of a neighbour; `None` if it has none any more.
     Neighbour(u32, IpAddr, Option<Vec<u8>>),
     Route {
         default: bool,
     },
-    /// `rp_filter` of a device, or of all.
+    /// `rp_filter` of a device, or of all if there is no index.
     WayBack(Option<u32>, WayBack),
     /// Something that may change next hops.
     Other,
 }
 
 impl Update {
-    /// Reads a message; `None` if it is of no concern.
+    /// Reads a message; `None` if it does not matter here.
     pub fn parse(message: RouteNetlinkMessage) -> Option<Self> {
         use RouteNetlinkMessage::*;
         match message {
-            // Bridges tell of their ports with their own family: a port that leaves is not gone.
+            // Bridges report their ports with a family of their own: a port that leaves still
+            // exists.
             NewLink(link) if link.header.interface_family == AddressFamily::Unspec => {
                 device(link).map(Self::Link)
             }
@@ -71,7 +72,7 @@ impl Update {
     }
 }
 
-/// Devices that a route sends packets through, if it is a default route of the main table.
+/// The devices of a route, if it is a default route of the main table.
 pub(super) fn default_devices(route: &RouteMessage) -> BTreeSet<u32> {
     if !is_default(route) {
         return BTreeSet::new();
@@ -94,7 +95,7 @@ fn is_default(route: &RouteMessage) -> bool {
         && header.kind == RouteType::Unicast
 }
 
-/// `None` if the message does not tell of the whole device.
+/// `None` if the message does not describe the whole device.
 fn device(link: LinkMessage) -> Option<Device> {
     let flags = link.header.flags;
     let mut device = Device {
@@ -150,7 +151,7 @@ impl From<InfoKind> for DeviceKind {
             InfoKind::Veth => Self::Veth,
             InfoKind::Netkit => Self::Netkit,
             InfoKind::Bridge => Self::Bridge,
-            // A driver for tests that behaves like hardware.
+            // A test driver that behaves like hardware.
             InfoKind::Netdevsim => Self::Physical,
             InfoKind::Vxlan
             | InfoKind::Geneve
@@ -215,7 +216,7 @@ fn neighbour(message: NeighbourMessage, known: bool) -> Option<Update> {
         }
     }
     let reachable = match message.header.state {
-        // Multicast and the like.
+        // Multicast addresses and similar.
         NeighbourState::Noarp => return None,
         NeighbourState::Incomplete | NeighbourState::Failed | NeighbourState::None => false,
         _ => known,

@@ -1,4 +1,4 @@
-//! The node's network devices and addresses, followed as they come, change and go.
+//! Follows the node's network devices and addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,15 +20,15 @@ pub use watch::Watcher;
 /// A network device of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Interface index: what the device is known by. Names change, and both are used again.
+    /// Interface index, by which the device is identified. Names change, and both are reused.
     pub index: u32,
     pub name: String,
     pub kind: DeviceKind,
     /// Absent for devices without Ethernet addresses.
     pub mac: Option<[u8; 6]>,
-    /// In bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
-    /// Switched on; says nothing about the cable.
+    /// Whether it is switched on. This says nothing about the cable.
     pub up: bool,
     pub carrier: bool,
     /// Index of the bridge or bond that it is a port of.
@@ -37,12 +37,12 @@ pub struct Device {
     pub below: Option<u32>,
     /// Whether a default route of the main table goes through it.
     pub default_route: bool,
-    /// Its own settings; [`Devices::source_rules`] says what is in force.
+    /// Its own settings. [`Devices::source_rules`] returns those in force.
     pub sources: SourceRules,
     pub addresses: BTreeSet<DeviceAddress>,
 }
 
-/// What a device is, as far as it matters here.
+/// The kind of a device, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     Loopback,
@@ -53,7 +53,7 @@ pub enum DeviceKind {
     Veth,
     Netkit,
     Bridge,
-    /// Carries packets inside others: VXLAN, Geneve, IPIP, WireGuard and so on.
+    /// Carries packets inside other packets: VXLAN, Geneve, IPIP, WireGuard and so on.
     Tunnel,
     Other,
 }
@@ -67,17 +67,17 @@ pub struct DeviceAddress {
     pub global: bool,
 }
 
-/// Something that changed.
+/// A change of the devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Added(Device),
-    /// Renamed, switched on or off, a port of something else, another MAC address, MTU or default
-    /// route. Addresses have their own events.
+    /// Renamed, switched on or off, made a port, or with another MAC address, MTU or default route.
+    /// Addresses have their own events.
     Changed {
         before: Device,
         after: Device,
     },
-    /// Its addresses went before, each with an event.
+    /// Its addresses were removed before, each with an event.
     Removed(Device),
     AddressAdded {
         index: u32,
@@ -89,23 +89,26 @@ pub enum Event {
     },
     /// The settings for sources of all devices have changed.
     SourceRulesChanged,
-    /// Routes, neighbours or links changed: next hops looked up before may be wrong.
+    /// Routes, neighbours or links have changed, so next hops that were looked up before may be
+    /// wrong.
     NextHopsChanged,
 }
 
-/// The devices as they are now.
+/// The present devices.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
     by_index: BTreeMap<u32, Device>,
-    /// Settings for all of them.
+    /// The settings for all devices.
     sources: SourceRules,
 }
 
 impl Devices {
+    /// The device with an interface index.
     pub fn get(&self, index: u32) -> Option<&Device> {
         self.by_index.get(&index)
     }
 
+    /// The device with a name.
     pub fn by_name(&self, name: &str) -> Option<&Device> {
         self.iter().find(|device| device.name == name)
     }
@@ -115,7 +118,7 @@ impl Devices {
         self.by_index.values()
     }
 
-    /// Whether an address is this node's. The same may be on several devices.
+    /// Whether an address is this node's. Several devices may have the same address.
     pub fn is_local(&self, ip: IpAddr) -> bool {
         self.iter()
             .any(|device| device.addresses.iter().any(|address| address.ip == ip))
@@ -128,8 +131,8 @@ impl Devices {
             .collect()
     }
 
-    /// What the kernel asks of the sources of IPv4 packets that a device receives, and the device
-    /// that they are its own for: a bridge's port has none of its own.
+    /// What the kernel requires of the sources of IPv4 packets that a device receives, and the
+    /// device that receives them in the kernel's view: a port's packets belong to its bridge.
     pub fn source_rules(&self, device: &Device) -> (SourceRules, u32) {
         let bridge = device.master.and_then(|index| self.get(index));
         let receiver = bridge
@@ -152,8 +155,8 @@ impl Devices {
         }
     }
 
-    /// Adds a device, or changes the one with its index, but for its addresses and default route,
-    /// which are not the link's to say.
+    /// Adds a device, or changes the one with its index. Addresses and default route stay, because
+    /// a link message does not contain them.
     fn put(&mut self, device: Device, events: &mut Vec<Event>) {
         let Some(known) = self.by_index.get_mut(&device.index) else {
             events.push(Event::Added(device.clone()));
@@ -204,7 +207,7 @@ impl Devices {
         }
     }
 
-    /// Becomes `other`, by the events that lead there.
+    /// Becomes `other`, and returns the events that lead there.
     fn become_like(&mut self, other: Self, events: &mut Vec<Event>) {
         if self.sources != other.sources {
             self.sources = other.sources;

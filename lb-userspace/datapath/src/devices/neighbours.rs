@@ -1,4 +1,4 @@
-//! The neighbours' link-layer addresses, to tell changes from mere news of reachability.
+//! The neighbours' link-layer addresses, to distinguish changes from mere news of reachability.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -7,8 +7,8 @@ use std::{collections::HashMap, net::IpAddr};
 pub struct Neighbours(HashMap<(u32, IpAddr), Vec<u8>>);
 
 impl Neighbours {
-    /// Takes note of a neighbour. Returns whether packets may have been sent to another address
-    /// before: not for a neighbour that was unknown.
+    /// Records a neighbour. Returns whether packets may have been sent to another address before;
+    /// for an unknown neighbour they cannot have been.
     pub fn note(&mut self, device: u32, ip: IpAddr, link_layer: Option<Vec<u8>>) -> bool {
         let key = (device, ip);
         match link_layer {

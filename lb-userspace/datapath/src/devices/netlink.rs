@@ -1,4 +1,4 @@
-//! Asking netlink and listening to it.
+//! Requests over netlink, and notifications from it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use super::message::{Update, default_devices};
 
-/// What is followed.
+/// The groups of messages that are followed.
 const GROUPS: [MulticastGroup; 9] = [
     MulticastGroup::Link,
     MulticastGroup::Neigh,
@@ -44,12 +44,12 @@ pub enum WatchError {
     },
 }
 
-/// A socket on which everything that is followed is told of, with room for so many bytes.
+/// A socket that gets all messages of [`GROUPS`], with a buffer of so many bytes.
 pub(super) fn subscribe(buffer: usize) -> io::Result<TokioSocket> {
     let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
     let netlink = socket.socket_mut();
     netlink.bind(&SocketAddr::new(0, 0))?;
-    // More than the limit for ordinary processes; without the privilege the limit has to do.
+    // More than ordinary processes may have. Without the privilege, their limit has to do.
     if setsockopt(netlink, sockopt::RcvBufForce, &buffer).is_err() {
         netlink.set_rx_buf_sz(libc::c_int::try_from(buffer).unwrap_or(libc::c_int::MAX))?;
     }
@@ -59,14 +59,14 @@ pub(super) fn subscribe(buffer: usize) -> io::Result<TokioSocket> {
     Ok(socket)
 }
 
-/// A connection for requests, which ends with its handle.
+/// A connection for requests. It ends with its handle.
 pub(super) fn connect() -> io::Result<Handle> {
     let (connection, handle, _) = rtnetlink::new_connection()?;
     tokio::spawn(connection);
     Ok(handle)
 }
 
-/// What a listing tells of.
+/// The updates in the answer to a listing.
 pub(super) async fn updates(
     what: &'static str,
     messages: impl Stream<Item = Result<RouteNetlinkMessage, rtnetlink::Error>>,
@@ -78,7 +78,7 @@ pub(super) async fn updates(
         .map_err(|source| WatchError::List { what, source })
 }
 
-/// Indices of the devices that default routes go through.
+/// Indices of the devices of default routes.
 pub(super) async fn default_routes(netlink: &Handle) -> Result<BTreeSet<u32>, WatchError> {
     let mut through = BTreeSet::new();
     let requests = [

@@ -1,4 +1,4 @@
-//! Which devices programs are attached to, by configuration or by looking at them.
+//! Which devices get programs, by configuration or by their properties.
 
 use std::net::IpAddr;
 
@@ -7,23 +7,23 @@ use thiserror::Error;
 
 use super::{Device, DeviceKind};
 
-/// What a device is to the data plane.
+/// The role of a device in the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Faces other nodes and clients: XDP, TC where that is not possible.
+    /// Towards other nodes and clients: XDP, or TC where XDP is not possible.
     External,
     /// The node's end of a pod's device: TC.
     Pod,
-    /// A bridge with pods on it: TC, for what is routed through the node.
+    /// A bridge with pods on it: TC, for packets that are routed through the node.
     PodBridge,
-    /// Carries pods' packets to other nodes inside others: TC.
+    /// Carries pods' packets to other nodes inside other packets: TC.
     Overlay,
-    /// Left alone.
+    /// Gets no programs.
     Other,
 }
 
-/// Rules by which devices get their roles. Named patterns come before what devices look like, and
-/// among either, external before pods.
+/// The rules that give devices their roles. Configured patterns come before a device's properties,
+/// and in each case external comes before pods.
 #[derive(Clone, Debug, Default)]
 pub struct RoleRules {
     external: Vec<Pattern>,
@@ -32,7 +32,7 @@ pub struct RoleRules {
     node_addresses: Vec<IpAddr>,
 }
 
-/// A pattern of device names that cannot be read.
+/// A pattern of device names that is not valid.
 #[derive(Debug, Error)]
 #[error("{option}: bad pattern of device names {pattern:?}: {source}")]
 pub struct PatternError {
@@ -42,15 +42,16 @@ pub struct PatternError {
 }
 
 impl RoleRules {
-    /// Patterns like `eth*` for external devices and those of pods. Where there are none,
+    /// The patterns, such as `eth*`, are for external devices and for those of pods. Without
+    /// patterns,
     ///
-    /// - external is what has a default route or one of `node_addresses`, and every physical, bond
-    ///   or VLAN device with an address that is valid beyond its link;
-    /// - pods are behind the veth and netkit devices and the bridges that are left.
+    /// - external devices are those with a default route or one of `node_addresses`, and every
+    ///   physical, bond or VLAN device with an address that is valid beyond its link;
+    /// - pods are behind the remaining veth and netkit devices and bridges.
     ///
     /// # Errors
     ///
-    /// If a pattern cannot be read.
+    /// If a pattern is not valid.
     pub fn new(
         external: &[String],
         pods: &[String],

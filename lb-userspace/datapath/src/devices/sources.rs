@@ -1,4 +1,4 @@
-//! What the kernel asks of the sources of IPv4 packets, by device.
+//! What the kernel requires of the sources of IPv4 packets, by device.
 
 use std::{fs, str::FromStr};
 
@@ -8,26 +8,27 @@ use netlink_packet_route::link::{AfSpecInet, AfSpecUnspec};
 /// Settings of `net.ipv4.conf` for a device, or for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceRules {
-    /// `rp_filter` (RFC 3704): whether there must be a way back to the source, and where.
+    /// `rp_filter` (RFC 3704): whether there must be a way back to the source, and by which device.
     pub way_back: WayBack,
-    /// `accept_local`: packets from the node's own addresses are taken.
+    /// `accept_local`: whether packets from the node's own addresses are accepted.
     pub accept_local: bool,
 }
 
-/// Values of `rp_filter`; of a device's own and that for all devices, the greater one is in force.
+/// Values of `rp_filter`. The greater one of a device's own value and that for all devices is in
+/// force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WayBack {
     #[default]
     NotAsked,
-    /// It leads to the device.
+    /// It must lead to the device.
     ByTheDevice,
-    /// There is one, by whatever device.
+    /// It may lead to any device.
     ByAny,
 }
 
 impl SourceRules {
-    /// Of all devices of the calling thread's network namespace. What cannot be read is not asked
-    /// for.
+    /// The settings for all devices of the calling thread's network namespace. A setting that
+    /// cannot be read counts as not set.
     pub(super) fn of_all() -> Self {
         Self {
             way_back: WayBack::from(setting("rp_filter").unwrap_or(0)),
@@ -35,7 +36,7 @@ impl SourceRules {
         }
     }
 
-    /// A device's own, as a link message tells.
+    /// A device's own settings, from a link message.
     pub(super) fn of_link(families: &[AfSpecUnspec]) -> Self {
         let inet = families.iter().find_map(|family| match family {
             AfSpecUnspec::Inet(inet) => Some(inet),
@@ -51,7 +52,7 @@ impl SourceRules {
         })
     }
 
-    /// What is in force on a device with these rules, where these are those of all.
+    /// The settings in force on a device with the settings `own`, if `self` are those for all.
     pub(super) fn with(self, own: Self) -> Self {
         Self {
             way_back: self.way_back.max(own.way_back),
@@ -75,10 +76,10 @@ fn setting<T: FromStr>(name: &str) -> Option<T> {
     text.trim().parse().ok()
 }
 
-/// Type of the message that tells of a setting (`RTM_NEWNETCONF`), which netlink-packet-route does
+/// Type of the message that reports a setting (`RTM_NEWNETCONF`), which netlink-packet-route does
 /// not know.
 pub(super) const SETTING_CHANGED: u16 = 80;
-/// Length of its header, which only says the family.
+/// Length of the message's header, which contains only the family.
 const HEADER: usize = 4;
 /// `NETCONFA_IFINDEX` and `NETCONFA_RP_FILTER`.
 const INDEX: u16 = 1;
@@ -86,8 +87,8 @@ const RP_FILTER: u16 = 3;
 /// `NETCONFA_IFINDEX_ALL`.
 const ALL: i32 = -1;
 
-/// The interface index, `None` for all devices, and `rp_filter` that such a message tells; `None`
-/// if it tells of something else.
+/// The interface index, `None` for all devices, and the `rp_filter` that such a message reports.
+/// `None` if it reports another setting.
 pub(super) fn changed(payload: &[u8]) -> Option<(Option<u32>, WayBack)> {
     let (mut index, mut way_back) = (None, None);
     for attribute in NlasIterator::new(payload.get(HEADER..)?) {
@@ -101,7 +102,7 @@ pub(super) fn changed(payload: &[u8]) -> Option<(Option<u32>, WayBack)> {
     }
     let device = match index? {
         ALL => None,
-        // Others below are those for devices to come.
+        // Other negative indices mean the settings of future devices.
         index => Some(u32::try_from(index).ok()?),
     };
     Some((device, way_back?))
@@ -146,7 +147,7 @@ mod tests {
             accept_local,
         };
         use WayBack::{ByAny, ByTheDevice, NotAsked};
-        // Although 2 asks for less than 1.
+        // The value 2 takes precedence although it requires less than 1.
         assert_eq!(
             rules(ByTheDevice, false).with(rules(ByAny, true)),
             rules(ByAny, true)

@@ -1,4 +1,4 @@
-//! Following the devices over netlink.
+//! Follows the devices over netlink.
 
 use std::{io, time::Duration};
 
@@ -16,14 +16,14 @@ use super::{
     sources::{self, SETTING_CHANGED, SourceRules},
 };
 
-/// Room for messages that come faster than they are read: some ten thousand.
+/// Buffer in bytes for messages that come faster than they are read: some ten thousand messages.
 const SOCKET_BUFFER: usize = 8 << 20;
 const MESSAGE_BUFFER: usize = 64 << 10;
 
-/// Messages read at a time before events are handed out.
+/// The most messages that are read before events are returned.
 const BATCH: usize = 256;
 
-/// Changes of routes and neighbours are told of at most this often, since they come in swarms.
+/// Changes of routes and neighbours come in swarms, so they are reported at most this often.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Follows this network namespace's devices, addresses, routes and neighbours.
@@ -33,7 +33,7 @@ pub struct Watcher {
     devices: Devices,
     neighbours: Neighbours,
     events: Vec<Event>,
-    /// Messages were lost: everything has to be read anew.
+    /// Messages were lost, so everything must be read again.
     stale: bool,
     overflows: u64,
     next_hops: Throttle,
@@ -46,12 +46,12 @@ impl Watcher {
     ///
     /// # Errors
     ///
-    /// If netlink is not to be had.
+    /// If netlink cannot be used.
     pub async fn start() -> Result<Self, WatchError> {
         Self::with_buffer(SOCKET_BUFFER).await
     }
 
-    /// [`Self::start`] with room for `bytes` of messages that are not read yet.
+    /// [`Self::start`] with a buffer of `bytes` for messages that are not read yet.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// The devices after the events handed out so far.
+    /// The devices as they are after the events that have been returned.
     pub fn devices(&self) -> &Devices {
         &self.devices
     }
@@ -84,14 +84,14 @@ impl Watcher {
         self.overflows
     }
 
-    /// Waits for changes, at least one. May be cancelled at any time without losing any.
+    /// Waits for changes, at least one. The future may be dropped at any time; no change is lost.
     ///
-    /// If messages were lost because they came too fast, everything is read anew and the events are
-    /// the differences.
+    /// If messages were lost because they came too fast, everything is read again, and the events
+    /// are the differences.
     ///
     /// # Errors
     ///
-    /// If the state has to be read and cannot be; calling again tries again.
+    /// If the state must be read and cannot be. The next call tries again.
     pub async fn next(&mut self) -> Result<Vec<Event>, WatchError> {
         loop {
             if self.stale {
@@ -111,7 +111,7 @@ impl Watcher {
         }
     }
 
-    /// Waits for messages, or until something held back is due.
+    /// Waits for messages, or until a delayed event is due.
     async fn receive(&mut self) -> io::Result<()> {
         let due = self
             .next_hops
@@ -221,13 +221,13 @@ impl Watcher {
         }
     }
 
-    /// Routes vanish with their device, and the kernel does not tell of each.
+    /// Routes vanish with their device, and the kernel does not report each of them.
     fn routes_may_be_gone(&mut self) {
         self.next_hops.touch();
         self.default_routes.touch();
     }
 
-    /// Reads everything; what changed meanwhile is told by messages to come.
+    /// Reads everything. Changes in the meantime are reported by later messages.
     async fn resync(&mut self) -> Result<(), WatchError> {
         self.discard_messages()?;
         let netlink = connect()?;
@@ -237,7 +237,7 @@ impl Watcher {
         };
         let mut unused = Vec::new();
         let mut neighbours = Neighbours::default();
-        // One after the other: the kernel carries out one listing per socket at a time.
+        // One after the other, because the kernel carries out one listing per socket at a time.
         let links = netlink.link().get().execute();
         for update in updates("devices", links.map_ok(RouteNetlinkMessage::NewLink)).await? {
             if let Update::Link(device) = update {
@@ -272,8 +272,8 @@ impl Watcher {
         Ok(())
     }
 
-    /// Drops what was received so far: told after what is read from now on, it would bring back
-    /// devices whose removal was among the messages lost.
+    /// Drops the messages received so far. If they were applied after what is read from now on,
+    /// they would bring back devices whose removal was among the lost messages.
     fn discard_messages(&mut self) -> io::Result<()> {
         loop {
             self.buffer.clear();
@@ -294,7 +294,7 @@ impl Watcher {
     }
 }
 
-/// Holds changes back so that they are told of at once, but not too often.
+/// Delays changes so that the first one is reported at once, but later ones not too often.
 #[derive(Debug, Default)]
 struct Throttle {
     touched: bool,
@@ -311,7 +311,7 @@ impl Throttle {
         self.last = Some(Instant::now());
     }
 
-    /// When to tell, if there is something to be told.
+    /// When to report; `None` if there is nothing to report.
     fn due(&self) -> Option<Instant> {
         self.touched
             .then(|| self.last.map_or_else(Instant::now, |last| last + INTERVAL))

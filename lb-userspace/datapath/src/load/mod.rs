@@ -1,4 +1,4 @@
-//! Loading the eBPF object: new programs around the maps that earlier agents pinned.
+//! Loads the eBPF object: new programs around the maps that earlier agents pinned.
 
 use std::{
     collections::BTreeMap,
@@ -41,13 +41,13 @@ const SCRATCH: [&str; 6] = [
 /// The map that programs log to, of the crate aya-log-ebpf.
 pub(crate) const LOG_RING: &str = "AYA_LOGS";
 
-/// What names of pins end with whose maps are to take the place of others.
+/// The ending of pin names of maps that are to replace others.
 const NEXT: &str = "_NEXT";
 
-/// Lines of the verifier's log that an error shows: its end, where the refusal is.
+/// How many lines of the verifier's log an error shows: those at its end, where the refusal is.
 const LOG_LINES: usize = 25;
 
-/// What is decided when the object is loaded.
+/// What is fixed when the object is loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Settings<'a> {
     globals: BTreeMap<&'a str, &'a [u8]>,
@@ -106,7 +106,7 @@ pub enum LoadError {
 }
 
 impl<'a> Settings<'a> {
-    /// Sets a read-only global; branches that it rules out are not even verified.
+    /// Sets a read-only global. Branches that its value excludes are not even verified.
     pub fn global<T: Pod>(mut self, name: &'a str, value: &'a T) -> Self {
         self.globals.insert(name, bytes_of(value));
         self
@@ -118,13 +118,13 @@ impl<'a> Settings<'a> {
         self
     }
 
-    /// Has a map pinned by another name than its own.
+    /// Pins a map under another name than its own.
     pub fn pinned_as(mut self, map: &'a str, pin: &'a str) -> Self {
         self.pins.insert(map, pin);
         self
     }
 
-    /// The name that a map is pinned by; `None` if it is not.
+    /// The name under which a map is pinned; `None` if it is not pinned.
     fn pin<'n>(&'n self, map: &'n str) -> Option<&'n str> {
         match self.pins.get(map) {
             Some(pin) => Some(pin),
@@ -135,14 +135,14 @@ impl<'a> Settings<'a> {
 }
 
 /// Creates the maps of `object`, adopting those that are pinned, and loads the named `programs`.
-/// Nothing is attached or replaced; if it fails, what runs keeps running.
+/// Nothing is attached or replaced. If it fails, the present programs go on.
 ///
 /// `object` must be aligned to four bytes, as [`aya::include_bytes_aligned`] does.
 ///
 /// # Errors
 ///
-/// If a pinned map is of another shape, the kernel refuses a map or a program, or the object does
-/// not have what `settings` and `programs` name.
+/// If a pinned map has another shape, the kernel refuses a map or a program, or the object lacks
+/// something that `settings` or `programs` name.
 pub fn load(
     object: &[u8],
     pins: &Pins,
@@ -256,8 +256,8 @@ impl Loaded {
     }
 }
 
-/// The maps of the object that are pinned, all but sections of global data and most of [`SCRATCH`],
-/// as they will be created.
+/// The shapes of the object's maps that are pinned, as they will be created: all maps without
+/// sections of global data and those of [`SCRATCH`] that the settings do not name.
 fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, MapShape>, LoadError> {
     let object = aya_obj::Object::parse(object).map_err(EbpfError::from)?;
     if let Some(name) = settings
@@ -282,11 +282,11 @@ fn shapes(object: &[u8], settings: &Settings<'_>) -> Result<BTreeMap<String, Map
         .collect())
 }
 
-/// Number of entries of a pinned map; `None` if there is none.
+/// Number of entries of a pinned map; `None` if it is not pinned.
 ///
 /// # Errors
 ///
-/// If it is there and cannot be opened.
+/// If it is pinned and cannot be opened.
 pub fn pinned_entries(pins: &Pins, name: &str) -> Result<Option<u32>, LoadError> {
     if !pins.maps()?.contains(name) {
         return Ok(None);
@@ -346,7 +346,7 @@ fn load_program(ebpf: &mut Ebpf, name: &str) -> Result<(), LoadError> {
     })
 }
 
-/// Says which map the kernel refused, and how large it was to be.
+/// Says which map the kernel refused, and how large it should have been.
 fn map_refusal(error: EbpfError, shapes: &BTreeMap<String, MapShape>) -> LoadError {
     match error {
         EbpfError::MapError(MapError::CreateError { name, io_error })

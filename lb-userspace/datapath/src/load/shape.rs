@@ -1,4 +1,4 @@
-//! What has to agree between maps of two starts.
+//! What must be the same in maps of two starts.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use aya_obj::generated::{BPF_F_RDONLY_PROG, bpf_map_type};
 
 use crate::bpf::page_size;
 
-/// What has to agree between a pinned map and the object's.
+/// What must be the same in a pinned map and in the object's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapShape {
     map_type: u32,
@@ -18,7 +18,7 @@ pub struct MapShape {
 }
 
 impl MapShape {
-    /// Of a map that is still to be created with so many entries.
+    /// The shape of a map that is to be created with so many entries.
     pub(super) fn of(map: &aya_obj::Map, max_entries: u32) -> Self {
         Self {
             map_type: map.map_type(),
@@ -30,7 +30,7 @@ impl MapShape {
         .as_created()
     }
 
-    /// Of a map in the kernel.
+    /// The shape of a map in the kernel.
     pub(super) fn of_created(info: &MapInfo) -> Self {
         Self {
             map_type: info.map_type().map_or(u32::MAX, |kind| kind as u32),
@@ -41,18 +41,19 @@ impl MapShape {
         }
     }
 
-    /// As the kernel reports it once created.
+    /// The shape as the kernel reports it after creation.
     fn as_created(mut self) -> Self {
         const DEVMAP: u32 = bpf_map_type::BPF_MAP_TYPE_DEVMAP as u32;
         const DEVMAP_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_DEVMAP_HASH as u32;
         const RINGBUF: u32 = bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
         match self.map_type {
-            // Programs never write to them, and values may carry a program besides the index.
+            // Programs never write to them, and their values may contain a program besides the
+            // index.
             DEVMAP | DEVMAP_HASH => {
                 self.flags |= BPF_F_RDONLY_PROG;
                 self.value_size = 8;
             }
-            // A power of two and of whole pages.
+            // A power of two, and a whole number of pages.
             RINGBUF => {
                 let page = page_size() as u32;
                 self.max_entries = self.max_entries.next_power_of_two().max(page);

@@ -1,4 +1,4 @@
-//! What each IP family has for itself.
+//! What exists once for each IP family.
 
 use std::{hash::Hash, sync::Arc};
 
@@ -10,8 +10,9 @@ use lb_common::{
 
 use super::{FlowTable, MemoryTables, shared::HalfOpen, storage::Table};
 
-/// A family whose tables are in [`MemoryTables`].
+/// A family with tables in [`MemoryTables`].
 pub trait Family: Address + Default + Eq + Hash {
+    /// The family's tables.
     fn tables(tables: &MemoryTables) -> &FamilyTables<Self>;
 }
 
@@ -31,7 +32,7 @@ impl Family for Ip6 {
 pub struct FamilyTables<A: Family> {
     pub(super) frontends: Arc<Table<FrontendKey<A>, Frontend>>,
     pub(super) flows: FlowTable<A>,
-    /// The table of before, while it gets another size.
+    /// The old table, while the size changes.
     pub(super) former: Option<FlowTable<A>>,
     pub(super) half_open: HalfOpen,
 }
@@ -46,12 +47,12 @@ impl<A: Family> FamilyTables<A> {
         }
     }
 
-    /// Records of the table of before.
+    /// Number of records in the old table.
     pub(super) fn former_len(&self) -> u32 {
         self.former.as_ref().map_or(0, |former| former.mask() + 1)
     }
 
-    /// Puts an empty table of another size beside the one that is there.
+    /// Puts an empty table of another size beside the present one.
     pub(super) fn resize(&mut self, flow_records: u32) {
         let mut next = FlowTable::new(flow_records);
         next.secret = self.flows.secret;

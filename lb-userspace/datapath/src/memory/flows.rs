@@ -13,10 +13,10 @@ use lb_common::flow::{
 
 use super::Family;
 
-/// Flow records, searched and claimed by as many threads as like to.
+/// Flow records that any number of threads search and claim.
 pub struct FlowTable<A> {
     records: Box<[UnsafeCell<Flow<A>>]>,
-    /// Of the hash; changing it makes all records unfindable.
+    /// Secret of the hash. If it changes, no record is found any more.
     pub secret: [u64; 2],
 }
 
@@ -26,7 +26,7 @@ unsafe impl<A: Send + Sync> Sync for FlowTable<A> {}
 
 impl<A: Family> FlowTable<A> {
     /// A table of free records. Their number is rounded up to a power of two that the pipeline can
-    /// work with.
+    /// use.
     pub fn new(records: u32) -> Self {
         let records = records.next_power_of_two().max(GROUPS * GROUP);
         Self {
@@ -35,7 +35,7 @@ impl<A: Family> FlowTable<A> {
         }
     }
 
-    /// The live records; changes that others make meanwhile may or may not show.
+    /// The live records. Changes that other threads make meanwhile may be visible or not.
     pub fn live(&self) -> impl Iterator<Item = Flow<A>> {
         let records = self
             .records
@@ -86,7 +86,7 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
         0
     }
 
-    /// Of a table by itself: nothing in it ever ends.
+    /// A table on its own has no timeouts: nothing in it ever ends.
     fn timeouts(&self) -> Option<&Timeouts> {
         None
     }

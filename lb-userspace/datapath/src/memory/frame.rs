@@ -8,9 +8,9 @@ use lb_common::{
     packet::Packet,
 };
 
-/// A frame for the pipeline to look at and rewrite; all its bytes can be accessed directly.
+/// A frame for the pipeline to read and rewrite. All its bytes can be accessed directly.
 ///
-/// `MAY_BE_PARTIAL` says that checksums may be left for a device to complete, as on virtual
+/// With `MAY_BE_PARTIAL` checksums may be incomplete, for a device to complete them, as on virtual
 /// devices.
 pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false> {
     bytes: UnsafeCell<Vec<u8>>,
@@ -18,7 +18,7 @@ pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false> {
 }
 
 impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
-    /// A frame that came by this device.
+    /// A frame that arrived on this device.
     pub fn new(bytes: Vec<u8>, ifindex: u32) -> Self {
         Self {
             bytes: bytes.into(),
@@ -26,6 +26,7 @@ impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
         }
     }
 
+    /// The frame as it is now.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_inner()
     }

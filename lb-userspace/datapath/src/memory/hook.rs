@@ -1,4 +1,5 @@
-//! The tables as a program at a hook sees them, and what such a program does with a frame.
+//! The tables from the point of view of a program at a hook, and what the program does with a
+//! frame.
 
 use std::{net::IpAddr, ptr::NonNull};
 
@@ -25,7 +26,7 @@ use super::{
 #[derive(Clone, Copy)]
 pub struct Hook<'a, const ANY_DEVICE: bool> {
     tables: &'a MemoryTables,
-    /// Whether the program still has the table of before for its own, while the size changes.
+    /// Whether the program's own table is still the old one, while the size changes.
     of_before: bool,
 }
 
@@ -37,7 +38,7 @@ impl<'a, const ANY_DEVICE: bool> Hook<'a, ANY_DEVICE> {
         }
     }
 
-    /// As a program that still has the table of before for its own, and knows the new one as well.
+    /// The view of a program that still has the old table as its own, and also knows the new one.
     #[must_use]
     pub fn of_before(self) -> Self {
         Self {
@@ -70,7 +71,7 @@ impl<'a, const ANY_DEVICE: bool> Hook<'a, ANY_DEVICE> {
         self.tables
     }
 
-    /// Handles a frame that came in by a device.
+    /// Handles a frame that arrived on a device.
     pub fn ingress<F: Frame>(&self, frame: &mut F) -> Verdict {
         match parse::ethertype(frame.packet()) {
             Some(Ip4::ETHERTYPE) => pipeline::ingress::<Ip4, _, _>(self, frame, &mut work()),
@@ -164,7 +165,7 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables.random()
     }
 
-    // A second each: the configuration in memory has it so.
+    // One jiffy is a second here, as the configuration in memory says.
     fn jiffies(&self) -> u32 {
         self.tables
             .seconds

@@ -1,5 +1,5 @@
-//! The packet pipeline's tables in this process' memory: the same decisions as the kernel's,
-//! without a kernel. `explain` asks them, and tests send packets through them.
+//! The tables of the packet pipeline in this process' memory. They lead to the same decisions as
+//! the kernel's, without a kernel: `explain` asks them, and tests send packets through them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -37,23 +37,23 @@ mod hook;
 mod shared;
 mod storage;
 
-/// Everything that packets ask, with maps that plans are written to ([`MemoryTables::maps`]).
+/// All tables of the pipeline, with the maps that plans are written to ([`MemoryTables::maps`]).
 ///
-/// What the kernel would supply is made here: the time stands still until
-/// [`MemoryTables::set_seconds`], random numbers follow from [`MemoryTables::seed`], routes are
-/// those of [`MemoryTables::add_route`]. Packets of several threads may ask at once.
+/// What the kernel would supply is replaced: time stands still until [`MemoryTables::set_seconds`],
+/// random numbers follow from [`MemoryTables::seed`], routes are those of
+/// [`MemoryTables::add_route`]. Packets of several threads may use the tables at once.
 pub struct MemoryTables {
-    /// Tests may change what the pipeline reads here; all else has methods.
+    /// The settings that the pipeline reads. Tests may change them; everything else has methods.
     pub config: Config,
-    /// How long flows may stay silent; none ends at first.
+    /// How long flows may be silent. At first no flow times out.
     pub timeouts: Timeouts,
-    /// [`abi::Limits::shares`]; any number of flows at first.
+    /// [`abi::Limits::shares`]. At first the number of flows is not limited.
     pub shares: [u16; 2],
     v4: FamilyTables<Ip4>,
     v6: FamilyTables<Ip6>,
     storage: Storage,
     local_addresses: HashSet<IpAddr>,
-    /// By interface index less one.
+    /// By interface index minus one.
     devices: Vec<abi::Device>,
     ways_back: HashMap<u32, u32>,
     routes: Vec<(IpNet, Route)>,
@@ -64,16 +64,16 @@ pub struct MemoryTables {
     shared: shared::Shared,
 }
 
-/// Where packets to a network leave.
+/// How packets to a network leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     To(flow::Hop),
-    /// By a device, to a neighbour whose address is not known yet.
+    /// By a device, to a neighbour with an address that is not known yet.
     Unresolved(u32),
     None,
 }
 
-/// What packets leave behind, but for flows and counters.
+/// What packets leave behind, without flows and counters.
 #[derive(Default)]
 struct Learnt {
     /// By service id, set and client.
@@ -83,7 +83,7 @@ struct Learnt {
 }
 
 impl MemoryTables {
-    /// Empty tables with these settings. Each family's flow table has room for so many records, two
+    /// Empty tables with these settings. Each family's flow table has `flow_records` records, two
     /// for each flow.
     pub fn new(config: Config, local_addresses: HashSet<IpAddr>, flow_records: u32) -> Self {
         let storage = Storage::default();
@@ -106,7 +106,7 @@ impl MemoryTables {
         }
     }
 
-    /// The maps that plans are written to, as who programs them has them.
+    /// The maps that plans are written to, for a map writer.
     pub fn maps(&self) -> Maps {
         self.storage.maps()
     }
@@ -128,7 +128,7 @@ impl MemoryTables {
         self.devices.len() as u32
     }
 
-    /// Says what Ethernet address a device has; until then, all frames that it brings are for the
+    /// Sets the Ethernet address of a device. Without one, all frames that arrive on it are for the
     /// node.
     pub fn set_ethernet_address(&mut self, ifindex: u32, address: [u8; 6]) {
         let index = (ifindex as usize).checked_sub(1);
@@ -137,16 +137,16 @@ impl MemoryTables {
         }
     }
 
-    /// Says which device the way back to a source must lead to, for packets that come by a device
-    /// with [`abi::device_flag::WAY_BACK`]; until then, any will do.
+    /// Sets the device that the way back to a source must lead to, for packets that arrive on a
+    /// device with [`abi::device_flag::WAY_BACK`]. Without one, any device will do.
     pub fn set_way_back(&mut self, ifindex: u32, device: u32) {
         self.ways_back.insert(ifindex, device);
     }
 
-    /// Sends packets to a network by a next hop; the longest prefix wins.
+    /// Adds a route for packets to a network. The longest prefix is used.
     pub fn add_route(&mut self, network: IpNet, route: Route) {
         self.routes.push((network, route));
-        // What flows keep is out of date now.
+        // Next hops that flows have kept are out of date now.
         self.config.hop_generation = self.config.hop_generation.wrapping_add(1);
     }
 
@@ -160,7 +160,7 @@ impl MemoryTables {
         self.random.store(seed, Relaxed);
     }
 
-    /// Lets this many more ICMP answers be sent.
+    /// Allows so many more ICMP answers.
     pub fn set_answers_left(&self, answers: u32) {
         self.answers_left.store(answers, Relaxed);
     }
@@ -186,17 +186,17 @@ impl MemoryTables {
         Some(unsafe { endpoint.as_ref() })
     }
 
-    /// What a service's first packets have come to.
+    /// The counts of a service's first packets.
     pub fn stats(&self, service: u32) -> ServiceStats {
         self.storage.service_stats.read(service)
     }
 
-    /// The flows of a service, as packets have counted them.
+    /// The number of a service's flows, as packets have counted them.
     pub fn flow_count(&self, service: u32) -> i32 {
         self.storage.service_flows.read(service).flows
     }
 
-    /// The connections of a service that there was no room for.
+    /// Counts of the service's connections that found no room.
     pub fn shortages(&self, service: u32) -> Shortages {
         self.storage.service_shortages.read(service)
     }
@@ -211,18 +211,18 @@ impl MemoryTables {
         &A::tables(self).flows
     }
 
-    /// The family's flows in the table of before, while the tables get another size.
+    /// The family's flows in the old table, while the size changes.
     pub fn former_flows<A: Family>(&self) -> Option<&FlowTable<A>> {
         A::tables(self).former.as_ref()
     }
 
-    /// Begins to give the flow tables another size: [`Self::flows`] are new ones now, and empty.
+    /// Starts a change of the flow tables' size: [`Self::flows`] are new, empty tables from now on.
     pub fn begin_resize(&mut self, flow_records: u32) {
         self.v4.resize(flow_records);
         self.v6.resize(flow_records);
     }
 
-    /// Copies all flows that have not been copied, as the agent has it done; what became of each.
+    /// Copies all flows that have not been copied, as the agent does. Returns the result for each.
     pub fn copy_flows(&self) -> Vec<pipeline::Copied> {
         let hook = self.tc();
         let v4 = (0..self.v4.former_len()).map(|index| pipeline::copy_slot::<Ip4, _>(&hook, index));
@@ -238,16 +238,15 @@ impl MemoryTables {
         self.v6.former = None;
     }
 
-    /// Frees the records of dead flows, as the agent does after a grace period: nobody can be
-    /// looking at them while the tables are borrowed here.
+    /// Frees the records of dead flows, as the agent does after a grace period. Nobody else can use
+    /// them, because the tables are borrowed exclusively.
     pub fn bury_dead_flows(&mut self) {
         self.v4.flows.bury_dead();
         self.v6.flows.bury_dead();
     }
 
-    /// Forgets all that packets have left behind, flows among it, with the counters of these
-    /// services, and begins time and random numbers again: as if nothing but programming had ever
-    /// happened.
+    /// Forgets everything that packets have left behind, such as flows, with the counters of these
+    /// services. Restarts time and random numbers: as if only programming had ever happened.
     pub fn forget(&mut self, services: impl IntoIterator<Item = u32>) {
         self.v4.flows.clear();
         self.v6.flows.clear();
@@ -266,7 +265,7 @@ impl MemoryTables {
         *self.answers_left.get_mut() = u32::MAX;
     }
 
-    /// Makes the counters of a service and of its endpoints what they were before the first packet.
+    /// Resets the counters of a service and of its endpoints.
     fn forget_counts(&self, service: u32) {
         let Storage {
             service_stats,
@@ -305,7 +304,7 @@ impl MemoryTables {
             .map_or(Route::None, |(_, route)| *route)
     }
 
-    /// SplitMix64 (Steele et al., OOPSLA 2014), of which the upper half is used.
+    /// SplitMix64 (Steele et al., OOPSLA 2014); its upper half is used.
     fn random(&self) -> u32 {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut z = self.random.fetch_add(STEP, Relaxed).wrapping_add(STEP);
@@ -321,13 +320,13 @@ impl MemoryTables {
         taken.is_ok()
     }
 
-    /// Whole after each change, so a thread that panicked leaves nothing half done.
+    /// The data is complete after each change, so it is valid even after a thread has panicked.
     fn learnt(&self) -> MutexGuard<'_, Learnt> {
         self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An address in either of the pipeline's forms as the rest of the program has it.
+/// Converts an address of the pipeline to the standard library's type.
 fn ip<A: Address>(address: A) -> IpAddr {
     address.to_mapped().into()
 }

@@ -1,15 +1,15 @@
-//! Elements that the pipeline changes in place, as programs change those of maps.
+//! Elements that the pipeline changes in place, as programs change elements of maps.
 
 use std::{cell::UnsafeCell, ptr::NonNull};
 
 use lb_common::{flow::Hop, pipeline::RINGS};
 
-/// Next hops kept; few are ever in use.
+/// How many next hops are kept. Only few are ever in use.
 pub const HOP_ENTRIES: u32 = 64;
-/// Half-open flows of a service before the oldest gives way.
+/// How many half-open flows a service may have before the oldest gives way.
 pub const HALF_OPEN: u32 = 256;
 
-/// Elements that stay where they are.
+/// Elements that never move in memory.
 struct Elements<T>(Vec<Box<UnsafeCell<T>>>);
 
 // SAFETY: threads reach elements as packets on several CPUs do: atomically, or where any value will
@@ -23,7 +23,7 @@ impl<T: Default> Elements<T> {
         elements
     }
 
-    /// Makes room for `count` elements at least.
+    /// Adds elements until there are at least `count`.
     fn grow(&mut self, count: u32) {
         let count = self.0.len().max(count as usize);
         self.0.resize_with(count, Box::default);
@@ -40,7 +40,7 @@ impl<T: Default> Elements<T> {
     }
 }
 
-/// What both families share.
+/// The elements that both families share.
 pub struct Shared {
     hops: Elements<Hop>,
 }
@@ -52,7 +52,7 @@ impl Shared {
         }
     }
 
-    /// Makes all elements what they are at first.
+    /// Resets all elements to their initial values.
     pub fn clear(&mut self) {
         self.hops.clear();
     }
@@ -79,7 +79,7 @@ impl HalfOpen {
         }
     }
 
-    /// Makes all places free.
+    /// Frees all places.
     pub fn clear(&mut self) {
         self.places
             .iter_mut()

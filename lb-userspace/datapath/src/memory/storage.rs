@@ -20,7 +20,7 @@ use crate::{
     maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError},
 };
 
-/// As many entries as the kernel's maps have. The map writer writes them by way of [`Self::maps`],
+/// Maps with as many entries as the kernel's. The map writer writes them through [`Self::maps`],
 /// and packets read them.
 pub struct Storage {
     pub frontends4: Arc<Table<FrontendKey<Ip4>, Frontend>>,
@@ -58,8 +58,8 @@ impl Default for Storage {
 }
 
 impl Storage {
-    /// The maps as the map writer writes them. Nobody waits for readers: whoever writes has the
-    /// tables to itself.
+    /// The maps for a map writer. There is no grace period, because the writer has the tables to
+    /// itself.
     pub fn maps(&self) -> Maps {
         Maps {
             frontends4: Box::new(self.frontends4.clone()),
@@ -103,7 +103,7 @@ impl<K: Hash + Eq, V: Copy> Table<K, V> {
         self.read().get(key).copied()
     }
 
-    // Whole after each change, so a thread that panicked leaves nothing half done.
+    // The data is complete after each change, so it is valid even after a thread has panicked.
     fn read(&self) -> RwLockReadGuard<'_, HashMap<K, V>> {
         self.entries.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,7 +151,7 @@ where
 #[derive(Default)]
 pub struct SourceRanges(RwLock<BTreeSet<SourceRange>>);
 
-/// Number of the set, and bits of the address in its IPv6-mapped form that count.
+/// Number of the set, and how many bits of the address, in its IPv6-mapped form, count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct SourceRange {
     set: u32,
@@ -163,7 +163,7 @@ struct SourceRange {
 const SET_BITS: u32 = 32;
 
 impl SourceRanges {
-    /// Whether a set has the address.
+    /// Whether a set contains the address.
     pub fn contains(&self, set: u32, address: Ip6) -> bool {
         use lb_common::addr::Address as _;
         let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
-//! Where maps and links stay while no agent runs: `ROOT/v<VERSION>/{maps,links}` on a BPF file
+//! Where maps and links are kept while no agent runs: `ROOT/v<VERSION>/{maps,links}` on a BPF file
 //! system.
 //!
-//! Names have no dots, which that file system reserves.
+//! Names contain no dots, which that file system does not allow.
 
 use std::{
     collections::BTreeSet,
@@ -28,12 +28,12 @@ const LINKS: &str = "links";
 /// How the names of directories begin in which programs are only tried out.
 const TRIAL: &str = "trial-";
 
-/// How long an agent may take to end after the next has started, on a busy node.
+/// How long a new agent waits for the previous one to end, on a busy node.
 const HANDOVER: Duration = Duration::from_secs(10);
-/// How often the next one looks.
+/// How often it checks meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The pins of one agent, locked against others for as long as this lives.
+/// The pins of one agent. They are locked against other agents as long as this lives.
 #[derive(Debug)]
 pub struct Pins {
     root: PathBuf,
@@ -81,12 +81,12 @@ pub struct Removed {
 }
 
 impl Pins {
-    /// Makes the directories under `root`, where they are missing, and locks them.
+    /// Creates the missing directories under `root`, and locks them.
     ///
     /// # Errors
     ///
-    /// If another agent uses `root`, or there is something under it that is not of this `version`:
-    /// its programs might still be attached and would see the same packets.
+    /// If another agent uses `root`, or there is something under it of another version than
+    /// `version`: its programs might still be attached, and would see the same packets.
     pub fn open(root: &Path, version: u32) -> Result<Self, PinError> {
         create(root)?;
         let lock = lock(root)?;
@@ -116,12 +116,12 @@ impl Pins {
         })
     }
 
-    /// `--bpf-root`.
+    /// The value of `--bpf-root`.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where a map is pinned, whether or not it is there.
+    /// The path at which a map is pinned, whether it exists or not.
     pub fn map(&self, name: &str) -> PathBuf {
         self.directory.join(MAPS).join(name)
     }
@@ -135,11 +135,12 @@ impl Pins {
         names(&self.directory.join(MAPS))
     }
 
-    /// Has a map's pin take the name, and the place, of another one's; none to do so is no error.
+    /// Renames a map's pin from `from` to `to`, and replaces what is pinned there. It is no error
+    /// if there is no pin `from`.
     ///
     /// # Errors
     ///
-    /// If it is there and cannot be renamed.
+    /// If the pin exists and cannot be renamed.
     pub fn rename_map(&self, from: &str, to: &str) -> Result<(), PinError> {
         let path = self.map(from);
         match fs::rename(&path, self.map(to)) {
@@ -150,16 +151,17 @@ impl Pins {
         }
     }
 
-    /// Removes a map's pin: the map is gone once no program uses it. Returns whether there was one.
+    /// Removes a map's pin. The map is freed once no program uses it. Returns whether there was a
+    /// pin.
     ///
     /// # Errors
     ///
-    /// If it is there but cannot be removed.
+    /// If the pin exists and cannot be removed.
     pub fn remove_map(&self, name: &str) -> Result<bool, PinError> {
         remove(&self.map(name))
     }
 
-    /// Where a link is pinned, whether or not it is there.
+    /// The path at which a link is pinned, whether it exists or not.
     pub fn link(&self, pin: LinkPin) -> PathBuf {
         self.directory.join(LINKS).join(pin.to_string())
     }
@@ -168,7 +170,7 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If the directory cannot be read or has something else in it.
+    /// If the directory cannot be read, or contains anything else.
     pub fn links(&self) -> Result<Vec<LinkPin>, PinError> {
         let directory = self.directory.join(LINKS);
         names(&directory)?
@@ -185,19 +187,18 @@ impl Pins {
     ///
     /// # Errors
     ///
-    /// If it is there but cannot be removed.
+    /// If the pin exists and cannot be removed.
     pub fn remove_link(&self, pin: LinkPin) -> Result<bool, PinError> {
         remove_link(&self.link(pin))
     }
 }
 
 /// Detaches every program that an agent with this `root` attached, in this network namespace or by
-/// a link, and removes its maps, of all versions. Removing what is not there is no error.
+/// a link, and removes the maps of all versions. It is no error if something does not exist.
 ///
 /// # Errors
 ///
-/// If an agent is running, or something is left: what was not made by node-lb, or cannot be
-/// removed.
+/// If an agent is running, or something remains: it was not made by node-lb, or cannot be removed.
 pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
     let lock = match root.try_exists().map_err(failed("look at", root))? {
         true => Some(lock(root)?),
@@ -222,7 +223,7 @@ pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
             foreign = Some(directory);
             continue;
         }
-        // Programs first: none may run on without its maps' names.
+        // Programs first, because no program may run on without its maps' names.
         removed.links += remove_all(&directory.join(LINKS), remove_link)?;
         removed.maps += remove_all(&directory.join(MAPS), remove)?;
         remove_directory(&directory)?;
@@ -248,7 +249,7 @@ fn version_of(name: &str) -> Option<u32> {
     name.strip_prefix('v')?.parse().ok()
 }
 
-/// Locks `root`, waiting a little for an agent that is just ending.
+/// Locks `root`. Waits a little for an agent that is just ending.
 fn lock(root: &Path) -> Result<File, PinError> {
     let directory = File::open(root).map_err(failed("open", root))?;
     let deadline = Instant::now() + HANDOVER;
@@ -272,7 +273,7 @@ fn create(directory: &Path) -> Result<(), PinError> {
     fs::create_dir_all(directory).map_err(failed("create", directory))
 }
 
-/// Sorted, so that what is reported does not depend on the file system's order.
+/// The names in a directory, sorted, so that reports do not depend on the file system's order.
 fn names(directory: &Path) -> Result<BTreeSet<String>, PinError> {
     fs::read_dir(directory)
         .and_then(|entries| {
@@ -283,7 +284,7 @@ fn names(directory: &Path) -> Result<BTreeSet<String>, PinError> {
         .map_err(failed("read", directory))
 }
 
-/// Removes the files of a directory and the directory; returns how many files there were.
+/// Removes the files of a directory, and the directory. Returns how many files there were.
 fn remove_all(
     directory: &Path,
     remove: impl Fn(&Path) -> Result<bool, PinError>,
@@ -302,7 +303,7 @@ fn remove_all(
     Ok(names.len())
 }
 
-/// Detaches at once, where removing the pin alone would leave the time to the kernel.
+/// Detaches the program at once. If only the pin were removed, the kernel would choose the time.
 fn remove_link(path: &Path) -> Result<bool, PinError> {
     match Link::open(path).and_then(|link| link.detach()) {
         Ok(()) => remove(path),

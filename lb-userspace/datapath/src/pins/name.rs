@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use crate::hooks::{Direction, SocketHook, XdpMode};
 
-/// What is attached by a pinned link; its text form is the pin's name.
+/// What a pinned link attaches. Its text form is the pin's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkPin {
     /// `xdp-native-2`
@@ -25,7 +25,7 @@ impl fmt::Display for LinkPin {
     }
 }
 
-/// Not the name of a pin of ours.
+/// The text is not the name of one of node-lb's pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownPin;
 

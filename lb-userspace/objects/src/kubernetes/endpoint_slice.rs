@@ -9,9 +9,9 @@ use super::{
 };
 use crate::{Endpoint, EndpointPort, EndpointSlice, ObjectName, SharedName};
 
-/// Names the Service a slice belongs to.
+/// The label that names the Service of a slice.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-/// Marks the slices of headless Services, whatever its value.
+/// The label that marks the slices of headless Services, whatever its value.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// The API server's limit for one slice.
 const MAX_ENDPOINTS: usize = 1000;
@@ -56,7 +56,8 @@ impl Translate for discovery::EndpointSlice {
         }
 
         let ports = ports(self.ports.as_deref().unwrap_or_default())?;
-        // Exactly: what a filter collects has room to grow, in tens of thousands of slices.
+        // With exact capacity: what a filter collects has room to grow, and there are tens of
+        // thousands of slices.
         let mut endpoints = Vec::with_capacity(raw.len());
         for (index, raw) in raw.iter().enumerate() {
             let endpoint = endpoint(index, raw, is_ipv4);
@@ -72,7 +73,7 @@ impl Translate for discovery::EndpointSlice {
     }
 }
 
-/// Ports without a name or a number are left out, as by kube-proxy.
+/// Ports without a name or a number are left out, as in kube-proxy.
 fn ports(raw: &[discovery::EndpointPort]) -> Result<Vec<EndpointPort>, Invalid> {
     let mut ports = Vec::with_capacity(raw.len());
     for (index, raw) in raw.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Single fields: addresses, ranges, ports, protocols and names, each parsed into its type or
-//! refused with the rule it breaks.
+//! Single fields: addresses, ranges, ports, protocols and names. Each is parsed into its type, or
+//! refused with the rule that it breaks.
 
 use std::{
     borrow::Cow,
@@ -12,9 +12,9 @@ use ipnet::IpNet;
 use super::super::{Kind, ObjectRef, Problem, Refused, quoted};
 use crate::Protocol;
 
-/// Longest RFC 1123 label.
+/// The longest RFC 1123 label.
 const MAX_LABEL: usize = 63;
-/// Longest RFC 1123 subdomain.
+/// The longest RFC 1123 subdomain.
 const MAX_SUBDOMAIN: usize = 253;
 /// Things wrong with one object that are told one by one.
 const MAX_FINDINGS: usize = 100;
@@ -23,7 +23,7 @@ const MAX_FINDINGS: usize = 100;
 #[derive(Debug)]
 pub struct Invalid {
     field: String,
-    /// As it is to be shown.
+    /// The value in the form that is shown.
     value: String,
     rule: Cow<'static, str>,
 }
@@ -41,11 +41,12 @@ impl Invalid {
         }
     }
 
-    /// The field, and its value with the rule it breaks.
+    /// The field; then its value with the rule that it breaks.
     pub fn into_parts(self) -> (String, String) {
         (self.field, format!("{} {}", self.value, self.rule))
     }
 
+    /// An invalid text, which is shown quoted and shortened.
     pub fn text(field: impl Display, value: &str, rule: impl Into<Cow<'static, str>>) -> Self {
         Self::new(field, quoted(value), rule)
     }
@@ -62,6 +63,7 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// Records that something was refused because of a field.
     pub fn refuse(&mut self, refused: Refused, invalid: Invalid) {
         // Why all of it is refused is the one thing that must not be missed.
         if self.told.len() < MAX_FINDINGS || refused == Refused::Object {
@@ -72,11 +74,12 @@ impl Findings {
         }
     }
 
-    /// The value, or `None` once it is noted what was refused for want of it.
+    /// The value. If there is none, the error is recorded, with what was refused because of it.
     pub fn check<T>(&mut self, refused: Refused, value: Result<T, Invalid>) -> Option<T> {
         value.map_err(|invalid| self.refuse(refused, invalid)).ok()
     }
 
+    /// The problems of the object, without file and line.
     pub fn into_problems(self, object: &ObjectRef) -> Vec<Problem> {
         let problem = |refused, message| Problem {
             refused,
@@ -144,7 +147,7 @@ fn is_label(text: &str) -> bool {
         && text.chars().all(|c| alphanumeric(c) || c == '-')
 }
 
-/// A port number that must be there.
+/// A required port number.
 pub fn port(field: impl Display, number: i32) -> Result<u16, Invalid> {
     match u16::try_from(number) {
         Ok(port) if port != 0 => Ok(port),
@@ -156,7 +159,7 @@ pub fn port(field: impl Display, number: i32) -> Result<u16, Invalid> {
     }
 }
 
-/// A port number that may be absent, which is zero.
+/// An optional port number; zero if it is absent.
 pub fn port_or_zero(field: impl Display, number: Option<i32>) -> Result<u16, Invalid> {
     match number {
         None | Some(0) => Ok(0),
@@ -164,7 +167,7 @@ pub fn port_or_zero(field: impl Display, number: Option<i32>) -> Result<u16, Inv
     }
 }
 
-/// Absent means TCP, as the API server fills in.
+/// An absent protocol means TCP, which the API server fills in.
 pub fn protocol(field: impl Display, text: Option<&str>) -> Result<Protocol, Invalid> {
     match text {
         None | Some("TCP") => Ok(Protocol::Tcp),
@@ -174,12 +177,12 @@ pub fn protocol(field: impl Display, text: Option<&str>) -> Result<Protocol, Inv
     }
 }
 
-/// An IP address, leniently read (see [`parse_ip`]).
+/// An IP address in lenient form (see [`parse_ip`]).
 pub fn ip(field: impl Display, text: &str) -> Result<IpAddr, Invalid> {
     parse_ip(text).ok_or_else(|| Invalid::text(field, text, "must be an IP address"))
 }
 
-/// An IP address that packets of a Service can be sent to, by the API server's rule.
+/// An IP address to which packets of a Service can be sent, by the API server's rule.
 pub fn unicast_ip(field: impl Display, text: &str) -> Result<IpAddr, Invalid> {
     let special = |ip: IpAddr| {
         let link_local = match ip {
@@ -199,7 +202,7 @@ pub fn unicast_ip(field: impl Display, text: &str) -> Result<IpAddr, Invalid> {
     }
 }
 
-/// A range of addresses in CIDR notation; its host bits are cleared.
+/// A range of addresses in CIDR notation. Its host bits are cleared.
 pub fn cidr(field: impl Display, text: &str) -> Result<IpNet, Invalid> {
     let parse = || {
         let (address, length) = text.split_once('/')?;
@@ -238,7 +241,7 @@ fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// Digits only, any number of leading zeros, up to `max`.
+/// Only digits, with any number of leading zeros, up to `max`.
 fn decimal(text: &str, max: u8) -> Option<u8> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

@@ -1,5 +1,5 @@
-//! From Kubernetes' types to node-lb's model: which objects count for a service proxy, and what of
-//! an object can be used.
+//! Translates Kubernetes' types to node-lb's model: which objects matter to a service proxy, and
+//! what of an object can be used.
 
 mod endpoint_slice;
 pub mod field;
@@ -19,30 +19,31 @@ use serde_json::Value;
 use crate::{Kind, Object, ObjectName, ObjectRef, Problem, Refused};
 use field::{Findings, Invalid};
 
-/// The namespace of a namespaced object that names none, as for kubectl.
+/// The namespace of an object without one, as in kubectl.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// What became of one object.
+/// The result of translating one object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Translated {
     pub reference: ObjectRef,
     pub outcome: Outcome,
-    /// What was refused of it, or why all of it was. Without file and line.
+    /// What of the object was refused, or why all of it was. Without file and line.
     pub problems: Vec<Problem>,
 }
 
-/// Whether an object counts.
+/// Whether an object is used.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Use(Object),
-    /// Valid, but not for a service proxy: a headless Service, say.
+    /// It is valid, but not meant for a service proxy, such as a headless Service.
     Skip,
-    /// Invalid. What was in force under this reference should stay.
+    /// It is invalid. What was in force for this reference should stay.
     Refuse,
 }
 
-/// A Kubernetes type that has a form in the model.
+/// A Kubernetes type that can be translated to the model.
 pub trait Translate: DeserializeOwned {
+    /// The kind of the objects.
     const KIND: Kind;
 
     #[doc(hidden)]
@@ -73,7 +74,7 @@ pub fn translate<T: Translate>(resource: &T) -> Translated {
         Ok(Some(object)) => Outcome::Use(object),
         Ok(None) => Outcome::Skip,
         Err(invalid) => {
-            // What was wrong inside a refused object is of no more interest.
+            // Errors inside a refused object do not matter any more.
             findings = Findings::default();
             findings.refuse(Refused::Object, invalid);
             Outcome::Refuse
@@ -86,9 +87,9 @@ pub fn translate<T: Translate>(resource: &T) -> Translated {
     }
 }
 
-/// Translates a manifest; `None` if it is of a kind that a service proxy does not read.
+/// Translates a manifest; `None` if a service proxy does not read objects of its kind.
 ///
-/// A missing apiVersion is taken to be right, another group's Service is not ours.
+/// A missing apiVersion counts as the right one. A Service of another group is not a Service here.
 pub fn translate_manifest(manifest: Value) -> Option<Translated> {
     let text = |key| {
         manifest
@@ -106,12 +107,12 @@ pub fn translate_manifest(manifest: Value) -> Option<Translated> {
     }
 }
 
-/// An object as the API server has it.
+/// An object from the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Versioned {
-    /// Empty if it has none, which no API server does.
+    /// `metadata.resourceVersion`; empty if it is missing, which API servers do not do.
     pub resource_version: String,
-    /// When the endpoints of an EndpointSlice became what they are, as far as its controller says.
+    /// When the endpoints of an EndpointSlice last changed, if its controller says so.
     pub endpoints_changed: Option<SystemTime>,
     pub translated: Translated,
 }
@@ -119,7 +120,7 @@ pub struct Versioned {
 /// Translates an object of a known kind from its JSON.
 ///
 /// # Errors
-/// If it is not JSON. Anything else that is wrong is a [`Problem`].
+/// If it is not JSON. Every other error is a [`Problem`].
 pub fn translate_json(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> {
     match kind {
         Kind::Service => from_json::<core::Service>(json),
@@ -137,7 +138,7 @@ fn from_json<T: Translate>(json: &[u8]) -> serde_json::Result<Versioned> {
             translated: translate(&resource),
         });
     }
-    // Again, slower, to say what is wrong where.
+    // Parsed again, more slowly, to say where the error is.
     let manifest: Value = serde_json::from_slice(json)?;
     let version = manifest.pointer("/metadata/resourceVersion");
     Ok(Versioned {
@@ -157,7 +158,7 @@ fn endpoints_changed(metadata: &ObjectMeta) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(since_epoch)
 }
 
-/// Carried by EndpointSlices, in RFC 3339 with fractions.
+/// An annotation of EndpointSlices, in RFC 3339 with fractions.
 const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const DISCOVERY: &str = "discovery.k8s.io/";
 

@@ -16,15 +16,15 @@ use crate::{
     Algorithm, ObjectName, RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
 };
 
-/// Its presence leaves a Service to another service proxy.
+/// With this label a Service is left to another service proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// How an endpoint is picked: `random` (default) or `maglev`.
+/// How an endpoint is chosen: `random` (default) or `maglev`.
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
-/// What becomes of connections to an endpoint that leaves: `keep` (default) or `reset`.
+/// What happens to connections to an endpoint that leaves the Service: `keep` (default) or `reset`.
 const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
 /// The API server's default affinity timeout, in seconds.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
-/// The longest affinity timeout the API server takes: a day.
+/// The longest affinity timeout that the API server accepts: a day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
 impl Translate for core::Service {
@@ -105,8 +105,8 @@ fn service_type(spec: &ServiceSpec) -> Result<Option<ServiceType>, Invalid> {
     }
 }
 
-/// One per family, by index of `ipFamilies`; the primary alone if that is empty. Nothing for a
-/// headless Service.
+/// One cluster IP per family, in the order of `ipFamilies`; if that is empty, only the primary one.
+/// None for a headless Service.
 fn cluster_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, Invalid> {
     let all = spec.cluster_ips.as_deref().unwrap_or_default();
     // The API server always fills in both fields; a manifest may have only one of them.
@@ -163,8 +163,8 @@ fn external_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, Invalid> {
     Ok(ips)
 }
 
-/// Addresses in VIP mode. They are another controller's work, so that one bad entry does not cost
-/// the Service its other addresses.
+/// Addresses in VIP mode. Another controller writes them, so one bad entry does not cost the
+/// Service its other addresses.
 fn load_balancer_ips(service: &core::Service, findings: &mut Findings) -> Vec<IpAddr> {
     let status = service.status.as_ref();
     let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
@@ -181,7 +181,8 @@ fn load_balancer_ips(service: &core::Service, findings: &mut Findings) -> Vec<Ip
     ips
 }
 
-/// Unparsable ranges are left out, as by kube-proxy; with none left there is no filter.
+/// Ranges that cannot be parsed are left out, as in kube-proxy. If none is left, there is no
+/// filter.
 fn source_ranges(spec: &ServiceSpec, findings: &mut Findings) -> Vec<ipnet::IpNet> {
     let ranges = spec.load_balancer_source_ranges.iter().flatten();
     let range = |(index, text): (usize, &String)| {
@@ -275,7 +276,7 @@ fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedE
     annotation(metadata, REMOVED_ENDPOINTS_ANNOTATION, values, findings)
 }
 
-/// The value of an annotation, of two by name; the first one if there is none, or another.
+/// The value of an annotation with two possible names of values; the first one by default.
 fn annotation<T: Copy>(
     metadata: &ObjectMeta,
     name: &str,

@@ -22,16 +22,16 @@ use crate::{
     http::{Body, Request, Response, error_status, response, run_blocking},
 };
 
-/// Flows in one answer, unless asked for fewer.
+/// The most flows in one answer.
 const MOST: usize = 10_000;
 /// How often new flows are looked for.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// New flows told in one interval; more are only counted.
+/// The most new flows in the answer of one interval; more are only counted.
 const MOST_NEW: usize = 1000;
 
 /// The flow tables.
 pub trait FlowSource: Send + Sync + 'static {
-    /// At most `limit` flows, and whether there are more. Takes time.
+    /// At most `limit` flows, and whether there are more. Blocks while it reads.
     ///
     /// # Errors
     ///
@@ -48,8 +48,8 @@ pub trait FlowSource: Send + Sync + 'static {
 
 /// Finds new flows.
 pub trait NewFlows: Send {
-    /// At most `limit` of the flows opened since the last call, and how many more there were. Takes
-    /// time.
+    /// At most `limit` of the flows that were opened since the last call, and how many more there
+    /// were. Blocks while it reads.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ pub trait NewFlows: Send {
     fn next(&mut self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, usize)>;
 }
 
-/// A line for flows that were left out.
+/// A line that counts the flows that were left out.
 #[derive(Serialize)]
 struct Skipped {
     skipped: usize,
@@ -96,8 +96,9 @@ pub async fn list(
     }
 }
 
-/// Each flow that is opened from now on, a line of JSON each. A line `{"skipped":N}` says how many
-/// were left out because there were too many; with none, that there was nothing to say for a while.
+/// Each flow that is opened from now on, as one line of JSON. A line `{"skipped":N}` says that N
+/// flows were left out because there were too many. With N = 0 it only says that the stream is
+/// alive.
 pub fn follow(flows: Arc<dyn FlowSource>, catalog: Arc<Catalog>) -> Response {
     let follower = Follower {
         flows,
@@ -123,13 +124,13 @@ pub fn follow(flows: Arc<dyn FlowSource>, catalog: Arc<Catalog>) -> Response {
 struct Follower {
     flows: Arc<dyn FlowSource>,
     catalog: Arc<Catalog>,
-    /// None at first.
+    /// Not set before the first look.
     new: Option<Box<dyn NewFlows>>,
     last_line: Instant,
 }
 
 impl Follower {
-    /// The next lines, which may take a while.
+    /// The next lines. It may take a while until there are some.
     async fn next(mut self) -> anyhow::Result<(Bytes, Self)> {
         loop {
             if self.new.is_some() {
@@ -147,7 +148,7 @@ impl Follower {
         }
     }
 
-    /// The flows opened since the last look. Takes time.
+    /// The flows that were opened since the last look. Blocks while it reads.
     fn look(mut self) -> anyhow::Result<(Bytes, Self)> {
         let new = match &mut self.new {
             Some(new) => new,
@@ -163,7 +164,7 @@ impl Follower {
     }
 }
 
-/// Names the Services that the flows' frontends belong to.
+/// Adds to the flows the names of the Services that own their frontends.
 fn name_services(flows: &mut [FlowReport], catalog: &Catalog) {
     let frontends: HashSet<_> = flows.iter().map(FlowReport::key).collect();
     let mut names = HashMap::new();

@@ -1,5 +1,5 @@
 //! The local API, on a Unix socket that only root may use: what the agent has programmed, the flows
-//! in the kernel, its settings and its state.
+//! in the kernel, the settings, and the agent's state.
 
 pub mod flows;
 pub mod services;
@@ -25,8 +25,8 @@ use crate::{
     },
 };
 
-/// A stream is never silent for longer. A client that is gone without a word is noticed by writing
-/// to it.
+/// A stream is never silent for longer than this. A client that has vanished is noticed only by
+/// writing to it.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The path of flows.
@@ -109,7 +109,7 @@ fn object(value: &impl serde::Serialize) -> Response {
     }
 }
 
-/// `?limit=`: none, or zero, means all there is.
+/// The parameter `?limit=`: without it, or with zero, there is no limit.
 fn limit(uri: &Uri) -> Result<Option<usize>, Box<Response>> {
     let Some(text) = query_value(uri, "limit").filter(|text| !text.is_empty()) else {
         return Ok(None);
@@ -130,7 +130,7 @@ fn limit(uri: &Uri) -> Result<Option<usize>, Box<Response>> {
 /// One line of a stream.
 fn line(value: &impl serde::Serialize) -> Bytes {
     let mut text = serde_json::to_vec(value).unwrap_or_else(|error| {
-        // Strings, numbers and lists of them always serialize.
+        // Strings, numbers and lists of them always serialise.
         tracing::error!("cannot write an event: {error}");
         Vec::new()
     });

@@ -1,4 +1,4 @@
-//! `/api/v1/services`: the plan of each Service, as the maps have it.
+//! `/api/v1/services`: the plan of each Service as it is in the maps.
 
 use std::sync::Arc;
 
@@ -41,12 +41,12 @@ impl<'a> From<&'a ServicePlan> for ServiceObject<'a> {
     }
 }
 
-/// A part of the list, and where it goes on.
+/// A part of the list, and where the next part starts.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Page<'a> {
     items: Vec<ServiceObject<'a>>,
-    /// To be given back as `?continue=`; none at the end.
+    /// To be given back as `?continue=`; absent at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     r#continue: Option<String>,
     remaining_item_count: usize,
@@ -73,8 +73,8 @@ pub fn service_name(path: &str) -> Option<ObjectName> {
     })
 }
 
-/// One Service, from what there is. One that is not there may yet come until the agent knows
-/// the whole cluster, so that is not called missing.
+/// One Service, from what is known so far. Until the agent knows the whole cluster, a Service that
+/// is not found may still come, so the answer is not 404.
 pub fn get(catalog: &Catalog, initialization: &Initialization, name: &ObjectName) -> Response {
     if let Some(plan) = catalog.get(name) {
         return object(&ServiceObject::from(&*plan));
@@ -92,7 +92,7 @@ pub fn get(catalog: &Catalog, initialization: &Initialization, name: &ObjectName
     }
 }
 
-/// All Services, or with `?limit=` so many of them, and then with `?continue=` the next.
+/// All Services; with `?limit=`, so many of them, and the next ones with `?continue=`.
 pub fn list(catalog: &Catalog, uri: &Uri) -> Response {
     let limit = match limit(uri) {
         Ok(limit) => limit,
@@ -123,7 +123,7 @@ pub fn list(catalog: &Catalog, uri: &Uri) -> Response {
     })
 }
 
-/// The whole list, made piece by piece as the client takes it: all of it at once may be large.
+/// The whole list, written piece by piece as the client takes it, because it may be large.
 fn all(plans: Vec<Arc<ServicePlan>>) -> impl futures_util::Stream<Item = Bytes> + Send {
     let items = plans.into_iter().enumerate().map(|(index, plan)| {
         let mut text = match index {
@@ -138,9 +138,9 @@ fn all(plans: Vec<Arc<ServicePlan>>) -> impl futures_util::Stream<Item = Bytes> 
     stream::iter([begin].into_iter().chain(items).chain([end]))
 }
 
-/// Every Service as `ADDED`, then a `BOOKMARK`, then each change as it is written: a line of JSON
-/// each, and another `BOOKMARK` where nothing changes for a while. A client that cannot keep up
-/// gets an `ERROR` as its last line and has to start over.
+/// Every Service as `ADDED`, then a `BOOKMARK`, then each change when it is written: one line of
+/// JSON each. Another `BOOKMARK` follows when nothing changes for a while. A client that cannot
+/// keep up gets `ERROR` as its last line and has to start over.
 pub fn watch(catalog: &Catalog) -> Response {
     let (plans, changes) = catalog.watch();
     let initial = plans.into_iter().map(|plan| event("ADDED", &plan));

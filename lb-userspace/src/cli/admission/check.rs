@@ -1,4 +1,4 @@
-//! `node-lb admission check`: what is wrong with objects.
+//! `node-lb admission check`: validates objects.
 
 use clap::Args;
 

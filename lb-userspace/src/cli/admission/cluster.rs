@@ -1,4 +1,4 @@
-//! What objects of other kinds in the same files tell: Services their ports, Pods their identities.
+//! Facts from objects of other kinds in the same files: ports of Services, identities of Pods.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -18,7 +18,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Looks for them among objects of any kind; those that are invalid are passed over.
+    /// Finds them among objects of any kind. Invalid ones are skipped.
     pub fn new(objects: Vec<Value>) -> Self {
         let mut cluster = Self::default();
         for object in objects {
@@ -75,7 +75,7 @@ impl Cluster {
     }
 }
 
-/// The ports of a Service as a message lists them.
+/// The ports of a Service, in the form of a message.
 pub fn ports(service: &Service) -> String {
     let port = |port: &lb_objects::ServicePort| match port.protocol {
         Protocol::Tcp => port.port.to_string(),

@@ -39,18 +39,18 @@ pub struct Files {
     pub concurrency: u32,
 }
 
-/// What the files say.
+/// The contents of the files.
 #[derive(Debug, Default)]
 pub struct Loaded {
     pub configuration: Configuration,
     pub errors: Vec<ObjectError>,
     /// Objects of other kinds.
     pub others: Vec<Value>,
-    /// The line each object was found on, with its file.
+    /// The file and line where each object was found.
     seen: BTreeMap<ObjectRef, String>,
 }
 
-/// One thing that is wrong, as commands show it.
+/// An error in the form that commands show.
 #[derive(Clone, Debug, Serialize)]
 pub struct ObjectError {
     /// `KIND/NAME`, or a file that could not be used at all.
@@ -70,10 +70,10 @@ impl fmt::Display for ObjectError {
 }
 
 impl Files {
-    /// Reads the files. What its author should know is told on standard error.
+    /// Reads the files. Notes for their author go to standard error.
     ///
     /// # Errors
-    /// If a file cannot be read. What is wrong inside is in [`Loaded::errors`].
+    /// If a file cannot be read. Errors inside are in [`Loaded::errors`].
     pub fn load(&self) -> anyhow::Result<Loaded> {
         let mut loaded = Loaded::default();
         if self.files.is_empty() {
@@ -91,7 +91,7 @@ impl Files {
     }
 }
 
-/// The file itself, or the manifests in a directory in the order of their names.
+/// The file itself, or a directory's manifests sorted by name.
 fn files_of(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -171,7 +171,7 @@ impl Loaded {
         });
     }
 
-    /// Conditions of valid objects that their author did not intend.
+    /// Warns of conditions of valid objects that their author probably did not intend.
     fn warn_of_conditions(&self, concurrency: u32) {
         for (object, conditions) in self.configuration.conditions(concurrency) {
             for condition in conditions {

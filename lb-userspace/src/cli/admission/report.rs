@@ -40,7 +40,7 @@ struct LevelReport {
     max: u32,
     lendable: u32,
     borrowing: u32,
-    /// Of one connection; `None` where there are no queues and therefore no such limit.
+    /// The most seats of one connection; `None` without queues, where there is no such limit.
     max_seats: Option<u32>,
 }
 
@@ -123,7 +123,7 @@ impl Report {
     }
 
     /// # Errors
-    /// If the objects have any.
+    /// If the objects have errors.
     pub fn result(&self) -> anyhow::Result<()> {
         match self.errors.len() {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! Asks the packet pipeline about a first packet, and keeps what its decision rests on.
+//! Asks the packet pipeline about a first packet, and records what the decision is based on.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,23 +20,24 @@ use crate::{memory::ProgrammedTables, plan::ServicePortName};
 /// The first packet of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct FirstPacket {
-    /// Of the destination's family.
+    /// An address of the destination's family.
     pub source: IpAddr,
     pub destination: SocketAddr,
     pub protocol: Protocol,
-    /// Device it arrives on; 0 for none in particular.
+    /// Device on which it arrives; 0 means no particular one.
     pub ifindex: u32,
 }
 
-/// What becomes of a packet, and why.
+/// What happens to a packet, and why.
 pub struct Decision<'a> {
     pub packet: FirstPacket,
     pub origin: Origin,
     pub verdict: Verdict,
     pub reason: Reason,
-    /// What the packet is addressed to, if to a Service.
+    /// The frontend that the packet is addressed to; `None` if it is not one of a Service.
     pub frontend: Option<Frontend<'a>>,
-    /// The endpoints that one is picked from, ordered by text; empty unless forwarded.
+    /// The endpoints among which one is chosen, sorted by text; empty unless the packet is
+    /// forwarded.
     pub candidates: Vec<Candidate>,
     /// This node's address of the packet's family, if known.
     pub node: Option<IpAddr>,
@@ -95,7 +96,7 @@ impl<'a> Decision<'a> {
             node: Some(IpAddr::from(tables.config.node::<A>().to_mapped()))
                 .filter(|node| !node.is_unspecified()),
         };
-        // The pipeline passes on what is neither TCP nor UDP before it looks for a Service.
+        // The pipeline passes every protocol but TCP and UDP before it looks for a Service.
         if packet.protocol == Protocol::Sctp {
             return decision;
         }
@@ -117,13 +118,14 @@ impl<'a> Decision<'a> {
         decision
     }
 
-    /// Whether the client's address is replaced; a hairpin counts only if there is no other way.
+    /// Whether the client's address is replaced. A hairpin counts only if there is no other
+    /// endpoint.
     pub fn source_nat(&self) -> bool {
         let translated = self.candidates.iter().filter(|c| c.source_nat).count();
         translated > 0 && (translated == self.candidates.len() || self.hairpin().is_none())
     }
 
-    /// The candidate that is the client itself, if there are others.
+    /// The candidate that is the client itself, if there are others too.
     pub fn hairpin(&self) -> Option<&Candidate> {
         let mut candidates = self.candidates.iter();
         candidates
@@ -133,18 +135,18 @@ impl<'a> Decision<'a> {
 }
 
 impl Frontend<'_> {
-    /// The endpoints that one is picked from.
+    /// The endpoints among which one is chosen.
     pub fn set(&self) -> Range {
         self.plan.set(self.policy)
     }
 
-    /// Whether they are terminating, since none is ready.
+    /// Whether these are terminating because none is ready.
     pub fn terminating(&self) -> bool {
         let ready: u32 = self.plan.counts[..4].iter().sum();
         self.set().first >= self.plan.first + ready
     }
 
-    /// Whether they are those that topology hints leave.
+    /// Whether topology hints have narrowed these down.
     pub fn hinted(&self) -> bool {
         self.policy == Policy::Cluster && self.plan.has(plan_flag::HINTED) && !self.terminating()
     }
@@ -154,7 +156,7 @@ fn tuple<A: Address>(packet: &FirstPacket) -> Tuple<A> {
     Tuple {
         source: A::from_mapped(packet.source.into()),
         destination: A::from_mapped(packet.destination.ip().into()),
-        // Any will do: it decides which endpoint is picked, not from which set.
+        // Any port will do: it decides which endpoint of the set is chosen, not which set.
         source_port: 0,
         destination_port: packet.destination.port(),
         protocol: match packet.protocol {

@@ -1,4 +1,4 @@
-//! `node-lb explain`: what becomes of a connection's first packet, and why.
+//! `node-lb explain`: what happens to a connection's first packet, and why.
 
 use std::net::IpAddr;
 
@@ -84,7 +84,7 @@ impl Command {
     }
 }
 
-/// What the agent would write to the kernel's maps.
+/// The tables with what the agent would write to the kernel's maps.
 fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
     let node = snapshot.node();
     if let Some(undetected) = Undetected::on(node, &config.detect_local) {
@@ -93,7 +93,7 @@ fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
     let detector = LocalDetector::new(&config.detect_local, node);
     let settings = Settings::new(config, snapshot.local_node(), &detector);
     let addresses = node.addresses.iter().copied().collect();
-    // Which of a set's endpoints it is does not matter here.
+    // It does not matter here which of a set's endpoints is chosen.
     let facts = NodeFacts {
         maglev_rows: 0,
         ..NodeFacts::new(config, node, addresses)

@@ -6,20 +6,20 @@ use serde::Serialize;
 
 use super::decision::{Decision, Verdict};
 
-/// What becomes of a packet. What it is addressed to is null unless that is a Service.
+/// What happens to a packet. Fields about the Service are null if it is not addressed to one.
 #[derive(Serialize)]
 pub struct Report {
     /// `forward`, `reject`, `drop` or `pass`.
     verdict: &'static str,
-    /// As in metrics.
+    /// The reason's name, as in metrics.
     reason: &'static str,
     /// `namespace/name:port`.
     service: Option<String>,
-    /// What kind of address the destination is.
+    /// The kind of address that the destination is.
     frontend: Option<&'static str>,
     /// The policy in force for this packet.
     policy: Option<String>,
-    /// All endpoints that one is picked from, sorted by text.
+    /// All endpoints among which one is chosen, sorted by text.
     endpoints: Vec<String>,
     #[serde(rename = "sourceNAT")]
     source_nat: bool,

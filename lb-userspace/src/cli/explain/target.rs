@@ -1,4 +1,4 @@
-//! Where a connection goes, as the command line has it.
+//! The destination of a connection, in the form of the command line.
 
 use std::{net::SocketAddr, str::FromStr};
 

@@ -1,4 +1,4 @@
-//! A decision in sentences, one a line.
+//! A decision in sentences, one per line.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use lb_objects::Algorithm;
 
 use super::decision::{Decision, Frontend, Verdict};
 
-/// Longer sets are cut; `-o json` has all of them.
+/// Longer sets are shortened; `-o json` shows all of them.
 const SHOWN_ENDPOINTS: usize = 16;
 
 /// Why a packet to a Service passes.

@@ -47,7 +47,7 @@ pub struct Command {
     output: Output,
 }
 
-/// The service port, as `namespace/name:port`, that an address and protocol belong to.
+/// The service port (`namespace/name:port`) of an address and protocol.
 type Names = HashMap<(SocketAddr, Protocol), (ObjectName, String)>;
 
 impl Command {
@@ -108,7 +108,7 @@ where
     Ok(flows)
 }
 
-/// An array of the data plane's.
+/// A pinned array of the data plane.
 fn pinned<T: aya::Pod>(root: &Path, map: &str) -> anyhow::Result<MappedArray<T>> {
     let path = root
         .join(format!("v{}", abi::VERSION))

@@ -4,7 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 use crate::flows::FlowReport;
 
-/// The flows; `total` is how many there would be without a limit.
+/// The flows. `total` is how many there would be without the limit.
 pub fn render(flows: &[FlowReport], total: usize) -> String {
     if total == 0 {
         return "No flows.\n".to_owned();

@@ -12,7 +12,7 @@ use crate::flows::Records;
 /// One tick is a second.
 const RATE: TickRate = TickRate { hz: 1, shift: 0 };
 
-/// A client's flow to 10.96.0.1:80 that gets source NAT, its answers, and half a flow.
+/// A client's flow to 10.96.0.1:80 with source NAT, its answers, and half of another flow.
 struct ThreeRecords([Flow<Ip4>; 3], [AtomicU32; 3]);
 
 impl ThreeRecords {

@@ -1,4 +1,4 @@
-//! `node-lb plan`: what each service port becomes on this node.
+//! `node-lb plan`: the plan of each service port on this node.
 
 use clap::Args;
 

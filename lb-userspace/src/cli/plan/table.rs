@@ -4,7 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 use crate::plan::report::{FrontendReport, PortReport};
 
-/// Longer sets are cut; `-o json` has all of them.
+/// Longer sets are shortened; `-o json` shows all of them.
 const SHOWN_ENDPOINTS: usize = 16;
 
 pub fn render(ports: &[PortReport<'_>]) -> String {

@@ -24,7 +24,7 @@ use crate::{
     http::{Class, Handler, Request, Response, Server, json},
 };
 
-/// By this header load balancers can weight nodes by their number of endpoints.
+/// With this header, load balancers can weight nodes by their number of endpoints.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 /// The server of one Service in one family, open or not.
@@ -90,7 +90,7 @@ impl ServiceServer {
         }
     }
 
-    /// Closes the port, which is free when this returns, and cuts connections.
+    /// Closes the port and cuts connections. When this returns, the port is free.
     pub(super) async fn close(self) {
         close(self.listeners).await;
     }
@@ -142,7 +142,7 @@ impl ServiceServer {
 }
 
 struct Listener {
-    /// As asked for, which a [`crate::http::Bind`] may not have followed.
+    /// The address asked for; a [`crate::http::Bind`] may have chosen another one.
     address: SocketAddr,
     server: Server,
 }
@@ -153,14 +153,14 @@ async fn close(listeners: Vec<Listener>) {
     }
 }
 
-/// What one server says, whatever the path and the method.
+/// The answer of one server, whatever the path and the method.
 struct Answer {
     service: ObjectName,
     local_endpoints: AtomicUsize,
     health: Arc<ProxyHealth>,
 }
 
-/// One listener's share of it.
+/// The answer as one listener's handler.
 struct Answering(Arc<Answer>);
 
 impl Handler for Answering {
@@ -180,7 +180,7 @@ impl Handler for Answering {
             true => StatusCode::OK,
             false => StatusCode::SERVICE_UNAVAILABLE,
         };
-        // An unhealthy agent still says how many endpoints there are.
+        // An unhealthy agent still tells how many endpoints there are.
         let body = Body {
             service: NamespacedName {
                 namespace: &service.namespace,
@@ -211,7 +211,7 @@ struct NamespacedName<'a> {
 }
 
 impl Body<'_> {
-    /// The layout kube-proxy prints, byte for byte.
+    /// The layout that kube-proxy prints, byte for byte.
     fn to_tab_indented(&self) -> Vec<u8> {
         let mut text = Vec::new();
         let formatter = PrettyFormatter::with_indent(b"\t");

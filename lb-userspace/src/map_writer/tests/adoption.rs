@@ -1,4 +1,4 @@
-//! Taking over the maps of an earlier agent.
+//! Tests of taking over the maps of an earlier agent.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn a_service_whose_addresses_moved_is_not_taken_for_another() {
     bench.round(&[first.clone(), spec(2, [2])], &[]);
     let second_id = bench.writer.id(&spec(2, []).key());
 
-    // While nobody looks, the address moves from one to the other.
+    // While no agent runs, the address moves from one to the other.
     let before = bench.plans.clone();
     let mut second = spec(2, [2]);
     second.load_balancer = first.load_balancer.take();
@@ -118,7 +118,7 @@ fn stray_source_ranges_go() {
     bench.round(&[used], &[]);
     {
         let mut state = bench.kernel.state();
-        // Of no set, of a set that nobody uses, and of a prefix over sets.
+        // Entries of no set, of a set that is not in use, and with a prefix over several sets.
         state.source_ranges.insert((0, 32, [0; 16]));
         state.source_ranges.insert((77, 160, [1; 16]));
         state.source_ranges.insert((78, 16, [1; 16]));

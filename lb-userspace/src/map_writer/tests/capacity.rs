@@ -1,4 +1,4 @@
-//! Full maps: who finds no room says so, keeps what it had, and gets its turn later.
+//! Full maps: a service port without room says so, keeps what it had, and gets its turn later.
 
 use super::*;
 
@@ -156,7 +156,7 @@ fn endpoints_stay_in_force_that_are_still_there() {
     let message = "no room for 7 endpoints: ENDPOINTS has 5 of 10 slots free";
     assert_eq!(bench.waiting(), [message]);
 
-    // As well over a restart.
+    // The same after a restart.
     bench.restart();
     bench.note(&[larger], &[]);
     bench.apply_all();

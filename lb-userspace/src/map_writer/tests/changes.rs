@@ -1,4 +1,4 @@
-//! Single changes: what they cost, what they reuse, who gets a contested address.
+//! Single changes: what they cost, what they reuse, and which service gets a contested address.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn a_change_of_endpoints_takes_no_system_call_and_does_not_wait() {
     bench.assert_complete();
     let (after, calls_after, graces_after) = costs(&bench);
     assert_eq!((calls_after, graces_after), (calls, graces));
-    // Four endpoints, where they are, what is kept of the new one, plan and publication.
+    // Four endpoints, their positions, what is kept of the new one, then plan and publication.
     assert_eq!(after - writes, 4 + 4 + 2 + 2);
 }
 
@@ -146,7 +146,7 @@ fn endpoints_at(bench: &Bench, address: &Address) -> Vec<IpAddr> {
     endpoints.map(|(address, _)| address.ip()).collect()
 }
 
-/// Where in `ENDPOINTS` the only service's published plan has an endpoint.
+/// The position in `ENDPOINTS` that the only service's published plan has for an endpoint.
 fn slot_of(bench: &Bench, number: u8) -> usize {
     let state = bench.kernel.state();
     let service = state

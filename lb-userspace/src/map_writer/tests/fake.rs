@@ -41,15 +41,15 @@ pub const ROOMY: Sizes = Sizes {
     source_ranges: 1000,
 };
 
-/// What a program finds behind an address.
+/// What a program finds at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct View {
     pub kind: u8,
-    /// `None`: the service is not programmed.
+    /// `None` if the service is not programmed.
     pub plan: Option<PlanView>,
 }
 
-/// What a plan amounts to, whatever its numbers are.
+/// The meaning of a plan, whatever its numbers are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanView {
     pub counts: [u32; 6],
@@ -57,7 +57,7 @@ pub struct PlanView {
     pub affinity_seconds: u32,
     pub endpoints: Vec<(SocketAddr, u16)>,
     pub source_ranges: BTreeSet<(u32, [u8; 16])>,
-    /// Of the Cluster and the Local set.
+    /// The tables of the Cluster set and of the Local set.
     pub tables: Option<[Vec<SocketAddr>; 2]>,
 }
 
@@ -85,12 +85,12 @@ pub struct State {
     pub maglev: Vec<MaglevRows>,
     /// Set, prefix length, address.
     pub source_ranges: BTreeSet<(u32, u32, [u8; 16])>,
-    /// What programs may find at each address right now; `None` as long as nobody checks.
+    /// What programs may find at each address now; `None` while nothing is checked.
     pub allowed: Option<HashMap<Address, HashSet<Option<View>>>>,
-    /// Elements that a program may be looking at.
+    /// Elements that a program may be using.
     seen: HashSet<Element>,
     pub writes: usize,
-    /// Calls that would be system calls.
+    /// Number of calls that would be system calls.
     pub calls: usize,
     pub graces: usize,
 }
@@ -236,7 +236,7 @@ impl State {
         }
     }
 
-    /// Everything that a program can get to.
+    /// Everything that a program can reach.
     fn reachable(&self) -> HashSet<Element> {
         let frontends = self.frontends.values();
         let mut reachable: HashSet<_> = frontends.map(|f| Element::Service(f.service)).collect();
@@ -259,7 +259,7 @@ impl State {
         reachable
     }
 
-    /// To be called before an element changes other than by publication.
+    /// To be called before an element changes, except by publication.
     fn before(&self, element: Element) {
         assert!(
             !self.seen.contains(&element),

@@ -1,4 +1,4 @@
-//! Programming against maps in memory: what a program would find is checked after every write.
+//! Map writing in memory: what a program would find is checked after every write.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -30,7 +30,7 @@ mod properties;
 /// Rows of Maglev tables: few, to keep the checks quick.
 const ROWS: u32 = 13;
 
-/// What tests say about a Service with one port.
+/// What a test specifies of a Service with one port.
 #[derive(Clone, Debug)]
 struct Spec {
     /// Part of its name and its cluster IP.
@@ -199,7 +199,7 @@ fn facts() -> NodeFacts {
 struct Bench {
     kernel: Kernel,
     writer: MapWriter,
-    /// What has been applied.
+    /// The plans that have been applied.
     plans: BTreeMap<Key, Plan>,
 }
 
@@ -227,8 +227,8 @@ impl Bench {
         self.writer = MapWriter::new(self.kernel.maps(), facts()).unwrap();
     }
 
-    /// Applies specs and removes others, all in one round, during which programs must find either
-    /// what was before or what is to be.
+    /// Applies some specs and removes others in one round. During the round programs must find
+    /// either the old or the new state.
     fn round(&mut self, apply: &[Spec], remove: &[Key]) {
         let before = self.plans.clone();
         self.note(apply, remove);
@@ -241,7 +241,7 @@ impl Bench {
     /// Applies everything again, as an agent does after its start.
     fn apply_all(&mut self) {
         for (key, plan) in &self.plans {
-            // Some tests have no room for all of it.
+            // In some tests there is no room for all of it.
             let _ = self.writer.apply(key.clone(), Some(plan));
         }
         self.writer.settle();
@@ -266,8 +266,8 @@ impl Bench {
         }
     }
 
-    /// Allows programs to find what `before` amounts to or what is applied now. Where an address
-    /// changes hands, both holders may be in their old and in their new state.
+    /// Allows programs to find the state of `before` or what is applied now. If an address changes
+    /// hands, both holders may be in their old and in their new state.
     fn allow(&self, before: &BTreeMap<Key, Plan>) {
         let (old, new) = (holders(before), holders(&self.plans));
         let mut allowed: HashMap<Address, HashSet<Option<View>>> = HashMap::new();
@@ -326,7 +326,7 @@ fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
         .collect()
 }
 
-/// What a program is to find for a plan, made from the plan alone.
+/// What a program should find for a plan, computed from the plan alone.
 fn view(plan: &Plan, kind: u8) -> View {
     let endpoints = &plan.endpoints;
     let counts = endpoints.counts().map(|count| count as u32);

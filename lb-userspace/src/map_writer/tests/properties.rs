@@ -1,4 +1,4 @@
-//! What must hold whatever happens, on random sequences of changes.
+//! Properties that hold after any random sequence of changes.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -14,8 +14,8 @@ enum Step {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// The checks are in the maps: after each write, programs find old or new, and nothing changes
-    /// that they may be looking at.
+    /// The maps do the checking: after each write, programs find the old or the new state, and
+    /// nothing that they may be using changes.
     #[test]
     fn programs_find_old_or_new_at_any_time(steps in vec(step(), 1..12)) {
         let mut bench = Bench::new(ROOMY);
@@ -59,7 +59,7 @@ proptest! {
         assert_nothing_lost(bench);
     }
 
-    /// Whatever is in the maps, a start gets over it.
+    /// An agent starts with any maps, however corrupt, and repairs them.
     #[test]
     fn corrupted_maps_heal(
         specs in vec(service(), 1..8),
@@ -146,7 +146,7 @@ fn corrupt(state: &mut fake::State, what: u8, at: u32, value: u32) {
     let used: Vec<_> = (0..state.services.len())
         .filter(|id| state.services[*id].plan != 0)
         .collect();
-    // Earlier damage may have unpublished them all.
+    // Earlier damage may have unpublished all of them.
     if used.is_empty() {
         return;
     }
@@ -180,7 +180,7 @@ fn damaged_value() -> impl Strategy<Value = u32> {
 fn step() -> impl Strategy<Value = Step> {
     let round = (vec(service(), 0..5), vec(0..6_u8, 0..3));
     let round = round.prop_map(|(mut apply, remove)| {
-        // Each once, or programs would find states between old and new.
+        // Each at most once, because programs would otherwise find states between old and new.
         let mut known = HashSet::new();
         apply.retain(|spec| known.insert(spec.key()));
         Step::Round { apply, remove }
@@ -192,7 +192,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Services that share addresses, source ranges and sets of endpoints more often than not.
+/// Services that often share addresses, source ranges and sets of endpoints.
 fn service() -> impl Strategy<Value = Spec> {
     let identity = (
         (0..6_u8, 0..3_i64),

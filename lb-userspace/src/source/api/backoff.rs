@@ -1,4 +1,4 @@
-//! How long to wait before asking again.
+//! How long to wait before a request is repeated.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tokio::time::Instant;
 /// The first wait; each following one is twice as long.
 const FIRST: Duration = Duration::from_millis(800);
 const LONGEST: Duration = Duration::from_secs(30);
-/// Without a failure for this long, waits are short again.
+/// After so long without a failure, waits start short again.
 const QUIET: Duration = Duration::from_secs(120);
 
-/// Exponential back-off with jitter; times as client-go's reflectors have them.
+/// Exponential back-off with jitter, with the times of client-go's reflectors.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
@@ -25,8 +25,8 @@ impl Backoff {
         }
     }
 
-    /// How long to wait after a failure just now: stretched by up to 100 % at random, so that the
-    /// nodes of a cluster do not come back all at once.
+    /// How long to wait after a failure that happened just now. The time is stretched at random by
+    /// up to 100 %, so that the nodes of a cluster do not all come back at once.
     pub fn after_failure(&mut self) -> Duration {
         let now = Instant::now();
         if self.last.is_some_and(|last| now - last >= QUIET) {
@@ -39,7 +39,7 @@ impl Backoff {
     }
 }
 
-/// A random time, shorter than this.
+/// A random time below `limit`.
 pub fn up_to(limit: Duration) -> Duration {
     limit.mul_f64(fastrand::f64())
 }

@@ -1,23 +1,23 @@
-//! The pieces of an answer, as they arrive: objects of a list, events of a watch. Neither a list
-//! nor a watch is ever whole in memory.
+//! Cuts an answer into pieces as it arrives: a list into objects, a watch into events. Neither is
+//! ever held in memory as a whole.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use serde::Deserialize;
 
 use super::failure::Failure;
 
-/// The longest object, event or frame of a list: ten times what etcd takes.
+/// The longest object, event or frame of a list, in bytes: ten times what etcd accepts.
 const MAX_PIECE: usize = 16 << 20;
 
-/// Cuts a list into its items, whatever else is around them.
+/// Cuts a list into its items, whatever surrounds them.
 ///
-/// Only the outline of JSON is looked at here: strings and brackets.
+/// It looks only at the outline of JSON: strings and brackets.
 #[derive(Debug, Default)]
 pub struct ListCutter {
     /// The list without its items.
     outline: Vec<u8>,
     item: Vec<u8>,
-    /// Brackets that are open.
+    /// Number of open brackets.
     depth: usize,
     in_items: bool,
     in_string: bool,
@@ -32,10 +32,10 @@ struct Outline {
 }
 
 impl ListCutter {
-    /// Takes the next bytes, and hands on each item that they complete.
+    /// Takes the next bytes and passes on each item that they complete.
     ///
     /// # Errors
-    /// What `each` returns, and if this cannot be a list.
+    /// The error that `each` returns, or an error if this cannot be a list.
     pub fn push(
         &mut self,
         bytes: &[u8],
@@ -96,16 +96,16 @@ impl ListCutter {
         }
     }
 
-    /// Whether the outline so far ends with the key of the items.
+    /// Whether the outline ends with the key of the items.
     fn is_before_items(&self) -> bool {
         let key = self.outline.trim_ascii_end().strip_suffix(b":");
         key.is_some_and(|key| key.trim_ascii_end().ends_with(b"\"items\""))
     }
 
-    /// What the list says about itself, now that it is over.
+    /// The list's metadata, once the list is complete.
     ///
     /// # Errors
-    /// If it is not over, or not a list: then what was in it is not all there is.
+    /// If the list is incomplete or not a list. Some of its items may be missing then.
     pub fn finish(self) -> Result<ListMeta, Failure> {
         let outline: Outline = serde_json::from_slice(&self.outline)
             .map_err(|error| broken(&format!("not a complete list, {error}")))?;
@@ -125,10 +125,10 @@ pub struct LineCutter {
 }
 
 impl LineCutter {
-    /// Takes the next bytes, and hands on each line that they complete.
+    /// Takes the next bytes and passes on each line that they complete.
     ///
     /// # Errors
-    /// What `each` returns, and for a line without end.
+    /// The error that `each` returns, or an error for a line that is too long.
     pub fn push(
         &mut self,
         bytes: &[u8],

@@ -1,5 +1,5 @@
-//! Single requests: sent with a deadline, counted, and what is not an answer to use made a
-//! [`Failure`].
+//! Single requests: they have a deadline and are counted, and every answer that cannot be used
+//! becomes a [`Failure`].
 
 use std::{future::ready, sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ use super::{
 };
 use crate::metrics::ApiMetrics;
 
-/// How long an answer may take to begin.
+/// How long it may take until an answer begins.
 pub const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// How much is read of the text of an error.
+/// The most bytes that are read of an error's text.
 const MAX_ERROR: usize = 64 << 10;
 
 /// Sends the requests of one resource.
@@ -28,7 +28,7 @@ pub struct ApiClient {
     pub metrics: ApiMetrics,
 }
 
-/// The body of an answer that began well.
+/// The body of an answer with a 2xx status.
 pub struct Answer {
     body: Body,
     metrics: ApiMetrics,
@@ -44,7 +44,7 @@ impl ApiClient {
         }
     }
 
-    /// Sends a request, and gives its answer once that begins.
+    /// Sends a request. Returns when its answer begins.
     ///
     /// # Errors
     /// As [`exchange`].
@@ -67,7 +67,7 @@ impl ApiClient {
     }
 }
 
-/// Sends a request about a resource, with its verb, and counts it; gives what `read` makes of the
+/// Sends a request with this verb about a resource, and counts it. Returns what `read` makes of the
 /// answer's body.
 ///
 /// # Errors
@@ -118,7 +118,7 @@ async fn attempt<T, R: Future<Output = T>>(
     answer
 }
 
-/// Sends a request: the code of its answer, and the body if that is 2xx.
+/// Sends a request. Returns the code of its answer, and the body if the code is 2xx.
 async fn send(
     generation: &Generation,
     request: http::Request<Body>,
@@ -129,14 +129,14 @@ async fn send(
     if head.status.is_success() {
         return Ok((code, Ok(body)));
     }
-    // The code says enough if the text does not arrive.
+    // If the text does not arrive, the code says enough.
     let text = Limited::new(body, MAX_ERROR).collect().await;
     let text = text.map(|text| text.to_bytes()).unwrap_or_default();
     let failure = Failure::of_answer(head.status, &head.headers, &text);
     Ok((code, Err(failure)))
 }
 
-/// What the client could not do, without the names that it has for that.
+/// An error of kube's client, in our words.
 fn of_client(error: kube::Error) -> Failure {
     match error {
         kube::Error::Service(error) => Failure::of_connection(&*error),
@@ -149,8 +149,8 @@ impl Answer {
     /// The next bytes; `None` at the end.
     ///
     /// # Errors
-    /// If the connection breaks, or nothing comes until `deadline`, which is `time` after something
-    /// that the error tells of.
+    /// If the connection breaks, or nothing comes until `deadline`. The error then says that the
+    /// answer was waited for during `time`.
     pub async fn next(
         &mut self,
         deadline: Instant,

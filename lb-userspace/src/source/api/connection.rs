@@ -17,20 +17,20 @@ use siphasher::sip::SipHasher13;
 
 use super::transport;
 
-/// Where a pod finds the API server's address.
+/// The environment variable from which a pod gets the API server's address.
 const HOST: &str = "KUBERNETES_SERVICE_HOST";
 
-/// What the operator says about the API server; without anything, the pod's service account and
-/// environment are used. The same rules as kube-proxy's.
+/// What the operator configured about the API server. If nothing is configured, the pod's service
+/// account and environment are used, by the same rules as in kube-proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     pub kubeconfig: Option<PathBuf>,
-    /// Address of the API server, which wins over the kubeconfig's.
+    /// Address of the API server; it takes precedence over the kubeconfig's.
     pub master: Option<hyper::Uri>,
 }
 
 impl Access {
-    /// The API server's host, a name or an address.
+    /// The API server's host: a name or an address.
     ///
     /// # Errors
     /// If there is no usable configuration.
@@ -102,12 +102,12 @@ impl Fingerprint {
 
 /// A client that is made anew when the API server cannot be reached or does not accept it any more.
 pub struct Connection {
-    /// `None` for a client that somebody else made.
+    /// `None` if the client was given by the caller.
     access: Option<Access>,
     current: Mutex<Generation>,
 }
 
-/// A client, and how many there were before it.
+/// A client, and how many came before it.
 #[derive(Clone)]
 pub struct Generation {
     number: u64,
@@ -116,7 +116,7 @@ pub struct Generation {
 }
 
 impl Connection {
-    /// Reads the configuration; the API server need not be there yet.
+    /// Reads the configuration. The API server need not be there yet.
     ///
     /// # Errors
     /// If there is no usable configuration.
@@ -132,7 +132,7 @@ impl Connection {
         })
     }
 
-    /// A connection that stays as it is.
+    /// A connection that keeps this client for ever.
     pub fn of(client: Client) -> Self {
         Self {
             access: None,
@@ -144,6 +144,7 @@ impl Connection {
         }
     }
 
+    /// The client to use for the next request.
     pub fn current(&self) -> Generation {
         let current = self.current.lock();
         current.unwrap_or_else(PoisonError::into_inner).clone()

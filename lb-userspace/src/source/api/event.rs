@@ -19,7 +19,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// What one line of a watch says.
 #[derive(Debug)]
 pub enum WatchEvent {
-    /// Added or changed; which of the two makes no difference.
+    /// The object was added or changed; the difference does not matter here.
     Changed(Box<Versioned>),
     Removed {
         name: ObjectName,
@@ -31,8 +31,7 @@ pub enum WatchEvent {
         /// Whether the initial events of a streamed list are complete.
         initial_events_end: bool,
     },
-    /// Nothing that can be used: a type of event that there was not when this was written, or one
-    /// about nothing.
+    /// Cannot be used: a type of event that this version does not know, or one without an object.
     Unusable(String),
 }
 

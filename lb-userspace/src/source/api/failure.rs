@@ -1,4 +1,4 @@
-//! Why a request came to nothing, and what that asks of us.
+//! Why a request failed, and what to do about it.
 
 use std::{error::Error, time::Duration};
 
@@ -7,33 +7,33 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 
 use lb_objects::shortened;
 
-/// The wait after a 429 that names none.
+/// How long to wait after a 429 that does not say so.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The longest wait a server can ask for: what is longer must be a mistake.
+/// The longest wait that a server can ask for. A longer one must be a mistake.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 
-/// A request that failed, before or in its answer. The text says what to do where we know it.
+/// A failed request. The text says what to do, if that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// 410: the server no longer has the history that the request goes on from.
+    /// 410: the server no longer has the history from which the request continues.
     #[error("the API server no longer has what changed since the last answer ({0})")]
     Expired(String),
-    /// The server's history ends before what we have seen: restored from a backup, or lagging.
+    /// The server is behind the version that we have seen: restored from a backup, or lagging.
     #[error("the API server is behind what it said before ({0})")]
     Behind(String),
-    /// 429, or a 5xx with Retry-After: the same request may come again after that time.
+    /// 429, or a 5xx with Retry-After: the same request may be repeated after that time.
     #[error("the API server asks to come back in {} s ({message})", retry_after.as_secs())]
     Busy {
         retry_after: Duration,
         message: String,
     },
-    /// Any other answer that is an error.
+    /// Any other error answer.
     #[error("{}", refusal(*code, message))]
     Refused { code: u16, message: String },
-    /// No connection, or none any more.
+    /// The connection could not be established, or broke.
     #[error("{0}")]
     Unreachable(String),
-    /// An answer that makes no sense, or ends in the middle.
+    /// The answer makes no sense, or is incomplete.
     #[error("the API server's answer is broken: {0}")]
     Broken(String),
     #[error("the API server said nothing for {} s", .0.as_secs())]
@@ -124,7 +124,7 @@ impl Failure {
         )
     }
 
-    /// Whether the server will never take this request.
+    /// Whether the server will never accept this request.
     pub fn is_final(&self) -> bool {
         matches!(
             self,

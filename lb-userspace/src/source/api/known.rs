@@ -1,4 +1,5 @@
-//! What the store has of one resource, and what each object from the API server changes in that.
+//! The objects of one resource that the store has, and what each object from the API server
+//! changes.
 
 use std::{collections::HashMap, time::SystemTime};
 
@@ -14,22 +15,22 @@ use super::super::Event;
 pub struct Known {
     kind: Kind,
     objects: HashMap<ObjectName, Entry>,
-    /// Objects deleted lately, against older news about them that come late.
+    /// Objects that were deleted lately, so that older events about them can be recognised.
     deleted: HashMap<ObjectName, Box<str>>,
-    /// Changes of endpoints from before this time are history.
+    /// Endpoint changes from before this time do not count as news.
     since: SystemTime,
-    /// The number of the list being taken in, or of the last one.
+    /// Number of the current list, or of the last one.
     list: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     version: Box<str>,
-    /// The list that last had it, or that was the last one when a watch had it.
+    /// The list that last contained it. If a watch brought it, the last list at that time.
     list: u32,
-    /// Whether the store has it, perhaps in an older version.
+    /// Whether the store has it, possibly in an older version.
     in_store: bool,
-    /// What was last reported to be wrong with it.
+    /// The problems last reported about it.
     problems: Box<[Problem]>,
 }
 
@@ -44,13 +45,14 @@ impl Known {
         }
     }
 
-    /// Begins a list from its start: what it will not have had when it is complete, is gone.
+    /// Starts a list from its beginning: objects that it does not contain when it is complete are
+    /// gone.
     pub fn begin_list(&mut self) {
         self.list = self.list.wrapping_add(1);
         self.deleted.clear();
     }
 
-    /// Ends a list that is complete.
+    /// Ends a complete list.
     pub fn complete_list(&mut self, events: &mut Vec<Event>) {
         let list = self.list;
         let missing = self.objects.extract_if(|_, entry| entry.list != list);
@@ -59,12 +61,12 @@ impl Known {
         }
     }
 
-    /// An object of a list: the truth, whatever was known.
+    /// An object of a list. It is the truth, whatever was known before.
     pub fn listed(&mut self, object: Versioned, events: &mut Vec<Event>) {
         self.apply(object, events);
     }
 
-    /// An object that a watch says was added or changed.
+    /// An object that was added or changed, by a watch.
     pub fn changed(&mut self, object: Versioned, events: &mut Vec<Event>) {
         let name = &object.translated.reference.name;
         let known = self.objects.get(name).map(|entry| &entry.version);
@@ -74,7 +76,7 @@ impl Known {
         }
     }
 
-    /// An object that a watch says is gone.
+    /// An object that was deleted, by a watch.
     pub fn removed(&mut self, name: ObjectName, version: &str, events: &mut Vec<Event>) {
         let known = self.objects.get(&name);
         if known.is_some_and(|entry| is_older(version, &entry.version)) {
@@ -86,12 +88,12 @@ impl Known {
         self.deleted.insert(name, version.into());
     }
 
-    /// Nothing older than what has been seen comes any more.
+    /// From now on nothing comes that is older than what has been seen.
     pub fn settled(&mut self) {
         self.deleted.clear();
     }
 
-    /// Number of objects, those included that the store has no use for.
+    /// Number of objects, including those that the store has no use for.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
@@ -164,8 +166,8 @@ impl Known {
     }
 }
 
-/// Whether one version of an object is older than another: they are growing numbers (KEP-5504).
-/// What is not a number is taken to come in order.
+/// Whether one version of an object is older than another. Versions are growing numbers (KEP-5504);
+/// those that are not numbers are assumed to come in order.
 pub fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version < than,

@@ -1,5 +1,5 @@
-//! The Kubernetes API server as a source: a reflector for each of Services, EndpointSlices and this
-//! Node.
+//! The Kubernetes API server as a source. There is one reflector for Services, one for
+//! EndpointSlices and one for this Node.
 //!
 //! TLS, credentials and kubeconfigs are kube-rs's client's; the connection below that is
 //! `transport`'s, one for everything where the server speaks HTTP/2. The reflectors are ours, because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited
@@ -9,13 +9,13 @@
 //! counted.
 //!
 //! Rules:
-//! - A list is streamed (KEP-3157) where the server can, otherwise it comes in pages from the
+//! - A list is streamed (KEP-3157) if the server can do that. Otherwise it comes in pages from the
 //!   server's cache.
-//! - What a list no longer has is deleted once the list is complete, in the same batch as
-//!   everything it found: there is no state in between. Objects of the version that is known
-//!   already are not passed on.
-//! - A watch that breaks goes on where it was. Only one whose history is gone (410) leads to a new
-//!   list, and nodes spread those out.
+//! - Objects that a new list does not contain are deleted once the list is complete, in the same
+//!   batch as everything it contains, so there is no state in between. Objects of a version that is
+//!   already known are not passed on.
+//! - A watch that breaks is continued where it was. Only if its history is gone (410) is there a
+//!   new list, and nodes spread these over some seconds.
 //! - Until all three resources have been listed once, there is no [`super::Event::Synced`].
 
 mod backoff;
@@ -44,7 +44,7 @@ use reflector::Reflector;
 use resource::Resource;
 pub use writer::ApiWriter;
 
-/// The objects of a cluster that matter to one node, see [the module](self).
+/// The objects of a cluster that matter to one node; see [the module](self).
 pub struct ApiSource {
     connection: Arc<Connection>,
     resources: Vec<Resource>,
@@ -56,12 +56,12 @@ impl ApiSource {
     /// Reads how to reach the API server, which need not be there yet.
     ///
     /// # Errors
-    /// If that is not known, or makes no sense.
+    /// If the configuration is missing or makes no sense.
     pub async fn open(access: Access, node: &str, metrics: ApiMetrics) -> anyhow::Result<Self> {
         Ok(Self::with(Connection::open(access).await?, node, metrics))
     }
 
-    /// A source that uses this client, whatever happens.
+    /// A source that always uses this client.
     pub fn with_client(client: kube::Client, node: &str, metrics: ApiMetrics) -> Self {
         Self::with(Connection::of(client), node, metrics)
     }
@@ -82,18 +82,18 @@ impl ApiSource {
         }
     }
 
-    /// Has `health` told how each resource is doing.
+    /// Reports the state of each resource to `health`.
     #[must_use]
     pub fn reporting_to(self, health: Arc<SourceHealth>) -> Self {
         Self { health, ..self }
     }
 
-    /// How each resource is doing.
+    /// The state of each resource.
     pub fn health(&self) -> Arc<SourceHealth> {
         self.health.clone()
     }
 
-    /// Writes objects over the same connection.
+    /// A writer of objects over the same connection.
     pub fn writer(&self) -> ApiWriter {
         ApiWriter::new(self.connection.clone(), self.metrics.clone())
     }
@@ -111,7 +111,7 @@ impl Source for ApiSource {
             }
             tokio::select! {
                 () = events.closed() => Ok(()),
-                // They end when nobody listens any more, or by a panic.
+                // A reflector ends when the receiver is gone, or by a panic.
                 Some(ended) = reflectors.join_next() => Ok(ended?),
             }
         })

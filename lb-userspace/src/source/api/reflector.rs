@@ -1,5 +1,5 @@
-//! Keeps one resource up to date: lists it once, then watches what changes, for as long as somebody
-//! listens.
+//! Keeps one resource up to date: lists it once, then watches for changes until the receiver is
+//! gone.
 
 mod recovery;
 
@@ -26,15 +26,19 @@ use lb_objects::{
 };
 use recovery::Step;
 
-/// A page of a list has to be complete after this long: an API server gives up after a minute, too.
+/// A page of a list must be complete after this long. An API server gives up after a minute, too.
 const PAGE_TIME: Duration = Duration::from_secs(60);
-/// A watch that says nothing for this long is taken for dead. API servers send a bookmark a minute.
+/// After so long without any data, a watch counts as dead. API servers send a bookmark every
+/// minute.
 const SILENCE: Duration = Duration::from_secs(150);
-/// What a watch may last beyond the time asked for.
+/// How much longer than requested a watch may last.
 const GRACE: Duration = Duration::from_secs(30);
-/// A watch that ends this soon, with nothing said, is taken for a failure.
+/// A watch that ends sooner than this without any data counts as failed.
 const TOO_SHORT: Duration = Duration::from_secs(1);
-/// Objects of the first list that are handed on together.
+/// After a watch that lasted this long, the next failure counts as a new one: earlier failures no
+/// longer lengthen the wait.
+const STEADY: Duration = Duration::from_secs(10);
+/// How many objects of the first list are passed on together.
 const BATCH: usize = 500;
 
 /// Follows one resource.
@@ -43,18 +47,18 @@ pub struct Reflector {
     health: Arc<SourceHealth>,
     events: mpsc::Sender<Batch>,
     known: Known,
-    /// What is not handed on yet.
+    /// Events that are not passed on yet.
     pending: Vec<Event>,
-    /// When the last of that arrived.
+    /// When the last of them arrived.
     received: std::time::Instant,
-    /// The newest version that is wholly known.
+    /// The newest version up to which everything is known.
     version: String,
     /// Whether there has been a complete list.
     listed: bool,
-    /// Whether the server streams lists, as far as is known.
+    /// Whether the server streams lists, as far as we know.
     streams: bool,
     backoff: Backoff,
-    /// Apart, so that no outage before it delays a new list.
+    /// Separate from the other back-off, so that an earlier outage does not delay a new list.
     relist_backoff: Backoff,
 }
 
@@ -75,7 +79,7 @@ impl Reflector {
         }
     }
 
-    /// Runs for ever; to be dropped when nobody listens any more.
+    /// Runs for ever. The future is to be dropped when the receiver is gone.
     pub async fn run(mut self) {
         let mut step = self.list(String::new());
         loop {
@@ -87,7 +91,7 @@ impl Reflector {
         }
     }
 
-    /// Does a step; `step` becomes the one to do next, or again.
+    /// Does a step. `step` becomes the next one, or stays if it is to be repeated.
     async fn take(&mut self, step: &mut Step) -> Result<(), Failure> {
         let time = watch_time();
         match step {
@@ -111,7 +115,7 @@ impl Reflector {
                 self.known.begin_list();
                 let mut initial = true;
                 let ended = self.follow(&request, time, &mut initial).await;
-                // What follows the initial events is an ordinary watch.
+                // After the initial events, the stream is an ordinary watch.
                 *step = match initial {
                     true => Step::Stream { from },
                     false => Step::Watch,
@@ -126,7 +130,7 @@ impl Reflector {
         }
     }
 
-    /// Takes in a page; the token of the next one if there is more.
+    /// Reads a page. Returns the token of the next page, if there is one.
     async fn page(&mut self, request: &Request<'_>) -> Result<Option<String>, Failure> {
         let deadline = Instant::now() + PAGE_TIME;
         let mut answer = self.client.get(request).await?;
@@ -152,8 +156,8 @@ impl Reflector {
         Ok(None)
     }
 
-    /// Takes in a watch until it ends. `initial` says whether it begins with a list, and becomes
-    /// false when that is complete.
+    /// Reads a watch until it ends. `initial` says whether it starts with a list; it becomes false
+    /// when that list is complete.
     async fn follow(
         &mut self,
         request: &Request<'_>,
@@ -167,7 +171,14 @@ impl Reflector {
         }
         let mut cutter = LineCutter::default();
         let mut quiet = true;
-        while let Some(bytes) = self.wait(&mut answer, began, time).await? {
+        loop {
+            let next = self.wait(&mut answer, began, time).await;
+            if began.elapsed() >= STEADY {
+                self.backoff = Backoff::new();
+            }
+            let Some(bytes) = next? else {
+                break;
+            };
             quiet = false;
             self.received = std::time::Instant::now();
             let mut complete = false;
@@ -188,7 +199,7 @@ impl Reflector {
                 }
                 Ok(())
             });
-            // What came before a fault is as good as ever.
+            // What came before a fault is still valid.
             if complete {
                 self.announce_list().await;
             }
@@ -210,7 +221,7 @@ impl Reflector {
         Err(Failure::Broken(fault.to_owned()))
     }
 
-    /// The next bytes of a watch; none also if it has outlived the time it was asked for.
+    /// The next bytes of a watch; `None` at its end, or if it has lasted longer than requested.
     async fn wait(
         &self,
         answer: &mut Answer,
@@ -225,7 +236,7 @@ impl Reflector {
         }
     }
 
-    /// Takes in an event of a watch.
+    /// Applies an event of a watch.
     fn watched(&mut self, event: WatchEvent, initial: bool) {
         let version = match event {
             WatchEvent::Changed(object) => {
@@ -251,7 +262,7 @@ impl Reflector {
                 return;
             }
         };
-        // Initial events come in no order, so that no version is wholly known before their end.
+        // Initial events come in no order, so no version is completely known before their end.
         if !initial && !version.is_empty() && !is_older(&version, &self.version) {
             self.version = version;
         }
@@ -263,7 +274,7 @@ impl Reflector {
         }
     }
 
-    /// Takes a list for complete.
+    /// Treats the list as complete.
     fn complete_list(&mut self, version: String) {
         let name = self.client.resource.name;
         self.known.complete_list(&mut self.pending);
@@ -279,7 +290,7 @@ impl Reflector {
         }
     }
 
-    /// Hands on what a complete list found, all at once where somebody already relies on it.
+    /// Passes on what a complete list contained: all at once if an earlier list is already in use.
     async fn announce_list(&mut self) {
         self.send_all().await;
         if self.health.synced(self.client.resource.name) {
@@ -296,7 +307,7 @@ impl Reflector {
         }
     }
 
-    /// Hands on part of a list as it comes, if nobody relies on an earlier one.
+    /// Passes on a part of a list as it comes, if no earlier list is in use.
     async fn send_some(&mut self) {
         if !self.listed && self.pending.len() >= BATCH {
             self.send_all().await;
@@ -311,7 +322,7 @@ impl Reflector {
             events: mem::take(&mut self.pending),
             received: self.received,
         };
-        // When nobody listens any more, this reflector is about to be dropped.
+        // If the receiver is gone, this reflector is about to be dropped.
         let _ = self.events.send(batch).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked of the API server: the resources with their selectors, and the requests for them.
+//! The requests to the API server: the resources with their selectors, and their URLs.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use lb_objects::Kind;
 
 /// Objects per page of a list.
 const PAGE: &str = "500";
-/// A watch is asked to end after this long, and up to twice as long at random.
+/// A watch is requested for this long, and at random for up to twice as long.
 const WATCH_TIME: Duration = Duration::from_secs(300);
 
-/// A resource and which of its objects are wanted: those that kube-proxy selects, so that nothing
-/// else crosses the wire.
+/// A resource, and which of its objects are requested: those that kube-proxy selects, so that
+/// others are not even sent.
 #[derive(Clone, Debug)]
 pub struct Resource {
     pub kind: Kind,
-    /// As in URLs and roles.
+    /// The name in URLs and roles.
     pub name: &'static str,
     path: &'static str,
     selectors: Vec<(&'static str, String)>,
 }
 
 impl Resource {
-    /// Services of no other service proxy, headless ones left out.
+    /// Services without those of other service proxies and headless ones.
     pub fn services() -> Self {
         Self {
             kind: Kind::Service,
@@ -38,7 +38,7 @@ impl Resource {
         }
     }
 
-    /// EndpointSlices but those of headless Services.
+    /// EndpointSlices without those of headless Services.
     pub fn endpoint_slices() -> Self {
         Self {
             kind: Kind::EndpointSlice,
@@ -51,7 +51,7 @@ impl Resource {
         }
     }
 
-    /// The one Node of this name.
+    /// The Node with this name.
     pub fn node(name: &str) -> Self {
         Self {
             kind: Kind::Node,
@@ -63,7 +63,7 @@ impl Resource {
 
     /// Path and query of a request.
     pub fn uri(&self, request: &Request<'_>) -> String {
-        // The query starts behind the path.
+        // The query starts after the path.
         let start = self.path.len() + 1;
         let mut query = Serializer::for_suffix(format!("{}?", self.path), start);
         query.extend_pairs(&self.selectors);
@@ -72,8 +72,8 @@ impl Resource {
                 query
                     .append_pair("limit", PAGE)
                     .append_pair("resourceVersion", from);
-                // Without this, a list with a limit is made at exactly that version, from which a
-                // watch that was told 410 can go on no better.
+                // Without this, a list with a limit is made at exactly that version. A watch that
+                // got a 410 could not continue from it either.
                 if !matches!(*from, "" | "0") {
                     query.append_pair("resourceVersionMatch", "NotOlderThan");
                 }
@@ -96,19 +96,19 @@ impl Resource {
 /// A request for a [`Resource`].
 #[derive(Clone, Copy, Debug)]
 pub enum Request<'a> {
-    /// A page of a list at least as new as `from`: the first one, or what `token` goes on to.
+    /// A page of a list at least as new as `from`: the first one, or the one that `token` names.
     Page {
         from: &'a str,
         token: Option<&'a str>,
     },
-    /// Every object, at least as new as `from`, and then its changes (KEP-3157).
+    /// All objects, at least as new as `from`, and then their changes (KEP-3157).
     Stream { from: &'a str, time: Duration },
-    /// What changes after `from`.
+    /// Changes after `from`.
     Watch { from: &'a str, time: Duration },
 }
 
 impl Request<'_> {
-    /// As in roles and metrics.
+    /// The verb in roles and metrics.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Page { .. } => "list",
@@ -117,8 +117,8 @@ impl Request<'_> {
     }
 }
 
-/// For how long to ask for a watch: at random, so that a cluster's watches do not all end at once.
-/// Whole seconds, since the API server is told no fractions.
+/// How long a watch is to last: a random time, so that the watches of a cluster do not all end at
+/// once. In whole seconds, because the API server accepts no fractions.
 pub fn watch_time() -> Duration {
     let more = super::backoff::up_to(WATCH_TIME);
     WATCH_TIME + Duration::from_secs(more.as_secs())

@@ -24,10 +24,11 @@ impl ApiWriter {
         }
     }
 
-    /// Sends an object, or for PATCH a merge patch, of this resource. Once.
+    /// Sends an object of this resource, or for PATCH a merge patch, without repeating it on
+    /// failure.
     ///
     /// # Errors
-    /// As [`exchange`].
+    /// If the answer is not 2xx, or does not begin in time.
     pub async fn write(
         &self,
         resource: &str,
@@ -47,7 +48,7 @@ impl ApiWriter {
                 .body(Body::from(object.to_string().into_bytes()))
         };
         let about = (resource, verb);
-        // Read to its end, whatever it says, so that the connection can be used again.
+        // Read to the end, so that the connection can be reused.
         let read = |body: Body| async { drop(body.collect().await) };
         exchange(&self.connection, &self.metrics, about, request, read).await
     }

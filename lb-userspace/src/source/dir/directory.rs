@@ -1,4 +1,4 @@
-//! Finds out which files of a directory changed, and reads those.
+//! Finds out which files of a directory have changed, and reads them.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -20,15 +20,15 @@ use super::{
     manifest::Documents,
 };
 
-/// Largest file read, in bytes.
+/// The largest file that is read, in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
-/// How long a file must be missing, or empty where it was not, before its objects go: some editors
+/// How long a file must be missing, or newly empty, before its objects are removed: some editors
 /// save by moving the old file away first.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// A file that changed this recently may change again without a visible difference, because file
-/// times move in steps of some milliseconds.
+/// A file that changed so recently may change again without a visible difference, because file
+/// times have steps of some milliseconds.
 const UNSETTLED: Duration = Duration::from_millis(100);
 
 /// A directory of manifests and what was last read from it.
@@ -36,30 +36,30 @@ const UNSETTLED: Duration = Duration::from_millis(100);
 pub struct Directory {
     path: PathBuf,
     files: HashMap<PathBuf, Known>,
-    /// Files that are not there any more, and since when, but may be about to come back.
+    /// Files that have disappeared, and since when. They may come back soon.
     missing: HashMap<PathBuf, Instant>,
     ledger: Ledger,
-    /// How many times it was looked at.
+    /// How many times the directory was scanned.
     scans: u64,
-    /// Why it cannot be listed at the moment.
+    /// Why the directory cannot be listed at the moment.
     problem: Option<Problem>,
     link_targets: BTreeSet<PathBuf>,
 }
 
-/// What to look at.
+/// What a scan is to look at.
 #[derive(Debug, Default)]
 pub struct Look {
-    /// `None` for everything.
+    /// The files to look at; `None` for all.
     pub named: Option<HashSet<PathBuf>>,
-    /// Files that somebody is writing, which are left for when that is done.
+    /// Files that are still being written. They are read when that is done.
     pub writing: HashSet<PathBuf>,
 }
 
-/// What one look at the directory brought.
+/// The result of one scan of the directory.
 #[derive(Debug, Default)]
 pub struct Scan {
     pub events: Vec<Event>,
-    /// When to look again because of what is not decided yet.
+    /// When to scan again, because something is not decided yet.
     pub again: Option<Duration>,
 }
 
@@ -68,12 +68,12 @@ struct Known {
     stamp: Stamp,
     /// Whether an equal stamp will mean equal contents.
     settled: bool,
-    /// When it was last there.
+    /// The last scan that found it.
     scan: u64,
     documents: Documents,
 }
 
-/// Differs when a file's contents do.
+/// A value that changes when a file's contents change.
 #[derive(Debug, PartialEq, Eq)]
 enum Stamp {
     File {
@@ -86,7 +86,7 @@ enum Stamp {
 }
 
 impl Directory {
-    /// Checks that there is a directory to read; reads nothing yet.
+    /// Checks that the directory can be read, without reading it.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let path = std::path::absolute(path)
             .with_context(|| format!("manifest directory {}", path.display()))?;
@@ -107,24 +107,24 @@ impl Directory {
         &self.path
     }
 
-    /// Directories outside this one in which files of this one really are.
+    /// Directories outside this one that contain targets of its links.
     pub fn link_targets(&self) -> &BTreeSet<PathBuf> {
         &self.link_targets
     }
 
-    /// Everything in force.
+    /// All objects in force.
     pub fn objects(&self) -> Vec<Object> {
         self.ledger.objects()
     }
 
-    /// Everything wrong at the moment.
+    /// All present problems.
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems: Vec<_> = self.problem.iter().cloned().collect();
         problems.extend(self.ledger.problems());
         problems
     }
 
-    /// The first reading, which must succeed.
+    /// The first scan, which must succeed.
     pub fn read_all(&mut self) -> anyhow::Result<Vec<Event>> {
         let scan = self
             .try_scan(&Look::default())
@@ -132,7 +132,7 @@ impl Directory {
         Ok(scan.events)
     }
 
-    /// Reads what changed. A directory that cannot be listed keeps everything.
+    /// Reads what has changed. If the directory cannot be listed, everything stays.
     pub fn scan(&mut self, look: &Look) -> Scan {
         let (mut scan, problem) = match self.try_scan(look) {
             Ok(scan) => (scan, None),
@@ -166,7 +166,7 @@ impl Directory {
         let paths = match &look.named {
             None => self.list()?,
             Some(named) => {
-                // Files of a directory that is gone are not gone.
+                // If the directory is gone, its files do not count as gone.
                 fs::read_dir(&self.path)?;
                 named.iter().chain(self.missing.keys()).cloned().collect()
             }
@@ -210,7 +210,7 @@ impl Directory {
         })
     }
 
-    /// Reads a file if it is not the one read before.
+    /// Reads a file, unless it has been read in this state.
     fn look(&mut self, path: &Path, stamp: Stamp) -> Option<(PathBuf, Update)> {
         let mut documents = Documents::default();
         if let Some(known) = self.see(path) {
@@ -230,7 +230,7 @@ impl Directory {
         Some((path.to_owned(), update))
     }
 
-    /// Notes that a file is there.
+    /// Notes that a file exists.
     fn see(&mut self, path: &Path) -> Option<&mut Known> {
         self.missing.remove(path);
         let known = self.files.get_mut(path)?;
@@ -260,7 +260,7 @@ impl Directory {
     }
 }
 
-/// Whether a file's name is that of a manifest: neither hidden, nor what editors leave behind.
+/// Whether a file's name is that of a manifest: not hidden, and not an editor's leftover.
 pub fn is_manifest(path: &Path) -> bool {
     let is_hidden = path
         .file_name()
@@ -283,7 +283,7 @@ impl Known {
         };
         let mut text = Vec::new();
         if size <= MAX_FILE {
-            // The file may have grown since.
+            // The file may have grown since its stamp was taken.
             let file = fs::File::open(path);
             let result = file.and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text));
             if let Err(error) = result {
@@ -325,11 +325,11 @@ impl Stamp {
     }
 }
 
-/// `None` if there is no such file (any more), or it is not a file.
+/// `None` if the file does not exist (any more), or is not a file.
 fn stamp(path: &Path) -> Option<Stamp> {
     match fs::metadata(path) {
         Ok(metadata) => metadata.is_file().then(|| Stamp::of(&metadata)),
-        // Gone since it was listed; a link without a target is still there.
+        // It has disappeared since it was listed. A link without a target still exists.
         Err(_) if path.symlink_metadata().is_err() => None,
         Err(error) => Some(Stamp::Unreadable(error.to_string())),
     }

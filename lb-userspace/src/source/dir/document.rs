@@ -1,5 +1,5 @@
-//! One document of a manifest: an object, or a list whose items are translated while it is read, so
-//! that a list of the whole cluster is never held in its raw form.
+//! One document of a manifest: an object or a list. A list's items are translated while it is read,
+//! so that the list of a whole cluster is never held in raw form.
 
 use std::fmt;
 
@@ -13,21 +13,21 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-/// What a document, or a whole file, says. Without file names: its reader knows them.
+/// The contents of a document, or of a whole file. Without file names, which the caller knows.
 #[derive(Clone, Debug, Default)]
 pub struct Manifest {
     pub objects: Vec<Object>,
-    /// Invalid objects, whose last good version is to stay.
+    /// Invalid objects. Their last good version stays in force.
     pub refused: Vec<ObjectRef>,
     pub problems: Vec<Problem>,
 }
 
-/// One document; `None` if it does not say what kind of object it is.
+/// One document; `None` if it does not say the kind of its object.
 #[derive(Debug)]
 pub struct Document(pub Option<Manifest>);
 
 impl Manifest {
-    /// Adds what another document says, which starts after so many lines.
+    /// Adds another document, which starts after `lines_before` lines.
     pub fn append(&mut self, other: &Self, lines_before: u64) {
         let located = other.problems.iter().map(|problem| Problem {
             line: problem.line.map(|line| line + lines_before),
@@ -52,7 +52,7 @@ impl Manifest {
             Some("List" | "ServiceList" | "EndpointSliceList" | "NodeList")
         );
         if is_list {
-            // A list within a list is small enough to be walked in its raw form.
+            // A list within a list is small, so it is read in raw form.
             if let Ok(Document(Some(items))) = Document::deserialize(manifest) {
                 self.append(&items, 0);
             }
@@ -69,7 +69,7 @@ impl Manifest {
         self.problems.extend(translated.problems);
     }
 
-    /// Adds items of a typed list, which may leave out what the list says for them.
+    /// Adds items of a typed list, which may leave out their kind and version.
     fn add_untyped(&mut self, items: Vec<Value>, kind: &str, api_version: Option<&Value>) {
         for mut item in items {
             if let Value::Object(fields) = &mut item {
@@ -149,10 +149,10 @@ impl<'de> Visitor<'de> for DocumentVisitor {
     }
 }
 
-/// The items of what may turn out to be a list: `kind` often comes after them.
+/// Items of something that may turn out to be a list: `kind` often comes after them.
 struct Items {
     manifest: Manifest,
-    /// Items that do not say what they are.
+    /// Items without kind and version.
     untyped: Vec<Value>,
     is_list: bool,
 }
@@ -173,7 +173,7 @@ impl<'de> Deserialize<'de> for Items {
     }
 }
 
-/// Takes anything, because other kinds may have any kind of `items`.
+/// Accepts anything, because `items` may be anything in other kinds.
 struct ItemsVisitor;
 
 impl ItemsVisitor {

@@ -1,4 +1,4 @@
-//! Which file each object comes from, and what changes when files do.
+//! Which file each object comes from, and what changes when files change.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,21 +11,21 @@ use lb_objects::{Object, ObjectRef, Problem, Refused, text::Broken};
 
 use super::{super::Event, document::Manifest};
 
-/// Every file's last good objects, and who provides what.
+/// The last good objects of every file, and which file provides each object.
 ///
-/// Files are known by their full paths; within one directory those sort like their names.
+/// Files are identified by their full paths, which within a directory sort like their names.
 #[derive(Debug, Default)]
 pub struct Ledger {
     files: BTreeMap<Arc<Path>, File>,
-    /// Who defines an object, in the order of precedence.
+    /// The files that define an object, in order of precedence.
     claims: HashMap<ObjectRef, Vec<Claim>>,
 }
 
-/// What became of a file.
+/// The new state of a file.
 #[derive(Debug)]
 pub enum Update {
     Parsed(Manifest),
-    /// Its last good objects stay.
+    /// It cannot be used; its last good objects stay.
     Broken(Broken),
     Gone,
 }
@@ -35,7 +35,7 @@ struct File {
     objects: Vec<Object>,
     /// What is wrong with the file itself.
     problems: Vec<Problem>,
-    /// The same, and what other files took precedence over, as last reported.
+    /// These and the objects that other files override, as last reported.
     reported: Vec<Problem>,
 }
 
@@ -46,8 +46,8 @@ struct Claim {
 }
 
 impl Ledger {
-    /// Takes in changed files together, so that an object moved between them never vanishes.
-    /// Returns what that means for the store.
+    /// Applies changes of several files together, so that an object that moves between them never
+    /// vanishes. Returns the events for the store.
     pub fn update(&mut self, updates: Vec<(PathBuf, Update)>) -> Vec<Event> {
         let mut before: BTreeMap<ObjectRef, Option<Object>> = BTreeMap::new();
         let mut touched: BTreeSet<Arc<Path>> = BTreeSet::new();
@@ -99,7 +99,7 @@ impl Ledger {
         events
     }
 
-    /// Everything in force, in the order of references.
+    /// All objects in force, sorted by reference.
     pub fn objects(&self) -> Vec<Object> {
         let winners = self
             .claims
@@ -109,7 +109,7 @@ impl Ledger {
         winners.into_values().cloned().collect()
     }
 
-    /// Everything wrong, in the order of files.
+    /// All problems, sorted by file.
     pub fn problems(&self) -> Vec<Problem> {
         let reported = self.files.values().flat_map(|file| &file.reported);
         reported.cloned().collect()
@@ -157,7 +157,7 @@ impl Ledger {
         }
     }
 
-    /// The complete problems of a file, if they are not what was last told.
+    /// All problems of a file, if they differ from those last reported.
     fn report(&mut self, path: &Arc<Path>) -> Option<Event> {
         let file = self.files.get(path)?;
         let mut problems = file.problems.clone();
@@ -194,7 +194,7 @@ impl Ledger {
     }
 }
 
-/// A file's objects, each once, with the last good version of what is now invalid.
+/// The objects of a file, each once. Invalid ones are in their last good version.
 fn settle(old: &[Object], manifest: Manifest, path: &Path) -> (Vec<Object>, Vec<Problem>) {
     let located = manifest.problems.into_iter().map(|problem| Problem {
         file: Some(path.to_owned()),

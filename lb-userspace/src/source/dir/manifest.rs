@@ -1,4 +1,4 @@
-//! From the text of one file to objects, parsing only the documents that changed since last time.
+//! Turns the text of a file into objects. Only documents that have changed are parsed again.
 
 use std::{
     collections::HashMap,
@@ -19,8 +19,8 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Parses a file's contents: JSON (by the file's name) or YAML, in either case any number of
-    /// documents, of which one broken one is enough to refuse all.
+    /// Parses a file with any number of documents: JSON if the file's name says so, else YAML. If
+    /// one document is broken, all are refused.
     pub fn parse(&mut self, path: &Path, text: &[u8]) -> Result<Manifest, Broken> {
         let text = text::utf8(text)?;
         let (documents, parse): (_, fn(&str) -> _) = match text::is_json(path) {
@@ -49,8 +49,8 @@ impl Documents {
     }
 }
 
-/// Splits a YAML stream where documents begin (`---`) and end (`...`), which no scalar can contain
-/// at the start of a line. Directives and comments stay with the document they precede.
+/// Splits a YAML stream where documents start (`---`) and end (`...`); no scalar can contain these
+/// at the start of a line. Directives and comments stay with the document that follows them.
 fn yaml_documents(text: &str) -> Vec<&str> {
     let is_marker = |line: &str, marker| {
         let rest = line.strip_prefix(marker);
@@ -138,7 +138,7 @@ mod tests {
         let first = documents.parse(path, both.as_bytes()).unwrap();
         assert_eq!((first.objects.len(), first.problems[0].line), (1, Some(6)));
 
-        // The same documents with another before them: the same objects, on other lines.
+        // The same documents after another one: the same objects, on other lines.
         let moved = service("c", "10.0.0.3") + &both;
         let second = documents.parse(path, moved.as_bytes()).unwrap();
         assert_eq!(
@@ -176,7 +176,7 @@ mod tests {
             }
         }
 
-        /// Cutting a stream into documents does not change what is good and what is broken.
+        /// Splitting a stream into documents does not change what is valid and what is broken.
         #[test]
         fn documents_apart_are_as_documents_together(
             lines in prop::collection::vec(

@@ -1,14 +1,14 @@
 //! A directory of Kubernetes manifests as a source: every `.yaml`, `.yml` and `.json` file directly
 //! in it, read once by [`load`] or followed by [`DirSource`].
 //!
-//! Rules, all for one end, that bad input never loses what is in force:
-//! - A file that cannot be read or parsed keeps its last good objects; an invalid object in a good
-//!   file keeps its last good version.
-//! - An object found in two files is taken from the one whose name sorts first (in one file: from
-//!   the first document). When that goes, the other takes over.
-//! - Hidden files and editors' leftovers are not looked at; symbolic links are followed, so that
-//!   mounted ConfigMaps work.
-//! - A directory that goes away keeps everything, and is read again when it is back.
+//! Rules, so that bad input never loses what is in force:
+//! - If a file cannot be read or parsed, its last good objects stay. An invalid object in a good
+//!   file stays in its last good version.
+//! - If two files define an object, the file with the name that sorts first is used (in one file,
+//!   the first document). When that definition is removed, the other is used.
+//! - Hidden files and editors' leftovers are ignored. Symbolic links are followed, so that mounted
+//!   ConfigMaps work.
+//! - If the directory disappears, everything stays. It is read again when it is back.
 
 mod directory;
 mod document;
@@ -23,8 +23,7 @@ use lb_objects::{Object, Problem};
 
 pub use watch::DirSource;
 
-/// Reads a directory once. Objects come in the order of their references, problems in that of
-/// their files.
+/// Reads a directory once. Objects are sorted by reference, problems by file.
 ///
 /// # Errors
 /// If `path` is not a directory that can be listed. Anything wrong inside it is a [`Problem`].

@@ -1,4 +1,5 @@
-//! Follows a directory: inotify says when to look, a periodic scan catches what it cannot see.
+//! Follows a directory: inotify says when to look, and a periodic scan finds what inotify cannot
+//! see.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -26,25 +27,25 @@ use super::{
     directory::{Directory, Look, is_manifest},
 };
 
-/// Changes this close together are read together.
+/// Changes within this time of each other are read together.
 const QUIET: Duration = Duration::from_millis(50);
-/// A directory that never gets quiet is read this often.
+/// If changes never pause, the directory is read this often.
 const MAX_DELAY: Duration = Duration::from_millis(250);
 /// How often to check that the watched directory is still the one at the path.
 const MOVED_CHECK: Duration = Duration::from_millis(500);
-/// How often to look without being told.
+/// How often to scan without any notification.
 const RESCAN: Duration = Duration::from_secs(10);
-/// The same where inotify does not work.
+/// The same if inotify does not work.
 const RESCAN_UNWATCHED: Duration = Duration::from_secs(1);
 
-/// A watched directory of manifests, see [the module](super).
+/// A directory of manifests that is followed; see [the module](super).
 #[derive(Debug)]
 pub struct DirSource {
     directory: Directory,
 }
 
 impl DirSource {
-    /// Checks that the directory is there; it is read once the source runs.
+    /// Checks that the directory exists. It is read when the source runs.
     ///
     /// # Errors
     /// If `path` is not a directory that can be listed.
@@ -61,7 +62,7 @@ impl Source for DirSource {
 
 async fn follow(directory: Directory, events: mpsc::Sender<Batch>) -> anyhow::Result<()> {
     let activity = Arc::new(Activity::new(directory.path()));
-    // Watching starts before reading, so that no change falls between the two.
+    // Watching starts before reading, so that no change between the two is missed.
     let mut watches = Watches::new(&activity, directory.path());
     watches.update(&directory).await;
     let (mut directory, batch) = blocking(directory, Directory::read_all).await?;
@@ -106,7 +107,7 @@ async fn follow(directory: Directory, events: mpsc::Sender<Batch>) -> anyhow::Re
     }
 }
 
-/// Files have reached this process once they are read.
+/// File events count as received once the files are read.
 fn received_now(events: Vec<Event>) -> Batch {
     Batch {
         events,
@@ -114,7 +115,7 @@ fn received_now(events: Vec<Event>) -> Batch {
     }
 }
 
-/// Reads files without holding up other tasks.
+/// Reads files without blocking other tasks.
 async fn blocking<T: Send + 'static>(
     mut directory: Directory,
     work: impl FnOnce(&mut Directory) -> T + Send + 'static,
@@ -127,7 +128,7 @@ async fn blocking<T: Send + 'static>(
         .context("reading the manifest directory was cut off")
 }
 
-/// What inotify reported and nobody has looked at yet.
+/// What inotify has reported since the last scan.
 #[derive(Debug)]
 struct Activity {
     path: PathBuf,
@@ -137,13 +138,13 @@ struct Activity {
 
 #[derive(Debug, Default)]
 struct Pending {
-    /// The manifests that may have changed.
+    /// Manifests that may have changed.
     named: HashSet<PathBuf>,
-    /// Whether any may have changed.
+    /// Whether any file may have changed.
     everywhere: bool,
-    /// Files written to and not closed yet: what is in them now is not what their writer means.
+    /// Files that were written to and are not closed yet: their contents may be incomplete.
     writing: HashSet<PathBuf>,
-    /// Whether manifests are links, which anything beside them may be part of.
+    /// Whether there are manifests that are links: then any file beside them may be part of one.
     has_links: bool,
 }
 
@@ -171,7 +172,7 @@ impl Activity {
                 return pending.writing.extend(manifests);
             }
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
-            // Our own reading.
+            // Caused by our own reading.
             EventKind::Access(_) => return,
             _ => {}
         }
@@ -202,7 +203,7 @@ impl Activity {
         self.pending().has_links = has_links;
     }
 
-    /// What is to be looked at now.
+    /// What to look at now.
     fn take(&self) -> Look {
         let mut pending = self.pending();
         let named = mem::take(&mut pending.named);
@@ -217,7 +218,7 @@ impl Activity {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a pause.
+    /// Waits until changes pause.
     async fn quiet(&self) {
         let latest = Instant::now() + MAX_DELAY;
         loop {
@@ -230,13 +231,13 @@ impl Activity {
     }
 }
 
-/// The inotify watches: on the directory, and on wherever its links lead.
+/// The inotify watches: on the directory, and on the targets of its links.
 #[derive(Debug)]
 struct Watches {
     path: PathBuf,
-    /// `None` where inotify cannot be had.
+    /// `None` if inotify does not work.
     watcher: Option<RecommendedWatcher>,
-    /// Device and inode of the directory being watched.
+    /// Device and inode of the watched directory.
     watched: Option<(u64, u64)>,
     link_targets: BTreeSet<PathBuf>,
 }
@@ -263,13 +264,13 @@ impl Watches {
         }
     }
 
-    /// Whether there is another directory at the path than the one watched, or none any more.
+    /// Whether the path now leads to another directory than the watched one, or to none.
     async fn moved(&self) -> bool {
         self.watcher.is_some() && self.identity().await != self.watched
     }
 
-    /// Follows the directory and its links to where they are now. Returns whether anything is
-    /// watched that was not before, which may have changed in between.
+    /// Watches the directory and the targets of its links where they are now. Returns whether
+    /// something new is watched: that may have changed in between.
     async fn update(&mut self, directory: &Directory) -> bool {
         let identity = self.identity().await;
         let Some(watcher) = &mut self.watcher else {
@@ -300,7 +301,7 @@ impl Watches {
             let _ = watcher.unwatch(gone);
         }
         for new in directory.link_targets().difference(&self.link_targets) {
-            // One that cannot be watched is left to the periodic scan.
+            // If one cannot be watched, the periodic scan finds its changes.
             added |= watcher.watch(new, RecursiveMode::NonRecursive).is_ok();
         }
         self.link_targets.clone_from(directory.link_targets());

@@ -87,9 +87,9 @@ endpoints:
   conditions: {ready: false, serving: true, terminating: true}
 ";
 
-/// The command, where the manifests are.
+/// The command in the directory of the manifests.
 const EXPLAIN: [&str; 5] = ["explain", "--source", "dir:.", "--node", "node-1"];
-/// Pods by the Node object's podCIDRs.
+/// Pods are recognised by the Node object's podCIDRs.
 const NODE_CIDR: [&str; 2] = ["--detect-local-mode", "NodeCIDR"];
 const BOTH: [&str; 2] = ["10.0.0.1:8080", "10.0.1.1:8080"];
 
@@ -112,7 +112,7 @@ fn json_follows_source_destination_and_detector() {
             "172.30.0.1:80",
             web("ClusterIP", "Cluster", &BOTH, true),
         ),
-        // externalTrafficPolicy Local: this node's endpoint, but for pods and the node itself.
+        // externalTrafficPolicy Local: this node's endpoint, except for pods and the node itself.
         (
             "203.0.113.9",
             "192.168.0.2:30080",
@@ -138,7 +138,7 @@ fn json_follows_source_destination_and_detector() {
             "192.168.0.2:30080",
             web("NodePort", "Cluster", &BOTH, true),
         ),
-        // One of them is the client itself, whose address changes only if it is picked.
+        // One of them is the client itself. Its address changes only if it is chosen.
         (
             "10.0.0.1",
             "198.51.100.7:80",

@@ -1,4 +1,4 @@
-//! The sentences.
+//! The text output.
 
 use super::{DB, NODE, NODE_CIDR, WEB, explain};
 use crate::{Files, stdout};

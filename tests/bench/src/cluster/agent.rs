@@ -12,14 +12,14 @@ use node_lb::config::XdpMode;
 
 use super::{services, usage, usage::Usage};
 
-/// How long an agent that is ready may take to serve metrics.
+/// How long an agent that is ready may take until it serves metrics.
 const METRICS_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Starts an agent with nothing in the kernel yet; what it took until all Services were there.
+/// Starts an agent with nothing in the kernel. Returns what it took until all Services were there.
 ///
 /// # Errors
 ///
-/// If it does not get ready, or does not have all of them.
+/// If it does not get ready, or lacks some of them.
 pub fn start(lab: Lab, services: u32, xdp_mode: XdpMode) -> Result<(Balanced, Usage)> {
     for service in 0..services {
         services::apply(&lab, service, &services::endpoints(service))?;
@@ -55,7 +55,7 @@ pub fn metric(balanced: &Balanced, name: &str) -> Result<f64> {
     }
 }
 
-/// How XDP is attached to the device that clients are behind: `native`, `generic` or `tc`.
+/// How XDP is attached to the device in front of clients: `native`, `generic` or `tc`.
 pub fn xdp_mode(balanced: &Balanced) -> Result<&'static str> {
     let modes = ["native", "generic", "tc"];
     let device = Node::UPLINK;

@@ -1,12 +1,12 @@
-//! A client, a node and a pod, with Services programmed in one way or the other.
+//! A client, a node and a pod, with Services programmed in one of several ways.
 //!
 //! ```text
 //! client 198.18.0.0/15 ──── node-1 172.30.77.11 ──── pod 10.244.0.0/16
 //!                           routes, nftables or node-lb
 //! ```
 //!
-//! The client is the lab's router, so that nothing else stands between it and the node. The pod
-//! answers for the endpoints of all Services.
+//! The client is the lab's router, so that there is nothing else between it and the node. The pod
+//! has the addresses of all Services' endpoints.
 
 pub mod agent;
 pub mod rules;
@@ -24,16 +24,16 @@ use self::{
     usage::Usage,
 };
 
-/// Where clients are (RFC 2544's network for benchmarks).
+/// The network of clients (RFC 2544's network for benchmarks).
 const CLIENTS: &str = "198.18.0.0/15";
 const FIRST_CLIENT: u32 = u32::from_be_bytes([198, 18, 0, 1]);
 
-/// What stands between clients and endpoints.
+/// What is between clients and endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Proxy {
-    /// Nothing: clients talk to endpoints, and the node forwards.
+    /// Nothing: clients talk to endpoints directly, and the node forwards.
     Routing,
-    /// Rules of kube-proxy's shape.
+    /// Rules in the form of kube-proxy's.
     Nftables,
     NodeLb,
 }
@@ -66,7 +66,7 @@ enum Ground {
 }
 
 impl Cluster {
-    /// Builds a lab and programs Services in it; what programming them took. `xdp_mode` is for
+    /// Builds a lab and programs Services in it. Returns what programming took. `xdp_mode` is for
     /// node-lb.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Cluster {
         }
     }
 
-    /// Lab and agent, where node-lb is the proxy.
+    /// Lab and agent, if node-lb is the proxy.
     pub fn balanced(&self) -> Option<&Balanced> {
         match &self.ground {
             Ground::Lab(_) => None,
@@ -132,13 +132,13 @@ impl Cluster {
         self.lab().pod("pod-1-1")
     }
 
-    /// A client's address that nobody has used yet.
+    /// A client address that has not been used yet.
     pub fn new_client(&mut self) -> Ipv4Addr {
         self.clients += 1;
         Ipv4Addr::from_bits(FIRST_CLIENT + self.clients)
     }
 
-    /// Where to reach a Service, or one of its endpoints where nothing balances.
+    /// The address of a Service, or of one of its endpoints if nothing balances.
     pub fn target(&self, service: u32, endpoint: u32) -> SocketAddrV4 {
         match self.proxy {
             Proxy::Routing => SocketAddrV4::new(services::endpoint(service, endpoint), TARGET_PORT),
@@ -150,7 +150,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// If something of it stays.
+    /// If something of it remains.
     pub fn down(self) -> Result<()> {
         match self.ground {
             Ground::Lab(lab) => lab.down(),
@@ -162,8 +162,9 @@ impl Cluster {
     }
 }
 
-/// Routes for clients and endpoints, and the same devices everywhere: checksums are in the packets
-/// and segments are packets, as on a wire; whoever receives has NAPI and GRO, as with a real card.
+/// Sets routes for clients and endpoints, and the same properties of all devices: checksums are
+/// complete and segments are single packets, as on a wire, and receivers have NAPI and GRO, as with
+/// a real card.
 fn wire(lab: &Lab) -> Result<()> {
     let (client, node, pod) = (lab.router(), lab.node(1), lab.pod("pod-1-1"));
     let node_ip = node.ip(Family::V4);

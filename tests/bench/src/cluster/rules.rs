@@ -1,6 +1,5 @@
-//! nftables rules of the shape that kube-proxy's nftables mode writes (`pkg/proxy/nftables` of
-//! Kubernetes 1.36): the same base chains, maps and sets, and per service port one chain with one
-//! rule.
+//! nftables rules in the form of kube-proxy's nftables mode (`pkg/proxy/nftables` of Kubernetes
+//! 1.36): the same base chains, maps and sets, and per service port one chain with one rule.
 
 use std::{fmt::Write as _, iter, net::Ipv4Addr};
 
@@ -8,11 +7,12 @@ use lb_tests::balanced::CLUSTER_CIDR;
 
 use super::services::{self, PORT, TARGET_PORT};
 
-/// Services per transaction: few enough for the kernel, whose cost of a transaction is quadratic in
-/// the maps that it binds, and many enough for `nft`, which reads what is there each time.
+/// Services per transaction. The number is small enough for the kernel, where the cost of a
+/// transaction is quadratic in the maps that it binds, and large enough for `nft`, which reads the
+/// present rules each time.
 const TRANSACTION: u32 = 500;
 
-/// The base of all: chains, maps and sets, without Services.
+/// The base: chains, maps and sets, without Services.
 fn base() -> String {
     let pods = CLUSTER_CIDR.split(',').next().unwrap_or_default();
     format!(
@@ -96,7 +96,7 @@ fn base() -> String {
     )
 }
 
-/// What programs `count` Services from nothing: the input of one `nft -f` after the other.
+/// The inputs for `nft -f` that program `count` Services from nothing, one after the other.
 pub fn transactions(count: u32) -> impl Iterator<Item = String> {
     let firsts = (0..count).step_by(TRANSACTION as usize);
     let services = firsts.map(move |first| {
@@ -109,7 +109,7 @@ pub fn transactions(count: u32) -> impl Iterator<Item = String> {
     iter::once(base()).chain(services)
 }
 
-/// What kube-proxy sends when the first endpoint of a Service is replaced by another.
+/// What kube-proxy sends when it replaces the first endpoint of a Service.
 pub fn change(service: u32, before: &[Ipv4Addr], after: &[Ipv4Addr]) -> String {
     let mut text = String::new();
     for protocol in protocols(service) {
@@ -145,7 +145,7 @@ fn add_service(text: &mut String, service: u32) {
     }
 }
 
-/// The one rule of a Service's chain: to an endpoint drawn at random.
+/// The only rule of a Service's chain: it goes to a random endpoint.
 fn add_rule(text: &mut String, service: u32, protocol: &str, endpoints: &[Ipv4Addr]) {
     let chain = chain(service, protocol);
     let numbered = endpoints.iter().enumerate();
@@ -176,7 +176,7 @@ fn protocols(service: u32) -> &'static [&'static str] {
     }
 }
 
-/// Named as kube-proxy's, but for the hash, which is the Service's number here.
+/// A name as kube-proxy's, with the Service's number in place of the hash.
 fn chain(service: u32, protocol: &str) -> String {
     let name = services::name(service);
     format!("service-{service:08}-default/{name}/{protocol}/{protocol}")
@@ -191,7 +191,7 @@ mod tests {
         let all: Vec<_> = transactions(1_001).collect();
         assert_eq!(all.len(), 1 + 3);
         let rules = |text: &String| text.matches("add rule").count();
-        // The first Service has a chain for UDP as well.
+        // The first Service has a chain for UDP, too.
         assert_eq!(all.iter().map(rules).collect::<Vec<_>>(), [0, 501, 500, 1]);
     }
 

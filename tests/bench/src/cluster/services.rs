@@ -1,4 +1,4 @@
-//! The Services of a measurement: how many there are is all that differs.
+//! The Services of a measurement. Only their number differs.
 
 use std::{net::Ipv4Addr, ops::Range};
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 /// Endpoints of each Service.
 pub const ENDPOINTS: u32 = 10;
-/// Port of the Services, TCP, and of the first also UDP.
+/// Port of the Services: TCP, and for the first one UDP too.
 pub const PORT: u16 = 80;
 /// Port of the endpoints.
 pub const TARGET_PORT: u16 = 8080;
 
-/// Addresses of endpoints. Services beyond 6,000 share pods, as Services may.
+/// Addresses of endpoints. Services beyond 6,000 share pods, as is usual in clusters.
 const PODS: Range<u32> = network(10, 244, 4)..network(10, 244, 4) + 60_000;
-/// The address of another pod, for changes.
+/// The address of another pod, used for changes.
 const NEW_POD: u32 = network(10, 244, 250) + 1;
 const CLUSTER_IPS: u32 = network(10, 96, 1);
 
@@ -37,7 +37,7 @@ pub fn endpoints(service: u32) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// All endpoints of a Service after the first was replaced by another pod.
+/// All endpoints of a Service after another pod has replaced the first.
 pub fn changed_endpoints(service: u32) -> Vec<Ipv4Addr> {
     let mut endpoints = endpoints(service);
     endpoints[0] = Ipv4Addr::from_bits(NEW_POD);

@@ -1,4 +1,4 @@
-//! What programs take: time, CPU, memory.
+//! What programs use: time, CPU and memory.
 
 use std::{
     fs,
@@ -14,19 +14,19 @@ use anyhow::{Context, Result, ensure};
 
 use crate::machine::cpu_time;
 
-/// What a piece of work took.
+/// What a piece of work used.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     pub wall: Duration,
     /// CPU time, in the program and in the kernel for it.
     pub cpu: Duration,
-    /// Most memory that it had at a time, in bytes.
+    /// The most memory at one time, in bytes.
     pub memory: u64,
-    /// The part of its memory that is shared with nobody, at the end, in bytes; 0 if nobody looked.
+    /// Memory that is not shared with other processes, at the end, in bytes; 0 if not measured.
     pub own_memory: u64,
 }
 
-/// One program after the other.
+/// The usage of several programs that run one after the other.
 impl Sum for Usage {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(Self::default(), |sum, one| Self {
@@ -42,7 +42,7 @@ impl Sum for Usage {
 ///
 /// # Errors
 ///
-/// If it does not start, or ends with an error, which is then on standard error.
+/// If it does not start, or fails. Its error message is on standard error.
 pub fn run(mut command: Command, input: &str) -> Result<Usage> {
     let since = Instant::now();
     command.stdin(Stdio::piped()).stdout(Stdio::null());
@@ -50,15 +50,15 @@ pub fn run(mut command: Command, input: &str) -> Result<Usage> {
         .spawn()
         .with_context(|| format!("cannot run {command:?}"))?;
     let mut stdin = child.stdin.take().expect("standard input is piped");
-    // A command that ends without reading shows in its status.
+    // If the command ends without reading, its status shows that.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
 
     let (mut status, pid) = (0, child.id() as libc::pid_t);
     // SAFETY: all-zero bytes are a valid value of this struct of integers.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
-    // SAFETY: `status` and `usage` live through the call. The child is ours and nobody else waits
-    // for it.
+    // SAFETY: `status` and `usage` live through the call. The child is ours, and no other thread
+    // waits for it.
     let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
     ensure!(waited == pid, "cannot wait for {command:?}");
     ensure!(status == 0, "{command:?} failed");
@@ -70,7 +70,7 @@ pub fn run(mut command: Command, input: &str) -> Result<Usage> {
     })
 }
 
-/// What a process that runs has taken since it started `wall` ago.
+/// What a running process has used since it started `wall` ago.
 ///
 /// # Errors
 ///
@@ -89,13 +89,13 @@ pub fn so_far(pid: u32, wall: Duration) -> Result<Usage> {
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     pub resident: u64,
-    /// The most that was resident at a time, so far.
+    /// The most that has been resident at one time.
     pub most: u64,
-    /// The part of what is resident that is shared with nobody.
+    /// The resident memory that is not shared with other processes.
     pub own: u64,
 }
 
-/// What a process that runs has at present.
+/// The present memory of a running process.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What the proxies stand on: a node with pods, and a control plane.
+//! The lab for the proxies: a node with pods, and a control plane.
 
 use anyhow::Result;
 use lb_tests::{
@@ -9,7 +9,8 @@ use lb_tests::{
 
 use crate::cluster::services::TARGET_PORT;
 
-/// One of two groups of pods. All endpoints of a Service are in one group, and change to the other.
+/// One of two groups of pods. All endpoints of a Service are in one group; a change moves them to
+/// the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     A,
@@ -19,7 +20,7 @@ pub enum Group {
 impl Group {
     const ALL: [Self; 2] = [Self::A, Self::B];
 
-    /// What the servers of its pods call themselves.
+    /// The name that the servers of its pods give.
     pub fn name(self) -> &'static str {
         match self {
             Self::A => "a",
@@ -36,9 +37,9 @@ impl Group {
     }
 }
 
-/// A lab of one node, whose pods are the two groups and a client, with a control plane.
+/// A lab with one node and a control plane. Its pods are the two groups and a client.
 pub struct Ground {
-    // The lab last: all others stand on it.
+    // The lab is dropped last, because everything else uses it.
     pub control_plane: ControlPlane,
     _servers: Vec<RunningServer>,
     /// Pods in each group.
@@ -48,7 +49,7 @@ pub struct Ground {
 
 impl Ground {
     /// Builds the lab with so many pods in each group, starts servers and the control plane, and
-    /// makes the node known to it.
+    /// registers the node.
     ///
     /// # Errors
     ///
@@ -100,7 +101,7 @@ impl Ground {
     ///
     /// # Errors
     ///
-    /// If something of it stays.
+    /// If something of it remains.
     pub fn down(self) -> Result<()> {
         drop(self.control_plane);
         self.lab.down()

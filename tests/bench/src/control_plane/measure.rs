@@ -1,4 +1,4 @@
-//! One proxy, from its start to its end.
+//! Measures one proxy, from its start to its end.
 
 use std::{
     thread,
@@ -15,26 +15,26 @@ use crate::{
     statistics::Random,
 };
 
-/// Services that are asked for all: so many, evenly.
+/// How many of the Services are asked, at even distances.
 const SAMPLE: usize = 50;
 /// How long it may take until all Services are programmed.
 const START_DEADLINE: Duration = Duration::from_secs(600);
 /// How long a change may take.
 const CHANGE_DEADLINE: Duration = Duration::from_secs(60);
-/// What a proxy does after a start or a change is over by then.
+/// By then everything that a proxy does after a start or a change is over.
 const AFTERMATH: Duration = Duration::from_secs(5);
-/// Most time between two changes. It is random, since a proxy that works in rounds is not to be met
-/// at the same moment of each.
+/// The longest pause between two changes. Pauses are random, so that a proxy that works in rounds
+/// is not always met at the same moment of a round.
 const MOST_PAUSE_MS: u32 = 2_000;
 /// Changes per second under churn.
 const CHURN_RATE: u32 = 100;
 
-/// How much a sample is.
+/// The size of a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// Changes that connections are to follow.
     changes: usize,
-    /// How long to look at the proxy while nothing changes, and under churn.
+    /// How long the proxy is watched while nothing changes, and under churn.
     time: Duration,
 }
 
@@ -58,16 +58,16 @@ pub struct Sample {
     pub changes: Vec<Duration>,
     pub rest: Load,
     pub churn: Load,
-    /// Changes per second that the API server took.
+    /// Changes per second that the API server accepted.
     pub churn_rate: f64,
 }
 
-/// What a proxy took for a while.
+/// What a proxy used for some time.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// CPU time per time.
+    /// CPU time divided by elapsed time.
     pub cpu: f64,
-    /// At the end.
+    /// Memory at the end.
     pub memory: Memory,
 }
 
@@ -133,7 +133,7 @@ fn wait_for_all(services: &Services, agent: &mut Agent) -> Result<()> {
     })
 }
 
-/// How long connections take to follow each of some changes.
+/// How long it takes until connections follow each of some changes.
 fn follow_changes(
     services: &mut Services,
     agent: &mut Agent,
@@ -154,7 +154,7 @@ fn follow_changes(
     Ok(times)
 }
 
-/// Changes one Service after the other; how many a second.
+/// Changes one Service after the other. Returns how many per second.
 fn churn(services: &mut Services, time: Duration) -> Result<f64> {
     let since = Instant::now();
     let count = CHURN_RATE * time.as_secs() as u32;
@@ -166,9 +166,9 @@ fn churn(services: &mut Services, time: Duration) -> Result<f64> {
     Ok(f64::from(count) / since.elapsed().as_secs_f64())
 }
 
-/// What the proxy takes while `work` is done.
+/// What the proxy uses during `work`.
 fn load<T>(agent: &Agent, ground: &Ground, work: impl FnOnce() -> Result<T>) -> Result<(Load, T)> {
-    // Nothing runs in the node's cgroup but the proxy and the programs that it calls.
+    // Only the proxy, and programs that it calls, run in the node's cgroup.
     let cpu = || usage::cgroup_cpu_time(ground.node().cgroup());
     let (since, before) = (Instant::now(), cpu()?);
     let done = work()?;

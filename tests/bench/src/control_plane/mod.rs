@@ -1,4 +1,4 @@
-//! node-lb and the real kube-proxy, in turn, before the same real API server.
+//! node-lb and the real kube-proxy, in turn, with the same real API server.
 
 mod ground;
 mod measure;
@@ -21,7 +21,7 @@ use crate::{
     report::Findings,
 };
 
-/// Builds a lab with a control plane for each number of Services, and measures one proxy after the
+/// For each number of Services, builds a lab with a control plane and measures one proxy after the
 /// other in it.
 ///
 /// # Errors

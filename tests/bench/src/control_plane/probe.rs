@@ -1,4 +1,4 @@
-//! Who serves a Service: found out by connecting to it.
+//! Finds out which group serves a Service, by connecting to it.
 
 use std::{
     io::{BufRead as _, BufReader, Result as IoResult, Write as _},
@@ -13,13 +13,13 @@ use serde_json::Value;
 
 use super::ground::Group;
 
-/// How long a connection may take. A Service that is not there yet may leave a client without any
-/// answer.
+/// How long a connection may take. A client may get no answer at all from a Service that is not
+/// programmed yet.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Time between two connections, so that asking takes little from those who are asked.
+/// The pause between two connections, so that these cost the servers little.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// Connects to `target`, from the calling thread's network namespace, until a connection leads to
+/// Connects to `target`, in the calling thread's network namespace, until a connection leads to
 /// `group`.
 ///
 /// # Errors
@@ -44,7 +44,7 @@ pub fn wait_for(
     Ok(())
 }
 
-/// The name of who answers.
+/// The name of the server that answers.
 fn ask(target: SocketAddrV4) -> IoResult<String> {
     let mut stream = TcpStream::connect_timeout(&target.into(), PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;

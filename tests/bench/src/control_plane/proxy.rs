@@ -1,4 +1,4 @@
-//! The proxies that are compared, each a process on the node as its DaemonSet would start it.
+//! The proxies that are compared. Each is a process on the node, started as by its DaemonSet.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// If its program is not there, or it gets no access to the API server.
+    /// If its program is missing, or it gets no access to the API server.
     pub fn spec(self, ground: &Ground) -> Result<AgentSpec> {
         match self {
             Self::NodeLb => node_lb(ground),
@@ -50,11 +50,11 @@ impl Proxy {
         }
     }
 
-    /// Stops it, and takes what it leaves behind out of the kernel.
+    /// Stops it, and removes from the kernel what it leaves behind.
     ///
     /// # Errors
     ///
-    /// If it does not end, or something stays.
+    /// If it does not end, or something remains.
     pub fn remove(self, agent: Agent, ground: &Ground) -> Result<()> {
         agent.stop(STOP_DEADLINE)?;
         let node = ground.node();

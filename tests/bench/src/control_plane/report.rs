@@ -1,4 +1,4 @@
-//! What was measured of both proxies, and what is told of it.
+//! The measurements of both proxies, and the report about them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -40,7 +40,7 @@ impl Metric {
         Self::MostMemory,
         Self::OwnMemory,
     ];
-    /// Those that have a panel of the plot.
+    /// The metrics with a panel in the plot.
     const PLOTTED: [Self; 6] = [
         Self::Programmed,
         Self::ChangeP50,
@@ -111,13 +111,13 @@ impl Metric {
 /// All samples of a run, by number of Services and proxy.
 #[derive(Debug)]
 pub struct ControlPlaneReport {
-    /// Of each Service.
+    /// Endpoints of each Service.
     endpoints: u8,
     samples: BTreeMap<(u32, Proxy), Vec<Sample>>,
 }
 
 impl ControlPlaneReport {
-    /// Without a sample, yet.
+    /// A report without samples.
     pub fn new(endpoints: u8) -> Self {
         Self {
             endpoints,
@@ -133,7 +133,7 @@ impl ControlPlaneReport {
             .push(sample);
     }
 
-    /// What there is to tell.
+    /// The results, for tables and plots.
     pub fn findings(&self) -> Findings {
         Findings {
             key: "control_plane",

@@ -1,4 +1,4 @@
-//! The Services that the API server has, and changes of their endpoints.
+//! The Services of the API server, and changes of their endpoints.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 use super::ground::{Ground, Group};
 use crate::cluster::services::{PORT, TARGET_PORT, name};
 
-/// Services without a selector, each with an EndpointSlice that nobody else writes.
+/// Services without a selector. Each has an EndpointSlice that no controller writes.
 pub struct Services {
     slices: Objects<EndpointSlice>,
     /// The endpoints of a Service, as in its slice, by group.
     endpoints: [Value; 2],
-    /// Where to reach each Service, and who serves it.
+    /// The address of each Service, and the group that serves it.
     all: Vec<(SocketAddrV4, Group)>,
 }
 
 impl Services {
-    /// Makes some, served by group A.
+    /// Creates Services that group A serves.
     ///
     /// # Errors
     ///
@@ -46,12 +46,12 @@ impl Services {
         self.all.len()
     }
 
-    /// Where to reach a Service, and who is to answer there.
+    /// The address of a Service, and the group that should answer there.
     pub fn get(&self, number: usize) -> (SocketAddrV4, Group) {
         self.all[number]
     }
 
-    /// Has the other group serve a Service, and returns when the API server has it so.
+    /// Makes the other group serve a Service. Returns when the API server has accepted that.
     ///
     /// # Errors
     ///

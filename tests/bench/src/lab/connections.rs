@@ -1,4 +1,4 @@
-//! New connections: how many a second, and how long each takes to be set up.
+//! New connections: how many per second, and how long their set-up takes.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, TcpListener},
@@ -26,12 +26,12 @@ use crate::{
     statistics::{Random, quantile},
 };
 
-/// The first source port; each client's address is used once, so no connection is like an earlier
-/// one.
+/// The first source port. Each client address is used for one sample, so no connection resembles an
+/// earlier one.
 const FIRST_PORT: u16 = 1024;
-/// Connections before those that count.
+/// Connections before those that are measured.
 const WARM_UP: u16 = 100;
-/// Long enough for a packet that is lost several times; it shows in the sample, and does not end
+/// Long enough for a packet that is lost several times. This shows in the sample, and does not end
 /// the run.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -45,7 +45,7 @@ pub struct Connections {
     pub p99: f64,
 }
 
-/// Opens and closes `count` connections, one after the other, each to a Service drawn at random.
+/// Opens and closes `count` connections, one after the other, each to a random Service.
 ///
 /// # Errors
 ///
@@ -95,7 +95,7 @@ fn connect_to_all(client: Ipv4Addr, targets: &[SocketAddrV4]) -> Result<Connecti
     })
 }
 
-/// Opens a connection and closes it; how long opening took.
+/// Opens and closes a connection. Returns how long opening took.
 fn open(from: SocketAddrV4, to: SocketAddrV4) -> Result<Duration> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
@@ -108,7 +108,7 @@ fn open(from: SocketAddrV4, to: SocketAddrV4) -> Result<Duration> {
     Ok(since.elapsed())
 }
 
-/// A listener of the pod's with room for all who are not accepted yet.
+/// A listener in the pod with room for all connections that are not accepted yet.
 fn listen_for_many() -> Result<TcpListener> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
     listen(&listener, Backlog::MAXCONN)?;
@@ -116,9 +116,9 @@ fn listen_for_many() -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Accepts `count` connections and closes each after its client, so that it is the client's ports
-/// that have to wait before they are used again (TIME-WAIT, RFC 9293), and never the pod's: the
-/// client opens a connection once it has closed the one before.
+/// Accepts `count` connections, and closes each after its client has. So ports of the client have
+/// to wait before they are reused (TIME-WAIT, RFC 9293), and never ports of the pod: the client
+/// opens a connection after it has closed the previous one.
 fn accept(listener: &TcpListener, count: u16, cpu: usize) -> Result<()> {
     pin(cpu)?;
     let mut last = None;

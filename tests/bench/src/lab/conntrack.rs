@@ -1,4 +1,4 @@
-//! Forgetting the connections that the kernel tracks.
+//! Makes the kernel forget the connections that it tracks.
 
 use anyhow::{Context, Result, ensure};
 use lb_tests::lab::Netns;
@@ -12,7 +12,7 @@ const HEADER: usize = 16;
 /// `NLMSG_ERROR`, which is also the type of an acknowledgement.
 const ERROR: u16 = 2;
 
-/// Removes all connections that are tracked in a network namespace.
+/// Removes all tracked connections of a network namespace.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub fn flush(netns: &Netns) -> Result<()> {
 }
 
 fn request() -> Result<()> {
-    // `struct nlmsghdr`, then `struct nfgenmsg` with no family: those of all.
+    // `struct nlmsghdr`, then `struct nfgenmsg` without a family, which means all families.
     let mut message = Vec::with_capacity(HEADER + 4);
     message.extend((HEADER as u32 + 4).to_ne_bytes());
     message.extend(DELETE.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Small UDP datagrams of one flow: how many a second arrive.
+//! Small UDP datagrams of one flow: how many arrive per second.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     machine::pin,
 };
 
-/// Makes the shortest Ethernet frame.
+/// The payload of the shortest Ethernet frame.
 const PAYLOAD: [u8; 18] = [0; 18];
 /// Datagrams per system call.
 const BATCH: usize = 64;
@@ -25,22 +25,22 @@ const BATCH: usize = 64;
 /// A sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagrams {
-    /// Arrived, per second.
+    /// Datagrams that arrived, per second.
     pub rate: f64,
-    /// Share of those sent that did not arrive.
+    /// The part of the sent datagrams that did not arrive.
     pub lost: f64,
 }
 
-/// Sends for a while, as fast as one CPU can, which does all the work up to the pod's socket.
+/// Sends for a while, as fast as one CPU can. The same CPU does all the work up to the pod's
+/// socket.
 ///
 /// # Errors
 ///
-/// If nothing can be sent, or next to nothing arrives.
+/// If nothing can be sent, or almost nothing arrives.
 pub fn sample(cluster: &Cluster, duration: Duration, cpus: Cpus) -> Result<Datagrams> {
     let pod = cluster.server();
     let target = cluster.target(0, 0);
-    // Nobody reads: a datagram has arrived when it is counted, and counts as well without room for
-    // it.
+    // Nothing is read: a datagram has arrived when it is counted, even if there is no room for it.
     let socket = pod.netns().run(|| -> Result<_> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, TARGET_PORT))?;
         setsockopt(&socket, sockopt::RcvBuf, &0)?;
@@ -83,9 +83,9 @@ fn send(target: SocketAddrV4, duration: Duration) -> Result<(u64, Duration)> {
     Ok((sent, since.elapsed()))
 }
 
-/// Datagrams that this thread's network namespace has got for open ports.
+/// Datagrams that this thread's network namespace has received for open ports.
 fn arrived() -> Result<u64> {
-    // Not `/proc/net`, which is the main thread's.
+    // Not `/proc/net`, which shows the main thread's namespace.
     let path = "/proc/thread-self/net/snmp";
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));

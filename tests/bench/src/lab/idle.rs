@@ -1,4 +1,4 @@
-//! Waiting until nobody else uses the machine.
+//! Waits until no other process uses the machine.
 
 use std::{
     fs, thread,
@@ -7,16 +7,16 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// How long to look at the CPUs.
+/// How long the CPUs are watched.
 const WINDOW: Duration = Duration::from_millis(40);
-/// Share of a window that all CPUs together must be idle.
+/// The part of the window in which all CPUs together must be idle.
 const IDLE: f64 = 0.9;
 
-/// Waits until the machine is idle, or `patience` is at its end; whether it is idle.
+/// Waits until the machine is idle, at most for `patience`. Returns whether it is idle.
 ///
 /// # Errors
 ///
-/// If the kernel does not tell.
+/// If the kernel's statistics cannot be read.
 pub fn wait(patience: Duration) -> Result<bool> {
     let since = Instant::now();
     let mut before = ticks()?;
@@ -47,7 +47,7 @@ fn ticks() -> Result<Ticks> {
     let fields = line.strip_prefix("cpu ").context("no cpu in /proc/stat")?;
     let fields = fields.split_whitespace().map(str::parse::<u64>);
     let fields: Vec<u64> = fields.collect::<Result<_, _>>()?;
-    // user nice system idle iowait irq softirq steal; guests' time is part of user's.
+    // user nice system idle iowait irq softirq steal; guests' time is included in user.
     Ok(Ticks {
         idle: fields.iter().skip(3).take(2).sum(),
         all: fields.iter().take(8).sum(),

@@ -1,5 +1,5 @@
 //! Connections and throughput between network namespaces: through node-lb, through nftables rules
-//! of kube-proxy's shape, and routed with neither, side by side.
+//! like kube-proxy's, and only routed, side by side.
 
 mod connections;
 mod conntrack;
@@ -24,14 +24,14 @@ use crate::{
 /// The CPUs of a sample.
 #[derive(Clone, Copy, Debug)]
 struct Cpus {
-    /// Of the client and, since each hop's work is done where its packet came from, the way to the
-    /// pod.
+    /// CPU of the client. It also does the work for all hops up to the pod, because a hop's work is
+    /// done on the CPU from which the packet came.
     client: usize,
-    /// Of the process in the pod.
+    /// CPU of the process in the pod.
     server: usize,
 }
 
-/// How much a sample is.
+/// The size of a sample.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     connections: u16,
@@ -51,11 +51,11 @@ const QUICK: Extent = Extent {
     patience: Duration::from_millis(100),
 };
 
-/// Builds a lab for each way and number of services, and measures them in rotation.
+/// Builds a lab for each kind of proxy and number of services, and measures them in rotation.
 ///
 /// # Errors
 ///
-/// Without root, or if a lab cannot be built or a sample is not as it should be.
+/// Without root, or if a lab cannot be built or a sample is wrong.
 pub fn run(options: &Options) -> Result<Findings> {
     let extent = if options.quick { QUICK } else { FULL };
     let cpus = Cpus {
@@ -67,7 +67,7 @@ pub fn run(options: &Options) -> Result<Findings> {
     let mut random = Random::new(1);
     let rounds = options.rounds(Part::Lab);
     for round in 1..=rounds {
-        // Each has each place in the order.
+        // So each of them has each place in the order.
         clusters.rotate_left(1);
         for kind in Kind::ALL {
             for cluster in &mut clusters {
@@ -76,7 +76,8 @@ pub fn run(options: &Options) -> Result<Findings> {
                     kind.sample(cluster, extent, cpus, &mut random)
                         .with_context(|| describe(cluster))
                 };
-                // A machine's speed changes within seconds: what is compared follows at once.
+                // The speed of a machine changes within seconds, so what is compared is measured
+                // right after.
                 let routed = take(&mut routing)?;
                 let sample = take(cluster)?;
                 report.add(cluster, &sample, &routed);
@@ -94,7 +95,7 @@ pub fn run(options: &Options) -> Result<Findings> {
     Ok(report.findings())
 }
 
-/// A cluster that only routes, and those to compare with it.
+/// A cluster that only routes, and the clusters to compare with it.
 fn build(services: &[u32], xdp_mode: XdpMode) -> Result<(Cluster, Vec<Cluster>)> {
     let build = |(proxy, services): (Proxy, u32)| {
         eprintln!("lab: {} for {services} services", proxy.name());

@@ -1,4 +1,4 @@
-//! Samples from the lab, and what is told of them.
+//! The samples from the lab, and the report about them.
 
 use std::collections::BTreeMap;
 
@@ -66,34 +66,33 @@ impl Metric {
     }
 }
 
-/// What stands in the middle, and how many services there are. Their number makes no difference to
-/// plain routing: it is 0 there.
+/// A proxy and its number of services. The number does not matter for plain routing, where it is 0.
 type Subject = (Proxy, u32);
 
 const ROUTING: Subject = (Proxy::Routing, 0);
 
-/// What was measured together.
+/// Values that were measured together.
 pub type Sample = Vec<(Metric, f64)>;
 
 /// All samples of a run.
 pub struct LabReport {
     cpus: Cpus,
-    /// How XDP is attached where node-lb stands.
+    /// How XDP is attached for node-lb.
     xdp_mode: &'static str,
     subjects: Vec<Subject>,
     samples: BTreeMap<(Metric, Subject), Vec<f64>>,
-    /// Multiples of plain routing right before.
+    /// Ratios to plain routing, measured right before.
     ratios: BTreeMap<(Metric, Subject), Vec<f64>>,
     idle: u32,
     busy: u32,
 }
 
 impl LabReport {
-    /// No samples yet.
+    /// A report without samples.
     ///
     /// # Errors
     ///
-    /// If an agent does not say how it is attached.
+    /// If an agent does not report how it is attached.
     pub fn new(clusters: &[Cluster], cpus: Cpus) -> Result<Self> {
         let balanced = clusters.iter().find_map(Cluster::balanced);
         let subjects = clusters.iter().map(|of| (of.proxy, of.services));
@@ -110,7 +109,7 @@ impl LabReport {
         })
     }
 
-    /// Notes whether the machine was idle before a sample.
+    /// Counts whether the machine was idle before a sample.
     pub fn count_idle(&mut self, idle: bool) {
         match idle {
             true => self.idle += 1,
@@ -139,7 +138,7 @@ impl LabReport {
         }
     }
 
-    /// What there is to tell.
+    /// The results, for tables and plots.
     pub fn findings(&self) -> Findings {
         let Cpus { client, server } = self.cpus;
         Findings {
@@ -222,7 +221,7 @@ impl LabReport {
         all.map(figure).collect()
     }
 
-    /// Latency by services.
+    /// A plot of latency by number of services.
     fn latencies(&self) -> Plot {
         let median = |metric, subject| Some(self.figures(metric, subject)?.median);
         let line = |(metric, proxy): (Metric, Proxy)| {

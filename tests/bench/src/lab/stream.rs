@@ -1,4 +1,4 @@
-//! One TCP connection: how much goes through it.
+//! One TCP connection: its throughput.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,14 +21,14 @@ use crate::{
 
 /// Bytes per system call.
 const CHUNK: usize = 128 << 10;
-/// How long a connection may stand still.
+/// How long a connection may make no progress.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sends for a while; bits per second that the pod has read.
+/// Sends for a while. Returns the bits per second that the pod has read.
 ///
 /// # Errors
 ///
-/// If the connection fails, stands still, or loses something.
+/// If the connection fails, stops, or loses data.
 pub fn sample(cluster: &Cluster, duration: Duration, cpus: Cpus) -> Result<f64> {
     let target = cluster.target(0, 0);
     let listener = cluster.server().netns().run(listen)??;
@@ -66,7 +66,7 @@ fn listen() -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Reads one connection to its end: bytes, and the time from the first to the last.
+/// Reads one connection to its end. Returns the bytes, and the time from the first to the last.
 fn read_all(listener: &TcpListener, cpu: usize) -> Result<(u64, Duration)> {
     pin(cpu)?;
     let (mut stream, _) = listener.accept().context("the pod got no connection")?;

@@ -1,4 +1,4 @@
-//! The cases, by their stable names.
+//! The cases, with their stable names.
 
 use lb_common::parse::{TCP, UDP};
 
@@ -13,7 +13,7 @@ const M1: u32 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub name: &'static str,
-    /// Flows that exist and are hit at random, or exist already when others are opened.
+    /// Flows that exist and are hit at random, or that exist already when others are opened.
     pub flows: u32,
     /// Packets per sample.
     pub repeat: u32,
@@ -23,17 +23,17 @@ pub struct Case {
 /// What every packet of a case does.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// Something simple to compare with: one of the harness's programs.
+    /// A simple program of the harness, for comparison.
     Floor(&'static str),
     /// Finds its flow.
     Established(Service, Direction),
-    /// Opens a flow never seen before, of a service whose clients complete their handshakes.
+    /// Opens a new flow, of a service with clients that complete their handshakes.
     New(Service),
-    /// The same with none of them completed: each flow ends the oldest of the service's budget.
+    /// The same without completed handshakes: each flow ends the oldest of the service's budget.
     Flood(Service),
-    /// Is no service traffic.
+    /// Is not service traffic.
     Pass,
-    /// Is refused, and answered so.
+    /// Is refused by an answer.
     Reject,
 }
 
@@ -52,7 +52,7 @@ pub enum IpFamily {
     V6,
 }
 
-/// Which way packets go.
+/// The direction of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     ToEndpoint,
@@ -81,7 +81,7 @@ const LOCAL6: Service = Service {
     ..TCP6
 };
 
-/// All cases, in the order that they are run in. Those that share flows follow each other.
+/// All cases, in their order. Cases that share flows follow each other.
 pub const CASES: &[Case] = &[
     floor("empty", ONE, 5_000_000, "empty"),
     floor("ktime", ONE, 2_000_000, "ktime"),

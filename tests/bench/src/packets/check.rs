@@ -1,11 +1,11 @@
-//! What every sample must show besides its time.
+//! What every sample must show, besides its time.
 
 use anyhow::{Result, ensure};
 use lb_common::verdict::Reason;
 
 use super::harness::Run;
 
-/// The last packet's verdict.
+/// Checks the last packet's verdict.
 pub fn action(run: &Run, expected: u32) -> Result<()> {
     ensure!(
         run.action == expected,
@@ -15,7 +15,7 @@ pub fn action(run: &Run, expected: u32) -> Result<()> {
     Ok(())
 }
 
-/// The last packet, every byte of it.
+/// Checks the last packet, byte by byte.
 pub fn frame(run: &Run, expected: &[u8]) -> Result<()> {
     ensure!(
         run.frame == expected,
@@ -25,7 +25,7 @@ pub fn frame(run: &Run, expected: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What was counted, exactly.
+/// Checks that exactly these reasons were counted.
 pub fn counts(counted: &[(Reason, u64)], expected: &[(Reason, u32)]) -> Result<()> {
     let expected: Vec<(Reason, u64)> = expected
         .iter()
@@ -36,8 +36,8 @@ pub fn counts(counted: &[(Reason, u64)], expected: &[(Reason, u32)]) -> Result<(
     Ok(())
 }
 
-/// That each of `packets` opened a flow, or was refused for want of room, and at least a `share` of
-/// them did: how many.
+/// Checks that each of `packets` opened a flow or was refused for lack of room, and that at least
+/// the part `share` opened one. Returns how many did.
 pub fn opened(counted: &[(Reason, u64)], packets: u32, share: f64) -> Result<u64> {
     let of = |wanted: &[Reason]| -> u64 {
         let counts = counted.iter().filter(|(reason, _)| wanted.contains(reason));

@@ -33,10 +33,10 @@ const PROGRAM: &str = "xdp_ingress";
 pub const ENDPOINTS: u32 = 100;
 /// Slots per flow table: a million flows, which are two million records, fill half of them.
 const SLOTS: u32 = 1 << 22;
-/// Half-open flows that a service may have, as the agent sets it.
+/// Half-open flows that a service may have, as set by the agent.
 pub const HALF_OPEN: u32 = 1 << 14;
-/// What a service's count of half-open flows starts at when its clients complete their handshakes:
-/// so far below zero that no sample brings it to where the budget begins.
+/// The initial count of a service's half-open flows if its clients complete their handshakes: so
+/// far below zero that no sample reaches the start of the budget.
 const NONE_HALF_OPEN: u32 = i32::MIN.cast_unsigned();
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
@@ -135,8 +135,8 @@ impl<A: Family> FlowTable<A> {
         })
     }
 
-    /// Removes all flows. No program may be running. Flows to come have a budget of half-open ones,
-    /// or count as if every handshake was completed.
+    /// Removes all flows, while no program runs. New flows have a budget of half-open ones, or
+    /// count as if every handshake was completed.
     pub fn clear(&self, has_budget: bool) {
         for index in 0..self.records.len() {
             if self.tag(index) != tag::CLEAN {
@@ -151,7 +151,7 @@ impl<A: Family> FlowTable<A> {
         }
     }
 
-    /// Number of live records, which is twice that of flows.
+    /// The number of live records, which is twice the number of flows.
     pub fn live(&self) -> usize {
         let tags = (0..self.records.len()).map(|index| self.tag(index));
         tags.filter(|seen| tag::in_use(*seen)).count()
@@ -170,7 +170,7 @@ impl<A: Family> FlowTable<A> {
 
 impl<A: Family> Plain for FlowTable<A> {}
 
-// SAFETY: the mapping starts on a page and lives as long as `self`; records are as large as `Flow`.
+// SAFETY: the mapping starts at a page, lives as long as `self`, and consists of whole `Flow`s.
 unsafe impl<A: Family> Slots<A> for FlowTable<A> {
     fn mask(&self) -> u32 {
         self.records.len() - 1
@@ -189,7 +189,7 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
         0
     }
 
-    /// Nothing ends by itself.
+    /// Without timeouts nothing ends by itself.
     fn timeouts(&self) -> Option<&Timeouts> {
         None
     }
@@ -208,7 +208,7 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
     let mut devices: HashMap<_, u32, Device> = HashMap::try_from(take(ebpf, "DEVICES")?)?;
     let [a, b, c, d, e, f, ..] = harness::ETHERNET;
     let device = Device {
-        // As agents write them, so that the checks cost here what they cost there.
+        // As agents write them, so that the checks cost the same here.
         flags: device_flag::XDP_TARGET | device_flag::NO_OWN_SOURCES,
         address: Device::address_of([a, b, c, d, e, f]),
     };
@@ -325,7 +325,7 @@ where
     Ok(map.insert(key, frontend, 0)?)
 }
 
-/// An array map, to keep.
+/// An array map of the object.
 fn array(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
     match take(ebpf, name)? {
         Map::Array(map) => Ok(map),

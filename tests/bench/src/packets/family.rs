@@ -1,4 +1,4 @@
-//! What differs between the families in the benchmark.
+//! The differences between the families in the benchmark.
 
 use aya::Pod;
 use lb_common::addr::{Address, Ip4, Ip6};
@@ -20,7 +20,7 @@ pub trait Family: Address + Default + std::fmt::Debug {
     /// The empty record.
     const FREE: Self::Record;
 
-    /// Reads what the harness rewrites from a frame.
+    /// What the harness rewrites in a frame.
     fn network(frame: &[u8]) -> Self::Network;
 }
 

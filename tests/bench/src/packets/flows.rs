@@ -1,5 +1,4 @@
-//! Flows in node-lb's table, put there by its own program from packets, and the cases that use
-//! them.
+//! Flows in node-lb's table, which its own program opens for packets; and the cases that use them.
 
 use anyhow::{Context, Result, ensure};
 use lb_common::{
@@ -20,10 +19,10 @@ use super::{
     traffic::{self, Destination, Kind, NODE, TARGET_PORT, address_of, client},
 };
 
-/// Share of first packets that must open a flow: the table may refuse a few when it is half full,
-/// and so may source NAT.
+/// The part of first packets that must open a flow. The table may refuse a few when it is half
+/// full, and so may source NAT.
 const OPENED: f64 = 0.98;
-/// Packets before a sample of flows being opened.
+/// Packets before a sample of opened flows.
 const WARM_UP: u32 = 10_000;
 
 /// The flows of a family.
@@ -33,18 +32,18 @@ pub struct Flows<A: Family> {
     crowd: Option<Crowd<A>>,
 }
 
-/// Flows that exist and nothing else does.
+/// A set of flows that are the only ones in the table.
 struct Crowd<A> {
     service: Service,
     asked: u32,
-    /// Clients' packets, as they arrive.
+    /// Packets of clients as they arrive.
     requests: Vec<Tuple<A>>,
-    /// Endpoints' packets of the same flows.
+    /// Packets of endpoints, for the same flows.
     answers: Vec<Tuple<A>>,
 }
 
 impl<A: Family> Flows<A> {
-    /// No flows yet.
+    /// Starts without flows.
     ///
     /// # Errors
     ///
@@ -73,7 +72,7 @@ impl<A: Family> Flows<A> {
         };
         let length = match case.flows {
             1 => 1,
-            // Little enough to stay in a cache beside the flows.
+            // Few enough to stay in a cache beside the flows.
             2..=1024 => 1 << 12,
             _ => TRACE,
         };
@@ -104,7 +103,7 @@ impl<A: Family> Flows<A> {
 
     /// A sample of packets that open flows.
     pub fn opening(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
-        // What the sample before opened must go.
+        // The flows that the previous sample opened must go.
         self.crowd = None;
         self.gather(rig, service, case.flows)?;
         self.crowd = None;
@@ -114,8 +113,8 @@ impl<A: Family> Flows<A> {
         Ok(sample)
     }
 
-    /// A sample of packets that open flows which nobody completes, more than their service may
-    /// have.
+    /// A sample of packets that open flows without completed handshakes, more than their service
+    /// may have.
     pub fn flooded(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
         self.crowd = None;
         self.table.clear(true);
@@ -124,7 +123,7 @@ impl<A: Family> Flows<A> {
         Ok(sample)
     }
 
-    /// Opens flows beside those that exist; how many in all.
+    /// Opens flows in addition to the present ones. Returns how many there are.
     fn open(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<(Sample, u64)> {
         let kind = Kind::first::<A>(service.protocol);
         let numbers = case.flows..case.flows + WARM_UP + case.repeat;
@@ -160,8 +159,8 @@ impl<A: Family> Flows<A> {
         Ok(())
     }
 
-    /// Makes sure that `asked` flows to a service exist and no others, and that their next hops are
-    /// known in both directions.
+    /// Makes sure that exactly `asked` flows to a service exist, and that their next hops are known
+    /// in both directions.
     fn gather(&mut self, rig: &mut Rig, service: Service, asked: u32) -> Result<()> {
         let wanted = |crowd: &Crowd<A>| crowd.service == service && crowd.asked == asked;
         if self.crowd.as_ref().is_some_and(wanted) {
@@ -176,7 +175,7 @@ impl<A: Family> Flows<A> {
         Ok(())
     }
 
-    /// Opens flows and brings them to where both sides have answered.
+    /// Opens flows, and sends packets until both sides have answered.
     fn shake_hands(
         &mut self,
         rig: &mut Rig,
@@ -227,7 +226,7 @@ impl<A: Family> Flows<A> {
         })
     }
 
-    /// Sends one packet of each tuple; what was counted.
+    /// Sends one packet of each tuple. Returns what was counted.
     fn send(
         &mut self,
         rig: &mut Rig,
@@ -248,7 +247,7 @@ fn checksum_at<A: Family>(kind: Kind) -> usize {
     lb_common::parse::ETHERNET + A::HEADER + checksum_offset(kind.protocol)
 }
 
-/// A flow's packets as they leave.
+/// The tuple of a flow's packets after translation.
 fn translated<A: Family>(flow: &Flow<A>) -> Tuple<A> {
     Tuple {
         source: flow.rewrite.source,
@@ -260,7 +259,7 @@ fn translated<A: Family>(flow: &Flow<A>) -> Tuple<A> {
     }
 }
 
-/// Whether a flow goes where its service says.
+/// Checks that a flow goes where its service says.
 fn check_translation<A: Family>(
     service: Service,
     request: &Tuple<A>,

@@ -1,4 +1,4 @@
-//! The harness in the kernel, and test runs: how long a program takes per packet.
+//! The harness in the kernel, and test runs that measure a program's time per packet.
 
 use std::{borrow::BorrowMut, time::Duration};
 
@@ -38,7 +38,7 @@ pub struct Harness {
 /// The packets of a run, as the harness writes them.
 pub struct Trace<A: Family> {
     steps: MappedArray<Step<A::Network>>,
-    /// The first packet, whose other bytes are those of all.
+    /// The first packet. Bytes that the harness does not write are the same in all packets.
     first: Vec<u8>,
     length: u32,
     next: u32,
@@ -108,20 +108,20 @@ impl Harness {
         })
     }
 
-    /// Puts a program of another object behind the harness.
+    /// Makes the harness call a program of another object.
     pub fn aim(&mut self, program: &Xdp) -> Result<()> {
         let set = self.target.set(0, program.fd()?, 0);
         set.context("the harness cannot call the program: are both for frames in fragments?")
     }
 
-    /// Puts one of the harness's own programs behind it.
+    /// Makes the harness call one of its own programs.
     pub fn aim_at_own(&mut self, name: &str) -> Result<()> {
         let program = xdp(&self.ebpf, name)?;
         Ok(self.target.set(0, program.fd()?, 0)?)
     }
 
-    /// Sends `repeat` packets of a trace through a harness program and what is behind it, going on
-    /// where the last run ended.
+    /// Sends `repeat` packets of a trace through a harness program and the program behind it.
+    /// Continues where the last run ended.
     pub fn follow<A: Family>(
         &mut self,
         trace: &mut Trace<A>,
@@ -138,7 +138,7 @@ impl Harness {
         run(self.program(A::HARNESS)?, repeat, ifindex, &trace.first)
     }
 
-    /// Runs a program that needs nothing.
+    /// Runs a program that needs no trace.
     pub fn run(&self, name: &str, repeat: u32, ifindex: u32) -> Result<Run> {
         run(self.program(name)?, repeat, ifindex, &[0; 64])
     }
@@ -156,8 +156,8 @@ impl Harness {
 }
 
 impl<A: Family> Trace<A> {
-    /// Replaces the trace by frames, at least one, that differ only where the harness writes.
-    /// Unless their number is a power of two, no more than that many packets can be sent before
+    /// Replaces the trace with frames, at least one, that differ only where the harness writes. If
+    /// their number is not a power of two, at most that many packets can be sent before
     /// [`Self::rewind`].
     pub fn set(&mut self, frames: impl ExactSizeIterator<Item = Vec<u8>>, checksum_offset: usize) {
         let length = u32::try_from(frames.len()).expect("traces are short");
@@ -178,12 +178,12 @@ impl<A: Family> Trace<A> {
         }
     }
 
-    /// Packets before the trace starts again.
+    /// The number of packets until the trace starts again.
     pub fn len(&self) -> u32 {
         self.length
     }
 
-    /// Starts again.
+    /// Starts the trace again.
     pub fn rewind(&mut self) {
         self.next = 0;
     }
@@ -194,8 +194,8 @@ impl<A: Family> Trace<A> {
     }
 }
 
-/// Runs a program on a frame `repeat` times. An interface index other than 0 is that of the device
-/// it arrives on.
+/// Runs a program on a frame `repeat` times. An interface index other than 0 names the device on
+/// which the frame arrives.
 pub fn run(program: &Xdp, repeat: u32, ifindex: u32, frame: &[u8]) -> Result<Run> {
     // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
     let context = [0, frame.len() as u32, 0, ifindex, 0, 0].map(u32::to_ne_bytes);
@@ -207,7 +207,7 @@ pub fn run(program: &Xdp, repeat: u32, ifindex: u32, frame: &[u8]) -> Result<Run
         repeat,
         ..TestRunOptions::new()
     };
-    // The thread's own time: what other threads take does not count.
+    // The thread's own time, so that other threads do not count.
     let before = cpu_time()?;
     let result = program.test_run(options).context("BPF_PROG_TEST_RUN")?;
     let took = cpu_time()? - before;
@@ -227,7 +227,7 @@ pub fn xdp<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
         .try_into()?)
 }
 
-/// A map of an object, to keep.
+/// Takes a map out of an object.
 pub fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
     ebpf.take_map(name)
         .with_context(|| format!("no map {name}"))

@@ -1,4 +1,4 @@
-//! What a packet costs, by test runs (`BPF_PROG_TEST_RUN`) of node-lb's program.
+//! The cost of a packet, measured by test runs (`BPF_PROG_TEST_RUN`) of node-lb's program.
 
 pub mod cases;
 
@@ -39,16 +39,16 @@ pub fn list() {
     CASES.iter().for_each(|case| println!("{}", case.name));
 }
 
-/// Measures the cases wanted, one after the other and around again.
+/// Measures the wanted cases in rotation.
 ///
 /// # Errors
 ///
-/// Without root, if the kernel refuses something, or if a sample is not as it should be.
+/// Without root, if the kernel refuses something, or if a sample is wrong.
 pub fn run(options: &Options) -> Result<Findings> {
     alone(|| measure(options))
 }
 
-/// Answers each line of the input with one sample of the case it names, in nanoseconds.
+/// Answers each line of the input, the name of a case, with one sample in nanoseconds.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ pub fn serve(options: &Options) -> Result<()> {
 }
 
 fn measure(options: &Options) -> Result<Findings> {
-    // The peer chooses its CPU itself.
+    // The peer chooses its own CPU.
     let mut peer = match &options.peer {
         Some(command) => Some(Peer::start(command, options.peer_cases.clone())?),
         None => None,
@@ -98,7 +98,7 @@ fn measure(options: &Options) -> Result<Findings> {
     Ok(packets.findings())
 }
 
-/// Runs work on a thread that keeps its CPU and its network namespace to itself.
+/// Runs work on a thread with a CPU and a network namespace of its own.
 fn alone<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(work);

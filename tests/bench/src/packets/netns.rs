@@ -1,5 +1,5 @@
-//! A network namespace of the benchmark's own: one device, and routes with known neighbours for the
-//! next hops of flows.
+//! A network namespace of the benchmark: one device, and routes with known neighbours as next hops
+//! of flows.
 
 use std::{
     fs,
@@ -17,13 +17,13 @@ use nix::{
 
 use super::traffic::{CLIENTS, ENDPOINTS, NODE};
 
-/// The device that packets arrive on and leave by.
+/// The device on which packets arrive and leave.
 const DEVICE: &str = "bench0";
 const DEVICE_MAC: [u8; 6] = [2, 0, 0, 0, 0x10, 0];
 const CLIENT_SIDE_MAC: [u8; 6] = [2, 0, 0, 0, 0x10, 1];
 const ENDPOINT_SIDE_MAC: [u8; 6] = [2, 0, 0, 0, 0x10, 2];
 
-/// Where packets go.
+/// The device and the next hops of packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Network {
     /// Interface index of the device.
@@ -35,7 +35,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Moves this thread into a new namespace, which ends with it, and sets that up.
+    /// Moves this thread into a new namespace, which ends with the thread, and configures it.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Network {
     pub fn enter() -> Result<Self> {
         unshare(CloneFlags::CLONE_NEWNET)
             .context("cannot make a network namespace (the benchmark needs root)")?;
-        // The next hops of forwarded packets are only told to a node that forwards.
+        // Only a node that forwards gets the next hops of forwarded packets.
         for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             let path = format!("/proc/sys/net/{setting}");
             fs::write(&path, "1").with_context(|| format!("cannot write {path}"))?;

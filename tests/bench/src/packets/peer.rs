@@ -1,4 +1,4 @@
-//! Another program that measures, alternated with: case names in, nanoseconds out.
+//! Another program that measures in turn: it reads names of cases and writes nanoseconds.
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// A program that speaks the protocol of `bench --serve`. It ends when its input does.
+/// A program that speaks the protocol of `bench --serve`. It ends when its input ends.
 pub struct Peer {
     child: Child,
     input: Option<ChildStdin>,
@@ -19,7 +19,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts a command, given to the shell.
+    /// Starts a shell command.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// If the peer ends or answers something else.
+    /// If the peer ends, or answers anything else.
     pub fn sample(&mut self, case: &'static str) -> Result<Option<f64>> {
         if self.unknown.contains(case) {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.input = None;
-        // Its status does not matter any more.
+        // Its status no longer matters.
         let _ = self.child.wait();
     }
 }

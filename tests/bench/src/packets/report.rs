@@ -1,4 +1,4 @@
-//! Samples of the cases, and what is told of them.
+//! The samples of the cases, and the report about them.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::{
     table::Table,
 };
 
-/// The cases that others are given as multiples of.
+/// The cases to which others are compared.
 const FLOORS: [&str; 3] = ["empty", "hash-hot", "hash-1m"];
 
-/// Plots and the first parts of the names of their cases, each a line.
+/// Plots, with the beginnings of the names of their cases, one line each.
 const PLOTS: [(&str, &str, &[&str]); 2] = [
     (
         "flows-tcp.svg",
@@ -56,19 +56,19 @@ struct JsonCase {
     ns: Figures,
     rounds: usize,
     repeat: u32,
-    /// Multiples of the floors' medians.
+    /// Ratios to the floors' medians.
     times: BTreeMap<&'static str, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     opened: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_ns: Option<Figures>,
-    /// Ours divided by the peer's.
+    /// The ratio to the peer's.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
 }
 
 impl Packets {
-    /// No samples yet.
+    /// A report without samples.
     pub fn new(cases: &[&Case], cpu: usize) -> Self {
         let row = |case: &&Case| Row {
             case: **case,
@@ -100,12 +100,12 @@ impl Packets {
         }
     }
 
-    /// Notes what was subtracted.
+    /// Records the overhead that was subtracted.
     pub fn set_overheads(&mut self, overheads: impl Iterator<Item = (String, f64)>) {
         self.overheads = overheads.collect();
     }
 
-    /// What there is to tell.
+    /// The results, for tables and plots.
     pub fn findings(&self) -> Findings {
         let cases: Vec<_> = self.rows.iter().filter_map(|row| self.json(row)).collect();
         Findings {
@@ -196,7 +196,8 @@ impl Packets {
         Some(Figures::of(&row.ns)?.median)
     }
 
-    /// Cost by flows: ours, and the peer's if it has them, with the hash lookups as levels.
+    /// A plot of cost by flows: node-lb's, and the peer's if it has them, with the hash lookups as
+    /// levels.
     fn plot(&self, (file, title, names): (&'static str, &'static str, &[&str])) -> Plot {
         let mut lines = Vec::new();
         for name in names {

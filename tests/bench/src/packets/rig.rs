@@ -1,4 +1,4 @@
-//! The measuring rig: programs around a packet, what they cost by themselves, what they counted.
+//! The measuring rig: the programs around a packet, their own cost, and what they count.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ use super::{
 };
 use crate::statistics::{Random, median};
 
-/// Samples of what the harness costs, and packets of each.
+/// Samples of the harness's own cost, and packets of each.
 const OVERHEAD_SAMPLES: usize = 9;
 const OVERHEAD_REPEAT: u32 = 2_000_000;
-/// The harness that is not a family's.
+/// The harness that belongs to no family.
 const ANSWER_HARNESS: &str = "harness_answer";
 
-/// Harness and node-lb in the kernel, in a network of their own.
+/// Harness and node-lb in the kernel, in their own network namespace.
 pub struct Rig {
     pub network: Network,
     pub harness: Harness,
@@ -61,7 +61,8 @@ impl Rig {
         self.overheads.iter().map(named)
     }
 
-    /// Sends the next `repeat` packets of a trace through node-lb; what it counted meanwhile.
+    /// Sends the next `repeat` packets of a trace through node-lb. Returns what it counted
+    /// meanwhile.
     pub fn follow<A: Family>(
         &mut self,
         trace: &mut Trace<A>,
@@ -73,7 +74,7 @@ impl Rig {
         Ok((run, self.datapath.counters()?.since(&before)))
     }
 
-    /// What the harness of a family takes per packet with the present trace.
+    /// The cost of a family's harness per packet, with the present trace.
     pub fn overhead<A: Family>(&mut self, trace: &mut Trace<A>) -> Result<f64> {
         let order = if trace.len() == TRACE {
             "long"
@@ -97,7 +98,7 @@ impl Rig {
         Ok(overhead)
     }
 
-    /// A floor: a program of the harness by itself.
+    /// A floor: a program of the harness on its own.
     pub fn floor(&mut self, program: &str, case: &Case) -> Result<Sample> {
         let seed = self.random.next();
         self.harness
@@ -109,7 +110,7 @@ impl Rig {
         Ok(Sample::new(run.ns))
     }
 
-    /// Packets to no service. Without harness, since they are left as they are.
+    /// Packets to no service. Without a harness, because they are not changed.
     pub fn pass(&mut self, case: &Case) -> Result<Sample> {
         let tuple = client::<Ip4>(0, TCP, Destination::Stranger);
         let frame = traffic::arriving(&tuple, Kind::later::<Ip4>(TCP));
@@ -131,7 +132,7 @@ impl Rig {
             protocol: TCP,
             flags: tcp_flag::SYN,
             numbers: (0, 0),
-            // What the answer quotes and no more, so that nothing has to be cut off.
+            // Exactly what the answer quotes, so that nothing has to be cut off.
             length: ETHERNET + Ip4::HEADER + 20,
         };
         let tuple = client::<Ip4>(0, TCP, Destination::Empty);
@@ -150,8 +151,8 @@ impl Rig {
         Ok(Sample::new(run.ns - overhead))
     }
 
-    /// Harness and stand-in, less the empty program and the one `adjust_head` that the stand-in
-    /// makes itself.
+    /// The cost of harness and stand-in, without that of the empty program and of one
+    /// `adjust_head`, which the stand-in makes itself.
     fn answer_overhead(&mut self, frame: &[u8]) -> Result<f64> {
         let key = (ANSWER_HARNESS, "same");
         if let Some(known) = self.overheads.get(&key) {

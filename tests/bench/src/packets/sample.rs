@@ -9,17 +9,17 @@ use super::{
     rig::Rig,
 };
 
-/// What a sample found.
+/// The result of a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// CPU time per packet in nanoseconds, without the harness.
     pub ns: f64,
-    /// Share of packets that opened a flow, where all should.
+    /// The part of packets that opened a flow, if all should.
     pub opened: Option<f64>,
 }
 
 impl Sample {
-    /// A sample with nothing but its time.
+    /// A sample that consists of its time only.
     pub fn new(ns: f64) -> Self {
         Self { ns, opened: None }
     }
@@ -51,7 +51,7 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// If anything but the time is not as it should be.
+    /// If anything but the time is wrong.
     pub fn take(&mut self, case: &Case) -> Result<Sample> {
         let Self {
             rig,
@@ -78,7 +78,7 @@ impl Sampler {
         sample.with_context(|| format!("case {}", case.name))
     }
 
-    /// What the harness took and was subtracted: names and nanoseconds per packet.
+    /// The harness's cost that was subtracted: names and nanoseconds per packet.
     pub fn overheads(&self) -> impl Iterator<Item = (String, f64)> {
         self.rig.overheads()
     }

@@ -1,4 +1,4 @@
-//! Who talks to whom in the benchmark, and the frames they send.
+//! The addresses in the benchmark, and the frames that are sent.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -28,16 +28,16 @@ const TTL: u8 = 64;
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
 
-/// What packets are for.
+/// The destinations of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// A service with endpoints on other nodes: DNAT and SNAT, sent on from the hook.
     Remote,
-    /// One with endpoints on this node that keeps the client's address: DNAT, to the stack.
+    /// A service with endpoints on this node that keeps the client's address: DNAT, to the stack.
     Local,
-    /// One without endpoints.
+    /// A service without endpoints.
     Empty,
-    /// No service.
+    /// An address that no service has.
     Stranger,
 }
 
@@ -63,7 +63,7 @@ pub struct Kind {
     pub protocol: u8,
     /// TCP flags; without meaning for UDP.
     pub flags: u8,
-    /// Sequence number, and what is acknowledged.
+    /// The sequence number and the acknowledgement.
     pub numbers: (u8, u8),
     /// Length of the frame in bytes.
     pub length: usize,
@@ -162,7 +162,8 @@ pub fn forwarded<A: Address>(ethernet: Ethernet, tuple: &Tuple<A>, kind: Kind) -
     frame(ethernet, TTL - 1, tuple, kind)
 }
 
-/// The answer to an IPv4 frame whose port nobody listens at (RFC 792), from where the frame went.
+/// The answer to an IPv4 frame to a port without a listener (RFC 792), from the frame's
+/// destination.
 pub fn port_unreachable(frame: &[u8]) -> Vec<u8> {
     let (ethernet, padded) = frame.split_at(ETHERNET);
     let length = u16::from_be_bytes([padded[2], padded[3]]);
@@ -191,7 +192,7 @@ fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) 
     bytes[6..12].copy_from_slice(&ethernet.from);
     bytes[12..14].copy_from_slice(&A::ETHERTYPE.to_be_bytes());
 
-    // A segment has no data: it would be the same data in every packet, which is a rare case. The
+    // A segment has no data, because it would be the same data in every packet, which is rare. The
     // rest of a short frame is padding.
     let payload = match kind.protocol {
         TCP => TCP_HEADER,

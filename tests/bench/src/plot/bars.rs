@@ -1,4 +1,4 @@
-//! Panels of bars: a figure each, with whoever is compared side by side.
+//! Panels of bars: one figure each, with the compared proxies side by side.
 
 use std::{error::Error, path::Path};
 
@@ -24,7 +24,7 @@ pub struct Bars {
     /// Name of its file.
     pub file: &'static str,
     pub title: &'static str,
-    /// Whose bars they are, in the order of each group.
+    /// Names of the bars, in the order of each group.
     pub names: Vec<&'static str>,
     pub panels: Vec<Panel>,
 }
@@ -66,7 +66,7 @@ impl Bars {
         Ok(())
     }
 
-    /// The title, and below it whose colour is which.
+    /// The title, and below it the meaning of the colours.
     fn draw_header(&self, area: &Area) -> Result<(), Box<dyn Error>> {
         area.draw(&Text::new(self.title, (16, 12), (FONT, 20)))?;
         for (index, name) in self.names.iter().enumerate() {
@@ -83,7 +83,7 @@ impl Panel {
     fn draw(&self, area: &Area) -> Result<(), Box<dyn Error>> {
         let heights = self.groups.iter().flat_map(|group| &group.heights);
         let highest = heights.copied().fold(0.0, f64::max);
-        // With room for the numbers on the bars; a figure that is 0 everywhere has an axis, too.
+        // With room for the numbers on the bars. A figure that is 0 everywhere has an axis, too.
         let top = if highest > 0.0 { highest * 1.2 } else { 1.0 };
         let count = self.groups.len();
         let mut chart = ChartBuilder::on(area)

@@ -1,4 +1,4 @@
-//! One endpoint of a Service replaced by another.
+//! Replaces one endpoint of a Service by another.
 
 use std::{
     collections::HashMap,
@@ -27,18 +27,18 @@ use crate::{
 
 /// How long a change may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often to look whether it is there.
+/// How often to check whether the change is in force.
 const POLL: Duration = Duration::from_micros(50);
 
-/// What a change causes once packets see it is over by then.
+/// By then everything that a change causes after packets see it is over.
 const AFTERMATH: Duration = Duration::from_millis(20);
 
-/// What a change took.
+/// The cost of a change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change {
-    /// From when it was made known until packets see it.
+    /// From its announcement until packets see it.
     pub wall: Duration,
-    /// The part of that in which it was worked on: without waiting for more changes to come.
+    /// The part of that time spent on work, without waiting for more changes.
     pub work: Duration,
     pub cpu: Duration,
 }
@@ -56,7 +56,7 @@ pub struct Changes<'a> {
 struct AgentChanges<'a> {
     balanced: &'a Balanced,
     pid: u32,
-    /// Of Services, by ClusterIP.
+    /// Ids of Services, by ClusterIP.
     ids: HashMap<Ipv4Addr, u32>,
     services: MappedArray<abi::Service>,
     plans: MappedArray<Plan>,
@@ -64,7 +64,7 @@ struct AgentChanges<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// For a cluster whose Services are programmed.
+    /// For a cluster with programmed Services.
     ///
     /// # Errors
     ///
@@ -78,12 +78,12 @@ impl<'a> Changes<'a> {
         })
     }
 
-    /// Replaces an endpoint of some Service or, the next time, takes that back; waits until it is
+    /// Replaces an endpoint of some Service, or the next time, takes that back. Waits until it is
     /// done.
     ///
     /// # Errors
     ///
-    /// If it does not arrive.
+    /// If the change does not arrive.
     pub fn make(&mut self) -> Result<Change> {
         let (service, before, after) = match self.changed.take() {
             Some(service) => (
@@ -108,7 +108,7 @@ impl<'a> Changes<'a> {
     }
 }
 
-/// The transaction that kube-proxy sends, without what it takes to find out what to send.
+/// The transaction that kube-proxy sends, without the work of computing it.
 fn through_nft(cluster: &Cluster, transaction: &str) -> Result<Change> {
     let usage = nft(cluster.node(), transaction)?;
     Ok(Change {
@@ -136,7 +136,7 @@ impl<'a> AgentChanges<'a> {
         })
     }
 
-    /// From before the manifest is written until the Service has another plan.
+    /// Measures from before the manifest is written until the Service has another plan.
     fn make(&self, cluster: &Cluster, service: u32, after: &[Ipv4Addr]) -> Result<Change> {
         let address = services::cluster_ip(service);
         let id = *self
@@ -187,7 +187,7 @@ impl<'a> AgentChanges<'a> {
         Ok(Duration::from_secs_f64(agent::metric(self.balanced, name)?))
     }
 
-    /// The same since it was `before`, once the change that is in the maps has been counted.
+    /// The same since `before`, once the change in the maps has been counted.
     fn work_since(&self, before: Duration) -> Result<Duration> {
         let since = Instant::now();
         loop {

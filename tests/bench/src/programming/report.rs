@@ -1,4 +1,4 @@
-//! What programming took, and what is told of it.
+//! The costs of programming, and the report about them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     table::Table,
 };
 
-/// By what, and how many services.
+/// A number of services and a proxy.
 type Subject = (u32, Proxy);
 
 /// All samples of a run.
@@ -30,12 +30,12 @@ pub struct Programming {
 }
 
 impl Programming {
-    /// Adds what it took to program all from nothing.
+    /// Adds the cost of programming all services from nothing.
     pub fn add_load(&mut self, proxy: Proxy, services: u32, usage: Usage) {
         self.loads.entry((services, proxy)).or_default().push(usage);
     }
 
-    /// Adds what one change took.
+    /// Adds the cost of one change.
     pub fn add_change(&mut self, proxy: Proxy, services: u32, change: Change) {
         let changes = self.changes.entry((services, proxy)).or_default();
         changes.push(change);

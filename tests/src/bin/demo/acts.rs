@@ -38,7 +38,7 @@ pub fn introduce(screen: &Screen, world: &dyn World, took: Duration) -> Result<(
     Ok(())
 }
 
-/// One request by every way to the Service.
+/// Makes one request for every way to reach the Service.
 pub fn requests(screen: &mut Screen, ground: &Balanced) -> Result<()> {
     screen.act("Every way to the Service");
     let lab = &ground.lab;
@@ -95,7 +95,7 @@ pub fn requests(screen: &mut Screen, ground: &Balanced) -> Result<()> {
     Ok(())
 }
 
-/// All pods are replaced, under load by four clients.
+/// Replaces all pods, under load from four clients.
 pub fn rolling_update(screen: &mut Screen, world: &mut dyn World) -> Result<()> {
     screen.act("A rolling update under load");
     let before = names(world)?;
@@ -112,7 +112,7 @@ pub fn rolling_update(screen: &mut Screen, world: &mut dyn World) -> Result<()> 
     Ok(())
 }
 
-/// All pods of node 1 terminate; what comes to it is served all the same.
+/// Terminates all pods of node 1. Traffic to the node is still served.
 pub fn drain(screen: &mut Screen, world: &mut dyn World) -> Result<()> {
     screen.act("healthCheckNodePort while node-1 has only terminating pods");
     health(screen, world.ground(), 200)?;
@@ -141,7 +141,7 @@ pub fn drain(screen: &mut Screen, world: &mut dyn World) -> Result<()> {
     Ok(())
 }
 
-/// Both agents are killed and started again under load.
+/// Kills both agents and starts them again, under load.
 pub fn restart(screen: &mut Screen, ground: &mut Balanced) -> Result<()> {
     screen.act("kill -9 of both agents, and a second without any, under load");
     let loads = start_loads(ground)?;

@@ -52,7 +52,7 @@ impl ApiServer {
     fn apply(&mut self, screen: &Screen) -> Result<()> {
         let said = self.kubectl_quietly(&["apply", "--filename", MANIFEST])?;
         screen.command("kubectl apply -f web.yaml", &said);
-        // The part of a cloud's controller.
+        // What a cloud's controller would do.
         let ingress = LOAD_BALANCER_IPS.map(|ip| json!({ "ip": ip }));
         let status = json!({ "status": { "loadBalancer": { "ingress": ingress } } }).to_string();
         self.kubectl_quietly(&[
@@ -83,7 +83,7 @@ impl ApiServer {
         self.cluster.control_plane.kubectl(&arguments)
     }
 
-    /// Waits until as many pods as wanted are of the newest kind and ready, and there are no
+    /// Waits until as many pods as wanted are of the newest version and ready, and there are no
     /// others.
     fn wait_until_rolled_out(&mut self) -> Result<()> {
         self.cluster.until(|cluster| {

@@ -58,7 +58,7 @@ pub fn maps(screen: &mut Screen, ground: &Balanced) -> Result<()> {
     Ok(())
 }
 
-/// Prints what to type in a lab that stays.
+/// Prints commands to try in a lab that stays.
 pub fn how_to_poke(ground: &Balanced, program: &Path) {
     let id = ground.lab.id();
     let node = ground.lab.node(1);
@@ -137,7 +137,7 @@ fn bpftool(ground: &Balanced, map: &str, verb: &str, rest: &[&str]) -> Result<Va
     serde_json::from_str(&text).with_context(|| format!("bpftool's answer about {map} is no JSON"))
 }
 
-/// The part of an entry that has fields with names, beside which bpftool prints bytes.
+/// The part of an entry that has field names; bpftool also prints it as bytes.
 fn named_by_btf(entry: &Value) -> Value {
     entry["formatted"].clone()
 }

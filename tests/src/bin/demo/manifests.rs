@@ -21,7 +21,7 @@ pub struct Manifests {
 }
 
 impl Manifests {
-    /// Builds it; a lab to be kept has its servers in processes.
+    /// Builds it. If the lab is to be kept, its servers are processes.
     pub fn up(keep: bool) -> Result<Self> {
         let ground = Balanced::up(Topology::default()).context("cannot bring the lab up")?;
         let mut web = Deployment::new("web");
@@ -38,7 +38,7 @@ impl Manifests {
         })
     }
 
-    /// How many pods node-1 has; they are the oldest.
+    /// The number of pods on node-1, which are the oldest.
     fn on_node_1(&self) -> usize {
         self.web.pods().filter(|pod| pod.node == "node-1").count()
     }

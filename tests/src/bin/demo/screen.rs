@@ -50,7 +50,7 @@ impl Screen {
         }
     }
 
-    /// Says what has to be true, and if it is.
+    /// Prints what must be true, and whether it is.
     pub fn promise(&mut self, kept: bool, text: impl Display) {
         self.promises += 1;
         let mark = if kept {

@@ -1,4 +1,4 @@
-//! What the demo is shown on: a lab with the Service `default/web`, whose pods come and go by files
+//! The lab of the demo, with the Service `default/web`. Its pods are created and deleted by files
 //! or by a real control plane.
 
 use anyhow::Result;
@@ -21,22 +21,22 @@ pub trait World {
 
     fn ground_mut(&mut self) -> &mut Balanced;
 
-    /// The pods that are not about to end.
+    /// The pods that are not terminating.
     fn pods(&self) -> Result<Vec<Replica>>;
 
     /// Replaces each pod by a new one, and waits until the old ones are gone.
     fn roll(&mut self, screen: &Screen) -> Result<()>;
 
-    /// Has all pods of node-1 terminate. They serve on until [`World::replace`].
+    /// Terminates all pods of node-1. They serve on until [`World::replace`].
     fn terminate(&mut self, screen: &Screen) -> Result<()>;
 
     /// Makes new pods on node-1 and, once they are ready, lets the terminating ones end.
     fn replace(&mut self, screen: &Screen) -> Result<()>;
 
-    /// Arguments for node-lb that have it read the objects which the agents follow.
+    /// Arguments with which node-lb reads the objects that the agents follow.
     fn source(&self) -> &[String];
 
-    /// Those arguments as a reader had better see them.
+    /// These arguments in a form for readers.
     fn source_shown(&self) -> &'static str;
 
     /// Removes all of it, or leaves it up and says how to look around.

@@ -1,5 +1,5 @@
-//! The data plane again, from its rules and with nothing of its code but Maglev's hash and tables:
-//! what has to become of a packet.
+//! The data plane once more, written from its rules and without its code but Maglev's hash and
+//! tables: what must happen to a packet.
 
 mod opening;
 mod tcp;
@@ -31,34 +31,34 @@ pub type Tuple = (u8, Address, Address);
 pub struct Model {
     pub scene: Scene,
     pub services: Vec<ServiceSpec>,
-    /// Whether service traffic goes past the host's stack where it can.
+    /// Whether service traffic bypasses the host's stack where possible.
     pub bypass: bool,
     /// Number of ports for source NAT.
     pub ports: u16,
     pub flows: HashMap<Tuple, Flow>,
-    /// The flows that packets in fragments belong to.
+    /// The flows of packets that are sent in fragments.
     fragments: HashMap<FragmentsOf, Tuple>,
-    /// Where clients have been, by service under session affinity.
+    /// The endpoints that clients have used, by service with session affinity.
     visited: HashMap<(usize, IpAddr), Vec<Address>>,
 }
 
 /// One direction of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
-    /// Source and destination that its packets get.
+    /// The source and destination that its packets are given.
     pub to: (Address, Address),
     reply: bool,
-    /// Whether packets go past the host's stack.
+    /// Whether packets bypass the host's stack.
     forward: bool,
     /// The other direction.
     peer: Tuple,
-    /// Whether the connection has still to be proved; said by the client's direction.
+    /// Whether the connection has still to prove itself. The client's direction says so.
     half: bool,
     picked_up: bool,
     side: Side,
 }
 
-/// Where a packet leaves.
+/// The way by which a packet leaves.
 enum Hop {
     By {
         device: &'static str,
@@ -83,12 +83,13 @@ impl Model {
         }
     }
 
-    /// What has to become of a TCP or UDP packet, or of the first fragment of one. `chosen` tells
-    /// what was chosen for a new connection, the source and destination that its packets get.
+    /// What must happen to a TCP or UDP packet, or to the first fragment of one. For a new
+    /// connection, `chosen` returns what was chosen: the source and destination that its packets
+    /// are given.
     ///
     /// # Errors
     ///
-    /// If it should not have chosen that.
+    /// If that choice is not allowed.
     pub fn handle(
         &mut self,
         at: At,
@@ -144,8 +145,8 @@ impl Model {
         })
     }
 
-    /// What has to become of an ICMP error that quotes the answer to a packet of `tuple`, and that
-    /// would be `translated` if it is a flow's.
+    /// What must happen to an ICMP error that quotes the answer to a packet of `tuple`. If the
+    /// answer belongs to a flow, `translated` is the result of translation.
     pub fn handle_error(
         &self,
         at: At,
@@ -169,8 +170,8 @@ impl Model {
         }
     }
 
-    /// Notes that an ICMP error says of a segment that it did not reach who answers by `tuple`. It
-    /// counts if it is the SYN, and not answered yet.
+    /// Records an ICMP error: a segment did not reach the side that answers by `tuple`. It counts
+    /// if the segment is the SYN, and has not been answered.
     pub fn note_unreachable(&mut self, tuple: &Tuple, segment: &Segment) {
         let Some(flow) = self.flows.get(tuple).filter(|flow| flow.reply) else {
             return;
@@ -182,7 +183,7 @@ impl Model {
         }
     }
 
-    /// What has to become of a later fragment, known by `of`: the same as of its first.
+    /// What must happen to a later fragment, identified by `of`: the same as to the first one.
     pub fn handle_fragment(&self, at: At, device: &str, sent: &Sent, of: FragmentsOf) -> Expected {
         let packet = &sent.packet();
         let Some(tuple) = self.fragments.get(&of) else {
@@ -216,7 +217,7 @@ impl Model {
                 Expected::passes(&sent.translated(flow.to), Reason::ToClient)
             }
             Some(_) => Expected::passes(packet, Reason::NotService),
-            // Whatever else is to be done, it is done where packets come in.
+            // Everything else is done where packets arrive.
             None => match self.route(tuple, 0) {
                 Err(Refusal::Drop(reason)) => Expected::drops(reason),
                 _ => Expected::passes(packet, Reason::NotService),
@@ -224,7 +225,7 @@ impl Model {
         }
     }
 
-    /// A packet of a flow goes on from where it came in.
+    /// A packet of a flow goes on from where it arrived.
     #[expect(
         clippy::too_many_arguments,
         reason = "a packet and all that is known of it"
@@ -276,13 +277,14 @@ impl Model {
             _ if to == scene.remote => by(EXTERNAL, (PEER_MAC, EXTERNAL_MAC), 1500),
             _ if to == scene.narrow => by(NARROW, (NARROW_PEER_MAC, NARROW_MAC), NARROW_MTU.into()),
             _ if to == scene.unresolved => Hop::NeighbourUnknown,
-            // To itself the node forwards nothing.
+            // The node forwards nothing to itself.
             _ if to == scene.unroutable || to == scene.node => Hop::Nowhere,
             _ => by(EXTERNAL, (ROUTER_MAC, EXTERNAL_MAC), 1500),
         }
     }
 
-    /// A SYN of the client on a connection that is closed, or never began with one.
+    /// Whether this is the client's SYN on a connection that is closed, or that did not start with
+    /// a SYN.
     fn reopens(&self, tuple: Tuple, flags: u8) -> bool {
         let Some(flow) = self.flows.get(&tuple) else {
             return false;
@@ -296,7 +298,7 @@ impl Model {
         one.rst || other.rst || one.fin_acknowledged && other.fin_acknowledged
     }
 
-    /// A closed flow does not translate the answers of a connection past its Service.
+    /// A closed flow must not translate the answers of a connection that bypasses its Service.
     fn make_way(&mut self, tuple: Tuple) {
         let answers = (tuple.0, tuple.2, tuple.1);
         if self
@@ -316,19 +318,19 @@ impl Model {
         }
     }
 
-    /// What each side of a flow has said, of its own and of the other side.
+    /// What each side of a flow has said about itself and about the other side.
     pub fn sides(&self, tuple: &Tuple) -> Option<(Side, Side)> {
         let flow = self.flows.get(tuple)?;
         Some((flow.side, self.flows[&flow.peer].side))
     }
 
-    /// A packet's flow in both directions, or what would be its flow.
+    /// Both directions of a packet's flow, or of the flow that it would have.
     pub fn both_ways(&self, tuple: Tuple) -> impl Iterator<Item = Tuple> + use<> {
         let peer = self.flows.get(&tuple).map(|flow| flow.peer);
         [tuple].into_iter().chain(peer)
     }
 
-    /// What has to be kept of one direction of a flow.
+    /// What must be kept of one direction of a flow.
     pub fn kept(&self, tuple: &Tuple) -> Option<Kept> {
         let flow = self.flows.get(tuple)?;
         let side = &flow.side;
@@ -348,7 +350,7 @@ impl Model {
         })
     }
 
-    /// What a segment of a flow shows.
+    /// Records what a segment shows of its flow.
     fn note(&mut self, tuple: Tuple, segment: &Segment) {
         let Some(flow) = self.flows.get(&tuple).copied().filter(|_| tuple.0 == TCP) else {
             return;

@@ -1,4 +1,4 @@
-//! New connections: where they may go, and what they may become.
+//! New connections: where they may go, and what happens to them.
 
 use lb_common::{
     abi::{FrontendKind, endpoint_flag, plan_flag},
@@ -23,7 +23,7 @@ pub(super) struct Route {
     masquerade: bool,
 }
 
-/// What becomes of a connection that goes nowhere.
+/// What happens to a connection that goes nowhere.
 pub(super) enum Refusal {
     Pass(Reason),
     Drop(Reason),
@@ -65,7 +65,7 @@ impl Model {
             FrontendKind::ClusterIp => service.flags & plan_flag::INTERNAL_LOCAL != 0,
             _ => external_local && !from_pod && !from_node,
         };
-        // Topology hints narrow the ready endpoints of the whole cluster only.
+        // Topology hints narrow only the set of ready endpoints in the whole cluster.
         let hinted = service.flags & plan_flag::HINTED != 0 && !local;
         let of = |wanted: &dyn Fn(Class) -> bool| {
             let endpoints = service.endpoints.iter().copied();
@@ -97,8 +97,8 @@ impl Model {
         })
     }
 
-    /// The endpoints of a route that a connection may go to: those where its client has been, under
-    /// session affinity; the one that the lookup table names, if there is one; else all.
+    /// The endpoints of a route that a connection may go to: with session affinity those that its
+    /// client has used; the one in the lookup table, if there is one; otherwise all.
     fn may_serve(&self, route: &Route, (protocol, client, frontend): Tuple) -> Vec<EndpointSpec> {
         let service = &self.services[route.service];
         let endpoints = route.endpoints.iter().copied();
@@ -196,7 +196,7 @@ fn place(endpoint: &EndpointSpec) -> Address {
     (endpoint.address, endpoint.port)
 }
 
-/// The hash that decides about the row of a lookup table.
+/// The hash that selects the row of a lookup table.
 fn maglev_hash(protocol: u8, from: Address, to: Address) -> u32 {
     let (source, destination) = (Ip6::from(from.0), Ip6::from(to.0));
     let pad = [0; 3];

@@ -1,11 +1,11 @@
-//! What segments say of a connection, and which of them count.
+//! What segments say about a connection, and which of them count.
 
 use lb_packet::tcp_flag;
 
 use super::{Flow, Tuple};
 use crate::oracle::service::TCP;
 
-/// What a TCP segment says of its connection.
+/// What a TCP segment says about its connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     pub sequence: u32,
@@ -32,7 +32,7 @@ pub struct Side {
     pub(super) seen: bool,
     pub next: u32,
     pub acknowledged: u32,
-    /// Of the endpoint: the number of its first byte.
+    /// The number of the endpoint's first byte.
     first: u32,
     pub(super) fin: bool,
     pub(super) fin_acknowledged: bool,
@@ -49,7 +49,7 @@ impl Side {
         self.seen = true;
     }
 
-    /// Whether a number lies in the window that this side offers, which is none while it is silent.
+    /// Whether a number is in the window that this side offers. While it is silent, there is none.
     fn takes(&self, sequence: u32) -> bool {
         let window = if self.seen { u32::from(WINDOW) } else { 0 };
         sequence.wrapping_sub(self.acknowledged) <= window + 1
@@ -58,14 +58,14 @@ impl Side {
 
 /// The window that all segments offer.
 const WINDOW: u16 = 0xfaf0;
-/// How far numbers of segments that follow each other may lie apart.
+/// How far apart the numbers of consecutive segments may be.
 const REACH: u32 = 1 << 23;
 
 fn near(one: u32, other: u32) -> bool {
     one.abs_diff(other).min(one.abs_diff(other).wrapping_neg()) < REACH
 }
 
-/// What a segment changes of what both sides have said; whether it proves their connection.
+/// Applies a segment to what both sides have said. Returns whether it proves their connection.
 pub(super) fn hear(
     flow: &Flow,
     half: bool,

@@ -1,4 +1,4 @@
-//! The file system that an older kernel starts with: an archive for it to unpack into memory.
+//! The initial file system of an older kernel: an archive that the kernel unpacks into memory.
 
 use std::{
     collections::BTreeSet,
@@ -16,21 +16,21 @@ use crate::{
     test::suite::Test,
 };
 
-/// What the tests call, and `init.sh`.
+/// Commands that the tests and `init.sh` call.
 const COMMANDS: [&str; 23] = [
     "bpftool", "cat", "cut", "ethtool", "head", "ip", "ls", "mkdir", "modprobe", "mount", "nft",
     "nsenter", "ping", "sh", "sleep", "stty", "sysctl", "tc", "timeout", "true", "uname", "umount",
     "wc",
 ];
 
-/// What the agent and the labs are, beside the test programs.
+/// Programs of node-lb that the guest needs besides the test programs.
 const PROGRAMS: [&str; 3] = ["node-lb", "lab-tool", "lab"];
 
-/// Parts of the kernel that are modules and may be asked for, below `kernel`.
+/// Parts of the kernel that are modules and may be requested, below `kernel`.
 const MODULES: [&str; 4] = ["crypto", "drivers/net", "lib", "net"];
 
-/// Builds the file system and returns the archive. Test programs have the same places in it as
-/// here.
+/// Builds the file system, and returns the archive. Test programs have the same paths in it as on
+/// this machine.
 pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<PathBuf> {
     let directory = workspace.target.join("guest");
     let root = Root::new(directory.join("root"))?;
@@ -39,7 +39,7 @@ pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<P
             .with_context(|| format!("older kernels' tests need the command {command}"))?;
         root.program(&path, &Path::new("/usr/bin").join(command))?;
         if command == "modprobe" {
-            // Where the kernel looks for it.
+            // The path where the kernel looks for it.
             root.program(&path, Path::new("/sbin/modprobe"))?;
         }
     }
@@ -80,7 +80,7 @@ impl Root {
         for directory in ["dev", "proc", "root", "run", "sys", "tmp"] {
             fs::create_dir_all(path.join(directory))?;
         }
-        // As in every current distribution: a program has one place, whatever it is called by.
+        // As in every current distribution: a program has one place, whatever path it is called by.
         for directory in ["bin", "lib", "lib64", "sbin"] {
             fs::create_dir_all(path.join("usr").join(directory))?;
             symlink(Path::new("usr").join(directory), path.join(directory))?;
@@ -88,12 +88,12 @@ impl Root {
         Ok(Self(path))
     }
 
-    /// Where a path of the guest is here.
+    /// Where a path of the guest is on this machine.
     fn place(&self, path: &Path) -> PathBuf {
         self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Copies a program, with the libraries that it is linked with.
+    /// Copies a program, and the libraries that it is linked with.
     fn program(&self, from: &Path, to: &Path) -> Result<()> {
         self.copy(from, to)?;
         libraries(from)?
@@ -147,7 +147,8 @@ impl Root {
             .arg(release))
     }
 
-    /// Packs all of it as the kernel wants it, uncompressed: unpacking is slower than loading.
+    /// Packs everything as the kernel expects it. Uncompressed, because unpacking is slower than
+    /// loading.
     fn archive(&self, path: &Path) -> Result<PathBuf> {
         let list = run_for_output(Command::new("find").arg(".").current_dir(&self.0))?;
         let archive =
@@ -169,13 +170,13 @@ impl Root {
 
 /// The libraries that a program is linked with, and the loader that loads them.
 fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
-    // A static program has none, and ldd says so with an error.
+    // For a static program ldd ends with an error, and there are none.
     let output = Command::new("ldd").arg(program).output();
     let output = output.context("cannot run ldd")?;
     Ok(paths_of_ldd(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Lines are `name => /path (address)`, `/path (address)`, or of no file.
+/// Lines are `name => /path (address)`, `/path (address)`, or without a file.
 fn paths_of_ldd(output: &str) -> BTreeSet<PathBuf> {
     output
         .lines()
@@ -195,7 +196,7 @@ fn run_for_output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A word for a shell.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,4 +1,4 @@
-//! QEMU, and what its guests report.
+//! Runs QEMU, and follows what its guests report.
 
 use std::{
     collections::BTreeSet,
@@ -19,27 +19,27 @@ use crate::{
     test::outcome::{Outcome, Verdict},
 };
 
-/// How long a guest may be silent. A test takes seconds, an emulated one on a busy machine minutes.
+/// How long a guest may be silent. A test takes seconds; emulated on a busy machine, minutes.
 const LIMIT: Duration = Duration::from_secs(600);
-/// How long a kernel may take to find that it has nothing to start; half a second is usual.
+/// How long a kernel may take to find that there is nothing to start; usually half a second.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
-/// Whatever goes wrong ends the machine, which is not to start again; nobody attacks it, and what
-/// keeps attackers off costs most where a processor is emulated.
+/// Any failure stops the machine, without a restart. There are no attackers, and mitigations cost
+/// most where a processor is emulated.
 const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off";
-/// How many of the console's last lines are shown when a guest did not come to its end.
+/// How many of the console's last lines are shown if a guest did not finish.
 const LAST_WORDS: usize = 25;
 
 /// How QEMU runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
     Kvm,
-    /// Emulation: many times slower, and works everywhere.
+    /// Emulation: many times slower, but works everywhere.
     Tcg,
 }
 
 impl Accelerator {
-    /// KVM where it works. In nested machines it may be there and hang all the same, so a kernel is
-    /// booted without anything to start, for it to panic about.
+    /// KVM if it works. In nested machines it may be there and still hang. So a kernel is booted
+    /// without anything to start, and should panic.
     pub fn detect(kernel: &Kernel) -> Self {
         let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm");
         if kvm.is_err() {
@@ -58,20 +58,19 @@ impl Accelerator {
     }
 }
 
-/// A guest: a kernel, the archive that it starts with, and the tests in there.
+/// A guest: a kernel, its initial archive, and the tests in it.
 pub struct Guest<'a> {
     pub series: &'a str,
     pub kernel: &'a Kernel,
     pub image: &'a Path,
-    /// Where what the kernel says on its console is kept.
+    /// The file for the kernel's console output.
     pub console: PathBuf,
-    /// As the guest calls them.
+    /// The tests' names in the guest.
     pub tests: Vec<String>,
 }
 
 impl Guest<'_> {
-    /// Boots the kernel and says what becomes of each test. One that the guest says nothing of has
-    /// failed.
+    /// Boots the kernel and returns the outcome of each test. A test without a report has failed.
     ///
     /// # Errors
     ///
@@ -97,7 +96,7 @@ impl Guest<'_> {
     }
 }
 
-/// What to say of a kernel's tests where none can run.
+/// The outcomes of a kernel's tests if none can run.
 pub fn all_lost(series: &str, tests: &[String]) -> Vec<Outcome> {
     Progress::new(series, tests).outcomes()
 }
@@ -118,11 +117,11 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Follows the reports until there are no more.
+    /// Follows the reports to their end.
     ///
     /// # Errors
     ///
-    /// If they end before the tests do, cannot be read, or there is none for too long.
+    /// If they end before the tests do, cannot be read, or do not come for too long.
     fn follow(&mut self, chunks: &Receiver<Vec<u8>>) -> Result<()> {
         let mut reader = Reader::default();
         let mut current = None;
@@ -167,7 +166,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// What became of all tests.
+    /// The outcomes of all tests.
     fn outcomes(mut self) -> Vec<Outcome> {
         for name in std::mem::take(&mut self.missing) {
             self.end(
@@ -193,7 +192,7 @@ impl<'a> Progress<'a> {
 }
 
 fn command(kernel: &Kernel, accelerator: Accelerator) -> Command {
-    // No machine outlives this process, not even a killed one.
+    // No machine outlives this process, even if it is killed.
     let mut qemu = Command::new("setpriv");
     qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
     qemu.args(match accelerator {
@@ -208,7 +207,7 @@ fn command(kernel: &Kernel, accelerator: Accelerator) -> Command {
     qemu
 }
 
-/// Whether a process ends within a time, and with success; it is killed if it does not.
+/// Whether a process ends successfully within a time. If it does not, it is killed.
 fn ends_well(child: Child, limit: Duration) -> bool {
     let mut machine = Machine(child);
     let deadline = Instant::now() + limit;
@@ -227,13 +226,13 @@ struct Machine(Child);
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It may have ended by itself, which is what is wanted.
+        // It may already have ended, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What comes out of a serial port, until the machine is off.
+/// The output of a serial port until the machine is off.
 fn chunks(mut port: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, chunks) = channel();
     thread::spawn(move || {
@@ -259,7 +258,7 @@ fn last_lines(path: &Path, count: usize) -> String {
 mod tests {
     use super::*;
 
-    /// What passed and what failed, and what was wrong, when a guest reports this and goes off.
+    /// Which tests passed and failed, and the error, when a guest reports this and stops.
     fn of_reports(tests: &[&str], reports: &str) -> (Vec<String>, Option<String>) {
         let tests: Vec<_> = tests.iter().map(ToString::to_string).collect();
         let (sender, chunks) = channel();

@@ -1,5 +1,5 @@
-//! Tests in older kernels: each is booted in QEMU with an initial file system that holds the test
-//! programs and what they call, and nothing else.
+//! Tests in older kernels: each is booted in QEMU with an initial file system that contains only
+//! the test programs and what they call.
 
 mod image;
 mod machine;
@@ -12,10 +12,10 @@ use self::machine::{Accelerator, Guest};
 use super::{options::Part, stage::Tallies, suite::Test};
 use crate::{cargo::Workspace, setup::kernels::Kernel};
 
-/// What runs in every kernel: tests whose names begin so. That every program loads and is attached,
-/// by clsact where there is no tcx; the core of the traffic, with agents on two nodes that have all
-/// of other people's rules; and that removing leaves nothing. Few, because what loads programs
-/// takes a verifier that is emulated as well.
+/// The tests that run in every kernel, by the beginnings of their names: every program loads and is
+/// attached, by clsact where there is no tcx; the core of the traffic, with agents on two nodes
+/// that have all foreign rules; and removal leaves nothing. They are few, because the verifier is
+/// emulated as well, which takes long.
 const SELECTION: [&str; 4] = [
     "attach::programs::",
     "attach::links::this_kernel_has_tcx",
@@ -23,8 +23,8 @@ const SELECTION: [&str; 4] = [
     "traffic::singly::all_rules_at_once",
 ];
 
-/// Boots each of these series of kernels and counts what the tests in it say. Where a kernel is not
-/// there, does not come up or hangs, the tests in it have failed.
+/// Boots these series of kernels, and counts the results of their tests. If a kernel is missing,
+/// does not boot or hangs, its tests have failed.
 ///
 /// # Errors
 ///
@@ -62,11 +62,11 @@ pub fn run(workspace: &Workspace, kernels: &[&'static str], tests: &[Test]) -> R
     Ok(tallies)
 }
 
-/// The tests, of all that need a kernel, that run in every kernel.
+/// Those tests that run in every kernel, out of all that need a kernel.
 ///
 /// # Errors
 ///
-/// If a part of the selection matches none.
+/// If a part of the selection matches no test.
 pub fn selected(tests: Vec<Test>) -> Result<Vec<Test>> {
     for selection in SELECTION {
         ensure!(

@@ -1,6 +1,8 @@
-//! What a guest's first process says of the tests, over a serial port that nobody else writes to.
+//! The reports of a guest's first process about the tests, over a serial port that nothing else
+//! writes to.
 //!
-//! A report is a line, and after `end` as many bytes as the line says, which are the test's output:
+//! A report is a line. After `end` follow as many bytes as the line says, which are the test's
+//! output:
 //!
 //! ```text
 //! up RELEASE SECONDS
@@ -18,7 +20,7 @@ use anyhow::{Context, Result, bail};
 /// One report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// The kernel runs, and this long after power was switched on so do the tests.
+    /// The kernel runs, and the tests started so long after power-on.
     Up { release: String, after: Duration },
     /// A test has begun.
     Begun { name: String },
@@ -33,23 +35,23 @@ pub enum Report {
     Complete,
 }
 
-/// Bytes in, reports out.
+/// Reads bytes and returns reports.
 #[derive(Debug, Default)]
 pub struct Reader {
     unread: Vec<u8>,
 }
 
 impl Reader {
-    /// Takes what has come.
+    /// Takes received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
     }
 
-    /// The next report that has come whole.
+    /// The next complete report.
     ///
     /// # Errors
     ///
-    /// If what came is no report; nothing after it can be read.
+    /// If the bytes are not a report. Nothing after them can be read then.
     pub fn next(&mut self) -> Result<Option<Report>> {
         let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Rules for what is connected to.
+//! Rules for destinations.
 
 use ipnet::IpNet;
 use lb_objects::{Protocol, kubernetes::field, quoted};
@@ -49,8 +49,8 @@ pub fn destination(
     })
 }
 
-/// Services must be named one way or the other, so that an empty list by mistake does not match
-/// all.
+/// A destination must name namespaces or addresses, so that a list that is empty by mistake does
+/// not match everything.
 fn services(path: &Path, spec: &DestinationSpec, findings: &mut Findings) -> Option<Services> {
     let (namespaces, services) = (path.field("namespaces"), path.field("services"));
     if spec.namespaces.is_none() {

@@ -1,5 +1,5 @@
-//! From an object, its zeros already replaced by [defaults](super::defaults), to what admission
-//! uses, or to everything that is wrong with it.
+//! Turns an object, with its zeros already replaced by [defaults](super::defaults), into what
+//! admission uses, or lists everything that is wrong with it.
 
 mod destination;
 mod priority_level;
@@ -28,14 +28,14 @@ pub use self::{
 
 /// Stands for everything in lists and names.
 const ANY: &str = "*";
-/// Most entries of a list.
+/// The most entries of a list.
 const MAX_ENTRIES: usize = 64;
 
-/// A valid object in the form that admission uses.
+/// A valid object, in the form that admission uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Valid<T> {
     pub value: T,
-    /// What its author should know.
+    /// Notes for its author.
     pub notes: Vec<Finding>,
 }
 
@@ -48,7 +48,7 @@ pub fn errors(object: &Object) -> Vec<Finding> {
     result.err().unwrap_or_default()
 }
 
-/// The value unless there are errors, in which case the value means nothing.
+/// The value if there are no errors. If there are, the value means nothing.
 fn outcome<T>(value: T, findings: Findings) -> Result<Valid<T>, Vec<Finding>> {
     match findings.errors.is_empty() {
         true => Ok(Valid {
@@ -63,7 +63,7 @@ fn object_name(name: &str, findings: &mut Findings) {
     findings.check(field::subdomain("metadata.name", name));
 }
 
-/// Objects that cannot be changed are refused unless they are as built in.
+/// Refuses an object that cannot be changed, unless it is as built in.
 fn fixed<T: PartialEq>(name: &str, value: &T, built_in: &T, findings: &mut Findings) {
     debug_assert!(matches!(name, EXEMPT | CATCH_ALL));
     if findings.errors.is_empty() && value != built_in {
@@ -72,7 +72,7 @@ fn fixed<T: PartialEq>(name: &str, value: &T, built_in: &T, findings: &mut Findi
     }
 }
 
-/// A number of a range; zero once the error is noted.
+/// A number of a range. If it is outside, the error is recorded and the result is zero.
 fn number(path: &Path, value: i32, range: RangeInclusive<i32>, findings: &mut Findings) -> u32 {
     let (min, max) = range.clone().into_inner();
     if range.contains(&value) {
@@ -89,7 +89,7 @@ fn number(path: &Path, value: i32, range: RangeInclusive<i32>, findings: &mut Fi
     0
 }
 
-/// For a list that is empty only by mistake.
+/// Records an error for a list that can be empty only by mistake.
 fn not_empty<T>(path: &Path, list: &[T], findings: &mut Findings) {
     if list.is_empty() {
         findings.error(path, "must have at least one entry");
@@ -102,7 +102,7 @@ fn at_most(path: &Path, len: usize, findings: &mut Findings) {
     }
 }
 
-/// Reads the entries of a list, up to as many as it may have.
+/// Reads the entries of a list, at most [`MAX_ENTRIES`].
 fn each<S, T>(
     path: &Path,
     list: &[S],
@@ -116,7 +116,8 @@ fn each<S, T>(
         .collect()
 }
 
-/// A list of which `*` stands for everything and must be alone; absent is everything too.
+/// A list in which `*` stands for everything and must be alone. An absent list means everything
+/// too.
 fn listed<S, T>(
     path: &Path,
     list: Option<&[S]>,

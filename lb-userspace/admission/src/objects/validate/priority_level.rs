@@ -16,9 +16,9 @@ use crate::{
     shuffle::{MAX_HASH_BITS, required_entropy_bits},
 };
 
-/// Most queues of a level.
+/// The most queues of a level.
 pub const MAX_QUEUES: i32 = 10_000_000;
-/// Most shares of a level: enough for any proportion, and no sum of them overflows.
+/// The most shares of a level: enough for any proportion, and small enough that no sum overflows.
 const MAX_SHARES: i32 = 1_000_000;
 
 const TYPES: [&str; 2] = ["Exempt", "Limited"];
@@ -62,7 +62,7 @@ fn of_type(name: &str, spec: &PriorityLevelSpec, findings: &mut Findings) -> Lev
     match &spec.exempt {
         Some(spec) if is_exempt => exempt(&exempt_path, spec, &mut level, findings),
         Some(_) => findings.error(&exempt_path, "must not be given for type Limited"),
-        // APF would not use the object; its documentation promises the defaults.
+        // APF would not use the object, although its documentation promises the defaults.
         None => {}
     }
     level
@@ -143,7 +143,7 @@ fn queuing(path: &Path, spec: &QueuingSpec, findings: &mut Findings) -> Queuing 
     }
 }
 
-/// Of several things that are wrong with a hand only the first is told.
+/// Reports only the first of several errors of a hand size.
 fn hand_size(path: &Path, spec: &QueuingSpec, findings: &mut Findings) -> u32 {
     let QueuingSpec {
         queues, hand_size, ..

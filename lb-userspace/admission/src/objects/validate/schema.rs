@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// The distinguisher methods there are.
+/// The supported distinguisher methods.
 pub const DISTINGUISHERS: [&str; 6] = [
     "BySourceIP",
     "BySourcePrefix",
@@ -27,7 +27,7 @@ pub const DISTINGUISHERS: [&str; 6] = [
     "BySourceNode",
     "ByDestinationService",
 ];
-/// The answers to a refused connection there are.
+/// The supported answers to a refused connection.
 pub const ANSWERS: [&str; 3] = ["RST", "ICMP", "Drop"];
 
 const MAX_WIDTH: i32 = 10;
@@ -90,7 +90,7 @@ pub fn schema(name: &str, spec: &FlowSchemaSpec) -> Result<Valid<Schema>, Vec<Fi
 }
 
 fn precedence(name: &str, path: &Path, spec: &FlowSchemaSpec, findings: &mut Findings) -> u32 {
-    // Both are small positive constants.
+    // Both are small positive constants, so the casts are exact.
     let (first, last) = (EXEMPT_PRECEDENCE as i32, LAST_PRECEDENCE as i32);
     let precedence = number(path, spec.matching_precedence, first..=last, findings);
     if precedence == EXEMPT_PRECEDENCE && name != EXEMPT {

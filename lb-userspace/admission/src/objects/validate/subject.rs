@@ -1,4 +1,4 @@
-//! Rules for who connects.
+//! Rules for subjects.
 
 use lb_objects::{kubernetes::field, quoted};
 
@@ -8,11 +8,11 @@ use crate::{
     schema::Source,
 };
 
-/// The kinds of subjects there are.
+/// The supported kinds of subjects.
 pub const KINDS: [&str; 5] = ["Any", "CIDR", "Namespace", "ServiceAccount", "Workload"];
 
 pub fn subject(path: &Path, spec: &SubjectSpec, findings: &mut Findings) -> Option<Source> {
-    // Exactly the part that the kind names.
+    // There must be exactly the part that the kind names.
     let parts = [
         ("cidr", "CIDR", spec.cidr.is_some()),
         ("namespace", "Namespace", spec.namespace.is_some()),
@@ -100,7 +100,7 @@ fn workload(path: &Path, spec: &SubjectSpec, findings: &mut Findings) -> Option<
     })
 }
 
-/// A qualified name, possibly behind a subdomain and a slash.
+/// A qualified name, with or without a DNS subdomain and a slash before it.
 fn is_label_key(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => field::subdomain("", prefix).is_ok() && is_qualified(name),

@@ -1,4 +1,4 @@
-//! Names, Nodes and single fields, and that no input at all makes the translation panic.
+//! Tests of names, Nodes and single fields; and that no input makes the translation panic.
 
 mod services;
 mod slices;
@@ -145,7 +145,7 @@ proptest! {
     }
 }
 
-/// Objects made of the fields that matter, with any kind of value in them.
+/// Objects with the fields that matter, and values of any kind in them.
 fn any_manifest() -> impl Strategy<Value = Value> {
     let text = prop::sample::select(vec![
         "None",

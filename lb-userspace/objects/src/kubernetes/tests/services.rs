@@ -1,4 +1,4 @@
-//! Services: which count, what is used of them, and what is refused.
+//! Tests of Services: which are used, what of them is used, and what is refused.
 
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ fn families_without_a_cluster_ip_have_no_other_addresses() {
 fn cluster_ips_follow_the_families() {
     let cases = [
         (json!({"clusterIP": "10.96.0.1"}), vec!["10.96.0.1"]),
-        // Without families the primary address alone counts.
+        // Without families, only the primary address is used.
         (
             json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"]}),
             vec!["10.96.0.1"],

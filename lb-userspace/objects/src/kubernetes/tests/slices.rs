@@ -1,4 +1,4 @@
-//! EndpointSlices: which count, what is used of them, and what is refused.
+//! Tests of EndpointSlices: which are used, what of them is used, and what is refused.
 
 use std::net::IpAddr;
 

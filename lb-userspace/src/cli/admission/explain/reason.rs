@@ -8,7 +8,7 @@ use lb_admission::{
     schema::{Ingress, Schema},
 };
 
-/// A reason for each rule of a schema that does not match.
+/// The reasons why rules of a schema do not match, one per rule.
 pub fn reasons(schema: &Schema, connection: &Connection<'_>) -> Vec<String> {
     if schema.rules.is_empty() {
         return vec!["it has no rules".to_owned()];

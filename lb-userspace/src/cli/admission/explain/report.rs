@@ -1,4 +1,4 @@
-//! What `explain` found, as JSON and as text.
+//! The result of `explain`, as JSON and as text.
 
 use std::fmt::Write;
 
@@ -27,16 +27,17 @@ pub struct Report<'a> {
     type_: &'static str,
     /// `Queue` or `Reject`; `None` for an exempt level.
     limit_response: Option<&'static str>,
-    /// Empty where flows are not told apart.
+    /// Empty if flows are not told apart.
     distinguisher: String,
-    /// Of the flow, without a salt, as a workload of `simulate` takes it. `None` without queues.
+    /// The hash of the flow, without a salt, as used in a workload of `simulate`. `None` without
+    /// queues.
     hash: Option<u64>,
-    /// Numbers of the queues that the flow may use, by the hash without a salt; an agent hashes
-    /// with a secret of its own. `None` without queues.
+    /// Numbers of the queues that the flow may use, by the hash without a salt. An agent hashes
+    /// with its own secret. `None` without queues.
     hand: Option<Vec<u32>>,
-    /// Seats of the connection, no more than its level allows.
+    /// Seats of the connection, as many as its level allows.
     seats: u32,
-    /// The schemas that were asked before, in order.
+    /// The schemas that were asked before and did not match, in order.
     passed_over: Vec<PassedOver<'a>>,
     /// Schemas that match nothing because their level is missing.
     dangling: Vec<&'a str>,
@@ -52,10 +53,10 @@ struct PassedOver<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// On a node with so many seats.
+    /// The report for a node with so many seats.
     ///
     /// # Errors
-    /// If the level's queues cannot be dealt from, which no valid level's are.
+    /// If the level's queues cannot be dealt, which does not happen with a valid level.
     pub fn new(
         in_force: &'a InForce,
         server_limit: u32,
@@ -71,7 +72,7 @@ impl<'a> Report<'a> {
                 &schema.name,
                 distinguisher.text(&mut [0; MAX_DISTINGUISHER]),
             ),
-            // Nothing to deal.
+            // Without queues, nothing is dealt.
             _ => 0,
         };
         let passed_over = in_force.schemas[..index].iter().map(|active| PassedOver {

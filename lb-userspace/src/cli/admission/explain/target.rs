@@ -1,4 +1,4 @@
-//! Which Service a connection goes to, as the command line has it.
+//! The Service that a connection goes to, in the form of the command line.
 
 use std::str::FromStr;
 

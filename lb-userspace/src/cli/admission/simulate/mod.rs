@@ -1,4 +1,4 @@
-//! `node-lb admission simulate`: what connections would meet, in virtual time.
+//! `node-lb admission simulate`: what happens to connections, in virtual time.
 
 use std::{
     fs::File,
@@ -107,7 +107,7 @@ impl Command {
             .with_context(|| path.display().to_string())
     }
 
-    /// The level that is named, or the only one that an object defines.
+    /// The level that `--level` names, or else the only one that an object defines.
     fn default_level(&self, controller: &Controller) -> anyhow::Result<LevelId> {
         if let Some(name) = &self.level {
             let found = controller.find(name);

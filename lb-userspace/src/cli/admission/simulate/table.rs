@@ -1,4 +1,4 @@
-//! A simulation's report, to read.
+//! A simulation's report for people.
 
 use std::fmt::Write as _;
 

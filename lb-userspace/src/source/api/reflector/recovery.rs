@@ -1,5 +1,5 @@
-//! What a reflector asks next after a failure, and when: the one place that decides between asking
-//! the same again and asking for everything.
+//! What a reflector requests next after a failure, and when. Only this module decides between
+//! repeating a request and listing everything again.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use super::{
 
 /// New lists of many nodes are spread over this time.
 const RELIST_SPREAD: Duration = Duration::from_secs(5);
-/// Waiting for as long as a server asks, nodes still do not come back in the same moment.
+/// When a server asks to wait, the requests of many nodes are spread over this time.
 const RETRY_SPREAD: Duration = Duration::from_secs(1);
 
-/// What is to be asked next. A failure repeats it, unless the failure says that it is of no use.
+/// The next request. After a failure it is repeated, unless the failure says that this is no use.
 #[derive(Debug)]
 pub enum Step {
-    /// The list and its changes in one answer, from a server that can do that.
+    /// List and changes in one answer, if the server can stream.
     Stream {
         from: String,
     },
@@ -38,11 +38,11 @@ impl Step {
 }
 
 impl Reflector {
-    /// Begins a list that is to be at least as new as `from`.
+    /// Starts a list that is at least as new as `from`.
     pub fn list(&self, from: String) -> Step {
         match self.streams {
             true => Step::Stream { from },
-            // A server that cannot stream answers from its cache only if a version is named.
+            // A server that cannot stream uses its cache only if the request names a version.
             false if from.is_empty() && !self.listed => Step::Page {
                 from: "0".to_owned(),
                 token: None,
@@ -51,7 +51,7 @@ impl Reflector {
         }
     }
 
-    /// What to ask after a failure, and how long to wait before that.
+    /// The next step after a failure, and how long to wait before it.
     pub fn after_failure(&mut self, step: Step, failure: &Failure) -> (Step, Duration) {
         let name = self.client.resource.name;
         let verb = step.verb();
@@ -84,12 +84,12 @@ impl Reflector {
             (Step::Page { from, token }, Failure::Expired(_) | Failure::Behind(_))
                 if token.is_some() || !from.is_empty() =>
             {
-                // Begins again, with whatever is the newest version.
+                // Starts again, with the newest version.
                 let first = Step::Page {
                     from: String::new(),
                     token: None,
                 };
-                // A token that expires every time must not make this a busy loop.
+                // A token that always expires must not cause a busy loop.
                 let wait = match token {
                     Some(_) => self.backoff.after_failure(),
                     None => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! Nanoseconds to find the flow schema of a connection.
+//! How many nanoseconds it takes to find the flow schema of a connection.
 
 use std::{
     hint::black_box,
@@ -17,16 +17,16 @@ use lb_objects::Protocol;
 
 use crate::cost::{BATCH, BATCHES, median};
 
-/// Nanoseconds of each way to find the same schema.
+/// Nanoseconds per connection of each way to find the same schema.
 pub struct Cost {
-    /// In the compiled tables, which is what a first packet costs.
+    /// By the compiled tables, as for a first packet.
     pub lookup: f64,
-    /// Schema after schema.
+    /// By the ordered search.
     pub search: f64,
 }
 
-/// Connections of all schemas in turn; each has a rule of its own for a source network and a
-/// Service.
+/// Looks up connections of all schemas in turn. Each schema has its own rule, for a source network
+/// and a Service.
 ///
 /// # Errors
 /// If the two ways disagree.

@@ -1,4 +1,4 @@
-//! Nanoseconds per decision of a level with so many queues and so many connections parked.
+//! Nanoseconds per decision of a level with a given number of queues and parked connections.
 
 use std::{
     collections::VecDeque,
@@ -12,13 +12,13 @@ use lb_admission::{
     queueset::{Arrival, Policy, QueueSet, Verdict},
 };
 
-/// Decisions of each kind in a batch, whose mean is one sample.
+/// Decisions of each kind in a batch. Their mean is one sample.
 pub const BATCH: u32 = 500;
 /// Samples.
 pub const BATCHES: u32 = 400;
 /// Seats of the level, all taken.
 const SEATS: u32 = 1_000;
-/// From one decision to the next, in nanoseconds of the level's time.
+/// Time from one decision to the next, in nanoseconds of the level's clock.
 const INTERVAL: u64 = 10_000;
 
 /// Nanoseconds of each call.
@@ -28,11 +28,11 @@ pub struct Cost {
     pub release: f64,
 }
 
-/// Replaces a connection at a time: one arrives and waits, one ends, one of those waiting gets its
+/// Replaces one connection at a time: one arrives and waits, one ends, and a waiting one gets its
 /// seat.
 ///
 /// # Errors
-/// If the level refuses what it has room for.
+/// If the level refuses a connection that it has room for.
 pub fn measure(queues: u32, parked: u32) -> Result<Cost> {
     let kind = LevelKind::Limited(Limited {
         borrowing_limit_percent: None,
@@ -86,7 +86,7 @@ pub fn measure(queues: u32, parked: u32) -> Result<Cost> {
             times[1] += start.elapsed();
             calls[1] += 1;
 
-            // A queue whose last seat that was may get one of those reserved, too.
+            // A queue that has just lost its last seat may get one of the reserved seats, too.
             loop {
                 let start = Instant::now();
                 let dispatch = set.dispatch(now);
@@ -124,7 +124,7 @@ fn clock_cost() -> f64 {
     median((0..BATCHES).map(batch).collect())
 }
 
-/// Batches that others of the machine disturb do not count.
+/// The median, so that batches disturbed by other processes do not count.
 pub fn median(mut batches: Vec<f64>) -> f64 {
     batches.sort_by(f64::total_cmp);
     batches[batches.len() / 2]

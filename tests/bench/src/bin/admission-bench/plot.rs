@@ -1,4 +1,4 @@
-//! A plot: the quiet tenant's wait against the noisy one's load.
+//! A plot of the quiet tenant's wait against the noisy tenant's load.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use crate::tenants::{Outcome, mode};
 /// Size in pixels.
 const SIZE: (u32, u32) = (800, 500);
 
-/// Draws the 99th percentile of waits, a line for each hold and mode. Connections that were refused
-/// count as having waited for the whole second.
+/// Draws the 99th percentile of waits, one line for each hold and mode. Refused connections count
+/// as waits of a whole second.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -41,7 +41,7 @@ fn draw(outcomes: &[Outcome], path: &Path) -> Result<(), Box<dyn std::error::Err
         let Some(Outcome { hold, policy, .. }) = line.first().copied() else {
             continue;
         };
-        // A colour for each hold; the exact mode's lines are thin.
+        // One colour for each hold. The lines of the exact mode are thin.
         let color = Palette99::pick(index / 2).to_rgba();
         let style = color.stroke_width(if policy == Policy::Exact { 1 } else { 3 });
         let point = |outcome: &Outcome| {

@@ -1,4 +1,4 @@
-//! A quiet tenant beside a noisy one, at loads and holds of all sizes.
+//! A quiet tenant beside a noisy one, with different loads and holds.
 
 use std::{
     fmt,
@@ -16,16 +16,16 @@ use serde_json::{Value, json};
 
 /// Seats of the level.
 const SEATS: u32 = 100;
-/// What the noisy tenant sends, as a multiple of what the level can take.
+/// What the noisy tenant sends, as a multiple of the level's capacity.
 const LOADS: [f64; 6] = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0];
 /// Mean holds, with the durations of their simulations, in seconds.
 const HOLDS: [(f64, f64); 3] = [(0.01, 10.0), (1.0, 400.0), (100.0, 20_000.0)];
-/// What the quiet tenant sends, of the same.
+/// What the quiet tenant sends, as a multiple of the level's capacity.
 const QUIET: f64 = 0.05;
-/// Longest wait, in nanoseconds.
+/// The longest wait, in nanoseconds.
 const QUEUE_WAIT: u64 = 1_000_000_000;
 
-/// What the quiet tenant met. Times are in seconds.
+/// The results of the quiet tenant. Times are in seconds.
 #[derive(Clone, Copy)]
 pub struct Outcome {
     pub load: f64,
@@ -34,7 +34,7 @@ pub struct Outcome {
     p50: f64,
     pub p99: f64,
     max: f64,
-    /// Part of its connections.
+    /// The part of its connections that was refused.
     pub refused: f64,
 }
 
@@ -66,7 +66,7 @@ pub fn mode(policy: Policy) -> &'static str {
     }
 }
 
-/// Simulates all of them.
+/// Simulates all combinations.
 ///
 /// # Errors
 /// If the workload is refused.
@@ -107,8 +107,8 @@ fn run(load: f64, hold: f64, seconds: f64, policy: Policy) -> Result<Outcome> {
     })
 }
 
-/// Simulates that many connections, about, of a hundred thousand flows: how many, and how long it
-/// took.
+/// Simulates about `connections` connections of a hundred thousand flows. Returns how many there
+/// were, and how long it took.
 ///
 /// # Errors
 /// If the workload is refused.
