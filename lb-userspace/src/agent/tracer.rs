@@ -9,7 +9,7 @@ use lb_datapath::{
     trace::{Lines, TraceError, now},
 };
 use tokio::{
-    sync::mpsc::UnboundedSender,
+    sync::mpsc::Sender,
     task::{JoinError, JoinHandle},
     time::{Instant, interval, sleep_until},
 };
@@ -42,7 +42,7 @@ type Loading = JoinHandle<Result<(Tracing, Lines), TraceError>>;
 struct Running {
     ask: Ask,
     tracing: Arc<Tracing>,
-    events: UnboundedSender<Event>,
+    events: Sender<Event>,
     reader: JoinHandle<Reader>,
 }
 
@@ -57,7 +57,7 @@ pub enum Step {
 pub struct Reader {
     lines: Lines,
     assembler: Assembler,
-    events: UnboundedSender<Event>,
+    events: Sender<Event>,
     tracing: Arc<Tracing>,
     limit: u32,
     read: u64,
@@ -131,7 +131,7 @@ impl Agent {
             self.finish_trace(&running);
             let so_far = running.tracing.so_far();
             // The client may be gone.
-            let _ = running.events.send(Event::Ended(Ended {
+            let _ = running.events.try_send(Event::Ended(Ended {
                 reason: why.to_owned(),
                 seen: so_far.seen,
                 packets: so_far.taken.into(),
@@ -171,7 +171,7 @@ impl Agent {
         let assembler = Assembler::new(self.names(), now());
         tracing.begin(filter, ask.limit, ask.duration);
         let _ = started.send(Ok(()));
-        let _ = events.send(Event::Started { untraced });
+        let _ = events.try_send(Event::Started { untraced });
         let reader = Reader {
             lines,
             assembler,
@@ -293,7 +293,7 @@ impl Reader {
             if told_at.elapsed() >= Duration::from_secs(1) {
                 told_at = Instant::now();
                 // That the client is gone is noticed above.
-                let _ = self.events.send(Event::Idle);
+                let _ = self.events.try_send(Event::Idle);
             }
         }
     }
@@ -306,7 +306,7 @@ impl Reader {
         for line in lines {
             if let Some(packet) = self.assembler.take(&line) {
                 self.told += 1;
-                let _ = self.events.send(Event::Packet(Box::new(packet)));
+                let _ = self.events.try_send(Event::Packet(Box::new(packet)));
             }
         }
         self.told != before
@@ -317,10 +317,10 @@ impl Reader {
         self.read();
         for packet in self.assembler.rest() {
             self.told += 1;
-            let _ = self.events.send(Event::Packet(Box::new(packet)));
+            let _ = self.events.try_send(Event::Packet(Box::new(packet)));
         }
         let so_far = self.tracing.so_far();
-        let _ = self.events.send(Event::Ended(Ended {
+        let _ = self.events.try_send(Event::Ended(Ended {
             reason: self.reason.to_owned(),
             seen: so_far.seen,
             packets: self.told,

@@ -13,11 +13,14 @@ use crate::{
 /// The path of traces.
 pub const TRACE: &str = "/trace";
 
+/// Room for events besides packets and quiet seconds: start, end, and what was cut off before.
+const ENDS: usize = 16;
+
 /// A trace that somebody asks for. It ends when `events` has no reader any more.
 pub struct TraceRequest {
     pub ask: Ask,
-    /// As many as there are packets at most, and one a second.
-    pub events: mpsc::UnboundedSender<Event>,
+    /// Has room for all there can be: one for each packet, and one a second.
+    pub events: mpsc::Sender<Event>,
     pub started: oneshot::Sender<Result<(), Refusal>>,
 }
 
@@ -43,7 +46,8 @@ pub async fn start(request: &Request, agent: &mpsc::Sender<TraceRequest>) -> Res
         Ok(ask) => ask,
         Err(error) => return error_status(StatusCode::BAD_REQUEST, "BadRequest", error),
     };
-    let (events, told) = mpsc::unbounded_channel();
+    let room = ask.limit as usize + ask.duration.as_secs() as usize + ENDS;
+    let (events, told) = mpsc::channel(room);
     let (started, answer) = oneshot::channel();
     let asked = TraceRequest {
         ask,
