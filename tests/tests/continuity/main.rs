@@ -14,5 +14,6 @@ mod restart;
 mod rollout;
 mod source;
 mod support;
+mod trace;
 mod udp;
 mod versions;

@@ -60,7 +60,7 @@ fn another_build_takes_over_while_the_first_still_runs() {
 }
 
 /// The attached programs on all nodes: the kernel's hash of the program in each pinned link.
-fn attached(ground: &Balanced) -> BTreeMap<String, u64> {
+pub fn attached(ground: &Balanced) -> BTreeMap<String, u64> {
     // Other tests may be unloading theirs.
     let programs = loaded_programs().filter_map(Result::ok);
     let tags: BTreeMap<u32, u64> = programs

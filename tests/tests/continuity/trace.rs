@@ -1,0 +1,90 @@
+//! Traces of live packets: programs are exchanged for those that log, and back, and nobody notices.
+
+use std::process::{Child, Stdio};
+
+use lb_tests::{Balanced, balanced, eventually, traffic::Protocol};
+use node_lb::trace::Packet;
+
+use super::restart::attached;
+use super::support::{Everywhere, Policy, ground, load_balancer_ip};
+use lb_tests::Family;
+
+/// Starts `node-lb trace` on node 1.
+fn trace(ground: &Balanced, arguments: &[&str]) -> Child {
+    let node = ground.lab.node(1);
+    let mut command = node.command(balanced::node_lb().unwrap()).unwrap();
+    command
+        .arg("trace")
+        .arg("--socket")
+        .arg(balanced::socket(node))
+        .args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn runs(ground: &Balanced) -> bool {
+    let trace = ground.status(1).unwrap().trace;
+    trace.is_some_and(|trace| trace.starts_with("runs"))
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    eventually(|| match holds() {
+        true => Ok(()),
+        false => Err(format!("no sign of {what}")),
+    });
+}
+
+#[test]
+fn packets_are_traced_under_load_and_programs_put_back() {
+    let (mut ground, _web) = ground(Policy::Cluster);
+    let load = Everywhere::start(&ground);
+    let before = attached(&ground);
+
+    let vip = load_balancer_ip(Family::V4, Protocol::Http);
+    let to = vip.to_string();
+    let traced = trace(&ground, &["--to", &to, "--limit=12", "-o", "json"]);
+    let traced = traced.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&traced.stderr).into_owned();
+    assert!(traced.status.success(), "{told}");
+    let lines = String::from_utf8(traced.stdout).unwrap();
+    let packets: Vec<Packet> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(packets.len(), 12, "{told}");
+    for packet in &packets {
+        let ends = [packet.source, packet.rewritten_source, packet.destination];
+        assert!(ends.contains(&Some(vip)), "{packet:?}");
+        assert!(!packet.reason.is_empty(), "{packet:?}");
+    }
+    assert!(packets.iter().any(|packet| packet.endpoint.is_some()));
+    let seen: u64 = told
+        .split("packets traced of ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next()?.parse().ok())
+        .unwrap();
+    assert!(seen > 12, "others' packets were looked at as well: {told}");
+    assert_eq!(attached(&ground), before, "as it was");
+
+    let mut endless = trace(&ground, &["--reason=not-writable", "--seconds=300"]);
+    wait_until("a trace that runs", || runs(&ground));
+    assert_ne!(attached(&ground), before, "programs that log");
+    let second = trace(&ground, &[]).wait_with_output().unwrap();
+    let refused = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(refused.contains("409"), "{refused}");
+    endless.kill().unwrap();
+    endless.wait().unwrap();
+    wait_until("ordinary programs, after the command was killed", || {
+        attached(&ground) == before
+    });
+    assert_eq!(ground.status(1).unwrap().trace, None);
+
+    let mut endless = trace(&ground, &["--reason=not-writable", "--seconds=300"]);
+    wait_until("another trace that runs", || runs(&ground));
+    ground.kill_agents().unwrap();
+    endless.wait().unwrap();
+    assert_ne!(attached(&ground), before, "nobody has put them back");
+    ground.start_agents().unwrap();
+    assert_eq!(attached(&ground), before, "the next agent has");
+    load.assert_nothing_noticed();
+}
