@@ -40,7 +40,7 @@ pub struct ControlPlane {
     // Dropped first, so that no program sees its server vanish.
     manager: Option<Daemon>,
     api: Option<Daemon>,
-    _etcd: Daemon,
+    etcd: Option<Daemon>,
     spec: ControlPlaneSpec,
     host: Host,
     directory: PathBuf,
@@ -80,7 +80,7 @@ impl ControlPlane {
         keys.write("manager.kubeconfig", &manager)?;
         let client = Client::new(&runtime, &admin)?;
         let mut control_plane = Self {
-            _etcd: etcd::start(&host, &directory)?,
+            etcd: Some(etcd::start(&host, &directory)?),
             manager: None,
             api: None,
             spec,
@@ -147,6 +147,32 @@ impl ControlPlane {
         };
         let api = Daemon::start(&self.host, program, &self.api_arguments(), &self.directory);
         self.api = Some(api?);
+        self.wait_until_ready()
+    }
+
+    /// Kills etcd (SIGKILL). The API server runs on without its objects.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn kill_etcd(&mut self) -> Result<()> {
+        self.etcd.take().map_or(Ok(()), Daemon::kill)
+    }
+
+    /// Starts etcd after [`ControlPlane::kill_etcd`], with what it had.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn start_etcd(&mut self) -> Result<()> {
+        self.kill_etcd()?;
+        self.etcd = Some(etcd::start(&self.host, &self.directory)?);
+        Ok(())
+    }
+
+    /// Waits until the API server is ready.
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
         self.wait_until("the API server is ready", |client| {
             Ok(client.text("/readyz")? == "ok")
         })
