@@ -29,8 +29,8 @@ impl Action {
             [down] if down == "down" => Ok(Self::Down),
             [status] if status == "status" => Ok(Self::Status),
             _ => bail!(
-                "cluster takes up [--nodes N] [--families dual|ipv4|ipv6] [--proxy PROXY], down or \
-                 status, not {:?}",
+                "cluster takes up [--nodes N] [--families dual|ipv4|ipv6] [--cni ptp|flannel] \
+                 [--proxy PROXY], down or status, not {:?}",
                 arguments.join(" ")
             ),
         }
@@ -45,7 +45,11 @@ pub fn run(workspace: &Workspace, action: &Action) -> Result<ExitCode> {
     let privilege = Privilege::detect()?;
     match action {
         Action::Up(options) => {
-            setup::run(workspace, &[setup::Need::Lab, setup::Need::Cluster])?;
+            let mut needs = vec![setup::Need::Lab, setup::Need::Cluster];
+            if is_on_flannel(options) {
+                needs.push(setup::Need::Flannel);
+            }
+            setup::run(workspace, &needs)?;
             let archive = image::default_archive(workspace);
             image::run(workspace, &Output::Archive(archive.clone()))?;
             let mut up = script(workspace, privilege, "up.sh");
@@ -64,6 +68,13 @@ pub fn run(workspace: &Workspace, action: &Action) -> Result<ExitCode> {
 /// If there is no way to be root.
 pub fn e2e(workspace: &Workspace, options: &[String]) -> Result<ExitCode> {
     exit_code(script(workspace, Privilege::detect()?, "e2e.sh").args(options))
+}
+
+/// Whether arguments for `up.sh` ask for Flannel, which set-up builds only then.
+fn is_on_flannel(options: &[String]) -> bool {
+    options
+        .windows(2)
+        .any(|pair| pair[0] == "--cni" && pair[1] == "flannel")
 }
 
 /// A script of `tests/cluster`, with the programs that set-up has built.
