@@ -31,7 +31,7 @@ overlay() {
 	      path: /spec/template/spec/containers/0/args/-
 	      value: --cgroup-path=$UNIFIED/$CG/\$(NODE_NAME)
 	END
-	# On Flannel, local pods are told by the pods' networks, as docs/distributions has it.
+	# On Flannel, pods are told from other sources by the pods' networks.
 	[ "$CNI" != flannel ] || cat >> "$RUN/node-lb/kustomization.yaml" <<-END
 	- target: {kind: ConfigMap, name: node-lb}
 	  patch: |
