@@ -94,3 +94,19 @@ fn exit_code(command: &mut Command) -> Result<ExitCode> {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(1)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flannel_is_built_only_where_it_is_asked_for() {
+        let asks = |options: &str| {
+            let options: Vec<_> = options.split(' ').map(str::to_owned).collect();
+            is_on_flannel(&options)
+        };
+        assert!(asks("--nodes 3 --cni flannel --proxy kube-proxy-nft"));
+        assert!(!asks("--cni ptp"));
+        assert!(!asks("--nodes 3"));
+    }
+}
