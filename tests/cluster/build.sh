@@ -5,13 +5,15 @@
 #
 #   --control-plane  only etcd, kube-apiserver (and one of an older minor version), kube-controller-manager,
 #                    kube-proxy, kubectl and Helm; needs only Go
+#   --cni flannel    all, and Flannel, for `up.sh --cni flannel`
 #   --check          builds nothing; exit status 1 if there is something to build
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
-ALL=yes CHECK=
+ALL=yes CHECK= FLANNEL=
 while [ $# -gt 0 ]; do
 	case $1 in
 	--control-plane) ALL=;;
+	--cni) [ "${2:-}" = flannel ] || die "--cni takes flannel"; FLANNEL=yes; shift;;
 	--check) CHECK=yes;;
 	*) die "there is no option $1";;
 	esac
@@ -95,6 +97,15 @@ build_dns() {
 	go build -trimpath -ldflags '-s -w' -o "$BIN/" "$(go list -f '{{.ImportPath}}' tool)"
 }
 
+# flanneld, and the plugin that Flannel's own plugin has make the pods' devices.
+build_flannel() {
+	cd "$HERE/mods/flannel"
+	# Its back end UDP, which nobody chooses here, has a part in C.
+	CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo -ldflags "-s -w -extldflags -static -X github.com/flannel-io/flannel/pkg/version.Version=$(
+		go list -m -f '{{.Version}}' github.com/flannel-io/flannel)" -o "$BIN/flanneld" github.com/flannel-io/flannel
+	go build -trimpath -ldflags '-s -w' -o "$BIN/" github.com/containernetworking/plugins/plugins/main/bridge
+}
+
 # The file system under agnhost: the tools that the tests run in its shell, and busybox for all
 # other commands (upstream's image is Alpine). wget is GNU's, made to try once as busybox's does:
 # the one in Debian's busybox crashes on -T. merged-usr: else much Perl comes in to do the same.
@@ -125,5 +136,6 @@ if [ -n "$ALL" ]; then
 	step dns "$HERE"/mods/dns/go.{mod,sum}
 	step rootfs
 	step images "$HERE/images.py" "$BIN"/.{kubernetes,runtime,dns,rootfs}
+	[ -z "$FLANNEL" ] || step flannel "$HERE"/mods/flannel/go.{mod,sum} $(find "$HERE/mods/flannel/unused" -name '*.go' | sort)
 fi
 [ -n "$CHECK" ] || say "all in $BIN"

@@ -27,7 +27,7 @@ alive() { # alive NAME: prints its pid if that very process still runs
 }
 only_child() { # the pid of a process's one child, once it has it
 	local i c
-	for i in {1..100}; do
+	for i in {1..500}; do
 		c=$(cat "/proc/$1/task/$1/children" 2>/dev/null) || return 1
 		[ -n "$c" ] && { echo ${c%% *}; return; }
 		sleep 0.02

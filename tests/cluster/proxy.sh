@@ -31,6 +31,12 @@ overlay() {
 	      path: /spec/template/spec/containers/0/args/-
 	      value: --cgroup-path=$UNIFIED/$CG/\$(NODE_NAME)
 	END
+	# On Flannel, pods are told from other sources by the pods' networks.
+	[ "$CNI" != flannel ] || cat >> "$RUN/node-lb/kustomization.yaml" <<-END
+	- target: {kind: ConfigMap, name: node-lb}
+	  patch: |
+	    - {op: replace, path: /data/config.yaml, value: "cluster-cidr: $ALL_PODS"}
+	END
 }
 daemonset() { # daemonset apply|delete
 	kubectl kustomize "$RUN/node-lb" | kubectl "$1" -f - >> "$RUN/log/proxy.log"

@@ -4,9 +4,11 @@ set -Eeuo pipefail
 . "$(dirname "$0")/lib.sh"
 usage() {
 	cat <<-END
-	usage: up.sh [--nodes N] [--families dual|ipv4|ipv6] [--proxy PROXY] [--no-dns] [--no-lb]
+	usage: up.sh [--nodes N] [--families dual|ipv4|ipv6] [--cni ptp|flannel] [--proxy PROXY] [--no-dns] [--no-lb]
 	  --nodes N     number of nodes, each with kubelet and containerd (default 3)
 	  --families F  address families of nodes, pods and services (default dual, IPv4 first)
+	  --cni C       the pods' network (default ptp: routes between the nodes); flannel needs
+	                build.sh --cni flannel
 	  --proxy P     who implements Services on each node (default kube-proxy-nft):
 	                none | node-lb | kube-proxy-nft | kube-proxy-iptables |
 	                cmd:SHELL COMMAND (run in each node's namespaces, see proxy.sh)
@@ -15,11 +17,12 @@ usage() {
 	END
 	exit "${1:-2}"
 }
-NODES=3 FAMILIES=dual PROXY=kube-proxy-nft DNS=yes LB=yes
+NODES=3 FAMILIES=dual CNI=ptp PROXY=kube-proxy-nft DNS=yes LB=yes
 while [ $# -gt 0 ]; do
 	case $1 in
 	--nodes) NODES=$2; shift;;
 	--families) FAMILIES=$2; shift;;
+	--cni) CNI=$2; shift;;
 	--proxy) PROXY=$2; shift;;
 	--no-dns) DNS=;;
 	--no-lb) LB=;;
@@ -30,9 +33,11 @@ while [ $# -gt 0 ]; do
 done
 [[ $NODES =~ ^[1-9][0-9]?$ ]] || usage
 case $FAMILIES in dual|ipv4|ipv6) ;; *) usage;; esac
+case $CNI in ptp|flannel) ;; *) usage;; esac
 case $PROXY in none|node-lb|kube-proxy-nft|kube-proxy-iptables|cmd:?*) ;; *) usage;; esac
 [ "$(id -u)" = 0 ] || die "needs root"
 [ -e "$BIN/images.tar" ] || die "run build.sh first"
+[ "$CNI" != flannel ] || [ -x "$BIN/flanneld" ] || die "run build.sh --cni flannel first"
 [ ! -e "$RUN" ] || die "$RUN is there: run down.sh first"
 
 fail() {
@@ -65,7 +70,7 @@ nodes() { seq -f 'node-%g' "$NODES"; }
 mkdir -p "$RUN"/{pids,log,pki,kubeconfig}
 chmod 700 "$RUN"
 cat > "$RUN/env" <<-END
-	NODES=$NODES FAMILIES=$FAMILIES
+	NODES=$NODES FAMILIES=$FAMILIES CNI=$CNI
 	ALL_PODS=$ALL_PODS SERVICES=$SERVICES API=$API
 END
 
@@ -137,11 +142,12 @@ plug client "$CLIENT"
 for i in $(seq "$NODES"); do plug "node-$i" "$(addr $((10 + i)))"; done
 # Equal-cost paths to a LoadBalancer address (lb.py) are chosen per connection.
 nsenter -t "$(alive ns-client)" -n sysctl -qw net.ipv4.fib_multipath_hash_policy=1 net.ipv6.fib_multipath_hash_policy=1
-# Each node, and the API server, knows the way to all other nodes' pods. The client, a host
-# outside the cluster, does not.
+# Each node, and the API server, knows the way to all other nodes' pods; between nodes, Flannel may be that way.
+# The client, a host outside the cluster, does not.
 for n in cp client $(nodes); do
 	for a in $(addr 1 | tr , ' '); do nsenter -t "$(alive "ns-$n")" -n ip route add default via "$a"; done
 	[ "$n" != client ] || continue
+	[ "$CNI" = ptp ] || [ "$n" = cp ] || continue
 	for i in $(seq "$NODES"); do
 		[ "$n" = "node-$i" ] && continue
 		paste <(pods "$i" | tr , '\n') <(addr $((10 + i)) | tr , '\n') | while read -r net via; do
@@ -149,8 +155,9 @@ for n in cp client $(nodes); do
 		done
 	done
 done
-# What pods send out of the cluster has their node's address there, by conntrack as with most CNIs.
-for i in $(seq "$NODES"); do
+# What pods send out of the cluster has their node's address there, by conntrack as with most CNIs. Flannel sees to
+# that itself.
+[ "$CNI" != ptp ] || for i in $(seq "$NODES"); do
 	nsenter -t "$(alive "ns-node-$i")" -n nft -f - <<-END
 	table inet cni-masquerade {
 	  chain postrouting {
@@ -190,6 +197,7 @@ user admin admin system:masters
 user kcm system:kube-controller-manager
 user scheduler system:kube-scheduler
 user proxy system:kube-proxy
+[ "$CNI" != flannel ] || user flannel flannel
 for n in $(nodes); do user "kubelet-$n" "system:node:$n" system:nodes; done
 cd "$HERE"
 
@@ -204,6 +212,22 @@ spawn cp kube-apiserver "$BIN/kube-apiserver" --etcd-servers=http://127.0.0.1:23
 	--service-account-key-file="$RUN/pki/sa.pub" --service-account-signing-key-file="$RUN/pki/sa.key" \
 	--token-auth-file="$RUN/pki/tokens.csv" --authorization-mode=Node,RBAC --allow-privileged=true \
 	--kubelet-preferred-address-types=InternalIP --enable-aggregator-routing=true
+
+# --- The pods' network.
+# pods_by_ptp NODE: a veth pair to each pod, with no bridge.
+pods_by_ptp() {
+	local n=$1 i ranges routes
+	i=${n#node-}
+	ranges=$(for p in $(pods "$i" | tr , ' '); do printf '[{"subnet": "%s"}],' "$p"; done)
+	routes=$(fam '{"dst": "0.0.0.0/0"}' '{"dst": "::/0"}')
+	cat > "$RUN/$n/lib/cni/net.d/10-pods.conflist" <<-END
+	{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+	  {"type": "ptp", "mtu": 1500, "ipMasq": false,
+	   "ipam": {"type": "host-local", "dataDir": "/run/cni-ipam", "ranges": [${ranges%,}], "routes": [$routes]}},
+	  {"type": "portmap", "capabilities": {"portMappings": true}, "backend": "nftables"}]}
+	END
+}
+. "$HERE/flannel.sh"
 
 # --- containerd on each node, with the images.
 for n in $(nodes); do
@@ -235,15 +259,7 @@ for n in $(nodes); do
 	        SystemdCgroup = false
 	END
 	mkdir -p "$RUN/$n/lib/cni/net.d"
-	i=${n#node-}
-	ranges=$(for p in $(pods "$i" | tr , ' '); do printf '[{"subnet": "%s"}],' "$p"; done)
-	routes=$(fam '{"dst": "0.0.0.0/0"}' '{"dst": "::/0"}')
-	cat > "$RUN/$n/lib/cni/net.d/10-ptp.conflist" <<-END
-	{"cniVersion": "1.0.0", "name": "pods", "plugins": [
-	  {"type": "ptp", "mtu": 1500, "ipMasq": false,
-	   "ipam": {"type": "host-local", "dataDir": "/run/cni-ipam", "ranges": [${ranges%,}], "routes": [$routes]}},
-	  {"type": "portmap", "capabilities": {"portMappings": true}, "backend": "nftables"}]}
-	END
+	[ "$CNI" != ptp ] || pods_by_ptp "$n"
 	spawn "$n" "containerd-$n" env PATH="$BIN:$PATH" "$BIN/containerd" --config "$RUN/$n/containerd.toml" --log-level warn
 done
 load_images() {
@@ -260,7 +276,8 @@ spawn cp kube-controller-manager "$BIN/kube-controller-manager" --kubeconfig="$R
 	--use-service-account-credentials --leader-elect=false --service-cluster-ip-range="$SERVICES"
 spawn cp kube-scheduler "$BIN/kube-scheduler" --kubeconfig="$RUN/kubeconfig/scheduler" --leader-elect=false
 
-# The nodes are made here, not by their kubelets: so that the pod ranges are those routed above.
+# The nodes are made here, not by their kubelets: so that the pod ranges are those routed above. They have the annotation
+# that kubelet gives them, because flanneld ends on a node without any.
 for i in $(seq "$NODES"); do
 	cat <<-END
 	---
@@ -268,6 +285,7 @@ for i in $(seq "$NODES"); do
 	kind: Node
 	metadata:
 	  name: node-$i
+	  annotations: {volumes.kubernetes.io/controller-managed-attach-detach: "true"}
 	  labels: {kubernetes.io/hostname: node-$i, topology.kubernetes.io/zone: zone-$(((i - 1) % 3 + 1)), topology.kubernetes.io/region: here}
 	spec:
 	  podCIDR: $(first "$(pods "$i")")
@@ -275,6 +293,7 @@ for i in $(seq "$NODES"); do
 	END
 done > "$RUN/nodes.yaml"
 kubectl create -f - < "$RUN/nodes.yaml" > "$RUN/log/nodes.log"
+[ "$CNI" != flannel ] || flannel_up
 for p in "${loads[@]}"; do wait "$p" || die "images not loaded, see $RUN/log"; done
 say "images on all nodes"
 for i in $(seq "$NODES"); do

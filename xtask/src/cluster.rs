@@ -29,8 +29,8 @@ impl Action {
             [down] if down == "down" => Ok(Self::Down),
             [status] if status == "status" => Ok(Self::Status),
             _ => bail!(
-                "cluster takes up [--nodes N] [--families dual|ipv4|ipv6] [--proxy PROXY], down or \
-                 status, not {:?}",
+                "cluster takes up [--nodes N] [--families dual|ipv4|ipv6] [--cni ptp|flannel] \
+                 [--proxy PROXY], down or status, not {:?}",
                 arguments.join(" ")
             ),
         }
@@ -45,11 +45,14 @@ pub fn run(workspace: &Workspace, action: &Action) -> Result<ExitCode> {
     let privilege = Privilege::detect()?;
     match action {
         Action::Up(options) => {
-            let needs = [
+            let mut needs = vec![
                 setup::Need::Lab,
                 setup::Need::ControlPlane,
                 setup::Need::Cluster,
             ];
+            if is_on_flannel(options) {
+                needs.push(setup::Need::Flannel);
+            }
             setup::run(workspace, &needs)?;
             let archive = image::default_archive(workspace);
             image::run(workspace, &Output::Archive(archive.clone()))?;
@@ -71,6 +74,13 @@ pub fn e2e(workspace: &Workspace, options: &[String]) -> Result<ExitCode> {
     exit_code(script(workspace, Privilege::detect()?, "e2e.sh").args(options))
 }
 
+/// Whether arguments for `up.sh` ask for Flannel, which set-up builds only then.
+fn is_on_flannel(options: &[String]) -> bool {
+    options
+        .windows(2)
+        .any(|pair| pair[0] == "--cni" && pair[1] == "flannel")
+}
+
 /// A script of `tests/cluster`, with the programs that set-up has built.
 fn script(workspace: &Workspace, privilege: Privilege, name: &str) -> Command {
     let programs = Places::from_env().cluster_programs();
@@ -87,4 +97,20 @@ fn exit_code(command: &mut Command) -> Result<ExitCode> {
     // A script that a signal ended has no code.
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flannel_is_built_only_where_it_is_asked_for() {
+        let asks = |options: &str| {
+            let options: Vec<_> = options.split(' ').map(str::to_owned).collect();
+            is_on_flannel(&options)
+        };
+        assert!(asks("--nodes 3 --cni flannel --proxy kube-proxy-nft"));
+        assert!(!asks("--cni ptp"));
+        assert!(!asks("--nodes 3"));
+    }
 }

@@ -17,6 +17,8 @@ pub enum Extent {
     ControlPlane,
     /// Also the nodes' programs, the images of their pods, and the end-to-end tests.
     Whole,
+    /// And Flannel.
+    WithFlannel,
 }
 
 /// Whether anything has to be built.
@@ -41,7 +43,7 @@ pub(super) fn build(
              tests and the benchmark run against",
             "building the Kubernetes control plane",
         ),
-        Extent::Whole => (
+        Extent::Whole | Extent::WithFlannel => (
             "Kubernetes, containerd, CoreDNS and the end-to-end tests: a cluster on this machine",
             "building the cluster",
         ),
@@ -61,9 +63,11 @@ pub(super) fn build(
 
 fn build_script(workspace: &Workspace, places: &Places, extent: Extent) -> Command {
     let mut command = Command::new(directory(workspace).join("build.sh"));
-    if extent == Extent::ControlPlane {
-        command.arg("--control-plane");
-    }
+    match extent {
+        Extent::ControlPlane => command.arg("--control-plane"),
+        Extent::Whole => &mut command,
+        Extent::WithFlannel => command.args(["--cni", "flannel"]),
+    };
     command.env("NODE_LB_CLUSTER_BIN", places.cluster_programs());
     command
 }

@@ -32,6 +32,8 @@ pub enum Need {
     Kernels,
     /// Run a whole Kubernetes cluster.
     Cluster,
+    /// Run one whose pods' network is Flannel.
+    Flannel,
 }
 
 impl Need {
@@ -63,6 +65,7 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
         false => Vec::new(),
     };
     let extent = [
+        (Need::Flannel, Extent::WithFlannel),
         (Need::Cluster, Extent::Whole),
         (Need::ControlPlane, Extent::ControlPlane),
     ];
