@@ -231,11 +231,17 @@ pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
     match foreign {
         Some(path) => Err(PinError::Foreign { path }),
         None => match fs::remove_dir(root) {
-            // What a container has of the node's file system: it stays, empty.
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(removed),
+            Err(error) if is_mount_point(&error) => Ok(removed),
             done => done.map(|()| removed).map_err(failed("remove", root)),
         },
     }
+}
+
+/// Whether a directory cannot be removed because it is what a container has of the node's file
+/// system. It stays, empty. The kernel looks first at the mount above, which may be read-only.
+fn is_mount_point(error: &io::Error) -> bool {
+    use io::ErrorKind::{ReadOnlyFilesystem, ResourceBusy};
+    matches!(error.kind(), ResourceBusy | ReadOnlyFilesystem)
 }
 
 /// The root of pins for a process that only tries programs out, below that of an agent, which does
