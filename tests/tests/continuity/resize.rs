@@ -176,8 +176,8 @@ fn start_agents(ground: &mut Balanced, size: u32) {
 /// Returns when an agent is about to exchange programs, or has nothing to change.
 fn wait_for_a_change(agents: &[Agent]) {
     let says = [
-        "changes the flow table's size",
-        "goes on with a change",
+        "changing the flow table's size",
+        "continuing an interrupted change",
         "the first state is in the maps",
     ];
     let is_there = |agent: &Agent| {

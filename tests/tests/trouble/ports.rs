@@ -19,7 +19,7 @@ fn taken_addresses_are_said_and_opened_once_free() -> Result<()> {
     let squatter = squatter.http(HEALTH.port()).start(node)?;
     let ready = Readiness::Log("the first state is in the maps".to_owned());
     let agent = Agent::start(node, balanced::spec(node, &[])?.ready(ready))?;
-    for (address, purpose) in [(HEALTH, "health checks"), (METRICS, "metrics")] {
+    for (address, purpose) in [(HEALTH, "healthz"), (METRICS, "metrics")] {
         eventually(|| {
             let log = agent.log().map_err(|e| format!("{e:#}"))?;
             let said = |line: &&str| {
