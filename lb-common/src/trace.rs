@@ -94,8 +94,6 @@ pub struct Trail<A> {
     /// The packet as it leaves.
     pub rewrite: Rewrite<A>,
     pub connection: Connection<A>,
-    /// The verdict as it is, for the hook: kept here while it is logged, not on the hook's stack.
-    pub verdict: Verdict,
 }
 
 /// A connection: who opened it, to where, and who serves it.
@@ -164,6 +162,7 @@ impl<A: Address> Trail<A> {
     }
 
     /// Notes the flow that a packet belongs to.
+    // Out of line: what it keeps would be on the hook's stack, for which Linux 6.1 has no room.
     #[inline(never)]
     pub fn note_flow(&mut self, record: Record<A>, known: Known) {
         // SAFETY: records stay valid until every program that can see them ends.
@@ -188,7 +187,6 @@ impl<A: Address> Trail<A> {
         trail.action = verdict.action as u32;
         trail.reason = verdict.reason as u32;
         trail.leaves_by = verdict.ifindex;
-        trail.verdict = verdict;
     }
 
     /// Notes what a socket's `connect` or `sendmsg` asks for. It knows no flow.

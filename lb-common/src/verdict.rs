@@ -170,13 +170,6 @@ pub enum Action {
     Drop,
 }
 
-impl Default for Verdict {
-    #[inline(always)]
-    fn default() -> Self {
-        Self::pass(Reason::NotIp)
-    }
-}
-
 impl Verdict {
     /// Lets the frame go on its way.
     #[inline(always)]

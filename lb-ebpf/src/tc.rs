@@ -122,10 +122,10 @@ fn family<A: FamilyMaps, D: Direction, const TRACES: bool>(
     // SAFETY: the element is this CPU's and this hook's.
     let work = unsafe { &mut *work };
     let verdict = D::handle::<A, TRACES>(kernel, frame, work);
-    match TRACES {
-        true => trace::packet(work, D::HOOK, frame.ifindex(), verdict),
-        false => verdict,
+    if TRACES {
+        trace::packet(work, D::HOOK, frame.ifindex(), verdict);
     }
+    verdict
 }
 
 #[inline(always)]

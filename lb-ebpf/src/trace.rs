@@ -16,20 +16,11 @@ use lb_common::{
 
 use crate::{family::FamilyMaps, kernel::Kernel, maps::TRACE};
 
-/// Logs a packet at the end of its way through a hook, if it is to be. Returns the verdict, which
-/// waits in the trail: on the hook's stack it would be beyond what Linux 6.1 has for a chain of
-/// calls.
+/// Logs a packet at the end of its way through a hook, if it is to be.
 #[inline(always)]
-pub fn packet<A: FamilyMaps>(
-    work: &mut Work<A>,
-    hook: Hook,
-    ifindex: u32,
-    verdict: Verdict,
-) -> Verdict {
+pub fn packet<A: FamilyMaps>(work: &mut Work<A>, hook: Hook, ifindex: u32, verdict: Verdict) {
     Trail::end(work, hook, ifindex, verdict);
     A::trace(&mut work.trail);
-    // SAFETY: written above, in an element that is this CPU's and this hook's.
-    unsafe { (&raw const work.trail.verdict).read_volatile() }
 }
 
 /// Notes that a socket asks for a destination.

@@ -54,10 +54,10 @@ fn family<A: FamilyMaps, const VIRTUAL: bool, const TRACES: bool>(
     // SAFETY: the element is this CPU's and this hook's.
     let work = unsafe { &mut *work };
     let verdict = pipeline::ingress(kernel, frame, work);
-    match TRACES {
-        true => trace::packet(work, Hook::Xdp, frame.ifindex(), verdict),
-        false => verdict,
+    if TRACES {
+        trace::packet(work, Hook::Xdp, frame.ifindex(), verdict);
     }
+    verdict
 }
 
 struct XdpFrame<const VIRTUAL: bool> {
