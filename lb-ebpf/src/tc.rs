@@ -17,6 +17,7 @@ use lb_common::{
     packet::Packet,
     parse::{self, ETHERNET},
     pipeline,
+    trace::Trail,
     verdict::{Action, Hook, Reason, Verdict},
     work::Work,
 };
@@ -24,7 +25,6 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     kernel::{Kernel, count},
-    trace,
 };
 
 /// Bytes that are made accessible directly: Ethernet, IPv6 with extensions, an ICMP error and what
@@ -123,9 +123,17 @@ fn family<A: FamilyMaps, D: Direction, const TRACES: bool>(
     let work = unsafe { &mut *work };
     let verdict = D::handle::<A, TRACES>(kernel, frame, work);
     if TRACES {
-        trace::packet(work, D::HOOK, frame.ifindex(), verdict);
+        Trail::end(work, D::HOOK, frame.ifindex(), verdict);
+        log(work);
     }
     verdict
+}
+
+/// Logs a packet if it is to be. Out of line: what is kept between the calls in there would be on
+/// the hook's stack, which with what opening a flow takes is all that Linux 6.1 has.
+#[inline(never)]
+fn log<A: FamilyMaps>(work: &mut Work<A>) {
+    A::trace(&mut work.trail);
 }
 
 #[inline(always)]

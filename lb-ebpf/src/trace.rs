@@ -56,7 +56,7 @@ macro_rules! family {
         }
 
         /// Logs a packet if it is to be.
-        #[inline(never)]
+        #[inline(always)]
         pub fn $trace(trail: &mut Trail<$family>) {
             $resolve(trail);
             let id = $take(trail);

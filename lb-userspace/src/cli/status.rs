@@ -23,7 +23,6 @@ const SHOWN: usize = 20;
 /// Of a map's entries, how many in a hundred are in use when it is shown.
 const NEARLY_FULL: u64 = 80;
 
-/// Show what the agent on this node is doing, and what it cannot do
 /// Show the state and the problems of the agent on this node
 #[derive(Args, Debug)]
 pub struct Command {

@@ -50,15 +50,15 @@ pub struct Command {
     #[arg(long, value_name = "PROTOCOL")]
     protocol: Option<Protocol>,
 
-    /// At most so many packets
+    /// Number of packets after which the trace ends
     #[arg(long, value_name = "PACKETS", default_value_t = 20)]
     limit: u32,
 
-    /// At most for so long
+    /// Number of seconds after which the trace ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     seconds: u64,
 
-    /// Where the agent listens
+    /// Socket of the agent
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 
