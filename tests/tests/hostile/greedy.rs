@@ -21,6 +21,9 @@ const NEIGHBOUR: u8 = 2;
 /// In a table that is half full, about one new flow in 50,000 finds its places taken. So none of
 /// these few connections does.
 const GOOD: usize = 20;
+/// Connections that fail in a row where a Service has reached its share. One alone may be a SYN that
+/// a busy machine has lost.
+const TRIES: usize = 3;
 /// Closed flows end after five seconds, and the agent notices that within some more.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
@@ -42,7 +45,8 @@ fn connections_held_open_leave_room_for_other_services() -> Result<()> {
         let mut findings = Findings::default();
 
         let open = || Held::open(&ground.attacker, greedy).ok();
-        let mut held: Vec<_> = iter::from_fn(open).take(2 * share).collect();
+        let several = || (0..TRIES).find_map(|_| open());
+        let mut held: Vec<_> = iter::from_fn(several).take(2 * share).collect();
         findings.note(
             held.len().abs_diff(share) <= ABOUT,
             format!("{} connections held, about {share} expected", held.len()),
