@@ -18,6 +18,7 @@ mod check;
 mod cleanup;
 mod explain;
 mod flows;
+mod local_api;
 mod mount_bpffs;
 mod output;
 mod plan;

@@ -1,17 +1,12 @@
 //! `node-lb status`: the state of the agent on this node, and what it cannot do.
 
-use std::{
-    fmt::Write as _,
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fmt::Write as _, os::unix::net::UnixStream, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 
-use super::output::Output;
-use crate::{agent::status::Status, config::DEFAULT_SOCKET, http::get};
+use super::{local_api::LocalApi, output::Output};
+use crate::{agent::status::Status, http::get};
 
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -26,9 +21,8 @@ const NEARLY_FULL: u64 = 80;
 /// Show the state and the problems of the agent on this node
 #[derive(Args, Debug)]
 pub struct Command {
-    /// Socket of the agent
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
+    #[command(flatten)]
+    agent: LocalApi,
 
     /// Format of the output; JSON is the agent's own answer
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
@@ -39,12 +33,7 @@ impl Command {
     /// # Errors
     /// If no agent answers.
     pub fn run(self) -> anyhow::Result<()> {
-        let body = ask(&self.socket).with_context(|| {
-            format!(
-                "cannot ask the agent at {}: is it running, and with this --socket?",
-                self.socket.display()
-            )
-        })?;
+        let body = self.agent.asking(DEADLINE, ask)?;
         let status: Status = serde_json::from_str(&body)
             .context("the agent's answer is not a status; is it of another version?")?;
         super::print(&self.output.text(&status, render)?)
@@ -52,9 +41,7 @@ impl Command {
 }
 
 /// The body of the agent's answer.
-fn ask(socket: &Path) -> anyhow::Result<String> {
-    let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(DEADLINE))?;
+fn ask(stream: UnixStream) -> anyhow::Result<String> {
     match get(stream, "/status")? {
         (200, body) => Ok(body),
         (code, body) => bail!("it answered {code}: {}", body.trim_end()),

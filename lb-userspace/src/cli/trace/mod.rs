@@ -2,8 +2,6 @@
 
 use std::{
     io::{BufRead as _, Read as _},
-    os::unix::net::UnixStream,
-    path::PathBuf,
     time::Duration,
 };
 
@@ -11,9 +9,8 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use lb_common::verdict::Reason;
 
-use super::output::Output;
+use super::{local_api::LocalApi, output::Output};
 use crate::{
-    config::DEFAULT_SOCKET,
     http,
     trace::{Ask, Event, Protocol, ServiceRef, Side, reason},
 };
@@ -58,9 +55,8 @@ pub struct Command {
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     seconds: u64,
 
-    /// Socket of the agent
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
+    #[command(flatten)]
+    agent: LocalApi,
 
     /// Form of the output; JSON is an object per packet, a line each
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
@@ -81,17 +77,9 @@ impl Command {
             duration: Duration::from_secs(self.seconds),
         };
         ask.check().map_err(|error| anyhow!("--{error}"))?;
-        let connect = || {
-            let stream = UnixStream::connect(&self.socket)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            http::open(stream, &format!("/trace?{}", ask.to_query()))
-        };
-        let (code, mut answer) = connect().with_context(|| {
-            format!(
-                "cannot ask the agent at {}: is it running, and with this --socket?",
-                self.socket.display()
-            )
-        })?;
+        let path = format!("/trace?{}", ask.to_query());
+        let open = |stream| http::open(stream, &path);
+        let (code, mut answer) = self.agent.asking(PATIENCE, open)?;
         if code != 200 {
             let mut body = String::new();
             answer.read_to_string(&mut body)?;

@@ -100,48 +100,17 @@ impl Programming {
     }
 
     fn change_table(&self) -> Table {
-        let columns = [
-            "by",
-            "services",
-            "wall ms",
-            "[min..max]",
-            "work ms",
-            "[min..max]",
-            "CPU ms",
-            "[min..max]",
-        ];
-        let mut table = Table::new("One endpoint replaced by another", 1, &columns);
-        for ((services, proxy), changes) in &self.changes {
-            let mut row = vec![proxy.name().to_owned(), services.to_string()];
-            row.extend(cells(changes, |change| millis(change.wall), 2));
-            row.extend(cells(changes, |change| millis(change.work), 2));
-            row.extend(cells(changes, |change| millis(change.cpu), 2));
-            table.add(row);
-        }
-        table
+        let changes = self.changes.iter();
+        let rows = changes.map(|((services, proxy), changes)| (proxy.name(), services, changes));
+        let title = "One endpoint replaced by another";
+        table_of_changes(title, ["by", "services"], 2, rows)
     }
 
     fn wide_table(&self) -> Table {
-        let columns = [
-            "is",
-            "beside",
-            "wall ms",
-            "[min..max]",
-            "work ms",
-            "[min..max]",
-            "CPU ms",
-            "[min..max]",
-        ];
+        let wide = self.wide.iter();
+        let rows = wide.map(|((services, step), changes)| (step.name(), services, changes));
         let title = format!("A Service of {} addresses", PORTS * ADDRESSES);
-        let mut table = Table::new(&title, 1, &columns);
-        for ((services, step), changes) in &self.wide {
-            let mut row = vec![step.name().to_owned(), services.to_string()];
-            row.extend(cells(changes, |change| millis(change.wall), 1));
-            row.extend(cells(changes, |change| millis(change.work), 1));
-            row.extend(cells(changes, |change| millis(change.cpu), 1));
-            table.add(row);
-        }
-        table
+        table_of_changes(&title, ["is", "beside"], 1, rows)
     }
 
     fn starts_table(&self) -> Table {
@@ -218,6 +187,34 @@ impl Programming {
             })
             .collect()
     }
+}
+
+/// What changes took, a row for each name and number of services, under the heads `name` and `number`.
+fn table_of_changes<'a>(
+    title: &str,
+    [name, number]: [&str; 2],
+    decimals: usize,
+    rows: impl Iterator<Item = (&'a str, &'a u32, &'a Vec<Change>)>,
+) -> Table {
+    let columns = [
+        name,
+        number,
+        "wall ms",
+        "[min..max]",
+        "work ms",
+        "[min..max]",
+        "CPU ms",
+        "[min..max]",
+    ];
+    let mut table = Table::new(title, 1, &columns);
+    for (name, services, changes) in rows {
+        let mut row = vec![name.to_owned(), services.to_string()];
+        row.extend(cells(changes, |change| millis(change.wall), decimals));
+        row.extend(cells(changes, |change| millis(change.work), decimals));
+        row.extend(cells(changes, |change| millis(change.cpu), decimals));
+        table.add(row);
+    }
+    table
 }
 
 fn figures<T>(samples: &[T], value: impl Fn(&T) -> f64) -> Option<Figures> {

@@ -1,0 +1,41 @@
+//! The agent's local API, for commands that ask it.
+
+use std::{os::unix::net::UnixStream, path::PathBuf, time::Duration};
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::config::DEFAULT_SOCKET;
+
+/// Where the agent answers.
+#[derive(Args, Debug)]
+pub struct LocalApi {
+    /// Socket of the agent
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+}
+
+impl LocalApi {
+    /// Connects to the agent and has `ask` ask it. The agent may be silent for `patience`.
+    ///
+    /// # Errors
+    ///
+    /// If no agent answers, or `ask` fails; both name the socket.
+    pub fn asking<T>(
+        &self,
+        patience: Duration,
+        ask: impl FnOnce(UnixStream) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let connect = || {
+            let stream = UnixStream::connect(&self.socket)?;
+            stream.set_read_timeout(Some(patience))?;
+            ask(stream)
+        };
+        connect().with_context(|| {
+            format!(
+                "cannot ask the agent at {}: is it running, and with this --socket?",
+                self.socket.display()
+            )
+        })
+    }
+}
