@@ -76,6 +76,16 @@ impl Held {
         self.local
     }
 
+    /// What it is connected to, as the client sees it.
+    ///
+    /// # Errors
+    ///
+    /// If it is no longer connected.
+    pub fn peer(&self) -> Result<SocketAddr> {
+        let peer = self.stream.get_ref().peer_addr()?.as_socket();
+        peer.context("a TCP socket that is connected to no address")
+    }
+
     /// Its sequence numbers.
     pub fn numbers(&self) -> Result<Numbers> {
         tcp::numbers(self.stream.get_ref()).context("cannot read sequence numbers")

@@ -202,12 +202,11 @@ impl Ground {
 
     /// Whether a flow of node-lb's, on any node, is that connection.
     fn has_flow(&self, connection: &Held) -> bool {
+        // A client's port serves several connections at once, to other nodes or over UDP.
+        let ends = (connection.local(), connection.peer().unwrap());
         let nodes = 1..=self.cluster.lab().nodes().len();
-        let mut found = nodes.filter_map(|index| {
-            let flow = self.cluster.ground.flow_of(index, connection.local());
-            flow.unwrap()
-        });
-        found.next().is_some()
+        let mut flows = nodes.flat_map(|index| self.cluster.ground.flows(index).unwrap());
+        flows.any(|flow| flow.protocol == "TCP" && (flow.client, flow.frontend) == ends)
     }
 
     #[track_caller]
