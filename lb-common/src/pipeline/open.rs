@@ -248,12 +248,16 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
 #[inline(always)]
 pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
     tables: &T,
-    work: &Work<A>,
+    work: &mut Work<A>,
     index: u64,
 ) -> Verdict {
     if index != NONE {
         // It has a flow, which is not available at the moment.
         return Verdict::drop(Reason::InsertRace);
+    }
+    if tcp::opens(work.segment.flags) {
+        // Source NAT by other rules, such as kube-proxy's, takes ports of closed flows.
+        make_way(tables, work);
     }
     match unopened(tables, work) {
         Some(reason) => Verdict::drop(reason),

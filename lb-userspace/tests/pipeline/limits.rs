@@ -18,7 +18,7 @@ use node_lb::{config::PortRange, memory::ProgrammedTables, plan::FrontendKind};
 
 use crate::{
     conversation::{Conversation, Side},
-    hooks::{ingress, through},
+    hooks::{egress, ingress, through},
     scene::{Client, Place, Scene},
 };
 
@@ -244,6 +244,30 @@ fn a_closed_flow_does_not_translate_answers_of_a_connection_past_its_service() {
             let direct = scene.frame(client, endpoint, SYN, b"");
             assert_eq!(ingress(&tables, &direct).frame, direct);
             let answer = scene.frame(endpoint, client, SYN | ACK, b"answer");
+            let untouched = ingress(&tables, &answer).frame == answer;
+            assert_eq!(untouched, closed, "after flags {last:x}");
+        }
+    }
+}
+
+/// Another service proxy, or any rule for source NAT, may take a port that node-lb has used.
+#[test]
+fn a_closed_flow_does_not_translate_answers_to_a_port_that_another_rule_has_taken() {
+    for family in [IpFamily::V4, IpFamily::V6] {
+        for (last, closed) in [(ACK, false), (FIN | ACK, false), (RST, true)] {
+            let scene = Scene {
+                endpoints: vec![Place::Remote],
+                ..Scene::new(family, TCP)
+            };
+            let tables = scene.tables();
+            let mut talk = Conversation::established(&scene, &tables, 4000);
+            talk.send(Side::Client, last, b"");
+            let (port, endpoint) = talk.there.unwrap();
+            assert_eq!(port.ip(), scene.node());
+
+            let masqueraded = scene.frame(port, endpoint, SYN, b"");
+            assert_eq!(egress(&tables, &masqueraded).frame, masqueraded);
+            let answer = scene.frame(endpoint, port, SYN | ACK, b"answer");
             let untouched = ingress(&tables, &answer).frame == answer;
             assert_eq!(untouched, closed, "after flags {last:x}");
         }

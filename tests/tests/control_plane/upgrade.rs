@@ -240,7 +240,7 @@ fn start_kube_proxies(cluster: &Cluster, mode: ProxyMode, ports: ProxyPorts) -> 
 struct Connections {
     /// From outside, from a pod and from a node's own processes, which node-lb translates when they
     /// connect.
-    busy: Vec<RunningLoad>,
+    busy: Vec<(String, RunningLoad)>,
     /// From outside and from pods; they say something only when they are asked.
     routed: Vec<Held>,
 }
@@ -249,7 +249,8 @@ impl Connections {
     fn open(ground: &Ground) -> Self {
         let start = |(from, request): (&Host, Request)| {
             let request = request.deadline(patient(ANSWER));
-            load(request).persistent().start(from).unwrap()
+            let way = format!("{from} with {request:?}");
+            (way, load(request).persistent().start(from).unwrap())
         };
         let open = |(from, target)| Held::open(from, target).unwrap();
         let busy = ways(&ground.cluster, &ground.service);
@@ -274,10 +275,10 @@ impl Connections {
     #[track_caller]
     fn end(mut self) {
         self.go_on();
-        for load in self.busy {
+        for (way, load) in self.busy {
             let report = load.stop().unwrap();
             let good = report.ok > 0 && report.failed == 0 && report.reconnects == 0;
-            assert!(good, "{report}");
+            assert!(good, "{way}: {report}");
         }
     }
 }
