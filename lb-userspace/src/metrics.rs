@@ -62,6 +62,10 @@ pub struct Metrics {
     pub local_addresses: LocalAddressMetrics,
     /// Things wrong in the source right now: broken files, refused objects.
     pub source_problems: IntGauge,
+    /// Pins that others removed and the agent made again.
+    pub pins_restored: IntCounter,
+    /// 1 while pins are gone and cannot be made again.
+    pub pins_missing: IntGauge,
     /// 1 while packets are traced.
     pub trace_running: IntGauge,
     /// healthCheckNodePort servers that are open.
@@ -192,6 +196,14 @@ impl Metrics {
             source_problems: register.gauge(
                 "node_lb_source_problems",
                 "Files and objects of the source that cannot be used at this moment.",
+            ),
+            pins_restored: register.counter(
+                "node_lb_pins_restored_total",
+                "Pins of programs and maps that were removed, and that the agent has made again.",
+            ),
+            pins_missing: register.gauge(
+                "node_lb_pins_missing",
+                "Whether pins are gone and cannot be made again: Services end with the agent.",
             ),
             trace_running: register.gauge(
                 "node_lb_trace_running",

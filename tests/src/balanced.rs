@@ -123,6 +123,18 @@ impl Balanced {
         Ok(())
     }
 
+    /// Starts those agents again that have ended, without waiting until they are ready.
+    pub fn relaunch_ended(&mut self) -> Result<()> {
+        let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
+        for agent in &mut self.agents {
+            if agent.check().is_err() {
+                let node = agent.node().clone();
+                *agent = Agent::launch(&node, spec_of(&node, &self.source, &arguments)?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Kills all agents with SIGKILL; what they put into the kernel stays.
     pub fn kill_agents(&mut self) -> Result<()> {
         mem::take(&mut self.agents)

@@ -171,9 +171,18 @@ impl Attachments {
         kernel.set_ways_back(self.ways_back(devices))
     }
 
-    /// Forgets a device that is gone. A later device with its index is another one.
-    pub fn forget(&mut self, ifindex: u32) {
-        self.attached.remove(&ifindex);
+    /// Forgets a device that is gone, and removes its pins. A later device with its index is another
+    /// one.
+    pub fn forget(&mut self, kernel: &Kernel, ifindex: u32) {
+        if let Some(attached) = self.attached.remove(&ifindex)
+            && let Err(error) = Attacher::new(&kernel.pins, self.tc).forget_device(ifindex)
+        {
+            let device = attached.name;
+            tracing::warn!(
+                device,
+                "the device is gone, but not all of its pins: {error}"
+            );
+        }
     }
 
     /// Removes what earlier agents left on devices that are gone or no longer of interest.

@@ -12,6 +12,7 @@ pub mod local_api;
 pub mod metrics_server;
 mod node;
 mod observe;
+mod pins;
 mod progress;
 mod report;
 mod resize;
@@ -137,6 +138,8 @@ struct Agent {
     cgroup_root: Option<PathBuf>,
     /// Why this node's pods cannot be told from other sources, if that is so.
     undetected: Option<String>,
+    /// Why what has lost its pin cannot be pinned again, if that is so.
+    unpinned: Option<String>,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -181,6 +184,7 @@ impl Agent {
             tracer: Tracer::default(),
             cgroup_root: None,
             undetected: None,
+            unpinned: None,
             in_sync_since: None,
             config,
             kernel,
@@ -259,6 +263,7 @@ impl Agent {
                 Some(request) = trace_asked.recv() => self.trace_asked(request),
                 step = self.tracer.next() => self.trace_step(step),
                 _ = quiet.tick() => {
+                    self.look_after_pins();
                     self.syncer.idle(QUIET);
                     self.syncer.watch_limits(Instant::now());
                     self.tell_of_service_ports();

@@ -88,6 +88,7 @@ impl Agent {
         of_object
             .into_iter()
             .chain(self.undetected.clone())
+            .chain(self.unpinned.clone())
             .collect()
     }
 

@@ -56,8 +56,8 @@ pub struct Status {
     /// Service ports with endpoints that refuse connections or do not answer.
     pub failing: Vec<Failing>,
     pub devices: Vec<Device>,
-    /// What the Node object lacks, or that there is none; and whether pods cannot be told from other
-    /// sources.
+    /// What the Node object lacks, or that there is none; whether pods cannot be told from other
+    /// sources; whether pins are gone.
     #[serde(default)]
     pub node_problems: Vec<String>,
     /// What the source has that cannot be used.

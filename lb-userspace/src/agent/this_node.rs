@@ -31,7 +31,7 @@ impl Agent {
         }
         for change in changes {
             if let DeviceEvent::Removed(device) = change {
-                self.attachments.forget(device.index);
+                self.attachments.forget(&self.kernel, device.index);
             }
         }
         if let Err(error) = self

@@ -94,6 +94,12 @@ impl Agent {
             let _ = request.started.send(Err(Refusal::Busy));
             return;
         }
+        // The programs that trace find the maps by their pins, and would make others.
+        self.look_after_pins();
+        if let Some(problem) = &self.unpinned {
+            let _ = request.started.send(Err(Refusal::Failed(problem.clone())));
+            return;
+        }
         self.metrics.trace_running.set(1);
         tracing::info!(asked = request.ask.to_query(), "traces packets");
         self.tracer.0 = State::Loading(Box::new(request), self.kernel.load_tracing());

@@ -1,6 +1,6 @@
 use std::io::Write;
 
-use clap::Parser;
+use clap::{Args as _, Parser};
 use tempfile::NamedTempFile;
 
 use super::*;
@@ -27,6 +27,41 @@ fn deployed_settings_are_settings() {
     file.write_all(settings.as_bytes()).unwrap();
     let arguments = file::arguments(file.path(), |_| false).unwrap();
     assert_eq!(arguments, [""; 0]);
+}
+
+/// The agent accepts the settings on each page about a distribution or a CNI, and has the flags that
+/// it names.
+#[test]
+fn documented_settings_are_settings() {
+    let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let pages = fs::read_dir(manifest.join("../docs/distributions")).unwrap();
+    let mut tried = 0;
+    for page in pages {
+        let path = page.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        for block in text.split("```yaml\n").skip(1) {
+            let values = block.split("```").next().unwrap();
+            let values: serde_json::Value = serde_saphyr::from_str(values).unwrap();
+            // JSON is YAML.
+            let settings = match &values["config"] {
+                serde_json::Value::Null => "{}".to_owned(),
+                config => config.to_string(),
+            };
+            let given = arguments(&settings, &[]).unwrap();
+            let given: Vec<_> = given.iter().map(String::as_str).collect();
+            let config = config(&given);
+            assert!(config.is_ok(), "{}: {config:?}", path.display());
+            tried += 1;
+        }
+        for flag in text.split("`--").skip(1) {
+            let name = flag.split(['`', '=', ' ']).next().unwrap();
+            let known = Flags::augment_args(clap::Command::new("settings"))
+                .get_arguments()
+                .any(|argument| argument.get_long() == Some(name));
+            assert!(known, "{}: there is no --{name}", path.display());
+        }
+    }
+    assert!(tried >= 13, "{tried} pages have settings");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::address::Addresses;
 use super::bpffs;
 use super::cgroup::Cgroup;
+use super::limit;
 use super::netns::Netns;
 
 /// A lab's name: up to ten lower-case letters and digits. No dash, so that no lab's prefix is the
@@ -170,6 +171,7 @@ impl Registry {
     pub fn remove(&self, id: &LabId) -> Result<()> {
         // Processes first: they may hold namespaces, and an agent would pin again.
         let mut results = vec![id.cgroup().and_then(|path| Cgroup::remove(&path))];
+        results.push(limit::remove_all(id));
         for name in entries_with_prefix(Path::new(Netns::DIR), &id.netns_prefix()) {
             results.push(Netns::remove(&name));
         }

@@ -9,6 +9,7 @@ mod handover;
 mod health;
 mod kills;
 mod maps;
+mod pins;
 mod resize;
 mod restart;
 mod rollout;

@@ -1,14 +1,15 @@
 //! Faults drawn at random, two at once, on a cluster under load. Whatever happens: no request to a
-//! Service that does not change fails, no Service is served by another one's pods, and what changed
-//! meanwhile is in force soon after the faults are mended.
+//! Service that does not change fails, no Service is served by another one's pods, what changed
+//! meanwhile is in force soon after the faults are mended, and everything is pinned again then.
 //!
 //! `NODE_LB_CHAOS_SEED` repeats a run, `NODE_LB_CHAOS_MINUTES` makes it longer.
 
+mod fault;
+
 use std::{
     collections::BTreeSet,
-    env,
+    env, fs,
     net::SocketAddr,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -16,10 +17,10 @@ use std::{
 use anyhow::{Result, ensure};
 use fastrand::Rng;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use lb_tests::{Cluster, Family, Request, patient};
-use nix::sys::signal::Signal;
+use lb_tests::{Balanced, Cluster, Family, Request, patient};
 use serde_json::json;
 
+use self::fault::{Fault, Faults};
 use super::support::{Everywhere, WEB, cluster, cluster_ip, scale, serve, servers_at};
 
 /// The Service whose pods come and go.
@@ -28,73 +29,10 @@ const CHURN: &str = "churn";
 const SHORT: Duration = Duration::from_secs(30);
 /// A change is in force so long after the faults are mended and the API server has it.
 const CONVERGED: Duration = Duration::from_secs(10);
+/// The same where agents start again: most of it goes to the kernel, which verifies the programs.
+const STARTED: Duration = Duration::from_secs(30);
 /// The longest that faults last.
 const LONGEST: u64 = 4;
-
-/// In the order in which two of them can be mended, and begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
-    EtcdKilled,
-    ApiServerKilled,
-    ConnectionsRefused,
-    AgentsStopped,
-    /// No new descriptors (EMFILE).
-    NoFiles,
-    AgentsKilled,
-}
-
-impl Fault {
-    const ALL: [Self; 6] = [
-        Self::ApiServerKilled,
-        Self::EtcdKilled,
-        Self::ConnectionsRefused,
-        Self::AgentsStopped,
-        Self::AgentsKilled,
-        Self::NoFiles,
-    ];
-
-    fn begin(self, cluster: &mut Cluster) -> Result<()> {
-        match self {
-            Self::ApiServerKilled => cluster.control_plane.kill_api(),
-            Self::EtcdKilled => cluster.control_plane.kill_etcd(),
-            Self::ConnectionsRefused => {
-                cluster.front.close();
-                Ok(())
-            }
-            Self::AgentsStopped => signal(cluster, Signal::SIGSTOP),
-            Self::AgentsKilled => cluster.ground.kill_agents(),
-            Self::NoFiles => limit_files(cluster, "3"),
-        }
-    }
-
-    fn mend(self, cluster: &mut Cluster) -> Result<()> {
-        match self {
-            Self::ApiServerKilled => cluster.control_plane.start_api(),
-            Self::EtcdKilled => cluster.control_plane.start_etcd(),
-            Self::ConnectionsRefused => cluster.front.open(),
-            Self::AgentsStopped => signal(cluster, Signal::SIGCONT),
-            // Ready or not: that is what is measured.
-            Self::AgentsKilled => cluster.ground.launch_agents(),
-            Self::NoFiles => limit_files(cluster, "1024"),
-        }
-    }
-}
-
-fn signal(cluster: &Cluster, signal: Signal) -> Result<()> {
-    let mut agents = cluster.ground.agents.iter();
-    agents.try_for_each(|agent| agent.signal(signal))
-}
-
-fn limit_files(cluster: &Cluster, limit: &str) -> Result<()> {
-    for agent in &cluster.ground.agents {
-        let pid = format!("--pid={}", agent.pid());
-        let status = Command::new("prlimit")
-            .args([pid, format!("--nofile={limit}:")])
-            .status()?;
-        ensure!(status.success(), "prlimit ends with {status}");
-    }
-    Ok(())
-}
 
 /// A seed that has always been tried, and a new one.
 #[test]
@@ -116,10 +54,7 @@ fn faults_at_random_lose_nothing_and_mislead_nobody() {
         let load = Everywhere::start(&cluster, &steady);
         let (mut rng, began) = (Rng::with_seed(seed), Instant::now());
         while began.elapsed() < time {
-            let mut faults = Fault::ALL.to_vec();
-            rng.shuffle(&mut faults);
-            faults.truncate(rng.usize(1..=2));
-            faults.sort();
+            let faults = Fault::draw(&mut rng);
             round(&mut cluster, &mut rng, &faults, churn);
         }
         load.assert_no_failures();
@@ -135,17 +70,14 @@ fn round(cluster: &mut Cluster, rng: &mut Rng, faults: &[Fault], churn: SocketAd
     if before_faults {
         scale(cluster, CHURN, replicas);
     }
-    for fault in faults {
-        fault.begin(cluster).unwrap();
-    }
+    let pins = pins(&cluster.ground);
+    let struck = Faults::begin(faults, cluster).unwrap();
     let began = Instant::now();
     while began.elapsed() < lasts {
         not_misled(cluster, churn);
         thread::sleep(Duration::from_millis(50));
     }
-    for fault in faults {
-        fault.mend(cluster).unwrap();
-    }
+    struck.mend(cluster).unwrap();
     cluster.control_plane.wait_until_ready().unwrap();
     let mended = Instant::now();
     if !before_faults {
@@ -171,7 +103,36 @@ fn round(cluster: &mut Cluster, rng: &mut Rng, faults: &[Fault], churn: SocketAd
         "{faults:?} for {lasts:.1?}, then {replicas} pods: {took:.1?} after they were ready, {:.1?} after all",
         mended.elapsed()
     );
-    assert!(took < patient(CONVERGED), "{faults:?}: {took:?}");
+    let limit = match faults.iter().any(|fault| fault.ends_agents()) {
+        true => STARTED,
+        false => CONVERGED,
+    };
+    assert!(took < patient(limit), "{faults:?}: {took:?}");
+    // The next faults find agents that hold what there is.
+    cluster.ground.wait_until_ready().unwrap();
+    let pinned_again = cluster.until(|cluster| {
+        let found = self::pins(&cluster.ground);
+        let missing: Vec<_> = pins.difference(&found).collect();
+        ensure!(missing.is_empty(), "not pinned any more: {missing:?}");
+        Ok(())
+    });
+    pinned_again.unwrap();
+}
+
+/// The pins on all nodes, but for those of devices, which may be those of pods that have ended.
+fn pins(ground: &Balanced) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for node in 1..=ground.lab.nodes().len() {
+        let Ok(maps) = ground.map_dir(node) else {
+            continue;
+        };
+        let directories = [maps.clone(), maps.with_file_name("links")];
+        let entries = directories.iter().flat_map(fs::read_dir).flatten();
+        let names = entries.map(|entry| entry.unwrap().path().display().to_string());
+        let lasting = |name: &String| !name.contains("/tcx-") && !name.contains("/xdp-");
+        all.extend(names.filter(lasting));
+    }
+    all
 }
 
 /// Whoever answers is a pod of that Service; that nobody does may be, since pods end meanwhile.

@@ -7,7 +7,6 @@
 
 use std::{
     fs::File,
-    io,
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::fs::MetadataExt as _,
@@ -164,12 +163,22 @@ impl<'a> Attacher<'a> {
     ///
     /// If pins or filters cannot be removed.
     pub fn detach_device(&self, ifindex: u32) -> Result<(), AttachError> {
+        self.forget_device(ifindex)?;
+        if self.tc == TcFlavor::Clsact {
+            clsact::remove(ifindex).map_err(AttachError::Filters)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the pins of a device that is gone, and with it its programs.
+    ///
+    /// # Errors
+    ///
+    /// If a pin cannot be removed.
+    pub fn forget_device(&self, ifindex: u32) -> Result<(), AttachError> {
         self.detach_xdp(ifindex)?;
         for direction in [Direction::Ingress, Direction::Egress] {
             self.pins.remove_link(LinkPin::Tcx { direction, ifindex })?;
-        }
-        if self.tc == TcFlavor::Clsact {
-            clsact::remove(ifindex).map_err(AttachError::Filters)?;
         }
         Ok(())
     }
@@ -230,11 +239,13 @@ impl<'a> Attacher<'a> {
         target: LinkTarget,
         program: BorrowedFd<'_>,
     ) -> Result<bool, AttachError> {
-        let path = self.pins.link(pin);
-        let link = match Link::open(&path) {
-            Ok(link) => link,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(source) => return Err(AttachError::Pin { path, source }),
+        let link = match self.pins.open_link(pin) {
+            Ok(Some(link)) => link,
+            Ok(None) => return Ok(false),
+            Err(source) => {
+                let path = self.pins.link(pin);
+                return Err(AttachError::Pin { path, source });
+            }
         };
         let current = link.info().map_err(|source| refused(pin, source))?.target;
         if current != target {
@@ -258,13 +269,14 @@ impl<'a> Attacher<'a> {
         program: BorrowedFd<'_>,
     ) -> Result<(), AttachError> {
         let link = Link::create(program, point).map_err(|source| refused(pin, source))?;
-        let path = self.pins.link(pin);
-        link.pin(&path)
-            .map_err(|source| AttachError::Pin { path, source })
+        self.pins.keep_link(pin, link).map_err(|source| {
+            let path = self.pins.link(pin);
+            AttachError::Pin { path, source }
+        })
     }
 
     fn target(&self, pin: LinkPin) -> Option<LinkTarget> {
-        Some(Link::open(&self.pins.link(pin)).ok()?.info().ok()?.target)
+        Some(self.pins.open_link(pin).ok()??.info().ok()?.target)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd as _, BorrowedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use aya::{
@@ -236,6 +236,23 @@ impl Loaded {
             Some(Map::Array(map)) => Ok(map),
             _ => Err(missing("map", name)),
         }
+    }
+
+    /// The maps that are pinned, and where.
+    pub(crate) fn pins(&self) -> impl Iterator<Item = (&str, &Path)> {
+        let pins = self.maps.iter();
+        pins.map(|(name, path)| (name.as_str(), path.as_path()))
+    }
+
+    /// Pins a map once more, at `path`.
+    pub(crate) fn pin_map(&self, name: &str, path: &Path) -> io::Result<()> {
+        let Some(map) = self.ebpf.map(name) else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "no such map"));
+        };
+        map.pin(path).map_err(|error| match error {
+            aya::pin::PinError::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        })
     }
 
     pub(crate) fn ebpf_mut(&mut self) -> &mut Ebpf {

@@ -14,8 +14,9 @@ use std::{
 
 use thiserror::Error;
 
-use super::{bpf::Link, clsact};
+use super::{bpf::Link, clsact, preflight};
 
+mod held;
 mod name;
 
 pub use name::{LinkPin, UnknownPin};
@@ -39,6 +40,7 @@ pub struct Pins {
     root: PathBuf,
     directory: PathBuf,
     _lock: File,
+    held: held::Held,
 }
 
 /// Why pins cannot be used or removed.
@@ -62,6 +64,13 @@ pub enum PinError {
         directory.display()
     )]
     OtherVersion { directory: PathBuf, version: u32 },
+    #[error(
+        "{} is not on a BPF file system any more: programs and maps end with this process; mount one \
+         there again (mount -t bpf bpf {})",
+        root.display(),
+        preflight::BPF_FS
+    )]
+    NoBpfFs { root: PathBuf },
     #[error("cannot remove TC filters: {0}")]
     Filters(io::Error),
     #[error(
@@ -113,6 +122,7 @@ impl Pins {
             root: root.to_owned(),
             directory,
             _lock: lock,
+            held: held::Held::default(),
         })
     }
 
@@ -181,15 +191,6 @@ impl Pins {
                 })
             })
             .collect()
-    }
-
-    /// Detaches a pinned link's program and removes the pin. Returns whether there was one.
-    ///
-    /// # Errors
-    ///
-    /// If the pin exists and cannot be removed.
-    pub fn remove_link(&self, pin: LinkPin) -> Result<bool, PinError> {
-        remove_link(&self.link(pin))
     }
 }
 

@@ -1,0 +1,151 @@
+//! Pins that others remove while the agent runs. The agent holds its links and maps open, so that
+//! nothing ends with a pin, and pins them again, so that nothing ends with the agent.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{LINKS, LinkPin, MAPS, PinError, Pins, create, failed};
+use crate::{bpf::Link, load::Loaded, preflight::is_bpf_fs};
+
+/// What a process holds open besides its pins.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    links: Mutex<BTreeMap<LinkPin, Arc<Link>>>,
+    /// The lock of a root that was made again.
+    lock: Mutex<Option<File>>,
+}
+
+impl Pins {
+    /// A link that this process holds or finds pinned; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If it is pinned and cannot be opened.
+    pub(crate) fn open_link(&self, pin: LinkPin) -> io::Result<Option<Arc<Link>>> {
+        let mut links = self.held.links();
+        if let Some(link) = links.get(&pin) {
+            return Ok(Some(link.clone()));
+        }
+        match Link::open(&self.link(pin)) {
+            Ok(link) => {
+                let link = Arc::new(link);
+                links.insert(pin, link.clone());
+                Ok(Some(link))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Pins a link and holds it. If there is no place for pins at the moment, it is only held:
+    /// [`Self::restore`] pins it once there is one.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be pinned for another reason.
+    pub(crate) fn keep_link(&self, pin: LinkPin, link: Link) -> io::Result<()> {
+        match link.pin(&self.link(pin)) {
+            Err(error) if !no_place(&error) => return Err(error),
+            _ => {}
+        }
+        self.held.links().insert(pin, Arc::new(link));
+        Ok(())
+    }
+
+    /// Detaches a link's program and removes the pin. Returns whether there was a link.
+    ///
+    /// # Errors
+    ///
+    /// If the pin exists and cannot be removed, or the program cannot be detached.
+    pub fn remove_link(&self, pin: LinkPin) -> Result<bool, PinError> {
+        let path = self.link(pin);
+        let Some(link) = self.held.links().remove(&pin) else {
+            return super::remove_link(&path);
+        };
+        link.detach().map_err(failed("detach", &path))?;
+        super::remove(&path)?;
+        Ok(true)
+    }
+
+    /// Pins again what has lost its pin, of `loaded`'s maps and of the links. Returns how many pins
+    /// there were to make. To be called now and then, and only by the agent that has these pins.
+    ///
+    /// # Errors
+    ///
+    /// If there is no BPF file system any more, another agent has taken the place, or the kernel
+    /// refuses. Links and maps are still there as long as this process is.
+    pub fn restore(&self, loaded: &Loaded) -> Result<usize, PinError> {
+        let maps: Vec<_> = loaded.pins().filter(|(_, path)| is_missing(path)).collect();
+        let links = self.held.links();
+        let links = links.iter().map(|(pin, link)| (self.link(*pin), link));
+        let links: Vec<_> = links.filter(|(path, _)| is_missing(path)).collect();
+        let missing = maps.len() + links.len();
+        if missing == 0 {
+            return Ok(0);
+        }
+        self.provide_place()?;
+        for (name, path) in maps {
+            loaded.pin_map(name, path).map_err(failed("pin", path))?;
+        }
+        for (path, link) in links {
+            link.pin(&path).map_err(failed("pin", &path))?;
+        }
+        Ok(missing)
+    }
+
+    /// Makes the directories again, if they are gone, and locks them.
+    fn provide_place(&self) -> Result<(), PinError> {
+        let root = &self.root;
+        // Nothing can be pinned either where that cannot be told.
+        if !is_bpf_fs(root).unwrap_or(false) {
+            return Err(PinError::NoBpfFs { root: root.clone() });
+        }
+        create(&self.directory.join(MAPS))?;
+        create(&self.directory.join(LINKS))?;
+        let mut again = self
+            .held
+            .lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let locked = again.as_ref().unwrap_or(&self._lock);
+        if !is_directory(locked, root).map_err(failed("look at", root))? {
+            let directory = File::open(root).map_err(failed("open", root))?;
+            if directory.try_lock().is_err() {
+                return Err(PinError::InUse { root: root.clone() });
+            }
+            *again = Some(directory);
+        }
+        Ok(())
+    }
+}
+
+impl Held {
+    // Whole after each change.
+    fn links(&self) -> MutexGuard<'_, BTreeMap<LinkPin, Arc<Link>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether nothing can be pinned because the directory is gone, or the file system.
+fn no_place(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotFound, PermissionDenied};
+    // The kernel answers EPERM where there is another file system.
+    matches!(error.kind(), NotFound | PermissionDenied)
+}
+
+/// Whether there is nothing at a path. What cannot be told may be there.
+fn is_missing(path: &Path) -> bool {
+    path.try_exists().is_ok_and(|exists| !exists)
+}
+
+/// Whether an open directory is the one at `path`.
+fn is_directory(open: &File, path: &Path) -> io::Result<bool> {
+    let (open, now) = (open.metadata()?, fs::metadata(path)?);
+    Ok((open.dev(), open.ino()) == (now.dev(), now.ino()))
+}
