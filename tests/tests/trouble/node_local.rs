@@ -167,9 +167,10 @@ fn said(ground: &Balanced) -> Result<()> {
     assert!(line.contains("default/dns:dns"), "{line}");
 
     let program = balanced::node_lb()?.display().to_string();
-    let (manifests, client) = (node.manifests().display(), ground.lab.pod("pod-1-2"));
+    let (manifests, client) = (node.manifests(), ground.lab.pod("pod-1-2"));
     let text = node.run(&format!(
-        "{program} explain --source dir:{manifests} --node {} --cluster-cidr {} --from {} --to {}:53/udp",
+        "{program} explain --source dir:{} --node {} --cluster-cidr {} --from {} --to {}:53/udp",
+        manifests.display(),
         node.name(),
         balanced::CLUSTER_CIDR,
         client.ip(Family::V4),
