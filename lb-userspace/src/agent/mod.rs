@@ -60,7 +60,7 @@ use crate::{
     },
     map_writer::MapWriter,
     metrics::{Metrics, set_to_now},
-    plan::{LocalDetector, api_server},
+    plan::{FrontendKind, LocalDetector, api_server},
     source::{
         Batch, Event, Source, SourceSpec,
         api::{ApiServers, ApiSource},
@@ -393,16 +393,19 @@ impl Agent {
         }
     }
 
-    /// Notes which endpoints the API server's Service has.
+    /// Notes what the API server's own Service has.
     fn note_api_servers(&self) {
         let plan = self.servers.catalog.get(&api_server());
         let ports = plan.iter().flat_map(|plan| &plan.ports);
-        let of_tcp = ports.filter(|port| port.name.protocol == Protocol::Tcp);
-        let endpoints: Vec<_> = of_tcp
-            .flat_map(|port| port.endpoints.ready())
-            .copied()
+        let ports: Vec<_> = ports
+            .filter(|port| port.name.protocol == Protocol::Tcp)
             .collect();
-        self.api_servers.set_endpoints(&endpoints);
+        let addresses = ports.iter().flat_map(|port| port.frontends.iter());
+        let cluster_ips = addresses.filter(|frontend| frontend.kind == FrontendKind::ClusterIp);
+        let cluster_ips: Vec<_> = cluster_ips.map(|frontend| frontend.address).collect();
+        let endpoints = ports.iter().flat_map(|port| port.endpoints.ready());
+        let endpoints: Vec<_> = endpoints.copied().collect();
+        self.api_servers.set_service(&cluster_ips, &endpoints);
     }
 
     /// Counts changes as they arrive. A sync makes them no longer pending.

@@ -198,7 +198,7 @@ async fn the_api_servers_endpoints_are_a_way_where_its_address_is_none() {
     let (authority, tls) = certificate();
     let server = Server::start(LOOPBACK, Some(tls)).await;
     let servers = Arc::<ApiServers>::default();
-    servers.set_endpoints(&[impostor.address, server.address]);
+    servers.set_service(&[], &[impostor.address, server.address]);
     let given = hanging.local_addr().unwrap();
     let url = format!("https://{given}");
     let mut client = Client::knowing(servers.clone(), &authority, &url).await;
@@ -209,7 +209,7 @@ async fn the_api_servers_endpoints_are_a_way_where_its_address_is_none() {
     assert_eq!(way, endpoint);
 
     // It stays known when the Service has only wrong ones.
-    servers.set_endpoints(&[impostor.address]);
+    servers.set_service(&[], &[impostor.address]);
     let known = [given, impostor.address, server.address];
     assert_eq!(*servers.addresses().borrow(), known.into());
     let mut again = Client::knowing(servers, &authority, &url).await;
@@ -224,7 +224,7 @@ async fn without_certificates_only_the_configured_address_counts() {
     drop(gone);
     let other = Server::start(LOOPBACK, None).await;
     let servers = Arc::<ApiServers>::default();
-    servers.set_endpoints(&[other.address]);
+    servers.set_service(&[], &[other.address]);
     let client = Client::knowing(servers, &certificate().0, &url).await;
     client.says("Connection refused").await;
     assert_eq!(other.connections(), 0);

@@ -64,6 +64,7 @@ pub struct ApiServers {
 struct Known {
     configured: Vec<SocketAddr>,
     /// As `default/kubernetes` has them.
+    cluster_ips: Vec<SocketAddr>,
     endpoints: Vec<SocketAddr>,
     /// Endpoints that have shown the API server's certificate, the latest first.
     proven: Vec<SocketAddr>,
@@ -102,9 +103,10 @@ impl ApiServers {
         self.lock().last
     }
 
-    /// Takes over the endpoints that `default/kubernetes` has by now.
-    pub fn set_endpoints(&self, endpoints: &[SocketAddr]) {
+    /// Takes over what `default/kubernetes` has by now: its ClusterIPs, and its endpoints.
+    pub fn set_service(&self, cluster_ips: &[SocketAddr], endpoints: &[SocketAddr]) {
         let mut known = self.lock();
+        known.cluster_ips = cluster_ips.to_vec();
         known.endpoints = endpoints.iter().copied().take(MOST).collect();
         self.publish(&known);
     }
@@ -143,12 +145,15 @@ impl ApiServers {
         ways
     }
 
-    /// Endpoints that nobody has seen a certificate of, if the agent depends on its own Services
-    /// without them.
+    /// Endpoints that nobody has seen a certificate of, if the agent depends on Services without
+    /// them: on its own, or on those of another node that ClusterIPs are routed to.
     pub(super) fn unproven(&self) -> Vec<Way> {
         let known = self.lock();
         let is_through = |way: Way| way.kind == Kind::ThroughServices;
-        if !known.last.is_some_and(is_through) {
+        let mut configured = known.configured.iter();
+        let depends = known.last.is_some_and(is_through)
+            || configured.any(|address| known.cluster_ips.contains(address));
+        if !depends {
             return Vec::new();
         }
         let endpoints = known.endpoints.iter();
@@ -242,7 +247,7 @@ mod tests {
         assert_eq!(plain, [(given, Kind::Configured), through]);
 
         let endpoint = at("192.0.2.2:6443");
-        servers.set_endpoints(&[endpoint]);
+        servers.set_service(&[], &[endpoint]);
         assert_eq!(kinds(&servers.ways(&[given], false)), plain);
         let ways = servers.ways(&[given], true);
         let direct = (endpoint, Kind::Endpoint);
@@ -259,14 +264,14 @@ mod tests {
         let file = directory.path().join("api-servers");
         let servers = ApiServers::remembering(&file);
         let (good, wrong) = (at("192.0.2.2:6443"), at("203.0.113.66:6443"));
-        servers.set_endpoints(&[good]);
+        servers.set_service(&[], &[good]);
         servers.reached(Way {
             address: good,
             kind: Kind::Endpoint,
         });
-        servers.set_endpoints(&[wrong]);
+        servers.set_service(&[], &[wrong]);
         let later = ApiServers::remembering(&file);
-        later.set_endpoints(&[wrong]);
+        later.set_service(&[], &[wrong]);
         for servers in [servers, later] {
             let ways = servers.ways(&[at(CLUSTER_IP)], true);
             assert_eq!(
@@ -281,7 +286,7 @@ mod tests {
     #[test]
     fn only_who_depends_on_services_looks_for_proof() {
         let servers = ApiServers::default();
-        servers.set_endpoints(&[at("192.0.2.2:6443")]);
+        servers.set_service(&[], &[at("192.0.2.2:6443")]);
         let reach = |kind| {
             servers.reached(Way {
                 address: at(CLUSTER_IP),
@@ -295,5 +300,11 @@ mod tests {
         );
         servers.prove(servers.unproven()[0]);
         assert_eq!(servers.unproven(), []);
+
+        // The way is another node's Service.
+        let servers = ApiServers::default();
+        servers.ways(&[at(CLUSTER_IP)], true);
+        servers.set_service(&[at(CLUSTER_IP)], &[at("192.0.2.2:6443")]);
+        assert_eq!(servers.unproven().len(), 1);
     }
 }
