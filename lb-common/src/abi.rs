@@ -18,6 +18,12 @@ use crate::{
 /// Version of the layouts in this file; part of the path that maps are pinned under.
 pub const VERSION: u32 = 2;
 
+/// `SO_PRIORITY` of sockets that the programs leave alone: those by which the agent reaches the API
+/// server. A mark would serve as well, but other people's routing rules and firewalls know marks. Its
+/// low bits are zero, as in the default, for queueing disciplines that choose by them; more than 6
+/// needs `CAP_NET_ADMIN`.
+pub const OWN_SOCKET_PRIORITY: u32 = 0x6e6c_0000;
+
 /// How many entries maps have.
 pub mod entries {
     /// Of `FRONTENDS4` and `FRONTENDS6` each.

@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval},
 };
 use lb_common::{
-    abi::{Socket, SocketKey, config_flag},
+    abi::{OWN_SOCKET_PRIORITY, Socket, SocketKey, config_flag},
     addr::{Address, Ip4, Ip6},
     parse::{TCP, Tuple, UDP},
     socket::{self, Outcome},
@@ -31,7 +31,7 @@ const REFUSED: i32 = -111;
 #[inline(always)]
 pub fn outgoing<D: SocketAddress, const TRACES: bool>(ctx: *mut bpf_sock_addr) -> i32 {
     let protocol = protocol(ctx);
-    if protocol != TCP && protocol != UDP {
+    if protocol != TCP && protocol != UDP || is_agents_own(ctx) {
         return ALLOW;
     }
     let Some(kernel) = Kernel::<_, true, false>::new(ctx, 0) else {
@@ -225,6 +225,14 @@ fn key(ctx: *mut bpf_sock_addr, address: Ip6, port: u16, protocol: u8) -> Socket
 fn protocol(ctx: *mut bpf_sock_addr) -> u8 {
     // SAFETY: the program's own context.
     unsafe { (*ctx).protocol as u8 }
+}
+
+/// Whether this is a connection by which the agent reaches the API server: no Service may lead that
+/// elsewhere.
+#[inline(always)]
+fn is_agents_own(ctx: *mut bpf_sock_addr) -> bool {
+    // SAFETY: the program's own context, which has a socket.
+    unsafe { (*(*ctx).__bindgen_anon_1.sk).priority == OWN_SOCKET_PRIORITY }
 }
 
 /// The port in host order.

@@ -11,6 +11,7 @@ use aya_ebpf::{
     },
 };
 use lb_common::{
+    abi::OWN_SOCKET_PRIORITY,
     addr::{Address as _, Ip4, Ip6},
     checksum::Difference,
     frame::Frame,
@@ -121,7 +122,10 @@ fn family<A: FamilyMaps, D: Direction, const TRACES: bool>(
     };
     // SAFETY: the element is this CPU's and this hook's.
     let work = unsafe { &mut *work };
-    let verdict = D::handle::<A, TRACES>(kernel, frame, work);
+    let mut verdict = D::handle::<A, TRACES>(kernel, frame, work);
+    if D::HOOK == Hook::TcEgress && verdict.action == Action::Drop && frame.is_agents_own() {
+        verdict = Verdict::pass(Reason::NotService);
+    }
     if TRACES {
         Trail::end(work, D::HOOK, frame.ifindex(), verdict);
         log(work);
@@ -164,6 +168,14 @@ struct SkbFrame {
 }
 
 impl SkbFrame {
+    /// Whether this is of a connection by which the agent reaches the API server: no Service may
+    /// have that dropped.
+    #[inline(always)]
+    fn is_agents_own(&self) -> bool {
+        // SAFETY: the program's own context.
+        unsafe { (*self.skb).priority == OWN_SOCKET_PRIORITY }
+    }
+
     /// Whether the packet has the mark of [`SENT_ON`]. The mark is removed.
     #[inline(always)]
     fn was_sent_on(&self) -> bool {

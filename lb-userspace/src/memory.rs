@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    net::SocketAddr,
     ops::{Deref, DerefMut},
     sync::Arc,
 };
@@ -9,10 +10,10 @@ use std::{
 use ipnet::IpNet;
 use lb_common::abi::{self, Config};
 use lb_datapath::memory::MemoryTables;
-use lb_objects::Algorithm;
+use lb_objects::{Algorithm, Protocol};
 
 use crate::{
-    map_writer::{Key, MapWriter, NodeFacts, NotProgrammed, Settings},
+    map_writer::{Key, MapWriter, NodeFacts, NotProgrammed, Reserved, Settings},
     plan::{LocalDetector, Plan, ServicePortName},
 };
 
@@ -30,6 +31,7 @@ struct Service {
     name: ServicePortName,
     algorithm: Algorithm,
     source_ranges: Arc<[IpNet]>,
+    left_to_node: Option<SocketAddr>,
 }
 
 impl ProgrammedTables {
@@ -67,6 +69,7 @@ impl ProgrammedTables {
                     name: key.name,
                     algorithm: plan.algorithm,
                     source_ranges: plan.source_ranges.clone(),
+                    left_to_node: plan.left_to_node,
                 };
                 self.services.insert(id, service);
             }
@@ -76,6 +79,11 @@ impl ProgrammedTables {
         }
         self.writer.settle();
         self.writer.tidy();
+    }
+
+    /// Says which addresses Services do not get when they are programmed from now on.
+    pub fn reserve(&mut self, reserved: Reserved) {
+        self.writer.set_reserved(reserved);
     }
 
     /// Service ports that found no room.
@@ -102,6 +110,19 @@ impl ProgrammedTables {
     /// The name of a service port, by its service id.
     pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
         self.services.get(&service).map(|service| &service.name)
+    }
+
+    /// The service port with this ClusterIP, port and protocol, if it is left to the node.
+    pub fn left_to_node(
+        &self,
+        address: SocketAddr,
+        protocol: Protocol,
+    ) -> Option<&ServicePortName> {
+        let mut services = self.services.values();
+        let found = services.find(|service| {
+            service.left_to_node == Some(address) && service.name.protocol == protocol
+        });
+        found.map(|service| &service.name)
     }
 
     /// How a service chooses endpoints, even if it has no lookup tables.

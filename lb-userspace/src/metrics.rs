@@ -56,6 +56,8 @@ pub struct Metrics {
     pub services_not_programmed: IntGauge,
     /// The latter, by `reason`.
     pub services_lacking: IntGaugeVec,
+    /// Service ports whose ClusterIP is left to the node.
+    pub left_to_node: IntGauge,
     /// How often a Service has been planned.
     pub services_planned: IntCounter,
     /// The node's own addresses.
@@ -184,6 +186,10 @@ impl Metrics {
                 "node_lb_services_not_programmed",
                 "Services of which something is not in the kernel, by the reason.",
                 &["reason"],
+            ),
+            left_to_node: register.gauge(
+                "node_lb_service_ports_left_to_node",
+                "Service ports with a ClusterIP at which the node itself answers (NodeLocal DNSCache).",
             ),
             services_planned: register.counter(
                 "node_lb_services_planned_total",

@@ -14,6 +14,8 @@ use crate::plan::{EndpointClass, ServicePlan};
 #[derive(Debug, Default)]
 pub struct Hosted {
     by_address: HashMap<IpAddr, BTreeSet<ObjectName>>,
+    /// Goes up with each address that comes or goes.
+    revision: u64,
 }
 
 impl Hosted {
@@ -29,14 +31,26 @@ impl Hosted {
             if let Some(names) = self.by_address.get_mut(address) {
                 names.remove(name);
                 if names.is_empty() {
+                    self.revision += 1;
                     self.by_address.remove(address);
                 }
             }
         }
         for address in has.difference(&had) {
             let names = self.by_address.entry(*address).or_default();
+            self.revision += u64::from(names.is_empty());
             names.insert(name.clone());
         }
+    }
+
+    /// Every address at which a Service has an endpoint of this node.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.by_address.keys().copied()
+    }
+
+    /// Another number if [`Self::addresses`] are others than before.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// The Services with an endpoint of this node at one of these addresses.

@@ -33,9 +33,10 @@ use std::{
 
 use anyhow::Context as _;
 use lb_datapath::{devices::Watcher, maps::Maps, preflight};
-use lb_objects::{IpFamily, Kind, ObjectName};
+use lb_objects::{IpFamily, Kind, ObjectName, Protocol};
 use tokio::sync::mpsc;
 
+pub use self::node::own_addresses;
 use self::{
     attachments::Attachments,
     bulletin::Bulletin,
@@ -60,9 +61,12 @@ use crate::{
     },
     map_writer::MapWriter,
     metrics::{Metrics, set_to_now},
-    plan::LocalDetector,
+    plan::{FrontendKind, LocalDetector, api_server},
     source::{
-        Batch, Event, Source, SourceSpec, api::ApiSource, dir::DirSource, health::SourceHealth,
+        Batch, Event, Source, SourceSpec,
+        api::{ApiServers, ApiSource},
+        dir::DirSource,
+        health::SourceHealth,
     },
     store::Store,
 };
@@ -75,6 +79,8 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_secs(1);
 /// How many batches of events from the source may wait.
 const EVENT_QUEUE: usize = 64;
+/// The file beside the socket that says where the API server has been.
+const API_SERVERS: &str = "api-servers";
 /// Requests for a trace that may wait.
 const TRACE_QUEUE: usize = 16;
 
@@ -115,6 +121,8 @@ struct Agent {
     watcher: Watcher,
     attachments: Attachments,
     store: Store,
+    /// Where the API server is, if it is the source.
+    api_servers: Arc<ApiServers>,
     /// The state of each resource of the source; empty until the source runs.
     source_health: Arc<SourceHealth>,
     node: KnownNode,
@@ -140,6 +148,8 @@ struct Agent {
     undetected: Option<String>,
     /// Why what has lost its pin cannot be pinned again, if that is so.
     unpinned: Option<String>,
+    /// Which pods of this node that was last asked of.
+    pods_seen: u64,
     in_sync_since: Option<SystemTime>,
 }
 
@@ -167,6 +177,12 @@ impl Agent {
         let bulletin = Bulletin::new(catalog.clone(), writer.roster(), progress.clone());
         let plannings = metrics.services_planned.clone();
         let has_room = servers.has_room.clone();
+        let api_servers = match config.source {
+            SourceSpec::Kubernetes => {
+                ApiServers::remembering(&config.socket.with_file_name(API_SERVERS))
+            }
+            SourceSpec::Dir(_) => ApiServers::default(),
+        };
         Ok(Self {
             attachments: Attachments::new(
                 &config.datapath,
@@ -185,11 +201,13 @@ impl Agent {
             cgroup_root: None,
             undetected: None,
             unpinned: None,
+            pods_seen: 0,
             in_sync_since: None,
             config,
             kernel,
             watcher,
             store,
+            api_servers: Arc::new(api_servers),
             source_health,
             metrics,
             proxy_health,
@@ -221,8 +239,13 @@ impl Agent {
         self.attach_to_sockets()?;
 
         let source;
-        (source, self.events) =
-            open_source(&self.config, &self.metrics, &self.source_health).await?;
+        (source, self.events) = open_source(
+            &self.config,
+            &self.metrics,
+            &self.api_servers,
+            &self.source_health,
+        )
+        .await?;
 
         let flows = Arc::new(self.kernel.flows()?);
         self.publish_state().await;
@@ -236,6 +259,7 @@ impl Agent {
         let mut told_to_stop = self.servers.told_to_stop()?;
         let mut quiet = tokio::time::interval(QUIET);
         let mut retry_devices = Instant::now();
+        let mut api_servers = self.api_servers.addresses();
         loop {
             tokio::select! {
                 // The order matters: a pod's device is there before its endpoint, and must get its
@@ -260,6 +284,7 @@ impl Agent {
                 ended = &mut source => {
                     return ended.context("the source panicked")?.context("the source gave up");
                 }
+                Ok(()) = api_servers.changed() => self.api_servers_changed().await,
                 Some(request) = trace_asked.recv() => self.trace_asked(request),
                 step = self.tracer.next() => self.trace_step(step),
                 _ = quiet.tick() => {
@@ -365,6 +390,29 @@ impl Agent {
         Ok(())
     }
 
+    /// Keeps the API server's addresses from Services, once there are any.
+    async fn api_servers_changed(&mut self) {
+        self.set_reserved();
+        if self.store.is_synced() && self.syncer.has_other_reserved() {
+            self.sync(BTreeSet::new(), Instant::now()).await;
+        }
+    }
+
+    /// Notes what the API server's own Service has.
+    fn note_api_servers(&self) {
+        let plan = self.servers.catalog.get(&api_server());
+        let ports = plan.iter().flat_map(|plan| &plan.ports);
+        let ports: Vec<_> = ports
+            .filter(|port| port.name.protocol == Protocol::Tcp)
+            .collect();
+        let addresses = ports.iter().flat_map(|port| port.frontends.iter());
+        let cluster_ips = addresses.filter(|frontend| frontend.kind == FrontendKind::ClusterIp);
+        let cluster_ips: Vec<_> = cluster_ips.map(|frontend| frontend.address).collect();
+        let endpoints = ports.iter().flat_map(|port| port.endpoints.ready());
+        let endpoints: Vec<_> = endpoints.copied().collect();
+        self.api_servers.set_service(&cluster_ips, &endpoints);
+    }
+
     /// Counts changes as they arrive. A sync makes them no longer pending.
     fn count_changes(&self, events: &[Event]) {
         let metrics = &self.metrics;
@@ -399,6 +447,7 @@ impl Agent {
             }
         }
         self.tell_of_service_ports();
+        self.report_detection_by_pods();
         for family in [IpFamily::V4, IpFamily::V6] {
             self.proxy_health.updated(family);
         }
@@ -408,7 +457,11 @@ impl Agent {
     /// Writes Services, and has the flows ended that are stale now.
     fn publish(&mut self, services: BTreeSet<ObjectName>) {
         let publication = self.sweeper.as_ref().map(FlowSweeper::publication);
+        let of_api_server = services.contains(&api_server());
         let stale = self.syncer.sync(&self.store, services);
+        if of_api_server {
+            self.note_api_servers();
+        }
         if let (Some(publication), false) = (publication, stale.is_empty()) {
             publication.end_stale(stale);
         }
@@ -431,13 +484,15 @@ fn service_health_servers(
 async fn open_source(
     config: &Config,
     metrics: &Metrics,
+    servers: &Arc<ApiServers>,
     health: &Arc<SourceHealth>,
 ) -> anyhow::Result<(Box<dyn Source>, Recorder)> {
     let events = metrics.events.clone();
     match &config.source {
         SourceSpec::Kubernetes => {
             let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
-            let source = ApiSource::open(access, &config.node_name, metrics).await?;
+            let (servers, node) = (servers.clone(), &config.node_name);
+            let source = ApiSource::open_with(access, servers, node, metrics).await?;
             let source = source.reporting_to(health.clone());
             let recorder = Recorder::start(source.writer(), &config.node_name, events);
             Ok((Box::new(source), recorder))

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use lb_datapath::devices::{Device, Devices};
 use lb_objects::{IpFamily, Node};
+use nix::ifaddrs::getifaddrs;
 
 use crate::{
     config::Config,
@@ -163,6 +164,20 @@ pub fn external_addresses(devices: &Devices, is_external: impl Fn(&Device) -> bo
     let addresses = external.flat_map(|device| device.addresses.iter().map(|a| a.ip));
     let addresses: BTreeSet<_> = addresses.filter(|ip| is_global(*ip)).collect();
     addresses.into_iter().collect()
+}
+
+/// The addresses of this machine's devices, as the system tells them at once; none if it does not.
+pub fn own_addresses() -> BTreeSet<IpAddr> {
+    let Ok(found) = getifaddrs() else {
+        return BTreeSet::new();
+    };
+    let own = found.filter(|device| device.interface_name != IPVS_DEVICE);
+    own.filter_map(|device| {
+        let address = device.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+        v4.or_else(|| Some(address.as_sockaddr_in6()?.ip().into()))
+    })
+    .collect()
 }
 
 fn own(devices: &Devices) -> impl Iterator<Item = &Device> {

@@ -37,6 +37,9 @@ pub struct Status {
     #[serde(default)]
     pub local_addresses_left_out: usize,
     pub source: String,
+    /// Where the API server was reached last, if it is the source.
+    #[serde(default)]
+    pub api_server: Option<String>,
     /// Since when the maps have followed the source (RFC 3339). Absent until the source has
     /// delivered everything once.
     pub in_sync_since: Option<String>,
@@ -46,6 +49,10 @@ pub struct Status {
     pub services: usize,
     pub service_ports: usize,
     pub not_programmed: Vec<NotProgrammed>,
+    /// Service ports that are not programmed at their ClusterIP because the node itself answers
+    /// there.
+    #[serde(default)]
+    pub left_to_node: Vec<LeftToNode>,
     /// The maps that Services are written to.
     #[serde(default)]
     pub maps: Vec<Map>,
@@ -111,6 +118,16 @@ pub struct NotProgrammed {
     pub protocol: String,
     pub family: String,
     pub reason: String,
+}
+
+/// A service port with a ClusterIP that is an address of this node: a DNS cache on each node
+/// (NodeLocal DNSCache).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeftToNode {
+    pub service_port: String,
+    pub protocol: String,
+    pub address: SocketAddr,
 }
 
 /// How full a map is.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -13,9 +14,9 @@ use super::{catalog::Catalog, hosted::Hosted, progress::Progress, status};
 use crate::{
     flows::{Change, Limit, Limits, Met, Stale, stale},
     health::{readiness::Condition, service::ServiceHealth},
-    map_writer::{Key, MapFill, MapWriter, NodeFacts, NotProgrammed, Reason},
+    map_writer::{Key, MapFill, MapWriter, NodeFacts, NotProgrammed, Reason, Reserved},
     metrics::{Metrics, set_to_now},
-    plan::{self, LocalNode, Plan, ServicePlan},
+    plan::{self, HealthCheck, LocalNode, Plan, ServicePlan},
     store::Store,
 };
 
@@ -30,18 +31,23 @@ pub struct Syncer {
     writer: MapWriter,
     /// The plans made so far.
     catalog: Arc<Catalog>,
-    /// What each Service was when it was planned, and the node's [`Self::version`] then.
-    planned: HashMap<ObjectName, (Arc<Service>, u64)>,
+    /// What each Service was when its addresses were planned, if nothing that decides about these has
+    /// changed since.
+    planned: HashMap<ObjectName, Arc<Service>>,
     /// How often Services have been planned.
     plannings: IntCounter,
     progress: Arc<Progress>,
     node: LocalNode,
-    /// Raised when the node changes.
-    version: u64,
     hosted: Hosted,
+    /// Service ports that are left to the node, and where.
+    left_to_node: BTreeMap<Key, SocketAddr>,
     /// The healthCheckNodePorts that are to be served, and whether they changed.
     health: BTreeMap<(ObjectName, IpFamily), ServiceHealth>,
     health_changed: bool,
+    /// Addresses that Services do not get, but for those of healthCheckNodePorts; whether the writer
+    /// knows all of them.
+    reserved: Reserved,
+    reserved_known: bool,
     lacking: [Lacking; 2],
     on_terminating: [OnTerminating; 2],
     not_programmed: BTreeMap<Key, NotProgrammed>,
@@ -101,10 +107,12 @@ impl Syncer {
             plannings,
             progress,
             node,
-            version: 0,
             hosted: Hosted::default(),
+            left_to_node: BTreeMap::new(),
             health: BTreeMap::new(),
             health_changed: false,
+            reserved: Reserved::default(),
+            reserved_known: true,
             lacking: [Lacking::default(); 2],
             on_terminating: [OnTerminating::default(); 2],
             not_programmed: BTreeMap::new(),
@@ -138,16 +146,19 @@ impl Syncer {
         store: &Store,
     ) -> BTreeSet<ObjectName> {
         let concerned = self.node.concerned(&node);
-        if node != self.node {
-            self.node = node;
-            self.version += 1;
-        }
+        self.node = node;
         let facts = self.writer.set_facts(facts);
         let mut names: BTreeSet<_> = self.hosted.at(&facts.addresses).cloned().collect();
         if facts.all || !concerned.nobody() {
-            let services = store.services();
-            let services = services.filter(|service| facts.all || concerned.concerns(service));
-            names.extend(services.map(|service| service.name.clone()));
+            for service in store.services() {
+                let is_concerned = concerned.concerns(service);
+                if is_concerned {
+                    self.planned.remove(&service.name);
+                }
+                if is_concerned || facts.all {
+                    names.insert(service.name.clone());
+                }
+            }
         }
         names
     }
@@ -157,16 +168,39 @@ impl Syncer {
     pub fn sync(&mut self, store: &Store, services: BTreeSet<ObjectName>) -> Stale {
         let mut stale = Stale::default();
         self.progress.begin(services.len());
+        self.reserve();
         for name in in_order(services, store, &self.node) {
             let planned = self.plan(store, &name);
             self.sync_service(name, planned, &mut stale);
             self.progress.advance();
         }
+        self.reserve();
         self.writer.settle();
         self.report();
         self.last_sync = Some(Instant::now());
         self.progress.end();
         stale
+    }
+
+    /// Takes over which addresses Services do not get, apart from those of healthCheckNodePorts. The
+    /// next sync gives that to the maps.
+    pub fn set_reserved(&mut self, reserved: Reserved) {
+        self.reserved_known &= self.reserved == reserved;
+        self.reserved = reserved;
+    }
+
+    /// Whether a Service may get or lose an address by the next sync, because others are reserved.
+    pub fn has_other_reserved(&self) -> bool {
+        !self.reserved_known
+    }
+
+    fn reserve(&mut self) {
+        if std::mem::replace(&mut self.reserved_known, true) {
+            return;
+        }
+        let mut reserved = self.reserved.clone();
+        reserved.add_health_checks(self.health.values().map(|health| health.port));
+        self.writer.set_reserved(reserved);
     }
 
     /// The plan of a Service, if there is such a Service.
@@ -177,9 +211,7 @@ impl Syncer {
         };
         self.plannings.inc();
         let slices: Vec<_> = store.slices(name).collect();
-        let version = self.version;
-        let is_same =
-            |(known, at): &(Arc<Service>, u64)| Arc::ptr_eq(known, service) && *at == version;
+        let is_same = |known: &Arc<Service>| Arc::ptr_eq(known, service);
         if self.planned.get(name).is_some_and(is_same) {
             let before = self.catalog.get(name);
             return Some(plan::plan_after(
@@ -189,8 +221,7 @@ impl Syncer {
                 &self.node,
             ));
         }
-        self.planned
-            .insert(name.clone(), (service.clone(), version));
+        self.planned.insert(name.clone(), service.clone());
         Some(plan::plan(service, &slices, &self.node))
     }
 
@@ -230,6 +261,11 @@ impl Syncer {
             .map(|(key, limits)| status::AtLimit::new(key, &limits))
     }
 
+    /// Where Services have endpoints of this node.
+    pub fn hosted(&self) -> &Hosted {
+        &self.hosted
+    }
+
     /// The healthCheckNodePort servers that should exist; `None` if they are as at the last call.
     pub fn changed_health(&mut self) -> Option<Vec<ServiceHealth>> {
         std::mem::take(&mut self.health_changed).then(|| self.health.values().cloned().collect())
@@ -243,6 +279,16 @@ impl Syncer {
             protocol: key.name.protocol.to_string(),
             family: key.family.to_string(),
             reason: error.to_string(),
+        })
+    }
+
+    /// Service ports that are left to the node, and where.
+    pub fn left_to_node(&self) -> impl Iterator<Item = status::LeftToNode> {
+        let left = self.left_to_node.iter();
+        left.map(|(key, address)| status::LeftToNode {
+            service_port: key.name.to_string(),
+            protocol: key.name.protocol.to_string(),
+            address: *address,
         })
     }
 
@@ -289,6 +335,7 @@ impl Syncer {
                 .with_label_values(&[reason.name()])
                 .set(services.count() as i64);
         }
+        metrics.left_to_node.set(self.left_to_node.len() as i64);
         metrics.services_not_programmed.set(lacking.len() as i64);
         metrics
             .services_programmed
@@ -316,6 +363,7 @@ impl Syncer {
             let _ = self.writer.apply(key, None);
         }
         let before = before.as_deref();
+        self.note_left_to_node(before, planned.as_ref());
         self.count(before, -1);
         self.count(planned.as_ref(), 1);
         self.note_health(&name, before, planned.as_ref());
@@ -329,6 +377,26 @@ impl Syncer {
             }
         }
         self.catalog.set(&name, planned.map(Arc::new));
+    }
+
+    /// Notes where the node itself answers in a Service's place.
+    fn note_left_to_node(&mut self, before: Option<&ServicePlan>, planned: Option<&ServicePlan>) {
+        let left = |planned: Option<&ServicePlan>| -> BTreeMap<Key, SocketAddr> {
+            let ports = planned.into_iter().flat_map(|planned| &planned.ports);
+            let left = ports.filter_map(|plan| Some((Key::of(plan), plan.left_to_node?)));
+            left.collect()
+        };
+        let (before, now) = (left(before), left(planned));
+        for (key, address) in before.iter().filter(|(key, _)| !now.contains_key(key)) {
+            tracing::info!("{key} is served at {address} again, or is gone");
+            self.left_to_node.remove(key);
+        }
+        for (key, address) in now.iter().filter(|(key, _)| !before.contains_key(key)) {
+            tracing::info!(
+                "{key} is left to this node at {address}, which is an address of a device of its own"
+            );
+        }
+        self.left_to_node.extend(now);
     }
 
     /// Adds a Service's ports to the counts, or subtracts them.
@@ -362,6 +430,9 @@ impl Syncer {
             return;
         }
         self.health_changed = true;
+        let ports =
+            |checks: &[HealthCheck]| checks.iter().map(|check| check.port).collect::<Vec<_>>();
+        self.reserved_known &= ports(before) == ports(planned);
         for check in before {
             self.health.remove(&(name.clone(), check.family));
         }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     health::addresses::ListenAddresses,
+    map_writer::Reserved,
     plan::{LocalDetector, Undetected},
 };
 
@@ -51,7 +52,7 @@ impl Agent {
         } else if addresses {
             let concerned = self.node_changed()?;
             self.listen_again().await;
-            if !concerned.is_empty() {
+            if !concerned.is_empty() || self.syncer.has_other_reserved() {
                 self.sync(concerned, since).await;
             }
         }
@@ -79,6 +80,7 @@ impl Agent {
         let node = local_node(&self.config, self.node.node(), &addresses);
         let facts = facts(&self.config, self.node.node(), &addresses);
         let concerned = self.syncer.set_node(node, facts, &self.store);
+        self.set_reserved();
         self.configure()?;
         self.report_detection();
         Ok(concerned)
@@ -92,10 +94,24 @@ impl Agent {
             .configure(&self.config, self.syncer.node(), &detector)
     }
 
+    /// Says which addresses Services do not get. The next sync has the maps follow.
+    pub(super) fn set_reserved(&mut self) {
+        let mut own = local_addresses(self.watcher.devices());
+        own.extend(&self.node.node().addresses);
+        let api_servers = self.api_servers.addresses().borrow().clone();
+        let reserved = Reserved::for_agent(&self.config, own, api_servers);
+        self.syncer.set_reserved(reserved);
+    }
+
     /// Says whether this node's pods can be told from other sources: in readiness, and in the log once
     /// for each change.
     fn report_detection(&mut self) {
-        let undetected = Undetected::on(self.node.node(), &self.config.detect_local);
+        let (node, detect) = (self.node.node(), &self.config.detect_local);
+        let own = local_addresses(self.watcher.devices());
+        let pods = self.syncer.hosted().addresses();
+        let pods = pods.filter(|ip| !own.contains(ip) && !node.addresses.contains(ip));
+        let undetected =
+            Undetected::on(node, detect).or_else(|| Undetected::by(pods, node, detect));
         // The missing family may be one that no Service has. That must not stop a rollout.
         let unready = undetected.as_ref().filter(|found| !found.is_partial());
         let unready = unready.map(ToString::to_string);
@@ -105,6 +121,14 @@ impl Agent {
             tracing::warn!("{problem}");
         }
         self.undetected = problem;
+    }
+
+    /// The same, if there are other pods than before with a Service.
+    pub(super) fn report_detection_by_pods(&mut self) {
+        let revision = self.syncer.hosted().revision();
+        if std::mem::replace(&mut self.pods_seen, revision) != revision {
+            self.report_detection();
+        }
     }
 
     /// Has healthCheckNodePort servers listen on the addresses that this node has by now.

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
 };
 use kube::{
     Api, Client,
@@ -49,7 +50,7 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     if config.source != SourceSpec::Kubernetes {
         return Vec::new();
     }
-    let connection = match Connection::open(config.api_access.clone()).await {
+    let connection = match Connection::open(config.api_access.clone(), Arc::default()).await {
         Ok(connection) => connection,
         Err(error) => return vec![Finding::failure(CHECK, format!("{error:#}"), REACH)],
     };
@@ -62,7 +63,11 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     findings.push(permissions(&rights));
     let (found, object) = node(&client, &config.node_name).await;
     findings.push(found);
-    findings.extend(object.map(|node| pods::check(config, Some(&node))));
+    if let Some(node) = object {
+        let slices = some_slices(&client).await;
+        let slices = slices.iter().map(AsRef::as_ref);
+        findings.push(pods::check(config, Some(&node), slices));
+    }
     findings.extend(cluster_ip(&client, config).await);
     findings
 }
@@ -137,6 +142,22 @@ async fn node(client: &Client, name: &str) -> (Finding, Option<lb_objects::Node>
             (Finding::ok(CHECK, name), node)
         }
     }
+}
+
+/// The first EndpointSlices, or none: enough to see where pods have their addresses.
+async fn some_slices(client: &Client) -> Vec<Arc<lb_objects::EndpointSlice>> {
+    let slices: Api<EndpointSlice> = Api::all(client.clone());
+    let parameters = ListParams::default().limit(500);
+    let Ok(list) = within(slices.list(&parameters)).await else {
+        return Vec::new();
+    };
+    let slices = list.items.iter().map(|slice| translate(slice).outcome);
+    slices
+        .filter_map(|outcome| match outcome {
+            Outcome::Use(Object::EndpointSlice(slice)) => Some(slice),
+            _ => None,
+        })
+        .collect()
 }
 
 /// Warns if the API server is reached by an address that works only while a service proxy runs.

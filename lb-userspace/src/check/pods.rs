@@ -1,6 +1,6 @@
 //! Whether this node's pods can be told from other sources.
 
-use lb_objects::Node;
+use lb_objects::{EndpointSlice, Node};
 
 use super::Finding;
 use crate::{
@@ -22,13 +22,27 @@ pub fn check_directory(config: &Config) -> Option<Finding> {
     let (objects, _) = dir::load(path).ok()?;
     let mut store = Store::new(&config.node_name);
     store.apply(objects.into_iter().map(Event::Apply));
-    Some(check(config, store.node().map(AsRef::as_ref)))
+    let node = store.node().map(AsRef::as_ref);
+    let slices = store
+        .services()
+        .flat_map(|service| store.slices(&service.name));
+    Some(check(config, node, slices))
 }
 
-/// What the settings and this node's object make of its pods.
-pub fn check(config: &Config, object: Option<&Node>) -> Finding {
+/// What the settings and this node's object make of its pods; `slices` are some that may have
+/// endpoints of this node.
+pub fn check<'a>(
+    config: &Config,
+    object: Option<&Node>,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+) -> Finding {
     let node = config.this_node(object);
-    match Undetected::on(&node, &config.detect_local) {
+    let detect = &config.detect_local;
+    let endpoints = slices.into_iter().flat_map(|slice| &slice.endpoints);
+    let here = endpoints.filter(|endpoint| endpoint.node_name.as_deref() == Some(&*node.name));
+    let pods = here.map(|endpoint| endpoint.address);
+    let pods = pods.filter(|ip| !node.addresses.contains(ip));
+    match Undetected::on(&node, detect).or_else(|| Undetected::by(pods, &node, detect)) {
         Some(undetected) if undetected.is_partial() => {
             Finding::warning(CHECK, undetected.found(), undetected.remedy())
         }

@@ -1,6 +1,10 @@
 //! The objects of a source at one moment, for commands that answer without an agent.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::bail;
 use lb_objects::Node;
@@ -10,6 +14,7 @@ use tokio::{
 };
 
 use crate::{
+    agent::own_addresses,
     config::Config,
     metrics::Metrics,
     plan::{LocalNode, ServicePlan, plan},
@@ -27,7 +32,10 @@ const FAILURE_DEADLINE: Duration = Duration::from_secs(5);
 pub struct Snapshot {
     store: Store,
     node: Node,
+    addresses: BTreeSet<IpAddr>,
     local_node: LocalNode,
+    /// Where the API server is, if it is the source.
+    api_servers: Vec<SocketAddr>,
 }
 
 impl Snapshot {
@@ -45,6 +53,10 @@ impl Snapshot {
             }
             SourceSpec::Kubernetes => super::block_on(listed(config))??,
         };
+        let api_servers = match config.source {
+            SourceSpec::Kubernetes => super::block_on(config.api_access.addresses())??,
+            SourceSpec::Dir(_) => Vec::new(),
+        };
         store.apply(events);
 
         if store.node().is_none() {
@@ -57,8 +69,12 @@ impl Snapshot {
         if node.addresses.is_empty() {
             warn(&"no address of this node is known, so node ports are accepted nowhere");
         }
+        let addresses = addresses(&node);
+        let local: Vec<_> = addresses.iter().copied().collect();
         Ok(Self {
-            local_node: LocalNode::new(&node, &node.addresses, &config.plan),
+            local_node: LocalNode::new(&node, &local, &config.plan),
+            addresses,
+            api_servers,
             node,
             store,
         })
@@ -67,6 +83,16 @@ impl Snapshot {
     /// This node, with all its addresses.
     pub fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// The addresses at which this node is reached, as far as they are known here.
+    pub fn addresses(&self) -> &BTreeSet<IpAddr> {
+        &self.addresses
+    }
+
+    /// Where the API server is, if it is the source.
+    pub fn api_servers(&self) -> &[SocketAddr] {
+        &self.api_servers
     }
 
     /// This node in the form that plans need.
@@ -85,6 +111,16 @@ impl Snapshot {
                 plan(service, &slices, &self.local_node)
             })
             .collect()
+    }
+}
+
+/// The addresses of the Node object; on the node itself, of all its devices.
+fn addresses(node: &Node) -> BTreeSet<IpAddr> {
+    let named: BTreeSet<IpAddr> = node.addresses.iter().copied().collect();
+    let here = own_addresses();
+    match here.is_disjoint(&named) {
+        true => named,
+        false => &named | &here,
     }
 }
 

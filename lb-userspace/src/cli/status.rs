@@ -54,6 +54,8 @@ fn render(status: &Status) -> String {
         ("Version", status.version.clone()),
         ("Source", status.source.clone()),
     ];
+    let api_server = status.api_server.iter();
+    lines.extend(api_server.map(|way| ("API server", way.clone())));
     let addresses: Vec<_> = status
         .node_addresses
         .iter()
@@ -106,6 +108,11 @@ fn render(status: &Status) -> String {
         )
     });
     lines.extend(list("Not programmed", not_programmed));
+    let left_to_node = status.left_to_node.iter().map(|port| {
+        let address = port.address;
+        format!("{} {}: {address}", port.service_port, port.protocol)
+    });
+    lines.extend(list("Left to node", left_to_node));
     let nearly_full = status
         .maps
         .iter()

@@ -86,7 +86,8 @@ mod tests {
                 "service-ports=1/8",
                 "addresses=1000",
                 "endpoints=1/8",
-                "maglev-tables=0"
+                "maglev-tables=0",
+                "source-ranges=1/8"
             ]
         );
         for text in ["addresses", "addresses=many", "addresses=-1", "pods=3"] {

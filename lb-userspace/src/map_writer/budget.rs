@@ -18,9 +18,11 @@ pub enum Resource {
     Endpoints,
     /// Maglev lookup tables.
     MaglevTables,
+    /// Entries of `SOURCE_RANGES`, in each family. Service ports with the same ranges share them.
+    SourceRanges,
 }
 
-const RESOURCES: usize = 4;
+const RESOURCES: usize = 5;
 
 impl Resource {
     pub const ALL: [Self; RESOURCES] = [
@@ -28,6 +30,7 @@ impl Resource {
         Self::Addresses,
         Self::Endpoints,
         Self::MaglevTables,
+        Self::SourceRanges,
     ];
 
     /// As people call it, and settings with hyphens.
@@ -37,6 +40,7 @@ impl Resource {
             Self::Addresses => "addresses",
             Self::Endpoints => "endpoints",
             Self::MaglevTables => "Maglev tables",
+            Self::SourceRanges => "source ranges",
         }
     }
 }
@@ -147,17 +151,34 @@ impl Budget {
         let namespace = self.namespaces.get(&name.namespace);
         for (scope, amounts) in [(Scope::Service, service), (Scope::Namespace, namespace)] {
             let has = amounts.map_or(0, |amounts| amounts[resource as usize]);
-            let limit = self.limits[scope as usize][resource as usize];
-            if has.saturating_sub(from).saturating_add(to) > limit {
-                return Err(NotProgrammed::Limit {
-                    scope,
-                    resource,
-                    wanted: to,
-                    limit,
-                });
-            }
+            let has = has.saturating_sub(from);
+            self.within(scope, resource, has, to)?;
         }
         Ok(())
+    }
+
+    /// Whether one of a scope that has so much of something besides may have `wanted`.
+    ///
+    /// # Errors
+    ///
+    /// Says which limit that would exceed.
+    pub fn within(
+        &self,
+        scope: Scope,
+        resource: Resource,
+        besides: u32,
+        wanted: u32,
+    ) -> Result<(), NotProgrammed> {
+        let limit = self.limits[scope as usize][resource as usize];
+        match besides.saturating_add(wanted) > limit {
+            true => Err(NotProgrammed::Limit {
+                scope,
+                resource,
+                wanted,
+                limit,
+            }),
+            false => Ok(()),
+        }
     }
 
     /// A service port has `to` of something from now on, after `from`.

@@ -142,7 +142,7 @@ impl MapWriter {
         staying: &HashSet<u32>,
     ) -> Result<(), NotProgrammed> {
         let index = self.plan_number(key, plan.rank, &mut Parts::default())?;
-        let source_set = match self.source_set(plan) {
+        let source_set = match self.source_set(key, plan) {
             Ok(set) => set,
             Err(_) => {
                 // Rather the one in force than none, which lets everybody in.

@@ -48,6 +48,7 @@ use self::{
 };
 pub use self::{
     budget::{Cap, Caps, Limits, Resource, Scope},
+    frontends::{Purpose, Reserved},
     refusal::{NotProgrammed, Reason},
     roster::{Counts, Roster},
     settings::Settings,
@@ -206,6 +207,7 @@ impl MapWriter {
                     maps.frontends4.capacity(),
                     maps.endpoint_states.len(),
                     LookupTables::room(maps.maglev.len(), facts.maglev_rows),
+                    maps.source_ranges.capacity(),
                 ],
             ),
             waiting: BTreeMap::new(),
@@ -306,6 +308,12 @@ impl MapWriter {
                 .copied()
                 .collect(),
         }
+    }
+
+    /// Says which addresses Services do not get from now on. The maps have that after
+    /// [`Self::settle`].
+    pub fn set_reserved(&mut self, reserved: Reserved) {
+        self.frontends.reserve(reserved);
     }
 
     /// Service ports that are not in the maps as they should be. One with several problems may be

@@ -6,7 +6,10 @@ use lb_datapath::maps::WriteError;
 use lb_objects::{IpFamily, ObjectName};
 use thiserror::Error;
 
-use super::budget::{Resource, Scope};
+use super::{
+    budget::{Resource, Scope},
+    frontends::Purpose,
+};
 use crate::plan::FrontendKind;
 
 /// Why a service port is not, or not completely, in the maps. What was there before stays in force,
@@ -60,6 +63,15 @@ pub enum NotProgrammed {
         /// How many they are, with this one.
         addresses: usize,
     },
+    /// Some of its addresses are kept for others than Services.
+    #[error("{address} is {}, and not for Services{}", purpose.name(), and_more(*addresses))]
+    Reserved {
+        /// One of them.
+        address: SocketAddr,
+        purpose: Purpose,
+        /// How many they are, with this one.
+        addresses: usize,
+    },
     /// Its source ranges found no room, or the kernel refused an address.
     #[error(transparent)]
     Map(#[from] WriteError),
@@ -74,15 +86,17 @@ pub enum Reason {
     /// Everything is in, but endpoints are picked at random.
     NoMaglevTable,
     AddressTaken,
+    AddressReserved,
 }
 
 impl Reason {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::MapFull,
         Self::ServiceLimit,
         Self::NamespaceLimit,
         Self::NoMaglevTable,
         Self::AddressTaken,
+        Self::AddressReserved,
     ];
 
     /// As metrics have it.
@@ -93,6 +107,7 @@ impl Reason {
             Self::NamespaceLimit => "namespace-limit",
             Self::NoMaglevTable => "no-maglev-table",
             Self::AddressTaken => "address-taken",
+            Self::AddressReserved => "address-reserved",
         }
     }
 
@@ -103,6 +118,7 @@ impl Reason {
             Self::ServiceLimit | Self::NamespaceLimit => "ServiceOverLimit",
             Self::NoMaglevTable => "NoMaglevTable",
             Self::AddressTaken => "ServiceAddressTaken",
+            Self::AddressReserved => "ServiceAddressReserved",
         }
     }
 
@@ -113,12 +129,12 @@ impl Reason {
                 "not, or not wholly, programmed: a map is full; it is tried again when there is room"
             }
             Self::ServiceLimit => {
-                "not wholly programmed: it wants more addresses, ports, endpoints or Maglev tables than one \
-                 Service may have"
+                "not wholly programmed: it wants more addresses, ports, endpoints, source ranges or Maglev \
+                 tables than one Service may have"
             }
             Self::NamespaceLimit => {
-                "not, or not wholly, programmed: its namespace wants more Services, addresses, endpoints or \
-                 Maglev tables than one may have"
+                "not, or not wholly, programmed: its namespace wants more Services, addresses, endpoints, source \
+                 ranges or Maglev tables than one may have"
             }
             Self::NoMaglevTable => {
                 "endpoints are picked at random: there is no Maglev table for it; one is made when there is \
@@ -127,6 +143,10 @@ impl Reason {
             Self::AddressTaken => {
                 "an address that it claims is another Service's, which existed before or has it as an \
                  address of a kind that goes first"
+            }
+            Self::AddressReserved => {
+                "an address and port that it claims is where nodes reach the API server, or where node-lb \
+                 itself listens: it does not get that one"
             }
         }
     }
@@ -157,6 +177,7 @@ impl NotProgrammed {
                 ..
             } => Reason::NamespaceLimit,
             Self::Taken { .. } => Reason::AddressTaken,
+            Self::Reserved { .. } => Reason::AddressReserved,
         }
     }
 

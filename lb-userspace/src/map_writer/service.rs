@@ -18,7 +18,7 @@ use lb_common::{
 use lb_objects::{Algorithm, TrafficPolicy};
 
 use super::{
-    Key, MapWriter, NodeFacts, NotProgrammed, Resource,
+    Key, MapWriter, NodeFacts, NotProgrammed, Resource, Scope,
     frontends::{Claimant, claims},
     parts::Parts,
     reserve,
@@ -133,6 +133,8 @@ impl MapWriter {
             let (endpoints, tables) = (programmed.endpoints.len() as u32, programmed.tables());
             self.budget.change(key, Resource::Endpoints, 0, endpoints);
             self.budget.change(key, Resource::MaglevTables, 0, tables);
+            let set = programmed.content.source_set;
+            self.source_sets.change(&key.name.service.namespace, 0, set);
             self.programmed.insert(key.clone(), programmed);
         }
         let written = self.write_plan(key, plan);
@@ -161,6 +163,8 @@ impl MapWriter {
         ] {
             self.budget.change(key, resource, amount, 0);
         }
+        let set = programmed.content.source_set;
+        self.source_sets.change(&key.name.service.namespace, set, 0);
         programmed.frontends = Arc::default();
         self.departing.push(programmed);
     }
@@ -380,7 +384,7 @@ impl MapWriter {
             content.maglev_cluster = cluster;
             content.maglev_local = local;
         }
-        content.source_set = self.source_set(plan)?;
+        content.source_set = self.source_set(key, plan)?;
         taken
             .source_sets
             .extend((content.source_set != 0).then_some(content.source_set));
@@ -509,13 +513,32 @@ impl MapWriter {
     }
 
     /// The set of source ranges, which gets a reference; 0 for none.
-    pub(super) fn source_set(&mut self, plan: &Plan) -> Result<u32, NotProgrammed> {
+    pub(super) fn source_set(&mut self, key: &Key, plan: &Plan) -> Result<u32, NotProgrammed> {
         let ranges = &plan.source_ranges;
+        self.allows_ranges(key, plan)?;
         let acquired = match self.source_sets.acquire(ranges, &self.maps) {
             Err(_) if self.make_room() => self.source_sets.acquire(ranges, &self.maps),
             acquired => acquired,
         };
         Ok(acquired?)
+    }
+
+    /// Whether a service port may have its source ranges. All ports of a Service have the same ones,
+    /// and what it has now goes once they all have them.
+    fn allows_ranges(&self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
+        let ranges = &plan.source_ranges;
+        let present = self.programmed[key].content.source_set;
+        let has_them = self.source_sets.number(ranges) == Some(present);
+        if plan.rank.is_essential() || ranges.is_empty() || has_them {
+            return Ok(());
+        }
+        let (namespace, wanted) = (&key.name.service.namespace, ranges.len() as u32);
+        let besides = self.source_sets.of_namespace(namespace, present, ranges);
+        for (scope, besides) in [(Scope::Service, 0), (Scope::Namespace, besides)] {
+            let resource = Resource::SourceRanges;
+            self.budget.within(scope, resource, besides, wanted)?;
+        }
+        Ok(())
     }
 
     /// Writes a plan where nobody reads yet, publishes it and lets go of what it replaces, but for
@@ -553,6 +576,8 @@ impl MapWriter {
             .endpoint_ids
             .extend(gone.filter(|id| !used.contains(id) && !kept.contains(id)));
         let (had, tables) = (current.endpoints.len(), current.tables());
+        let (namespace, set) = (&key.name.service.namespace, current.content.source_set);
+        self.source_sets.change(namespace, set, content.source_set);
         current.plan = index;
         current.content = content;
         current.endpoints = endpoints.into();

@@ -20,6 +20,8 @@ pub struct SourceSets {
     sets: BTreeMap<u32, (Vec<IpNet>, usize)>,
     /// Entries in the trie that belong to no set.
     strays: Vec<SourceKey>,
+    /// How many service ports of each namespace have each set.
+    namespaces: HashMap<String, BTreeMap<u32, u32>>,
 }
 
 impl Default for SourceSets {
@@ -30,6 +32,7 @@ impl Default for SourceSets {
             by_content: HashMap::new(),
             sets: BTreeMap::new(),
             strays: Vec::new(),
+            namespaces: HashMap::new(),
         }
     }
 }
@@ -67,6 +70,38 @@ impl SourceSets {
             return Some(0);
         }
         self.by_content.get(&normal(ranges)).copied()
+    }
+
+    /// Ranges that a namespace has, each set once, besides the set `but` and the one with `wanted`.
+    pub fn of_namespace(&self, namespace: &str, but: u32, wanted: &[IpNet]) -> u32 {
+        let number = self.number(wanted);
+        let sets = self.namespaces.get(namespace).into_iter().flatten();
+        let others = sets.filter(|(set, _)| **set != but && Some(**set) != number);
+        let ranges = others.filter_map(|(set, _)| Some(self.sets.get(set)?.0.len()));
+        ranges.sum::<usize>() as u32
+    }
+
+    /// A service port of a namespace has the set `to` from now on, after `from`; 0 is none.
+    pub fn change(&mut self, namespace: &str, from: u32, to: u32) {
+        if from == to {
+            return;
+        }
+        if to != 0 {
+            let sets = self.namespaces.entry(namespace.to_owned()).or_default();
+            *sets.entry(to).or_default() += 1;
+        }
+        let Some(sets) = self.namespaces.get_mut(namespace) else {
+            return;
+        };
+        if let Some(ports) = sets.get_mut(&from) {
+            *ports -= 1;
+            if *ports == 0 {
+                sets.remove(&from);
+            }
+        }
+        if sets.is_empty() {
+            self.namespaces.remove(namespace);
+        }
     }
 
     /// Adds a reference to a set in the trie. Returns whether there is such a set.

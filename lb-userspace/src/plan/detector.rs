@@ -121,6 +121,54 @@ impl Undetected {
         })
     }
 
+    /// That pods of this node have addresses outside the podCIDRs by which they are to be told, and
+    /// none has one inside, in some family: they come from another pool, as with Calico's IPAM on a
+    /// node whose podCIDR nobody uses. `pods` are endpoints of this node, without the node itself.
+    pub fn by(
+        pods: impl IntoIterator<Item = IpAddr>,
+        node: &Node,
+        detect: &DetectLocal,
+    ) -> Option<Self> {
+        let configured: &[IpNet] = match detect {
+            DetectLocal::Auto(networks) => networks,
+            DetectLocal::NodeCidr => &[],
+            _ => return None,
+        };
+        let mut inside = Vec::new();
+        let mut outside: Vec<(IpNet, IpAddr)> = Vec::new();
+        let from_node = |network: &IpNet| {
+            let family = IpFamily::of_net(*network);
+            !configured
+                .iter()
+                .any(|net| IpFamily::of_net(*net) == family)
+        };
+        let networks = first_per_family(&node.pod_cidrs).into_iter();
+        let networks: Vec<_> = networks.filter(from_node).collect();
+        for pod in pods {
+            let family = IpFamily::of(pod);
+            let network = networks
+                .iter()
+                .find(|net| IpFamily::of_net(**net) == family);
+            match network {
+                Some(network) if network.contains(&pod) => inside.push(family),
+                Some(network) => outside.push((*network, pod)),
+                None => {}
+            }
+        }
+        outside.retain(|(_, pod)| !inside.contains(&IpFamily::of(*pod)));
+        outside.sort_unstable();
+        outside.dedup_by_key(|(network, _)| *network);
+        let (network, pod) = outside.first()?;
+        let name = &node.name;
+        Some(Self {
+            families: outside.iter().map(|(_, pod)| IpFamily::of(*pod)).collect(),
+            partly: false,
+            lacking: format!(
+                "pods of Node {name} have addresses outside its podCIDR {network}, such as {pod}"
+            ),
+        })
+    }
+
     /// Whether the pods of one family are told, and those of the other are not.
     pub fn is_partial(&self) -> bool {
         self.partly
@@ -238,6 +286,34 @@ mod tests {
         }
         let nothing = Undetected::on(&Node::default(), &DetectLocal::NodeCidr);
         assert!(nothing.is_some_and(|undetected| !undetected.is_partial()));
+    }
+
+    #[test]
+    fn pods_from_another_pool_than_the_podcidr_are_noticed() {
+        let node = Node {
+            name: "node-1".into(),
+            pod_cidrs: vec![net("10.1.0.0/24"), net("fd00:1::/64")],
+            ..Node::default()
+        };
+        let by = |pods: &[&str], detect: &DetectLocal| {
+            let found = Undetected::by(pods.iter().map(|pod| ip(pod)), &node, detect);
+            found.map(|found| found.found())
+        };
+        let auto = DetectLocal::Auto(Vec::new());
+        assert_eq!(
+            by(&["192.168.7.1", "fd00:1::7"], &auto).unwrap(),
+            "local pods cannot be told from other sources of IPv4: pods of Node node-1 have addresses \
+             outside its podCIDR 10.1.0.0/24, such as 192.168.7.1"
+        );
+        assert!(by(&["fd00:2::7"], &DetectLocal::NodeCidr).is_some());
+        // A second network of some pods, or who is told what pods' networks are.
+        assert_eq!(by(&["192.168.7.1", "10.1.0.7"], &auto), None);
+        assert_eq!(by(&[], &auto), None);
+        let told = DetectLocal::Auto(vec![net("10.0.0.0/8")]);
+        assert_eq!(by(&["192.168.7.1"], &told), None);
+        assert!(by(&["fd00:2::7"], &told).is_some());
+        let bridge = DetectLocal::BridgeInterface("cni0".into());
+        assert_eq!(by(&["192.168.7.1"], &bridge), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub use self::{
     endpoints::{ClassifiedEndpoints, EndpointClass, TopologyMode},
     frontend::{Frontend, FrontendKind},
     node::{LocalNode, NodePortAddresses, PlanOptions},
-    rank::{Importance, Rank},
+    rank::{Importance, Rank, api_server},
 };
 use self::{endpoints::MergedSlices, frontend::source_ranges};
 
@@ -68,6 +68,10 @@ pub fn plan_after(
                 Some(before) => before.frontends.clone(),
                 None => frontend::frontends(service, *cluster_ip, port, node),
             },
+            left_to_node: match before(index) {
+                Some(before) => before.left_to_node,
+                None => frontend::left_to_node(*cluster_ip, port, node),
+            },
             internal_policy: service.internal_traffic_policy,
             external_policy: external_policy(service),
             externally_accessible: frontend::externally_accessible(service, family, port),
@@ -108,6 +112,9 @@ pub struct Plan {
     pub rank: Rank,
     /// Where the port is reached, node ports once per address that accepts them.
     pub frontends: Arc<[Frontend]>,
+    /// The ClusterIP and port, if they are not among these because the node itself answers there: a
+    /// DNS cache on each node (NodeLocal DNSCache).
+    pub left_to_node: Option<SocketAddr>,
     /// Rules the cluster IP.
     pub internal_policy: TrafficPolicy,
     /// The policy of all other frontends. Local only if the Service as a whole is externally

@@ -1,11 +1,11 @@
 //! What the planner knows about this node, computed once instead of per Service.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use lb_objects::{Endpoint, IpFamily, Node, ObjectName, Service};
 
-use super::Rank;
+use super::{Rank, frontend::may_be_left_to_node};
 
 /// The node label that names the node's zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -58,6 +58,8 @@ pub struct LocalNode {
     zone: Option<String>,
     ips: Vec<IpAddr>,
     node_port_addresses: Vec<IpAddr>,
+    /// Its addresses that may be a Service's as well.
+    held: BTreeSet<IpAddr>,
     options: PlanOptions,
 }
 
@@ -82,6 +84,12 @@ impl LocalNode {
                 local_addresses,
             ),
             ips,
+            // Every pod's device has a link-local one.
+            held: local_addresses
+                .iter()
+                .copied()
+                .filter(|ip| !ip.is_loopback() && !is_link_local(*ip))
+                .collect(),
             options: options.clone(),
         }
     }
@@ -108,6 +116,12 @@ impl LocalNode {
         &self.node_port_addresses
     }
 
+    /// Whether the node has this address on a device of its own. Loopback and link-local addresses do
+    /// not count.
+    pub fn holds(&self, address: IpAddr) -> bool {
+        self.held.contains(&address)
+    }
+
     /// Whose plans may differ on a node that is not this one any more but `after`.
     pub fn concerned(&self, after: &Self) -> Concerned {
         let Self {
@@ -115,12 +129,14 @@ impl LocalNode {
             zone,
             ips,
             node_port_addresses,
+            held,
             options,
         } = self;
         Concerned {
             all: (name, zone, options) != (&after.name, &after.zone, &after.options),
             node_ports: *node_port_addresses != after.node_port_addresses,
             source_ranges: *ips != after.ips,
+            cluster_ips: held.symmetric_difference(&after.held).copied().collect(),
         }
     }
 
@@ -146,7 +162,7 @@ impl LocalNode {
 }
 
 /// The Services that a change of the node concerns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Concerned {
     /// Every Service.
     pub all: bool,
@@ -154,18 +170,25 @@ pub struct Concerned {
     pub node_ports: bool,
     /// Those with source ranges, which may hold the node's IP.
     pub source_ranges: bool,
+    /// Those with one of these as ClusterIP that may be left to the node.
+    pub cluster_ips: Vec<IpAddr>,
 }
 
 impl Concerned {
-    pub fn nobody(self) -> bool {
-        self == Self::default()
+    pub fn nobody(&self) -> bool {
+        *self == Self::default()
     }
 
-    pub fn concerns(self, service: &Service) -> bool {
+    pub fn concerns(&self, service: &Service) -> bool {
         let has_node_port = || service.ports.iter().any(|port| port.node_port != 0);
+        let has_cluster_ip = || {
+            let mut addresses = self.cluster_ips.iter();
+            addresses.any(|address| service.cluster_ips.contains(address))
+        };
         self.all
             || self.node_ports && has_node_port()
             || self.source_ranges && !service.load_balancer_source_ranges.is_empty()
+            || may_be_left_to_node(service) && has_cluster_ip()
     }
 }
 
@@ -301,6 +324,10 @@ mod tests {
         assert!(with(label, &same).nobody());
         assert!(with(|node| node.taints.push("a".into()), &same).nobody());
         assert!(with(|_| {}, &["192.0.2.1", "fe80::1"]).nobody());
+        assert_eq!(
+            with(|_| {}, &["192.0.2.1", "10.96.0.10"]).cluster_ips,
+            [ip("10.96.0.10")]
+        );
         let zone = |node: &mut Node| drop(node.labels.insert(ZONE_LABEL.into(), "z".into()));
         assert!(with(zone, &same).all);
         let node_ports = with(|_| {}, &["192.0.2.1", "192.0.2.2"]);

@@ -46,6 +46,15 @@ impl Rank {
     }
 }
 
+/// The name of the API server's own Service.
+pub fn api_server() -> ObjectName {
+    let (namespace, name) = API_SERVER;
+    ObjectName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
 /// Whether this is `default/kubernetes`.
 pub fn is_api_server(name: &ObjectName) -> bool {
     (name.namespace.as_str(), name.name.as_str()) == API_SERVER

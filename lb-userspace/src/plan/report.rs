@@ -24,6 +24,9 @@ pub struct PortReport<'a> {
     /// Whether any endpoint is usable, on any node.
     has_endpoints: bool,
     pub frontends: Vec<FrontendReport>,
+    /// ClusterIPs at which the node itself answers on this port.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_to_node: Vec<String>,
     pub session_affinity_seconds: Option<u64>,
     health_check: Option<HealthReport>,
     /// `namespace/name:port` and the protocol.
@@ -90,6 +93,10 @@ impl<'a> PortReport<'a> {
             local_endpoints: merged(families, Plan::uses_local, Plan::local_set),
             has_endpoints: families.iter().any(|plan| plan.has_any()),
             frontends: families.iter().flat_map(|plan| frontends(plan)).collect(),
+            left_to_node: families
+                .iter()
+                .filter_map(|plan| plan.left_to_node.map(|address| address.to_string()))
+                .collect(),
             session_affinity_seconds: families[0].session_affinity.map(|t| t.as_secs()),
             health_check: service.health_checks.first().map(|health| HealthReport {
                 port: health.port,
@@ -141,6 +148,10 @@ fn frontends(plan: &Plan) -> impl Iterator<Item = FrontendReport> {
 fn notes(families: &[&Plan]) -> Vec<&'static str> {
     let any = |holds: fn(&Plan) -> bool| families.iter().any(|plan| holds(plan));
     [
+        (
+            any(|p| p.left_to_node.is_some()),
+            "its ClusterIP is an address of this node's, which answers there itself (NodeLocal DNSCache)",
+        ),
         (
             any(|p| p.endpoints.topology() == TopologyMode::SameZone),
             "topology hints keep the Cluster set to this node's zone",

@@ -181,6 +181,48 @@ fn external_ips_outside_the_networks_allowed_are_not_served() {
     );
 }
 
+/// NodeLocal DNSCache: an address of the cluster's DNS on a device of each node.
+#[test]
+fn dns_at_a_cluster_ip_that_is_the_nodes_own_is_left_to_the_node() {
+    let port = |port, protocol| ServicePort {
+        port,
+        protocol,
+        name: format!("{protocol}-{port}"),
+        node_port: 30_053,
+    };
+    let service = Service {
+        ports: vec![
+            port(53, Protocol::Udp),
+            port(53, Protocol::Tcp),
+            port(9153, Protocol::Tcp),
+        ],
+        ..service()
+    };
+    let node = Node {
+        addresses: vec!["192.168.0.2".parse().unwrap()],
+        ..node()
+    };
+    let on_node = |addresses: &[&str]| {
+        let addresses: Vec<_> = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+        let local = LocalNode::new(&node, &addresses, &PlanOptions::default());
+        plan(&service, &[], &local).ports
+    };
+    let node_port = frontend(FrontendKind::NodePort, "192.168.0.2:30053");
+    let cluster_ip = |port| frontend(FrontendKind::ClusterIp, &format!("172.30.1.1:{port}"));
+    for plan in &on_node(&["192.168.0.2", "172.30.1.1"])[..2] {
+        assert_eq!(*plan.frontends, [node_port], "{}", plan.name);
+        assert_eq!(plan.left_to_node, Some("172.30.1.1:53".parse().unwrap()));
+    }
+    // Its metrics are asked through the Service, as with kube-proxy.
+    let metrics = &on_node(&["192.168.0.2", "172.30.1.1"])[2];
+    assert_eq!(*metrics.frontends, [cluster_ip(9153), node_port]);
+    assert_eq!(metrics.left_to_node, None);
+
+    let plan = &on_node(&["192.168.0.2", "172.30.1.2", "169.254.20.10"])[0];
+    assert_eq!(*plan.frontends, [cluster_ip(53), node_port]);
+    assert_eq!(plan.left_to_node, None);
+}
+
 #[test]
 fn external_ips_can_be_switched_off_but_keep_a_port_accessible() {
     let service = Service {

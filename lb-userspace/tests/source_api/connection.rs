@@ -6,7 +6,7 @@ use node_lb::{
     metrics::Metrics,
     source::{
         Batch, Event, Source as _,
-        api::{Access, ApiSource},
+        api::{Access, ApiServers, ApiSource},
         health::SourceHealth,
     },
 };
@@ -36,6 +36,11 @@ impl Client {
 
     /// One that trusts this certificate.
     async fn trusting(authority: &str, url: &str) -> Self {
+        Self::knowing(Arc::default(), authority, url).await
+    }
+
+    /// One that knows where the API server is besides.
+    async fn knowing(servers: Arc<ApiServers>, authority: &str, url: &str) -> Self {
         let files = TempDir::new().unwrap();
         fs::write(files.path().join("token"), "old").unwrap();
         fs::write(files.path().join("ca.crt"), authority).unwrap();
@@ -45,7 +50,8 @@ impl Client {
             master: None,
         };
         let metrics = Metrics::new().api;
-        let source = ApiSource::open(access, "node-1", metrics).await.unwrap();
+        let source = ApiSource::open_with(access, servers, "node-1", metrics);
+        let source = source.await.unwrap();
         let health = source.health();
         let (sender, events) = mpsc::channel(16);
         tokio::spawn(Box::new(source).run(sender));
@@ -181,6 +187,47 @@ async fn server_that_hangs_is_left_within_45_seconds() {
     until("new watches", Duration::from_secs(45), again).await;
     let is_list = |asked: &&String| asked.contains("sendInitialEvents");
     assert_eq!(server.requests().iter().filter(is_list).count(), 3);
+}
+
+/// The configured address is taken by somebody who never says anything, and the API server's own
+/// Service has an impostor.
+#[tokio::test]
+async fn the_api_servers_endpoints_are_a_way_where_its_address_is_none() {
+    let hanging = std::net::TcpListener::bind(LOOPBACK).unwrap();
+    let impostor = Server::start(LOOPBACK, Some(certificate().1)).await;
+    let (authority, tls) = certificate();
+    let server = Server::start(LOOPBACK, Some(tls)).await;
+    let servers = Arc::<ApiServers>::default();
+    servers.set_service(&[], &[impostor.address, server.address]);
+    let given = hanging.local_addr().unwrap();
+    let url = format!("https://{given}");
+    let mut client = Client::knowing(servers.clone(), &authority, &url).await;
+    client.syncs().await;
+    assert_eq!(impostor.requests(), Vec::<String>::new());
+    let way = servers.last().expect("a way").to_string();
+    let endpoint = format!("{}, an endpoint of default/kubernetes", server.address);
+    assert_eq!(way, endpoint);
+
+    // It stays known when the Service has only wrong ones.
+    servers.set_service(&[], &[impostor.address]);
+    let known = [given, impostor.address, server.address];
+    assert_eq!(*servers.addresses().borrow(), known.into());
+    let mut again = Client::knowing(servers, &authority, &url).await;
+    again.syncs().await;
+}
+
+/// Nothing would prove that an endpoint is the API server.
+#[tokio::test]
+async fn without_certificates_only_the_configured_address_counts() {
+    let gone = Server::start(LOOPBACK, None).await;
+    let url = format!("http://{}", gone.address);
+    drop(gone);
+    let other = Server::start(LOOPBACK, None).await;
+    let servers = Arc::<ApiServers>::default();
+    servers.set_service(&[], &[other.address]);
+    let client = Client::knowing(servers, &certificate().0, &url).await;
+    client.says("Connection refused").await;
+    assert_eq!(other.connections(), 0);
 }
 
 #[tokio::test]

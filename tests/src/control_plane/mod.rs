@@ -31,4 +31,4 @@ pub use self::kubelets::Kubelets;
 pub use self::objects::{deployment, service};
 pub use self::rule::{Asked, Fault, Request, Rule};
 pub use self::runtime::HostRuntime;
-pub use self::server::{AGENT_ACCOUNT, ControlPlane, ControlPlaneSpec};
+pub use self::server::{AGENT_ACCOUNT, CLUSTER_IP, ControlPlane, ControlPlaneSpec};

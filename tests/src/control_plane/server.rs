@@ -33,6 +33,9 @@ pub struct ControlPlaneSpec {
     pub older: bool,
     /// As for `--feature-gates`, for example `WatchList=false`.
     pub feature_gates: Vec<String>,
+    /// Whether `default/kubernetes` has the API server's address. Without it, agents know no way
+    /// around a [`Front`](super::Front).
+    pub endpoints: bool,
 }
 
 /// A running control plane, with everything it started. Dropped, it ends at once.
@@ -51,6 +54,8 @@ pub struct ControlPlane {
 
 /// The number of the control plane's host on the node network.
 const HOST_NUMBER: u8 = 2;
+/// The ClusterIP of `default/kubernetes`: the first address of [`SERVICES`].
+pub const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// The API server's port.
 const API_PORT: u16 = 6443;
 /// How long a program may take to get ready, on a machine that others use as well.
@@ -70,6 +75,7 @@ impl ControlPlane {
             host.ip(Family::V4),
             host.ip(Family::V6),
             Ipv4Addr::LOCALHOST.into(),
+            CLUSTER_IP.into(),
         ];
         let keys = Keys::make(&directory, &addresses)?;
         let runtime = HostRuntime::start(&host)?;
@@ -286,6 +292,9 @@ impl ControlPlane {
             "--authorization-mode=RBAC".to_owned(),
             "--allow-privileged".to_owned(),
         ];
+        if !self.spec.endpoints {
+            arguments.push("--endpoint-reconciler-type=none".to_owned());
+        }
         if !self.spec.feature_gates.is_empty() {
             let gates = self.spec.feature_gates.join(",");
             arguments.push(format!("--feature-gates={gates}"));

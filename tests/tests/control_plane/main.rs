@@ -8,6 +8,7 @@ mod faults;
 mod lists;
 mod nodes;
 mod outages;
+mod own_address;
 mod rollout;
 mod services;
 mod support;

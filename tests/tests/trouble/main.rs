@@ -6,6 +6,7 @@ mod check;
 mod devices;
 mod labs;
 mod node;
+mod node_local;
 mod pods;
 mod ports;
 mod preflight;

@@ -177,6 +177,25 @@ fn an_endpoint_that_is_the_node_itself_follows_its_addresses() {
     assert_eq!(agent.loses("192.0.2.77"), 0);
 }
 
+#[test]
+fn a_dns_service_is_left_to_the_node_while_that_has_its_cluster_ip() {
+    let mut agent = Agent::new();
+    let mut dns = service("dns", 10);
+    dns["spec"]["ports"][0]["port"] = json!(53);
+    agent.apply([dns, slice("dns", &["10.1.0.7"])]);
+    agent.apply([service("web", 11), slice("web", &["10.1.0.7"])]);
+    let is_left = |agent: &Agent| agent.syncer.left_to_node().count() == 1;
+    assert!(!is_left(&agent));
+    assert_eq!(agent.gains("10.96.0.10"), 1);
+    assert!(is_left(&agent) && agent.planned("dns").ports[0].frontends.is_empty());
+    // No other address changes that, and no change of endpoints.
+    assert_eq!(agent.gains("10.96.0.11"), 0);
+    agent.apply([slice("dns", &["10.1.0.8"])]);
+    assert!(is_left(&agent));
+    assert_eq!(agent.loses("10.96.0.10"), 1);
+    assert!(!is_left(&agent) && agent.planned("dns").ports[0].frontends.len() == 1);
+}
+
 /// Steps that look at all addresses for each address would take minutes.
 #[test]
 fn a_hundred_thousand_addresses_are_no_more_than_a_hundred_thousand() {

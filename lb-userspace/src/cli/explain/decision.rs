@@ -36,6 +36,8 @@ pub struct Decision<'a> {
     pub reason: Reason,
     /// The frontend that the packet is addressed to; `None` if it is not one of a Service.
     pub frontend: Option<Frontend<'a>>,
+    /// The service port that would have this address, did not the node itself answer there.
+    pub left_to_node: Option<&'a ServicePortName>,
     /// The endpoints among which one is chosen, sorted by text; empty unless the packet is
     /// forwarded.
     pub candidates: Vec<Candidate>,
@@ -92,6 +94,7 @@ impl<'a> Decision<'a> {
             verdict: Verdict::Pass,
             reason: Reason::OtherProtocol,
             frontend: None,
+            left_to_node: tables.left_to_node(packet.destination, packet.protocol),
             candidates: Vec::new(),
             node: Some(IpAddr::from(tables.config.node::<A>().to_mapped()))
                 .filter(|node| !node.is_unspecified()),

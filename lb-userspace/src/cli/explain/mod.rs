@@ -13,7 +13,7 @@ use self::{
 use super::{output::json, snapshot::Snapshot};
 use crate::{
     config::{Config, Flags},
-    map_writer::{NodeFacts, Settings},
+    map_writer::{NodeFacts, Reserved, Settings},
     memory::ProgrammedTables,
     plan::{LocalDetector, Undetected},
 };
@@ -92,7 +92,7 @@ fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
     }
     let detector = LocalDetector::new(&config.detect_local, node);
     let settings = Settings::new(config, snapshot.local_node(), &detector);
-    let addresses = node.addresses.iter().copied().collect();
+    let addresses = snapshot.addresses().clone();
     // It does not matter here which of a set's endpoints is chosen.
     let facts = NodeFacts {
         maglev_rows: 0,
@@ -100,6 +100,11 @@ fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
     };
     let mut tables = ProgrammedTables::new(&settings, facts, 0);
     let plans = snapshot.plans();
+    let own = snapshot.addresses().clone();
+    let mut reserved = Reserved::for_agent(config, own, snapshot.api_servers().iter().copied());
+    let checks = plans.iter().flat_map(|service| &service.health_checks);
+    reserved.add_health_checks(checks.map(|check| check.port));
+    tables.reserve(reserved);
     tables.program(plans.iter().flat_map(|service| &service.ports));
     for (key, error) in tables.not_programmed() {
         eprintln!("warning: {key} is not programmed: {error}");

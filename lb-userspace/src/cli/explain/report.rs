@@ -17,6 +17,10 @@ pub struct Report {
     service: Option<String>,
     /// The kind of address that the destination is.
     frontend: Option<&'static str>,
+    /// The service port that would have this address, did not the node itself answer there; absent
+    /// if there is none.
+    #[serde(rename = "leftToNode", skip_serializing_if = "Option::is_none")]
+    left_to_node: Option<String>,
     /// The policy in force for this packet.
     policy: Option<String>,
     /// All endpoints among which one is chosen, sorted by text.
@@ -34,6 +38,7 @@ impl From<&Decision<'_>> for Report {
             reason: decision.reason.name(),
             service: frontend.map(|frontend| frontend.service.to_string()),
             frontend: frontend.map(|frontend| frontend.kind.name()),
+            left_to_node: decision.left_to_node.map(ToString::to_string),
             policy: frontend.map(|frontend| policy(frontend.policy).to_string()),
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),

@@ -54,6 +54,13 @@ fn headline(decision: &Decision<'_>) -> String {
 }
 
 fn without_service(decision: &Decision<'_>) -> String {
+    if let Some(service) = decision.left_to_node {
+        let destination = decision.packet.destination;
+        return format!(
+            "{destination} is the cluster IP of Service {service}, and an address of a device of this \
+             node: the node itself answers there, such as a DNS cache (NodeLocal DNSCache)."
+        );
+    }
     match decision.reason {
         Reason::OtherProtocol => {
             let protocol = decision.packet.protocol;

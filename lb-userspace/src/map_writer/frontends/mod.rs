@@ -15,10 +15,12 @@ use lb_common::{
 use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
 use lb_objects::Protocol;
 
+pub use self::reserved::{Purpose, Reserved};
 use self::room::{Group, Room};
 use super::{Key, NotProgrammed};
 use crate::plan::{Frontend, FrontendKind, Rank};
 
+mod reserved;
 mod room;
 
 /// An address, port and protocol (by number), as `FRONTENDS4` and `FRONTENDS6` are keyed.
@@ -61,6 +63,9 @@ pub struct Frontends {
     claims: HashMap<Address, Claimants>,
     /// Addresses that several claim.
     contested: BTreeSet<Address>,
+    /// Addresses that Services do not get, and those of them that are claimed.
+    reserved: Reserved,
+    barred: BTreeSet<Address>,
     /// What the maps hold.
     present: HashMap<Address, abi::Frontend>,
     /// Where the two may differ.
@@ -163,6 +168,10 @@ impl Frontends {
             self.contested.insert(claim.address);
             self.revision += 1;
         }
+        if self.reserved.purpose(&claim.address.0).is_some() {
+            self.barred.insert(claim.address);
+            self.revision += 1;
+        }
     }
 
     /// Gives a claim up; the maps forget it at [`Self::flush`].
@@ -170,7 +179,7 @@ impl Frontends {
         self.changed.insert(claim.address);
         if let Some(claims) = self.claims.get_mut(&claim.address) {
             claims.retain(|known| known.order() != (claim.kind, claimant));
-            if self.contested.contains(&claim.address) {
+            if self.contested.contains(&claim.address) || self.barred.contains(&claim.address) {
                 self.revision += 1;
             }
             if claims.len() < 2 {
@@ -178,16 +187,36 @@ impl Frontends {
             }
             if claims.is_empty() {
                 self.claims.remove(&claim.address);
+                self.barred.remove(&claim.address);
+            }
+        }
+    }
+
+    /// Has other addresses reserved; the maps follow at [`Self::flush`].
+    pub fn reserve(&mut self, reserved: Reserved) {
+        let before = mem::replace(&mut self.reserved, reserved);
+        for address in before.differing(&self.reserved) {
+            let is_reserved = self.reserved.purpose(&address).is_some();
+            let address = (address, parse::TCP);
+            if self.claims.contains_key(&address) {
+                self.changed.insert(address);
+                self.revision += 1;
+                match is_reserved {
+                    true => self.barred.insert(address),
+                    false => self.barred.remove(&address),
+                };
             }
         }
     }
 
     /// Service ports that lack addresses, and why: the maps have no room for them, the kernel
-    /// refused them, or another service port has them. One may be named several times.
+    /// refused them, another service port has them, or nobody gets them. One may be named several
+    /// times.
     pub fn lacking(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
         let refused = self.refused.values();
         let refused = refused.map(|(key, error)| (key, error.clone().into()));
-        self.room.waiting().chain(refused).chain(self.beaten())
+        let lacking = self.room.waiting().chain(refused);
+        lacking.chain(self.beaten()).chain(self.kept_away())
     }
 
     /// Whether an address that is claimed waits for room, or for the kernel.
@@ -199,12 +228,12 @@ impl Frontends {
     fn beaten(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
         let mut beaten: BTreeMap<&Key, (Address, &Key, usize)> = BTreeMap::new();
         for address in &self.contested {
-            let Some((winner, losers)) = self.claims.get(address).and_then(|c| c.split_first())
-            else {
+            let mut stakes = self.admissible(address);
+            let Some(winner) = stakes.next() else {
                 continue;
             };
             let winner = &winner.claimant.key;
-            for loser in losers.iter().map(|loser| &loser.claimant.key) {
+            for loser in stakes.map(|loser| &loser.claimant.key) {
                 if loser.name.service != winner.name.service {
                     let (.., addresses) = beaten.entry(loser).or_insert((*address, winner, 0));
                     *addresses += 1;
@@ -221,6 +250,35 @@ impl Frontends {
                 };
                 (loser, taken)
             })
+    }
+
+    /// Service ports that claim addresses which are reserved, once each.
+    fn kept_away(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
+        let mut kept_away: BTreeMap<&Key, (SocketAddr, Purpose, usize)> = BTreeMap::new();
+        for address in &self.barred {
+            for stake in self.claims.get(address).into_iter().flatten() {
+                if let Some(purpose) = self.reserved.keeps(address, stake) {
+                    let key = &stake.claimant.key;
+                    let (.., addresses) = kept_away.entry(key).or_insert((address.0, purpose, 0));
+                    *addresses += 1;
+                }
+            }
+        }
+        kept_away
+            .into_iter()
+            .map(|(key, (address, purpose, addresses))| {
+                let reserved = NotProgrammed::Reserved {
+                    address,
+                    purpose,
+                    addresses,
+                };
+                (key, reserved)
+            })
+    }
+
+    /// The claims to an address that count, the winner's first.
+    fn admissible<'a>(&'a self, address: &'a Address) -> impl Iterator<Item = &'a Stake> {
+        admissible(&self.claims, &self.reserved, address)
     }
 
     /// Brings the maps into line with the claims, as far as there is room. An address changes hands
@@ -289,7 +347,10 @@ impl Frontends {
     }
 
     fn add(&mut self, addresses: Vec<Address>, maps: &Maps) {
-        let groups = |address: &Address| Some(first(&self.claims, address)?.group());
+        let groups = |address: &Address| {
+            let winner = admissible(&self.claims, &self.reserved, address).next()?;
+            Some(winner.group())
+        };
         let admitted = self.room.admit(addresses, groups, maps);
         self.insert_wanted(admitted, maps);
     }
@@ -308,11 +369,11 @@ impl Frontends {
     }
 
     fn group(&self, address: &Address) -> Option<Group> {
-        Some(first(&self.claims, address)?.group())
+        Some(self.admissible(address).next()?.group())
     }
 
     fn wanted(&self, address: &Address) -> Option<abi::Frontend> {
-        let Stake { kind, id, .. } = first(&self.claims, address)?;
+        let Stake { kind, id, .. } = self.admissible(address).next()?;
         Some(entry(*id, *kind))
     }
 
@@ -339,7 +400,8 @@ impl Frontends {
                 all = false;
                 self.revision += 1;
                 for (address, _) in &entries[done..] {
-                    if let Some(stake) = first(&self.claims, address) {
+                    let winner = admissible(&self.claims, &self.reserved, address).next();
+                    if let Some(stake) = winner {
                         let key = stake.claimant.key.clone();
                         self.refused.insert(*address, (key, error.clone()));
                     }
@@ -379,9 +441,14 @@ impl Frontends {
     }
 }
 
-/// Who has an address.
-fn first<'a>(claims: &'a HashMap<Address, Claimants>, address: &Address) -> Option<&'a Stake> {
-    claims.get(address)?.first()
+/// The claims to an address that it is not reserved from, in order: the first one has it.
+fn admissible<'a>(
+    claims: &'a HashMap<Address, Claimants>,
+    reserved: &'a Reserved,
+    address: &'a Address,
+) -> impl Iterator<Item = &'a Stake> {
+    let stakes = claims.get(address).into_iter().flatten();
+    stakes.filter(move |stake| reserved.keeps(address, stake).is_none())
 }
 
 impl Stake {

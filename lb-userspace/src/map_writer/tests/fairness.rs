@@ -1,7 +1,7 @@
 //! Who gets room in maps that are short of it, and who gets an address that several claim.
 
 use super::*;
-use crate::map_writer::{Cap, Caps, NotProgrammed, Resource, Scope};
+use crate::map_writer::{Cap, Caps, NotProgrammed, Purpose, Reserved, Resource, Scope};
 
 /// A Service with so many externalIPs.
 fn greedy(number: u8, externals: u8) -> Spec {
@@ -154,6 +154,128 @@ fn a_service_has_limits() {
     assert!(bench.serves(&greedy(2, 10), FrontendKind::ExternalIp));
     bench.start(&[greedy(1, 10), spec(3, 1..6)]);
     bench.assert_complete();
+}
+
+#[test]
+fn source_ranges_are_limited_and_shared() {
+    let mut service = Caps::default();
+    service.set(Resource::SourceRanges, Cap::Count(3));
+    let mut namespace = Caps::default();
+    namespace.set(Resource::SourceRanges, Cap::Count(5));
+    let limits = Limits { service, namespace };
+    let mut bench = Bench::limited(ROOMY, limits);
+    let ranged = |number, sources: std::ops::Range<u8>| Spec {
+        load_balancer: Some(number),
+        sources: sources.collect(),
+        ..spec(number, [number])
+    };
+    // Who wants too many is refused alone; the same ranges count once.
+    let greedy = ranged(1, 0..4);
+    let shared = [ranged(2, 0..3), ranged(3, 0..3)];
+    bench.start(&[&shared[..], &[greedy.clone(), ranged(4, 10..12)]].concat());
+    let over = |scope, wanted, limit| NotProgrammed::Limit {
+        scope,
+        resource: Resource::SourceRanges,
+        wanted,
+        limit,
+    };
+    let waiting = |bench: &Bench| {
+        let waiting = bench.writer.waiting();
+        waiting.map(|(_, error)| error).collect::<Vec<_>>()
+    };
+    assert_eq!(waiting(&bench), [over(Scope::Service, 4, 3)]);
+    for spec in &shared {
+        assert!(bench.serves(spec, FrontendKind::LoadBalancerIp));
+    }
+    // The namespace has five now.
+    let more = ranged(5, 20..21);
+    bench.start(&[more.clone(), ranged(1, 0..3)]);
+    assert_eq!(waiting(&bench), [over(Scope::Namespace, 1, 5)]);
+    assert!(bench.serves(&ranged(1, 0..3), FrontendKind::LoadBalancerIp));
+    // A change needs no more room than it frees; what another one gives up is to be had.
+    bench.start(&[ranged(4, 12..14)]);
+    assert!(bench.serves(&ranged(4, 12..14), FrontendKind::LoadBalancerIp));
+    bench.start(&[ranged(4, 12..13)]);
+    bench.writer.tidy();
+    bench.assert_complete();
+}
+
+/// A service port of each kind of Service, and where the API server is.
+#[test]
+fn reserved_addresses_are_kept_from_services() {
+    let mut bench = Bench::new(ROOMY);
+    let own = ip(IpFamily::V4, 200, 1);
+    let at = |ip: IpAddr, port| SocketAddr::new(ip, port);
+    let mut reserved = Reserved::on([own].into());
+    reserved.add(at(ip(IpFamily::V4, 1, 0), 80), Purpose::ApiServer);
+    reserved.add("0.0.0.0:30080".parse().unwrap(), Purpose::Healthz);
+    bench.writer.set_reserved(reserved.clone());
+    // Two externalIPs, the first one is the API server's.
+    let claiming = greedy(1, 2);
+    let udp = Spec {
+        protocol: Protocol::Udp,
+        ..greedy(1, 2)
+    };
+    let node_port = Spec {
+        node_port: 30_080,
+        ..spec(2, [2])
+    };
+    bench.start(&[claiming.clone(), udp.clone(), node_port.clone()]);
+    let waiting = |bench: &Bench| -> Vec<_> {
+        let waiting = bench.writer.waiting();
+        waiting
+            .map(|(key, error)| (key.clone(), error.to_string()))
+            .collect()
+    };
+    let text = |address: &str, what: &str| format!("{address} is {what}, and not for Services");
+    assert_eq!(
+        waiting(&bench),
+        [
+            (
+                claiming.key(),
+                text("10.1.0.0:80", "where this node reaches the API server")
+            ),
+            (
+                node_port.key(),
+                text("10.200.0.1:30080", "where the agent serves /healthz")
+            ),
+        ]
+    );
+    assert!(bench.serves(&udp, FrontendKind::ExternalIp), "TCP only");
+    let found = |bench: &Bench, address: SocketAddr| {
+        bench
+            .kernel
+            .state()
+            .view(&(address, lb_common::parse::TCP))
+            .is_some()
+    };
+    assert!(!found(&bench, at(ip(IpFamily::V4, 1, 0), 80)));
+    assert!(
+        found(&bench, at(ip(IpFamily::V4, 1, 1), 80)),
+        "its other one"
+    );
+    assert!(!found(&bench, at(own, 30_080)));
+
+    // An essential Service may stand before the API server.
+    let essential = Spec {
+        essential: true,
+        ..claiming.clone()
+    };
+    bench.start(std::slice::from_ref(&essential));
+    assert!(found(&bench, at(ip(IpFamily::V4, 1, 0), 80)));
+    bench.start(std::slice::from_ref(&claiming));
+    assert!(!found(&bench, at(ip(IpFamily::V4, 1, 0), 80)));
+
+    // The API server moves, and the agent listens elsewhere.
+    bench.writer.set_reserved(Reserved::on([own].into()));
+    bench.writer.settle();
+    bench.assert_complete();
+    assert_eq!(waiting(&bench), []);
+    // And back: what is there already is taken out.
+    bench.writer.set_reserved(reserved);
+    bench.writer.settle();
+    assert_eq!(waiting(&bench).len(), 2);
+    assert!(!found(&bench, at(own, 30_080)));
 }
 
 #[test]

@@ -2,9 +2,12 @@
 
 use std::{
     env, fs,
+    future::pending,
     hash::{Hash as _, Hasher as _},
+    net::SocketAddr,
     path::PathBuf,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
@@ -14,8 +17,19 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use siphasher::sip::SipHasher13;
+use tokio::time::{sleep, timeout};
 
-use super::transport;
+use super::{
+    backoff::up_to,
+    dial::{Dialer, resolve},
+    servers::ApiServers,
+    transport,
+};
+
+/// Within such a time, at random, all agents look at new endpoints.
+const PROOF: Duration = Duration::from_secs(10);
+/// After so long they look again at those that have shown no certificate.
+const PROOF_AGAIN: Duration = Duration::from_secs(60);
 
 /// The environment variable from which a pod gets the API server's address.
 const HOST: &str = "KUBERNETES_SERVICE_HOST";
@@ -62,11 +76,20 @@ impl Access {
         Ok(config)
     }
 
-    async fn client(&self) -> anyhow::Result<(Client, Fingerprint)> {
+    /// The addresses at which the API server is configured to be, as far as they are known now.
+    ///
+    /// # Errors
+    /// If there is no usable configuration, or its host has no address.
+    pub async fn addresses(&self) -> anyhow::Result<Vec<SocketAddr>> {
+        let url = self.config().await?.cluster_url;
+        resolve(&url).await.map_err(anyhow::Error::from_boxed)
+    }
+
+    async fn client(&self, servers: &Arc<ApiServers>) -> anyhow::Result<(Reach, Fingerprint)> {
         let config = self.config().await?;
-        let client = transport::client(&config);
-        let client = client.context("cannot use the API server's configuration")?;
-        Ok((client, Fingerprint::of(&config)))
+        let reach = Reach::new(&config, servers);
+        let reach = reach.context("cannot use the API server's configuration")?;
+        Ok((reach, Fingerprint::of(&config)))
     }
 }
 
@@ -100,10 +123,27 @@ impl Fingerprint {
     }
 }
 
+/// A client, and what opens its connections.
+struct Reach {
+    client: Client,
+    dialer: Dialer,
+}
+
+impl Reach {
+    fn new(config: &Config, servers: &Arc<ApiServers>) -> anyhow::Result<Self> {
+        let dialer = Dialer::new(config, servers.clone())?;
+        Ok(Self {
+            client: transport::client(config, dialer.clone())?,
+            dialer,
+        })
+    }
+}
+
 /// A client that is made anew when the API server cannot be reached or does not accept it any more.
 pub struct Connection {
     /// `None` if the client was given by the caller.
     access: Option<Access>,
+    servers: Arc<ApiServers>,
     current: Mutex<Generation>,
 }
 
@@ -113,21 +153,26 @@ pub struct Generation {
     number: u64,
     fingerprint: Fingerprint,
     pub client: Client,
+    /// What opens the client's connections, if that is known.
+    dialer: Option<Dialer>,
 }
 
 impl Connection {
-    /// Reads the configuration. The API server need not be there yet.
+    /// Reads the configuration. The API server need not be there yet. What is known of its addresses
+    /// is kept in `servers`.
     ///
     /// # Errors
     /// If there is no usable configuration.
-    pub async fn open(access: Access) -> anyhow::Result<Self> {
-        let (client, fingerprint) = access.client().await?;
+    pub async fn open(access: Access, servers: Arc<ApiServers>) -> anyhow::Result<Self> {
+        let (Reach { client, dialer }, fingerprint) = access.client(&servers).await?;
         Ok(Self {
             access: Some(access),
+            servers,
             current: Mutex::new(Generation {
                 number: 0,
                 fingerprint,
                 client,
+                dialer: Some(dialer),
             }),
         })
     }
@@ -136,11 +181,37 @@ impl Connection {
     pub fn of(client: Client) -> Self {
         Self {
             access: None,
+            servers: Arc::default(),
             current: Mutex::new(Generation {
                 number: 0,
                 fingerprint: Fingerprint::default(),
                 client,
+                dialer: None,
             }),
+        }
+    }
+
+    /// Looks for endpoints that prove to be the API server, as long as the agent depends on its own
+    /// Services to reach it. Never ends.
+    pub async fn find_servers(&self) {
+        let mut addresses = self.servers.addresses();
+        loop {
+            let unproven = self.servers.unproven();
+            if !unproven.is_empty() {
+                // The agents of all nodes hear of new endpoints at the same time.
+                sleep(up_to(PROOF)).await;
+            }
+            let dialer = self.current().dialer;
+            for way in unproven {
+                if let Some(dialer) = &dialer {
+                    dialer.prove(way).await;
+                }
+            }
+            // Again, if an endpoint is not there yet.
+            let changed = addresses.changed();
+            if let Ok(Err(_)) = timeout(PROOF_AGAIN, changed).await {
+                return pending().await;
+            }
         }
     }
 
@@ -160,13 +231,14 @@ impl Connection {
         let Some(access) = &self.access else {
             return Ok(false);
         };
-        let (client, fingerprint) = access.client().await?;
+        let (Reach { client, dialer }, fingerprint) = access.client(&self.servers).await?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == failed.number {
             *current = Generation {
                 number: failed.number + 1,
                 fingerprint,
                 client,
+                dialer: Some(dialer),
             };
         }
         Ok(current.fingerprint != failed.fingerprint)

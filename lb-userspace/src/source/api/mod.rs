@@ -2,7 +2,7 @@
 //! EndpointSlices and one for this Node.
 //!
 //! TLS, credentials and kubeconfigs are kube-rs's client's; the connection below that is
-//! `transport`'s, one for everything where the server speaks HTTP/2. The reflectors are ours, because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited
+//! `transport`'s and `dial`'s, one for everything where the server speaks HTTP/2. The reflectors are ours, because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited
 //! out and the same request repeated, down to the same page of a list; what happens on which
 //! failure is one table (`reflector::recovery`); lists are decoded while they arrive and dropped
 //! item by item; objects that cannot be decoded cost nobody else anything; every request is
@@ -22,11 +22,13 @@ mod backoff;
 mod body;
 mod client;
 mod connection;
+mod dial;
 mod event;
 mod failure;
 mod known;
 mod reflector;
 mod resource;
+mod servers;
 mod transport;
 mod writer;
 
@@ -42,6 +44,7 @@ pub use connection::{Access, Connection};
 pub use failure::Failure;
 use reflector::Reflector;
 use resource::Resource;
+pub use servers::{ApiServers, Way};
 pub use writer::ApiWriter;
 
 /// The objects of a cluster that matter to one node; see [the module](self).
@@ -58,7 +61,21 @@ impl ApiSource {
     /// # Errors
     /// If the configuration is missing or makes no sense.
     pub async fn open(access: Access, node: &str, metrics: ApiMetrics) -> anyhow::Result<Self> {
-        Ok(Self::with(Connection::open(access).await?, node, metrics))
+        Self::open_with(access, Arc::default(), node, metrics).await
+    }
+
+    /// The same; what is known of the API server's addresses is kept in `servers`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_with(
+        access: Access,
+        servers: Arc<ApiServers>,
+        node: &str,
+        metrics: ApiMetrics,
+    ) -> anyhow::Result<Self> {
+        let connection = Connection::open(access, servers).await?;
+        Ok(Self::with(connection, node, metrics))
     }
 
     /// A source that always uses this client.
@@ -111,6 +128,7 @@ impl Source for ApiSource {
             }
             tokio::select! {
                 () = events.closed() => Ok(()),
+                () = self.connection.find_servers() => Ok(()),
                 // A reflector ends when the receiver is gone, or by a panic.
                 Some(ended) = reflectors.join_next() => Ok(ended?),
             }

@@ -10,10 +10,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use anyhow::bail;
 use hyper_util::{
-    client::legacy::{self, connect::HttpConnector},
+    client::legacy,
     rt::{TokioExecutor, TokioTimer},
 };
 use kube::{
@@ -22,14 +21,16 @@ use kube::{
 };
 use tower::{BoxError, ServiceExt as _, util::option_layer};
 
+use super::dial::Dialer;
+
 /// How long a connection may take to come about.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// After so long without anything from the server it is asked whether it is there.
-const QUIET: Duration = Duration::from_secs(15);
+pub const QUIET: Duration = Duration::from_secs(15);
 /// How long its answer may take; also how long what was sent may stay unacknowledged.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(15);
 /// Between two probes of TCP.
-const PROBE: Duration = Duration::from_secs(5);
+pub const PROBE: Duration = Duration::from_secs(5);
 
 /// How far an HTTP/2 server may be ahead with one answer.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -37,36 +38,17 @@ const STREAM_WINDOW: u32 = 1 << 20;
 /// full and unread: none takes the others' part.
 const CONNECTION_WINDOW: u32 = 4 * STREAM_WINDOW;
 
-/// A client that reaches the API server as `config` says.
+/// A client that reaches the API server as `config` says, over connections of `dialer`.
 ///
 /// # Errors
 /// If `config` cannot be used, or asks for a proxy.
-pub fn client(config: &Config) -> anyhow::Result<Client> {
+pub fn client(config: &Config, dialer: Dialer) -> anyhow::Result<Client> {
     if let Some(proxy) = &config.proxy_url {
         bail!(
             "the API server is to be reached by the proxy {proxy}, which node-lb cannot do: leave out \
              `proxy-url` of the kubeconfig, or unset HTTPS_PROXY"
         );
     }
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    tcp.set_keepalive(Some(QUIET));
-    tcp.set_keepalive_interval(Some(PROBE));
-    tcp.set_keepalive_retries(Some((PATIENCE.as_secs() / PROBE.as_secs()) as u32));
-    // Counts for probes as well, instead of their number: from the last that was heard.
-    tcp.set_tcp_user_timeout(Some(QUIET + PATIENCE));
-
-    let tls = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?);
-    let mut tls = tls.https_or_http();
-    if let Some(name) = &config.tls_server_name {
-        let name = name.clone().try_into();
-        let name = name.context("tls-server-name is not a name or an address")?;
-        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
-    }
-    // ALPN decides: HTTP/2, or HTTP/1.1 with a connection for each watch.
-    let connector = tls.enable_all_versions().wrap_connector(tcp);
     let service = legacy::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
@@ -75,9 +57,8 @@ pub fn client(config: &Config) -> anyhow::Result<Client> {
         .http2_keep_alive_while_idle(true)
         .http2_initial_stream_window_size(STREAM_WINDOW)
         .http2_initial_connection_window_size(CONNECTION_WINDOW)
-        .build::<_, Body>(connector)
+        .build::<_, Body>(dialer)
         .map_err(BoxError::from);
-
     let client = ClientBuilder::new(service, config.default_namespace.clone())
         .with_layer(&config.extra_headers_layer()?)
         .with_layer(&option_layer(config.auth_layer()?))

@@ -270,6 +270,29 @@ fn a_node_without_networks_of_pods_is_warned_of() {
     assert_eq!(stderr(&output), "");
 }
 
+/// NodeLocal DNSCache.
+#[test]
+fn what_the_node_answers_itself_is_left_to_it() {
+    let dns = "\
+kind: Service
+apiVersion: v1
+metadata: {name: kube-dns, namespace: kube-system}
+spec:
+  clusterIP: 172.30.0.53
+  ports: [{name: dns, port: 53, protocol: UDP}]
+";
+    let manifests = Files::numbered(&[NODE, dns]);
+    let arguments = ["--from", "10.0.0.1", "--to", "172.30.0.53:53/udp"];
+    let cached = [&arguments[..], &["--node-address", "172.30.0.53"]].concat();
+    let mut expected = passed("not-service");
+    expected["leftToNode"] = json!("kube-system/kube-dns:dns");
+    assert_eq!(explain_json(&manifests, &cached), expected);
+    assert_eq!(
+        explain_json(&manifests, &arguments)["verdict"],
+        json!("reject")
+    );
+}
+
 #[test]
 fn what_cannot_work_fails_with_a_reason() {
     let manifests = Files::numbered(&[NODE]);
