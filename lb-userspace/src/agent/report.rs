@@ -75,7 +75,7 @@ impl Agent {
 
     /// What the source cannot follow, and which of its objects cannot be used.
     fn source_problems(&self) -> Vec<String> {
-        let resources = self.source_health.states().into_iter();
+        let resources = self.feed.health.states().into_iter();
         let behind =
             resources.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
         let refused = self.store.problems().map(ToString::to_string);
