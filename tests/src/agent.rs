@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use node_lb::agent::vitals::Verdict;
 
 use crate::http_get;
 use crate::lab::Node;
@@ -35,6 +37,8 @@ pub enum Readiness {
     Http { address: SocketAddr, path: String },
     /// Its log contains this text, written since the start.
     Log(String),
+    /// `node-lb probe` at this socket says so: of this very agent, where several share a port.
+    Probe(PathBuf),
 }
 
 impl AgentSpec {
@@ -78,6 +82,14 @@ impl AgentSpec {
     pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
+    }
+
+    /// Has the agent answer probes of its own, and be ready when they say so. `name` tells it from
+    /// others on its node.
+    pub fn probed(self, node: &Node, name: &str) -> Self {
+        let path = node.dir.join(format!("{name}.probe"));
+        self.arg(format!("--probe-socket={}", path.display()))
+            .ready(Readiness::Probe(path))
     }
 
     /// Replaces how the agent says that it is ready.
@@ -248,6 +260,7 @@ impl Agent {
     fn is_ready(&self) -> Result<bool> {
         match &self.spec.ready {
             Readiness::Log(text) => Ok(self.log()?.contains(text)),
+            Readiness::Probe(path) => Ok(verdict(path).is_ok_and(|found| found.ready.is_none())),
             Readiness::Http { address, path } => self
                 .node
                 .netns()
@@ -286,6 +299,16 @@ impl Drop for Agent {
 pub(crate) fn metrics(node: &Node) -> Result<String> {
     let address = SocketAddr::from(([127, 0, 0, 1], 10249));
     Ok(http_get::get(node, address, "/metrics")?.body)
+}
+
+/// What an agent says to the probes of its pod.
+///
+/// # Errors
+/// If it says nothing.
+pub fn verdict(path: &Path) -> Result<Verdict> {
+    let mut text = String::new();
+    UnixStream::connect(path)?.read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
 }
 
 fn answers_200(address: SocketAddr, path: &str) -> Result<bool> {

@@ -25,10 +25,18 @@ pub struct HttpAnswer {
 /// If there is no answer within ten seconds ([`patient`]), or not in HTTP/1.1.
 pub fn get(host: impl AsRef<Host>, address: SocketAddr, path: &str) -> Result<HttpAnswer> {
     let host = host.as_ref();
-    let text = host.netns().run(|| exchange(address, path))?;
-    text.map_err(Into::into)
-        .and_then(|text| parse(&text).with_context(|| format!("this is not HTTP/1.1: {text:?}")))
+    host.netns()
+        .run(|| here(address, path))?
         .with_context(|| format!("{host}: GET http://{address}{path}"))
+}
+
+/// The same from the network namespace of this thread.
+///
+/// # Errors
+/// As [`get`].
+pub fn here(address: SocketAddr, path: &str) -> Result<HttpAnswer> {
+    let text = exchange(address, path)?;
+    parse(&text).with_context(|| format!("this is not HTTP/1.1: {text:?}"))
 }
 
 const DEADLINE: Duration = Duration::from_secs(10);

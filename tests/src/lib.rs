@@ -22,7 +22,7 @@
 //! | | |
 //! |---|---|
 //! | [`lab`], [`namespace`] | a cluster's network in a box; a network namespace of a test's own |
-//! | [`traffic`], [`http_get`] | servers and clients on its hosts |
+//! | [`traffic`], [`http_get`], [`probes`] | servers and clients on its hosts |
 //! | [`manifests`], [`deployment`] | objects for its agents; pods that are replaced as by a Deployment |
 //! | [`agent`], [`another_build`], [`balanced`] | the program under test, another build of it, a lab with it on all nodes |
 //! | [`control_plane`] | a real Kubernetes control plane in a lab |
@@ -36,6 +36,7 @@ pub mod lab;
 pub mod namespace;
 
 pub mod http_get;
+pub mod probes;
 pub mod traffic;
 
 pub mod deployment;

@@ -18,6 +18,10 @@ const HELM_LABELS: [&str; 4] = [
     "helm.sh/chart",
 ];
 
+/// Without an agent that starts beside the one before.
+const NO_SURGE: &str =
+    "updateStrategy.rollingUpdate.maxSurge=0,updateStrategy.rollingUpdate.maxUnavailable=10%";
+
 /// Objects by kind and name.
 type Objects = BTreeMap<(String, String), Value>;
 
@@ -56,6 +60,22 @@ fn the_agent_is_not_privileged() {
     }
 }
 
+/// With a pod more than usual on a node while it is updated, nothing may be what only one of them can
+/// have, and only the pod itself says whether it is ready.
+#[test]
+fn an_update_runs_two_agents_on_a_node() {
+    let objects = kustomize("base");
+    let spec = &objects[&("DaemonSet".to_owned(), "node-lb".to_owned())]["spec"];
+    let update = &spec["updateStrategy"]["rollingUpdate"];
+    assert_eq!(*update, json!({ "maxSurge": "10%", "maxUnavailable": 0 }));
+    let agent = &spec["template"]["spec"]["containers"][0];
+    assert!(list(&agent["args"]).any(|argument| argument == "--take-over"));
+    assert_eq!(agent["ports"], Value::Null);
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        assert_eq!(agent[probe]["exec"]["command"][1], "probe", "{agent:#}");
+    }
+}
+
 /// Of what is the node's, the agent can change no more than it has to.
 #[test]
 fn little_of_the_node_is_writable() {
@@ -63,10 +83,14 @@ fn little_of_the_node_is_writable() {
     let pod = &objects[&("DaemonSet".to_owned(), "node-lb".to_owned())]["spec"]["template"]["spec"];
     let mounts = list(&pod["containers"][0]["volumeMounts"]);
     let writable = mounts.filter(|mount| mount["readOnly"] != true);
-    let writable = writable.map(|mount| {
+    let writable = writable.filter_map(|mount| {
         let mut volumes = list(&pod["volumes"]);
         let volume = volumes.find(|volume| volume["name"] == mount["name"]);
-        volume.unwrap()["hostPath"]["path"].as_str().unwrap()
+        let volume = volume.unwrap();
+        match volume["emptyDir"].is_object() {
+            true => None, // the pod's own
+            false => Some(volume["hostPath"]["path"].as_str().unwrap()),
+        }
     });
     assert_eq!(
         writable.collect::<Vec<_>>(),
@@ -150,6 +174,7 @@ fn what_a_cluster_adds_reaches_the_agent() {
         "extraVolumeMounts[0].name=kubeconfig",
         "extraVolumeMounts[0].mountPath=/kubeconfig",
         "namedPorts=true",
+        NO_SURGE,
         "metricsPort=10259",
         "config.metrics-bind-address=0.0.0.0:10259",
     ]);
@@ -181,7 +206,7 @@ fn monitoring_is_off_unless_asked_for() {
     let more =
         |values: &[&str]| -> Vec<String> { kinds(values).difference(&plain).cloned().collect() };
     assert_eq!(
-        more(&["namedPorts=true", "podMonitor.enabled=true"]),
+        more(&["namedPorts=true", NO_SURGE, "podMonitor.enabled=true"]),
         ["PodMonitor"]
     );
     let service = more(&["serviceMonitor.enabled=true", "serviceMonitor.interval=15s"]);
@@ -240,10 +265,7 @@ fn values_that_mean_nothing_or_contradict_each_other_are_refused() {
         ("apiServer.host=https://192.0.2.1", "host"),
         ("extraArgs=--masquerade-all", "extraArgs"),
         ("podMonitor.enabled=true", "podMonitor needs namedPorts"),
-        (
-            "namedPorts=true,updateStrategy.rollingUpdate.maxSurge=10%",
-            "namedPorts cannot be had",
-        ),
+        ("namedPorts=true", "namedPorts cannot be had"),
         (
             "config.healthz-bind-address=0.0.0.0:10266",
             "config.healthz-bind-address has port 10266, but healthPort is 10256",

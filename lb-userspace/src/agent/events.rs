@@ -9,7 +9,7 @@ use crate::{events::Notice, health::service::Problem as HealthProblem, source::E
 impl Agent {
     /// What `events` say is wrong with Services; empty if Events are not written.
     pub(super) fn refused_services(&self, events: &[Event]) -> Vec<(ObjectName, Problem)> {
-        if !self.events.is_on() {
+        if !self.feed.events.is_on() {
             return Vec::new();
         }
         let problems = events.iter().flat_map(|event| match event {
@@ -28,13 +28,15 @@ impl Agent {
     pub(super) fn tell_of_refused(&self, refused: Vec<(ObjectName, Problem)>) {
         for (service, problem) in refused {
             let uid = self.uid(&service);
-            self.events.record(Notice::refused(&service, uid, &problem));
+            self.feed
+                .events
+                .record(Notice::refused(&service, uid, &problem));
         }
     }
 
     pub(super) fn tell_of_health_check(&self, problem: &HealthProblem) {
         let uid = self.uid(&problem.service);
-        self.events.record(Notice::health_check(problem, uid));
+        self.feed.events.record(Notice::health_check(problem, uid));
     }
 
     /// Tells what became of Services and their ports since the last call.
@@ -50,7 +52,7 @@ impl Agent {
                     Notice::at_limit(service, self.uid(service), &key.to_string(), *limit)
                 }
             };
-            self.events.record(notice);
+            self.feed.events.record(notice);
         }
     }
 

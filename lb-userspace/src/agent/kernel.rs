@@ -16,6 +16,7 @@ use lb_datapath::{
     load::{LoadError, pinned_entries},
     maps::WriteError,
     mirror::Mirror,
+    pins::Lock,
     trace::{Lines, TraceError},
 };
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -56,10 +57,10 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// If the pins are of another version or in use, or the kernel refuses.
-    pub fn start(config: &Config) -> anyhow::Result<Self> {
+    /// If the pins are of another version, or the kernel refuses.
+    pub fn start(config: &Config, lock: Lock) -> anyhow::Result<Self> {
         let datapath = &config.datapath;
-        let pins = Arc::new(Pins::open(&datapath.bpf_root, abi::VERSION)?);
+        let pins = Arc::new(Pins::open_locked(lock, abi::VERSION)?);
         let wanted = slots(datapath.flow_table_size);
         let addresses = datapath.local_address_table_size;
         if pinned_entries(&pins, LOCAL_ADDRESSES)?.is_some_and(|size| size != addresses) {

@@ -5,6 +5,7 @@ mod attachments;
 mod bulletin;
 pub mod catalog;
 mod events;
+mod feed;
 mod flow_source;
 mod hosted;
 mod kernel;
@@ -13,19 +14,23 @@ pub mod metrics_server;
 mod node;
 mod observe;
 mod pins;
+mod process;
 mod progress;
 mod report;
 mod resize;
 mod servers;
 mod sizes;
 pub mod status;
+mod succession;
 mod sync;
 mod this_node;
 mod tracer;
 mod traffic;
+pub mod vitals;
 
 use std::{
     collections::BTreeSet,
+    future,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -40,18 +45,21 @@ pub use self::node::own_addresses;
 use self::{
     attachments::Attachments,
     bulletin::Bulletin,
+    feed::Feed,
     kernel::Kernel,
     node::{KnownNode, facts, listen_addresses, local_addresses, local_node},
     observe::Observer,
+    process::Process,
     progress::Progress,
     servers::Servers,
+    succession::{Next, Offer, Place, Predecessor, Retired, Standby},
     sync::Syncer,
     tracer::Tracer,
+    vitals::Phase,
 };
 use crate::{
     config::{Config, SocketLb, snat_ports},
     conntrack_sysctls,
-    events::Recorder,
     flows::FlowSweeper,
     health::{
         addresses::ListenAddresses,
@@ -62,12 +70,7 @@ use crate::{
     map_writer::MapWriter,
     metrics::{Metrics, set_to_now},
     plan::{FrontendKind, LocalDetector, api_server},
-    source::{
-        Batch, Event, Source, SourceSpec,
-        api::{ApiServers, ApiSource},
-        dir::DirSource,
-        health::SourceHealth,
-    },
+    source::{Batch, Event, health::SourceHealth},
     store::Store,
 };
 
@@ -77,10 +80,9 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 /// After so long without a change, the agent tidies up; so long after an error, it reads the
 /// devices again.
 const QUIET: Duration = Duration::from_secs(1);
-/// How many batches of events from the source may wait.
-const EVENT_QUEUE: usize = 64;
-/// The file beside the socket that says where the API server has been.
-const API_SERVERS: &str = "api-servers";
+/// How long a start may take after the agent before is gone, before clients that wait are told: with
+/// 503, or by a refused connection for Services that are not known.
+const UNSERVED: Duration = Duration::from_secs(10);
 /// Requests for a trace that may wait.
 const TRACE_QUEUE: usize = 16;
 
@@ -107,11 +109,33 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     if let Some(problem) = snat_ports::problem(ports, own, config.datapath.node_ports) {
         tracing::warn!("source NAT: {problem}");
     }
-    let watcher = Watcher::start().await?;
-    let kernel = Kernel::start(&config)?;
-    Agent::new(config, kernel, watcher)?
-        .run(ready.cgroup2)
-        .await
+    let process = Process::start(&config)?;
+    let (mut metrics, mut feed) = open_source(&config).await?;
+    let Some(mut place) = succession::enter(&config, &process, &mut feed).await? else {
+        return Ok(());
+    };
+    loop {
+        let agent = Agent::new(config.clone(), place, feed, metrics, &process).await?;
+        let Some((retired, standby)) = agent.run(&process, ready.cgroup2.clone()).await? else {
+            return Ok(());
+        };
+        let next = match retired.answer(standby, &config, &process).await? {
+            Next::End => None,
+            Next::Resume(place) => Some(place),
+            Next::StandBy(sockets) => succession::stand_by(sockets, &config, &process).await?,
+        };
+        let Some(next) = next else { return Ok(()) };
+        place = next;
+        (metrics, feed) = open_source(&config).await?;
+    }
+}
+
+/// Opens the source, and the metrics that count its requests.
+async fn open_source(config: &Config) -> anyhow::Result<(Arc<Metrics>, Feed)> {
+    let metrics = Arc::new(Metrics::new());
+    let health = Arc::new(SourceHealth::new(Kind::ALL.map(Kind::resource)));
+    let feed = Feed::open(config, &metrics, health).await?;
+    Ok((metrics, feed))
 }
 
 /// The agent's state.
@@ -121,10 +145,7 @@ struct Agent {
     watcher: Watcher,
     attachments: Attachments,
     store: Store,
-    /// Where the API server is, if it is the source.
-    api_servers: Arc<ApiServers>,
-    /// The state of each resource of the source; empty until the source runs.
-    source_health: Arc<SourceHealth>,
+    feed: Feed,
     node: KnownNode,
     /// Addresses of this node that there is no room for.
     addresses_left_out: usize,
@@ -138,9 +159,13 @@ struct Agent {
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
-    /// Writes Events: what users have to know about their Services.
-    events: Recorder,
     servers: Servers,
+    /// Answers health checks until this agent does.
+    predecessor: Option<Predecessor>,
+    /// When this agent answers at the latest, where it waits for its first state to do so.
+    answers_by: Option<Instant>,
+    /// To agents that stand by, once there is something to take over.
+    offer: Option<Offer>,
     tracer: Tracer,
     /// Of the hierarchy whose sockets are translated, if it is known.
     cgroup_root: Option<PathBuf>,
@@ -154,7 +179,15 @@ struct Agent {
 }
 
 impl Agent {
-    fn new(config: Config, kernel: Kernel, watcher: Watcher) -> anyhow::Result<Self> {
+    async fn new(
+        config: Config,
+        place: Place,
+        feed: Feed,
+        metrics: Arc<Metrics>,
+        process: &Process,
+    ) -> anyhow::Result<Self> {
+        let watcher = Watcher::start().await?;
+        let kernel = Kernel::start(&config, place.lock)?;
         let store = Store::new(config.node_name.clone());
         let addresses = local_addresses(watcher.devices());
         let known = KnownNode::new(&config, kernel.node_addresses());
@@ -163,12 +196,15 @@ impl Agent {
         let facts = facts(&config, known.node(), &addresses);
         let writer =
             MapWriter::new(Maps::open(&kernel.loaded)?, facts).context("cannot read the maps")?;
-        let metrics = Arc::new(Metrics::new());
         for (name, stage, enabled) in config.feature_gates() {
             metrics.set_feature(name, stage, enabled);
         }
-        let source_health = Arc::new(SourceHealth::new(Kind::ALL.map(Kind::resource)));
-        let servers = Servers::new(&config, &metrics, &source_health)?;
+        let servers = Servers::new(&config, &metrics, &feed.health, process);
+        for socket in place.sockets {
+            if let Err(error) = servers.stack.listeners().inherit(socket) {
+                tracing::warn!("cannot take over a socket of the agent before: {error}");
+            }
+        }
         let proxy_health = Arc::new(ProxyHealth::new(SYNC_PERIOD, SystemClock));
         let listen = listen_addresses(&config, &node, &addresses);
         let service_health =
@@ -177,12 +213,6 @@ impl Agent {
         let bulletin = Bulletin::new(catalog.clone(), writer.roster(), progress.clone());
         let plannings = metrics.services_planned.clone();
         let has_room = servers.has_room.clone();
-        let api_servers = match config.source {
-            SourceSpec::Kubernetes => {
-                ApiServers::remembering(&config.socket.with_file_name(API_SERVERS))
-            }
-            SourceSpec::Dir(_) => ApiServers::default(),
-        };
         Ok(Self {
             attachments: Attachments::new(
                 &config.datapath,
@@ -195,8 +225,10 @@ impl Agent {
             bulletin: Arc::new(bulletin),
             published: Instant::now(),
             sweeper: None,
-            events: Recorder::none(metrics.events.clone()),
             servers,
+            predecessor: place.predecessor,
+            answers_by: None,
+            offer: None,
             tracer: Tracer::default(),
             cgroup_root: None,
             undetected: None,
@@ -207,15 +239,24 @@ impl Agent {
             kernel,
             watcher,
             store,
-            api_servers: Arc::new(api_servers),
-            source_health,
+            feed,
             metrics,
             proxy_health,
             service_health,
         })
     }
 
-    async fn run(mut self, cgroup_root: Option<PathBuf>) -> anyhow::Result<()> {
+    /// Works until the process is to end, or another agent is to take over; that one is told, and
+    /// this one's health checks go on until then.
+    async fn run(
+        mut self,
+        process: &Process,
+        cgroup_root: Option<PathBuf>,
+    ) -> anyhow::Result<Option<(Retired, Standby)>> {
+        process.vitals.set(Phase::InCharge {
+            health: self.proxy_health.clone(),
+            readiness: self.servers.readiness.clone(),
+        });
         // First of all: that nothing is there yet is an answer, too.
         let packets = self.kernel.loaded.map("PACKETS")?;
         let series = self.config.service_metrics;
@@ -223,8 +264,15 @@ impl Agent {
         self.metrics.limit_services(series);
         self.metrics.set_kernel_source(Arc::new(observer));
         self.publish_state().await;
-        self.servers
-            .serve(&self.config, &self.metrics, &self.proxy_health);
+        match (
+            &self.predecessor,
+            self.servers.stack.listeners().has_inherited(),
+        ) {
+            (Some(_), _) => {}
+            // Clients wait already; the first state is not far.
+            (None, true) => self.answers_by = Some(Instant::now() + UNSERVED),
+            (None, false) => self.answer(),
+        }
         if self.kernel.is_configured() {
             // By an agent that knew the Node, which this one does not yet: what depends on it
             // stays.
@@ -238,15 +286,6 @@ impl Agent {
         self.cgroup_root = cgroup_root;
         self.attach_to_sockets()?;
 
-        let source;
-        (source, self.events) = open_source(
-            &self.config,
-            &self.metrics,
-            &self.api_servers,
-            &self.source_health,
-        )
-        .await?;
-
         let flows = Arc::new(self.kernel.flows()?);
         self.publish_state().await;
         let bulletin = self.bulletin.clone();
@@ -254,18 +293,22 @@ impl Agent {
         self.servers
             .serve_locally(&self.config, flows, bulletin.clone(), ask_for_trace)?;
 
-        let (sender, mut events) = mpsc::channel(EVENT_QUEUE);
-        let mut source = tokio::spawn(source.run(sender));
-        let mut told_to_stop = self.servers.told_to_stop()?;
+        let stop = process.stop();
         let mut quiet = tokio::time::interval(QUIET);
         let mut retry_devices = Instant::now();
-        let mut api_servers = self.api_servers.addresses();
-        loop {
+        let mut api_servers = self.feed.api_servers.addresses();
+        let successor = loop {
             tokio::select! {
                 // The order matters: a pod's device is there before its endpoint, and must get its
                 // programs before the endpoint is in the maps.
                 biased;
-                _ = &mut told_to_stop => break,
+                () = stop.told() => break self.offer.as_ref().and_then(Offer::successor),
+                standby = asked(&self.offer) => break Some(standby),
+                () = gone(&mut self.predecessor) => {
+                    self.predecessor = None;
+                    self.answers_by = Some(Instant::now() + UNSERVED);
+                }
+                () = at(self.answers_by) => self.answer(),
                 () = bulletin.wanted() => self.publish_state().await,
                 changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
                     Ok(changes) => self.devices_changed(&changes).await?,
@@ -274,16 +317,7 @@ impl Agent {
                         retry_devices = Instant::now() + QUIET;
                     }
                 },
-                Some(batch) = events.recv() => {
-                    let mut batches = vec![batch];
-                    while let Ok(more) = events.try_recv() {
-                        batches.push(more);
-                    }
-                    self.objects_changed(batches).await?;
-                }
-                ended = &mut source => {
-                    return ended.context("the source panicked")?.context("the source gave up");
-                }
+                batches = self.feed.next() => self.objects_changed(batches?).await?,
                 Ok(()) = api_servers.changed() => self.api_servers_changed().await,
                 Some(request) = trace_asked.recv() => self.trace_asked(request),
                 step = self.tracer.next() => self.trace_step(step),
@@ -295,10 +329,45 @@ impl Agent {
                 }
             }
             self.publish_in_time().await;
-        }
+        };
         self.end_trace("the agent stops");
         tracing::info!("stopping; programs and maps stay, and traffic goes on");
-        Ok(())
+        Ok(match successor {
+            Some(standby) => self.retire().await.map(|retired| (retired, standby)),
+            None => None,
+        })
+    }
+
+    /// Gives up everything but the health checks, the pins' lock included.
+    async fn retire(mut self) -> Option<Retired> {
+        let mut offer = self.offer.take()?;
+        tracing::info!("another agent takes over; health checks are answered until it serves");
+        // As if a change were waiting: an agent that takes too long over it is not healthy.
+        for family in [IpFamily::V4, IpFamily::V6] {
+            self.proxy_health.queued(family);
+        }
+        self.servers.end_locally().await;
+        offer.close().await;
+        Some(Retired::new(self.servers, self.service_health, offer))
+    }
+
+    /// Answers health checks from now on, on the sockets of the agent before if there are any.
+    fn answer(&mut self) {
+        self.answers_by = None;
+        self.servers
+            .serve(&self.config, &self.metrics, &self.proxy_health);
+        self.servers.stack.listeners().close_inherited();
+    }
+
+    /// Offers its place to agents that stand by.
+    fn offer(&mut self) {
+        match self.servers.offer(&self.config) {
+            Ok(offer) => self.offer = Some(offer),
+            Err(error) => tracing::warn!(
+                "{error:#}: when the next agent takes over, health checks will be refused for a \
+                 moment"
+            ),
+        }
     }
 
     /// Attaches programs to devices: first those of a change of the flow tables' size, if there is
@@ -339,7 +408,7 @@ impl Agent {
             return Ok(());
         }
         if first {
-            self.source_health.all_complete();
+            self.feed.health.all_complete();
         }
         let changes = self.store.take_changes();
         for family in [IpFamily::V4, IpFamily::V6] {
@@ -381,6 +450,8 @@ impl Agent {
         }
         if first {
             self.servers.first_state_written();
+            self.answer();
+            self.offer();
             tracing::info!(
                 service_ports = self.syncer.writer().len(),
                 seconds = since.elapsed().as_secs_f64(),
@@ -410,7 +481,7 @@ impl Agent {
         let cluster_ips: Vec<_> = cluster_ips.map(|frontend| frontend.address).collect();
         let endpoints = ports.iter().flat_map(|port| port.endpoints.ready());
         let endpoints: Vec<_> = endpoints.copied().collect();
-        self.api_servers.set_service(&cluster_ips, &endpoints);
+        self.feed.api_servers.set_service(&cluster_ips, &endpoints);
     }
 
     /// Counts changes as they arrive. A sync makes them no longer pending.
@@ -440,6 +511,12 @@ impl Agent {
     /// Writes Services; when this returns, the maps have them and the health answers say so.
     async fn sync(&mut self, services: BTreeSet<ObjectName>, since: Instant) {
         self.publish(services);
+        if self.store.is_synced()
+            && let Some(predecessor) = self.predecessor.take()
+        {
+            // Once a client has seen the new state, nobody tells it the old one.
+            predecessor.stop().await;
+        }
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {
                 tracing::warn!("{problem}");
@@ -479,27 +556,26 @@ fn service_health_servers(
     ServiceHealthServers::new(options, health, metrics)
 }
 
-/// Opens the source that the configuration names, and where Events go. The source reports the state
-/// of its resources to `health`.
-async fn open_source(
-    config: &Config,
-    metrics: &Metrics,
-    servers: &Arc<ApiServers>,
-    health: &Arc<SourceHealth>,
-) -> anyhow::Result<(Box<dyn Source>, Recorder)> {
-    let events = metrics.events.clone();
-    match &config.source {
-        SourceSpec::Kubernetes => {
-            let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
-            let (servers, node) = (servers.clone(), &config.node_name);
-            let source = ApiSource::open_with(access, servers, node, metrics).await?;
-            let source = source.reporting_to(health.clone());
-            let recorder = Recorder::start(source.writer(), &config.node_name, events);
-            Ok((Box::new(source), recorder))
-        }
-        SourceSpec::Dir(path) => {
-            let source = DirSource::open(path)?;
-            Ok((Box::new(source), Recorder::none(events)))
-        }
+/// Returns once an agent asks for the place.
+async fn asked(offer: &Option<Offer>) -> Standby {
+    match offer {
+        Some(offer) => offer.asked().await,
+        None => future::pending().await,
+    }
+}
+
+/// Returns once the agent before is gone, if there is one.
+async fn gone(predecessor: &mut Option<Predecessor>) {
+    match predecessor {
+        Some(predecessor) => predecessor.gone().await,
+        None => future::pending().await,
+    }
+}
+
+/// Returns at a moment, if there is to be one.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment.into()).await,
+        None => future::pending().await,
     }
 }

@@ -49,7 +49,7 @@ impl Agent {
             node_addresses: addresses.copied().collect(),
             local_addresses_left_out: self.addresses_left_out,
             source: self.config.source.to_string(),
-            api_server: self.api_servers.last().map(|way| way.to_string()),
+            api_server: self.feed.api_servers.last().map(|way| way.to_string()),
             in_sync_since: self.in_sync_since.map(status::timestamp),
             last_sync: self.syncer.last_sync().map(status::timestamp),
             not_programmed: self.syncer.not_programmed().collect(),
@@ -77,7 +77,7 @@ impl Agent {
 
     /// What the source cannot follow, and which of its objects cannot be used.
     fn source_problems(&self) -> Vec<String> {
-        let resources = self.source_health.states().into_iter();
+        let resources = self.feed.health.states().into_iter();
         let behind =
             resources.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
         let refused = self.store.problems().map(ToString::to_string);

@@ -1,12 +1,11 @@
 //! The agent's HTTP servers, what they share, and what they say about the agent's state.
 
-use std::{future, io, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use tokio::{
-    runtime::{Builder, Runtime},
-    signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    runtime::Handle,
+    sync::{mpsc, oneshot},
     task::JoinHandle,
 };
 
@@ -15,22 +14,20 @@ use super::{
     catalog::Catalog,
     local_api::{LocalApi, flows::FlowSource, trace::TraceRequest},
     metrics_server::MetricsServer,
+    process::Process,
+    succession::offer::{self, Offer},
 };
 use crate::{
     config::Config,
     health::{
         initialization::Initialization,
         proxy::{HealthEndpoints, ProxyHealth},
-        readiness::{Condition, Latch, Readiness},
+        readiness::{Condition, Readiness},
     },
-    http::{self, Handler, Limits, LocalServer, Stack},
+    http::{self, Bind as _, Handler, Limits, LocalServer, Stack},
     metrics::Metrics,
     source::health::SourceHealth,
 };
-
-/// Threads that serve. There is more than one, so that a handler that blocks does not hold up
-/// others.
-const THREADS: usize = 2;
 
 /// Runs the HTTP servers on threads of their own, so that the agent's work never delays an answer.
 /// Dropping it ends all servers.
@@ -39,7 +36,7 @@ pub struct Servers {
     initialization: Arc<Initialization>,
     /// What has been given to the maps.
     pub catalog: Arc<Catalog>,
-    readiness: Arc<Readiness>,
+    pub readiness: Arc<Readiness>,
     /// The check that an address of this node is known.
     pub node_addresses: Condition,
     /// The check that this node's pods can be told from other sources.
@@ -47,26 +44,26 @@ pub struct Servers {
     /// Whether the maps have room for the Services that others depend on. That a greedy one is
     /// refused does not make the node unready.
     pub has_room: Condition,
-    shutdown: Latch,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
-    runtime: HttpRuntime,
+    /// One for each server that speaks for the whole agent. Dropped, they end these.
+    public: Vec<oneshot::Sender<Leave>>,
+    runtime: Handle,
 }
 
+/// Has a server leave its socket, within how long, and who is told of the task that is left.
+type Leave = (Duration, oneshot::Sender<JoinHandle<()>>);
+
 impl Servers {
-    /// Starts the threads, without servers.
-    ///
-    /// # Errors
-    ///
-    /// If threads cannot be started.
+    /// Without servers. They will run on the process's threads.
     pub fn new(
         config: &Config,
         metrics: &Metrics,
         source: &Arc<SourceHealth>,
-    ) -> anyhow::Result<Self> {
-        http::raise_descriptor_limit();
-        let runtime = HttpRuntime::start()?;
-        let _entered = runtime.get().enter();
+        process: &Process,
+    ) -> Self {
+        let runtime = process.threads();
+        let _entered = runtime.enter();
         let initialization = Arc::new(Initialization::new(source.clone()));
         let readiness = Arc::new(Readiness::new());
         readiness.add_informers(source);
@@ -80,9 +77,13 @@ impl Servers {
         let node_addresses = readiness.add_condition("node-addresses");
         let detection = readiness.add_condition("local-pod-detection");
         let has_room = readiness.add_condition("maps-have-room");
-        let shutdown = readiness.add_shutdown();
+        let (shutdown, stop) = (readiness.add_shutdown(), process.stop());
+        tokio::spawn(async move {
+            stop.told().await;
+            shutdown.meet();
+        });
         let unready = initialization.clone();
-        Ok(Self {
+        Self {
             stack: Arc::new(Stack::new(
                 &config.http,
                 Arc::new(move || unready.unready()),
@@ -95,30 +96,10 @@ impl Servers {
             node_addresses,
             detection,
             has_room,
-            shutdown,
             local: None,
+            public: Vec::new(),
             runtime,
-        })
-    }
-
-    /// Follows SIGTERM and SIGINT: the task ends when the process is told to stop. From that moment
-    /// on the agent is not ready, even while it is busy with something else.
-    ///
-    /// # Errors
-    ///
-    /// If signals cannot be followed.
-    pub fn told_to_stop(&self) -> io::Result<JoinHandle<()>> {
-        let _entered = self.runtime.get().enter();
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let shutdown = self.shutdown.clone();
-        Ok(tokio::spawn(async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            shutdown.meet();
-        }))
+        }
     }
 
     /// Notes that the maps have everything that the source delivered first.
@@ -126,8 +107,11 @@ impl Servers {
         self.initialization.finish();
     }
 
-    /// Starts the servers that speak for the whole agent.
-    pub fn serve(&self, config: &Config, metrics: &Arc<Metrics>, health: &Arc<ProxyHealth>) {
+    /// Starts the servers that speak for the whole agent, unless they run.
+    pub fn serve(&mut self, config: &Config, metrics: &Arc<Metrics>, health: &Arc<ProxyHealth>) {
+        if !self.public.is_empty() {
+            return;
+        }
         let healthz = HealthEndpoints::new(health.clone(), self.readiness.clone(), metrics);
         let metrics = MetricsServer {
             metrics: metrics.clone(),
@@ -135,11 +119,53 @@ impl Servers {
             post_timeout: self.stack.post_timeout().clone(),
             configz: self.configz.clone(),
         };
-        let runtime = self.runtime.get();
-        let (stack, address) = (self.stack.clone(), config.healthz_bind_address);
-        runtime.spawn(serve(stack, address, "healthz", healthz));
-        let (stack, address) = (self.stack.clone(), config.metrics_bind_address);
-        runtime.spawn(serve(stack, address, "metrics", metrics));
+        self.start(config.healthz_bind_address, "healthz", healthz);
+        self.start(config.metrics_bind_address, "metrics", metrics);
+    }
+
+    /// Starts a server; waits for a port that is taken, which holds nothing else up.
+    fn start(&mut self, address: SocketAddr, server: &'static str, handler: impl Handler) {
+        let stack = self.stack.clone();
+        let (leave, mut left) = oneshot::channel::<Leave>();
+        // At once, because what nobody takes over is closed.
+        let bound = stack.listeners().bind_all_families(address);
+        self.runtime.spawn(async move {
+            let serving = async {
+                let listener = match bound {
+                    Ok(listener) => listener,
+                    Err(_) => http::bind_until_free(stack.listeners(), address, server).await,
+                };
+                match stack.serve(listener, server, handler, Limits::default()) {
+                    Ok(server) => Some(server),
+                    Err(error) => {
+                        tracing::error!("cannot serve {server} on {address}: {error}");
+                        None
+                    }
+                }
+            };
+            let running = tokio::select! {
+                running = serving => running,
+                _ = &mut left => return,
+            };
+            // Fails once this is dropped, and so are the servers.
+            if let (Ok((grace, tell)), Some(server)) = (left.await, running) {
+                let _ = tell.send(server.leave(grace).await);
+            }
+        });
+        self.public.push(leave);
+    }
+
+    /// Has all servers that speak for the agent leave their sockets to another process; see
+    /// [`Server::leave`](http::Server::leave), of which these are the tasks.
+    pub async fn leave(&mut self, grace: Duration) -> Vec<JoinHandle<()>> {
+        let mut leaving = Vec::new();
+        for server in self.public.drain(..) {
+            let (tell, told) = oneshot::channel();
+            if server.send((grace, tell)).is_ok() {
+                leaving.extend(told.await);
+            }
+        }
+        leaving
     }
 
     /// Answers local commands.
@@ -172,45 +198,23 @@ impl Servers {
             Some(started.with_context(|| format!("cannot listen on {path}; try --socket"))?);
         Ok(())
     }
-}
 
-/// Serves until dropped; waits for a port that is taken, which holds nothing else up.
-async fn serve(
-    stack: Arc<Stack>,
-    address: SocketAddr,
-    server: &'static str,
-    handler: impl Handler,
-) {
-    let listener = http::bind_until_free(address, server).await;
-    match stack.serve(listener, server, handler, Limits::default()) {
-        Ok(_server) => future::pending().await,
-        Err(error) => tracing::error!("cannot serve {server} on {address}: {error}"),
-    }
-}
-
-/// The threads. They end on their own, because waiting for them would delay the agent's end.
-struct HttpRuntime(Option<Runtime>);
-
-impl HttpRuntime {
-    fn start() -> anyhow::Result<Self> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("http")
-            .enable_all()
-            .build()
-            .context("cannot start the threads that serve HTTP")?;
-        Ok(Self(Some(runtime)))
-    }
-
-    fn get(&self) -> &Runtime {
-        self.0.as_ref().expect("only taken when dropped")
-    }
-}
-
-impl Drop for HttpRuntime {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
+    /// Answers local commands no longer. When this returns, another agent can.
+    pub async fn end_locally(&mut self) {
+        if let Some(local) = self.local.take() {
+            local.close().await;
         }
+    }
+
+    /// Offers the agent's place, and its listening sockets, to agents that stand by.
+    ///
+    /// # Errors
+    ///
+    /// If the socket's path is taken or cannot be written.
+    pub fn offer(&self, config: &Config) -> anyhow::Result<Offer> {
+        let _entered = self.runtime.enter();
+        let path = offer::path(&config.socket);
+        Offer::open(&path, self.stack.listeners().clone())
+            .with_context(|| format!("cannot listen on {}", path.display()))
     }
 }

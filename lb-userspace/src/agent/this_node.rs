@@ -98,7 +98,7 @@ impl Agent {
     pub(super) fn set_reserved(&mut self) {
         let mut own = local_addresses(self.watcher.devices());
         own.extend(&self.node.node().addresses);
-        let api_servers = self.api_servers.addresses().borrow().clone();
+        let api_servers = self.feed.api_servers.addresses().borrow().clone();
         let reserved = Reserved::for_agent(&self.config, own, api_servers);
         self.syncer.set_reserved(reserved);
     }

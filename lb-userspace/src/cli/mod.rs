@@ -22,6 +22,7 @@ mod local_api;
 mod mount_bpffs;
 mod output;
 mod plan;
+mod probe;
 mod snapshot;
 mod status;
 mod trace;
@@ -54,6 +55,7 @@ enum Command {
     Flows(flows::Command),
     Explain(explain::Command),
     Status(status::Command),
+    Probe(probe::Command),
     Trace(trace::Command),
     Admission(admission::Command),
 }
@@ -84,6 +86,7 @@ impl Cli {
             Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
             Command::Status(command) => command.run(),
+            Command::Probe(command) => command.run(),
             Command::Trace(command) => command.run(),
             Command::Admission(command) => command.run(),
         }

@@ -48,6 +48,8 @@ impl Config {
             "metrics-bind-address": self.metrics_bind_address.to_string(),
             "service-metrics": self.service_metrics.to_string(),
             "socket": self.socket,
+            "take-over": self.take_over,
+            "probe-socket": self.probe_socket,
             "request-timeout": duration(http.request_timeout),
             "max-requests-inflight": http.max_requests_inflight,
             "max-mutating-requests-inflight": http.max_mutating_requests_inflight,

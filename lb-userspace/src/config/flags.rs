@@ -27,6 +27,9 @@ pub const DEFAULT_SOCKET: &str = "/run/node-lb/agent.sock";
 /// container, whatever command runs there finds them.
 pub const BPF_ROOT: &str = "NODE_LB_BPF_ROOT";
 
+/// The variable that says where the agent answers its pod's probes, for the same reason.
+pub const PROBE_SOCKET: &str = "NODE_LB_PROBE_SOCKET";
+
 /// The settings as given; [`Config`](super::Config) is what they amount to.
 ///
 /// Flags that kube-proxy also has carry its names and meanings.
@@ -153,6 +156,24 @@ pub struct Flags {
     /// Socket on which the agent answers `node-lb status`; only root may use it
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
+
+    /// If another agent runs on this node, take its place as soon as this one knows the cluster. The
+    /// other one stands by then
+    #[arg(
+        long,
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub take_over: bool,
+
+    /// Socket on which this very agent answers `node-lb probe`, which its pod's probes run; only
+    /// root may use it [default: none]
+    #[arg(long, value_name = "PATH", env = PROBE_SOCKET)]
+    pub probe_socket: Option<PathBuf>,
 
     /// How long a request to the agent's HTTP servers may take, except for streams such as
     /// watches; a request may ask for less with ?timeout=

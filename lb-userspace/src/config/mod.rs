@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use lb_objects::{IpFamily, Node};
 
 pub use self::{
-    flags::{BPF_ROOT, DEFAULT_SOCKET, Flags},
+    flags::{BPF_ROOT, DEFAULT_SOCKET, Flags, PROBE_SOCKET},
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover, NetfilterMode,
         NodePortAddress, PortRange, SocketLb, XdpMode,
@@ -56,6 +56,10 @@ pub struct Config {
     pub service_metrics: ServiceSeries,
     /// Where the agent listens for local commands.
     pub socket: PathBuf,
+    /// Whether to take the place of an agent that runs.
+    pub take_over: bool,
+    /// Where the agent answers the probes of its pod.
+    pub probe_socket: Option<PathBuf>,
     pub http: HttpConfig,
     pub timeouts: FlowTimeouts,
     pub conntrack: ConntrackConfig,
@@ -213,6 +217,8 @@ impl TryFrom<Flags> for Config {
             metrics_bind_address: flags.metrics_bind_address,
             service_metrics: flags.service_metrics,
             socket: flags.socket,
+            take_over: flags.take_over,
+            probe_socket: flags.probe_socket,
             timeouts: FlowTimeouts {
                 tcp_established: nonzero_or(timeouts.tcp_established, given.tcp_established),
                 tcp_close_wait: nonzero_or(timeouts.tcp_close_wait, given.tcp_close_wait),

@@ -154,6 +154,17 @@ impl Readiness {
         }
     }
 
+    /// The checks that fail, with their reasons, if any do.
+    pub fn problem(&self) -> Option<String> {
+        let checks = self.checks.read().unwrap_or_else(PoisonError::into_inner);
+        let failed = checks.iter().filter_map(|(name, check)| {
+            let reason = check().err()?;
+            Some(format!("{name} ({reason})"))
+        });
+        let failed: Vec<_> = failed.collect();
+        (!failed.is_empty()).then(|| failed.join(", "))
+    }
+
     /// Whether [`Self::answer`] handles this path.
     pub fn serves(path: &str) -> bool {
         let below = path.strip_prefix(READYZ);

@@ -11,12 +11,15 @@ use std::{
 
 use lb_objects::{IpFamily, ObjectName};
 use prometheus::IntGauge;
-use tokio::{sync::Mutex, task::AbortHandle};
+use tokio::{
+    sync::Mutex,
+    task::{AbortHandle, JoinHandle},
+};
 
 use self::server::ServiceServer;
 use super::{addresses::ListenAddresses, proxy::ProxyHealth};
 use crate::{
-    http::{Bind, Limits, Stack, SystemBind},
+    http::{Bind, Limits, Stack},
     metrics::Metrics,
 };
 
@@ -76,8 +79,8 @@ impl Options {
         Self {
             addresses,
             limits: Limits::default(),
+            bind: Box::new(stack.listeners().clone()),
             stack,
-            bind: Box::new(SystemBind),
             retry_interval: Duration::from_secs(5),
         }
     }
@@ -134,6 +137,18 @@ impl ServiceHealthServers {
         servers.options.addresses = addresses;
         servers.open_missing().await;
         servers.problems()
+    }
+
+    /// Has all servers leave their sockets to another process; see
+    /// [`Server::leave`](crate::http::Server::leave), of which these are the tasks.
+    pub async fn leave(&self, grace: Duration) -> Vec<JoinHandle<()>> {
+        self.retry.abort();
+        let mut servers = self.servers.lock().await;
+        let mut leaving = Vec::new();
+        for server in mem::take(&mut servers.servers).into_values() {
+            leaving.extend(server.leave(grace).await);
+        }
+        leaving
     }
 
     /// The servers that are not open although they should be.

@@ -37,9 +37,19 @@ pub(super) struct Connection<H> {
     pub(super) place: Arc<Place>,
 }
 
+/// Whether a server goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Serving,
+    /// It answers who is connected.
+    Leaving,
+    /// It answers requests in progress.
+    Closing,
+}
+
 /// How a connection learns that its server stops: before its first byte, and after that.
 pub(super) struct Stopping {
-    pub(super) silent: watch::Receiver<()>,
+    pub(super) phase: watch::Receiver<Phase>,
     pub(super) serving: Watcher,
 }
 
@@ -66,19 +76,17 @@ impl<H: Handler> Connection<H> {
     async fn converse(
         self,
         stream: DeadlineStream<impl Socket>,
-        Stopping {
-            silent: mut stopped,
-            serving,
-        }: Stopping,
+        Stopping { mut phase, serving }: Stopping,
     ) -> Closed {
         // Until it says something, a client costs little more than its socket.
         tokio::select! {
             readable = stream.readable() => if readable.is_err() {
                 return Closed::Ended;
             },
-            _ = stopped.changed() => return Closed::Stopped,
+            _ = phase.wait_for(|phase| *phase == Phase::Closing) => return Closed::Stopped,
         }
-        let server = self.protocols();
+        let is_leaving = *phase.borrow() == Phase::Leaving;
+        let server = self.protocols(is_leaving);
         let this = Arc::new(self);
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let this = this.clone();
@@ -92,7 +100,12 @@ impl<H: Handler> Connection<H> {
             }
         });
         let connection = server.serve_connection(TokioIo::new(stream), service);
-        match Box::pin(serving.watch(connection)).await {
+        let ended = match is_leaving {
+            // Told to stop before it has begun, a connection would end without an answer.
+            true => Box::pin(connection).await,
+            false => Box::pin(serving.watch(connection)).await,
+        };
+        match ended {
             Ok(()) => Closed::Ended,
             Err(error) => {
                 tracing::debug!("HTTP connection ended: {error}");
@@ -104,7 +117,7 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    fn protocols(&self) -> auto::Builder<TokioExecutor> {
+    fn protocols(&self, is_leaving: bool) -> auto::Builder<TokioExecutor> {
         let limits = &self.limits;
         let mut server = auto::Builder::new(TokioExecutor::new());
         server
@@ -113,7 +126,7 @@ impl<H: Handler> Connection<H> {
             .header_read_timeout(limits.header_timeout)
             .max_headers(limits.headers)
             .max_buf_size(limits.header_bytes)
-            .keep_alive(!self.place.crowded())
+            .keep_alive(!is_leaving && !self.place.crowded())
             .half_close(true); // simple probes shut down their side after the request
         server
             .http2()

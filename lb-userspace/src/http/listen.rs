@@ -9,6 +9,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process,
+    sync::Arc,
     time::Duration,
 };
 
@@ -28,15 +29,20 @@ const BUFFERS: (usize, usize) = (16 * 1024, 128 * 1024);
 pub trait Bind: Send + Sync + 'static {
     /// See [`bind`].
     fn bind(&self, address: SocketAddr) -> io::Result<TcpListener>;
+
+    /// See [`bind_all_families`].
+    fn bind_all_families(&self, address: SocketAddr) -> io::Result<TcpListener> {
+        bind_all_families(address)
+    }
 }
 
-/// [`bind`] itself.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SystemBind;
-
-impl Bind for SystemBind {
+impl<B: Bind + ?Sized> Bind for Arc<B> {
     fn bind(&self, address: SocketAddr) -> io::Result<TcpListener> {
-        bind(address)
+        (**self).bind(address)
+    }
+
+    fn bind_all_families(&self, address: SocketAddr) -> io::Result<TcpListener> {
+        (**self).bind_all_families(address)
     }
 }
 
@@ -62,11 +68,15 @@ pub fn bind_all_families(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Like [`bind_all_families`], but tries again until it succeeds. Each failure is logged with
+/// Like [`Bind::bind_all_families`], but tries again until it succeeds. Each failure is logged with
 /// `purpose`, which names what is missing meanwhile, as in "process health checks".
-pub async fn bind_until_free(address: SocketAddr, purpose: &str) -> TcpListener {
+pub async fn bind_until_free(
+    sockets: &impl Bind,
+    address: SocketAddr,
+    purpose: &str,
+) -> TcpListener {
     loop {
-        match bind_all_families(address) {
+        match sockets.bind_all_families(address) {
             Ok(listener) => return listener,
             Err(error) => tracing::error!(
                 "cannot listen on {address} for {purpose}: {error}; free the address or choose \
@@ -128,7 +138,7 @@ fn listen(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
 mod tests {
     use std::net::{Ipv4Addr, TcpStream};
 
-    use super::*;
+    use super::{super::Listeners, *};
 
     #[test]
     fn one_port_serves_each_family_on_its_own() {
@@ -173,7 +183,10 @@ mod tests {
     async fn a_taken_address_is_waited_for() {
         let taken = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = taken.local_addr().unwrap();
-        let waiting = tokio::spawn(bind_until_free(address, "tests"));
+        let waiting =
+            tokio::spawn(
+                async move { bind_until_free(&Listeners::default(), address, "tests").await },
+            );
         tokio::time::sleep(RETRY_INTERVAL * 3).await;
         assert!(!waiting.is_finished());
         drop(taken);

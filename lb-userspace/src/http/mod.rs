@@ -25,7 +25,8 @@ pub use self::{
     exchange::Exchange,
     inflight::{InFlight, Places},
     limits::Limits,
-    listen::{Bind, SystemBind, bind, bind_all_families, bind_unix, bind_until_free},
+    listen::{Bind, bind, bind_all_families, bind_unix, bind_until_free},
+    listeners::{Listeners, Listening},
     observer::{Observer, SharedObserver},
     post_timeout::{PostTimeout, Report},
     query::{has_flag, query_value, query_values},
@@ -47,6 +48,7 @@ mod exchange;
 mod inflight;
 mod limits;
 mod listen;
+mod listeners;
 mod observer;
 mod post_timeout;
 mod query;

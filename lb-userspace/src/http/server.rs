@@ -1,25 +1,19 @@
 //! One listening socket: accepts connections and closes them.
 
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-    os::unix::net::UnixListener,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::{oneshot, watch},
-    task::{JoinHandle, JoinSet},
+    task::{AbortHandle, JoinHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
 
 use super::{
-    Handler, Limits, Share,
+    Handler, Limits, Listening, Share,
     caller::Caller,
-    connection::{Connection, Stopping},
+    connection::{Connection, Phase, Stopping},
     stream::Socket,
 };
 
@@ -28,32 +22,44 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// The log says so at most once in such a time.
 const ACCEPT_WARNING: Duration = Duration::from_secs(60);
 
-/// A running server. Dropping it closes the listener and cuts all connections soon afterwards; to
-/// know when that is done, use [`Server::close`].
+/// Between the last connection that is accepted and the end of those that are idle: who has been
+/// accepted just before counts as idle until it is looked at.
+const LAST_ACCEPTED: Duration = Duration::from_millis(20);
+
+/// A running server. Dropping it closes the listener, in this process, and cuts all connections soon
+/// afterwards; to know when that is done, use [`Server::close`].
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    stop: oneshot::Sender<Duration>,
+    stop: oneshot::Sender<Stop>,
     task: JoinHandle<()>,
-    _abort_on_drop: AbortOnDrop,
+    abort_on_drop: AbortOnDrop,
+}
+
+/// How a server stops.
+#[derive(Debug)]
+enum Stop {
+    /// With its listener, in all processes; it waits so long for requests in progress.
+    Close(Duration),
+    /// So that another process can go on with the listener; it serves who is connected for so long.
+    Leave(Duration, oneshot::Sender<()>),
 }
 
 impl Server {
-    /// Serves `handler` on `listener`, which must be non-blocking. Needs a Tokio runtime.
+    /// Serves `handler` on a socket. Needs a Tokio runtime.
     pub fn start(
-        listener: TcpListener,
+        listening: Listening,
         handler: Arc<impl Handler>,
         limits: Limits,
         share: Arc<Share>,
     ) -> io::Result<Self> {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let address = listener.local_addr()?;
+        let address = listening.socket().local_addr()?;
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(run(listener, handler, limits, share, stopped));
+        let task = tokio::spawn(run(listening, handler, limits, share, stopped));
         Ok(Self {
             address,
             stop,
-            _abort_on_drop: AbortOnDrop(task.abort_handle()),
+            abort_on_drop: AbortOnDrop::of(&task),
             task,
         })
     }
@@ -64,18 +70,33 @@ impl Server {
     }
 
     /// Stops listening, waits at most `grace` for requests in progress, and cuts what is left. When
-    /// this returns, the port is free.
+    /// this returns, the port is free, whichever process has a duplicate of the socket.
     pub async fn close(self, grace: Duration) {
         // Both can only fail if the task is gone already.
-        let _ = self.stop.send(grace);
+        let _ = self.stop.send(Stop::Close(grace));
         let _ = self.task.await;
+    }
+
+    /// Stops accepting; clients wait until another process accepts them that has a duplicate of
+    /// the socket. When this returns, no further client is accepted.
+    ///
+    /// The task that is returned serves those that are connected: each gets one more answer, if it
+    /// asks within `grace`. Idle connections are closed.
+    pub async fn leave(self, grace: Duration) -> JoinHandle<()> {
+        let (tell, left) = oneshot::channel();
+        // Both can only fail if the task is gone already.
+        let _ = self.stop.send(Stop::Leave(grace, tell));
+        let _ = left.await;
+        self.abort_on_drop.disarm();
+        self.task
     }
 }
 
 /// A running server on a Unix socket. Dropping it closes the listener and cuts all connections.
 #[derive(Debug)]
 pub struct LocalServer {
-    _stop: oneshot::Sender<Duration>,
+    stop: oneshot::Sender<Stop>,
+    task: JoinHandle<()>,
     _abort_on_drop: AbortOnDrop,
 }
 
@@ -95,18 +116,38 @@ impl LocalServer {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(run(listener, handler, limits, share, stopped));
         Ok(Self {
-            _stop: stop,
-            _abort_on_drop: AbortOnDrop(task.abort_handle()),
+            stop,
+            _abort_on_drop: AbortOnDrop::of(&task),
+            task,
         })
+    }
+
+    /// Closes the listener and cuts all connections. When this returns, nobody listens any more.
+    pub async fn close(self) {
+        // Both can only fail if the task is gone already.
+        let _ = self.stop.send(Stop::Close(Duration::ZERO));
+        let _ = self.task.await;
     }
 }
 
 #[derive(Debug)]
-struct AbortOnDrop(tokio::task::AbortHandle);
+struct AbortOnDrop(Option<AbortHandle>);
+
+impl AbortOnDrop {
+    fn of(task: &JoinHandle<()>) -> Self {
+        Self(Some(task.abort_handle()))
+    }
+
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
     }
 }
 
@@ -115,15 +156,15 @@ async fn run(
     handler: Arc<impl Handler>,
     limits: Limits,
     share: Arc<Share>,
-    mut stopped: oneshot::Receiver<Duration>,
+    mut stopped: oneshot::Receiver<Stop>,
 ) {
     let graceful = GracefulShutdown::new();
-    let (stop_silent, silent) = watch::channel(());
+    let (phase, phases) = watch::channel(Phase::Serving);
     let mut warned = None;
     let mut connections = JoinSet::new();
-    let grace = loop {
+    let stop = loop {
         tokio::select! {
-            grace = &mut stopped => break grace.unwrap_or_default(),
+            stop = &mut stopped => break stop.unwrap_or(Stop::Close(Duration::ZERO)),
             Some(_) = connections.join_next() => {}
             (stream, caller) = accept(&listener, &share, &mut warned) => {
                 let connection = Connection {
@@ -132,16 +173,28 @@ async fn run(
                     place: share.admit(caller),
                 };
                 let stopping = Stopping {
-                    silent: silent.clone(),
+                    phase: phases.clone(),
                     serving: graceful.watcher(),
                 };
                 connections.spawn(connection.serve(stream, stopping));
             }
         }
     };
-    drop(listener);
+    let grace = match stop {
+        Stop::Close(grace) => {
+            listener.close();
+            phase.send_replace(Phase::Closing);
+            grace
+        }
+        Stop::Leave(grace, left) => {
+            drop(listener);
+            phase.send_replace(Phase::Leaving);
+            let _ = left.send(());
+            sleep(LAST_ACCEPTED).await;
+            grace
+        }
+    };
     if !grace.is_zero() {
-        drop(stop_silent);
         // Running out of grace is not an error: what is left is cut below.
         let _ = timeout(grace, graceful.shutdown()).await;
     }
@@ -153,17 +206,24 @@ trait Accept: Send + Sync + 'static {
     type Stream: Socket;
 
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Caller)>> + Send;
+
+    /// Closes it for all processes that have it.
+    fn close(self);
 }
 
-impl Accept for tokio::net::TcpListener {
+impl Accept for Listening {
     type Stream = TcpStream;
 
     async fn accept(&self) -> io::Result<(TcpStream, Caller)> {
-        let (stream, peer) = Self::accept(self).await?;
+        let (stream, peer) = self.socket().accept().await?;
         // Latency only; a socket that refuses still works.
         let _ = stream.set_nodelay(true);
         let caller = Caller::between(peer.ip(), stream.local_addr()?.ip());
         Ok((stream, caller))
+    }
+
+    fn close(self) {
+        Self::close(self);
     }
 }
 
@@ -184,6 +244,8 @@ impl Accept for tokio::net::UnixListener {
         let (stream, _) = Self::accept(self).await?;
         Ok((stream, Caller::Node))
     }
+
+    fn close(self) {}
 }
 
 impl Socket for UnixStream {

@@ -5,8 +5,8 @@ use std::{io, net::TcpListener, os::unix::net::UnixListener, sync::Arc, time::Du
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::{
-    AskReady, Class, ConnectionBudget, Deadline, Handler, InFlight, Limits, LocalServer, Places,
-    PostTimeout, Request, Response, Server, SharedObserver, WhenReady,
+    AskReady, Class, ConnectionBudget, Deadline, Handler, InFlight, Limits, Listeners, LocalServer,
+    Places, PostTimeout, Request, Response, Server, SharedObserver, WhenReady,
     descriptors::most_connections,
 };
 use crate::config::HttpConfig;
@@ -20,6 +20,7 @@ pub struct Stack {
     unready: AskReady,
     observer: SharedObserver,
     connections: Arc<ConnectionBudget>,
+    listeners: Arc<Listeners>,
     runtime: Handle,
     upkeep: [JoinHandle<()>; 2],
 }
@@ -47,6 +48,7 @@ impl Stack {
             post_timeout,
             unready,
             connections: ConnectionBudget::new(most_connections(), observer.clone()),
+            listeners: Arc::default(),
             observer,
             runtime: Handle::current(),
         }
@@ -67,7 +69,13 @@ impl Stack {
     ) -> io::Result<Server> {
         let _entered = self.runtime.enter();
         let share = self.connections.share(server, &limits);
-        Server::start(listener, self.wrap(server, handler), limits, share)
+        let listening = self.listeners.add(listener)?;
+        Server::start(listening, self.wrap(server, handler), limits, share)
+    }
+
+    /// The sockets of all servers but local ones.
+    pub fn listeners(&self) -> &Arc<Listeners> {
+        &self.listeners
     }
 
     /// The same on a Unix socket.

@@ -12,8 +12,8 @@ use hyper::StatusCode;
 use node_lb::{
     config::HttpConfig,
     http::{
-        ConnectionBudget, Handler, Limits, Request, Response, Server, bind, raise_descriptor_limit,
-        response, text,
+        ConnectionBudget, Handler, Limits, Listening, Request, Response, Server, bind,
+        raise_descriptor_limit, response, text,
     },
 };
 use tokio::{
@@ -216,7 +216,8 @@ async fn all_servers_together_have_one_budget() {
         .map(|_| {
             let listener = bind(any_port()).unwrap();
             let handler = std::sync::Arc::new(answer);
-            Server::start(listener, handler, limits, budget.share("test", &limits)).unwrap()
+            let listening = Listening::alone(listener).unwrap();
+            Server::start(listening, handler, limits, budget.share("test", &limits)).unwrap()
         })
         .collect();
     let mut crowd = Vec::new();

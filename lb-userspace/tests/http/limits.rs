@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use http_body_util::BodyExt;
 use hyper::StatusCode;
-use node_lb::http::{Exchange, Handler, Limits, Request, Response, Server, bind, text};
+use node_lb::http::{Exchange, Handler, Limits, Listening, Request, Response, Server, bind, text};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -284,7 +284,8 @@ impl<H: Handler> Handler for Hurried<H> {
 
 fn start(handler: impl Handler, limits: Limits) -> Server {
     let listener = bind(any_port()).unwrap();
-    Server::start(listener, Arc::new(handler), limits, share(&limits)).unwrap()
+    let listening = Listening::alone(listener).unwrap();
+    Server::start(listening, Arc::new(handler), limits, share(&limits)).unwrap()
 }
 
 async fn connect(server: &Server) -> TcpStream {

@@ -6,6 +6,7 @@ mod crowds;
 mod deadlines;
 mod http2;
 mod inflight;
+mod leaving;
 mod limits;
 mod local;
 mod local_api;

@@ -9,7 +9,7 @@ use node_lb::{
         proxy::{HealthEndpoints, ProxyHealth},
         readiness::Readiness,
     },
-    http::{Limits, Server, bind},
+    http::{Limits, Listening, Server, bind},
     metrics::Metrics,
 };
 use serde_json::{Value, json};
@@ -147,7 +147,13 @@ impl Agent {
             clock,
             metrics,
             health,
-            server: Server::start(listener, Arc::new(endpoints), limits, share(&limits)).unwrap(),
+            server: Server::start(
+                Listening::alone(listener).unwrap(),
+                Arc::new(endpoints),
+                limits,
+                share(&limits),
+            )
+            .unwrap(),
         }
     }
 

@@ -99,6 +99,12 @@ impl Parts {
         eventually(|| self.metric(aborts) == f64::from(number)).await;
     }
 
+    /// Waits until so many connections are open.
+    pub async fn wait_for_connections(&self, number: u32) {
+        let open = r#"node_lb_http_connections{server="test"}"#;
+        eventually(|| self.metric(open) == f64::from(number)).await;
+    }
+
     /// The value of a series, without labels or with the given ones, as Prometheus would read it.
     pub fn metric(&self, series: &str) -> f64 {
         let text = String::from_utf8(self.metrics.encode()).unwrap();

@@ -14,6 +14,7 @@ mod resize;
 mod restart;
 mod rollout;
 mod source;
+mod succession;
 mod support;
 mod trace;
 mod udp;

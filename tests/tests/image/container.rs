@@ -26,6 +26,9 @@ pub const MANIFESTS: &str = "/manifests";
 /// The agent's place in the image.
 const AGENT: &str = "usr/local/bin/node-lb";
 
+/// The probes of the container.
+const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
+
 /// The numbers of capabilities that the DaemonSet may ask for (`linux/capability.h`).
 const CAPABILITIES: [(&str, i32); 3] = [("NET_ADMIN", 12), ("PERFMON", 38), ("BPF", 39)];
 /// The highest number that any kernel has.
@@ -40,6 +43,8 @@ pub struct Container {
     environment: Vec<(String, String)>,
     mounts: Vec<Mount>,
     capabilities: Vec<i32>,
+    /// The arguments of each probe's command.
+    probes: Vec<Vec<String>>,
 }
 
 /// A directory of the node in the container.
@@ -75,7 +80,15 @@ impl Container {
                 .collect(),
             capabilities: capabilities.collect::<Result<_>>()?,
             mounts: Vec::new(),
+            probes: PROBES
+                .map(|probe| list(&spec[probe]["exec"]["command"]).skip(1))
+                .map(|arguments| arguments.map(|one| text(one).to_owned()).collect())
+                .into(),
         };
+        ensure!(
+            container.probes.iter().all(|probe| !probe.is_empty()),
+            "a probe is no command"
+        );
         let agent = container.root.join(AGENT);
         fs::create_dir_all(agent.parent().context("a path with a parent")?)?;
         fs::copy(Path::new(IMAGE).join(AGENT), &agent)
@@ -103,6 +116,16 @@ impl Container {
     /// The agent's arguments, as deployed.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
+    }
+
+    /// Whether all probes pass, run in the container as the kubelet does.
+    pub fn passes_its_probes(&self) -> Result<bool> {
+        for probe in &self.probes {
+            if !self.command(probe)?.output()?.status.success() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The node's directory that is `/run/node-lb` in the container: a lab has many nodes on one
@@ -163,6 +186,9 @@ impl Container {
                 "/sys/fs/bpf/node-lb" => self.node.pin_root.clone(),
                 path => path.into(),
             });
+        }
+        if volume["emptyDir"].is_object() {
+            return Ok(self.node.dir.join(text(&volume["name"])));
         }
         ensure!(
             volume["configMap"]["name"] == "node-lb",

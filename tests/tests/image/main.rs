@@ -4,14 +4,14 @@
 mod container;
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     process::Stdio,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
-use lb_tests::{Endpoint, Lab, Node, Request, Serve, Topology, balanced, http_get, patient};
+use lb_tests::{Endpoint, Lab, Node, Request, Serve, Topology, balanced, patient};
 
 use self::container::Container;
 
@@ -19,7 +19,7 @@ const CLUSTER_IP: &str = "10.96.0.10";
 /// How long the agent may take to get ready.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Three capabilities, a read-only root and five mounts are enough for everything that it does.
+/// Three capabilities, a read-only root and its mounts are enough for everything that it does.
 #[test]
 fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
     let lab = Lab::up(Topology {
@@ -52,8 +52,7 @@ fn the_image_serves_with_what_the_daemonset_gives_it() -> Result<()> {
         .stderr(Stdio::inherit())
         .spawn()?;
     let start = Instant::now();
-    let readiness = SocketAddr::from((Ipv4Addr::LOCALHOST, 10256));
-    while http_get::get(node, readiness, "/readyz").map_or(0, |answer| answer.status) != 200 {
+    while !container.passes_its_probes()? {
         ensure!(agent.try_wait()?.is_none(), "the agent has ended");
         ensure!(
             start.elapsed() < patient(DEADLINE),

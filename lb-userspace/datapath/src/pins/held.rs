@@ -3,14 +3,12 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
     io,
-    os::unix::fs::MetadataExt as _,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{LINKS, LinkPin, MAPS, PinError, Pins, create, failed};
+use super::{LINKS, LinkPin, Lock, MAPS, PinError, Pins, create, failed};
 use crate::{bpf::Link, load::Loaded, preflight::is_bpf_fs};
 
 /// What a process holds open besides its pins.
@@ -18,7 +16,7 @@ use crate::{bpf::Link, load::Loaded, preflight::is_bpf_fs};
 pub(super) struct Held {
     links: Mutex<BTreeMap<LinkPin, Arc<Link>>>,
     /// The lock of a root that was made again.
-    lock: Mutex<Option<File>>,
+    lock: Mutex<Option<Lock>>,
 }
 
 impl Pins {
@@ -101,32 +99,33 @@ impl Pins {
 
     /// Makes the directories again, if they are gone, and locks them.
     fn provide_place(&self) -> Result<(), PinError> {
-        let root = &self.root;
+        let root = self.root();
         // Nothing can be pinned either where that cannot be told.
         if !is_bpf_fs(root).unwrap_or(false) {
-            return Err(PinError::NoBpfFs { root: root.clone() });
+            return Err(PinError::NoBpfFs {
+                root: root.to_owned(),
+            });
         }
         create(&self.directory.join(MAPS))?;
         create(&self.directory.join(LINKS))?;
-        let mut again = self
-            .held
-            .lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let locked = again.as_ref().unwrap_or(&self._lock);
-        if !is_directory(locked, root).map_err(failed("look at", root))? {
-            let directory = File::open(root).map_err(failed("open", root))?;
-            if directory.try_lock().is_err() {
-                return Err(PinError::InUse { root: root.clone() });
-            }
-            *again = Some(directory);
+        let mut again = self.held.lock();
+        let lock = again.as_ref().unwrap_or(&self.lock);
+        if !lock.holds().map_err(failed("look at", root))? {
+            let lock = Lock::try_take(root)?;
+            *again = Some(lock.ok_or_else(|| PinError::InUse {
+                root: root.to_owned(),
+            })?);
         }
         Ok(())
     }
 }
 
+// Whole after each change.
 impl Held {
-    // Whole after each change.
+    fn lock(&self) -> MutexGuard<'_, Option<Lock>> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn links(&self) -> MutexGuard<'_, BTreeMap<LinkPin, Arc<Link>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,10 +141,4 @@ fn no_place(error: &io::Error) -> bool {
 /// Whether there is nothing at a path. What cannot be told may be there.
 fn is_missing(path: &Path) -> bool {
     path.try_exists().is_ok_and(|exists| !exists)
-}
-
-/// Whether an open directory is the one at `path`.
-fn is_directory(open: &File, path: &Path) -> io::Result<bool> {
-    let (open, now) = (open.metadata()?, fs::metadata(path)?);
-    Ok((open.dev(), open.ino()) == (now.dev(), now.ino()))
 }

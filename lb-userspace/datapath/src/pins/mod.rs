@@ -5,11 +5,8 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File, TryLockError},
-    io,
+    fs, io,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
 use thiserror::Error;
@@ -17,8 +14,10 @@ use thiserror::Error;
 use super::{bpf::Link, clsact, preflight};
 
 mod held;
+mod lock;
 mod name;
 
+pub use lock::{HANDOVER, Lock};
 pub use name::{LinkPin, UnknownPin};
 
 /// Default of `--bpf-root`.
@@ -29,17 +28,11 @@ const LINKS: &str = "links";
 /// How the names of directories begin in which programs are only tried out.
 const TRIAL: &str = "trial-";
 
-/// How long a new agent waits for the previous one to end, on a busy node.
-const HANDOVER: Duration = Duration::from_secs(10);
-/// How often it checks meanwhile.
-const LOOK: Duration = Duration::from_millis(20);
-
 /// The pins of one agent. They are locked against other agents as long as this lives.
 #[derive(Debug)]
 pub struct Pins {
-    root: PathBuf,
+    lock: Lock,
     directory: PathBuf,
-    _lock: File,
     held: held::Held,
 }
 
@@ -90,15 +83,24 @@ pub struct Removed {
 }
 
 impl Pins {
-    /// Creates the missing directories under `root`, and locks them.
+    /// Locks `root`, and creates the missing directories under it. Waits a little for an agent that
+    /// is just ending.
     ///
     /// # Errors
     ///
-    /// If another agent uses `root`, or there is something under it of another version than
-    /// `version`: its programs might still be attached, and would see the same packets.
+    /// If another agent uses `root`, or as [`Self::open_locked`].
     pub fn open(root: &Path, version: u32) -> Result<Self, PinError> {
-        create(root)?;
-        let lock = lock(root)?;
+        Self::open_locked(Lock::take(root)?, version)
+    }
+
+    /// Creates the missing directories under the root that is locked.
+    ///
+    /// # Errors
+    ///
+    /// If there is something under it of another version than `version`: its programs might still
+    /// be attached, and would see the same packets.
+    pub fn open_locked(lock: Lock, version: u32) -> Result<Self, PinError> {
+        let root = lock.root();
         let ours = format!("v{version}");
         for name in names(root)? {
             let path = root.join(&name);
@@ -119,16 +121,15 @@ impl Pins {
         create(&directory.join(MAPS))?;
         create(&directory.join(LINKS))?;
         Ok(Self {
-            root: root.to_owned(),
+            lock,
             directory,
-            _lock: lock,
             held: held::Held::default(),
         })
     }
 
     /// The value of `--bpf-root`.
     pub fn root(&self) -> &Path {
-        &self.root
+        self.lock.root()
     }
 
     /// The path at which a map is pinned, whether it exists or not.
@@ -202,7 +203,7 @@ impl Pins {
 /// If an agent is running, or something remains: it was not made by node-lb, or cannot be removed.
 pub fn cleanup(root: &Path) -> Result<Removed, PinError> {
     let lock = match root.try_exists().map_err(failed("look at", root))? {
-        true => Some(lock(root)?),
+        true => Some(Lock::take(root)?),
         false => None,
     };
     let mut removed = Removed {
@@ -254,26 +255,6 @@ pub fn trial_root(root: &Path) -> PathBuf {
 /// The version in a directory's name, if it is one of ours.
 fn version_of(name: &str) -> Option<u32> {
     name.strip_prefix('v')?.parse().ok()
-}
-
-/// Locks `root`. Waits a little for an agent that is just ending.
-fn lock(root: &Path) -> Result<File, PinError> {
-    let directory = File::open(root).map_err(failed("open", root))?;
-    let deadline = Instant::now() + HANDOVER;
-    loop {
-        match directory.try_lock() {
-            Ok(()) => return Ok(directory),
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                thread::sleep(LOOK);
-            }
-            Err(TryLockError::WouldBlock) => {
-                return Err(PinError::InUse {
-                    root: root.to_owned(),
-                });
-            }
-            Err(TryLockError::Error(source)) => return Err(failed("lock", root)(source)),
-        }
-    }
 }
 
 fn create(directory: &Path) -> Result<(), PinError> {

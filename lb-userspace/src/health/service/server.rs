@@ -17,6 +17,7 @@ use hyper::{
 use lb_objects::{IpFamily, ObjectName};
 use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
+use tokio::task::JoinHandle;
 
 use super::{Options, Problem, ServiceHealth};
 use crate::{
@@ -93,6 +94,15 @@ impl ServiceServer {
     /// Closes the port and cuts connections. When this returns, the port is free.
     pub(super) async fn close(self) {
         close(self.listeners).await;
+    }
+
+    /// Leaves the sockets to another process; see [`Server::leave`], of which these are the tasks.
+    pub(super) async fn leave(self, grace: Duration) -> Vec<JoinHandle<()>> {
+        let mut leaving = Vec::new();
+        for listener in self.listeners {
+            leaving.push(listener.server.leave(grace).await);
+        }
+        leaving
     }
 
     /// Why it is not open, or not on all addresses.

@@ -1,0 +1,130 @@
+//! The source of the agent's objects while it runs, and where Events go.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use crate::{
+    config::Config,
+    events::Recorder,
+    metrics::Metrics,
+    source::{
+        Batch, Event, Source, SourceSpec,
+        api::{ApiServers, ApiSource},
+        dir::DirSource,
+        health::SourceHealth,
+    },
+};
+
+/// How many batches of events from the source may wait.
+const QUEUE: usize = 64;
+/// The file beside the socket that says where the API server has been.
+const API_SERVERS: &str = "api-servers";
+
+/// A source that runs. Dropped, it ends.
+pub struct Feed {
+    /// The state of each resource of the source.
+    pub health: Arc<SourceHealth>,
+    /// Where the API server is, if it is the source.
+    pub api_servers: Arc<ApiServers>,
+    /// Writes Events: what users have to know about their Services.
+    pub events: Recorder,
+    batches: mpsc::Receiver<Batch>,
+    /// What was read ahead.
+    ahead: Vec<Batch>,
+    is_complete: bool,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Feed {
+    /// Opens the source that the configuration names; it reports the state of its resources to
+    /// `health`.
+    ///
+    /// # Errors
+    ///
+    /// If the settings do not lead to a source. One that does not answer is tried again.
+    pub async fn open(
+        config: &Config,
+        metrics: &Metrics,
+        health: Arc<SourceHealth>,
+    ) -> anyhow::Result<Self> {
+        let events = metrics.events.clone();
+        let api_servers = Arc::new(match config.source {
+            SourceSpec::Kubernetes => {
+                ApiServers::remembering(&config.socket.with_file_name(API_SERVERS))
+            }
+            SourceSpec::Dir(_) => ApiServers::default(),
+        });
+        let (source, events): (Box<dyn Source>, _) = match &config.source {
+            SourceSpec::Kubernetes => {
+                let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
+                let (servers, node) = (api_servers.clone(), &config.node_name);
+                let source = ApiSource::open_with(access, servers, node, metrics).await?;
+                let source = source.reporting_to(health.clone());
+                let recorder = Recorder::start(source.writer(), &config.node_name, events);
+                (Box::new(source), recorder)
+            }
+            SourceSpec::Dir(path) => {
+                let source = DirSource::open(path)?;
+                (Box::new(source), Recorder::none(events))
+            }
+        };
+        let (sender, batches) = mpsc::channel(QUEUE);
+        Ok(Self {
+            health,
+            api_servers,
+            events,
+            batches,
+            ahead: Vec::new(),
+            is_complete: false,
+            task: tokio::spawn(source.run(sender)),
+        })
+    }
+
+    /// Whether the source has delivered everything once.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// Reads the next batch ahead. May be given up at any time without losing anything.
+    ///
+    /// # Errors
+    ///
+    /// If the source has ended: no retry can help it.
+    pub async fn read_ahead(&mut self) -> anyhow::Result<()> {
+        let batch = tokio::select! {
+            biased;
+            Some(batch) = self.batches.recv() => batch,
+            ended = &mut self.task => {
+                ended.context("the source panicked")?.context("the source gave up")?;
+                anyhow::bail!("the source has ended");
+            }
+        };
+        self.is_complete |= batch.events.contains(&Event::Synced);
+        self.ahead.push(batch);
+        Ok(())
+    }
+
+    /// What has come next, as much as there is. May be given up at any time without losing
+    /// anything.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read_ahead`].
+    pub async fn next(&mut self) -> anyhow::Result<Vec<Batch>> {
+        if self.ahead.is_empty() {
+            self.read_ahead().await?;
+        }
+        while let Ok(more) = self.batches.try_recv() {
+            self.ahead.push(more);
+        }
+        Ok(std::mem::take(&mut self.ahead))
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,139 @@
+//! An agent that has given way, and answers health checks until the next one does.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use lb_datapath::pins::{HANDOVER, Lock};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, sleep_until, timeout_at},
+};
+
+use super::{LOOK, Offer, Place, Predecessor, Standby, wire::Message};
+use crate::{
+    agent::{process::Process, servers::Servers, vitals::Phase},
+    config::Config,
+    health::service::ServiceHealthServers,
+};
+
+/// How long an agent that is told to stop waits for the next one to serve: less than the ten seconds
+/// that its pod has.
+const FAREWELL: Duration = Duration::from_secs(8);
+/// How long clients that are connected have to ask once more.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What is left of an agent that writes nothing and has no lock.
+pub struct Retired {
+    servers: Servers,
+    service_health: ServiceHealthServers,
+    /// Holds the connection to the standby.
+    _offer: Offer,
+}
+
+/// What an agent that has given way does next.
+pub enum Next {
+    End,
+    /// Another agent serves, on these sockets.
+    StandBy(Vec<OwnedFd>),
+    /// The other agent has not come to serve.
+    Resume(Place),
+}
+
+impl Retired {
+    pub fn new(servers: Servers, service_health: ServiceHealthServers, offer: Offer) -> Self {
+        Self {
+            servers,
+            service_health,
+            _offer: offer,
+        }
+    }
+
+    /// Answers health checks with what was last known, until `standby` serves.
+    ///
+    /// # Errors
+    ///
+    /// If the lock cannot be opened, or there are no descriptors left.
+    pub async fn answer(
+        mut self,
+        mut standby: Standby,
+        config: &Config,
+        process: &Process,
+    ) -> anyhow::Result<Next> {
+        process.vitals.set(Phase::StandingBy);
+        let stop = process.stop();
+        let root = &config.datapath.bpf_root;
+        standby.say(Message::Yours).await;
+        let mut is_there = true;
+        let begun = Instant::now();
+        let mut end = stop.is_told().then(|| begun + FAREWELL);
+        loop {
+            tokio::select! {
+                heard = standby.hear(), if is_there => match heard {
+                    Some(Message::Stop) => {
+                        let sockets = self.sockets()?;
+                        let connections = self.leave().await;
+                        standby.say(Message::Stopped).await;
+                        return Ok(match end {
+                            None => Next::StandBy(sockets),
+                            Some(end) => {
+                                wait_for(connections, end).await;
+                                Next::End
+                            }
+                        });
+                    }
+                    Some(_) => {}
+                    None => is_there = false,
+                },
+                () = stop.told(), if end.is_none() => end = Some(Instant::now() + FAREWELL),
+                () = sleep_until(end.unwrap_or(begun).into()), if end.is_some() => {
+                    tracing::warn!("the next agent does not serve in time");
+                    return Ok(Next::End);
+                }
+                () = sleep(LOOK), if end.is_none() => {
+                    // A standby that is gone leaves the lock; one that hangs may never have taken it.
+                    let late = begun.elapsed() > HANDOVER;
+                    if (!is_there || late) && let Some(lock) = Lock::try_take(root)? {
+                        tracing::warn!("the agent that was to take over has not; going on");
+                        return Ok(Next::Resume(self.resume(lock)?));
+                    }
+                    if !is_there && late {
+                        // Yet another one has the lock, and the sockets as well.
+                        drop(self.leave().await);
+                        return Ok(Next::StandBy(Vec::new()));
+                    }
+                }
+            }
+            if end.is_some() && !is_there {
+                return Ok(Next::End);
+            }
+        }
+    }
+
+    /// Accepts no more connections; returns tasks that serve those there are.
+    pub async fn leave(&mut self) -> Vec<JoinHandle<()>> {
+        let mut connections = self.servers.leave(GRACE).await;
+        connections.extend(self.service_health.leave(GRACE).await);
+        connections
+    }
+
+    fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        self.servers.stack.listeners().after(0)
+    }
+
+    fn resume(self, lock: Lock) -> io::Result<Place> {
+        Ok(Place {
+            lock,
+            sockets: self.sockets()?,
+            predecessor: Some(Predecessor::Own(self)),
+        })
+    }
+}
+
+async fn wait_for(tasks: Vec<JoinHandle<()>>, end: Instant) {
+    for task in tasks {
+        let _ = timeout_at(end.into(), task).await;
+    }
+}
