@@ -16,6 +16,7 @@ mod observe;
 mod pins;
 mod process;
 mod progress;
+mod relief;
 mod report;
 mod resize;
 mod servers;
@@ -30,7 +31,6 @@ pub mod vitals;
 
 use std::{
     collections::BTreeSet,
-    future,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -51,6 +51,7 @@ use self::{
     observe::Observer,
     process::Process,
     progress::Progress,
+    relief::{asked, at, gone},
     servers::Servers,
     succession::{Next, Offer, Place, Predecessor, Retired, Standby},
     sync::Syncer,
@@ -80,9 +81,6 @@ const SYNC_PERIOD: Duration = Duration::from_secs(30);
 /// After so long without a change, the agent tidies up; so long after an error, it reads the
 /// devices again.
 const QUIET: Duration = Duration::from_secs(1);
-/// How long a start may take after the agent before is gone, before clients that wait are told: with
-/// 503, or by a refused connection for Services that are not known.
-const UNSERVED: Duration = Duration::from_secs(10);
 /// Requests for a trace that may wait.
 const TRACE_QUEUE: usize = 16;
 
@@ -264,15 +262,7 @@ impl Agent {
         self.metrics.limit_services(series);
         self.metrics.set_kernel_source(Arc::new(observer));
         self.publish_state().await;
-        match (
-            &self.predecessor,
-            self.servers.stack.listeners().has_inherited(),
-        ) {
-            (Some(_), _) => {}
-            // Clients wait already; the first state is not far.
-            (None, true) => self.answers_by = Some(Instant::now() + UNSERVED),
-            (None, false) => self.answer(),
-        }
+        self.begin_to_answer();
         if self.kernel.is_configured() {
             // By an agent that knew the Node, which this one does not yet: what depends on it
             // stays.
@@ -304,10 +294,7 @@ impl Agent {
                 biased;
                 () = stop.told() => break self.offer.as_ref().and_then(Offer::successor),
                 standby = asked(&self.offer) => break Some(standby),
-                () = gone(&mut self.predecessor) => {
-                    self.predecessor = None;
-                    self.answers_by = Some(Instant::now() + UNSERVED);
-                }
+                () = gone(&mut self.predecessor) => self.answer_soon(),
                 () = at(self.answers_by) => self.answer(),
                 () = bulletin.wanted() => self.publish_state().await,
                 changed = self.watcher.next(), if retry_devices <= Instant::now() => match changed {
@@ -331,43 +318,11 @@ impl Agent {
             self.publish_in_time().await;
         };
         self.end_trace("the agent stops");
-        tracing::info!("stopping; programs and maps stay, and traffic goes on");
-        Ok(match successor {
-            Some(standby) => self.retire().await.map(|retired| (retired, standby)),
-            None => None,
-        })
-    }
-
-    /// Gives up everything but the health checks, the pins' lock included.
-    async fn retire(mut self) -> Option<Retired> {
-        let mut offer = self.offer.take()?;
-        tracing::info!("another agent takes over; health checks are answered until it serves");
-        // As if a change were waiting: an agent that takes too long over it is not healthy.
-        for family in [IpFamily::V4, IpFamily::V6] {
-            self.proxy_health.queued(family);
-        }
-        self.servers.end_locally().await;
-        offer.close().await;
-        Some(Retired::new(self.servers, self.service_health, offer))
-    }
-
-    /// Answers health checks from now on, on the sockets of the agent before if there are any.
-    fn answer(&mut self) {
-        self.answers_by = None;
-        self.servers
-            .serve(&self.config, &self.metrics, &self.proxy_health);
-        self.servers.stack.listeners().close_inherited();
-    }
-
-    /// Offers its place to agents that stand by.
-    fn offer(&mut self) {
-        match self.servers.offer(&self.config) {
-            Ok(offer) => self.offer = Some(offer),
-            Err(error) => tracing::warn!(
-                "{error:#}: when the next agent takes over, health checks will be refused for a \
-                 moment"
-            ),
-        }
+        let Some(standby) = successor else {
+            tracing::info!("stopping; programs and maps stay, and traffic goes on");
+            return Ok(None);
+        };
+        Ok(self.retire().await.map(|retired| (retired, standby)))
     }
 
     /// Attaches programs to devices: first those of a change of the flow tables' size, if there is
@@ -511,12 +466,7 @@ impl Agent {
     /// Writes Services; when this returns, the maps have them and the health answers say so.
     async fn sync(&mut self, services: BTreeSet<ObjectName>, since: Instant) {
         self.publish(services);
-        if self.store.is_synced()
-            && let Some(predecessor) = self.predecessor.take()
-        {
-            // Once a client has seen the new state, nobody tells it the old one.
-            predecessor.stop().await;
-        }
+        self.relieve().await;
         if let Some(health) = self.syncer.changed_health() {
             for problem in self.service_health.sync(health).await {
                 tracing::warn!("{problem}");
@@ -554,28 +504,4 @@ fn service_health_servers(
 ) -> ServiceHealthServers {
     let options = Options::new(listen, servers.stack.clone());
     ServiceHealthServers::new(options, health, metrics)
-}
-
-/// Returns once an agent asks for the place.
-async fn asked(offer: &Option<Offer>) -> Standby {
-    match offer {
-        Some(offer) => offer.asked().await,
-        None => future::pending().await,
-    }
-}
-
-/// Returns once the agent before is gone, if there is one.
-async fn gone(predecessor: &mut Option<Predecessor>) {
-    match predecessor {
-        Some(predecessor) => predecessor.gone().await,
-        None => future::pending().await,
-    }
-}
-
-/// Returns at a moment, if there is to be one.
-async fn at(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment.into()).await,
-        None => future::pending().await,
-    }
 }

@@ -10,7 +10,7 @@ use hyper::{
 };
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::Watcher},
+    server::conn::auto,
 };
 use tokio::sync::watch;
 
@@ -41,25 +41,19 @@ pub(super) struct Connection<H> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Serving,
-    /// It answers who is connected.
+    /// It answers requests in progress, and the first one of who has not asked yet.
     Leaving,
     /// It answers requests in progress.
     Closing,
 }
 
-/// How a connection learns that its server stops: before its first byte, and after that.
-pub(super) struct Stopping {
-    pub(super) phase: watch::Receiver<Phase>,
-    pub(super) serving: Watcher,
-}
-
 impl<H: Handler> Connection<H> {
-    pub(super) async fn serve(self, stream: impl Socket, stopping: Stopping) {
+    pub(super) async fn serve(self, stream: impl Socket, phase: watch::Receiver<Phase>) {
         let (limits, place) = (self.limits, self.place.clone());
         let exchanges = place.exchanges();
         let stream = DeadlineStream::new(stream, exchanges.clone(), limits.write_timeout);
         let closed = tokio::select! {
-            closed = self.converse(stream, stopping) => closed,
+            closed = self.converse(stream, phase) => closed,
             () = exchanges.overdue(&limits) => {
                 tracing::debug!("HTTP connection cut: its client stalls");
                 exchanges.abort();
@@ -76,7 +70,7 @@ impl<H: Handler> Connection<H> {
     async fn converse(
         self,
         stream: DeadlineStream<impl Socket>,
-        Stopping { mut phase, serving }: Stopping,
+        mut phase: watch::Receiver<Phase>,
     ) -> Closed {
         // Until it says something, a client costs little more than its socket.
         tokio::select! {
@@ -85,11 +79,12 @@ impl<H: Handler> Connection<H> {
             },
             _ = phase.wait_for(|phase| *phase == Phase::Closing) => return Closed::Stopped,
         }
-        let is_leaving = *phase.borrow() == Phase::Leaving;
-        let server = self.protocols(is_leaving);
+        let server = self.protocols();
         let this = Arc::new(self);
+        let (begin, mut begun) = watch::channel(false);
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let this = this.clone();
+            begin.send_replace(true);
             let open = this.place.exchanges().begin(request.version());
             async move {
                 let response = this.answer(request, open.exchange().clone()).await;
@@ -99,11 +94,20 @@ impl<H: Handler> Connection<H> {
                 Ok::<_, Infallible>(response.map(|body| Tracked::new(body, open)))
             }
         });
-        let connection = server.serve_connection(TokioIo::new(stream), service);
-        let ended = match is_leaving {
-            // Told to stop before it has begun, a connection would end without an answer.
-            true => Box::pin(connection).await,
-            false => Box::pin(serving.watch(connection)).await,
+        let mut connection = Box::pin(server.serve_connection(TokioIo::new(stream), service));
+        let stopped = async {
+            // Either fails only when this no longer matters.
+            let stopped = phase.wait_for(|phase| *phase != Phase::Serving).await;
+            if stopped.is_ok_and(|phase| *phase == Phase::Leaving) {
+                let _ = begun.wait_for(|begun| *begun).await;
+            }
+        };
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stopped => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
         };
         match ended {
             Ok(()) => Closed::Ended,
@@ -117,7 +121,7 @@ impl<H: Handler> Connection<H> {
         }
     }
 
-    fn protocols(&self, is_leaving: bool) -> auto::Builder<TokioExecutor> {
+    fn protocols(&self) -> auto::Builder<TokioExecutor> {
         let limits = &self.limits;
         let mut server = auto::Builder::new(TokioExecutor::new());
         server
@@ -126,7 +130,7 @@ impl<H: Handler> Connection<H> {
             .header_read_timeout(limits.header_timeout)
             .max_headers(limits.headers)
             .max_buf_size(limits.header_bytes)
-            .keep_alive(!is_leaving && !self.place.crowded())
+            .keep_alive(!self.place.crowded())
             .half_close(true); // simple probes shut down their side after the request
         server
             .http2()

@@ -2,18 +2,17 @@
 
 use std::{io, net::SocketAddr, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::{oneshot, watch},
-    task::{AbortHandle, JoinHandle, JoinSet},
+    task::{AbortHandle, JoinHandle, JoinSet, yield_now},
     time::{Instant, sleep, timeout},
 };
 
 use super::{
     Handler, Limits, Listening, Share,
     caller::Caller,
-    connection::{Connection, Phase, Stopping},
+    connection::{Connection, Phase},
     stream::Socket,
 };
 
@@ -21,10 +20,6 @@ use super::{
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// The log says so at most once in such a time.
 const ACCEPT_WARNING: Duration = Duration::from_secs(60);
-
-/// Between the last connection that is accepted and the end of those that are idle: who has been
-/// accepted just before counts as idle until it is looked at.
-const LAST_ACCEPTED: Duration = Duration::from_millis(20);
 
 /// A running server. Dropping it closes the listener, in this process, and cuts all connections soon
 /// afterwards; to know when that is done, use [`Server::close`].
@@ -158,7 +153,6 @@ async fn run(
     share: Arc<Share>,
     mut stopped: oneshot::Receiver<Stop>,
 ) {
-    let graceful = GracefulShutdown::new();
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut warned = None;
     let mut connections = JoinSet::new();
@@ -172,11 +166,10 @@ async fn run(
                     limits,
                     place: share.admit(caller),
                 };
-                let stopping = Stopping {
-                    phase: phases.clone(),
-                    serving: graceful.watcher(),
-                };
-                connections.spawn(connection.serve(stream, stopping));
+                connections.spawn(connection.serve(stream, phases.clone()));
+                // Who has asked already, in the socket's queue, is answered before the next one
+                // needs its place.
+                yield_now().await;
             }
         }
     };
@@ -190,13 +183,13 @@ async fn run(
             drop(listener);
             phase.send_replace(Phase::Leaving);
             let _ = left.send(());
-            sleep(LAST_ACCEPTED).await;
             grace
         }
     };
     if !grace.is_zero() {
         // Running out of grace is not an error: what is left is cut below.
-        let _ = timeout(grace, graceful.shutdown()).await;
+        let ended = async { while connections.join_next().await.is_some() {} };
+        let _ = timeout(grace, ended).await;
     }
     connections.shutdown().await;
 }

@@ -103,10 +103,12 @@ fn a_kill_of_the_agent_in_charge_refuses_no_probe() {
     assert_follows(&ground);
     let answers = probes.stop();
     // Those that it had accepted when it was killed are lost with it.
-    let lost = |failure: &String| failure.contains("reset") || failure.contains("not HTTP");
     for probed in [&answers.service, &answers.healthz] {
-        assert!(probed.failures.iter().all(lost), "{probed}");
-        assert!(probed.failures.len() <= 20, "{probed}");
+        println!("{probed}");
+        assert!(
+            !probed.failures.iter().any(|one| one.contains("refused")),
+            "{probed}"
+        );
     }
 }
 

@@ -90,11 +90,15 @@ pub async fn enter(
     let (mut asked, mut deadline) = (false, Instant::now() + HANDOVER);
     loop {
         // Only one that can go on at once takes the place of one that works.
-        let prepares = config.take_over && waiting.incumbent.is_some() && !feed.is_complete();
-        process.vitals.set(Phase::Waiting(match prepares {
-            true => "another agent is in charge until this one knows the cluster",
-            false => "another agent is in charge",
-        }));
+        let is_second = waiting.incumbent.is_some();
+        let prepares = config.take_over && is_second && !feed.is_complete();
+        process
+            .vitals
+            .set(Phase::Waiting(match (is_second, prepares) {
+                (false, _) => "the agent starts",
+                (true, false) => "another agent is in charge",
+                (true, true) => "another agent is in charge until this one knows the cluster",
+            }));
         tokio::select! {
             () = stop.told() => return Ok(None),
             lock = waiting.step() => if let Some(lock) = lock? {

@@ -22,6 +22,8 @@ use crate::{
 /// How long an agent that is told to stop waits for the next one to serve: less than the ten seconds
 /// that its pod has.
 const FAREWELL: Duration = Duration::from_secs(8);
+/// How long those who are connected then have for their answers.
+const LAST: Duration = Duration::from_secs(1);
 /// How long clients that are connected have to ask once more.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -90,6 +92,8 @@ impl Retired {
                 () = stop.told(), if end.is_none() => end = Some(Instant::now() + FAREWELL),
                 () = sleep_until(end.unwrap_or(begun).into()), if end.is_some() => {
                     tracing::warn!("the next agent does not serve in time");
+                    let connections = self.leave().await;
+                    wait_for(connections, Instant::now() + LAST).await;
                     return Ok(Next::End);
                 }
                 () = sleep(LOOK), if end.is_none() => {
