@@ -119,7 +119,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         };
         let next = match retired.answer(standby, &config, &process).await? {
             Next::End => None,
-            Next::Resume(place) => Some(place),
+            Next::Resume(place) => Some(*place),
             Next::StandBy(sockets) => succession::stand_by(sockets, &config, &process).await?,
         };
         let Some(next) = next else { return Ok(()) };

@@ -41,7 +41,7 @@ pub enum Next {
     /// Another agent serves, on these sockets.
     StandBy(Vec<OwnedFd>),
     /// The other agent has not come to serve.
-    Resume(Place),
+    Resume(Box<Place>),
 }
 
 impl Retired {
@@ -101,7 +101,7 @@ impl Retired {
                     let late = begun.elapsed() > HANDOVER;
                     if (!is_there || late) && let Some(lock) = Lock::try_take(root)? {
                         tracing::warn!("the agent that was to take over has not; going on");
-                        return Ok(Next::Resume(self.resume(lock)?));
+                        return Ok(Next::Resume(Box::new(self.resume(lock)?)));
                     }
                     if !is_there && late {
                         // Yet another one has the lock, and the sockets as well.
