@@ -48,8 +48,12 @@ fn a_rolling_update_leaves_no_probe_without_an_answer() {
         web.set_oldest(1, condition);
         web.write(&ground).unwrap();
         next.wait_until_ready().unwrap();
-        let weight = ask(&ground).unwrap().headers[WEIGHT].clone();
-        assert_eq!(weight, ["1", "2"][round], "the next agent is up to date");
+        let weight = ["1", "2"][round];
+        eventually(|| {
+            let answer = ask(&ground)?;
+            ensure!(answer.headers[WEIGHT] == weight, "{answer:?}");
+            anyhow::Ok(())
+        });
         replace_and_stop(&mut ground, next);
     }
     let answers = probes.stop();
