@@ -114,9 +114,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     };
     loop {
         let agent = Agent::new(config.clone(), place, feed, metrics, &process).await?;
-        let Some((retired, standby)) = agent.run(&process, ready.cgroup2.clone()).await? else {
-            return Ok(());
-        };
+        let (retired, standby) = agent.run(&process, ready.cgroup2.clone()).await?;
         let next = match retired.answer(standby, &config, &process).await? {
             Next::End => None,
             Next::Resume(place) => Some(*place),
@@ -244,13 +242,13 @@ impl Agent {
         })
     }
 
-    /// Works until the process is to end, or another agent is to take over; that one is told, and
-    /// this one's health checks go on until then.
+    /// Works until the process is to end, or another agent is to take over. Returns what answers
+    /// health checks still, and the agent that is to take over, if there is one.
     async fn run(
         mut self,
         process: &Process,
         cgroup_root: Option<PathBuf>,
-    ) -> anyhow::Result<Option<(Retired, Standby)>> {
+    ) -> anyhow::Result<(Retired, Option<Standby>)> {
         process.vitals.set(Phase::InCharge {
             health: self.proxy_health.clone(),
             readiness: self.servers.readiness.clone(),
@@ -318,11 +316,13 @@ impl Agent {
             self.publish_in_time().await;
         };
         self.end_trace("the agent stops");
-        let Some(standby) = successor else {
-            tracing::info!("stopping; programs and maps stay, and traffic goes on");
-            return Ok(None);
-        };
-        Ok(self.retire().await.map(|retired| (retired, standby)))
+        match successor {
+            Some(_) => tracing::info!(
+                "another agent takes over; health checks are answered until it serves"
+            ),
+            None => tracing::info!("stopping; programs and maps stay, and traffic goes on"),
+        }
+        Ok((self.retire().await, successor))
     }
 
     /// Attaches programs to devices: first those of a change of the flow tables' size, if there is
@@ -404,9 +404,9 @@ impl Agent {
             self.tell_of_node();
         }
         if first {
-            self.servers.first_state_written();
             self.answer();
             self.offer();
+            self.servers.first_state_written();
             tracing::info!(
                 service_ports = self.syncer.writer().len(),
                 seconds = since.elapsed().as_secs_f64(),

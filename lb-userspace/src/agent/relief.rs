@@ -46,16 +46,16 @@ impl Agent {
     }
 
     /// Gives up everything but the health checks, the pins' lock included.
-    pub(super) async fn retire(mut self) -> Option<Retired> {
-        let mut offer = self.offer.take()?;
-        tracing::info!("another agent takes over; health checks are answered until it serves");
+    pub(super) async fn retire(mut self) -> Retired {
         // As if a change were waiting: an agent that takes too long over it is not healthy.
         for family in [IpFamily::V4, IpFamily::V6] {
             self.proxy_health.queued(family);
         }
         self.servers.end_locally().await;
-        offer.close().await;
-        Some(Retired::new(self.servers, self.service_health, offer))
+        if let Some(offer) = &mut self.offer {
+            offer.close().await;
+        }
+        Retired::new(self.servers, self.service_health, self.offer)
     }
 
     /// Answers health checks from now on, on the sockets of the agent before if there are any.

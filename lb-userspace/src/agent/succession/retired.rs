@@ -32,7 +32,7 @@ pub struct Retired {
     servers: Servers,
     service_health: ServiceHealthServers,
     /// Holds the connection to the standby.
-    _offer: Offer,
+    _offer: Option<Offer>,
 }
 
 /// What an agent that has given way does next.
@@ -45,7 +45,11 @@ pub enum Next {
 }
 
 impl Retired {
-    pub fn new(servers: Servers, service_health: ServiceHealthServers, offer: Offer) -> Self {
+    pub fn new(
+        servers: Servers,
+        service_health: ServiceHealthServers,
+        offer: Option<Offer>,
+    ) -> Self {
         Self {
             servers,
             service_health,
@@ -53,17 +57,22 @@ impl Retired {
         }
     }
 
-    /// Answers health checks with what was last known, until `standby` serves.
+    /// Answers health checks with what was last known, until `standby` serves; without one, only
+    /// clients that are connected.
     ///
     /// # Errors
     ///
     /// If the lock cannot be opened, or there are no descriptors left.
     pub async fn answer(
         mut self,
-        mut standby: Standby,
+        standby: Option<Standby>,
         config: &Config,
         process: &Process,
     ) -> anyhow::Result<Next> {
+        let Some(mut standby) = standby else {
+            self.finish().await;
+            return Ok(Next::End);
+        };
         process.vitals.set(Phase::StandingBy);
         let stop = process.stop();
         let root = &config.datapath.bpf_root;
@@ -92,8 +101,7 @@ impl Retired {
                 () = stop.told(), if end.is_none() => end = Some(Instant::now() + FAREWELL),
                 () = sleep_until(end.unwrap_or(begun).into()), if end.is_some() => {
                     tracing::warn!("the next agent does not serve in time");
-                    let connections = self.leave().await;
-                    wait_for(connections, Instant::now() + LAST).await;
+                    self.finish().await;
                     return Ok(Next::End);
                 }
                 () = sleep(LOOK), if end.is_none() => {
@@ -111,9 +119,16 @@ impl Retired {
                 }
             }
             if end.is_some() && !is_there {
+                self.finish().await;
                 return Ok(Next::End);
             }
         }
+    }
+
+    /// Accepts no more connections, and answers those there are.
+    async fn finish(&mut self) {
+        let connections = self.leave().await;
+        wait_for(connections, Instant::now() + LAST).await;
     }
 
     /// Accepts no more connections; returns tasks that serve those there are.
