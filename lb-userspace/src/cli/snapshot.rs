@@ -69,7 +69,7 @@ impl Snapshot {
         if node.addresses.is_empty() {
             warn(&"no address of this node is known, so node ports are accepted nowhere");
         }
-        let addresses = addresses(&node);
+        let addresses = addresses(&node, &store);
         let local: Vec<_> = addresses.iter().copied().collect();
         Ok(Self {
             local_node: LocalNode::new(&node, &local, &config.plan),
@@ -114,14 +114,17 @@ impl Snapshot {
     }
 }
 
-/// The addresses of the Node object; on the node itself, of all its devices.
-fn addresses(node: &Node) -> BTreeSet<IpAddr> {
-    let named: BTreeSet<IpAddr> = node.addresses.iter().copied().collect();
+/// The addresses of the Node object; on the node itself, also the ClusterIPs that are its own: a DNS
+/// cache has some.
+fn addresses(node: &Node, store: &Store) -> BTreeSet<IpAddr> {
+    let mut known: BTreeSet<IpAddr> = node.addresses.iter().copied().collect();
     let here = own_addresses();
-    match here.is_disjoint(&named) {
-        true => named,
-        false => &named | &here,
+    if !here.is_disjoint(&known) {
+        let services = store.services();
+        let cluster_ips = services.flat_map(|service| service.cluster_ips.iter());
+        known.extend(cluster_ips.filter(|ip| here.contains(*ip)));
     }
+    known
 }
 
 /// Everything the API server has.
