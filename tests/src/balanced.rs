@@ -222,10 +222,18 @@ impl Balanced {
         self.map_contents(self.lab.node(index))?.flows()
     }
 
-    /// The flow of a client on node number `index`.
-    pub fn flow_of(&self, index: usize, client: SocketAddr) -> Result<Option<FlowReport>> {
+    /// The flow of a TCP connection on node number `index`. A client's port alone does not say
+    /// which: it serves several connections at once, to other addresses or over UDP.
+    pub fn flow_of(
+        &self,
+        index: usize,
+        client: SocketAddr,
+        frontend: SocketAddr,
+    ) -> Result<Option<FlowReport>> {
         let mut flows = self.flows(index)?.into_iter();
-        Ok(flows.find(|flow| flow.client == client))
+        Ok(flows.find(|flow| {
+            flow.protocol == "TCP" && (flow.client, flow.frontend) == (client, frontend)
+        }))
     }
 
     /// Number of packets that were counted for a reason on node number `index`, at all hooks and on

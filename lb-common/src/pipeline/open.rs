@@ -255,14 +255,14 @@ pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
         // It has a flow, which is not available at the moment.
         return Verdict::drop(Reason::InsertRace);
     }
+    if let Some(reason) = unopened(tables, work) {
+        return Verdict::drop(reason);
+    }
     if tcp::opens(work.segment.flags) {
         // Source NAT by other rules, such as kube-proxy's, takes ports of closed flows.
         make_way(tables, work);
     }
-    match unopened(tables, work) {
-        Some(reason) => Verdict::drop(reason),
-        None => Verdict::pass(Reason::NotService),
-    }
+    Verdict::pass(Reason::NotService)
 }
 
 /// Why a packet of no flow must not leave the node.
@@ -275,8 +275,8 @@ fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reas
     }
 }
 
-/// Makes way for a connection that goes to an endpoint past its Services: a closed flow must not
-/// translate its answers, which look like the flow's.
+/// Makes way for a connection that goes to an endpoint past its Services, or from a port that others'
+/// source NAT has chosen: a closed flow must not translate its answers, which look like the flow's.
 #[inline(never)]
 fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other = work.tuple.reversed();

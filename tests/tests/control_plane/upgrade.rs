@@ -202,11 +202,12 @@ impl Ground {
 
     /// Whether a flow of node-lb's, on any node, is that connection.
     fn has_flow(&self, connection: &Held) -> bool {
-        // A client's port serves several connections at once, to other nodes or over UDP.
-        let ends = (connection.local(), connection.peer().unwrap());
-        let nodes = 1..=self.cluster.lab().nodes().len();
-        let mut flows = nodes.flat_map(|index| self.cluster.ground.flows(index).unwrap());
-        flows.any(|flow| flow.protocol == "TCP" && (flow.client, flow.frontend) == ends)
+        let (client, frontend) = (connection.local(), connection.peer().unwrap());
+        let mut nodes = 1..=self.cluster.lab().nodes().len();
+        nodes.any(|index| {
+            let flow = self.cluster.ground.flow_of(index, client, frontend);
+            flow.unwrap().is_some()
+        })
     }
 
     #[track_caller]

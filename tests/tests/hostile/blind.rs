@@ -163,7 +163,9 @@ impl Victim {
         wires: [Rc<Wire>; 2],
     ) -> Result<Self> {
         let peer = connection.ask()?.peer;
-        let flow = ground.balanced.flow_of(1, connection.local())?;
+        let flow = ground
+            .balanced
+            .flow_of(1, connection.local(), connection.peer()?)?;
         Ok(Self {
             way,
             flow: flow.context("an open connection has no flow")?,
@@ -215,7 +217,8 @@ impl Victim {
     /// The stage of the flow, if it is still the original flow.
     fn stage(&self, ground: &Ground) -> Result<String> {
         let before = &self.flow;
-        Ok(match ground.balanced.flow_of(1, self.connection.local())? {
+        let flow = ground.balanced.flow_of(1, before.client, before.frontend)?;
+        Ok(match flow {
             None => "no flow".to_owned(),
             Some(flow)
                 if (flow.endpoint, flow.source_nat) != (before.endpoint, before.source_nat) =>
@@ -259,7 +262,7 @@ fn both_fins_end_a_flow() -> Result<()> {
             connection.ask()?;
             let client = connection.local();
             drop(connection);
-            let gone = gone(&ground, client);
+            let gone = gone(&ground, client, to);
             findings.note(
                 gone.is_ok(),
                 format!("{to}, closed by the client: {gone:?}"),
@@ -281,7 +284,7 @@ fn ends_within_seconds(end: impl Fn(&Victim) -> Result<()>) -> Result<()> {
             Victim::inside(&ground, &wires, family)?,
         ] {
             end(&victim)?;
-            let gone = gone(&ground, victim.connection.local());
+            let gone = gone(&ground, victim.flow.client, victim.flow.frontend);
             let what = format!("{family:?}, {}: {gone:?}", victim.way);
             findings.note(gone.is_ok(), what);
             victim.connection.vanish()?;
@@ -291,11 +294,13 @@ fn ends_within_seconds(end: impl Fn(&Victim) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// How long a client's flow remained, or its state after [`SECONDS`].
-fn gone(ground: &Ground, client: SocketAddr) -> Result<Duration, String> {
-    within(SECONDS, || match ground.balanced.flow_of(1, client) {
-        Ok(None) => Ok(()),
-        Ok(Some(flow)) => Err(format!("after {SECONDS:?} still {flow:?}")),
-        Err(error) => Err(format!("{error:#}")),
+/// How long a flow remained, or its state after [`SECONDS`].
+fn gone(ground: &Ground, client: SocketAddr, frontend: SocketAddr) -> Result<Duration, String> {
+    within(SECONDS, || {
+        match ground.balanced.flow_of(1, client, frontend) {
+            Ok(None) => Ok(()),
+            Ok(Some(flow)) => Err(format!("after {SECONDS:?} still {flow:?}")),
+            Err(error) => Err(format!("{error:#}")),
+        }
     })
 }

@@ -212,9 +212,8 @@ fn assert_reached(ground: &Ground, clients: Vec<Client>, pod: &Pod) -> Result<()
     for Client { host, port, target } in clients {
         let answer = Held::open_from(&host, port, target).and_then(|mut again| again.ask());
         let server = answer.map(|answer| answer.server);
-        let flow = ground
-            .balanced
-            .flow_of(1, SocketAddr::new(host.ip(Family::of(target.ip())), port))?;
+        let client = SocketAddr::new(host.ip(Family::of(target.ip())), port);
+        let flow = ground.balanced.flow_of(1, client, target)?;
         let server = server.map_err(|error| format!("{error:#}; its flow: {flow:?}"));
         let good = server.as_ref().is_ok_and(|server| server == pod.name());
         findings.note(

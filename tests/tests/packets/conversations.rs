@@ -429,3 +429,37 @@ fn a_syn_reopens_a_closed_connection_only() {
         }
     });
 }
+
+#[test]
+fn a_closed_flow_leaves_its_port_to_a_connection_that_other_rules_translate() {
+    world(|world| {
+        for scene in Scene::both() {
+            let (frontend, endpoint) = ((scene.node, 30_080), (scene.remote, 8080));
+            let spec = ServiceSpec::new(TCP).node_port(frontend.0, frontend.1);
+            world.add(&spec.remote(endpoint.0, endpoint.1));
+            let (client, node) = ((scene.client, 40_000), (scene.node, SNAT_PORT));
+            for at in At::INGRESS {
+                world.forget();
+                for (sentence, flags, sequence, reason) in [
+                    ("a SYN opens", tcp_flag::SYN, 1000, Reason::Opened),
+                    ("a RST closes", tcp_flag::RST, 1001, Reason::ToEndpoint),
+                ] {
+                    let packet = Packet::tcp(client, frontend, flags).payload(b"");
+                    let packet = packet.numbers(sequence, 0);
+                    let packet = packet.macs(EXTERNAL_MAC, ROUTER_MAC);
+                    let there = packet.clone().source(node).destination(endpoint).hop();
+                    let expected = Expected::transmits(&there.macs(PEER_MAC, EXTERNAL_MAC), reason);
+                    world.check(sentence, at, EXTERNAL, &packet, expected);
+                }
+                let masqueraded = first(TCP, node, endpoint).macs(PEER_MAC, EXTERNAL_MAC);
+                let expected = Expected::passes(&masqueraded, Reason::NotService);
+                let sentence = "the SYN that other rules gave the port goes its way";
+                world.check(sentence, At::TcEgress, EXTERNAL, &masqueraded, expected);
+                let flags = tcp_flag::SYN | tcp_flag::ACK;
+                let answer = Packet::tcp(endpoint, node, flags).macs(EXTERNAL_MAC, PEER_MAC);
+                let expected = Expected::passes(&answer, Reason::NotService);
+                world.check("and so does its answer", at, EXTERNAL, &answer, expected);
+            }
+        }
+    });
+}
