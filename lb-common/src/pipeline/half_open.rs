@@ -22,6 +22,9 @@ const RING_PART: u32 = 16;
 /// How many ticks a flow must have been silent before another may take its port: an eighth of a
 /// second at least, in which a nearby client completes its handshake.
 const SILENCE: i32 = 2;
+/// After so many attempts, half of that silence is enough, and so on. A flood that takes all ports
+/// towards an endpoint within [`SILENCE`] otherwise would shut out every new client.
+const PATIENCE: u32 = 6;
 /// The number of rings. Services share a ring if their ids differ by a multiple of this.
 pub const RINGS: u32 = 64;
 
@@ -82,12 +85,17 @@ fn take_place<A: Address, T: Tables<A>>(
 }
 
 /// Ends the half-open flow that has the port in [`Work::other`], if it has been silent for a while
-/// and its service uses more than a part of its ring. Returns whether the port is free now.
+/// and its service uses more than a part of its ring. The while is the shorter, the more attempts
+/// have failed. Returns whether the port is free now.
 ///
 /// Each service has its own budget, but the ports towards an endpoint are shared by all services to
 /// which the endpoint belongs.
 #[inline(never)]
-pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> bool {
+pub(super) fn give_port<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &Work<A>,
+    attempts: u32,
+) -> bool {
     let found = u32::try_from(tables.find_index(&work.other));
     let Some(reply) = found.ok().and_then(|index| tables.slot(index)) else {
         return false;
@@ -102,7 +110,8 @@ pub(super) fn give_port<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) ->
     // Another flow may have the client's record by now.
     let holds = Ok(flow.peer) == found;
     let many = WITHOUT_RING.max(tables.half_open_mask() / RING_PART);
-    let is_silent = tables.now().wrapping_sub(flow.last_seen) as i32 >= SILENCE;
+    let silence = tables.now().wrapping_sub(flow.last_seen) as i32;
+    let is_silent = silence >= SILENCE >> (attempts / PATIENCE);
     holds && tables.half_open(flow.service) >= many && is_silent && give_way(tables, forward, tag)
 }
 

@@ -277,7 +277,8 @@ fn claim_reply<A: Address, T: Tables<A>>(
                 return claimed;
             }
         }
-        if source_nat && work.refused == Refused::Exists && give_port(tables, work) {
+        if source_nat && work.refused == Refused::Exists && give_port(tables, work, attempt as u32)
+        {
             continue;
         }
         // If a client's address is kept, so is its port, unless the same client's port already goes
