@@ -22,8 +22,8 @@ const RING_PART: u32 = 16;
 /// How many ticks a flow must have been silent before another may take its port: an eighth of a
 /// second at least, in which a nearby client completes its handshake.
 const SILENCE: i32 = 2;
-/// After so many attempts, half of that silence is enough, and so on. A flood that takes all ports
-/// towards an endpoint within [`SILENCE`] otherwise would shut out every new client.
+/// After so many failed attempts half of those ticks are enough, and after twice as many none. Else
+/// a flood that takes all ports towards an endpoint within [`SILENCE`] would shut out new clients.
 const PATIENCE: u32 = 6;
 /// The number of rings. Services share a ring if their ids differ by a multiple of this.
 pub const RINGS: u32 = 64;
@@ -85,8 +85,8 @@ fn take_place<A: Address, T: Tables<A>>(
 }
 
 /// Ends the half-open flow that has the port in [`Work::other`], if it has been silent for a while
-/// and its service uses more than a part of its ring. The while is the shorter, the more attempts
-/// have failed. Returns whether the port is free now.
+/// and its service uses more than a part of its ring. The more attempts have failed, the shorter
+/// the while. Returns whether the port is free now.
 ///
 /// Each service has its own budget, but the ports towards an endpoint are shared by all services to
 /// which the endpoint belongs.

@@ -281,6 +281,12 @@ fn half_open_flows_of_attacked_services_give_ports_up() {
                 assert_eq!(open(second, port), Reason::Opened, "{port}");
             }
             assert_eq!(open(third, 100 + round), Reason::Opened);
+            // Where others have been silent for longer, flows that were just opened keep theirs.
+            for port in 0..50 {
+                let port = 1000 + round * 50 + port;
+                assert_eq!(open(first, port), Reason::ToEndpoint, "{port}");
+                assert_eq!(open(second, port), Reason::ToEndpoint, "{port}");
+            }
         }
         let stats = (1..=4).map(|service| tables.stats(service));
         let found: Vec<_> = stats
