@@ -2,7 +2,10 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -109,8 +112,8 @@ async fn ports_may_change_hands_in_one_sync() {
 #[tokio::test]
 async fn a_service_listens_on_all_its_addresses_or_on_none() {
     let other = Ipv4Addr::new(127, 0, 0, 2);
-    let taken = bind((other, 0).into()).unwrap();
-    let port = taken.local_addr().unwrap().port();
+    let port = free_port();
+    let taken = bind((other, port).into()).unwrap();
     let servers = servers(on(&[LOOPBACK.into(), other.into()]));
     let desired = [health("web", IpFamily::V4, port, 1)];
 
@@ -137,8 +140,8 @@ async fn a_service_listens_on_all_its_addresses_or_on_none() {
 
 #[tokio::test]
 async fn a_taken_port_costs_its_own_service_only_and_is_retried_between_syncs() {
-    let taken = bind((LOOPBACK, 0).into()).unwrap();
-    let (taken_port, port) = (taken.local_addr().unwrap().port(), free_port());
+    let (taken_port, port) = (free_port(), free_port());
+    let taken = bind((LOOPBACK, taken_port).into()).unwrap();
     let options = Options {
         retry_interval: Duration::from_millis(20),
         ..on_loopback()
@@ -235,11 +238,23 @@ fn health(name: &str, family: IpFamily, port: u16, local_endpoints: usize) -> Se
     }
 }
 
-/// A port that was free a moment ago, on every address of both families.
+/// A port that is free on every address of both families.
+///
+/// It is none that Linux gives a client: clients of the tests beside this one, a thousand of them at
+/// times, would take it on one address or another. Each process begins with other ports.
 fn free_port() -> u16 {
-    let any: SocketAddr = (Ipv6Addr::UNSPECIFIED, 0).into();
-    let listener = TcpListener::bind(any).unwrap();
-    listener.local_addr().unwrap().port()
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    const PORTS: u32 = 10_000;
+    const OF_ONE_PROCESS: u32 = 16;
+    let first = std::process::id() * OF_ONE_PROCESS;
+    loop {
+        let nth = first + TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(20_000 + nth % PORTS).unwrap();
+        let any: SocketAddr = (Ipv6Addr::UNSPECIFIED, port).into();
+        if TcpListener::bind(any).is_ok() {
+            return port;
+        }
+    }
 }
 
 async fn wait_until(condition: impl AsyncFn() -> bool) {
