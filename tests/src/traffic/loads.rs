@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::load::{Load, LoadReport, RunningLoad};
 use super::request::Request;
-use super::server::{RunningServer, Serve};
+use super::server::{Grace, RunningServer, Serve};
 use crate::lab::{Family, Host};
 use crate::patient;
 
@@ -20,7 +20,7 @@ pub struct Loads {
     control: BTreeMap<String, RunningLoad>,
     /// The host of the control's server.
     bystander: Host,
-    _server: RunningServer,
+    server: RunningServer,
 }
 
 /// The results of [`Loads`].
@@ -52,7 +52,7 @@ impl Loads {
         Ok(Self {
             running: Vec::new(),
             control: BTreeMap::new(),
-            _server: Serve::new("control").tcp(CONTROL).start(&bystander)?,
+            server: Serve::new("control").tcp(CONTROL).start(&bystander)?,
             bystander,
         })
     }
@@ -79,7 +79,7 @@ impl Loads {
     /// Lets current requests finish, and returns the reports.
     ///
     /// # Errors
-    /// If a load ended early, or the control did nothing.
+    /// If a load ended early, or the control's server has failed.
     pub fn stop(self) -> Result<LoadReports> {
         let stop = |(name, load): (String, RunningLoad)| {
             let report = load.stop().with_context(|| name.clone())?;
@@ -88,6 +88,10 @@ impl Loads {
         let reports = self.running.into_iter().map(stop).collect::<Result<_>>()?;
         let control = self.control.into_values();
         let control = control.map(RunningLoad::stop).collect::<Result<_>>()?;
+        // Its port is free then for the next loads.
+        self.server
+            .shut_down(Grace::SHORT)
+            .context("the control's server")?;
         Ok(LoadReports { reports, control })
     }
 }
