@@ -19,29 +19,10 @@ use crate::{
 pub const VERSION: u32 = 2;
 
 /// `SO_PRIORITY` of sockets that the programs leave alone: those by which the agent reaches the API
-/// server. A mark would serve as well, but other people's routing rules and firewalls know marks. Its
-/// low bits are zero, as in the default, for queueing disciplines that choose by them; more than 6
-/// needs `CAP_NET_ADMIN`.
+/// server. A mark would serve as well, but other people's routing rules and firewalls know marks.
+/// Its low bits are zero, as in the default, for queueing disciplines that choose by them; more
+/// than 6 needs `CAP_NET_ADMIN`.
 pub const OWN_SOCKET_PRIORITY: u32 = 0x6e6c_0000;
-
-/// How many entries maps have.
-pub mod entries {
-    /// Of `FRONTENDS4` and `FRONTENDS6` each.
-    pub const FRONTENDS: usize = 131_072;
-    pub const SERVICES: usize = 65_536;
-    /// Twice as many as there are services: each has one in force while the next is written.
-    pub const PLANS: usize = 2 * SERVICES;
-    pub const ENDPOINTS: usize = 2 * ENDPOINT_IDS;
-    /// Of `ENDPOINT_STATES` and `ENDPOINT_MEMORY` each.
-    pub const ENDPOINT_IDS: usize = 524_288;
-    pub const MAGLEV: usize = 1_048_576;
-    pub const SOURCE_RANGES: usize = 65_536;
-    pub const LOCAL_ADDRESSES: usize = 4_096;
-    /// Of `DEVICES` and `WAYS_BACK` each.
-    pub const DEVICES: usize = 65_536;
-    /// A power of two.
-    pub const HOPS: usize = 16_384;
-}
 
 /// Declares a map type: `repr(C)`, plain, of a size that must not change unnoticed.
 macro_rules! layout {

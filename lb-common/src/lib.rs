@@ -26,7 +26,7 @@
 //! | [`answer`] | ICMP errors and resets in place of a packet |
 //! | [`socket`] | the node's own connections, translated at the socket |
 //! | [`trace`] | what is noted of packets for those who trace them |
-//! | [`abi`] | keys and values of the maps |
+//! | [`abi`], [`entries`] | keys and values of the maps, and how many these have |
 //! | [`model`] | the places where a model checker may switch threads |
 //! | [`harness`] | what the benchmark and its harness share |
 
@@ -56,6 +56,7 @@ pub mod socket;
 pub mod trace;
 
 pub mod abi;
+pub mod entries;
 
 pub mod model;
 

@@ -2,11 +2,12 @@
 
 use crate::{
     abi::{Device, FragmentKey, Frontend, FrontendKind},
+    addr::Address,
     answer::Message,
     flow::{Hop, claim::Refused},
     parse::{Segment, Tuple},
-    trace::Trail,
-    verdict::Reason,
+    trace::{Headers, Trail},
+    verdict::{Hook, Reason, Verdict},
 };
 
 /// Room to work on a packet, kept off the stack, which the kernel limits to 512 bytes.
@@ -45,6 +46,27 @@ pub struct Work<A> {
     pub reason: Reason,
     /// What programs that trace note of it.
     pub trail: Trail<A>,
+}
+
+impl<A: Address> Work<A> {
+    /// Completes the trail at the end of the packet's way.
+    #[inline(always)]
+    pub fn end_trail(&mut self, hook: Hook, ifindex: u32, verdict: Verdict) {
+        let trail = &mut self.trail;
+        trail.tuple = self.tuple;
+        trail.segment_flags = 0;
+        match trail.headers {
+            Headers::Ports => trail.segment_flags = u32::from(self.segment.flags),
+            // These are an earlier packet's.
+            _ => (trail.tuple.source_port, trail.tuple.destination_port) = (0, 0),
+        }
+        trail.service = self.frontend.service_or_none();
+        trail.hook = hook as u32;
+        trail.ifindex = ifindex;
+        trail.action = verdict.action as u32;
+        trail.reason = verdict.reason as u32;
+        trail.leaves_by = verdict.ifindex;
+    }
 }
 
 /// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind;

@@ -10,9 +10,10 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
-        Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, entries,
+        Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
+    entries,
     flow::{Flow, Hop},
     pipeline::RINGS,
     trace::Trace,

@@ -18,7 +18,6 @@ use lb_common::{
     packet::Packet,
     parse::{self, ETHERNET},
     pipeline,
-    trace::Trail,
     verdict::{Action, Hook, Reason, Verdict},
     work::Work,
 };
@@ -127,7 +126,7 @@ fn family<A: FamilyMaps, D: Direction, const TRACES: bool>(
         verdict = Verdict::pass(Reason::NotService);
     }
     if TRACES {
-        Trail::end(work, D::HOOK, frame.ifindex(), verdict);
+        work.end_trail(D::HOOK, frame.ifindex(), verdict);
         log(work);
     }
     verdict

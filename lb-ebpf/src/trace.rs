@@ -9,6 +9,7 @@ use aya_log_ebpf::info;
 use lb_common::{
     addr::{Ip4, Ip6},
     parse::Tuple,
+    pipeline,
     trace::{Headers, Place, Trail},
     verdict::{Hook, Verdict},
     work::Work,
@@ -19,7 +20,7 @@ use crate::{family::FamilyMaps, kernel::Kernel, maps::TRACE};
 /// Logs a packet at the end of its way through a hook, if it is to be.
 #[inline(always)]
 pub fn packet<A: FamilyMaps>(work: &mut Work<A>, hook: Hook, ifindex: u32, verdict: Verdict) {
-    Trail::end(work, hook, ifindex, verdict);
+    work.end_trail(hook, ifindex, verdict);
     A::trace(&mut work.trail);
 }
 
@@ -38,7 +39,7 @@ pub fn socket<A: FamilyMaps>(tuple: &Tuple<A>) {
 #[inline(always)]
 pub fn socket_end<A: FamilyMaps>(verdict: Verdict, endpoint: Option<(A, u16)>) {
     if let Some(work) = A::work(Hook::Socket) {
-        // SAFETY: as when it began.
+        // SAFETY: the element is this CPU's, and programs for sockets use it for nothing else.
         let trail = unsafe { &mut (*work).trail };
         trail.end_of_socket(verdict, endpoint);
         A::trace(trail);
@@ -65,14 +66,14 @@ macro_rules! family {
             }
         }
 
-        /// [`Trail::resolve`] as a function that the verifier looks at once.
+        /// [`pipeline::note_connection`] as a function that the verifier looks at once.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub extern "C" fn $resolve(trail: *mut Trail<$family>) -> u64 {
             // SAFETY: null or a trail; the verifier makes sure.
             let trail = unsafe { trail.as_mut() };
             if let (Some(trail), Some(kernel)) = (trail, Kernel::<_, true, false>::new((), 0)) {
-                trail.resolve(&kernel);
+                pipeline::note_connection(&kernel, trail);
             }
             0
         }

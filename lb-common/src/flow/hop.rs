@@ -7,7 +7,7 @@
 
 use core::ptr::NonNull;
 
-use crate::{abi::entries, atomic, opaque::rolled, packet::Plain};
+use crate::{atomic, entries, opaque::rolled, packet::Plain};
 
 /// Entries that one next hop may be in.
 const WAYS: usize = 4;

@@ -21,6 +21,7 @@ mod track;
 pub use self::{
     failing::LIMIT as FAILING,
     half_open::{RINGS, WITHOUT_RING},
+    note::connection as note_connection,
     open::open_index,
     record::finish_index,
     resize::{Copied, copy_slot},

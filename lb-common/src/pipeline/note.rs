@@ -1,10 +1,12 @@
 //! What is noted of a packet for programs that trace; nothing at all in others.
 
 use crate::{
+    abi::FrontendKey,
     addr::Address,
-    flow::Record,
-    tables::Tables,
-    trace::{Headers, Known},
+    flow::{Record, slots::Slots},
+    tables::{Services, Tables},
+    trace::{Connection, Headers, Known, Trail},
+    verdict::Hook,
     work::{Addressed, Work},
 };
 
@@ -36,4 +38,35 @@ pub(super) fn flow<A: Address, T: Tables<A>>(
     if T::TRACES {
         work.trail.note_flow(record, known);
     }
+}
+
+/// Notes the connection that the packet belongs to, at the end of its way: who opened it, to which
+/// Service, and who serves it.
+#[inline(always)]
+pub fn connection<A: Address, T: Slots<A> + Services<A>>(tables: &T, trail: &mut Trail<A>) {
+    if trail.hook == Hook::Socket as u32 {
+        let key = FrontendKey {
+            address: trail.tuple.destination,
+            port: trail.tuple.destination_port,
+            protocol: trail.tuple.protocol,
+            pad: 0,
+        };
+        trail.service = tables.frontend(&key).map_or(0, |frontend| frontend.service);
+        return;
+    }
+    if trail.flow != Known::No
+        && let Some(peer) = tables.slot(trail.peer)
+        // SAFETY: records stay valid until every program that can see them ends.
+        && let Some(record) = tables.slot(unsafe { peer.as_ref() }.peer)
+    {
+        // SAFETY: records stay valid until every program that can see them ends.
+        let flow = unsafe { record.as_ref() };
+        trail.flags = flow.flags;
+        trail.service = flow.service;
+        trail.rewrite = flow.rewrite;
+        trail.connection = Connection::of(flow);
+        return;
+    }
+    trail.flow = Known::No;
+    trail.connection = Connection::to(&trail.tuple);
 }

@@ -275,8 +275,9 @@ fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reas
     }
 }
 
-/// Makes way for a connection that goes to an endpoint past its Services, or from a port that others'
-/// source NAT has chosen: a closed flow must not translate its answers, which look like the flow's.
+/// Makes way for a connection that goes to an endpoint past its Services, or from a port that
+/// others' source NAT has chosen: a closed flow must not translate its answers, which look like the
+/// flow's.
 #[inline(never)]
 fn make_way<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other = work.tuple.reversed();

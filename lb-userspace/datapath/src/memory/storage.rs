@@ -10,9 +10,10 @@ use aya::Pod;
 use lb_common::{
     abi::{
         Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceFlows, ServiceStats, Shortages, SourceRangeKey, entries,
+        ServiceFlows, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
+    entries,
 };
 
 use crate::{

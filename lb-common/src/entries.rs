@@ -1,0 +1,17 @@
+//! How many entries maps have.
+
+/// Of `FRONTENDS4` and `FRONTENDS6` each.
+pub const FRONTENDS: usize = 131_072;
+pub const SERVICES: usize = 65_536;
+/// Twice as many as there are services: each has one in force while the next is written.
+pub const PLANS: usize = 2 * SERVICES;
+pub const ENDPOINTS: usize = 2 * ENDPOINT_IDS;
+/// Of `ENDPOINT_STATES` and `ENDPOINT_MEMORY` each.
+pub const ENDPOINT_IDS: usize = 524_288;
+pub const MAGLEV: usize = 1_048_576;
+pub const SOURCE_RANGES: usize = 65_536;
+pub const LOCAL_ADDRESSES: usize = 4_096;
+/// Of `DEVICES` and `WAYS_BACK` each.
+pub const DEVICES: usize = 65_536;
+/// A power of two.
+pub const HOPS: usize = 16_384;
