@@ -11,6 +11,7 @@ pub mod preflight;
 
 pub mod load;
 pub mod pins;
+mod restore;
 
 pub mod attach;
 mod clsact;

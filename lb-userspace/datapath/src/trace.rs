@@ -21,8 +21,8 @@ use crate::{
     load::{LOG_RING, LoadError, load},
 };
 
-/// Bytes of the ring for lines, of which each takes 256 at most: room for more than a trace of 1,000
-/// packets has.
+/// Bytes of the ring for lines, of which each takes 256 at most: room for more than a trace of
+/// 1,000 packets has.
 const RING: u32 = 4 << 20;
 
 /// Programs in the kernel that take the place of others while packets are traced. They use the

@@ -1,15 +1,16 @@
 //! Pins that others remove while the agent runs. The agent holds its links and maps open, so that
-//! nothing ends with a pin, and pins them again, so that nothing ends with the agent.
+//! nothing ends with a pin. [`crate::restore`] pins them again, so that nothing ends with the
+//! agent.
 
 use std::{
     collections::BTreeMap,
     io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::{LINKS, LinkPin, Lock, MAPS, PinError, Pins, create, failed};
-use crate::{bpf::Link, load::Loaded, preflight::is_bpf_fs};
+use crate::{bpf::Link, preflight::is_bpf_fs};
 
 /// What a process holds open besides its pins.
 #[derive(Debug, Default)]
@@ -71,34 +72,22 @@ impl Pins {
         Ok(true)
     }
 
-    /// Pins again what has lost its pin, of `loaded`'s maps and of the links. Returns how many pins
-    /// there were to make. To be called now and then, and only by the agent that has these pins.
+    /// The links that this process holds and that have lost their pins, and where these belong.
+    pub(crate) fn links_without_pin(&self) -> Vec<(PathBuf, Arc<Link>)> {
+        let links = self.held.links();
+        let links = links
+            .iter()
+            .map(|(pin, link)| (self.link(*pin), link.clone()));
+        links.filter(|(path, _)| is_missing(path)).collect()
+    }
+
+    /// Makes the directories again, if they are gone, and locks them.
     ///
     /// # Errors
     ///
     /// If there is no BPF file system any more, another agent has taken the place, or the kernel
-    /// refuses. Links and maps are still there as long as this process is.
-    pub fn restore(&self, loaded: &Loaded) -> Result<usize, PinError> {
-        let maps: Vec<_> = loaded.pins().filter(|(_, path)| is_missing(path)).collect();
-        let links = self.held.links();
-        let links = links.iter().map(|(pin, link)| (self.link(*pin), link));
-        let links: Vec<_> = links.filter(|(path, _)| is_missing(path)).collect();
-        let missing = maps.len() + links.len();
-        if missing == 0 {
-            return Ok(0);
-        }
-        self.provide_place()?;
-        for (name, path) in maps {
-            loaded.pin_map(name, path).map_err(failed("pin", path))?;
-        }
-        for (path, link) in links {
-            link.pin(&path).map_err(failed("pin", &path))?;
-        }
-        Ok(missing)
-    }
-
-    /// Makes the directories again, if they are gone, and locks them.
-    fn provide_place(&self) -> Result<(), PinError> {
+    /// refuses.
+    pub(crate) fn provide_place(&self) -> Result<(), PinError> {
         let root = self.root();
         // Nothing can be pinned either where that cannot be told.
         if !is_bpf_fs(root).unwrap_or(false) {
@@ -139,6 +128,6 @@ fn no_place(error: &io::Error) -> bool {
 }
 
 /// Whether there is nothing at a path. What cannot be told may be there.
-fn is_missing(path: &Path) -> bool {
+pub(crate) fn is_missing(path: &Path) -> bool {
     path.try_exists().is_ok_and(|exists| !exists)
 }

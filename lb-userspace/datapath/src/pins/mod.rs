@@ -17,6 +17,7 @@ mod held;
 mod lock;
 mod name;
 
+pub(crate) use held::is_missing;
 pub use lock::{HANDOVER, Lock};
 pub use name::{LinkPin, UnknownPin};
 
@@ -312,7 +313,7 @@ fn remove_directory(directory: &Path) -> Result<(), PinError> {
     fs::remove_dir(directory).map_err(failed("remove", directory))
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PinError {
+pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PinError {
     let path = path.to_owned();
     move |source| PinError::Io {
         action,
