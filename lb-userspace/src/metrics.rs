@@ -19,8 +19,8 @@ pub use self::{
     events::EventMetrics,
     http::HttpMetrics,
     kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceTraffic, XdpMode},
-    services::ServiceSeries,
 };
+use crate::config::ServiceSeries;
 
 mod api;
 mod events;

@@ -171,8 +171,8 @@ impl Attachments {
         kernel.set_ways_back(self.ways_back(devices))
     }
 
-    /// Forgets a device that is gone, and removes its pins. A later device with its index is another
-    /// one.
+    /// Forgets a device that is gone, and removes its pins. A later device with its index is
+    /// another one.
     pub fn forget(&mut self, kernel: &Kernel, ifindex: u32) {
         if let Some(attached) = self.attached.remove(&ifindex)
             && let Err(error) = Attacher::new(&kernel.pins, self.tc).forget_device(ifindex)

@@ -14,9 +14,10 @@ use super::{
     traffic::traffic,
 };
 use crate::{
+    config::ServiceSeries,
     flows::Stats,
     map_writer::{MapFill, Roster},
-    metrics::{DeviceMode, Sample, ServiceSeries},
+    metrics::{DeviceMode, Sample},
 };
 
 /// How long the loop has to publish what is asked for; if it is busy, what is there is the answer.

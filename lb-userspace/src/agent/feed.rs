@@ -6,11 +6,11 @@ use anyhow::Context as _;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
-    config::Config,
+    config::{Config, SourceSpec},
     events::Recorder,
     metrics::Metrics,
     source::{
-        Batch, Event, Source, SourceSpec,
+        Batch, Event, Source,
         api::{ApiServers, ApiSource},
         dir::DirSource,
         health::SourceHealth,

@@ -8,11 +8,10 @@ use lb_objects::{IpFamily, Node};
 use nix::ifaddrs::getifaddrs;
 
 use crate::{
-    config::Config,
+    config::{Config, SourceSpec},
     health::addresses::ListenAddresses,
     map_writer::NodeFacts,
     plan::{LocalNode, NodePortAddresses},
-    source::SourceSpec,
 };
 
 /// Where kube-proxy's ipvs mode keeps all ClusterIPs, for its own sake: they are not the node's.

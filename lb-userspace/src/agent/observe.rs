@@ -7,7 +7,10 @@ use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::verdict::{Hook, Reason};
 
 use super::bulletin::Bulletin;
-use crate::metrics::{KernelSource, PacketCount, Sample, ServiceSeries};
+use crate::{
+    config::ServiceSeries,
+    metrics::{KernelSource, PacketCount, Sample},
+};
 
 /// Reads counters from the kernel; the bulletin has the rest.
 pub struct Observer {

@@ -1,4 +1,5 @@
-//! How the agent relieves the one before it, and the next one relieves it: who answers health checks.
+//! How the agent relieves the one before it, and the next one relieves it: who answers health
+//! checks.
 
 use std::{
     future,
@@ -12,8 +13,8 @@ use super::{
     succession::{Offer, Predecessor, Retired, Standby},
 };
 
-/// How long a start may take after the agent before is gone, before clients that wait are told: with
-/// 503, or by a refused connection for Services that are not known.
+/// How long a start may take after the agent before is gone, before clients that wait are told:
+/// with 503, or by a refused connection for Services that are not known.
 const UNSERVED: Duration = Duration::from_secs(10);
 
 impl Agent {

@@ -31,8 +31,8 @@ pub struct Syncer {
     writer: MapWriter,
     /// The plans made so far.
     catalog: Arc<Catalog>,
-    /// What each Service was when its addresses were planned, if nothing that decides about these has
-    /// changed since.
+    /// What each Service was when its addresses were planned, if nothing that decides about these
+    /// has changed since.
     planned: HashMap<ObjectName, Arc<Service>>,
     /// How often Services have been planned.
     plannings: IntCounter,
@@ -44,8 +44,8 @@ pub struct Syncer {
     /// The healthCheckNodePorts that are to be served, and whether they changed.
     health: BTreeMap<(ObjectName, IpFamily), ServiceHealth>,
     health_changed: bool,
-    /// Addresses that Services do not get, but for those of healthCheckNodePorts; whether the writer
-    /// knows all of them.
+    /// Addresses that Services do not get, but for those of healthCheckNodePorts; whether the
+    /// writer knows all of them.
     reserved: Reserved,
     reserved_known: bool,
     lacking: [Lacking; 2],
@@ -182,8 +182,8 @@ impl Syncer {
         stale
     }
 
-    /// Takes over which addresses Services do not get, apart from those of healthCheckNodePorts. The
-    /// next sync gives that to the maps.
+    /// Takes over which addresses Services do not get, apart from those of healthCheckNodePorts.
+    /// The next sync gives that to the maps.
     pub fn set_reserved(&mut self, reserved: Reserved) {
         self.reserved_known &= self.reserved == reserved;
         self.reserved = reserved;

@@ -103,8 +103,8 @@ impl Agent {
         self.syncer.set_reserved(reserved);
     }
 
-    /// Says whether this node's pods can be told from other sources: in readiness, and in the log once
-    /// for each change.
+    /// Says whether this node's pods can be told from other sources: in readiness, and in the log
+    /// once for each change.
     fn report_detection(&mut self) {
         let (node, detect) = (self.node.node(), &self.config.detect_local);
         let own = local_addresses(self.watcher.devices());

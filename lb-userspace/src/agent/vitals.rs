@@ -40,8 +40,8 @@ pub enum Phase {
         health: Arc<ProxyHealth>,
         readiness: Arc<Readiness>,
     },
-    /// It was in charge, and another one is. What has served before can do it again, so it is ready:
-    /// an update that waits for this pod goes on.
+    /// It was in charge, and another one is. What has served before can do it again, so it is
+    /// ready: an update that waits for this pod goes on.
     StandingBy,
 }
 

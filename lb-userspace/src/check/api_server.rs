@@ -19,11 +19,8 @@ use lb_objects::{
 
 use super::{Finding, pods};
 use crate::{
-    config::Config,
-    source::{
-        SourceSpec,
-        api::{Connection, Failure},
-    },
+    config::{Config, SourceSpec},
+    source::api::{Connection, Failure},
 };
 
 const CHECK: &str = "API server";

@@ -4,10 +4,10 @@ use lb_objects::{EndpointSlice, Node};
 
 use super::Finding;
 use crate::{
-    config::Config,
+    config::{Config, SourceSpec},
     plan::{DetectLocal, Undetected},
     source::Event,
-    source::{SourceSpec, dir},
+    source::dir,
     store::Store,
 };
 

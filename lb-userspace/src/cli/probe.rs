@@ -10,8 +10,8 @@ use crate::{agent::vitals::Verdict, config::PROBE_SOCKET};
 /// How long the agent may take to answer.
 const DEADLINE: Duration = Duration::from_secs(4);
 
-/// Ask the agent of this pod how it is; exits with 1 if it is not live, or not ready. For probes: two
-/// agents on one node share the ports that other probes ask
+/// Ask the agent of this pod how it is; exits with 1 if it is not live, or not ready. For probes:
+/// two agents on one node share the ports that other probes ask
 #[derive(Args, Debug)]
 pub struct Command {
     /// What to ask

@@ -15,10 +15,10 @@ use tokio::{
 
 use crate::{
     agent::own_addresses,
-    config::Config,
+    config::{Config, SourceSpec},
     metrics::Metrics,
     plan::{LocalNode, ServicePlan, plan},
-    source::{Batch, Event, Source as _, SourceSpec, api::ApiSource, dir, health::SourceHealth},
+    source::{Batch, Event, Source as _, api::ApiSource, dir, health::SourceHealth},
     store::Store,
 };
 
@@ -114,8 +114,8 @@ impl Snapshot {
     }
 }
 
-/// The addresses of the Node object; on the node itself, also the ClusterIPs that are its own: a DNS
-/// cache has some.
+/// The addresses of the Node object; on the node itself, also the ClusterIPs that are its own: a
+/// DNS cache has some.
 fn addresses(node: &Node, store: &Store) -> BTreeSet<IpAddr> {
     let mut known: BTreeSet<IpAddr> = node.addresses.iter().copied().collect();
     let here = own_addresses();

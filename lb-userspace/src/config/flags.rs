@@ -12,13 +12,13 @@ use lb_objects::ObjectName;
 
 use super::{
     limits::ResourceLimit,
+    source::SourceSpec,
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
-        PortRange, SocketLb, XdpMode, api_server_url, duration, healthz_address, maglev_table_size,
-        metrics_address, object_name, positive_duration,
+        PortRange, ServiceSeries, SocketLb, XdpMode, api_server_url, duration, healthz_address,
+        maglev_table_size, metrics_address, object_name, positive_duration,
     },
 };
-use crate::{metrics::ServiceSeries, source::SourceSpec};
 
 /// Where the agent listens for local commands unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/node-lb/agent.sock";
@@ -105,8 +105,8 @@ pub struct Flags {
     )]
     pub masquerade_all: bool,
 
-    /// Networks that externalIPs of Services have to be in; others are not served [default: all are,
-    /// as by kube-proxy]
+    /// Networks that externalIPs of Services have to be in; others are not served [default: all
+    /// are, as by kube-proxy]
     #[arg(long, value_name = "CIDR,..", value_delimiter = ',')]
     pub external_ip_cidrs: Vec<IpNet>,
 
@@ -157,8 +157,8 @@ pub struct Flags {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
 
-    /// If another agent runs on this node, take its place as soon as this one knows the cluster. The
-    /// other one stands by then
+    /// If another agent runs on this node, take its place as soon as this one knows the cluster.
+    /// The other one stands by then
     #[arg(
         long,
         value_name = "BOOL",
@@ -301,8 +301,8 @@ pub struct Flags {
     )]
     pub flow_table_size: u32,
 
-    /// How many addresses of this node there is room for. Packets from an address without room count
-    /// as packets from outside
+    /// How many addresses of this node there is room for. Packets from an address without room
+    /// count as packets from outside
     #[arg(
         long,
         value_name = "ADDRESSES",
@@ -311,7 +311,8 @@ pub struct Flags {
     )]
     pub local_address_table_size: u32,
 
-    /// Entries in a Service's Maglev table: a prime number, much larger than its number of endpoints
+    /// Entries in a Service's Maglev table: a prime number, much larger than its number of
+    /// endpoints
     #[arg(
         long,
         value_name = "ENTRIES",

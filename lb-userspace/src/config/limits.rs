@@ -3,7 +3,78 @@
 
 use std::str::FromStr;
 
-use crate::map_writer::{Cap, Caps, Resource};
+/// Something that there is only so much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Service ports, in each family.
+    ServicePorts,
+    /// Addresses times ports: entries of `FRONTENDS4` and `FRONTENDS6`.
+    Addresses,
+    /// Endpoints times ports: elements of `ENDPOINTS`.
+    Endpoints,
+    /// Maglev lookup tables.
+    MaglevTables,
+    /// Entries of `SOURCE_RANGES`, in each family. Service ports with the same ranges share them.
+    SourceRanges,
+}
+
+impl Resource {
+    pub const ALL: [Self; 5] = [
+        Self::ServicePorts,
+        Self::Addresses,
+        Self::Endpoints,
+        Self::MaglevTables,
+        Self::SourceRanges,
+    ];
+
+    /// As people call it, and settings with hyphens.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ServicePorts => "service ports",
+            Self::Addresses => "addresses",
+            Self::Endpoints => "endpoints",
+            Self::MaglevTables => "Maglev tables",
+            Self::SourceRanges => "source ranges",
+        }
+    }
+}
+
+/// How much of something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cap {
+    #[default]
+    None,
+    /// One in so many of what the map holds.
+    Part(u32),
+    Count(u32),
+}
+
+/// How much of each [`Resource`], in their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caps([Cap; Resource::ALL.len()]);
+
+impl Caps {
+    /// The same part of each.
+    pub const fn part(of: u32) -> Self {
+        Self([Cap::Part(of); Resource::ALL.len()])
+    }
+
+    pub fn set(&mut self, resource: Resource, cap: Cap) {
+        self.0[resource as usize] = cap;
+    }
+
+    /// How much of a resource.
+    pub fn get(&self, resource: Resource) -> Cap {
+        self.0[resource as usize]
+    }
+}
+
+/// What a Service and a namespace may have of the maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MapLimits {
+    pub service: Caps,
+    pub namespace: Caps,
+}
 
 /// Of each map, the part that one Service may have unless settings say otherwise.
 const OF_SERVICE: Caps = Caps::part(8);

@@ -13,23 +13,21 @@ use lb_objects::{IpFamily, Node};
 
 pub use self::{
     flags::{BPF_ROOT, DEFAULT_SOCKET, Flags, PROBE_SOCKET},
+    limits::{Cap, Caps, MapLimits, Resource},
+    source::{ApiAccess, SourceSpec},
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover, NetfilterMode,
-        NodePortAddress, PortRange, SocketLb, XdpMode,
+        NodePortAddress, PortRange, ServiceSeries, SocketLb, XdpMode,
     },
 };
-use crate::{
-    map_writer::Limits,
-    metrics::ServiceSeries,
-    plan::{DetectLocal, NodePortAddresses, PlanOptions},
-    source::{SourceSpec, api::Access},
-};
+use crate::plan::{DetectLocal, NodePortAddresses, PlanOptions};
 
 mod configz;
 pub mod file;
 mod flags;
 mod limits;
 pub mod snat_ports;
+mod source;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -39,14 +37,14 @@ mod values;
 pub struct Config {
     pub source: SourceSpec,
     /// How to reach the API server, if it is the source.
-    pub api_access: Access,
+    pub api_access: ApiAccess,
     /// Name of this node's Node object.
     pub node_name: String,
     /// Addresses of this node besides those of its Node object.
     pub node_addresses: Vec<IpAddr>,
     pub plan: PlanOptions,
     /// What one Service and one namespace may take of the maps.
-    pub limits: Limits,
+    pub limits: MapLimits,
     pub detect_local: DetectLocal,
     /// The cluster's pod networks, if configured.
     pub cluster_networks: Vec<IpNet>,
@@ -199,7 +197,7 @@ impl TryFrom<Flags> for Config {
         Ok(Self {
             node_name: node_name(flags.node.as_deref())?,
             plan: plan_options(&flags)?,
-            limits: Limits {
+            limits: MapLimits {
                 service: limits::of_service(&flags.service_limits),
                 namespace: limits::of_namespace(&flags.namespace_limits),
             },
@@ -207,7 +205,7 @@ impl TryFrom<Flags> for Config {
             detect_local: detect_local(&flags)?,
             cluster_networks: flags.cluster_cidr.clone(),
             source: flags.source.unwrap_or_default(),
-            api_access: Access {
+            api_access: ApiAccess {
                 kubeconfig: flags.kubeconfig,
                 master: flags.master,
             },

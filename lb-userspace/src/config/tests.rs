@@ -29,8 +29,8 @@ fn deployed_settings_are_settings() {
     assert_eq!(arguments, [""; 0]);
 }
 
-/// The agent accepts the settings on each page about a distribution or a CNI, and has the flags that
-/// it names.
+/// The agent accepts the settings on each page about a distribution or a CNI, and has the flags
+/// that it names.
 #[test]
 fn documented_settings_are_settings() {
     let manifest = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -117,7 +117,7 @@ fn source_is_the_api_server_unless_it_is_named() {
     let flags = TestCli::try_parse_from(["test"]).unwrap().flags;
     let config = Config::try_from(flags).unwrap();
     assert_eq!(config.source, SourceSpec::Kubernetes);
-    assert_eq!(config.api_access, Access::default());
+    assert_eq!(config.api_access, ApiAccess::default());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     str::FromStr,
     time::Duration,
 };
@@ -38,6 +39,42 @@ impl FromStr for NodePortAddress {
             .parse()
             .map_err(|_| "write `primary` or networks like 192.0.2.0/24")?;
         Ok(Self::Network(network))
+    }
+}
+
+/// How many service ports have metrics of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceSeries {
+    #[default]
+    All,
+    /// None, and no sum of them either: nothing is read.
+    Off,
+    /// So many, and the sum of the others.
+    Limit(NonZeroU32),
+}
+
+impl FromStr for ServiceSeries {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "all" => Ok(Self::All),
+            "off" => Ok(Self::Off),
+            number => match number.parse() {
+                Ok(limit) => Ok(Self::Limit(limit)),
+                Err(_) => Err("write `all`, `off` or a number of service ports from 1 on"),
+            },
+        }
+    }
+}
+
+impl fmt::Display for ServiceSeries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Off => f.write_str("off"),
+            Self::Limit(limit) => limit.fmt(f),
+        }
     }
 }
 

@@ -5,45 +5,10 @@ use std::collections::HashMap;
 use lb_objects::ObjectName;
 
 use super::{Key, NotProgrammed};
-use crate::plan::Rank;
-
-/// Something that there is only so much of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
-    /// Service ports, in each family.
-    ServicePorts,
-    /// Addresses times ports: entries of `FRONTENDS4` and `FRONTENDS6`.
-    Addresses,
-    /// Endpoints times ports: elements of `ENDPOINTS`.
-    Endpoints,
-    /// Maglev lookup tables.
-    MaglevTables,
-    /// Entries of `SOURCE_RANGES`, in each family. Service ports with the same ranges share them.
-    SourceRanges,
-}
-
-const RESOURCES: usize = 5;
-
-impl Resource {
-    pub const ALL: [Self; RESOURCES] = [
-        Self::ServicePorts,
-        Self::Addresses,
-        Self::Endpoints,
-        Self::MaglevTables,
-        Self::SourceRanges,
-    ];
-
-    /// As people call it, and settings with hyphens.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::ServicePorts => "service ports",
-            Self::Addresses => "addresses",
-            Self::Endpoints => "endpoints",
-            Self::MaglevTables => "Maglev tables",
-            Self::SourceRanges => "source ranges",
-        }
-    }
-}
+use crate::{
+    config::{Cap, Caps, MapLimits, Resource},
+    plan::Rank,
+};
 
 /// Who has a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,54 +26,20 @@ impl Scope {
     }
 }
 
-/// How much of something.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cap {
-    #[default]
-    None,
-    /// One in so many of what the map holds.
-    Part(u32),
-    Count(u32),
-}
-
-/// How much of each [`Resource`], in their order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Caps([Cap; RESOURCES]);
-
-impl Caps {
-    /// The same part of each.
-    pub const fn part(of: u32) -> Self {
-        Self([Cap::Part(of); RESOURCES])
-    }
-
-    pub fn set(&mut self, resource: Resource, cap: Cap) {
-        self.0[resource as usize] = cap;
-    }
-
-    /// How much of a resource.
-    pub fn get(&self, resource: Resource) -> Cap {
-        self.0[resource as usize]
-    }
-
-    /// What they come to, of so much of each.
-    fn resolve(self, of: Amounts) -> Amounts {
-        std::array::from_fn(|resource| match self.0[resource] {
-            Cap::None => u32::MAX,
-            Cap::Part(part) => of[resource] / part.max(1),
-            Cap::Count(count) => count,
-        })
-    }
-}
-
-/// What a Service and a namespace may have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    pub service: Caps,
-    pub namespace: Caps,
-}
-
 /// So much of each resource.
-type Amounts = [u32; RESOURCES];
+type Amounts = [u32; Resource::ALL.len()];
+
+/// What limits come to, where there is so much of each resource.
+fn resolve(caps: Caps, of: Amounts) -> Amounts {
+    Resource::ALL.map(|resource| {
+        let of = of[resource as usize];
+        match caps.get(resource) {
+            Cap::None => u32::MAX,
+            Cap::Part(part) => of / part.max(1),
+            Cap::Count(count) => count,
+        }
+    })
+}
 
 /// Who has how much.
 #[derive(Debug)]
@@ -120,11 +51,11 @@ pub struct Budget {
 
 impl Budget {
     /// Nobody has anything yet; `sizes` are what the maps have of each resource.
-    pub fn new(limits: Limits, sizes: Amounts) -> Self {
+    pub fn new(limits: MapLimits, sizes: Amounts) -> Self {
         Self {
             limits: [
-                limits.service.resolve(sizes),
-                limits.namespace.resolve(sizes),
+                resolve(limits.service, sizes),
+                resolve(limits.namespace, sizes),
             ],
             services: HashMap::new(),
             namespaces: HashMap::new(),

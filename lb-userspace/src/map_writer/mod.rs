@@ -47,14 +47,14 @@ use self::{
     tables::LookupTables,
 };
 pub use self::{
-    budget::{Cap, Caps, Limits, Resource, Scope},
+    budget::Scope,
     frontends::{Purpose, Reserved},
     refusal::{NotProgrammed, Reason},
     roster::{Counts, Roster},
     settings::Settings,
 };
 use crate::{
-    config::Config,
+    config::{Config, MapLimits},
     plan::{Plan, ServicePortName},
 };
 
@@ -69,7 +69,7 @@ pub struct NodeFacts {
     /// sets of endpoints and do not need the tables.
     pub maglev_rows: u32,
     /// What one Service and one namespace may have; counts from when the map writer starts.
-    pub limits: Limits,
+    pub limits: MapLimits,
 }
 
 impl NodeFacts {

@@ -6,11 +6,8 @@ use lb_datapath::maps::WriteError;
 use lb_objects::{IpFamily, ObjectName};
 use thiserror::Error;
 
-use super::{
-    budget::{Resource, Scope},
-    frontends::Purpose,
-};
-use crate::plan::FrontendKind;
+use super::{budget::Scope, frontends::Purpose};
+use crate::{config::Resource, plan::FrontendKind};
 
 /// Why a service port is not, or not completely, in the maps. What was there before stays in force,
 /// but for endpoints that have gone.

@@ -18,13 +18,16 @@ use lb_common::{
 use lb_objects::{Algorithm, TrafficPolicy};
 
 use super::{
-    Key, MapWriter, NodeFacts, NotProgrammed, Resource, Scope,
+    Key, MapWriter, NodeFacts, NotProgrammed, Scope,
     frontends::{Claimant, claims},
     parts::Parts,
     reserve,
     tables::NO_TABLE,
 };
-use crate::plan::{EndpointClass, Frontend, FrontendKind, Plan, Rank, TopologyMode};
+use crate::{
+    config::Resource,
+    plan::{EndpointClass, Frontend, FrontendKind, Plan, Rank, TopologyMode},
+};
 
 /// In what order a service port's addresses get room: what it cannot be without goes first.
 const KINDS: [FrontendKind; 4] = [
@@ -199,8 +202,8 @@ impl MapWriter {
         }
     }
 
-    /// Makes the addresses that lead to a service port those claimed, once they are flushed: of each
-    /// kind all of them, or those that it has already if the rest is over a limit.
+    /// Makes the addresses that lead to a service port those claimed, once they are flushed: of
+    /// each kind all of them, or those that it has already if the rest is over a limit.
     fn claim(
         &mut self,
         key: &Key,
@@ -211,7 +214,8 @@ impl MapWriter {
             return Ok(());
         };
         let same_claimant = current.claimant.as_ref().is_some_and(|c| c.rank == rank);
-        // As long as only endpoints change, the addresses are not even looked at: they are the same.
+        // As long as only endpoints change, the addresses are not even looked at: they are the
+        // same.
         if same_claimant && current.frontends == *wanted {
             return Ok(());
         }
@@ -366,8 +370,8 @@ impl MapWriter {
                 .all(|(have, want)| abi::Endpoint { id: 0, ..*have } == *want)
     }
 
-    /// Finds numbers for everything in a plan, those `known` for the endpoints; what is taken for it
-    /// is noted in `taken`.
+    /// Finds numbers for everything in a plan, those `known` for the endpoints; what is taken for
+    /// it is noted in `taken`.
     fn number(
         &mut self,
         key: &Key,
@@ -523,8 +527,8 @@ impl MapWriter {
         Ok(acquired?)
     }
 
-    /// Whether a service port may have its source ranges. All ports of a Service have the same ones,
-    /// and what it has now goes once they all have them.
+    /// Whether a service port may have its source ranges. All ports of a Service have the same
+    /// ones, and what it has now goes once they all have them.
     fn allows_ranges(&self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
         let ranges = &plan.source_ranges;
         let present = self.programmed[key].content.source_set;

@@ -3,54 +3,16 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
-    fmt,
     mem::take,
-    num::NonZeroU32,
-    str::FromStr,
 };
 
 use lb_objects::{ObjectName, Protocol};
 
 use super::kernel::ServiceTraffic;
+use crate::config::ServiceSeries;
 
 /// `service` of what all others together have, with an empty `namespace`, which no Service has.
 const OTHER: &str = "other";
-
-/// How many service ports have metrics of their own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ServiceSeries {
-    #[default]
-    All,
-    /// None, and no sum of them either: nothing is read.
-    Off,
-    /// So many, and the sum of the others.
-    Limit(NonZeroU32),
-}
-
-impl FromStr for ServiceSeries {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "all" => Ok(Self::All),
-            "off" => Ok(Self::Off),
-            number => match number.parse() {
-                Ok(limit) => Ok(Self::Limit(limit)),
-                Err(_) => Err("write `all`, `off` or a number of service ports from 1 on"),
-            },
-        }
-    }
-}
-
-impl fmt::Display for ServiceSeries {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All => f.write_str("all"),
-            Self::Off => f.write_str("off"),
-            Self::Limit(limit) => limit.fmt(f),
-        }
-    }
-}
 
 /// A service port, both families together.
 type Port = (ObjectName, String, Protocol);

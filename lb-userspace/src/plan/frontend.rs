@@ -19,25 +19,14 @@ pub struct Frontend {
     pub address: SocketAddr,
 }
 
-/// The port of DNS, where a cluster's DNS Service is asked.
-const DNS_PORT: u16 = 53;
-
-/// The ClusterIP of a service port, if the node itself answers there: a DNS cache on each node
-/// (NodeLocal DNSCache) has the ClusterIP of the cluster's DNS on a device of the node's. It keeps
-/// kube-proxy away from port 53 by rules of its own (NOTRACK), and from no other port: metrics of the
-/// cluster's DNS, say, go on being asked through the Service.
+/// The ClusterIP of a service port, if the node itself answers there.
 pub(super) fn left_to_node(
     cluster_ip: IpAddr,
     port: &ServicePort,
     node: &LocalNode,
 ) -> Option<SocketAddr> {
-    let is_left = port.port == DNS_PORT && node.holds(cluster_ip);
-    is_left.then(|| SocketAddr::new(cluster_ip, port.port))
-}
-
-/// Whether what the node holds may decide about a Service's frontends: see [`left_to_node`].
-pub(super) fn may_be_left_to_node(service: &Service) -> bool {
-    service.ports.iter().any(|port| port.port == DNS_PORT)
+    let address = SocketAddr::new(cluster_ip, port.port);
+    node.answers_at(address).then_some(address)
 }
 
 /// The frontends of one family: cluster IP first, no address twice.

@@ -1,14 +1,20 @@
 //! What the planner knows about this node, computed once instead of per Service.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use ipnet::IpNet;
 use lb_objects::{Endpoint, IpFamily, Node, ObjectName, Service};
 
-use super::{Rank, frontend::may_be_left_to_node};
+use super::Rank;
 
 /// The node label that names the node's zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+
+/// The port of DNS, where a cluster's DNS Service is asked.
+const DNS_PORT: u16 = 53;
 
 /// Cluster-wide settings that change plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +28,8 @@ pub struct PlanOptions {
     /// Gate `PreferSameTrafficDistribution`: without it node hints are not looked at. Kubernetes
     /// 1.35 and later always have it on.
     pub honour_node_hints: bool,
-    /// Services that are [essential](super::Importance::Essential) besides the API server's and DNS.
+    /// Services that are [essential](super::Importance::Essential) besides the API server's and
+    /// DNS.
     pub essential: Vec<ObjectName>,
 }
 
@@ -116,10 +123,14 @@ impl LocalNode {
         &self.node_port_addresses
     }
 
-    /// Whether the node has this address on a device of its own. Loopback and link-local addresses do
-    /// not count.
-    pub fn holds(&self, address: IpAddr) -> bool {
-        self.held.contains(&address)
+    /// Whether the node itself answers at this address of a Service's: a DNS cache on each node
+    /// (NodeLocal DNSCache) has the ClusterIP of the cluster's DNS on a device of the node's. It
+    /// keeps kube-proxy away from port 53 by rules of its own (NOTRACK), and from no other port:
+    /// metrics of the cluster's DNS, say, go on being asked through the Service.
+    ///
+    /// Loopback and link-local addresses of the node do not count.
+    pub fn answers_at(&self, address: SocketAddr) -> bool {
+        address.port() == DNS_PORT && self.held.contains(&address.ip())
     }
 
     /// Whose plans may differ on a node that is not this one any more but `after`.
@@ -170,7 +181,8 @@ pub struct Concerned {
     pub node_ports: bool,
     /// Those with source ranges, which may hold the node's IP.
     pub source_ranges: bool,
-    /// Those with one of these as ClusterIP that may be left to the node.
+    /// Those with one of these as ClusterIP that the node may answer at: see
+    /// [`LocalNode::answers_at`].
     pub cluster_ips: Vec<IpAddr>,
 }
 
@@ -181,6 +193,7 @@ impl Concerned {
 
     pub fn concerns(&self, service: &Service) -> bool {
         let has_node_port = || service.ports.iter().any(|port| port.node_port != 0);
+        let has_dns_port = || service.ports.iter().any(|port| port.port == DNS_PORT);
         let has_cluster_ip = || {
             let mut addresses = self.cluster_ips.iter();
             addresses.any(|address| service.cluster_ips.contains(address))
@@ -188,7 +201,7 @@ impl Concerned {
         self.all
             || self.node_ports && has_node_port()
             || self.source_ranges && !service.load_balancer_source_ranges.is_empty()
-            || may_be_left_to_node(service) && has_cluster_ip()
+            || has_dns_port() && has_cluster_ip()
     }
 }
 

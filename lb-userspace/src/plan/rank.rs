@@ -60,8 +60,8 @@ pub fn is_api_server(name: &ObjectName) -> bool {
     (name.namespace.as_str(), name.name.as_str()) == API_SERVER
 }
 
-/// Whether a Service is the cluster's DNS. By what it serves: its name and its labels differ between
-/// distributions.
+/// Whether a Service is the cluster's DNS. By what it serves: its name and its labels differ
+/// between distributions.
 fn is_cluster_dns(service: &Service) -> bool {
     let serves = |protocol| {
         let mut ports = service.ports.iter();

@@ -6,9 +6,7 @@ pub mod dir;
 pub mod health;
 
 use std::{
-    fmt,
     future::Future,
-    path::PathBuf,
     pin::Pin,
     time::{Instant, SystemTime},
 };
@@ -61,53 +59,4 @@ pub enum Event {
     EndpointsChanged { slice: ObjectName, at: SystemTime },
     /// Everything that existed at the start has been applied.
     Synced,
-}
-
-/// A source in the form of the flag: `kubernetes` or `dir:PATH`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum SourceSpec {
-    /// The API server, see [`api`].
-    #[default]
-    Kubernetes,
-    /// A directory of manifests, see [`dir`].
-    Dir(PathBuf),
-}
-
-impl fmt::Display for SourceSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kubernetes => f.write_str("kubernetes"),
-            Self::Dir(path) => write!(f, "dir:{}", path.display()),
-        }
-    }
-}
-
-impl std::str::FromStr for SourceSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            None if text == "kubernetes" => Ok(Self::Kubernetes),
-            Some(("dir", path)) if !path.is_empty() => Ok(Self::Dir(path.into())),
-            _ => Err(format!(
-                "{text:?} is not a source: write kubernetes or dir:PATH"
-            )),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sources_are_named_by_scheme() {
-        let dir = SourceSpec::Dir("/etc/node:lb".into());
-        assert_eq!("dir:/etc/node:lb".parse(), Ok(dir));
-        assert_eq!("kubernetes".parse(), Ok(SourceSpec::Kubernetes));
-        for bad in ["", "dir:", "/etc/node-lb", "api:", "kubernetes:"] {
-            let error = bad.parse::<SourceSpec>().unwrap_err();
-            assert!(error.contains("write kubernetes or dir:PATH"), "{error}");
-        }
-    }
 }

@@ -3,10 +3,11 @@
 use std::{fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use node_lb::{
+    config::ApiAccess,
     metrics::Metrics,
     source::{
         Batch, Event, Source as _,
-        api::{Access, ApiServers, ApiSource},
+        api::{ApiServers, ApiSource},
         health::SourceHealth,
     },
 };
@@ -45,7 +46,7 @@ impl Client {
         fs::write(files.path().join("token"), "old").unwrap();
         fs::write(files.path().join("ca.crt"), authority).unwrap();
         let kubeconfig = write_kubeconfig(&files, url);
-        let access = Access {
+        let access = ApiAccess {
             kubeconfig: Some(kubeconfig),
             master: None,
         };
@@ -256,13 +257,13 @@ async fn changed_address_is_read_again() {
 
 #[tokio::test]
 async fn configuration_that_cannot_work_is_refused_at_once() {
-    let missing = Access {
+    let missing = ApiAccess {
         kubeconfig: Some("/does/not/exist".into()),
         master: None,
     };
     for (access, expected) in [
         (missing, "/does/not/exist"),
-        (Access::default(), "--kubeconfig"),
+        (ApiAccess::default(), "--kubeconfig"),
     ] {
         let opened = ApiSource::open(access, "node-1", Metrics::new().api).await;
         let error = opened.err().expect("an error");

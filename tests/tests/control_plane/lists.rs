@@ -12,11 +12,9 @@ use lb_tests::{
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use node_lb::{
+    config::ApiAccess,
     metrics::Metrics,
-    source::{
-        Event, Source as _,
-        api::{Access, ApiSource},
-    },
+    source::{Event, Source as _, api::ApiSource},
 };
 use serde_json::json;
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
@@ -116,7 +114,7 @@ fn restart_together(cluster: &Cluster, expected: [(&str, usize); 2]) {
     let everyone = async move {
         let mut agents = JoinSet::new();
         for number in 0..AGENTS {
-            let access = Access {
+            let access = ApiAccess {
                 kubeconfig: Some(kubeconfig.clone()),
                 master: None,
             };

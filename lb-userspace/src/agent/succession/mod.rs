@@ -123,8 +123,8 @@ pub async fn enter(
     }
 }
 
-/// Waits until the place is free again; `sockets` are those on which this agent has listened. `None`
-/// if the process is to end.
+/// Waits until the place is free again; `sockets` are those on which this agent has listened.
+/// `None` if the process is to end.
 ///
 /// # Errors
 ///

@@ -19,8 +19,8 @@ use crate::{
     health::service::ServiceHealthServers,
 };
 
-/// How long an agent that is told to stop waits for the next one to serve: less than the ten seconds
-/// that its pod has.
+/// How long an agent that is told to stop waits for the next one to serve: less than the ten
+/// seconds that its pod has.
 const FAREWELL: Duration = Duration::from_secs(8);
 /// How long those who are connected then have for their answers.
 const LAST: Duration = Duration::from_secs(1);
@@ -105,7 +105,8 @@ impl Retired {
                     return Ok(Next::End);
                 }
                 () = sleep(LOOK), if end.is_none() => {
-                    // A standby that is gone leaves the lock; one that hangs may never have taken it.
+                    // A standby that is gone leaves the lock; one that hangs may never have taken
+                    // it.
                     let late = begun.elapsed() > HANDOVER;
                     if (!is_there || late) && let Some(lock) = Lock::try_take(root)? {
                         tracing::warn!("the agent that was to take over has not; going on");

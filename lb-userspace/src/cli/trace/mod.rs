@@ -22,9 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Show what the data plane decides about live packets, step by step
 ///
-/// For as long as it runs, programs that log take the place of the node's ordinary ones, which costs
-/// each packet some time. It ends at its limits, and when this command ends. One block is one look at
-/// a packet by one hook: a packet that XDP leaves to TC comes twice.
+/// For as long as it runs, programs that log take the place of the node's ordinary ones, which
+/// costs each packet some time. It ends at its limits, and when this command ends. One block is one
+/// look at a packet by one hook: a packet that XDP leaves to TC comes twice.
 #[derive(Args, Debug)]
 pub struct Command {
     /// Only connections of clients in this network, with this port

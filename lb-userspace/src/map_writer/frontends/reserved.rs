@@ -1,5 +1,5 @@
-//! Addresses that Services do not get: those at which this node reaches the API server, and those at
-//! which the agent itself listens.
+//! Addresses that Services do not get: those at which this node reaches the API server, and those
+//! at which the agent itself listens.
 //!
 //! Whoever may create Services can name any address as an externalIP, or have it as a load balancer
 //! IP. With one of these, a tenant would get the probes of the node's health, or cut the agent off
@@ -103,8 +103,8 @@ impl Reserved {
         self.sockets.get(address).or(of_port).copied()
     }
 
-    /// Addresses that may be reserved for something else in `other`. The work is proportional to the
-    /// difference.
+    /// Addresses that may be reserved for something else in `other`. The work is proportional to
+    /// the difference.
     pub(super) fn differing(&self, other: &Self) -> BTreeSet<SocketAddr> {
         let mut differing = BTreeSet::new();
         for (one, another) in [(self, other), (other, self)] {

@@ -141,7 +141,7 @@ impl Room {
         }
     }
 
-    /// An address waits no more.
+    /// Takes an address out of those that wait.
     pub fn leave(&mut self, address: &Address) {
         let Some(group) = self.groups.remove(address) else {
             return;

@@ -1,7 +1,10 @@
 //! Who gets room in maps that are short of it, and who gets an address that several claim.
 
 use super::*;
-use crate::map_writer::{Cap, Caps, NotProgrammed, Purpose, Reserved, Resource, Scope};
+use crate::{
+    config::{Cap, Caps, MapLimits, Resource},
+    map_writer::{NotProgrammed, Purpose, Reserved, Scope},
+};
 
 /// A Service with so many externalIPs.
 fn greedy(number: u8, externals: u8) -> Spec {
@@ -130,9 +133,9 @@ fn a_service_has_limits() {
     let mut service = Caps::default();
     service.set(Resource::Addresses, Cap::Count(11));
     service.set(Resource::Endpoints, Cap::Count(5));
-    let limits = Limits {
+    let limits = MapLimits {
         service,
-        ..Limits::default()
+        ..MapLimits::default()
     };
     let mut bench = Bench::limited(ROOMY, limits);
     bench.start(&[greedy(1, 20), greedy(2, 10), spec(3, 1..7)]);
@@ -162,7 +165,7 @@ fn source_ranges_are_limited_and_shared() {
     service.set(Resource::SourceRanges, Cap::Count(3));
     let mut namespace = Caps::default();
     namespace.set(Resource::SourceRanges, Cap::Count(5));
-    let limits = Limits { service, namespace };
+    let limits = MapLimits { service, namespace };
     let mut bench = Bench::limited(ROOMY, limits);
     let ranged = |number, sources: std::ops::Range<u8>| Spec {
         load_balancer: Some(number),
@@ -282,9 +285,9 @@ fn reserved_addresses_are_kept_from_services() {
 fn a_namespace_has_limits_but_not_for_essential_services() {
     let mut namespace = Caps::default();
     namespace.set(Resource::ServicePorts, Cap::Count(3));
-    let limits = Limits {
+    let limits = MapLimits {
         namespace,
-        ..Limits::default()
+        ..MapLimits::default()
     };
     let mut bench = Bench::limited(ROOMY, limits);
     let dns = Spec {

@@ -13,11 +13,14 @@ use lb_objects::{
 
 use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
 use super::{
-    Key, Limits, MapWriter, NodeFacts, Reason,
+    Key, MapWriter, NodeFacts, Reason,
     frontends::{Address, claims},
     maglev,
 };
-use crate::plan::{self, FrontendKind, Importance, LocalNode, Plan, PlanOptions, Rank};
+use crate::{
+    config::MapLimits,
+    plan::{self, FrontendKind, Importance, LocalNode, Plan, PlanOptions, Rank},
+};
 
 mod adoption;
 mod capacity;
@@ -205,10 +208,10 @@ struct Bench {
 
 impl Bench {
     fn new(sizes: Sizes) -> Self {
-        Self::limited(sizes, Limits::default())
+        Self::limited(sizes, MapLimits::default())
     }
 
-    fn limited(sizes: Sizes, limits: Limits) -> Self {
+    fn limited(sizes: Sizes, limits: MapLimits) -> Self {
         let kernel = Kernel::new(sizes);
         let facts = NodeFacts { limits, ..facts() };
         let writer = MapWriter::new(kernel.maps(), facts).unwrap();

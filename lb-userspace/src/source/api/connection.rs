@@ -25,6 +25,7 @@ use super::{
     servers::ApiServers,
     transport,
 };
+use crate::config::ApiAccess;
 
 /// Within such a time, at random, all agents look at new endpoints.
 const PROOF: Duration = Duration::from_secs(10);
@@ -34,16 +35,7 @@ const PROOF_AGAIN: Duration = Duration::from_secs(60);
 /// The environment variable from which a pod gets the API server's address.
 const HOST: &str = "KUBERNETES_SERVICE_HOST";
 
-/// What the operator configured about the API server. If nothing is configured, the pod's service
-/// account and environment are used, by the same rules as in kube-proxy.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
-    pub kubeconfig: Option<PathBuf>,
-    /// Address of the API server; it takes precedence over the kubeconfig's.
-    pub master: Option<hyper::Uri>,
-}
-
-impl Access {
+impl ApiAccess {
     /// The API server's host: a name or an address.
     ///
     /// # Errors
@@ -142,7 +134,7 @@ impl Reach {
 /// A client that is made anew when the API server cannot be reached or does not accept it any more.
 pub struct Connection {
     /// `None` if the client was given by the caller.
-    access: Option<Access>,
+    access: Option<ApiAccess>,
     servers: Arc<ApiServers>,
     current: Mutex<Generation>,
 }
@@ -158,12 +150,12 @@ pub struct Generation {
 }
 
 impl Connection {
-    /// Reads the configuration. The API server need not be there yet. What is known of its addresses
-    /// is kept in `servers`.
+    /// Reads the configuration. The API server need not be there yet. What is known of its
+    /// addresses is kept in `servers`.
     ///
     /// # Errors
     /// If there is no usable configuration.
-    pub async fn open(access: Access, servers: Arc<ApiServers>) -> anyhow::Result<Self> {
+    pub async fn open(access: ApiAccess, servers: Arc<ApiServers>) -> anyhow::Result<Self> {
         let (Reach { client, dialer }, fingerprint) = access.client(&servers).await?;
         Ok(Self {
             access: Some(access),

@@ -25,11 +25,16 @@ use tokio::{
 };
 use tower::{BoxError, Service, ServiceExt as _, service_fn};
 
-use super::{
-    servers::{ApiServers, Kind, Way},
-    transport::{CONNECT_TIMEOUT, PATIENCE, PROBE, QUIET},
-};
+use super::servers::{ApiServers, Kind, Way};
 
+/// How long a connection may take to come about.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// After so long without anything from the server it is asked whether it is there.
+pub const QUIET: Duration = Duration::from_secs(15);
+/// How long its answer may take; also how long what was sent may stay unacknowledged.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+/// Between two probes of TCP.
+const PROBE: Duration = Duration::from_secs(5);
 /// How long one way may take before the next one is tried beside it.
 const HEAD_START: Duration = Duration::from_secs(2);
 

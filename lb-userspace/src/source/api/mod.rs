@@ -2,10 +2,11 @@
 //! EndpointSlices and one for this Node.
 //!
 //! TLS, credentials and kubeconfigs are kube-rs's client's; the connection below that is
-//! `transport`'s and `dial`'s, one for everything where the server speaks HTTP/2. The reflectors are ours, because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503 is waited
-//! out and the same request repeated, down to the same page of a list; what happens on which
-//! failure is one table (`reflector::recovery`); lists are decoded while they arrive and dropped
-//! item by item; objects that cannot be decoded cost nobody else anything; every request is
+//! `transport`'s and `dial`'s, one for everything where the server speaks HTTP/2. The reflectors
+//! are ours, because what they promise is finer than `kube::runtime::watcher` offers: a 429 or 503
+//! is waited out and the same request repeated, down to the same page of a list; what happens on
+//! which failure is one table (`reflector::recovery`); lists are decoded while they arrive and
+//! dropped item by item; objects that cannot be decoded cost nobody else anything; every request is
 //! counted.
 //!
 //! Rules:
@@ -37,10 +38,10 @@ use std::sync::Arc;
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{Batch, Source, SourceFuture, health::SourceHealth};
-use crate::metrics::ApiMetrics;
+use crate::{config::ApiAccess, metrics::ApiMetrics};
 pub(crate) use backoff::{Backoff, up_to};
 use client::ApiClient;
-pub use connection::{Access, Connection};
+pub use connection::Connection;
 pub use failure::Failure;
 use reflector::Reflector;
 use resource::Resource;
@@ -60,7 +61,7 @@ impl ApiSource {
     ///
     /// # Errors
     /// If the configuration is missing or makes no sense.
-    pub async fn open(access: Access, node: &str, metrics: ApiMetrics) -> anyhow::Result<Self> {
+    pub async fn open(access: ApiAccess, node: &str, metrics: ApiMetrics) -> anyhow::Result<Self> {
         Self::open_with(access, Arc::default(), node, metrics).await
     }
 
@@ -69,7 +70,7 @@ impl ApiSource {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_with(
-        access: Access,
+        access: ApiAccess,
         servers: Arc<ApiServers>,
         node: &str,
         metrics: ApiMetrics,

@@ -8,8 +8,6 @@
 //! - Anything sent that is not acknowledged (`TCP_USER_TIMEOUT`).
 //! - Nothing sent: a TCP keepalive probe that is not acknowledged.
 
-use std::time::Duration;
-
 use anyhow::bail;
 use hyper_util::{
     client::legacy,
@@ -21,16 +19,7 @@ use kube::{
 };
 use tower::{BoxError, ServiceExt as _, util::option_layer};
 
-use super::dial::Dialer;
-
-/// How long a connection may take to come about.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// After so long without anything from the server it is asked whether it is there.
-pub const QUIET: Duration = Duration::from_secs(15);
-/// How long its answer may take; also how long what was sent may stay unacknowledged.
-pub const PATIENCE: Duration = Duration::from_secs(15);
-/// Between two probes of TCP.
-pub const PROBE: Duration = Duration::from_secs(5);
+use super::dial::{Dialer, PATIENCE, QUIET};
 
 /// How far an HTTP/2 server may be ahead with one answer.
 const STREAM_WINDOW: u32 = 1 << 20;

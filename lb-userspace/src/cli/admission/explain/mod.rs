@@ -38,7 +38,8 @@ pub struct Command {
     #[arg(long, value_name = "NAMESPACE/SERVICE[:PORT[/PROTOCOL]]")]
     to: Target,
 
-    /// Where the connection enters the node [default: pod if a Pod has the source address, else external]
+    /// Where the connection enters the node [default: pod if a Pod has the source address, else
+    /// external]
     #[arg(long, value_name = "KIND", value_enum)]
     ingress: Option<IngressKind>,
 

@@ -32,8 +32,8 @@ pub struct Command {
     #[command(flatten)]
     files: Files,
 
-    /// File of arrivals, one per line: t_ns,flow,hold_ns[,width[,level]], or a JSON object with these
-    /// names
+    /// File of arrivals, one per line: t_ns,flow,hold_ns[,width[,level]], or a JSON object with
+    /// these names
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
