@@ -60,8 +60,8 @@ fn the_agent_is_not_privileged() {
     }
 }
 
-/// With a pod more than usual on a node while it is updated, nothing may be what only one of them can
-/// have, and only the pod itself says whether it is ready.
+/// With a pod more than usual on a node while it is updated, nothing may be what only one of them
+/// can have, and only the pod itself says whether it is ready.
 #[test]
 fn an_update_runs_two_agents_on_a_node() {
     let objects = kustomize("base");

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 const BURST: u32 = 25;
 /// After the burst, an Event of a Service for each of these: client-go's limits for one object.
 const REFILL: Duration = Duration::from_secs(300);
-/// After the burst, a request of the agent's for each of these. client-go allows five a second: of a
-/// thousand nodes that would be five thousand, more than all else that an API server writes.
+/// After the burst, a request of the agent's for each of these. client-go allows five a second: of
+/// a thousand nodes that would be five thousand, more than all else that an API server writes.
 const REQUEST_REFILL: Duration = Duration::from_secs(10);
 /// Services remembered, as in client-go.
 const SERVICES: usize = 4096;

@@ -28,8 +28,8 @@ use super::{
 /// Connections of the node itself to one server that go last: probes of its kubelet, a Prometheus
 /// on it.
 const RESERVED: usize = 32;
-/// Connections that have been told to go and are not gone yet; beyond that nobody is let in, so that
-/// there are never more descriptors than the budget and these.
+/// Connections that have been told to go and are not gone yet; beyond that nobody is let in, so
+/// that there are never more descriptors than the budget and these.
 const LEAVING: usize = 64;
 
 /// Why a connection was closed.

@@ -17,9 +17,9 @@ const MOST_REMEMBERED: usize = 1024;
 /// Connections that are limited together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Caller {
-    /// This node: both ends have the same address, or the socket is a Unix one. Nobody else can have
-    /// that, because the kernel drops packets from outside that carry one of its own addresses. The
-    /// kubelet's probes come so.
+    /// This node: both ends have the same address, or the socket is a Unix one. Nobody else can
+    /// have that, because the kernel drops packets from outside that carry one of its own
+    /// addresses. The kubelet's probes come so.
     Node,
     /// One IPv4 address.
     V4(Ipv4Addr),

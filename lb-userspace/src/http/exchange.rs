@@ -128,9 +128,9 @@ impl Exchanges {
         }
     }
 
-    /// Since when the connection has waited for its client: to send a request, of which half does not
-    /// count, or to take an answer. While the server works on a request, since when it has, as an
-    /// error.
+    /// Since when the connection has waited for its client: to send a request, of which half does
+    /// not count, or to take an answer. While the server works on a request, since when it has, as
+    /// an error.
     pub(super) fn waiting_since(&self) -> Result<Instant, Instant> {
         let open = self.open();
         let mut since = Ok(open.idle_since);

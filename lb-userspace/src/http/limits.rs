@@ -6,8 +6,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections open at a time; for one more, another one goes (see
-    /// [`ConnectionBudget`](super::ConnectionBudget)). Once half of them are in use, new HTTP/1 ones
-    /// are closed after their first response instead of being kept alive.
+    /// [`ConnectionBudget`](super::ConnectionBudget)). Once half of them are in use, new HTTP/1
+    /// ones are closed after their first response instead of being kept alive.
     pub connections: usize,
     /// Connections of one caller, an IPv4 address or an IPv6 network of 64 bits; for one more,
     /// another one of its own goes. The node itself may have as many as the server.

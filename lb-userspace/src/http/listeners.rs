@@ -1,7 +1,7 @@
 //! The TCP sockets on which the agent listens, and how another process goes on with the same ones.
 //!
-//! A socket listens as long as any process has a descriptor of it. While one process stops accepting
-//! and another one starts, clients wait in the socket's queue: nobody is refused.
+//! A socket listens as long as any process has a descriptor of it. While one process stops
+//! accepting and another one starts, clients wait in the socket's queue: nobody is refused.
 
 use std::{
     collections::BTreeMap,

@@ -21,8 +21,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// The log says so at most once in such a time.
 const ACCEPT_WARNING: Duration = Duration::from_secs(60);
 
-/// A running server. Dropping it closes the listener, in this process, and cuts all connections soon
-/// afterwards; to know when that is done, use [`Server::close`].
+/// A running server. Dropping it closes the listener, in this process, and cuts all connections
+/// soon afterwards; to know when that is done, use [`Server::close`].
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,

@@ -54,8 +54,8 @@ impl Stack {
         }
     }
 
-    /// Serves `handler`, inside all layers, on `listener`, which must be non-blocking. `server` names
-    /// it in metrics and logs.
+    /// Serves `handler`, inside all layers, on `listener`, which must be non-blocking. `server`
+    /// names it in metrics and logs.
     ///
     /// # Errors
     ///

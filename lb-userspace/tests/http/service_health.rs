@@ -240,8 +240,8 @@ fn health(name: &str, family: IpFamily, port: u16, local_endpoints: usize) -> Se
 
 /// A port that is free on every address of both families.
 ///
-/// It is none that Linux gives a client: clients of the tests beside this one, a thousand of them at
-/// times, would take it on one address or another. Each process begins with other ports.
+/// It is none that Linux gives a client: clients of the tests beside this one, a thousand of them
+/// at times, would take it on one address or another. Each process begins with other ports.
 fn free_port() -> u16 {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     const PORTS: u32 = 10_000;

@@ -35,8 +35,8 @@ const PREFIX: &str = "node-lb-limit-";
 const PERIOD: u64 = 100_000;
 
 impl Limit {
-    /// Limits a process of a lab. `name` distinguishes the limits of one kind that are in force there
-    /// at the same time.
+    /// Limits a process of a lab. `name` distinguishes the limits of one kind that are in force
+    /// there at the same time.
     ///
     /// # Errors
     ///

@@ -24,8 +24,8 @@ const TAKES_OVER: &[&str] = &["--xdp-mode=native", "--take-over"];
 /// Waits until that one stops.
 const WAITS: &[&str] = &["--xdp-mode=native"];
 
-/// As a DaemonSet with `maxSurge` does it: the next agent takes over, and only when it is ready, the
-/// one before is told to stop. Endpoints change meanwhile.
+/// As a DaemonSet with `maxSurge` does it: the next agent takes over, and only when it is ready,
+/// the one before is told to stop. Endpoints change meanwhile.
 #[test]
 fn a_rolling_update_leaves_no_probe_without_an_answer() {
     let (mut ground, mut web) = ground(Policy::Local);

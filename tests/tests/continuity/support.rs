@@ -184,8 +184,8 @@ impl Idle {
 
 /// Starts agents of another build beside those that run, then ends the old ones.
 ///
-/// The agents before have the ten seconds of their pods: they answer until the next ones have loaded
-/// their programs on all nodes.
+/// The agents before have the ten seconds of their pods: they answer until the next ones have
+/// loaded their programs on all nodes.
 pub fn take_over(ground: &mut Balanced, build: &Path) {
     let first = mem::take(&mut ground.agents);
     ground.launch_agents_of(build).unwrap();

@@ -1,5 +1,5 @@
-//! No object can take the API server away from an agent: neither a Service that claims its address, nor
-//! wrong endpoints of its own Service.
+//! No object can take the API server away from an agent: neither a Service that claims its address,
+//! nor wrong endpoints of its own Service.
 
 use std::{fs, net::SocketAddr};
 

@@ -21,8 +21,8 @@ const NEIGHBOUR: u8 = 2;
 /// In a table that is half full, about one new flow in 50,000 finds its places taken. So none of
 /// these few connections does.
 const GOOD: usize = 20;
-/// Connections that fail in a row where a Service has reached its share. One alone may be a SYN that
-/// a busy machine has lost.
+/// Connections that fail in a row where a Service has reached its share. One alone may be a SYN
+/// that a busy machine has lost.
 const TRIES: usize = 3;
 /// Closed flows end after five seconds, and the agent notices that within some more.
 const FORGOTTEN: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! A DNS cache on the node (NodeLocal DNSCache), which has the ClusterIP of the cluster's DNS itself:
-//! before, while it is there, and after.
+//! A DNS cache on the node (NodeLocal DNSCache), which has the ClusterIP of the cluster's DNS
+//! itself: before, while it is there, and after.
 
 use std::net::{IpAddr, SocketAddr};
 

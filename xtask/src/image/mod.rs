@@ -51,8 +51,8 @@ pub fn default_archive(workspace: &Workspace) -> PathBuf {
     workspace.target.join(format!("node-lb-{}.tar", version()))
 }
 
-/// The image's name as container runtimes know it, with the workspace's version. In the namespace of
-/// images that are only on the machine: nobody can push one of that name to a registry.
+/// The image's name as container runtimes know it, with the workspace's version. In the namespace
+/// of images that are only on the machine: nobody can push one of that name to a registry.
 pub fn name() -> String {
     format!("localhost/node-lb:{}", version())
 }

@@ -63,8 +63,8 @@ fn the_index_has_every_distribution() {
     }
 }
 
-/// The chart's schema knows the values of each page. (The settings in `config` are the agent's, whose
-/// tests read these pages as well.)
+/// The chart's schema knows the values of each page. (The settings in `config` are the agent's,
+/// whose tests read these pages as well.)
 #[test]
 fn values_on_the_pages_are_the_charts() {
     let (_, schema) = chart();

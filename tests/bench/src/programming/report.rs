@@ -189,7 +189,8 @@ impl Programming {
     }
 }
 
-/// What changes took, a row for each name and number of services, under the heads `name` and `number`.
+/// What changes took, a row for each name and number of services, under the heads `name` and
+/// `number`.
 fn table_of_changes<'a>(
     title: &str,
     [name, number]: [&str; 2],
