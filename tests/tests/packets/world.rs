@@ -141,7 +141,7 @@ impl World {
     ) -> u64 {
         let ifindex = scene::index(device);
         let run = |at: At| {
-            let program = self.programs.get_program(at);
+            let program = self.programs.program(at);
             let mut frames = 0;
             while let Some(frame) = next() {
                 test_run(program, at, ifindex, &frame, 0);
@@ -164,7 +164,7 @@ impl World {
     pub fn run_as(&mut self, at: At, device: &str, frame: &[u8], gso_size: u32) -> Outcome {
         let tracing = self.tracing.as_ref();
         let program = tracing.and_then(|(tracing, _)| tracing.tested(at.program()));
-        let program = program.unwrap_or_else(|| self.programs.get_program(at));
+        let program = program.unwrap_or_else(|| self.programs.program(at));
         let (value, output) = test_run(program, at, scene::index(device), frame, gso_size);
         Outcome {
             action: Action::of(at, value),

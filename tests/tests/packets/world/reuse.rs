@@ -104,7 +104,7 @@ impl Programs {
     }
 
     /// A program, to test.
-    pub fn get_program(&self, at: At) -> &Program {
+    pub fn program(&self, at: At) -> &Program {
         match &self.programs {
             Kept::Own(loaded) => loaded.tested(at.program()).unwrap(),
             Kept::Shared(programs) => &programs[at.program()],
@@ -204,7 +204,7 @@ fn programs_go_from_test_to_test_and_what_they_know_does_not() {
             |world| {
                 // What one of them left would be answered for by the other's services.
                 oracle::compare(world, 0);
-                let id = |at| world.programs.get_program(at).info().unwrap().id();
+                let id = |at| world.programs.program(at).info().unwrap().id();
                 ids = At::ALL.map(id).to_vec();
             },
         );
