@@ -21,13 +21,14 @@ pub fn programs() -> Vec<&'static str> {
     programs
 }
 
-/// Loads programs, as one start of an agent. They are not those of an earlier start.
+/// Loads some programs and all maps, as one start of an agent. They are not the programs of an
+/// earlier start. The verifier takes its time for each, much of it in an emulated machine.
 ///
 /// # Panics
 ///
 /// If the kernel refuses them.
-pub fn start(pins: &Pins) -> Loaded {
-    load(OBJECT, pins, &programs(), &Settings::default()).unwrap()
+pub fn start(pins: &Pins, programs: &[&str]) -> Loaded {
+    load(OBJECT, pins, programs, &Settings::default()).unwrap()
 }
 
 /// Id of a program in the kernel.

@@ -61,7 +61,7 @@ fn jiffies_are_the_kernels() {
 fn flows_in_the_kernels_tables_are_ended() {
     let root = PinRoot::new();
     let pins = root.pins(programs::VERSION);
-    let loaded = programs::start(&pins);
+    let loaded = programs::start(&pins, &[]);
     let v4: MappedArray<Flow<Ip4>> = MappedArray::new(&loaded.map("FLOWS4").unwrap()).unwrap();
     let v6: MappedArray<Flow<Ip6>> = MappedArray::new(&loaded.map("FLOWS6").unwrap()).unwrap();
     let rate = TickRate::of_kernel();

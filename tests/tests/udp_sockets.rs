@@ -120,7 +120,7 @@ fn the_map_says_which_sockets_have_a_stale_endpoint() {
     const OTHER: u32 = 8;
     let root = PinRoot::new();
     let pins = root.pins(programs::VERSION);
-    let loaded = programs::start(&pins);
+    let loaded = programs::start(&pins, &[]);
     let map = BatchMap::<SocketKey, Socket>::new(&loaded.map("SOCKETS").unwrap()).unwrap();
 
     Namespace::new().run(move || {

@@ -60,7 +60,10 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
         return Verdict::drop(way.reason());
     }
     match rewrite::translate_error(frame, network, &work.tuple, quoted.get(), flow) {
-        Some(()) => go(tables, frame, network, work, record, way, Reason::IcmpError),
+        Some(()) => {
+            let way = way.settled(&mut work.memory);
+            go(tables, frame, network, work, record, way, Reason::IcmpError)
+        }
         None => Verdict::drop(Reason::NotWritable),
     }
 }

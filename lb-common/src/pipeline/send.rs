@@ -10,6 +10,7 @@ use crate::{
         hop::{self, Hop, hop_flag},
     },
     frame::Frame,
+    opaque::settled,
     parse::{Fragment, Network},
     rewrite,
     tables::{NextHop, Tables},
@@ -58,6 +59,7 @@ pub(super) fn send<A: Address, T: Tables<A>, F: Frame>(
 }
 
 /// How a packet of a flow goes on from an ingress hook.
+#[repr(u64)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// Through the host's stack.
@@ -80,6 +82,23 @@ pub(super) enum Way {
 }
 
 impl Way {
+    /// Returns its argument, which must be one of the ways by which [`go`] sends packets on. The
+    /// verifier no longer knows which one.
+    ///
+    /// Linux 6.1 needs this after a call of another function. Its verifier then forgets that what
+    /// follows depends on the ways that led there. It looks at one of them, and removes the code
+    /// that only the others need.
+    #[inline(always)]
+    pub(super) fn settled(self, room: &mut u64) -> Self {
+        const HOP: u64 = Way::Hop as u64;
+        const DEVICE: u64 = Way::Device as u64;
+        match settled(self as u64, room) {
+            HOP => Self::Hop,
+            DEVICE => Self::Device,
+            _ => Self::Stack,
+        }
+    }
+
     /// The verdict on a packet that goes nowhere from here and gets no answer.
     #[inline(always)]
     pub(super) fn stop(self) -> Option<Verdict> {

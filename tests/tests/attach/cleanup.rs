@@ -41,7 +41,7 @@ fn cgroup_programs_are_replaced_in_their_links() {
     let (first, second) = (TestCgroup::new("first"), TestCgroup::new("second"));
     let attacher = Attacher::new(&pins, TcFlavor::detect());
     let attach = |cgroup: &TestCgroup| {
-        let mut loaded = start(&pins);
+        let mut loaded = start(&pins, &SocketHook::ALL.map(SocketHook::name));
         let cgroup = Cgroup::open(&cgroup.0).unwrap();
         SocketHook::ALL.map(|hook| {
             let program = loaded.program(hook.name()).unwrap();
@@ -75,7 +75,7 @@ fn cleanup_leaves_nothing_of_ours_and_all_of_others() {
     near.run({
         let (pins, program) = (theirs.pins(VERSION), program.clone());
         move || {
-            let mut foreign = start(&pins);
+            let mut foreign = start(&pins, &["tc_ingress"]);
             let classifier = foreign.program_mut("tc_ingress").unwrap();
             classifier.pin(program).unwrap();
         }
@@ -100,7 +100,8 @@ fn cleanup_leaves_nothing_of_ours_and_all_of_others() {
         TcFlavor::Clsact => (2, 3),
     };
     let removed = near.run(move || {
-        let loaded = start(&pins);
+        let programs = [XDP_PROGRAM, "tc_ingress", "tc_egress", "connect4"];
+        let loaded = start(&pins, &programs);
         let maps = pins.maps().unwrap().len();
         let best = Attacher::new(&pins, TcFlavor::detect());
         let program = |name| loaded.program(name).unwrap();

@@ -18,6 +18,8 @@ use lb_tests::{
 use crate::traffic::{cable, lossless};
 
 const REPLACEMENTS: usize = 100;
+/// The programs for TC, of either direction.
+const TC: [&str; 2] = [Direction::Ingress.program(), Direction::Egress.program()];
 
 /// The TC flavors that this kernel supports.
 fn flavors() -> Vec<TcFlavor> {
@@ -36,7 +38,7 @@ fn native_xdp_is_replaced_under_load_without_loss() {
     let root = PinRoot::new();
     let pins = root.pins(VERSION);
     let (pins, mut generations) = near.run(move || {
-        let generations = [start(&pins), start(&pins)];
+        let generations = [start(&pins, &[XDP_PROGRAM]), start(&pins, &[XDP_PROGRAM])];
         let program = generations[0].program(XDP_PROGRAM).unwrap();
         let first = Attacher::new(&pins, TcFlavor::detect()).xdp(index, program, XdpMode::Native);
         assert_eq!(
@@ -84,7 +86,7 @@ fn tc_is_replaced_under_load_without_loss() {
             })
         };
         let (pins, generations) = near.run(move || {
-            let generations = [start(&pins), start(&pins)];
+            let generations = [start(&pins, &TC), start(&pins, &TC)];
             let first = attach(&Attacher::new(&pins, flavor), &generations[0]);
             assert_eq!(first, [false, false], "{flavor:?}");
             (pins, generations)
@@ -121,7 +123,7 @@ fn without_native_xdp_the_generic_kind_is_used_and_said() {
     let root = PinRoot::new();
     let pins = root.pins(VERSION);
     host.run(move || {
-        let loaded = start(&pins);
+        let loaded = start(&pins, &[XDP_PROGRAM]);
         let program = loaded.program(XDP_PROGRAM).unwrap();
         let attacher = Attacher::new(&pins, TcFlavor::detect());
         let attachment = attacher.xdp(index, program, XdpMode::Native).unwrap();
@@ -149,7 +151,7 @@ fn a_mode_that_is_no_longer_allowed_is_left() {
     let root = PinRoot::new();
     let pins = root.pins(VERSION);
     near.run(move || {
-        let loaded = start(&pins);
+        let loaded = start(&pins, &[XDP_PROGRAM]);
         let program = loaded.program(XDP_PROGRAM).unwrap();
         let attacher = Attacher::new(&pins, TcFlavor::detect());
         let mode = |best| attacher.xdp(index, program, best).unwrap().mode;
@@ -166,14 +168,14 @@ fn the_xdp_program_of_somebody_else_stays() {
     let (theirs, ours) = (PinRoot::new(), PinRoot::new());
     let (their_pins, our_pins) = (theirs.pins(VERSION), ours.pins(VERSION));
     near.run(move || {
-        let mut foreign = start(&their_pins);
+        let mut foreign = start(&their_pins, &[XDP_PROGRAM]);
         let link = Link::create(
             foreign.program(XDP_PROGRAM).unwrap(),
             AttachPoint::XdpNative { ifindex: index },
         )
         .unwrap();
 
-        let loaded = start(&our_pins);
+        let loaded = start(&our_pins, &[XDP_PROGRAM]);
         let attachment = Attacher::new(&our_pins, TcFlavor::detect())
             .xdp(index, loaded.program(XDP_PROGRAM).unwrap(), XdpMode::Native)
             .unwrap();
@@ -202,7 +204,7 @@ fn a_device_made_again_under_its_name_and_index_gets_a_new_link() {
     let make = "link add veth1 index 77 type veth peer name veth2";
     host.ip(make);
     let pins = host.run(move || {
-        let loaded = start(&pins);
+        let loaded = start(&pins, &[XDP_PROGRAM, "tc_ingress"]);
         let program = loaded.program(XDP_PROGRAM).unwrap();
         let attacher = Attacher::new(&pins, TcFlavor::Tcx);
         attacher.xdp(77, program, XdpMode::Native).unwrap();
@@ -214,7 +216,7 @@ fn a_device_made_again_under_its_name_and_index_gets_a_new_link() {
     host.ip("link del veth1");
     host.ip(make);
     let pins = host.run(move || {
-        let loaded = start(&pins);
+        let loaded = start(&pins, &[XDP_PROGRAM, "tc_ingress"]);
         let attacher = Attacher::new(&pins, TcFlavor::Tcx);
         let program = loaded.program(XDP_PROGRAM).unwrap();
         let attachment = attacher.xdp(77, program, XdpMode::Native).unwrap();
@@ -244,7 +246,7 @@ fn attaching_to_a_device_that_is_gone_says_so() {
         let root = PinRoot::new();
         let pins = root.pins(VERSION);
         host.run(move || {
-            let loaded = start(&pins);
+            let loaded = start(&pins, &[XDP_PROGRAM, "tc_egress"]);
             let attacher = Attacher::new(&pins, flavor);
             let program = loaded.program(XDP_PROGRAM).unwrap();
             let error = attacher.xdp(999, program, XdpMode::Native).unwrap_err();
@@ -271,7 +273,7 @@ fn unwanted_devices_are_swept() {
     let root = PinRoot::new();
     let pins = root.pins(VERSION);
     near.run(move || {
-        let loaded = start(&pins);
+        let loaded = start(&pins, &["tc_ingress"]);
         let attacher = Attacher::new(&pins, TcFlavor::Tcx);
         for index in [index, other] {
             let program = loaded.program("tc_ingress").unwrap();
@@ -297,7 +299,7 @@ fn unwanted_filters_are_swept() {
     let root = PinRoot::new();
     let pins = root.pins(VERSION);
     near.run(move || {
-        let loaded = start(&pins);
+        let loaded = start(&pins, &["tc_ingress"]);
         let attacher = Attacher::new(&pins, TcFlavor::Clsact);
         for index in [index, other] {
             let program = loaded.program("tc_ingress").unwrap();
@@ -319,7 +321,7 @@ fn tcx_runs_first_on_ingress_and_last_on_egress() {
     near.run(move || {
         use aya::programs::{SchedClassifier, TcAttachType};
 
-        let foreign = start(&their_pins);
+        let foreign = start(&their_pins, &TC);
         let points = [
             (
                 "tc_ingress",
@@ -330,7 +332,7 @@ fn tcx_runs_first_on_ingress_and_last_on_egress() {
         let _links =
             points.map(|(name, at)| Link::create(foreign.program(name).unwrap(), at).unwrap());
 
-        let mut loaded = start(&our_pins);
+        let mut loaded = start(&our_pins, &TC);
         let attacher = Attacher::new(&our_pins, TcFlavor::Tcx);
         for direction in [Direction::Ingress, Direction::Egress] {
             let program = loaded.program(direction.program()).unwrap();

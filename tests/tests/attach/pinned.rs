@@ -6,14 +6,14 @@ use aya::maps::{MapData, MapType};
 use lb_datapath::{OBJECT, Pins, Settings, cleanup, load, load::LoadError, pins::PinError};
 use lb_tests::{
     PinRoot,
-    programs::{VERSION, programs, start},
+    programs::{VERSION, start},
 };
 
 #[test]
 fn maps_are_adopted() {
     let root = PinRoot::new();
     let ids = |pins: &Pins| {
-        let loaded = start(pins);
+        let loaded = start(pins, &[]);
         let ids: Vec<u32> = pins
             .maps()
             .unwrap()
@@ -31,11 +31,11 @@ fn maps_are_adopted() {
 fn a_map_of_another_shape_is_refused_with_a_way_out() {
     let root = PinRoot::new();
     let pins = root.pins(VERSION);
-    drop(start(&pins));
+    drop(start(&pins, &[]));
     let (name, entries) = resizable(&pins);
 
     let settings = Settings::default().max_entries(&name, entries * 2);
-    let error = load(OBJECT, &pins, &programs(), &settings).unwrap_err();
+    let error = load(OBJECT, &pins, &[], &settings).unwrap_err();
     assert!(matches!(error, LoadError::MapDiffers { .. }), "{error}");
     let text = error.to_string();
     for part in [
@@ -48,21 +48,21 @@ fn a_map_of_another_shape_is_refused_with_a_way_out() {
         assert!(text.contains(part), "{text:?} without {part:?}");
     }
     // The start was refused before anything changed, so the previous settings still work.
-    start(&pins);
+    start(&pins, &[]);
 }
 
 #[test]
 fn maps_are_made_as_large_as_told() {
     let root = PinRoot::new();
     let pins = root.pins(VERSION);
-    drop(start(&pins));
+    drop(start(&pins, &[]));
     let (name, entries) = resizable(&pins);
     drop(pins);
     cleanup(root.path()).unwrap();
 
     let pins = root.pins(VERSION);
     let settings = Settings::default().max_entries(&name, entries * 2);
-    let loaded = load(OBJECT, &pins, &programs(), &settings).unwrap();
+    let loaded = load(OBJECT, &pins, &[], &settings).unwrap();
     let info = loaded.map(&name).unwrap().info().unwrap();
     assert_eq!(info.max_entries(), entries * 2);
 }
@@ -107,7 +107,7 @@ fn one_agent_at_a_time() {
 #[test]
 fn other_layouts_are_refused_and_cleaned_up() {
     let root = PinRoot::new();
-    drop(start(&root.pins(VERSION)));
+    drop(start(&root.pins(VERSION), &[]));
     let error = Pins::open(root.path(), VERSION + 1).unwrap_err();
     assert!(matches!(error, PinError::OtherVersion { .. }), "{error}");
     let text = error.to_string();
@@ -123,7 +123,7 @@ fn other_layouts_are_refused_and_cleaned_up() {
 #[test]
 fn what_others_put_there_is_neither_used_nor_removed() {
     let root = PinRoot::new();
-    drop(start(&root.pins(VERSION)));
+    drop(start(&root.pins(VERSION), &[]));
     let theirs = root.path().join("theirs");
     fs::create_dir(&theirs).unwrap();
     let error = Pins::open(root.path(), VERSION).unwrap_err();

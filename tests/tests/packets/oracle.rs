@@ -134,7 +134,7 @@ fn nodes_that_break_a_rule_are_found_out() {
 }
 
 /// Sends a node's packets, and counts the reasons.
-fn compare(world: &mut World, seed: u64) -> BTreeMap<Reason, usize> {
+pub fn compare(world: &mut World, seed: u64) -> BTreeMap<Reason, usize> {
     let mut choices = Choices::of_seed(seed);
     let mut model = node(&mut choices);
     world.become_like(&model);

@@ -1,5 +1,7 @@
 //! The programs in the kernel, with maps to fill and counters to compare.
 
+mod reuse;
+
 use std::{
     mem::{offset_of, transmute},
     net::{IpAddr, SocketAddr},
@@ -23,26 +25,25 @@ use lb_common::{
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Timeouts},
+    pipeline::RINGS,
     select::Policy,
     trace::{Filter, Trace},
     verdict::{COUNTERS, Hook, Reason},
 };
 use lb_datapath::{
-    self, Loaded, OBJECT, Pins, Settings, Tracing,
+    self, OBJECT, Settings, Tracing,
     bpf::{BatchMap, MappedArray},
     load,
     trace::Lines,
 };
+use lb_tests::oracle::{self, service::MAGLEV_ROWS};
 pub use lb_tests::oracle::{expected::*, scene::SNAT_PORT};
-use lb_tests::{
-    PinRoot,
-    oracle::{self, service::MAGLEV_ROWS},
-};
 use node_lb::{
     flows::{FlowSweeper, FlowTables, ServiceCounters},
     map_writer::maglev,
 };
 
+use self::reuse::Programs;
 use super::{
     scene::{self, EXTERNAL, NARROW, POD, Scene},
     service::{Class, ServiceSpec},
@@ -59,7 +60,7 @@ const OUTPUT: usize = 70_000;
 
 /// A node with node-lb's programs.
 pub struct World {
-    loaded: Loaded,
+    programs: Programs,
     /// Programs that take the place of the others.
     tracing: Option<(Tracing, Lines)>,
     config: MappedArray<Config>,
@@ -84,16 +85,22 @@ pub struct World {
     next: (u32, u32),
     /// Next element of `MAGLEV`.
     next_rows: u32,
-    pins: Pins,
-    _root: PinRoot,
 }
 
 /// Runs a test on its own node.
 pub fn world(test: impl FnOnce(&mut World) + Send) {
+    in_world(Programs::get, test);
+}
+
+/// Runs a test on a node with these programs.
+fn in_world(
+    programs: impl FnOnce(&Settings<'_>) -> Programs + Send,
+    test: impl FnOnce(&mut World) + Send,
+) {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             scene::enter();
-            test(&mut World::new());
+            test(&mut World::new(programs(&settings())));
         });
         thread.join().unwrap_or_else(|panic| resume_unwind(panic));
     });
@@ -134,7 +141,7 @@ impl World {
     ) -> u64 {
         let ifindex = scene::index(device);
         let run = |at: At| {
-            let program = self.loaded.tested(at.program()).unwrap();
+            let program = self.programs.program(at);
             let mut frames = 0;
             while let Some(frame) = next() {
                 test_run(program, at, ifindex, &frame, 0);
@@ -157,7 +164,7 @@ impl World {
     pub fn run_as(&mut self, at: At, device: &str, frame: &[u8], gso_size: u32) -> Outcome {
         let tracing = self.tracing.as_ref();
         let program = tracing.and_then(|(tracing, _)| tracing.tested(at.program()));
-        let program = program.unwrap_or_else(|| self.loaded.tested(at.program()).unwrap());
+        let program = program.unwrap_or_else(|| self.programs.program(at));
         let (value, output) = test_run(program, at, scene::index(device), frame, gso_size);
         Outcome {
             action: Action::of(at, value),
@@ -170,7 +177,7 @@ impl World {
     /// From now on, programs that trace take the place of the others, and log the packets that
     /// match.
     pub fn trace(&mut self, filter: Filter, limit: u32, duration: Duration) {
-        let (tracing, lines) = Tracing::load(&self.pins, settings()).unwrap();
+        let (tracing, lines) = Tracing::load(&self.programs.pins, settings()).unwrap();
         tracing.begin(filter, limit, duration);
         self.tracing = Some((tracing, lines));
     }
@@ -390,20 +397,21 @@ impl World {
 
     /// Sets how long flows may be silent.
     pub fn limit(&self, timeouts: Timeouts) {
-        let limits = MappedArray::<Limits>::new(&self.loaded.map("LIMITS").unwrap()).unwrap();
+        let limits = MappedArray::<Limits>::new(&self.programs.map("LIMITS")).unwrap();
         let before = limits.read(0);
         limits.write(0, &Limits { timeouts, ..before });
     }
 
     /// Starts sweeping the flow tables as the agent does.
     pub fn sweep(&self) -> FlowSweeper {
-        let map = |name| self.loaded.map(name).unwrap();
+        let map = |name| self.programs.map(name);
         let tables = FlowTables {
             v4: MappedArray::new(&map("FLOWS4")).unwrap(),
             v6: MappedArray::new(&map("FLOWS6")).unwrap(),
         };
         let limits = MappedArray::new(&map("LIMITS")).unwrap();
-        let counters = ServiceCounters::open(&self.loaded).unwrap();
+        let loaded = load(OBJECT, &self.programs.pins, &[], &settings()).unwrap();
+        let counters = ServiceCounters::open(&loaded).unwrap();
         FlowSweeper::start(tables, &self.config.read(0), limits, counters, None).unwrap()
     }
 
@@ -442,7 +450,7 @@ impl World {
     }
 
     fn service_flows(&self) -> MappedArray<ServiceFlows> {
-        MappedArray::new(&self.loaded.map("SERVICE_FLOWS").unwrap()).unwrap()
+        MappedArray::new(&self.programs.map("SERVICE_FLOWS")).unwrap()
     }
 
     /// Forgets flows.
@@ -467,18 +475,19 @@ impl World {
         let entries = self.fragments.entries().unwrap();
         let keys: Vec<_> = entries.into_iter().map(|(key, _)| key).collect();
         self.fragments.delete(&keys).unwrap();
-        let fresh = vec![RejectBudget::default(); nr_cpus().unwrap()];
+        // A second that never comes: 0 comes five minutes after a kernel has started.
+        let unused = RejectBudget {
+            second: u32::MAX,
+            ..RejectBudget::default()
+        };
+        let fresh = vec![unused; nr_cpus().unwrap()];
         self.budget
             .set(0, PerCpuValues::try_from(fresh).unwrap(), 0)
             .unwrap();
     }
 
-    fn new() -> Self {
-        let root = PinRoot::new();
-        let pins = root.pins(abi::VERSION);
-        let programs = At::ALL.map(At::program);
-        let loaded = load(OBJECT, &pins, &programs, &settings()).unwrap();
-        let map = |name| loaded.map(name).unwrap();
+    fn new(programs: Programs) -> Self {
+        let map = |name| programs.map(name);
         let mut world = Self {
             config: MappedArray::new(&map("CONFIG")).unwrap(),
             services: MappedArray::new(&map("SERVICES")).unwrap(),
@@ -500,10 +509,8 @@ impl World {
             summed: Tally::default(),
             next: (1, 1),
             next_rows: 0,
-            loaded,
+            programs,
             tracing: None,
-            pins,
-            _root: root,
         };
         world.settle_in();
         world
@@ -535,7 +542,7 @@ impl World {
                 ..Config::default()
             },
         );
-        let limits = MappedArray::new(&self.loaded.map("LIMITS").unwrap()).unwrap();
+        let limits = MappedArray::new(&self.programs.map("LIMITS")).unwrap();
         limits.write(
             0,
             &Limits {
@@ -543,7 +550,7 @@ impl World {
                 ..Limits::default()
             },
         );
-        let devices = BatchMap::new(&self.loaded.map("DEVICES").unwrap()).unwrap();
+        let devices = BatchMap::new(&self.programs.map("DEVICES")).unwrap();
         for (device, flags) in [
             (EXTERNAL, device_flag::XDP_TARGET),
             (NARROW, device_flag::XDP_TARGET),
@@ -554,7 +561,7 @@ impl World {
             let value = Device { flags, address: 0 };
             devices.update(&[scene::index(device)], &[value]).unwrap();
         }
-        let local = BatchMap::new(&self.loaded.map("LOCAL_ADDRESSES").unwrap()).unwrap();
+        let local = BatchMap::new(&self.programs.map("LOCAL_ADDRESSES")).unwrap();
         for scene in [v4, v6] {
             let node: Ip6 = scene.node.into();
             local.update(&[node], &[LocalAddress::default()]).unwrap();
@@ -573,11 +580,15 @@ fn settings() -> Settings<'static> {
         ("PLANS", 1024),
         ("ENDPOINTS", 4096),
         ("ENDPOINT_STATES", 4096),
+        ("ENDPOINT_MEMORY", 4096),
         ("SERVICE_STATS", 1024),
         ("SERVICE_SHORTAGES", 1024),
+        ("SERVICE_FLOWS", 1024),
         ("MAGLEV", 4096),
         ("AFFINITY", 1024),
         ("SOCKETS", 1024),
+        ("HALF_OPEN4", RINGS * HALF_OPEN),
+        ("HALF_OPEN6", RINGS * HALF_OPEN),
     ];
     sizes
         .into_iter()

@@ -161,9 +161,13 @@ impl Stage {
                 ]
             }
             Self::Kernels => {
-                let count = runnable(&session.tests_of(self)?);
-                let kernels = session.kernels().into_iter().map(Part::Kernel);
-                kernels.map(|part| (part, count)).collect()
+                let tests = session.tests_of(self)?;
+                let mut counts = Vec::new();
+                for series in session.kernels() {
+                    let selected = guest::selected(series, &tests)?;
+                    counts.push((Part::Kernel(series), runnable(&selected)));
+                }
+                counts
             }
         })
     }

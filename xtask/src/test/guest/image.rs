@@ -32,7 +32,7 @@ const MODULES: [&str; 4] = ["crypto", "drivers/net", "lib", "net"];
 /// Builds the file system, and returns the archive. Test programs have the same paths in it as on
 /// this machine.
 pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<PathBuf> {
-    let directory = workspace.target.join("guest");
+    let directory = workspace.target.join("guest").join(&kernel.release);
     let root = Root::new(directory.join("root"))?;
     for command in COMMANDS {
         let path = program_path(command)

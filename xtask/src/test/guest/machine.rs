@@ -61,8 +61,8 @@ impl Accelerator {
 /// A guest: a kernel, its initial archive, and the tests in it.
 pub struct Guest<'a> {
     pub series: &'a str,
-    pub kernel: &'a Kernel,
-    pub image: &'a Path,
+    pub kernel: Kernel,
+    pub image: PathBuf,
     /// The file for the kernel's console output.
     pub console: PathBuf,
     /// The tests' names in the guest.
@@ -76,9 +76,9 @@ impl Guest<'_> {
     ///
     /// If QEMU cannot be run.
     pub fn run(&self, accelerator: Accelerator) -> Result<Vec<Outcome>> {
-        let mut qemu = command(self.kernel, accelerator);
+        let mut qemu = command(&self.kernel, accelerator);
         let console = format!("file:{}", self.console.display());
-        qemu.arg("-initrd").arg(self.image);
+        qemu.arg("-initrd").arg(&self.image);
         // The first is the kernel's console, the second carries the reports: see `init.sh`.
         qemu.args(["-serial", &console, "-serial", "stdio"]);
         let child = qemu.stdout(Stdio::piped()).spawn();

@@ -4,82 +4,76 @@
 mod image;
 mod machine;
 mod report;
+mod selection;
 
-use anyhow::{Result, ensure};
+use std::thread;
+
+use anyhow::Result;
 use xtask::ebpf::Places;
 
-use self::machine::{Accelerator, Guest};
-use super::{options::Part, stage::Tallies, suite::Test};
+pub use self::selection::of as selected;
+use self::{
+    machine::{Accelerator, Guest},
+    selection::left_out,
+};
+use super::{options::Part, outcome::Outcome, stage::Tallies, suite::Test};
 use crate::{cargo::Workspace, setup::kernels::Kernel};
 
-/// The tests that run in every kernel, by the beginnings of their names: every program loads and is
-/// attached, by clsact where there is no tcx; the core of the traffic, with agents on two nodes
-/// that have all foreign rules; and removal leaves nothing. They are few, because the verifier is
-/// emulated as well, which takes long.
-const SELECTION: [&str; 4] = [
-    "attach::programs::",
-    "attach::links::this_kernel_has_tcx",
-    "traffic::operation::cleanup_removes_everything",
-    "traffic::singly::all_rules_at_once",
-];
-
-/// Boots these series of kernels, and counts the results of their tests. If a kernel is missing,
-/// does not boot or hangs, its tests have failed.
+/// Boots these series of kernels, all at the same time, and counts the results of their tests. If a
+/// kernel is missing, does not boot or hangs, its tests have failed.
 ///
 /// # Errors
 ///
-/// If a file system cannot be built or QEMU cannot be run.
+/// If a selection of tests is wrong, a file system cannot be built or QEMU cannot be run.
 pub fn run(workspace: &Workspace, kernels: &[&'static str], tests: &[Test]) -> Result<Tallies> {
     let places = Places::from_env();
     let mut accelerator = None;
-    let mut tallies = Tallies::new();
+    let mut guests = Vec::new();
     for series in kernels {
-        let names = tests.iter().map(Test::name).collect::<Vec<_>>();
-        let outcomes = match Kernel::find(&places, series) {
+        let tests = selected(series, tests)?;
+        let names: Vec<_> = tests.iter().map(Test::name).collect();
+        for (test, reason) in left_out(series) {
+            println!("Linux {series} does without {test}: {reason}");
+        }
+        let guest = match Kernel::find(&places, series) {
             Some(kernel) => {
-                println!("\nLinux {series}: {}", kernel.release);
-                let image = image::build(workspace, &kernel, tests)?;
-                let guest = Guest {
+                println!("Linux {series}: {}", kernel.release);
+                accelerator.get_or_insert_with(|| Accelerator::detect(&kernel));
+                let image = image::build(workspace, &kernel, &tests)?;
+                Some(Guest {
                     series,
-                    kernel: &kernel,
-                    image: &image,
                     console: workspace.target.join(format!("guest/{series}.console")),
-                    tests: names,
-                };
-                let accelerator = *accelerator.get_or_insert_with(|| Accelerator::detect(&kernel));
-                guest.run(accelerator)?
+                    kernel,
+                    image,
+                    tests: names.clone(),
+                })
             }
             None => {
-                println!(
-                    "\nThere is no Linux {series} to test in. {}.",
-                    Kernel::REMEDY
-                );
-                machine::all_lost(series, &names)
+                let remedy = Kernel::REMEDY;
+                println!("There is no Linux {series} to test in. {remedy}.");
+                None
             }
         };
-        tallies.push((Part::Kernel(series), outcomes.iter().collect()));
+        guests.push((*series, names, guest));
     }
-    Ok(tallies)
-}
-
-/// Those tests that run in every kernel, out of all that need a kernel.
-///
-/// # Errors
-///
-/// If a part of the selection matches no test.
-pub fn selected(tests: Vec<Test>) -> Result<Vec<Test>> {
-    for selection in SELECTION {
-        ensure!(
-            tests.iter().any(|test| test.name().starts_with(selection)),
-            "{selection:?} is to run in older kernels, and no test's name begins so: correct {}",
-            file!()
-        );
-    }
-    let wanted = |test: &Test| {
-        let name = test.name();
-        SELECTION
+    // Most of the time one test computes in each, on one processor.
+    thread::scope(|scope| {
+        let started: Vec<_> = guests
             .iter()
-            .any(|selection| name.starts_with(selection))
-    };
-    Ok(tests.into_iter().filter(wanted).collect())
+            .map(|(series, names, guest)| {
+                let run = move || match (guest, accelerator) {
+                    (Some(guest), Some(accelerator)) => guest.run(accelerator),
+                    _ => Ok(machine::all_lost(series, names)),
+                };
+                (*series, scope.spawn(run))
+            })
+            .collect();
+        let mut tallies = Tallies::new();
+        for (series, guest) in started {
+            let outcomes: Vec<Outcome> =
+                guest.join().expect("a guest's follower does not panic")?;
+            tallies.push((Part::Kernel(series), outcomes.iter().collect()));
+        }
+        Ok(tallies)
+    })
 }
