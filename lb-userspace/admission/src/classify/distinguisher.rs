@@ -38,12 +38,11 @@ pub enum Distinguisher<'a> {
 
 impl<'a> Distinguisher<'a> {
     /// The distinguisher of a connection that `schema` takes and `level` serves. It matters only
-    /// where connections wait in more than one queue; elsewhere there is none.
+    /// where connections wait in more than one queue, or flows have a limit; elsewhere there is
+    /// none.
     pub fn new(schema: &Schema, level: &Level, connection: &Connection<'a>) -> Self {
         match schema.distinguisher {
-            Some(method) if level.queuing().is_some_and(|queuing| queuing.queues > 1) => {
-                Self::by(method, connection)
-            }
+            Some(method) if level.tells_flows_apart() => Self::by(method, connection),
             _ => Self::None,
         }
     }

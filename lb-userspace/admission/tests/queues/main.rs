@@ -7,9 +7,14 @@ mod covered;
 mod deadlines;
 mod demand;
 mod estimate;
+mod fair_alloc;
 mod fairness;
+mod findings;
+
 mod isolation;
+mod limits_inside;
 mod memory;
+mod observed;
 mod properties;
 mod queueset;
 mod retry_after;
