@@ -101,21 +101,31 @@ fn source_ip<'a>(connection: &Connection<'_>) -> Distinguisher<'a> {
 }
 
 fn unidentified<'a>(connection: &Connection<'_>) -> Distinguisher<'a> {
-    match connection.ingress {
-        // Sources outside the cluster have many addresses.
-        Ingress::External => source_network(connection.source, PrefixLengths::default()),
-        Ingress::Pod | Ingress::Node => source_ip(connection),
+    Distinguisher::Network(source_of(connection.ingress, connection.source))
+}
+
+/// Who is behind an address, if nothing else is known: the address itself of a pod or the node. All
+/// pods of a node are in one network, and each is somebody else. A source outside the cluster has
+/// many addresses, so it is a network.
+pub fn source_of(ingress: Ingress, address: IpAddr) -> IpNet {
+    match ingress {
+        Ingress::External => network(address, PrefixLengths::default()),
+        Ingress::Pod | Ingress::Node => address.to_canonical().into(),
     }
 }
 
 fn source_network<'a>(source: IpAddr, lengths: PrefixLengths) -> Distinguisher<'a> {
+    Distinguisher::Network(network(source, lengths))
+}
+
+fn network(source: IpAddr, lengths: PrefixLengths) -> IpNet {
     let source = source.to_canonical();
     let length = match source {
         IpAddr::V4(_) => lengths.ipv4,
         IpAddr::V6(_) => lengths.ipv6,
     };
     let network = IpNet::new(source, length).unwrap_or(source.into());
-    Distinguisher::Network(network.trunc())
+    network.trunc()
 }
 
 impl fmt::Display for Distinguisher<'_> {

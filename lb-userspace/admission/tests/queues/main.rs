@@ -15,6 +15,7 @@ mod isolation;
 mod limits_inside;
 mod memory;
 mod observed;
+mod parking;
 mod properties;
 mod queueset;
 mod retry_after;
