@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    level::{CATCH_ALL, EXEMPT, Level},
+    level::{CATCH_ALL, EXEMPT, Level, MAX_ALL_QUEUES, MAX_LEVELS},
     limits::{Limits, limits},
     objects::{
         Finding, Kind, Object, ObjectRef, Spec,
@@ -17,6 +17,8 @@ use super::{
 /// The most rules of all flow schemas together. A connection is compared with 64 of them in each
 /// step.
 pub const MAX_RULES: usize = 4096;
+/// The most flow schemas: each is counted by itself.
+pub const MAX_SCHEMAS: usize = 4096;
 
 /// The last valid version of each priority level and flow schema.
 #[derive(Clone, Debug, Default)]
@@ -53,10 +55,12 @@ impl Configuration {
     /// Everything that is wrong with the object. An earlier version stays in force.
     pub fn apply(&mut self, object: &Object) -> Result<Vec<Finding>, Vec<Finding>> {
         let taken = match &object.spec {
-            Spec::PriorityLevel(spec) => validate::level(&object.name, spec).map(|valid| {
-                self.levels.insert(object.name.clone(), valid.value);
-                valid.notes
-            }),
+            Spec::PriorityLevel(spec) => validate::level(&object.name, spec)
+                .and_then(|valid| self.room_for_level(&valid.value).map(|()| valid))
+                .map(|valid| {
+                    self.levels.insert(object.name.clone(), valid.value);
+                    valid.notes
+                }),
             Spec::FlowSchema(spec) => validate::schema(&object.name, spec)
                 .and_then(|valid| self.room_for(&valid.value).map(|()| valid))
                 .map(|valid| {
@@ -149,13 +153,48 @@ impl Configuration {
         conditions
     }
 
-    /// Whether there is room for a schema's rules beside those of all others.
+    /// Whether there is room for a level and its queues beside all others.
+    fn room_for_level(&self, level: &Level) -> Result<(), Vec<Finding>> {
+        let queues = |level: &Level| level.queuing().map_or(0, |queuing| queuing.queues);
+        let others = || {
+            self.levels
+                .values()
+                .filter(|other| other.name != level.name)
+        };
+        let mandatory = [EXEMPT, CATCH_ALL];
+        let written = others().filter(|other| !mandatory.contains(&other.name.as_str()));
+        if !mandatory.contains(&level.name.as_str())
+            && written.count() + mandatory.len() >= MAX_LEVELS
+        {
+            return Err(vec![Finding {
+                field: "metadata.name".to_owned(),
+                message: format!("there must be no more than {MAX_LEVELS} PriorityLevels"),
+            }]);
+        }
+        if others().map(queues).sum::<u32>() + queues(level) > MAX_ALL_QUEUES {
+            return Err(vec![Finding {
+                field: "spec.limited.limitResponse.queuing.queues".to_owned(),
+                message: format!(
+                    "all PriorityLevels together must have no more than {MAX_ALL_QUEUES} queues"
+                ),
+            }]);
+        }
+        Ok(())
+    }
+
+    /// Whether there is room for a schema and its rules beside those of all others.
     fn room_for(&self, schema: &Schema) -> Result<(), Vec<Finding>> {
         let others = self
             .schemas
             .values()
             .filter(|other| other.name != schema.name);
         let mandatory = [Schema::exempt(), Schema::catch_all()];
+        if others.clone().count() + mandatory.len() >= MAX_SCHEMAS {
+            return Err(vec![Finding {
+                field: "metadata.name".to_owned(),
+                message: format!("there must be no more than {MAX_SCHEMAS} FlowSchemas"),
+            }]);
+        }
         let others = others.chain(&mandatory).map(|other| other.rules.len());
         if others.sum::<usize>() + schema.rules.len() <= MAX_RULES {
             return Ok(());

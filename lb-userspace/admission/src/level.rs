@@ -5,6 +5,14 @@ pub const EXEMPT: &str = "exempt";
 /// Name of the mandatory level that takes what no other flow schema takes.
 pub const CATCH_ALL: &str = "catch-all";
 
+/// The most levels of a node.
+pub const MAX_LEVELS: usize = 256;
+/// The most queues of all levels together.
+pub const MAX_ALL_QUEUES: u32 = 65_536;
+/// The most queues of a level.
+pub const MAX_QUEUES: u32 = 4096;
+/// The most connections that may wait in one queue.
+pub const MAX_QUEUE_LENGTH: u32 = 65_536;
 /// Seats for half-open connections that every level has, as far as its limit allows.
 const MIN_HALF_OPEN_SEATS: u32 = 16;
 
@@ -48,24 +56,26 @@ pub enum LimitResponse {
 /// 60 bits of a flow's hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queuing {
-    /// At least 1.
+    /// 1 to [`MAX_QUEUES`].
     pub queues: u32,
     /// Queues that one flow may use, at least 1.
     pub hand_size: u32,
-    /// Connections that may wait in one queue, at least 1.
+    /// Connections that may wait in one queue, 1 to [`MAX_QUEUE_LENGTH`].
     pub queue_length_limit: u32,
 }
 
 /// Limits that connections need and requests do not, because connections hold their seats for long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Most seats that the connections of one queue may hold together; `None` is half the level's
-    /// current limit.
-    pub max_seats_per_queue: Option<u32>,
-    /// Part of the current limit that only queues without a seat may use, 0 to 100.
+    /// The most connections of one flow, waiting ones included; `None` means no limit.
+    pub max_connections_per_flow: Option<u32>,
+    /// Part of the current limit that only flows without a seat may use, 0 to 100. No more seats
+    /// are kept than there are flows that could claim one.
     pub first_seat_reserve_percent: u32,
-    /// The most seats held by connections with an incomplete handshake; `None` means a quarter of
-    /// the current limit, but at least 16.
+    /// The most seats held by connections with an incomplete handshake. Each queue has its part of
+    /// them that others cannot use up. `None` means a quarter of the current limit, but at least
+    /// 16; no limit at a level with less than two queues, where nothing could tell those apart that
+    /// use up the places.
     pub max_half_open_seats: Option<u32>,
 }
 
@@ -102,6 +112,14 @@ impl Level {
         }
     }
 
+    /// Whether it matters which flow a connection belongs to.
+    pub fn tells_flows_apart(&self) -> bool {
+        let per_flow = self
+            .limited()
+            .and_then(|limited| limited.connections.max_connections_per_flow);
+        per_flow.is_some() || self.queuing().is_some_and(|queuing| queuing.queues > 1)
+    }
+
     /// The level's queues, if it has any.
     pub fn queuing(&self) -> Option<Queuing> {
         match self.limited()?.response {
@@ -134,7 +152,7 @@ impl LevelKind {
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
-            max_seats_per_queue: None,
+            max_connections_per_flow: None,
             first_seat_reserve_percent: 5,
             max_half_open_seats: None,
         }
@@ -142,23 +160,21 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The most seats that one queue may hold while the level's limit is `current`.
-    pub fn seats_per_queue(&self, current: u32) -> u32 {
-        self.max_seats_per_queue.unwrap_or(current.div_ceil(2))
-    }
-
-    /// Seats of `current` that only queues holding none may use, rounded down.
+    /// Seats of `current` that only flows holding none may use, rounded down.
     pub fn first_seat_reserve(&self, current: u32) -> u32 {
         let reserve =
             u64::from(current) * u64::from(self.first_seat_reserve_percent.min(100)) / 100;
         u32::try_from(reserve).unwrap_or(current)
     }
 
-    /// The most seats that half-open connections may hold while the level's limit is `current`.
-    pub fn half_open_seats(&self, current: u32) -> u32 {
-        self.max_half_open_seats
-            .unwrap_or((current / 4).max(MIN_HALF_OPEN_SEATS))
-            .min(current)
+    /// The most seats that half-open connections may hold while the limit of the level, which has
+    /// so many queues, is `current`.
+    pub fn half_open_seats(&self, current: u32, queues: u32) -> u32 {
+        let default = match queues {
+            0 | 1 => current,
+            _ => (current / 4).max(MIN_HALF_OPEN_SEATS),
+        };
+        self.max_half_open_seats.unwrap_or(default).min(current)
     }
 }
 
@@ -169,25 +185,25 @@ mod tests {
     #[test]
     fn connection_limits_follow_the_current_limit() {
         let limits = ConnectionLimits::default();
-        for (current, queue, reserve, half_open) in [
-            (0, 0, 0, 0),
-            (1, 1, 0, 1),
-            (10, 5, 0, 10),
-            (20, 10, 1, 16),
-            (101, 51, 5, 25),
-            (u32::MAX, 1 << 31, u32::MAX / 20, u32::MAX / 4),
+        for (current, reserve, half_open) in [
+            (0, 0, 0),
+            (1, 0, 1),
+            (10, 0, 10),
+            (20, 1, 16),
+            (101, 5, 25),
+            (u32::MAX, u32::MAX / 20, u32::MAX / 4),
         ] {
-            assert_eq!(limits.seats_per_queue(current), queue, "{current}");
             assert_eq!(limits.first_seat_reserve(current), reserve, "{current}");
-            assert_eq!(limits.half_open_seats(current), half_open, "{current}");
+            assert_eq!(limits.half_open_seats(current, 64), half_open, "{current}");
+            assert_eq!(limits.half_open_seats(current, 1), current, "{current}");
         }
         let limits = ConnectionLimits {
-            max_seats_per_queue: Some(7),
+            max_connections_per_flow: Some(7),
             first_seat_reserve_percent: 100,
             max_half_open_seats: Some(40),
         };
-        assert_eq!(limits.seats_per_queue(10), 7);
         assert_eq!(limits.first_seat_reserve(10), 10);
-        assert_eq!(limits.half_open_seats(30), 30);
+        assert_eq!(limits.half_open_seats(30, 64), 30);
+        assert_eq!(limits.half_open_seats(100, 0), 40);
     }
 }

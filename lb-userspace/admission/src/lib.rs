@@ -20,6 +20,7 @@
 //! | [`demand`], [`allocation`], [`borrowing`] | what levels want, and how seats move between them |
 //! | [`retry_after`] | how long refused clients are to stay away |
 //! | [`controller`] | all levels of a node together |
+//! | [`parking`] | room for the packets of those that wait |
 //! | [`simulate`] | all of it in virtual time |
 
 pub mod level;
@@ -47,5 +48,6 @@ pub mod demand;
 pub mod retry_after;
 
 pub mod controller;
+pub mod parking;
 
 pub mod simulate;

@@ -38,12 +38,11 @@ pub enum Distinguisher<'a> {
 
 impl<'a> Distinguisher<'a> {
     /// The distinguisher of a connection that `schema` takes and `level` serves. It matters only
-    /// where connections wait in more than one queue; elsewhere there is none.
+    /// where connections wait in more than one queue, or flows have a limit; elsewhere there is
+    /// none.
     pub fn new(schema: &Schema, level: &Level, connection: &Connection<'a>) -> Self {
         match schema.distinguisher {
-            Some(method) if level.queuing().is_some_and(|queuing| queuing.queues > 1) => {
-                Self::by(method, connection)
-            }
+            Some(method) if level.tells_flows_apart() => Self::by(method, connection),
             _ => Self::None,
         }
     }
@@ -102,21 +101,31 @@ fn source_ip<'a>(connection: &Connection<'_>) -> Distinguisher<'a> {
 }
 
 fn unidentified<'a>(connection: &Connection<'_>) -> Distinguisher<'a> {
-    match connection.ingress {
-        // Sources outside the cluster have many addresses.
-        Ingress::External => source_network(connection.source, PrefixLengths::default()),
-        Ingress::Pod | Ingress::Node => source_ip(connection),
+    Distinguisher::Network(source_of(connection.ingress, connection.source))
+}
+
+/// Who is behind an address, if nothing else is known: the address itself of a pod or the node. All
+/// pods of a node are in one network, and each is somebody else. A source outside the cluster has
+/// many addresses, so it is a network.
+pub fn source_of(ingress: Ingress, address: IpAddr) -> IpNet {
+    match ingress {
+        Ingress::External => network(address, PrefixLengths::default()),
+        Ingress::Pod | Ingress::Node => address.to_canonical().into(),
     }
 }
 
 fn source_network<'a>(source: IpAddr, lengths: PrefixLengths) -> Distinguisher<'a> {
+    Distinguisher::Network(network(source, lengths))
+}
+
+fn network(source: IpAddr, lengths: PrefixLengths) -> IpNet {
     let source = source.to_canonical();
     let length = match source {
         IpAddr::V4(_) => lengths.ipv4,
         IpAddr::V6(_) => lengths.ipv6,
     };
     let network = IpNet::new(source, length).unwrap_or(source.into());
-    Distinguisher::Network(network.trunc())
+    network.trunc()
 }
 
 impl fmt::Display for Distinguisher<'_> {

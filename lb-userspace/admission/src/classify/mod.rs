@@ -15,5 +15,5 @@ mod prefixes;
 pub use self::{
     compiled::{Classifier, DestinationClass, IdentityClass, Key},
     connection::{Connection, Identities, Identity, ServiceFrontend},
-    distinguisher::{Distinguisher, MAX_DISTINGUISHER, TextBuffer},
+    distinguisher::{Distinguisher, MAX_DISTINGUISHER, TextBuffer, source_of},
 };

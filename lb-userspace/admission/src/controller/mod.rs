@@ -6,16 +6,18 @@
 
 mod adjust;
 
+use std::collections::HashSet;
+
 use thiserror::Error;
 
 use super::{
     borrowing::LevelDemand,
-    level::Level,
-    queueset::{Arrival, Dispatch, Expiry, Handle, Policy, QueueSet, Verdict},
+    level::{Level, MAX_LEVELS},
+    queueset::{Arrival, Dispatch, Expiry, Grant, Handle, Holds, Policy, QueueSet, Shape, Verdict},
     shuffle::DealerError,
 };
 
-/// The least time between adjustments that are made because a connection waits, in nanoseconds.
+/// The least time between adjustments, in nanoseconds.
 const MIN_INTERVAL: u64 = 10_000_000;
 
 /// All priority levels.
@@ -25,8 +27,13 @@ pub struct Controller {
     /// A level keeps its place while it exists; later another level may take the place.
     levels: Vec<Controlled>,
     server_limit: u32,
+    /// When limits were last adjusted, for whatever reason.
     adjusted_at: u64,
-    adjust_at: u64,
+    /// When the present period of demand began, and when it is to end.
+    period_began: u64,
+    period_ends: u64,
+    /// When limits are to be adjusted because somebody waits, within the period.
+    asked_for: Option<u64>,
 }
 
 /// Names a level of a controller. Once the level is gone, the same id may name another one.
@@ -47,10 +54,12 @@ struct Controlled {
     /// The highest limit that borrowing may give the level.
     max: u32,
     demand: LevelDemand,
-    /// Seats that are given back within the reclaim target, estimated from recent periods.
+    /// Borrowed seats that are given back within the reclaim target, estimated from recent periods.
     turnover: f64,
-    /// Seats given back since the last adjustment.
-    released: u64,
+    /// Borrowed seats given back until the present period of demand.
+    released_before: u64,
+    /// Whether the level has already had limits adjusted in this period because somebody waits.
+    has_asked: bool,
     /// Whether adjustments leave the limit alone.
     pinned: bool,
     stage: Stage,
@@ -73,19 +82,23 @@ pub enum Event {
     Adjusted,
 }
 
-/// Why a level is impossible.
+/// Why levels are impossible.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("priority level {level:?}: {error}")]
-pub struct LevelError {
-    pub level: String,
-    pub error: DealerError,
+pub enum LevelError {
+    #[error("priority level {level:?}: {error}")]
+    Shape { level: String, error: DealerError },
+    #[error("there are two priority levels {0:?}")]
+    Twice(String),
+    /// There may be [`MAX_LEVELS`], and as many again that still have connections.
+    #[error("{0} priority levels are too many")]
+    TooMany(usize),
 }
 
 impl Controller {
     /// Creates the levels, which share `server_limit` seats.
     ///
     /// # Errors
-    /// If hands of the size that a level asks for cannot be dealt.
+    /// If hands of the size that a level asks for cannot be dealt, or there are too many levels.
     pub fn new(
         levels: &[Level],
         server_limit: u32,
@@ -97,10 +110,12 @@ impl Controller {
             levels: Vec::new(),
             server_limit,
             adjusted_at: now,
-            adjust_at: now,
+            period_began: now,
+            period_ends: now,
+            asked_for: None,
         };
         controller.configure(levels, server_limit, now)?;
-        controller.adjust_at = controller.after(now);
+        controller.period_ends = controller.after(now);
         Ok(controller)
     }
 
@@ -108,50 +123,50 @@ impl Controller {
     /// and its shares until all of its connections are gone.
     ///
     /// # Errors
-    /// If hands of the size that a level asks for cannot be dealt. The levels before it have
-    /// changed then.
+    /// If hands of the size that a level asks for cannot be dealt, or there are too many levels.
+    /// Nothing has changed then.
     pub fn configure(
         &mut self,
         levels: &[Level],
         server_limit: u32,
         now: u64,
     ) -> Result<(), LevelError> {
-        self.server_limit = server_limit;
-        for known in self
-            .levels
-            .iter_mut()
-            .filter(|known| known.stage != Stage::Gone)
-        {
-            known.stage = match levels.iter().any(|level| level.name == known.level.name) {
-                true => Stage::Configured,
-                false => Stage::Quiescing,
-            };
+        let shapes = shapes(levels)?;
+        let quiescing = self.levels.iter().filter(|known| {
+            known.stage != Stage::Gone && levels.iter().all(|level| level.name != known.level.name)
+        });
+        let all = levels.len() + quiescing.count();
+        if all > 2 * MAX_LEVELS {
+            return Err(LevelError::TooMany(all));
         }
-        for level in levels {
-            let known = self
-                .levels
-                .iter_mut()
-                .find(|known| known.stage == Stage::Configured && known.level.name == level.name);
-            let refuse = |error| LevelError {
-                level: level.name.clone(),
-                error,
+        self.server_limit = server_limit;
+        for known in self.levels.iter_mut() {
+            if known.stage != Stage::Gone {
+                known.stage = Stage::Quiescing;
+            }
+        }
+        for (level, shape) in levels.iter().zip(shapes) {
+            let is_it = |known: &&mut Controlled| {
+                known.stage != Stage::Gone && known.level.name == level.name
             };
-            if let Some(known) = known {
-                known.set.configure(&level.kind, now).map_err(refuse)?;
+            if let Some(known) = self.levels.iter_mut().find(is_it) {
+                known.set.configure(shape, now);
                 known.level = level.clone();
+                known.stage = Stage::Configured;
                 continue;
             }
-            let added = Controlled::new(level, self.policy, now).map_err(refuse)?;
-            match self
-                .levels
-                .iter_mut()
-                .find(|known| known.stage == Stage::Gone)
-            {
+            let added = Controlled::new(level, shape, self.policy, now);
+            let is_free = |known: &&mut Controlled| known.stage == Stage::Gone;
+            match self.levels.iter_mut().find(is_free) {
                 Some(place) => *place = added,
                 None => self.levels.push(added),
             }
         }
-        self.adjust(now);
+        match self.policy {
+            // APF ends the period with every change.
+            Policy::Exact => self.end_period(now),
+            Policy::Connections => self.adjust_within_period(now),
+        }
         Ok(())
     }
 
@@ -181,10 +196,11 @@ impl Controller {
         &self.levels[level.0].set
     }
 
-    /// Fixes a level's limit. Borrowing leaves it alone from then on.
+    /// Fixes a level's limit: so many seats are its own. Borrowing leaves it alone from then on.
     pub fn pin_limit(&mut self, level: LevelId, limit: u32, now: u64) {
         let level = &mut self.levels[level.0];
         level.pinned = true;
+        level.set.set_nominal(limit);
         level.set.set_limit(limit, now);
     }
 
@@ -195,22 +211,53 @@ impl Controller {
         if matches!(verdict, Verdict::Queued(_)) && self.policy == Policy::Connections {
             let limit = known.set.limit();
             let wanted = known.set.seats_in_use() + known.set.seats_waiting();
-            if wanted > u64::from(limit) && limit < known.max && !known.pinned {
+            let may_help = limit < known.max && !known.pinned && !known.has_asked;
+            if wanted > u64::from(limit) && may_help {
+                // Once in a period: what is left of it changes little.
+                known.has_asked = true;
                 let soon = now.max(self.adjusted_at.saturating_add(MIN_INTERVAL));
-                self.adjust_at = self.adjust_at.min(soon);
+                self.asked_for = Some(self.asked_for.map_or(soon, |at| at.min(soon)));
             }
         }
         verdict
     }
 
     /// See [`QueueSet::establish`].
-    pub fn establish(&mut self, level: LevelId, connection: Handle, now: u64) -> bool {
-        self.levels[level.0].set.establish(connection, now)
+    pub fn establish(&mut self, level: LevelId, grant: &mut Grant, now: u64) -> bool {
+        self.levels[level.0].set.establish(grant, now)
     }
 
     /// See [`QueueSet::finish`].
-    pub fn finish(&mut self, level: LevelId, connection: Handle, now: u64) -> bool {
-        self.levels[level.0].note_released(|set| set.finish(connection, now))
+    pub fn finish(&mut self, level: LevelId, grant: Grant, now: u64) {
+        self.levels[level.0].set.finish(grant, now);
+    }
+
+    /// See [`QueueSet::abort`].
+    pub fn abort(&mut self, level: LevelId, grant: Grant, now: u64) {
+        self.levels[level.0].set.abort(grant, now);
+    }
+
+    /// See [`QueueSet::observe`].
+    pub fn observe(&mut self, level: LevelId, queue: u32, holds: Holds, now: u64) {
+        self.levels[level.0].set.observe(queue, holds, now);
+    }
+
+    /// See [`QueueSet::observe_without_queue`].
+    pub fn observe_without_queue(&mut self, level: LevelId, holds: Holds, now: u64) {
+        self.levels[level.0].set.observe_without_queue(holds, now);
+    }
+
+    /// See [`QueueSet::observe_flow`].
+    pub fn observe_flow(
+        &mut self,
+        level: LevelId,
+        hash: u64,
+        connections: u32,
+        seats: u64,
+        now: u64,
+    ) {
+        let known = &mut self.levels[level.0];
+        known.set.observe_flow(hash, connections, seats, now);
     }
 
     /// See [`QueueSet::cancel`].
@@ -231,7 +278,12 @@ impl Controller {
     /// When something next happens by the clock alone.
     pub fn next_event(&self) -> u64 {
         let timer = self.next_timer();
-        timer.map_or(self.adjust_at, |at| at.min(self.adjust_at))
+        timer.map_or(self.next_adjustment(), |at| at.min(self.next_adjustment()))
+    }
+
+    fn next_adjustment(&self) -> u64 {
+        let asked_for = self.asked_for;
+        asked_for.map_or(self.period_ends, |at| at.min(self.period_ends))
     }
 
     fn next_timer(&self) -> Option<u64> {
@@ -247,12 +299,16 @@ impl Controller {
         }
         for (index, level) in self.levels.iter_mut().enumerate() {
             if level.set.next_timer() == Some(at) {
-                let (_, expiry) = level.note_released(|set| set.fire(at))?;
+                let (_, expiry) = level.set.fire(at)?;
                 return Some((at, Event::Expiry(LevelId(index), expiry)));
             }
         }
-        self.adjust(at);
-        self.adjust_at = self.after(at);
+        if at < self.period_ends {
+            self.adjust_within_period(at);
+        } else {
+            self.end_period(at);
+            self.period_ends = self.after(at);
+        }
         Some((at, Event::Adjusted))
     }
 
@@ -265,24 +321,37 @@ impl Controller {
 
 impl Controlled {
     /// A level without a limit yet.
-    fn new(level: &Level, policy: Policy, now: u64) -> Result<Self, DealerError> {
-        Ok(Self {
+    fn new(level: &Level, shape: Shape, policy: Policy, now: u64) -> Self {
+        Self {
             level: level.clone(),
-            set: QueueSet::new(&level.kind, policy, now)?,
+            set: QueueSet::new(shape, policy, now),
             max: 0,
             demand: LevelDemand::default(),
             turnover: 0.0,
-            released: 0,
+            released_before: 0,
+            has_asked: false,
             pinned: false,
             stage: Stage::Configured,
-        })
+        }
     }
+}
 
-    /// Counts the seats that `call` frees.
-    fn note_released<T>(&mut self, call: impl FnOnce(&mut QueueSet) -> T) -> T {
-        let before = self.set.seats_in_use();
-        let result = call(&mut self.set);
-        self.released += before.saturating_sub(self.set.seats_in_use());
-        result
+/// The shapes of levels, if all of them are possible together.
+fn shapes(levels: &[Level]) -> Result<Vec<Shape>, LevelError> {
+    if levels.len() > MAX_LEVELS {
+        return Err(LevelError::TooMany(levels.len()));
     }
+    let mut names = HashSet::new();
+    let shape = |level: &Level| {
+        Shape::new(&level.kind).map_err(|error| LevelError::Shape {
+            level: level.name.clone(),
+            error,
+        })
+    };
+    for level in levels {
+        if !names.insert(&level.name) {
+            return Err(LevelError::Twice(level.name.clone()));
+        }
+    }
+    levels.iter().map(shape).collect()
 }

@@ -42,7 +42,7 @@ pub struct LimitedSpec {
     /// The level's weight in the division of the node's seats. With zero the level has no seats of
     /// its own; with zero and a borrowingLimitPercent it never gets any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 1_000_000), extend("default" = 30))]
+    #[schemars(range(min = 0), extend("default" = 30))]
     pub nominal_concurrency_shares: Option<i32>,
 
     /// How much of its seats other levels may borrow, in percent.
@@ -94,7 +94,7 @@ pub struct QueuingSpec {
     /// How many queues there are. With more queues, two flows share a hand less often. Zero means
     /// the default.
     #[serde(default, deserialize_with = "or_default")]
-    #[schemars(range(min = 0, max = 10_000_000), extend("default" = 64))]
+    #[schemars(range(min = 0, max = 4096), extend("default" = 64))]
     pub queues: i32,
 
     /// How many queues a flow may use. Zero means the default.
@@ -104,7 +104,7 @@ pub struct QueuingSpec {
 
     /// How many connections may wait in one queue. Zero means the default.
     #[serde(default, deserialize_with = "or_default")]
-    #[schemars(range(min = 0), extend("default" = 50))]
+    #[schemars(range(min = 0, max = 65_536), extend("default" = 50))]
     pub queue_length_limit: i32,
 }
 
@@ -112,20 +112,21 @@ pub struct QueuingSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionsSpec {
-    /// How many seats the connections of one queue may hold together; without it, half of the
-    /// level's seats at the moment.
+    /// How many connections one flow may have, waiting ones included; more are refused at once.
+    /// Without it there is no limit. It also works without queues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
-    pub max_seats_per_queue: Option<i32>,
+    pub max_connections_per_flow: Option<i32>,
 
-    /// Part of the level's seats, in percent, that only queues without a seat may use. It lets new
-    /// flows in.
+    /// Part of the level's seats, in percent, that only flows without a seat may use. It lets new
+    /// flows in. No more seats are kept free than there are flows that could claim one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50), extend("default" = 5))]
     pub first_seat_reserve_percent: Option<i32>,
 
-    /// How many seats connections in their handshake may hold; without it, a quarter of the level's
-    /// seats at the moment, and at least 16.
+    /// How many seats connections in their handshake may hold. Each queue has its part of them that
+    /// others cannot use up. Without it, a quarter of the level's seats at the moment, and at least
+    /// 16; with less than two queues, no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_half_open_seats: Option<i32>,
@@ -138,7 +139,7 @@ pub struct ExemptSpec {
     /// The level's weight in the division of the node's seats. This reserves seats for the level,
     /// which may also use more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 1_000_000), extend("default" = 0))]
+    #[schemars(range(min = 0), extend("default" = 0))]
     pub nominal_concurrency_shares: Option<i32>,
 
     /// How much of its seats other levels may borrow, in percent.

@@ -1,25 +1,15 @@
-//! The calls to a queue set, and its answers.
+//! What a connection asks for, and why it may not get it.
 
-use super::{ESTIMATED_DURATION, connection::Handle};
+use super::ESTIMATED_DURATION;
 use crate::seat_seconds::SeatSeconds;
-
-/// What has happened since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    pub dispatched: u64,
-    pub queue_full: u64,
-    pub concurrency_limit: u64,
-    pub time_out: u64,
-    /// Attempts to dispatch that failed although there were free seats.
-    pub no_accommodation: u64,
-    pub epoch_advances: u64,
-}
 
 /// A connection that asks for seats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The hash of its flow; see [`crate::flow_hash`]. Ignored at a level without queues.
+    /// The hash of its flow; see [`crate::flow_hash`].
     pub hash: u64,
+    /// The caller's number of its flow schema, by which it is counted; small numbers are best.
+    pub schema: u32,
     /// Seats while it lasts. If `final_seats` is larger, it takes that number all the time.
     pub initial_seats: u32,
     /// Seats that stay taken for `additional_latency` after its end.
@@ -30,17 +20,6 @@ pub struct Arrival {
     pub deadline: Option<u64>,
 }
 
-/// The answer to an [`Arrival`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It has its seats.
-    Admitted(Handle),
-    /// It is in a queue. [`super::QueueSet::dispatch`] returns it when it is admitted, which may be
-    /// at once.
-    Queued(Handle),
-    Rejected(Rejection),
-}
-
 /// Why a connection gets no seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
@@ -48,27 +27,10 @@ pub enum Rejection {
     QueueFull,
     /// All seats are taken, and the level has no queues.
     ConcurrencyLimit,
+    /// Its flow already has as many connections as one may have.
+    FlowLimit,
     /// It waited for as long as it may, or left its queue by itself.
     TimeOut,
-}
-
-/// A connection that was in a queue, possibly for no time at all, and has its seats now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dispatch {
-    pub connection: Handle,
-    /// Whether the level now holds more than its nominal limit, with seats that belong to other
-    /// levels.
-    pub borrowed: bool,
-}
-
-/// Something that happens by the clock alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expiry {
-    /// A waiter's deadline has passed: [`Rejection::TimeOut`]. Its handle is no longer valid.
-    TimedOut(Handle),
-    /// The seats that lingered after the end of a connection are free now. Its handle is no longer
-    /// valid.
-    Released(Handle),
 }
 
 impl Arrival {
@@ -76,10 +38,30 @@ impl Arrival {
     pub fn connection(hash: u64, width: u32, linger: u64, deadline: Option<u64>) -> Self {
         Self {
             hash,
+            schema: 0,
             initial_seats: width,
             final_seats: if linger > 0 { width } else { 0 },
             additional_latency: linger,
             deadline,
+        }
+    }
+
+    /// Seats that it takes from its admission to their release.
+    pub fn width(&self) -> u32 {
+        self.initial_seats.max(self.final_seats)
+    }
+
+    /// The same with at most `limit` final seats: the same work, done by fewer seats for longer.
+    pub(super) fn narrowed(self, limit: u32) -> Self {
+        if self.final_seats <= limit {
+            return self;
+        }
+        let latency = i64::try_from(self.additional_latency).unwrap_or(i64::MAX);
+        let work = SeatSeconds::new(f64::from(self.final_seats), latency);
+        Self {
+            additional_latency: work.per_seat(f64::from(limit)),
+            final_seats: limit,
+            ..self
         }
     }
 
@@ -96,22 +78,13 @@ impl Arrival {
     }
 }
 
-impl Counters {
-    pub(super) fn count(&mut self, rejection: Rejection) {
-        match rejection {
-            Rejection::QueueFull => self.queue_full += 1,
-            Rejection::ConcurrencyLimit => self.concurrency_limit += 1,
-            Rejection::TimeOut => self.time_out += 1,
-        }
-    }
-}
-
 impl Rejection {
     /// As in the metric label `reason`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::QueueFull => "queue-full",
             Self::ConcurrencyLimit => "concurrency-limit",
+            Self::FlowLimit => "flow-limit",
             Self::TimeOut => "time-out",
         }
     }

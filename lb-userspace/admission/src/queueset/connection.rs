@@ -1,12 +1,14 @@
-//! The connections that a queue set knows, waiting or holding seats, in one slab.
+//! The connections that a queue set knows one by one, in one slab: those that wait, and those that
+//! are over while their seats linger. The ones between are only counted.
 
+use super::arrival::Arrival;
 use crate::seat_seconds::SeatSeconds;
 
 /// Stands for no connection, queue or timer.
 pub const NONE: u32 = u32::MAX;
 
-/// Names a connection of a queue set, until its seats are released or it leaves its queue without
-/// seats.
+/// Names a connection that waits, until it is admitted or leaves its queue. After its end it names
+/// it again while its seats linger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
     index: u32,
@@ -26,8 +28,6 @@ impl Handle {
 pub enum State {
     /// In a queue.
     Waiting,
-    /// Admitted, and not over.
-    Executing,
     /// Over, but its seats are not yet released.
     Lingering,
     /// The place in the slab is free.
@@ -38,18 +38,13 @@ pub enum State {
 /// thousand may wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection {
+    pub arrival: Arrival,
     /// Progress of the level when the connection arrived.
     pub arrival_r: SeatSeconds,
-    /// When it was admitted, in nanoseconds.
-    pub admitted_at: u64,
-    /// How long its seats stay taken after its end, in nanoseconds.
-    pub additional_latency: u64,
     /// The estimated work of the connection.
     pub work: SeatSeconds,
-    /// What its queue is charged in advance while it holds seats.
-    pub advance: SeatSeconds,
-    pub initial_seats: u32,
-    pub final_seats: u32,
+    /// When it was admitted, in nanoseconds.
+    pub admitted_at: u64,
     /// Slot of its queue; [`NONE`] at a level without queues.
     pub queue: u32,
     /// Neighbours in the queue. In a free place, the next free place.
@@ -59,34 +54,36 @@ pub struct Connection {
     pub timer: u32,
     generation: u32,
     pub state: State,
-    /// Whether it holds seats and its handshake is not complete.
-    pub half_open: bool,
+    /// Whether its lingering seats are borrowed.
+    pub borrowed: bool,
 }
 
 impl Connection {
     /// A connection that waits for a seat and is in no queue yet.
-    pub fn new(initial_seats: u32, final_seats: u32, additional_latency: u64) -> Self {
+    pub fn new(arrival: Arrival) -> Self {
         Self {
+            work: arrival.work(),
+            arrival,
             arrival_r: SeatSeconds::ZERO,
             admitted_at: 0,
-            additional_latency,
-            work: SeatSeconds::ZERO,
-            advance: SeatSeconds::ZERO,
-            initial_seats,
-            final_seats,
             queue: NONE,
             previous: NONE,
             next: NONE,
             timer: NONE,
             generation: 0,
             state: State::Waiting,
-            half_open: false,
+            borrowed: false,
         }
     }
 
     /// Seats that it takes from its admission to their release.
     pub fn width(&self) -> u32 {
-        self.initial_seats.max(self.final_seats)
+        self.arrival.width()
+    }
+
+    /// Whether it is in a queue.
+    pub fn is_waiting(&self) -> bool {
+        self.state == State::Waiting
     }
 }
 
@@ -187,11 +184,15 @@ mod tests {
     #[test]
     fn handles_end_with_their_connection() {
         let mut slab = Slab::new();
-        let first = slab.insert(Connection::new(1, 0, 0)).unwrap();
+        let first = slab
+            .insert(Connection::new(Arrival::connection(1, 1, 0, None)))
+            .unwrap();
         let index = slab.find(first).unwrap();
         slab.remove(index);
         assert_eq!(slab.find(first), None);
-        let second = slab.insert(Connection::new(1, 0, 0)).unwrap();
+        let second = slab
+            .insert(Connection::new(Arrival::connection(1, 1, 0, None)))
+            .unwrap();
         assert_eq!(second.index(), first.index());
         assert_eq!(slab.find(first), None);
         assert!(slab.find(second).is_some());

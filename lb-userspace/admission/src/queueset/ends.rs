@@ -1,60 +1,64 @@
 //! How connections leave their queues, and how they give back their seats.
 
 use super::{
-    ESTIMATED_DURATION, Expiry, HOLD_SMOOTHING, MAX_TYPICAL_HOLD, QueueSet, Rejection,
-    connection::{Handle, NONE, State},
+    ESTIMATED_DURATION, Expiry, Grant, QueueSet, Rejection,
+    connection::{Connection, Handle, NONE, State},
+    grant::Seats,
+    holds::Holds,
 };
 use crate::seat_seconds::SeatSeconds;
 
 impl QueueSet {
-    /// A connection's handshake is complete. False if it holds no seats, or was complete before.
-    pub fn establish(&mut self, handle: Handle, now: u64) -> bool {
-        let Some(index) = self.find(handle, State::Executing) else {
+    /// A connection's handshake is complete. False if it was complete before.
+    pub fn establish(&mut self, grant: &mut Grant, now: u64) -> bool {
+        if !grant.half_open {
             return false;
-        };
+        }
         self.synchronise(now);
-        let closed = self.close_half_open(index);
-        self.ready |= closed;
-        closed
+        self.close_half_open(grant);
+        if let Some(slot) = grant.seats.queue {
+            self.reorder(slot);
+        }
+        self.ready = true;
+        true
     }
 
-    /// The connection is over. False if it holds no seats or was over already.
-    pub fn finish(&mut self, handle: Handle, now: u64) -> bool {
-        let Some(index) = self.find(handle, State::Executing) else {
-            return false;
-        };
+    /// The connection is over. Its seats are free after its additional latency.
+    pub fn finish(&mut self, mut grant: Grant, now: u64) {
         self.synchronise(now);
-        self.close_half_open(index);
-        let entry = *self.connections.at(index);
-        self.executing -= 1;
-        let held = now.saturating_sub(entry.admitted_at) as i64;
-        if entry.queue != NONE {
-            let executing = self.queues.at(entry.queue).executing - 1;
-            self.queues.set_executing(entry.queue, executing);
-            let queue = self.queues.at_mut(entry.queue);
+        self.end_execution(&mut grant);
+        let seats = grant.seats;
+        let held = now.saturating_sub(seats.taken_at);
+        self.mean_hold.observe(held);
+        if let Some(slot) = seats.queue {
+            let queue = self.queues.at_mut(slot);
+            queue.mean_hold.observe(held);
             if !self.policy.charges_continuously() {
+                let held = i64::try_from(held).unwrap_or(i64::MAX);
                 let excess = ESTIMATED_DURATION as i64 - held;
-                let correction = SeatSeconds::new(f64::from(entry.initial_seats), excess);
-                queue.charge(SeatSeconds::ZERO - correction);
+                let initial = f64::from(seats.arrival.initial_seats);
+                queue.charge(SeatSeconds::ZERO - SeatSeconds::new(initial, excess));
             }
             queue.limit_credit(&self.connections, now);
         }
-        let change = (held - self.typical_hold as i64) / HOLD_SMOOTHING;
-        self.typical_hold = self
-            .typical_hold
-            .saturating_add_signed(change)
-            .clamp(ESTIMATED_DURATION, MAX_TYPICAL_HOLD);
-
-        if entry.additional_latency == 0 {
-            self.release(index, now);
-        } else {
-            self.connections.at_mut(index).state = State::Lingering;
-            let at = now.saturating_add(entry.additional_latency);
-            self.timers.set(index, at, &mut self.connections);
-            // A connection that is wider than the limit waits only for executing connections.
-            self.ready = true;
+        if seats.arrival.additional_latency == 0 || !self.linger(seats, now) {
+            self.release(seats, now);
         }
-        true
+    }
+
+    /// The connection that was admitted could not be let in, or its client was gone: its seats are
+    /// free at once, its flow is charged nothing for them, and nothing is learnt from how long they
+    /// were held.
+    pub fn abort(&mut self, mut grant: Grant, now: u64) {
+        self.synchronise(now);
+        self.end_execution(&mut grant);
+        self.counts.abort(&grant.seats.arrival);
+        if let Some(slot) = grant.seats.queue {
+            let queue = self.queues.at_mut(slot);
+            queue.charge(SeatSeconds::ZERO - grant.charged);
+            queue.limit_credit(&self.connections, now);
+        }
+        self.free(grant.seats, now, Holds::forget);
     }
 
     /// A waiting connection leaves. False if it is not waiting.
@@ -69,7 +73,8 @@ impl QueueSet {
     }
 
     fn remove_waiter(&mut self, handle: Handle, reason: Rejection, now: u64) -> bool {
-        let Some(index) = self.find(handle, State::Waiting) else {
+        let found = self.connections.find(handle);
+        let Some(index) = found.filter(|&index| self.connections.at(index).is_waiting()) else {
             return false;
         };
         self.synchronise(now);
@@ -89,17 +94,20 @@ impl QueueSet {
         self.timers.cancel(index, &mut self.connections);
         let handle = self.connections.handle(index);
         self.synchronise(at);
-        let expiry = match self.connections.at(index).state {
-            State::Waiting => {
-                self.drop_waiter(index, Rejection::TimeOut, at);
-                Expiry::TimedOut(handle)
-            }
-            State::Executing | State::Lingering | State::Free => {
-                self.release(index, at);
-                Expiry::Released(handle)
-            }
+        let entry = *self.connections.at(index);
+        if entry.is_waiting() {
+            self.drop_waiter(index, Rejection::TimeOut, at);
+            return Some((at, Expiry::TimedOut(handle)));
+        }
+        self.connections.remove(index);
+        let seats = Seats {
+            arrival: entry.arrival,
+            queue: (entry.queue != NONE).then_some(entry.queue),
+            taken_at: entry.admitted_at,
+            borrowed: entry.borrowed,
         };
-        Some((at, expiry))
+        self.release(seats, at);
+        Some((at, Expiry::Released))
     }
 
     fn drop_waiter(&mut self, index: u32, reason: Rejection, now: u64) {
@@ -109,48 +117,113 @@ impl QueueSet {
         self.queues
             .at_mut(entry.queue)
             .limit_credit(&self.connections, now);
+        self.connections.remove(index);
         self.waiting -= 1;
         self.seats_waiting -= u64::from(entry.width());
         self.requested_seats -= u64::from(entry.width());
-        self.connections.remove(index);
-        self.counters.count(reason);
+        self.counts.wait_no_more(&entry.arrival);
+        self.counts.reject(&entry.arrival, reason);
+        self.change_flow(entry.arrival.hash, now, |flow| {
+            flow.waiting = flow.waiting.saturating_sub(1);
+            flow.connections = flow.connections.saturating_sub(1);
+        });
+        self.reorder(entry.queue);
         self.note_demand(now);
         self.ready |= !self.policy.keeps_defects();
     }
 
-    /// Frees the seats of a connection that is over.
-    fn release(&mut self, index: u32, now: u64) {
-        let entry = *self.connections.at(index);
-        let width = entry.width();
-        self.seats_in_use -= u64::from(width);
-        if entry.queue != NONE {
-            self.requested_seats -= u64::from(width);
-            let queue = self.queues.at_mut(entry.queue);
-            queue.seats -= u64::from(width);
-            if self.policy.charges_continuously() {
-                queue.end_accruing(width, now);
-                queue.advance -= entry.advance;
-            }
-            if queue.is_empty() && self.queues.len() > self.kind.queues() {
-                let removed = self.queues.remove(entry.queue);
-                if self.robin >= removed {
-                    let last = self.queues.len().saturating_sub(1);
-                    self.robin = self.robin.checked_sub(1).unwrap_or(last);
-                }
-            }
+    /// Counts a connection as over.
+    fn end_execution(&mut self, grant: &mut Grant) {
+        self.close_half_open(grant);
+        let end = |holds: &mut Holds| holds.executing = holds.executing.saturating_sub(1);
+        end(&mut self.holds);
+        if let Some(slot) = grant.seats.queue {
+            self.queues.hold(slot, end);
         }
-        self.connections.remove(index);
+        self.counts.end(&grant.seats.arrival);
+    }
+
+    /// Keeps the seats of a connection that is over for its additional latency. False if there are
+    /// no numbers left to name it.
+    fn linger(&mut self, seats: Seats, now: u64) -> bool {
+        let mut connection = Connection::new(seats.arrival);
+        connection.state = State::Lingering;
+        connection.queue = seats.queue.unwrap_or(NONE);
+        connection.admitted_at = seats.taken_at;
+        connection.borrowed = seats.borrowed;
+        let Some(handle) = self.connections.insert(connection) else {
+            return false;
+        };
+        let index = handle.index() as u32;
+        let at = now.saturating_add(seats.arrival.additional_latency);
+        self.timers.set(index, at, &mut self.connections);
+        if let Some(slot) = seats.queue {
+            self.reorder(slot);
+        }
+        // A connection that is wider than the limit waits only for executing connections.
+        self.ready = true;
+        true
+    }
+
+    /// Frees the seats of a connection that is over.
+    fn release(&mut self, seats: Seats, now: u64) {
+        if seats.borrowed {
+            self.borrowed_released += u64::from(seats.arrival.width());
+        }
+        self.free(seats, now, |holds, width, taken_at| {
+            holds.release(width, taken_at, now);
+        });
+    }
+
+    /// Frees seats; `give_back` says what that means for the numbers of holds.
+    fn free(&mut self, seats: Seats, now: u64, give_back: impl Fn(&mut Holds, u32, u64)) {
+        let Seats {
+            arrival,
+            queue,
+            taken_at,
+            ..
+        } = seats;
+        let width = arrival.width();
+        give_back(&mut self.holds, width, taken_at);
+        self.counts.release(&arrival);
+        self.change_flow(arrival.hash, now, |flow| {
+            flow.connections = flow.connections.saturating_sub(1);
+            flow.seats = flow.seats.saturating_sub(u64::from(width));
+        });
+        if let Some(slot) = queue {
+            self.requested_seats = self.requested_seats.saturating_sub(u64::from(width));
+            self.queues
+                .hold(slot, |holds| give_back(holds, width, taken_at));
+            self.reorder(slot);
+            self.remove_surplus(slot);
+        }
         self.note_demand(now);
         self.ready = true;
     }
 
-    /// Subtracts a connection's seats from the half-open ones, if it is half-open.
-    fn close_half_open(&mut self, index: u32) -> bool {
-        let entry = self.connections.at_mut(index);
-        let half_open = std::mem::replace(&mut entry.half_open, false);
-        if half_open {
-            self.half_open_seats -= u64::from(entry.width());
+    /// Removes a queue if it is empty and there are more than the level wants.
+    pub(super) fn remove_surplus(&mut self, slot: u32) {
+        if !self.queues.at(slot).is_empty() || self.queues.len() <= self.kind.queues() {
+            return;
         }
-        half_open
+        let removed = self.queues.remove(slot);
+        if self.robin >= removed {
+            let last = self.queues.len().saturating_sub(1);
+            self.robin = self.robin.checked_sub(1).unwrap_or(last);
+        }
+        self.tick.is_stale = true;
+    }
+
+    /// Subtracts a connection's seats from the half-open ones, if it is half-open.
+    fn close_half_open(&mut self, grant: &mut Grant) {
+        if !std::mem::replace(&mut grant.half_open, false) {
+            return;
+        }
+        let width = u64::from(grant.width());
+        let close = |holds: &mut Holds| holds.half_open = holds.half_open.saturating_sub(width);
+        close(&mut self.holds);
+        if let Some(slot) = grant.seats.queue {
+            self.queues.hold(slot, close);
+        }
     }
 }

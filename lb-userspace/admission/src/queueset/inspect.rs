@@ -1,9 +1,6 @@
 //! Looking into a queue set, as APF's debug endpoints do.
 
-use super::{
-    Counters, Handle, QueueSet,
-    connection::{NONE, State},
-};
+use super::{Counters, Grant, Handle, Holds, QueueSet, SchemaCounters, Wait, connection::NONE};
 use crate::seat_seconds::SeatSeconds;
 
 /// One queue at one moment.
@@ -13,10 +10,10 @@ pub struct QueueState {
     pub next_dispatch_r: SeatSeconds,
     /// Oldest first.
     pub waiting: Vec<Handle>,
-    /// How many hold seats and are not over.
-    pub executing: u32,
-    /// Seats held, lingering ones included.
-    pub seats_in_use: u64,
+    /// Why the first of them waits.
+    pub waits_for: Option<Wait>,
+    /// What its other connections hold.
+    pub holds: Holds,
     /// Estimated work of the waiting connections.
     pub waiting_work: SeatSeconds,
 }
@@ -29,7 +26,7 @@ impl QueueSet {
 
     /// Seats that are held, lingering ones included.
     pub fn seats_in_use(&self) -> u64 {
-        self.seats_in_use
+        self.holds.seats
     }
 
     /// Seats that connections wait for.
@@ -39,7 +36,7 @@ impl QueueSet {
 
     /// Seats held by connections with an incomplete handshake.
     pub fn half_open_seats(&self) -> u64 {
-        self.half_open_seats
+        self.holds.half_open
     }
 
     /// Connections that wait.
@@ -49,22 +46,33 @@ impl QueueSet {
 
     /// Connections that hold seats and are not over.
     pub fn executing(&self) -> u32 {
-        self.executing
+        self.holds.executing
     }
 
     /// Whether no connection waits or executes; seats may linger.
     pub fn is_idle(&self) -> bool {
-        self.waiting == 0 && self.executing == 0
+        self.waiting == 0 && self.holds.executing == 0
     }
 
-    /// Whether it knows no connection at all, not even one with lingering seats.
+    /// Whether no connection waits or holds seats, not even lingering ones.
     pub fn is_empty(&self) -> bool {
-        self.connections.len() == 0
+        self.is_idle() && self.holds.seats == 0 && self.connections.len() == 0
     }
 
     /// What has happened since the start.
     pub fn counters(&self) -> &Counters {
-        &self.counters
+        &self.counts.level
+    }
+
+    /// The same for each flow schema, by its number in [`super::Arrival::schema`]. Schemas that had
+    /// no connections here may be missing at the end.
+    pub fn schemas(&self) -> &[SchemaCounters] {
+        &self.counts.schemas
+    }
+
+    /// Seats that have come back from connections which held other levels' seats.
+    pub fn borrowed_released(&self) -> u64 {
+        self.borrowed_released
     }
 
     /// Arrivals that chose a queue, rejected ones included.
@@ -82,15 +90,17 @@ impl QueueSet {
         self.robin
     }
 
-    /// Index of the queue that a connection is or was in; `None` at a level without queues.
+    /// Index of the queue that a connection waits in; `None` if it does not wait.
     pub fn queue_of(&self, connection: Handle) -> Option<u32> {
         let entry = self.connections.at(self.connections.find(connection)?);
-        (entry.queue != NONE).then(|| self.queues.at(entry.queue).index)
+        entry
+            .is_waiting()
+            .then(|| self.queues.at(entry.queue).index)
     }
 
-    /// Whether a connection holds seats and is not over.
-    pub fn is_executing(&self, connection: Handle) -> bool {
-        self.find(connection, State::Executing).is_some()
+    /// Index of the queue that an executing connection was in; `None` at a level without queues.
+    pub fn queue_of_grant(&self, grant: &Grant) -> Option<u32> {
+        Some(self.queues.at(grant.seats.queue?).index)
     }
 
     /// All queues, in order, at the time of the last call.
@@ -106,8 +116,8 @@ impl QueueSet {
             QueueState {
                 next_dispatch_r: queue.usage(now),
                 waiting,
-                executing: queue.executing,
-                seats_in_use: queue.seats,
+                waits_for: self.waits_for(queue.index),
+                holds: queue.holds,
                 waiting_work: queue.waiting_work,
             }
         });

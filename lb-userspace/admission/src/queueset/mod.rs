@@ -12,50 +12,63 @@
 //! 3. takes what that admits, until there is no more ([`QueueSet::dispatch`]); also after each
 //!    timer.
 //!
+//! Connections that hold seats are numbers: per queue, per flow, and in sum. Whoever lets
+//! connections in beside this queue set tells it those numbers ([`QueueSet::observe`]).
+//!
 //! Once the highest number of connections has been reached, decisions allocate no memory. Arrivals
-//! and ends cost the logarithm of the number of timers; a dispatch looks at every queue with a
-//! waiter.
+//! and ends cost the logarithm of the number of timers, and dispatches that of the number of
+//! queues.
 
 mod arrival;
 mod connection;
+mod counters;
 mod dispatch;
 mod ends;
 mod enqueue;
+mod flows;
+mod gate;
+mod grant;
+mod holds;
 mod inspect;
+mod observe;
+mod order;
 mod policy;
 mod queue;
 mod timers;
+mod tournament;
+mod verdict;
 mod virtual_time;
 
 #[cfg(test)]
 mod tests;
 
 use self::{
-    connection::{Slab, State},
-    policy::Caps,
-    queue::Queues,
-    timers::Timers,
+    connection::Slab, counters::Counts, flows::Flows, holds::MeanHold, order::Tick, policy::Caps,
+    queue::Queues, timers::Timers, tournament::Tournament,
 };
 use super::{
     demand::{DemandIntegrator, DemandStatistics},
-    level::{ConnectionLimits, LevelKind, LimitResponse},
+    level::{ConnectionLimits, LevelKind, LimitResponse, MAX_QUEUES},
     seat_seconds::SeatSeconds,
     shuffle::{Dealer, DealerError},
 };
 
 pub use self::{
-    arrival::{Arrival, Counters, Dispatch, Expiry, Rejection, Verdict},
+    arrival::{Arrival, Rejection},
     connection::Handle,
+    counters::{Counters, SchemaCounters},
+    gate::Wait,
+    grant::Grant,
+    holds::{Holds, RECLAIM_TARGET},
     inspect::QueueState,
     policy::Policy,
+    verdict::{Dispatch, Expiry, Verdict},
 };
 
 /// How long a request is assumed to execute, in nanoseconds: APF's estimate for all requests.
 const ESTIMATED_DURATION: u64 = 3_000_000;
 /// The longest expected hold of connections, in nanoseconds.
 const MAX_TYPICAL_HOLD: u64 = 60_000_000_000;
-/// After about so many ends the typical hold has followed a change.
-const HOLD_SMOOTHING: i64 = 16;
 
 /// The queues and seats of one priority level.
 #[derive(Clone, Debug)]
@@ -67,6 +80,7 @@ pub struct QueueSet {
     nominal: u32,
     caps: Caps,
     queues: Queues,
+    flows: Flows,
     connections: Slab,
     timers: Timers,
 
@@ -74,20 +88,26 @@ pub struct QueueSet {
     synchronised_at: u64,
     /// Index of the queue that was served last.
     robin: u32,
+    order: Tournament,
+    tick: Tick,
+    /// Whether connections may wait in other queues than those of their present hands.
+    mixed_hands: bool,
     /// Arrivals that chose a queue.
     enqueues: u64,
-    /// How long connections lasted lately, in nanoseconds.
-    typical_hold: u64,
 
     waiting: u32,
-    executing: u32,
-    seats_in_use: u64,
     seats_waiting: u64,
     /// Seats that are held or waited for in queues.
     requested_seats: u64,
-    half_open_seats: u64,
+    /// What all connections hold, and how long they lasted lately.
+    holds: Holds,
+    mean_hold: MeanHold,
+    /// What somebody else counted last of connections that are in no queue.
+    observed_without_queue: Holds,
+    /// Seats that have come back from borrowers.
+    borrowed_released: u64,
     demand: DemandIntegrator,
-    counters: Counters,
+    counts: Counts,
     /// Whether something has changed since the last dispatch found nothing.
     ready: bool,
 }
@@ -104,61 +124,90 @@ enum Kind {
     },
 }
 
-impl QueueSet {
-    /// A level without connections. It has no seats until they are set.
+/// The shape of a level, known to be possible.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    kind: Kind,
+    connection_limits: Option<ConnectionLimits>,
+}
+
+impl Shape {
+    /// The shape that a level asks for.
     ///
     /// # Errors
-    /// If hands of the size it asks for cannot be dealt.
-    pub fn new(kind: &LevelKind, policy: Policy, now: u64) -> Result<Self, DealerError> {
+    /// If hands of the size it asks for cannot be dealt, or it asks for too many queues.
+    pub fn new(kind: &LevelKind) -> Result<Self, DealerError> {
+        Ok(Self {
+            kind: Kind::new(kind)?,
+            connection_limits: match kind {
+                LevelKind::Exempt => None,
+                LevelKind::Limited(limited) => Some(limited.connections),
+            },
+        })
+    }
+}
+
+impl QueueSet {
+    /// A level without connections. It has no seats until they are set.
+    pub fn new(shape: Shape, policy: Policy, now: u64) -> Self {
         let limits = ConnectionLimits::default();
+        let mean_hold = MeanHold::new(ESTIMATED_DURATION, MAX_TYPICAL_HOLD);
+        let conditions = match policy {
+            Policy::Exact => 0,
+            Policy::Connections => gate::ALL,
+        };
         let mut set = Self {
             policy,
             kind: Kind::Exempt,
             connection_limits: limits,
             limit: 0,
-            nominal: 0,
-            caps: policy.caps(&limits, 0),
+            nominal: u32::MAX,
+            caps: policy.caps(&limits, 0, 0),
             queues: Queues::default(),
+            flows: Flows::new(),
             connections: Slab::new(),
             timers: Timers::default(),
             r: SeatSeconds::ZERO,
             synchronised_at: now,
             robin: 0,
+            order: Tournament::new(conditions),
+            tick: Tick::default(),
+            mixed_hands: false,
             enqueues: 0,
-            typical_hold: ESTIMATED_DURATION,
             waiting: 0,
-            executing: 0,
-            seats_in_use: 0,
             seats_waiting: 0,
             requested_seats: 0,
-            half_open_seats: 0,
+            holds: Holds::default(),
+            mean_hold,
+            observed_without_queue: Holds::default(),
+            borrowed_released: 0,
             demand: DemandIntegrator::new(now),
-            counters: Counters::default(),
+            counts: Counts::default(),
             ready: false,
         };
-        set.configure(kind, now)?;
-        Ok(set)
+        set.configure(shape, now);
+        set
     }
 
     /// Changes the shape of the level. Its connections stay: none is cut off or thrown out, and
     /// surplus queues are removed one by one as they become empty.
-    ///
-    /// # Errors
-    /// If hands of the size it asks for cannot be dealt. Nothing changes then.
-    pub fn configure(&mut self, kind: &LevelKind, now: u64) -> Result<(), DealerError> {
-        let configured = Kind::new(kind)?;
+    pub fn configure(&mut self, shape: Shape, now: u64) {
         self.synchronise(now);
-        if let LevelKind::Limited(limited) = kind {
-            self.connection_limits = limited.connections;
+        if let Some(limits) = shape.connection_limits {
+            self.connection_limits = limits;
         }
-        self.kind = configured;
-        self.queues.grow(self.kind.queues());
+        self.mixed_hands = self.waiting > 0;
+        self.kind = shape.kind;
+        let mean_hold = MeanHold::new(ESTIMATED_DURATION, MAX_TYPICAL_HOLD);
+        let continuous = self.policy.charges_continuously();
+        self.queues.grow(self.kind.queues(), continuous, mean_hold);
         self.set_limit(self.limit, now);
-        Ok(())
     }
 
-    /// Sets how many seats are the level's own. Seats above that are borrowed.
+    /// Sets how many seats are the level's own. Seats above that are borrowed. Until then all are
+    /// its own.
     pub fn set_nominal(&mut self, nominal: u32) {
+        self.ready |= nominal > self.nominal;
         self.nominal = nominal;
     }
 
@@ -167,8 +216,16 @@ impl QueueSet {
     pub fn set_limit(&mut self, limit: u32, now: u64) {
         self.synchronise(now);
         self.limit = limit;
-        self.caps = self.policy.caps(&self.connection_limits, limit);
+        let queues = self.kind.queues();
+        self.caps = self.policy.caps(&self.connection_limits, limit, queues);
+        self.flows.remember(self.caps.first_seat_reserve);
+        self.tick.is_stale = true;
         self.ready = true;
+    }
+
+    /// How many seats the level wanted since the last period of demand ended.
+    pub fn demand(&mut self, now: u64) -> DemandStatistics {
+        self.demand.statistics(now)
     }
 
     /// Ends a period of demand and starts the next.
@@ -176,13 +233,8 @@ impl QueueSet {
         self.demand.reset(now)
     }
 
-    fn find(&self, handle: Handle, state: State) -> Option<u32> {
-        let index = self.connections.find(handle)?;
-        (self.connections.at(index).state == state).then_some(index)
-    }
-
     fn note_demand(&mut self, now: u64) {
-        let seats = self.seats_in_use + self.seats_waiting;
+        let seats = self.holds.seats + self.seats_waiting;
         self.demand.set(seats as f64, now);
     }
 }
@@ -196,8 +248,13 @@ impl Kind {
                 LimitResponse::Queue(queuing) => {
                     // Sizes beyond i32 exceed every bound of the dealer.
                     let size = |size| i32::try_from(size).unwrap_or(i32::MAX);
+                    let dealer = Dealer::new(size(queuing.queues), size(queuing.hand_size))?;
+                    if queuing.queues > MAX_QUEUES {
+                        let deck_size = size(queuing.queues);
+                        return Err(DealerError::DeckTooLarge { deck_size });
+                    }
                     Self::Queue {
-                        dealer: Dealer::new(size(queuing.queues), size(queuing.hand_size))?,
+                        dealer,
                         length_limit: queuing.queue_length_limit,
                     }
                 }
@@ -210,6 +267,14 @@ impl Kind {
         match self {
             Self::Exempt | Self::Reject => 0,
             Self::Queue { dealer, .. } => dealer.deck_size(),
+        }
+    }
+
+    /// Deals hands of queues, if there are any.
+    fn dealer(&self) -> Option<Dealer> {
+        match self {
+            Self::Exempt | Self::Reject => None,
+            Self::Queue { dealer, .. } => Some(*dealer),
         }
     }
 }

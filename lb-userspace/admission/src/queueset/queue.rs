@@ -1,7 +1,10 @@
 //! The queues of a level: each is a first-in, first-out list of waiting connections, with what the
 //! queue has been charged.
 
-use super::connection::{NONE, Slab, State};
+use super::{
+    connection::{NONE, Slab, State},
+    holds::{Holds, MeanHold},
+};
 use crate::seat_seconds::SeatSeconds;
 
 /// One queue.
@@ -9,21 +12,22 @@ use crate::seat_seconds::SeatSeconds;
 pub struct Queue {
     first: u32,
     last: u32,
-    /// Width of the first connection, kept here for the choice among queues.
+    /// Width and work of the first connection, kept here for the choice among queues.
     pub head_width: u32,
     pub head_work: SeatSeconds,
     pub waiting: u32,
-    pub executing: u32,
-    /// Seats held by its connections, lingering ones included.
-    pub seats: u64,
+    /// What its connections hold.
+    pub holds: Holds,
+    /// How long its connections lasted lately.
+    pub mean_hold: MeanHold,
+    /// Whether somebody else counts what it holds, see [`super::QueueSet::observe`].
+    pub observed: bool,
     /// Estimated work of its waiting connections.
     pub waiting_work: SeatSeconds,
-    /// The charge so far. With continuous charging, the cost of `accruing` seats since the clock's
-    /// origin is subtracted.
-    charged: SeatSeconds,
-    accruing: u64,
-    /// Charged in advance for the connections that hold seats.
-    pub advance: SeatSeconds,
+    /// What it has been charged. With continuous charging, what its holds used comes on top.
+    base: SeatSeconds,
+    /// Whether it is charged while seats are held.
+    continuous: bool,
     /// Index among the level's queues. It changes when queues before it are removed.
     pub index: u32,
     /// Its place in the list of queues with waiters.
@@ -31,19 +35,19 @@ pub struct Queue {
 }
 
 impl Queue {
-    fn new(index: u32) -> Self {
+    fn new(index: u32, continuous: bool, mean_hold: MeanHold) -> Self {
         Self {
             first: NONE,
             last: NONE,
             head_width: 0,
             head_work: SeatSeconds::ZERO,
             waiting: 0,
-            executing: 0,
-            seats: 0,
+            holds: Holds::default(),
+            mean_hold,
+            observed: false,
             waiting_work: SeatSeconds::ZERO,
-            charged: SeatSeconds::ZERO,
-            accruing: 0,
-            advance: SeatSeconds::ZERO,
+            base: SeatSeconds::ZERO,
+            continuous,
             index,
             listed: NONE,
         }
@@ -51,12 +55,12 @@ impl Queue {
 
     /// Whether it counts among the queues that share the seats.
     pub fn is_active(&self) -> bool {
-        self.waiting > 0 || self.executing > 0
+        self.waiting > 0 || self.holds.executing > 0
     }
 
     /// Whether it has no waiter and holds no seat.
     pub fn is_empty(&self) -> bool {
-        !self.is_active() && self.seats == 0
+        !self.is_active() && self.holds.seats == 0
     }
 
     fn set_head(&mut self, connection: u32, slab: &Slab) {
@@ -76,29 +80,24 @@ impl Queue {
     /// What the queue has been charged: APF's `nextDispatchR`, the progress at which its next
     /// waiter is due.
     pub fn usage(&self, now: u64) -> SeatSeconds {
-        self.charged + SeatSeconds::since_origin(self.accruing, now)
+        self.base + self.used(now)
     }
 
     /// Sets what the queue has been charged.
     pub fn set_usage(&mut self, usage: SeatSeconds, now: u64) {
-        self.charged = usage - SeatSeconds::since_origin(self.accruing, now);
+        self.base = usage - self.used(now);
     }
 
     /// Charges for work. A value that wraps around (a negative one) takes a charge back.
     pub fn charge(&mut self, work: SeatSeconds) {
-        self.charged += work;
+        self.base += work;
     }
 
-    /// Begins to charge for seats by the clock.
-    pub fn begin_accruing(&mut self, seats: u32, now: u64) {
-        self.accruing += u64::from(seats);
-        self.charged -= SeatSeconds::since_origin(u64::from(seats), now);
-    }
-
-    /// Ends what [`Self::begin_accruing`] began.
-    pub fn end_accruing(&mut self, seats: u32, now: u64) {
-        self.accruing -= u64::from(seats);
-        self.charged += SeatSeconds::since_origin(u64::from(seats), now);
+    fn used(&self, now: u64) -> SeatSeconds {
+        match self.continuous {
+            true => self.holds.used(now),
+            false => SeatSeconds::ZERO,
+        }
     }
 
     /// Removes credit from before its oldest waiter came: a queue that wanted less than its part
@@ -161,9 +160,9 @@ impl Queues {
     }
 
     /// Adds empty queues until there are `number`.
-    pub fn grow(&mut self, number: u32) {
+    pub fn grow(&mut self, number: u32, continuous: bool, mean_hold: MeanHold) {
         for index in self.len()..number {
-            let queue = Queue::new(index);
+            let queue = Queue::new(index, continuous, mean_hold);
             let slot = match self.free.pop() {
                 Some(slot) => {
                     *self.at_mut(slot) = queue;
@@ -225,16 +224,16 @@ impl Queues {
         });
     }
 
-    /// Changes how many connections of a queue are executing.
-    pub fn set_executing(&mut self, slot: u32, executing: u32) {
-        self.update(slot, |queue| queue.executing = executing);
+    /// Changes what the connections of a queue hold.
+    pub fn hold<T>(&mut self, slot: u32, change: impl FnOnce(&mut Holds) -> T) -> T {
+        self.update(slot, |queue| change(&mut queue.holds))
     }
 
     /// Changes a queue's members and updates the lists over all queues.
-    fn update(&mut self, slot: u32, change: impl FnOnce(&mut Queue)) {
+    fn update<T>(&mut self, slot: u32, change: impl FnOnce(&mut Queue) -> T) -> T {
         let queue = &mut self.slots[slot as usize];
         let was_active = queue.is_active();
-        change(queue);
+        let result = change(queue);
         match (was_active, queue.is_active()) {
             (false, true) => self.active += 1,
             (true, false) => self.active -= 1,
@@ -250,5 +249,6 @@ impl Queues {
                 self.at_mut(moved).listed = place;
             }
         }
+        result
     }
 }

@@ -91,7 +91,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::queueset::connection::Connection;
+    use crate::queueset::{arrival::Arrival, connection::Connection};
 
     proptest! {
         #[test]
@@ -103,7 +103,8 @@ mod tests {
             let mut expected = Vec::new();
             let mut cancelled = Vec::new();
             for &(at, cancel) in &timers {
-                let handle = slab.insert(Connection::new(1, 0, 0)).unwrap();
+                let arrival = Arrival::connection(1, 1, 0, None);
+                let handle = slab.insert(Connection::new(arrival)).unwrap();
                 let index = slab.find(handle).unwrap();
                 heap.set(index, at, &mut slab);
                 if cancel { cancelled.push(index) } else { expected.push((at, index)) }

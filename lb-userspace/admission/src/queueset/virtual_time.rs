@@ -8,23 +8,32 @@ pub const R_DECREMENT: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2);
 /// R is reduced once it has reached this.
 pub const HIGH_R: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2 + u64::MAX / 4);
 
-/// How far a queue may be ahead of the others: all seats for so many nanoseconds.
-const MAX_DEBT: u64 = 600_000_000_000;
+/// How far a queue may be ahead of the others: a fair share of the seats for so many nanoseconds.
+const MAX_DEBT: u64 = 10_000_000_000;
 
 impl QueueSet {
-    /// Forgets what queues had long ago: a connection that lasts for days must not block its flow
-    /// for as long. To be called now and then; it looks at every queue.
+    /// Forgets what queues had long ago: a flow that held much is not kept waiting for as long. It
+    /// looks at every queue, and is to be called now and then, so that no debt overflows.
     pub fn limit_debts(&mut self, now: u64) {
         self.synchronise(now);
-        let most = SeatSeconds::since_origin(u64::from(self.limit), MAX_DEBT);
         for index in 0..self.queues.len() {
-            let slot = self.queues.slot(index);
-            let queue = self.queues.at_mut(slot);
-            // Negative if the queue is behind.
-            let ahead = (queue.usage(now) - self.r).units() as i64;
-            if ahead > most.units() as i64 {
-                queue.set_usage(self.r + most, now);
-            }
+            self.limit_debt(self.queues.slot(index), now);
+        }
+        self.tick.is_stale = true;
+    }
+
+    /// The same for one queue.
+    pub(super) fn limit_debt(&mut self, slot: u32, now: u64) {
+        if !self.policy.charges_continuously() {
+            return;
+        }
+        let share = u64::from(self.limit).div_ceil(u64::from(self.queues.active().max(1)));
+        let most = SeatSeconds::since_origin(share, MAX_DEBT);
+        let queue = self.queues.at_mut(slot);
+        // Negative if the queue is behind.
+        let ahead = (queue.usage(now) - self.r).units() as i64;
+        if ahead > most.units() as i64 {
+            queue.set_usage(self.r + most, now);
         }
     }
 
@@ -60,6 +69,7 @@ impl QueueSet {
         for connection in self.connections.iter_mut() {
             connection.arrival_r -= R_DECREMENT;
         }
-        self.counters.epoch_advances += 1;
+        self.tick.is_stale = true;
+        self.counts.level.epoch_advances += 1;
     }
 }

@@ -1,63 +1,73 @@
 //! What a simulation knows of each waiting or executing connection.
 
 use super::Request;
-use crate::{controller::LevelId, queueset::Handle};
+use crate::{
+    controller::LevelId,
+    queueset::{Grant, Handle},
+};
 
-/// Where a connection is stored: its level, and the index of its handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    pub level: LevelId,
-    index: u32,
-}
-
-/// A connection that waits or executes.
-#[derive(Clone, Copy, Debug)]
-pub struct Known {
-    pub handle: Handle,
+/// A connection that executes.
+#[derive(Debug)]
+pub struct Executing {
     pub request: Request,
-    /// When it arrived; after its admission, when it was admitted.
+    pub grant: Grant,
+    /// When it was admitted.
     pub since: u64,
 }
 
-/// All connections, by level and index of the handle.
+/// All connections: those that wait by level and index of the handle, those that execute by a
+/// number that is used again.
 #[derive(Debug, Default)]
-pub struct Connections(Vec<Vec<Option<Known>>>);
-
-impl Place {
-    pub fn new(level: LevelId, handle: Handle) -> Self {
-        Self {
-            level,
-            // Handles' indices have 32 bits.
-            index: handle.index() as u32,
-        }
-    }
+pub struct Connections {
+    /// With the time of arrival.
+    waiting: Vec<Vec<Option<(Request, u64)>>>,
+    executing: Vec<Option<Executing>>,
+    free: Vec<u32>,
 }
 
 impl Connections {
-    /// Adds a connection that arrived at `now`.
-    pub fn insert(&mut self, handle: Handle, request: Request, now: u64) {
+    /// Adds a connection that arrived at `now` and waits.
+    pub fn wait(&mut self, handle: Handle, request: Request, now: u64) {
         let level = request.level.index();
-        if self.0.len() <= level {
-            self.0.resize(level + 1, Vec::new());
+        if self.waiting.len() <= level {
+            self.waiting.resize(level + 1, Vec::new());
         }
-        let connections = &mut self.0[level];
+        let connections = &mut self.waiting[level];
         if connections.len() <= handle.index() {
             connections.resize(handle.index() + 1, None);
         }
-        connections[handle.index()] = Some(Known {
-            handle,
-            request,
-            since: now,
-        });
+        connections[handle.index()] = Some((request, now));
     }
 
-    pub fn get_mut(&mut self, place: Place) -> Option<&mut Known> {
-        let level = self.0.get_mut(place.level.index())?;
-        level.get_mut(place.index as usize)?.as_mut()
+    /// A connection no longer waits. Returns it, with the time of its arrival.
+    pub fn wait_no_more(&mut self, level: LevelId, handle: Handle) -> Option<(Request, u64)> {
+        let level = self.waiting.get_mut(level.index())?;
+        level.get_mut(handle.index())?.take()
     }
 
-    pub fn remove(&mut self, place: Place) -> Option<Known> {
-        let level = self.0.get_mut(place.level.index())?;
-        level.get_mut(place.index as usize)?.take()
+    /// Adds a connection that executes. Returns its number.
+    pub fn execute(&mut self, connection: Executing) -> u32 {
+        match self.free.pop() {
+            Some(number) => {
+                self.executing[number as usize] = Some(connection);
+                number
+            }
+            None => {
+                self.executing.push(Some(connection));
+                // A simulation has at most a thousand million connections.
+                self.executing.len() as u32 - 1
+            }
+        }
+    }
+
+    pub fn executing(&mut self, number: u32) -> Option<&mut Executing> {
+        self.executing.get_mut(number as usize)?.as_mut()
+    }
+
+    /// A connection is over.
+    pub fn end(&mut self, number: u32) -> Option<Executing> {
+        let connection = self.executing.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        Some(connection)
     }
 }

@@ -232,6 +232,7 @@ fn client_request(client: &Client, level: LevelId, flow: u32, group: u32) -> Req
         level,
         arrival: Arrival {
             hash: client.hash,
+            schema: 0,
             initial_seats: client.initial_seats,
             final_seats: ending.seats,
             additional_latency: ending.time,

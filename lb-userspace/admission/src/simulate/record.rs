@@ -15,6 +15,7 @@ pub struct Outcomes {
     pub executions: u64,
     pub queue_full: u64,
     pub concurrency_limit: u64,
+    pub flow_limit: u64,
     pub time_out: u64,
     /// Waiting times of the admitted connections, in nanoseconds.
     pub waits: Histogram<u64>,
@@ -70,6 +71,7 @@ impl Outcomes {
             executions: 0,
             queue_full: 0,
             concurrency_limit: 0,
+            flow_limit: 0,
             time_out: 0,
             waits: Histogram::new(3).expect("histograms of up to 5 digits exist"),
         }
@@ -86,12 +88,13 @@ impl Outcomes {
         match rejection {
             Rejection::QueueFull => self.queue_full += 1,
             Rejection::ConcurrencyLimit => self.concurrency_limit += 1,
+            Rejection::FlowLimit => self.flow_limit += 1,
             Rejection::TimeOut => self.time_out += 1,
         }
     }
 
     pub fn rejections(&self) -> u64 {
-        self.queue_full + self.concurrency_limit + self.time_out
+        self.queue_full + self.concurrency_limit + self.flow_limit + self.time_out
     }
 }
 

@@ -61,6 +61,7 @@ pub struct LevelReport {
 pub struct Rejections {
     pub queue_full: u64,
     pub concurrency_limit: u64,
+    pub flow_limit: u64,
     pub time_out: u64,
 }
 
@@ -121,8 +122,22 @@ impl From<&Outcomes> for Rejections {
         Self {
             queue_full: outcomes.queue_full,
             concurrency_limit: outcomes.concurrency_limit,
+            flow_limit: outcomes.flow_limit,
             time_out: outcomes.time_out,
         }
+    }
+}
+
+impl Rejections {
+    /// All of them.
+    pub fn all(&self) -> u64 {
+        let Self {
+            queue_full,
+            concurrency_limit,
+            flow_limit,
+            time_out,
+        } = self;
+        queue_full + concurrency_limit + flow_limit + time_out
     }
 }
 

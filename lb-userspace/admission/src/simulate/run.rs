@@ -4,13 +4,13 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::{
     Request, Settings,
-    connections::{Connections, Place},
+    connections::{Connections, Executing},
     recorder::Recorder,
     report::Report,
 };
 use crate::{
     controller::{Controller, Event},
-    queueset::{Arrival, Expiry, Rejection, Verdict},
+    queueset::{Arrival, Expiry, Grant, Rejection, Verdict},
 };
 
 /// How long waiting connections may go on waiting when nothing else happens, in nanoseconds:
@@ -57,8 +57,9 @@ struct Scheduled {
 enum Action {
     /// A thread makes its next connection.
     Call(u32),
-    Establish(Place),
-    Finish(Place),
+    /// By the number of the connection.
+    Establish(u32),
+    Finish(u32),
 }
 
 impl Simulation {
@@ -132,11 +133,8 @@ impl Simulation {
         };
         match self.controller.arrive(request.level, arrival, now) {
             Verdict::Rejected(rejection) => self.reject(&request, rejection, now),
-            Verdict::Queued(handle) => self.connections.insert(handle, request, now),
-            Verdict::Admitted(handle) => {
-                self.connections.insert(handle, request, now);
-                self.admit(Place::new(request.level, handle), now);
-            }
+            Verdict::Queued(handle) => self.connections.wait(handle, request, now),
+            Verdict::Admitted(grant) => self.admit(request, grant, now, now),
         }
         self.dispatch(now);
     }
@@ -188,9 +186,9 @@ impl Simulation {
 
     fn note(&mut self, event: Event, now: u64) {
         if let Event::Expiry(level, Expiry::TimedOut(handle)) = event
-            && let Some(known) = self.connections.remove(Place::new(level, handle))
+            && let Some((request, _)) = self.connections.wait_no_more(level, handle)
         {
-            self.reject(&known.request, Rejection::TimeOut, now);
+            self.reject(&request, Rejection::TimeOut, now);
         }
     }
 
@@ -204,14 +202,16 @@ impl Simulation {
                     self.arrive(request, now);
                 }
             }
-            Action::Establish(place) => {
-                if let Some(known) = self.connections.get_mut(place).copied() {
-                    self.controller.establish(place.level, known.handle, now);
+            Action::Establish(number) => {
+                if let Some(known) = self.connections.executing(number) {
+                    let level = known.request.level;
+                    self.controller.establish(level, &mut known.grant, now);
                 }
             }
-            Action::Finish(place) => {
-                if let Some(known) = self.connections.remove(place) {
-                    self.controller.finish(place.level, known.handle, now);
+            Action::Finish(number) => {
+                if let Some(known) = self.connections.end(number) {
+                    self.controller
+                        .finish(known.request.level, known.grant, now);
                     self.recorder.finish(&known.request, known.since, now);
                 }
             }
@@ -221,18 +221,18 @@ impl Simulation {
     /// Admits all connections that can be admitted.
     fn dispatch(&mut self, now: u64) {
         while let Some((level, dispatch)) = self.controller.dispatch(now) {
-            self.admit(Place::new(level, dispatch.connection), now);
+            let known = self.connections.wait_no_more(level, dispatch.connection);
+            match known {
+                Some((request, since)) => self.admit(request, dispatch.grant, since, now),
+                // Never happens: whoever waits has been noted.
+                None => self.controller.abort(level, dispatch.grant, now),
+            }
         }
         self.recorder.note_seats(&self.controller);
     }
 
-    fn admit(&mut self, place: Place, now: u64) {
-        let Some(known) = self.connections.get_mut(place) else {
-            return;
-        };
-        let wait = now - std::mem::replace(&mut known.since, now);
-        let (request, handle) = (known.request, known.handle);
-        self.recorder.admit(&request, wait, now);
+    fn admit(&mut self, request: Request, mut grant: Grant, arrived_at: u64, now: u64) {
+        self.recorder.admit(&request, now - arrived_at, now);
         if let Some(number) = request.thread {
             let Thread {
                 calls, interval, ..
@@ -242,14 +242,18 @@ impl Simulation {
             }
         }
         if request.handshake == 0 {
-            self.controller.establish(place.level, handle, now);
-        } else if request.handshake < request.hold {
-            self.schedule(
-                now.saturating_add(request.handshake),
-                Action::Establish(place),
-            );
+            self.controller.establish(request.level, &mut grant, now);
         }
-        self.schedule(now.saturating_add(request.hold), Action::Finish(place));
+        let number = self.connections.execute(Executing {
+            request,
+            grant,
+            since: now,
+        });
+        if (1..request.hold).contains(&request.handshake) {
+            let at = now.saturating_add(request.handshake);
+            self.schedule(at, Action::Establish(number));
+        }
+        self.schedule(now.saturating_add(request.hold), Action::Finish(number));
     }
 
     fn reject(&mut self, request: &Request, rejection: Rejection, now: u64) {

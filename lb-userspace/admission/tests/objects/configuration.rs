@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use lb_admission::{
     configuration::{Configuration, MAX_RULES},
-    level::Level,
+    level::{Level, MAX_LEVELS},
     objects::{Kind, ObjectRef, status::Condition},
     schema::Schema,
 };
@@ -146,7 +146,7 @@ fn last_valid_version_stays_in_force() {
     assert!(
         accepted
             .message
-            .contains("must be between 0 and 1000000; not in force"),
+            .contains("must not be negative; not in force"),
         "{accepted:?}"
     );
     configuration.delete(&never_valid.reference());
@@ -247,6 +247,49 @@ fn rules_have_an_upper_bound_in_all() {
     configuration
         .apply(&objects[fitting])
         .expect("there is room again");
+}
+
+#[test]
+fn levels_and_their_queues_are_bounded() {
+    let level = |name: &str, queues: u32| {
+        format!(
+            "---\nkind: PriorityLevel\nmetadata: {{name: {name}}}\nspec: {{type: Limited, \
+             limited: {{limitResponse: {{type: Queue, queuing: {{queues: {queues}, handSize: 1}}}}}}}}\n"
+        )
+    };
+    for (queues, fitting, field) in [
+        (4096, 16, "spec.limited.limitResponse.queuing.queues"),
+        (1, MAX_LEVELS - 2, "metadata.name"),
+    ] {
+        let yaml: String = (0..=fitting)
+            .map(|index| level(&format!("l{index}"), queues))
+            .collect();
+        let objects = objects(&yaml);
+        let mut configuration = Configuration::default();
+        for object in &objects[..fitting] {
+            configuration.apply(object).unwrap();
+        }
+        let errors = configuration.apply(&objects[fitting]).unwrap_err();
+        assert_eq!(fields(&errors), [field]);
+        configuration
+            .apply(&objects[0])
+            .expect("a level in place of itself");
+        configuration.delete(&objects[0].reference());
+        configuration
+            .apply(&objects[fitting])
+            .expect("there is room again");
+    }
+}
+
+#[test]
+fn shares_are_as_large_as_the_api_takes() {
+    let yaml = format!(
+        "kind: PriorityLevel\nmetadata: {{name: a}}\nspec: {{type: Limited, limited: {{\
+         nominalConcurrencyShares: {}, limitResponse: {{type: Reject}}}}}}\n",
+        i32::MAX
+    );
+    let limits = configuration(&yaml).in_force().limits(u32::MAX);
+    assert!(limits.iter().any(|limits| limits.nominal > u32::MAX - 100));
 }
 
 #[test]

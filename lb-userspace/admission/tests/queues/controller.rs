@@ -3,7 +3,7 @@
 use lb_admission::{
     controller::{Controller, Event, LevelId},
     level::Level,
-    queueset::{Arrival, Handle, Policy, Verdict},
+    queueset::{Arrival, Grant, Policy, Verdict},
 };
 
 use crate::support;
@@ -41,7 +41,7 @@ impl Node {
     }
 
     /// Lets timers fire up to `to`, and admits what can be admitted.
-    fn advance(&mut self, to: u64) -> Vec<(LevelId, Handle)> {
+    fn advance(&mut self, to: u64) -> Vec<(LevelId, Grant)> {
         let mut admitted = Vec::new();
         while let Some((at, _)) = self.controller.fire(to) {
             self.now = at;
@@ -51,17 +51,17 @@ impl Node {
         admitted
     }
 
-    fn dispatch(&mut self) -> Vec<(LevelId, Handle)> {
+    fn dispatch(&mut self) -> Vec<(LevelId, Grant)> {
         let mut admitted = Vec::new();
-        while let Some((level, dispatch)) = self.controller.dispatch(self.now) {
+        while let Some((level, mut dispatch)) = self.controller.dispatch(self.now) {
             self.controller
-                .establish(level, dispatch.connection, self.now);
-            admitted.push((level, dispatch.connection));
+                .establish(level, &mut dispatch.grant, self.now);
+            admitted.push((level, dispatch.grant));
         }
         admitted
     }
 
-    fn arrive(&mut self, level: LevelId, hash: u64) -> Vec<(LevelId, Handle)> {
+    fn arrive(&mut self, level: LevelId, hash: u64) -> Vec<(LevelId, Grant)> {
         let arrival = Arrival::connection(hash, 1, 0, None);
         let verdict = self.controller.arrive(level, arrival, self.now);
         assert!(matches!(verdict, Verdict::Queued(_)), "{verdict:?}");
@@ -82,15 +82,14 @@ fn borrow(node: &mut Node, hold: u64, connections: u64) {
         let mut admitted = node.advance(node.now + interval);
         admitted.extend(node.arrive(borrower, number * 7919));
         let until = node.now + hold;
-        executing.extend(admitted.into_iter().map(|(_, handle)| (until, handle)));
-        while let Some(&(end, handle)) = executing.front()
-            && end <= node.now
-        {
-            executing.pop_front();
-            node.controller.finish(borrower, handle, node.now);
+        executing.extend(admitted.into_iter().map(|(_, grant)| (until, grant)));
+        while executing.front().is_some_and(|(end, _)| *end <= node.now) {
+            if let Some((_, grant)) = executing.pop_front() {
+                node.controller.finish(borrower, grant, node.now);
+            }
             let admitted = node.dispatch();
             let until = node.now + hold;
-            executing.extend(admitted.into_iter().map(|(_, handle)| (until, handle)));
+            executing.extend(admitted.into_iter().map(|(_, grant)| (until, grant)));
         }
     }
 }
@@ -145,7 +144,8 @@ fn the_exact_mode_waits_for_its_period() {
 #[test]
 fn a_level_that_is_gone_stays_until_its_connections_are() {
     let mut node = Node::new(Policy::Connections);
-    let [(level, connection)] = node.arrive(node.borrower, 1)[..] else {
+    let mut admitted = node.arrive(node.borrower, 1);
+    let Some((level, grant)) = admitted.pop() else {
         panic!("not admitted");
     };
     let [lender, borrower] = levels();
@@ -168,7 +168,7 @@ fn a_level_that_is_gone_stays_until_its_connections_are() {
     node.controller
         .configure(std::slice::from_ref(&lender), 200, 3)
         .unwrap();
-    assert!(node.controller.finish(level, connection, 4));
+    node.controller.finish(level, grant, 4);
     while let Some((_, event)) = node.controller.fire(5 * SECOND) {
         assert_eq!(event, Event::Adjusted);
     }
@@ -209,4 +209,55 @@ fn a_new_configuration_does_not_put_off_the_next_adjustment() {
         let limits: u32 = controller.levels().map(|(_, level)| level.limit()).sum();
         assert_eq!((limits, controller.next_event()), (400, due), "{policy:?}");
     }
+}
+
+/// What cannot be applied as a whole changes nothing.
+#[test]
+fn a_configuration_is_applied_whole_or_not_at_all() {
+    for policy in support::POLICIES {
+        let mut controller = Controller::new(&levels(), 200, policy, 0).unwrap();
+        let limits = |controller: &Controller| -> Vec<(String, u32)> {
+            let levels = controller.levels();
+            levels
+                .map(|(name, level)| (name.to_owned(), level.limit()))
+                .collect()
+        };
+        let before = limits(&controller);
+        let other = support::level("other", 1, 8, 1);
+        let impossible = support::level("impossible", 1, 512, 8);
+        let twice = [other.clone(), other.clone()];
+        let too_many: Vec<Level> = (0..300)
+            .map(|number| support::level(&format!("level {number}"), 1, 1, 1))
+            .collect();
+        let refused: [&[Level]; 3] = [&[other, impossible], &twice, &too_many];
+        for levels in refused {
+            assert!(controller.configure(levels, 400, 1).is_err());
+            assert_eq!(limits(&controller), before, "{policy:?}");
+            assert!(controller.find("lender").is_some() && controller.find("other").is_none());
+        }
+    }
+}
+
+/// Connections that come and go in borrowed seats do not vouch for those that stay.
+#[test]
+fn releases_of_borrowed_seats_decide_how_much_is_lent() {
+    let mut node = Node::new(Policy::Connections);
+    borrow(&mut node, SECOND, 2000);
+    assert!(node.controller.level(node.borrower).borrowed_released() > 0);
+    // Without any borrowing, own seats that come back say nothing.
+    let mut node = Node::new(Policy::Connections);
+    let borrower = node.borrower;
+    for number in 0..2000 {
+        let mut admitted = node.arrive(borrower, number * 7919);
+        node.advance(node.now + SECOND / 100);
+        let (_, grant) = admitted.pop().unwrap();
+        node.controller.finish(borrower, grant, node.now);
+    }
+    assert_eq!(node.controller.level(borrower).borrowed_released(), 0);
+    for number in 0..200 {
+        node.arrive(borrower, number * 104_729);
+    }
+    node.advance(node.now + SECOND / 4);
+    let limit = node.limit(borrower);
+    assert!(limit <= 106, "its own, and one beside the reserve: {limit}");
 }

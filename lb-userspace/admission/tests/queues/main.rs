@@ -7,9 +7,15 @@ mod covered;
 mod deadlines;
 mod demand;
 mod estimate;
+mod fair_alloc;
 mod fairness;
+mod findings;
+
 mod isolation;
+mod limits_inside;
 mod memory;
+mod observed;
+mod parking;
 mod properties;
 mod queueset;
 mod retry_after;

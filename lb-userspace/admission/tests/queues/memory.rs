@@ -4,13 +4,13 @@ use lb_admission::{
     classify::{Classifier, Connection, Distinguisher, MAX_DISTINGUISHER, ServiceFrontend},
     configuration::Configuration,
     flow_hash::FlowHasher,
-    queueset::{Arrival, QueueSet},
+    queueset::{Arrival, Dispatch, Grant, QueueSet},
     retry_after::RetryAfter,
     schema::{DistinguisherMethod, Ingress},
 };
 use lb_objects::Protocol;
 
-use crate::support::{POLICIES, kind};
+use crate::support::{POLICIES, kind, queue_set};
 
 /// Replaces one connection at a time, while others wait, with timers and lingering seats.
 fn churn(set: &mut QueueSet, start: u64, steps: u64) {
@@ -22,9 +22,9 @@ fn churn(set: &mut QueueSet, start: u64, steps: u64) {
             Arrival::connection(now * 7919, 1, linger, Some(now + 40)),
             now,
         );
-        while let Some(dispatch) = set.dispatch(now) {
-            set.establish(dispatch.connection, now);
-            executing.push_back(dispatch.connection);
+        while let Some(Dispatch { mut grant, .. }) = set.dispatch(now) {
+            set.establish(&mut grant, now);
+            executing.push_back(grant);
         }
         if executing.len() > 16
             && let Some(oldest) = executing.pop_front()
@@ -32,20 +32,20 @@ fn churn(set: &mut QueueSet, start: u64, steps: u64) {
             set.finish(oldest, now);
         }
     }
-    for connection in executing {
-        set.finish(connection, start + steps);
+    for grant in executing {
+        set.finish(grant, start + steps);
     }
 }
 
 #[test]
 fn decisions_allocate_nothing() {
     for policy in POLICIES {
-        let mut set = QueueSet::new(&kind(64, 6, 50), policy, 0).unwrap();
+        let mut set = queue_set(&kind(64, 6, 50), policy);
         set.set_limit(20, 0);
         churn(&mut set, 0, 2000);
         // The caller's own list allocates this.
         let list = allocation_counter::measure(|| {
-            std::hint::black_box(std::collections::VecDeque::<u128>::with_capacity(64));
+            std::hint::black_box(std::collections::VecDeque::<Grant>::with_capacity(64));
         });
         let counted = allocation_counter::measure(|| churn(&mut set, 3000, 2000));
         assert_eq!(counted.count_total, list.count_total, "{policy:?}");

@@ -2,11 +2,11 @@
 
 use lb_admission::{
     level::{ConnectionLimits, LevelKind},
-    queueset::{Arrival, Handle, Policy, QueueSet, Verdict},
+    queueset::{Arrival, Dispatch, Grant, Handle, Policy, QueueSet, Shape, Verdict, Wait},
 };
 use proptest::{collection::vec, prelude::*};
 
-use crate::support::kind;
+use crate::support::{kind, queue_set};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -18,6 +18,7 @@ enum Op {
     },
     Establish(usize),
     Finish(usize),
+    Abort(usize),
     Cancel(usize),
     Limit(u32),
     Configure {
@@ -33,6 +34,7 @@ fn op(max_width: u32) -> impl Strategy<Value = Op> {
         ),
         4 => any::<usize>().prop_map(Op::Establish),
         6 => any::<usize>().prop_map(Op::Finish),
+        1 => any::<usize>().prop_map(Op::Abort),
         2 => any::<usize>().prop_map(Op::Cancel),
         1 => (0..12_u32).prop_map(Op::Limit),
         1 => prop::sample::select(vec![(0, 0), (1, 1), (8, 3), (64, 6), (128, 2)])
@@ -44,12 +46,12 @@ fn op(max_width: u32) -> impl Strategy<Value = Op> {
 struct Model {
     set: QueueSet,
     waiting: Vec<(Handle, u32)>,
-    executing: Vec<(Handle, u32)>,
+    executing: Vec<Grant>,
 }
 
 impl Model {
     fn new(policy: Policy) -> Self {
-        let mut set = QueueSet::new(&kind(8, 3, 5), policy, 0).unwrap();
+        let mut set = queue_set(&kind(8, 3, 5), policy);
         set.set_limit(8, 0);
         Self {
             set,
@@ -75,24 +77,30 @@ impl Model {
                 let arrival = Arrival::connection(hash, width, linger, Some(now + patience));
                 match self.set.arrive(arrival, now) {
                     Verdict::Queued(handle) => self.waiting.push((handle, width)),
-                    Verdict::Admitted(handle) => {
+                    Verdict::Admitted(grant) => {
                         self.check_room(width);
-                        self.executing.push((handle, width));
+                        self.executing.push(grant);
                     }
                     Verdict::Rejected(_) => {}
                 }
             }
             Op::Establish(which) => {
-                if let Some(&(handle, _)) = pick(&self.executing, which) {
-                    self.set.establish(handle, now);
-                    assert!(!self.set.establish(handle, now), "only once");
+                let which = which.checked_rem(self.executing.len());
+                if let Some(grant) = which.and_then(|which| self.executing.get_mut(which)) {
+                    self.set.establish(grant, now);
+                    assert!(!self.set.establish(grant, now), "only once");
                 }
             }
             Op::Finish(which) => {
-                if let Some(&found) = pick(&self.executing, which) {
-                    self.executing.retain(|one| *one != found);
-                    assert!(self.set.finish(found.0, now));
-                    assert!(!self.set.finish(found.0, now), "only once");
+                if let Some(which) = which.checked_rem(self.executing.len()) {
+                    let grant = self.executing.remove(which);
+                    self.set.finish(grant, now);
+                }
+            }
+            Op::Abort(which) => {
+                if let Some(which) = which.checked_rem(self.executing.len()) {
+                    let grant = self.executing.remove(which);
+                    self.set.abort(grant, now);
                 }
             }
             Op::Cancel(which) => {
@@ -106,9 +114,8 @@ impl Model {
                 self.set.set_limit(limit, now);
             }
             Op::Configure { queues, hand_size } => {
-                self.set
-                    .configure(&kind(queues, hand_size, 5), now)
-                    .unwrap();
+                let shape = Shape::new(&kind(queues, hand_size, 5)).unwrap();
+                self.set.configure(shape, now);
             }
         }
         self.drain(now);
@@ -116,14 +123,14 @@ impl Model {
     }
 
     fn drain(&mut self, now: u64) {
-        while let Some(dispatch) = self.set.dispatch(now) {
+        while let Some(Dispatch { connection, grant }) = self.set.dispatch(now) {
             let place = self
                 .waiting
                 .iter()
-                .position(|(handle, _)| *handle == dispatch.connection);
-            let admitted = self.waiting.remove(place.unwrap());
-            self.check_room(admitted.1);
-            self.executing.push(admitted);
+                .position(|(handle, _)| *handle == connection);
+            self.waiting.remove(place.unwrap());
+            self.check_room(grant.width());
+            self.executing.push(grant);
         }
     }
 
@@ -145,13 +152,17 @@ impl Model {
         assert_eq!(self.set.executing() as usize, self.executing.len());
         let waiting: usize = queues.iter().map(|queue| queue.waiting.len()).sum();
         assert_eq!(waiting, self.waiting.len());
-        let width: u64 = self
-            .executing
-            .iter()
-            .map(|(_, width)| u64::from(*width))
-            .sum();
-        assert!(self.set.seats_in_use() >= width);
-        assert!(self.set.half_open_seats() <= width);
+        let width = |grant: &Grant| u64::from(grant.width());
+        let half_open = self.executing.iter().filter(|grant| grant.is_half_open());
+        assert_eq!(
+            self.set.half_open_seats(),
+            half_open.map(width).sum::<u64>()
+        );
+        assert!(self.set.seats_in_use() >= self.executing.iter().map(width).sum());
+        let schema = self.set.schemas().first().copied().unwrap_or_default();
+        assert_eq!(u64::from(schema.waiting), u64::from(self.set.waiting()));
+        assert_eq!(schema.executing, self.set.executing());
+        assert_eq!(schema.executing_seats, self.set.seats_in_use());
     }
 
     /// Ends everything. Nothing may be left.
@@ -234,25 +245,29 @@ proptest! {
             let limit = model.set.limit();
             let in_use = model.set.seats_in_use();
             if in_use >= u64::from(limit) {
+                for queue in model.set.queues() {
+                    prop_assert!(queue.waits_for.is_none_or(|reason| reason == Wait::Seat));
+                }
                 continue;
             }
-            let limits = limits(&kind(8, 3, 5));
-            let (cap, reserve, half_open) = match policy {
-                Policy::Exact => (u32::MAX, 0, u32::MAX),
-                Policy::Connections => (
-                    limits.seats_per_queue(limit),
-                    limits.first_seat_reserve(limit),
-                    limits.half_open_seats(limit),
-                ),
-            };
-            if model.set.half_open_seats() >= u64::from(half_open) {
-                continue;
-            }
-            for queue in model.set.queues().iter().filter(|queue| !queue.waiting.is_empty()) {
-                let seats = queue.seats_in_use;
-                let capped = seats >= u64::from(cap);
-                let reserved = in_use + u64::from(reserve) >= u64::from(limit);
-                prop_assert!(seats > 0 && (capped || reserved), "{queue:?}, {in_use} of {limit}");
+            for (index, queue) in model.set.queues().iter().enumerate() {
+                let Some(reason) = queue.waits_for else {
+                    prop_assert!(queue.waiting.is_empty());
+                    continue;
+                };
+                let seats = queue.holds.seats;
+                let limits = limits(&kind(8, 3, 5));
+                match reason {
+                    Wait::FirstSeats => {
+                        let reserve = limits.first_seat_reserve(limit);
+                        prop_assert!(in_use + u64::from(reserve) >= u64::from(limit));
+                    }
+                    Wait::HalfOpen => {
+                        let most = limits.half_open_seats(limit, 8);
+                        prop_assert!(model.set.half_open_seats() >= u64::from(most) && seats > 0);
+                    }
+                    _ => prop_assert!(false, "{reason:?}: {index} {queue:?}, {in_use} of {limit}"),
+                }
             }
         }
     }
@@ -269,7 +284,7 @@ proptest! {
         exact in any::<bool>(),
     ) {
         let policy = if exact { Policy::Exact } else { Policy::Connections };
-        let mut set = QueueSet::new(&kind(64, 1, 50), policy, 0).unwrap();
+        let mut set = queue_set(&kind(64, 1, 50), policy);
         set.set_limit(limit, 0);
         prop_assume!(flood % 64 != victim % 64);
         let mut now = 0;
@@ -286,11 +301,11 @@ proptest! {
                     verdict => prop_assert!(false, "{verdict:?}"),
                 }
             }
-            arrive(&mut set, flood, now);
-            while let Some(dispatch) = set.dispatch(now) {
-                set.establish(dispatch.connection, now);
-                executing.push_back(dispatch.connection);
-                if victim_handle == Some(dispatch.connection) {
+            let _ = arrive(&mut set, flood, now);
+            while let Some(Dispatch { connection, mut grant }) = set.dispatch(now) {
+                set.establish(&mut grant, now);
+                executing.push_back(grant);
+                if victim_handle == Some(connection) {
                     return Ok(());
                 }
                 dispatched_since += u32::from(victim_handle.is_some());

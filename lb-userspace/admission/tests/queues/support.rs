@@ -3,7 +3,7 @@
 use lb_admission::{
     controller::Controller,
     level::{ConnectionLimits, Level, LevelKind, LimitResponse, Limited, Queuing},
-    queueset::Policy,
+    queueset::{Arrival, Dispatch, Grant, Handle, Policy, QueueSet, Shape, Verdict},
     simulate::{Report, Settings, run_workload},
 };
 use serde_json::Value;
@@ -33,6 +33,65 @@ pub fn kind(queues: u32, hand_size: u32, queue_length_limit: u32) -> LevelKind {
         },
         connections: ConnectionLimits::default(),
     })
+}
+
+/// A level of its own, without seats.
+pub fn queue_set(kind: &LevelKind, policy: Policy) -> QueueSet {
+    QueueSet::new(Shape::new(kind).unwrap(), policy, 0)
+}
+
+/// A level with so many seats, whose queues are chosen by hash alone.
+pub fn single_card_set(policy: Policy, seats: u32) -> QueueSet {
+    let mut set = queue_set(&kind(8, 1, 3), policy);
+    set.set_limit(seats, 0);
+    set
+}
+
+/// A level with so many seats and limits inside.
+pub fn limited_set(queues: u32, hand_size: u32, seats: u32, limits: ConnectionLimits) -> QueueSet {
+    let mut kind = kind(queues, hand_size, 300);
+    if let LevelKind::Limited(limited) = &mut kind {
+        limited.connections = limits;
+    }
+    let mut set = queue_set(&kind, Policy::Connections);
+    set.set_limit(seats, 0);
+    set
+}
+
+/// A connection arrives at a level with queues.
+pub fn arrive(set: &mut QueueSet, hash: u64, width: u32, now: u64) -> Handle {
+    match set.arrive(Arrival::connection(hash, width, 0, None), now) {
+        Verdict::Queued(handle) => handle,
+        verdict => panic!("{verdict:?}"),
+    }
+}
+
+/// Admits what can be admitted, and completes each handshake.
+pub fn admit(set: &mut QueueSet, grants: &mut Grants, now: u64) -> Vec<Handle> {
+    let mut admitted = Vec::new();
+    while let Some(mut dispatch) = set.dispatch(now) {
+        set.establish(&mut dispatch.grant, now);
+        admitted.push(grants.keep(dispatch));
+    }
+    admitted
+}
+
+/// The seats of executing connections, by their handles while they waited.
+#[derive(Debug, Default)]
+pub struct Grants(pub Vec<(Handle, Grant)>);
+
+impl Grants {
+    /// Keeps the seats of a connection. Returns its handle.
+    pub fn keep(&mut self, dispatch: Dispatch) -> Handle {
+        let Dispatch { connection, grant } = dispatch;
+        self.0.push((connection, grant));
+        connection
+    }
+
+    pub fn take(&mut self, connection: Handle) -> Grant {
+        let place = self.0.iter().position(|(handle, _)| *handle == connection);
+        self.0.remove(place.expect("it executes")).1
+    }
 }
 
 /// Runs a workload on a node with so many seats.

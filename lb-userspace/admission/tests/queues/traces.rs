@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use lb_admission::{
     level::{ConnectionLimits, LevelKind, LimitResponse, Limited, Queuing},
-    queueset::{Arrival, Dispatch, Handle, Policy, QueueSet, Rejection, Verdict},
+    queueset::{Arrival, Dispatch, Grant, Handle, Policy, QueueSet, Rejection, Shape, Verdict},
     seat_seconds::SeatSeconds,
 };
 use serde::Deserialize;
 
-use crate::vectors;
+use crate::{support, vectors};
 
 #[derive(Deserialize)]
 struct Trace {
@@ -114,42 +114,37 @@ fn one() -> u32 {
     1
 }
 
-/// A level under test, and its connections by name in the order they were admitted.
+/// A level under test, and its connections by name.
 struct Bench {
     set: QueueSet,
-    names: Vec<(String, Handle)>,
+    waiting: Vec<(String, Handle)>,
+    executing: Vec<(String, Grant)>,
 }
 
 impl Bench {
     fn new(config: &Config) -> Self {
-        let mut set = QueueSet::new(&config.kind(), Policy::Exact, 0).unwrap();
+        let mut set = support::queue_set(&config.kind(), Policy::Exact);
         set.set_limit(config.concurrency_limit, 0);
         Self {
             set,
-            names: Vec::new(),
+            waiting: Vec::new(),
+            executing: Vec::new(),
         }
     }
 
-    fn handle(&self, name: &str) -> Handle {
-        let found = self.names.iter().find(|(known, _)| known == name);
-        found.unwrap_or_else(|| panic!("no {name}")).1
-    }
-
     fn name(&self, handle: Handle) -> String {
-        let found = self.names.iter().find(|(_, known)| *known == handle);
+        let found = self.waiting.iter().find(|(_, known)| *known == handle);
         found.unwrap_or_else(|| panic!("no {handle:?}")).0.clone()
     }
 
     fn dispatch(&mut self, now: u64) -> Vec<String> {
         let mut dispatched = Vec::new();
-        while let Some(Dispatch { connection, .. }) = self.set.dispatch(now) {
-            let place = self
-                .names
-                .iter()
-                .position(|(_, handle)| *handle == connection);
-            let admitted = self.names.remove(place.unwrap());
-            dispatched.push(admitted.0.clone());
-            self.names.push(admitted);
+        while let Some(Dispatch { connection, grant }) = self.set.dispatch(now) {
+            let is_it = |(_, handle): &(String, Handle)| *handle == connection;
+            let place = self.waiting.iter().position(is_it);
+            let (name, _) = self.waiting.remove(place.unwrap());
+            dispatched.push(name.clone());
+            self.executing.push((name, grant));
         }
         dispatched
     }
@@ -178,39 +173,51 @@ impl Bench {
             } => {
                 let arrival = Arrival {
                     hash: *hash,
+                    schema: 0,
                     initial_seats: *initial_seats,
                     final_seats: *final_seats,
                     additional_latency: *additional_latency,
                     deadline: None,
                 };
-                let verdict = self.set.arrive(arrival, now);
-                let handle = match verdict {
-                    Verdict::Admitted(handle) | Verdict::Queued(handle) => Some(handle),
-                    Verdict::Rejected(_) => None,
+                let mut queue = None;
+                let refused = match self.set.arrive(arrival, now) {
+                    Verdict::Admitted(grant) => {
+                        dispatched.push(req.clone());
+                        self.executing.push((req.clone(), grant));
+                        None
+                    }
+                    Verdict::Queued(handle) => {
+                        queue = self.set.queue_of(handle);
+                        self.waiting.push((req.clone(), handle));
+                        None
+                    }
+                    Verdict::Rejected(rejection) => Some(rejection.as_str()),
                 };
-                self.names
-                    .extend(handle.map(|handle| (req.clone(), handle)));
-                if let Verdict::Admitted(_) = verdict {
-                    dispatched.push(req.clone());
-                }
                 dispatched.extend(self.dispatch(now));
-                let expected = match verdict {
-                    Verdict::Rejected(rejection) => rejection.as_str(),
-                    _ if dispatched.contains(req) => "executing",
-                    _ => "waiting",
+                let expected = match refused {
+                    Some(reason) => reason,
+                    None if dispatched.contains(req) => "executing",
+                    None => "waiting",
                 };
                 assert_eq!(step.verdict.as_deref(), Some(expected));
-                assert_eq!(
-                    handle.and_then(|handle| self.set.queue_of(handle)),
-                    step.queue
-                );
+                assert_eq!(queue, step.queue);
             }
-            Op::Finish { req, .. } => assert!(self.set.finish(self.handle(req), now)),
+            Op::Finish { req, .. } => {
+                let place = self.executing.iter().position(|(name, _)| name == req);
+                let (_, grant) = self.executing.remove(place.unwrap());
+                self.set.finish(grant, now);
+            }
             Op::Cancel { req, .. } => {
-                assert_eq!(Some(self.set.cancel(self.handle(req), now)), step.removed);
+                let place = self.waiting.iter().position(|(name, _)| name == req);
+                let removed = place.is_some_and(|place| {
+                    let (_, handle) = self.waiting.remove(place);
+                    self.set.cancel(handle, now)
+                });
+                assert_eq!(Some(removed), step.removed);
             }
             Op::Reconfig { config, .. } => {
-                self.set.configure(&config.kind(), now).unwrap();
+                let shape = Shape::new(&config.kind()).unwrap();
+                self.set.configure(shape, now);
                 self.set.set_limit(config.concurrency_limit, now);
             }
             Op::Tick { .. } => self.set.synchronise(now),
@@ -224,9 +231,10 @@ impl Bench {
 
     fn state(&self) -> State {
         let executing = |index: usize| {
-            let of_queue = self.names.iter().filter(|(_, handle)| {
-                self.set.is_executing(*handle) && self.set.queue_of(*handle) == Some(index as u32)
-            });
+            let of_queue = self
+                .executing
+                .iter()
+                .filter(|(_, grant)| self.set.queue_of_grant(grant) == Some(index as u32));
             let mut names: Vec<_> = of_queue.map(|(name, _)| name.clone()).collect();
             names.sort_unstable();
             names
@@ -241,7 +249,7 @@ impl Bench {
                 .map(|&handle| self.name(handle))
                 .collect(),
             executing: executing(index),
-            seats_in_use: queue.seats_in_use,
+            seats_in_use: queue.holds.seats,
             total_work_waiting: queue.waiting_work.units(),
         });
         State {

@@ -3,7 +3,8 @@
 use super::{Path, Valid, fixed, number, object_name, outcome};
 use crate::{
     level::{
-        CATCH_ALL, ConnectionLimits, EXEMPT, Level, LevelKind, LimitResponse, Limited, Queuing,
+        self, CATCH_ALL, ConnectionLimits, EXEMPT, Level, LevelKind, LimitResponse, Limited,
+        Queuing,
     },
     objects::{
         defaults,
@@ -16,10 +17,9 @@ use crate::{
     shuffle::{MAX_HASH_BITS, required_entropy_bits},
 };
 
-/// The most queues of a level.
-pub const MAX_QUEUES: i32 = 10_000_000;
-/// The most shares of a level: enough for any proportion, and small enough that no sum overflows.
-const MAX_SHARES: i32 = 1_000_000;
+/// The most queues of a level, as in objects.
+pub const MAX_QUEUES: i32 = level::MAX_QUEUES as i32;
+const MAX_QUEUE_LENGTH: i32 = level::MAX_QUEUE_LENGTH as i32;
 
 const TYPES: [&str; 2] = ["Exempt", "Limited"];
 const RESPONSES: [&str; 2] = ["Queue", "Reject"];
@@ -95,7 +95,7 @@ fn limited(path: &Path, spec: &LimitedSpec, level: &mut Level, findings: &mut Fi
 
 fn shares_of(path: &Path, shares: i32, findings: &mut Findings) -> u32 {
     let path = path.field("nominalConcurrencyShares");
-    number(&path, shares, 0..=MAX_SHARES, findings)
+    number(&path, shares, 0..=i32::MAX, findings)
 }
 
 fn lendable_percent(path: &Path, percent: Option<i32>, findings: &mut Findings) -> u32 {
@@ -137,7 +137,7 @@ fn queuing(path: &Path, spec: &QueuingSpec, findings: &mut Findings) -> Queuing 
         queue_length_limit: number(
             &length_path,
             spec.queue_length_limit,
-            1..=i32::MAX,
+            1..=MAX_QUEUE_LENGTH,
             findings,
         ),
     }
@@ -176,7 +176,7 @@ fn connections(path: &Path, spec: &ConnectionsSpec, findings: &mut Findings) -> 
     };
     let default = ConnectionLimits::default();
     ConnectionLimits {
-        max_seats_per_queue: positive("maxSeatsPerQueue", spec.max_seats_per_queue),
+        max_connections_per_flow: positive("maxConnectionsPerFlow", spec.max_connections_per_flow),
         max_half_open_seats: positive("maxHalfOpenSeats", spec.max_half_open_seats),
         first_seat_reserve_percent: match spec.first_seat_reserve_percent {
             None => default.first_seat_reserve_percent,

@@ -17,18 +17,19 @@ pub fn render(report: &Report) -> String {
     let columns = "ADMITTED  REJECTED   WAIT P50   WAIT P99   WAIT MAX";
     let _ = writeln!(
         text,
-        "\n{:<24}  {columns}  QUEUE-FULL  CONCURRENCY-LIMIT  TIME-OUT  MAX SEATS",
+        "\n{:<24}  {columns}  QUEUE-FULL  CONCURRENCY-LIMIT  FLOW-LIMIT  TIME-OUT  MAX SEATS",
         "LEVEL"
     );
     for level in &report.levels {
         let rejections = level.rejections;
-        let all = rejections.queue_full + rejections.concurrency_limit + rejections.time_out;
+        let all = rejections.all();
         let _ = writeln!(
             text,
-            "{}  {:>10}  {:>17}  {:>8}  {:>9}",
+            "{}  {:>10}  {:>17}  {:>10}  {:>8}  {:>9}",
             outcomes(&level.name, level.executions, all, &level.wait_ns),
             rejections.queue_full,
             rejections.concurrency_limit,
+            rejections.flow_limit,
             rejections.time_out,
             level.max_seats_in_use,
         );

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use lb_admission::{
     level::{ConnectionLimits, LevelKind, LimitResponse, Limited, Queuing},
-    queueset::{Arrival, Policy, QueueSet, Verdict},
+    queueset::{Arrival, Dispatch, Policy, QueueSet, Shape, Verdict},
 };
 
 /// Decisions of each kind in a batch. Their mean is one sample.
@@ -43,7 +43,7 @@ pub fn measure(queues: u32, parked: u32) -> Result<Cost> {
         }),
         connections: ConnectionLimits::default(),
     });
-    let mut set = QueueSet::new(&kind, Policy::Connections, 0)?;
+    let mut set = QueueSet::new(Shape::new(&kind)?, Policy::Connections, 0);
     set.set_limit(SEATS, 0);
     let mut now = 0;
     let mut flow = 0_u64;
@@ -61,9 +61,9 @@ pub fn measure(queues: u32, parked: u32) -> Result<Cost> {
             matches!(arrive(&mut set, now), Verdict::Queued(_)),
             "refused"
         );
-        while let Some(dispatch) = set.dispatch(now) {
-            set.establish(dispatch.connection, now);
-            executing.push_back(dispatch.connection);
+        while let Some(Dispatch { mut grant, .. }) = set.dispatch(now) {
+            set.establish(&mut grant, now);
+            executing.push_back(grant);
         }
     }
 
@@ -86,18 +86,18 @@ pub fn measure(queues: u32, parked: u32) -> Result<Cost> {
             times[1] += start.elapsed();
             calls[1] += 1;
 
-            // A queue that has just lost its last seat may get one of the reserved seats, too.
+            // A flow that has just lost its last seat may get one of the reserved seats, too.
             loop {
                 let start = Instant::now();
                 let dispatch = set.dispatch(now);
                 let time = start.elapsed();
-                let Some(dispatch) = dispatch else {
+                let Some(Dispatch { mut grant, .. }) = dispatch else {
                     break;
                 };
                 times[2] += time;
                 calls[2] += 1;
-                set.establish(dispatch.connection, now);
-                executing.push_back(dispatch.connection);
+                set.establish(&mut grant, now);
+                executing.push_back(grant);
             }
         }
         for ((batch, time), calls) in batches.iter_mut().zip(times).zip(calls) {
