@@ -292,11 +292,14 @@ pub struct ServiceFlows {
     pub pad: u32,
 }
 
+/// Rows in one element of `MAGLEV`.
+pub const MAGLEV_ROWS: u32 = 4;
+
 /// Element of `MAGLEV`: four rows, each the position of an endpoint in its service's range.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaglevRows {
-    pub positions: [u16; 4],
+    pub positions: [u16; MAGLEV_ROWS as usize],
 }
 
 /// Key data of `SOURCE_RANGES`, behind the prefix length (32 bits of set, then the address).

@@ -34,6 +34,12 @@ impl<K: Copy + Eq + Hash, V: Copy + PartialEq> Mirror<K, V> {
         self.room
     }
 
+    /// Entries that there are.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        self.present.len()
+    }
+
     /// Makes `wanted`, in which no key comes twice, the map's only entries. If there is no room for
     /// all, those that come first have it; says how many are left out.
     ///

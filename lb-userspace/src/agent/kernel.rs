@@ -23,15 +23,27 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{
     flow_source::KernelFlows,
+    refit::{self, Refit},
     resize::{self, Programs, Resize, Step},
-    sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, sizes, slots},
+    sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, Sizes},
 };
 use crate::{
     config::Config,
     flows::{self, FlowSweeper, FlowTables, ServiceCounters, UdpSockets},
-    map_writer,
+    map_writer::{self, MapFill},
     plan::{LocalDetector, LocalNode},
 };
+
+/// What is left to exchange for a change of the maps' sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// There is none, or programs need not be exchanged any more.
+    Complete,
+    /// There are other programs, to be attached in the place of those that are.
+    OtherPrograms,
+    /// The same, and the maps of Services are others, to be opened again.
+    OtherMaps,
+}
 
 /// Programs and maps in the kernel.
 pub struct Kernel {
@@ -39,11 +51,15 @@ pub struct Kernel {
     pub loaded: Loaded,
     /// Programs that take the place of some of them while packets are traced.
     tracing: Option<Arc<Tracing>>,
-    /// Records of `FLOWS4`; half as many are of `FLOWS6`. While they change, those to come.
-    slots: u32,
-    /// The number of records that the settings ask for.
+    /// The maps' sizes. While they change, those to come.
+    sizes: Sizes,
+    /// The number of flow records that the settings ask for.
     wanted: u32,
     resize: Option<Resize>,
+    /// A change of the sizes of the maps of Services, if there is one.
+    refit: Option<Refit>,
+    /// Why these do not have the sizes that the settings ask for, if so.
+    refit_note: Option<String>,
     /// What happened to `--flow-table-size`, if it is not simply in force.
     size_note: Option<String>,
     config: MappedArray<abi::Config>,
@@ -61,13 +77,14 @@ impl Kernel {
     pub fn start(config: &Config, lock: Lock) -> anyhow::Result<Self> {
         let datapath = &config.datapath;
         let pins = Arc::new(Pins::open_locked(lock, abi::VERSION)?);
-        let wanted = slots(datapath.flow_table_size);
-        let addresses = datapath.local_address_table_size;
-        if pinned_entries(&pins, LOCAL_ADDRESSES)?.is_some_and(|size| size != addresses) {
+        let wanted = Sizes::wanted(datapath);
+        let addresses = pinned_entries(&pins, LOCAL_ADDRESSES)?;
+        if addresses.is_some_and(|size| size != wanted.local_addresses) {
             // Programs that run keep theirs until they are exchanged; the new one is full by then.
             pins.remove_map(LOCAL_ADDRESSES)?;
         }
-        let programs = resize::begin(&pins, wanted, addresses)?;
+        let started = refit::begin(&pins, wanted, |sizes| resize::begin(&pins, sizes))?;
+        let programs = started.programs;
         let loaded = programs.loaded;
         let limits = abi::Limits {
             timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
@@ -84,16 +101,16 @@ impl Kernel {
             pins,
             loaded,
             tracing: None,
-            slots: programs.slots,
-            wanted,
+            sizes: started.sizes.with_slots(programs.slots),
+            wanted: wanted.slots,
             resize: programs.resize,
+            refit: started.refit,
+            refit_note: started.kept,
             size_note: programs.kept,
         })
     }
 
-    /// Continues a change of the flow tables' size, once [`Self::loaded`] are attached to all
-    /// devices. Returns whether there are other programs now, which are to be attached in their
-    /// place.
+    /// Continues a change of the maps' sizes, once [`Self::loaded`] are attached to all devices.
     ///
     /// `failed` names a device that has kept other programs. A change that has just begun is taken
     /// back then.
@@ -102,9 +119,13 @@ impl Kernel {
     ///
     /// If the kernel refuses what it has accepted before, or a change can neither be taken back nor
     /// go on. The next start goes on with it.
-    pub fn go_on(&mut self, failed: Option<&str>) -> anyhow::Result<bool> {
+    pub fn go_on(&mut self, failed: Option<&str>) -> anyhow::Result<Exchange> {
+        if let (Some(_), Some(device)) = (&self.refit, failed) {
+            self.give_up_refit(device)?;
+            return Ok(Exchange::OtherMaps);
+        }
         let Some(resize) = self.resize.take() else {
-            return Ok(false);
+            return Ok(Exchange::Complete);
         };
         if let Some(device) = failed {
             let why = format!("programs on {device} cannot be exchanged");
@@ -112,11 +133,10 @@ impl Kernel {
                 bail!("the change of the flow table's size cannot be completed: {why}");
             }
             let (from, to) = resize.records();
-            let addresses = self.local_address_table_size();
-            let programs = resize::give_up(&self.pins, from, to, addresses, &why)?;
+            let programs = resize::give_up(&self.pins, from, self.sizes.with_slots(to), &why)?;
             self.take(programs);
             self.next_hops_changed();
-            return Ok(true);
+            return Ok(Exchange::OtherPrograms);
         }
         match resize.go_on(&self.loaded, &self.config, &self.pins)? {
             Step::Attach(next) => {
@@ -130,17 +150,45 @@ impl Kernel {
                     0 => tracing::info!("{note}"),
                     _ => tracing::warn!("{note}"),
                 }
-                let addresses = self.local_address_table_size();
-                self.take(resize::begin(&self.pins, self.wanted, addresses)?);
+                let wanted = self.sizes.with_slots(self.wanted);
+                self.take(resize::begin(&self.pins, wanted)?);
                 self.size_note.get_or_insert(note);
             }
         }
-        Ok(true)
+        Ok(Exchange::OtherPrograms)
+    }
+
+    /// Ends a change of the sizes of the maps of Services, once [`Self::loaded`] are attached to all
+    /// devices and sockets. Before, nothing may be written to these maps.
+    ///
+    /// # Errors
+    ///
+    /// If the maps before cannot be unpinned.
+    pub fn finish_refit(&mut self) -> anyhow::Result<()> {
+        if let Some(refit) = self.refit.take() {
+            let seconds = refit.finish(&self.pins)?.as_secs_f64();
+            tracing::info!(seconds, "the maps of Services have other sizes now");
+        }
+        Ok(())
+    }
+
+    fn give_up_refit(&mut self, device: &str) -> anyhow::Result<()> {
+        let Some(refit) = self.refit.take() else {
+            return Ok(());
+        };
+        let wanted = self.sizes.with_slots(self.wanted);
+        let load = |sizes| resize::begin(&self.pins, sizes);
+        let started = refit.give_up(&self.pins, wanted, device, load)?;
+        self.sizes = started.sizes;
+        self.refit_note = started.kept;
+        self.take(started.programs);
+        self.next_hops_changed();
+        Ok(())
     }
 
     fn take(&mut self, programs: Programs) {
         self.loaded = programs.loaded;
-        self.slots = programs.slots;
+        self.sizes.slots = programs.slots;
         self.config = programs.config;
         self.resize = programs.resize;
         self.size_note = programs.kept;
@@ -149,11 +197,8 @@ impl Kernel {
     /// Loads programs that trace packets, on a thread that may take its time. Only once the flow
     /// tables have their size: which they have before anybody can ask for a trace.
     pub fn load_tracing(&self) -> JoinHandle<Result<(Tracing, Lines), TraceError>> {
-        let (pins, sizes) = (
-            self.pins.clone(),
-            sizes(self.slots, self.local_address_table_size()),
-        );
-        spawn_blocking(move || Tracing::load(&pins, sizes))
+        let (pins, settings) = (self.pins.clone(), self.sizes.settings());
+        spawn_blocking(move || Tracing::load(&pins, settings))
     }
 
     /// Says which programs [`Self::program`] gives from now on.
@@ -176,7 +221,13 @@ impl Kernel {
 
     /// Flows that there is room for, of IPv4, and what there is to say about that.
     pub fn flow_table_size(&self) -> (u32, Option<&str>) {
-        (self.slots / RECORDS_PER_FLOW, self.size_note.as_deref())
+        let flows = self.sizes.slots / RECORDS_PER_FLOW;
+        (flows, self.size_note.as_deref())
+    }
+
+    /// Why the maps of Services do not have the sizes that the settings ask for, if so.
+    pub fn map_sizes_problem(&self) -> Option<&str> {
+        self.refit_note.as_deref()
     }
 
     /// Whether an agent has written the node's settings, in this run or before a restart.
@@ -219,8 +270,8 @@ impl Kernel {
             hop_generation: before.hop_generation,
             tick_shift: rate.shift,
             hz: rate.hz,
-            flow_mask4: self.slots - 1,
-            flow_mask6: self.slots / 2 - 1,
+            flow_mask4: self.sizes.slots - 1,
+            flow_mask6: self.sizes.slots / 2 - 1,
             resize: before.resize,
             resize_since: before.resize_since,
             ..abi::Config::default()
@@ -293,6 +344,15 @@ impl Kernel {
         self.local_addresses.room()
     }
 
+    /// How full the maps are that hold what the node itself is.
+    pub fn fill(&self) -> [MapFill; 3] {
+        [
+            fill(LOCAL_ADDRESSES, &self.local_addresses),
+            fill("DEVICES", &self.devices),
+            fill("WAYS_BACK", &self.ways_back),
+        ]
+    }
+
     /// Writes what is special about devices, by interface index. Other devices get no entry.
     ///
     /// # Errors
@@ -322,6 +382,18 @@ where
     let map = BatchMap::new(&loaded.map(name)?)?;
     let room = map.max_entries();
     Ok(Mirror::new(map, room)?)
+}
+
+fn fill<K, V>(map: &'static str, mirror: &Mirror<K, V>) -> MapFill
+where
+    K: Copy + Eq + Hash,
+    V: Copy + PartialEq,
+{
+    MapFill {
+        map,
+        entries: mirror.len() as u32,
+        capacity: mirror.room(),
+    }
 }
 
 /// Fails if entries of a map were left out.

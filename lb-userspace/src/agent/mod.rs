@@ -16,6 +16,7 @@ mod observe;
 mod pins;
 mod process;
 mod progress;
+mod refit;
 mod relief;
 mod report;
 mod resize;
@@ -46,7 +47,7 @@ use self::{
     attachments::Attachments,
     bulletin::Bulletin,
     feed::Feed,
-    kernel::Kernel,
+    kernel::{Exchange, Kernel},
     node::{KnownNode, facts, listen_addresses, local_addresses, local_node},
     observe::Observer,
     process::Process,
@@ -273,6 +274,7 @@ impl Agent {
         self.sweeper = Some(self.kernel.sweep_flows()?);
         self.cgroup_root = cgroup_root;
         self.attach_to_sockets()?;
+        self.kernel.finish_refit()?;
 
         let flows = Arc::new(self.kernel.flows()?);
         self.publish_state().await;
@@ -325,16 +327,21 @@ impl Agent {
         Ok((self.retire().await, successor))
     }
 
-    /// Attaches programs to devices: first those of a change of the flow tables' size, if there is
-    /// one, then those that stay.
+    /// Attaches programs to devices: first those of a change of the maps' sizes, if there is one,
+    /// then those that stay.
     fn attach(&mut self) -> anyhow::Result<()> {
         loop {
             self.attachments
                 .renew(&mut self.kernel, self.watcher.devices())?;
             self.attachments.sweep(&self.kernel)?;
             let failed = self.attachments.failed();
-            if !self.kernel.go_on(failed.as_deref())? {
-                return Ok(());
+            match self.kernel.go_on(failed.as_deref())? {
+                Exchange::Complete => return Ok(()),
+                Exchange::OtherPrograms => {}
+                Exchange::OtherMaps => {
+                    let maps = Maps::open(&self.kernel.loaded)?;
+                    self.syncer.writer().reopen(maps)?;
+                }
             }
         }
     }

@@ -10,7 +10,7 @@ use super::{
     bulletin::Published,
     status::{self, Status},
 };
-use crate::flows::Stats;
+use crate::{flows::Stats, map_writer::MapFill};
 
 /// How old what is published may get while the loop handles one change after the other.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ impl Agent {
         let state = Published {
             status: self.status().await,
             devices: devices.filter_map(attachments::Attached::mode).collect(),
-            maps: self.syncer.fill(),
+            maps: self.fill(),
             flows: self.flow_stats(),
             at: Instant::now(),
         };
@@ -54,7 +54,7 @@ impl Agent {
             last_sync: self.syncer.last_sync().map(status::timestamp),
             not_programmed: self.syncer.not_programmed().collect(),
             left_to_node: self.syncer.left_to_node().collect(),
-            maps: self.syncer.fill().iter().map(Into::into).collect(),
+            maps: self.fill().iter().map(Into::into).collect(),
             at_limit: self.syncer.at_limit().collect(),
             devices: devices.map(Into::into).collect(),
             node_problems: self.node_problems(),
@@ -75,6 +75,13 @@ impl Agent {
         }
     }
 
+    /// How full the maps are.
+    fn fill(&self) -> Vec<MapFill> {
+        let mut fill = self.syncer.fill();
+        fill.extend(self.kernel.fill());
+        fill
+    }
+
     /// What the source cannot follow, and which of its objects cannot be used.
     fn source_problems(&self) -> Vec<String> {
         let resources = self.feed.health.states().into_iter();
@@ -91,6 +98,7 @@ impl Agent {
             .into_iter()
             .chain(self.undetected.clone())
             .chain(self.unpinned.clone())
+            .chain(self.kernel.map_sizes_problem().map(str::to_owned))
             .collect()
     }
 

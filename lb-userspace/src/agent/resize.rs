@@ -41,7 +41,7 @@ use lb_datapath::{
     pins::PinError,
 };
 
-use super::sizes::{RECORDS_PER_FLOW, sizes};
+use super::sizes::{RECORDS_PER_FLOW, Sizes};
 use crate::flows::Records;
 
 const CONFIG: &str = "CONFIG";
@@ -95,41 +95,37 @@ pub struct Resized {
     pub took: Duration,
 }
 
-/// The programs to start with for tables of `wanted` records: programs of the first kind if that is
-/// a change, and of the second kind if an agent was interrupted during a change.
+/// The programs to start with for maps of the sizes wanted: programs of the first kind if that is a
+/// change of the flow tables' size, and of the second kind if an agent was interrupted during one.
 ///
 /// # Errors
 ///
 /// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the
 /// tables cannot have the size wanted is none.
-pub fn begin(pins: &Pins, wanted: u32, local_addresses: u32) -> anyhow::Result<Programs> {
+pub fn begin(pins: &Pins, sizes: Sizes) -> anyhow::Result<Programs> {
+    let wanted = sizes.slots;
     if recover(pins)? {
         let [(present, next), _] = TABLES;
         let records = |pin| pinned_entries(pins, pin)?.context("a flow table's pin is gone");
         let (from, to) = (records(present)?, records(next)?);
         tracing::info!("continuing an interrupted change of the flow table's size");
         let resize = Resize::new(from, to, None);
-        return programs(
-            pins,
-            second(pins, from, to, local_addresses)?,
-            to,
-            Some(resize),
-        );
+        return programs(pins, second(pins, from, to, sizes)?, to, Some(resize));
     }
     let [(table, _), _] = TABLES;
     let present = pinned_entries(pins, table)?.unwrap_or(wanted);
     if present == wanted {
-        return steady(pins, present, local_addresses);
+        return steady(pins, sizes);
     }
     let (from, to) = (present / RECORDS_PER_FLOW, wanted / RECORDS_PER_FLOW);
-    match prepare(pins, present, wanted, local_addresses) {
+    match prepare(pins, present, wanted, sizes) {
         Ok(programs) => {
             tracing::info!(from, to, "changing the flow table's size, in flows");
             Ok(programs)
         }
         Err(error) => {
             let why = format!("{error:#}");
-            give_up(pins, present, wanted, local_addresses, &why)
+            give_up(pins, present, sizes, &why)
         }
     }
 }
@@ -139,23 +135,17 @@ pub fn begin(pins: &Pins, wanted: u32, local_addresses: u32) -> anyhow::Result<P
 /// # Errors
 ///
 /// As [`begin`].
-pub fn give_up(
-    pins: &Pins,
-    present: u32,
-    wanted: u32,
-    local_addresses: u32,
-    why: &str,
-) -> anyhow::Result<Programs> {
+pub fn give_up(pins: &Pins, present: u32, wanted: Sizes, why: &str) -> anyhow::Result<Programs> {
     take_back(pins)?;
     let kept = format!(
         "the flow table stays as it is, with room for {} flows instead of {}: {why}",
         present / RECORDS_PER_FLOW,
-        wanted / RECORDS_PER_FLOW,
+        wanted.slots / RECORDS_PER_FLOW,
     );
     tracing::warn!("{kept}");
     Ok(Programs {
         kept: Some(kept),
-        ..steady(pins, present, local_addresses)?
+        ..steady(pins, wanted.with_slots(present))?
     })
 }
 
@@ -277,11 +267,11 @@ fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<C
 }
 
 /// Makes the next tables, and programs of both kinds.
-fn prepare(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> anyhow::Result<Programs> {
+fn prepare(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> anyhow::Result<Programs> {
     let [(table4, _), (table6, _)] = TABLES;
     check_room(&flows::<Ip4>(pins, table4)?, to, "IPv4")?;
     check_room(&flows::<Ip6>(pins, table6)?, to / 2, "IPv6")?;
-    let second = second(pins, from, to, local_addresses)?;
+    let second = second(pins, from, to, sizes)?;
     let present = settings(pins, CONFIG)?.read(0);
     settings(pins, CONFIG_NEXT)?.write(
         0,
@@ -293,7 +283,7 @@ fn prepare(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> anyhow::Res
             ..present
         },
     );
-    let first = first(pins, from, to, local_addresses)?;
+    let first = first(pins, from, to, sizes)?;
     programs(pins, first, to, Some(Resize::new(from, to, Some(second))))
 }
 
@@ -389,10 +379,9 @@ fn settings(pins: &Pins, pin: &str) -> anyhow::Result<MappedArray<abi::Config>> 
 }
 
 /// Programs for tables that keep their size.
-fn steady(pins: &Pins, slots: u32, local_addresses: u32) -> anyhow::Result<Programs> {
-    let sizes = sizes(slots, local_addresses);
-    let loaded = load(OBJECT, pins, &hooks::programs(), &sizes)?;
-    programs(pins, loaded, slots, None)
+fn steady(pins: &Pins, sizes: Sizes) -> anyhow::Result<Programs> {
+    let loaded = load(OBJECT, pins, &hooks::programs(), &sizes.settings())?;
+    programs(pins, loaded, sizes.slots, None)
 }
 
 fn programs(
@@ -415,10 +404,10 @@ fn programs(
 }
 
 /// Programs of the first kind.
-fn first(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> Result<Loaded, LoadError> {
+fn first(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> Result<Loaded, LoadError> {
     let others = [to, to / 2];
     let masks = others.map(|records| records - 1);
-    let mut settings = sizes(from, local_addresses);
+    let mut settings = sizes.with_slots(from).settings();
     for (family, (_, next)) in TABLES.into_iter().enumerate() {
         settings = settings
             .pinned_as(OTHER_TABLES[family], next)
@@ -429,10 +418,13 @@ fn first(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> Result<Loaded
 }
 
 /// Programs of the second kind.
-fn second(pins: &Pins, from: u32, to: u32, local_addresses: u32) -> Result<Loaded, LoadError> {
+fn second(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> Result<Loaded, LoadError> {
     let others = [from, from / 2];
     let masks = others.map(|records| records - 1);
-    let mut settings = sizes(to, local_addresses).pinned_as(CONFIG, CONFIG_NEXT);
+    let mut settings = sizes
+        .with_slots(to)
+        .settings()
+        .pinned_as(CONFIG, CONFIG_NEXT);
     for (family, (present, next)) in TABLES.into_iter().enumerate() {
         settings = settings
             .pinned_as(present, next)

@@ -86,6 +86,11 @@ impl Config {
             "failing-endpoints": value_name(&datapath.failing_endpoints),
             "flow-table-size": datapath.flow_table_size,
             "local-address-table-size": datapath.local_address_table_size,
+            "service-port-table-size": datapath.map_sizes.service_ports,
+            "address-table-size": datapath.map_sizes.addresses,
+            "endpoint-table-size": datapath.map_sizes.endpoints,
+            "maglev-tables": datapath.map_sizes.maglev_tables,
+            "source-range-table-size": datapath.map_sizes.source_ranges,
             "maglev-table-size": datapath.maglev_table_size,
         })
     }

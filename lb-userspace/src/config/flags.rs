@@ -12,6 +12,7 @@ use lb_objects::ObjectName;
 
 use super::{
     limits::ResourceLimit,
+    map_sizes::MapSizes,
     source::SourceSpec,
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
@@ -310,6 +311,51 @@ pub struct Flags {
         default_value = "4096"
     )]
     pub local_address_table_size: u32,
+
+    /// How many service ports there is room for: each port of a Service, in each family
+    #[arg(
+        long,
+        value_name = "PORTS",
+        value_parser = clap::value_parser!(u32).range(16..=1 << 22),
+        default_value_t = MapSizes::DEFAULT.service_ports
+    )]
+    pub service_port_table_size: u32,
+
+    /// How many addresses of Services (times ports) there is room for, in each family
+    #[arg(
+        long,
+        value_name = "ADDRESSES",
+        value_parser = clap::value_parser!(u32).range(16..=1 << 24),
+        default_value_t = MapSizes::DEFAULT.addresses
+    )]
+    pub address_table_size: u32,
+
+    /// How many endpoints (times ports) there is room for
+    #[arg(
+        long,
+        value_name = "ENDPOINTS",
+        value_parser = clap::value_parser!(u32).range(16..=1 << 23),
+        default_value_t = MapSizes::DEFAULT.endpoints
+    )]
+    pub endpoint_table_size: u32,
+
+    /// How many Maglev tables there is room for
+    #[arg(
+        long,
+        value_name = "TABLES",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 16),
+        default_value_t = MapSizes::DEFAULT.maglev_tables
+    )]
+    pub maglev_tables: u32,
+
+    /// How many networks of loadBalancerSourceRanges there is room for
+    #[arg(
+        long,
+        value_name = "NETWORKS",
+        value_parser = clap::value_parser!(u32).range(16..=1 << 22),
+        default_value_t = MapSizes::DEFAULT.source_ranges
+    )]
+    pub source_range_table_size: u32,
 
     /// Entries in a Service's Maglev table: a prime number, much larger than its number of
     /// endpoints

@@ -14,6 +14,7 @@ use lb_objects::{IpFamily, Node};
 pub use self::{
     flags::{BPF_ROOT, DEFAULT_SOCKET, Flags, PROBE_SOCKET},
     limits::{Cap, Caps, MapLimits, Resource},
+    map_sizes::MapSizes,
     source::{ApiAccess, SourceSpec},
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover, NetfilterMode,
@@ -26,6 +27,7 @@ mod configz;
 pub mod file;
 mod flags;
 mod limits;
+mod map_sizes;
 pub mod snat_ports;
 mod source;
 #[cfg(test)]
@@ -177,6 +179,8 @@ pub struct DatapathConfig {
     pub flow_table_size: u32,
     /// The node's own addresses.
     pub local_address_table_size: u32,
+    /// What the maps that hold Services have room for.
+    pub map_sizes: MapSizes,
     /// Entries per Service, a prime number.
     pub maglev_table_size: u32,
 }
@@ -246,6 +250,13 @@ impl TryFrom<Flags> for Config {
                 failing_endpoints: flags.failing_endpoints,
                 flow_table_size: flags.flow_table_size,
                 local_address_table_size: flags.local_address_table_size,
+                map_sizes: MapSizes {
+                    service_ports: flags.service_port_table_size,
+                    addresses: flags.address_table_size,
+                    endpoints: flags.endpoint_table_size,
+                    maglev_tables: flags.maglev_tables,
+                    source_ranges: flags.source_range_table_size,
+                },
                 maglev_table_size: flags.maglev_table_size,
             },
         })

@@ -221,6 +221,21 @@ impl MapWriter {
         }
     }
 
+    /// Goes over to other maps and takes over their contents, as long as no plan has been applied.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be read.
+    pub fn reopen(&mut self, maps: Maps) -> Result<(), WriteError> {
+        let roster = self.roster.clone();
+        roster.reopen(&maps);
+        *self = Self {
+            roster,
+            ..Self::empty(maps, self.facts.clone())
+        };
+        self.inherit()
+    }
+
     /// Makes the entry of a service port equal to its plan, or removes it. Addresses that it gains
     /// or loses are written by [`MapWriter::settle`], for many service ports at once.
     ///

@@ -22,6 +22,12 @@ const PAGE: usize = 256;
 /// writer longer than it takes to enter one service port, nor holds it up for long.
 pub struct Roster {
     listed: RwLock<BTreeMap<Key, Listed>>,
+    counters: RwLock<Counters>,
+}
+
+/// The maps that programs count in.
+#[derive(Clone)]
+struct Counters {
     stats: Arc<dyn Elements<ServiceStats>>,
     shortages: Arc<dyn Elements<Shortages>>,
     memory: Arc<dyn Elements<EndpointMemory>>,
@@ -48,10 +54,17 @@ impl Roster {
     pub(super) fn new(maps: &Maps) -> Self {
         Self {
             listed: RwLock::default(),
-            stats: maps.service_stats.clone(),
-            shortages: maps.service_shortages.clone(),
-            memory: maps.endpoint_memory.clone(),
+            counters: RwLock::new(Counters::of(maps)),
         }
+    }
+
+    /// Goes over to other maps.
+    pub(super) fn reopen(&self, maps: &Maps) {
+        let mut counters = self
+            .counters
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *counters = Counters::of(maps);
     }
 
     /// Notes that a service port is in the maps, with these endpoints.
@@ -81,11 +94,12 @@ impl Roster {
 
     /// Tells of every service port, in order, what has come to it. Takes time.
     pub fn tell(&self, mut tell: impl FnMut(&Key, Counts)) {
+        let counters = self.counters();
         let mut after = None;
         loop {
             let page = self.page(after.as_ref());
             for (key, listed) in &page {
-                tell(key, self.counts(listed));
+                tell(key, counters.counts(listed));
             }
             match page.into_iter().next_back() {
                 Some((last, _)) => after = Some(last),
@@ -102,6 +116,30 @@ impl Roster {
         rest.take(PAGE).collect()
     }
 
+    fn counters(&self) -> Counters {
+        let counters = self.counters.read().unwrap_or_else(PoisonError::into_inner);
+        counters.clone()
+    }
+
+    // Whole after each change, so a thread that panicked leaves nothing half done.
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<Key, Listed>> {
+        self.listed.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<Key, Listed>> {
+        self.listed.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counters {
+    fn of(maps: &Maps) -> Self {
+        Self {
+            stats: maps.service_stats.clone(),
+            shortages: maps.service_shortages.clone(),
+            memory: maps.endpoint_memory.clone(),
+        }
+    }
+
     fn counts(&self, listed: &Listed) -> Counts {
         let endpoints = listed.endpoints.iter();
         let fails = |endpoint: &&abi::Endpoint| self.memory.read(endpoint.id).failures >= FAILING;
@@ -113,14 +151,5 @@ impl Roster {
                 .map(|endpoint| SocketAddr::new(endpoint.address.into(), endpoint.port))
                 .collect(),
         }
-    }
-
-    // Whole after each change, so a thread that panicked leaves nothing half done.
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<Key, Listed>> {
-        self.listed.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<Key, Listed>> {
-        self.listed.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,13 +2,10 @@
 
 use std::{collections::HashMap, net::SocketAddr, ops::Range, sync::Arc};
 
-use lb_common::abi::MaglevRows;
+use lb_common::abi::{MAGLEV_ROWS, MaglevRows};
 use lb_datapath::maps::Maps;
 
 use super::{maglev, ranges::Ranges};
-
-/// Rows in one element of `MAGLEV`.
-const ROWS: u32 = 4;
 
 /// Stands for the first row of an empty set's table, which is never read.
 pub const NO_TABLE: u32 = u32::MAX;
@@ -34,7 +31,7 @@ impl LookupTables {
 
     /// How many tables of so many rows a map of so many elements has room for.
     pub fn room(elements: u32, rows: u32) -> u32 {
-        elements / rows.div_ceil(ROWS).max(1)
+        elements / rows.div_ceil(MAGLEV_ROWS).max(1)
     }
 
     /// First row of the table for a set of endpoints, which gets one more reference; `None` if
@@ -56,12 +53,12 @@ impl LookupTables {
             return Some(*row);
         }
         let element = self.elements.take_leaving(elements(&content), reserve)?;
-        for (index, rows) in (element..).zip(content.chunks(ROWS as usize)) {
-            let mut positions = [0; ROWS as usize];
+        for (index, rows) in (element..).zip(content.chunks(MAGLEV_ROWS as usize)) {
+            let mut positions = [0; MAGLEV_ROWS as usize];
             positions[..rows.len()].copy_from_slice(rows);
             maps.maglev.write(index, &MaglevRows { positions });
         }
-        let row = element * ROWS;
+        let row = element * MAGLEV_ROWS;
         self.insert(row, content.into());
         Some(row)
     }
@@ -84,7 +81,7 @@ impl LookupTables {
             if self.by_content.get(&content) == Some(&row) {
                 self.by_content.remove(&content);
             }
-            let element = row / ROWS;
+            let element = row / MAGLEV_ROWS;
             self.elements.release(element..element + elements(&content));
         }
     }
@@ -106,9 +103,9 @@ impl LookupTables {
             *references += usize::from(fits);
             return fits;
         }
-        let element = row / ROWS;
-        let reserved = element..element.saturating_add(rows.div_ceil(ROWS));
-        if !row.is_multiple_of(ROWS) || !self.elements.reserve(reserved.clone()) {
+        let element = row / MAGLEV_ROWS;
+        let reserved = element..element.saturating_add(rows.div_ceil(MAGLEV_ROWS));
+        if !row.is_multiple_of(MAGLEV_ROWS) || !self.elements.reserve(reserved.clone()) {
             return false;
         }
         let content: Vec<u16> = reserved
@@ -131,5 +128,5 @@ impl LookupTables {
 }
 
 fn elements(content: &[u16]) -> u32 {
-    (content.len() as u32).div_ceil(ROWS)
+    (content.len() as u32).div_ceil(MAGLEV_ROWS)
 }

@@ -10,6 +10,7 @@ mod health;
 mod kills;
 mod maps;
 mod pins;
+mod refit;
 mod resize;
 mod restart;
 mod rollout;
