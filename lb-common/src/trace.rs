@@ -239,7 +239,7 @@ impl<A: Address> Trail<A> {
             // SAFETY: as for the peer.
             let flow = unsafe { record.as_ref() };
             self.flags = flow.flags;
-            self.service = flow.service;
+            self.service = flow.service_id();
             self.rewrite = flow.rewrite;
             self.connection = Connection::of(flow);
             return;

@@ -13,7 +13,7 @@ use lb_common::{
         Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, entries,
     },
     addr::{Ip4, Ip6},
-    flow::{Flow, Hop},
+    flow::{Flow, Hop, Seats},
     pipeline::RINGS,
     trace::Trace,
     verdict::{COUNTERS, Hook},
@@ -114,6 +114,10 @@ pub static OTHER_FLOWS6: Array<Flow<Ip6>, 1, MMAP> = Array::new();
 pub static OTHER_MASK4: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static OTHER_MASK6: Global<u32> = Global::new(0);
+
+/// Limits of connections and the seats within them: the node's first, then Services'.
+#[btf_map]
+pub static SEATS: Array<Seats, { entries::SEATS }, MMAP> = Array::new();
 
 /// Next hops of flows.
 #[btf_map]

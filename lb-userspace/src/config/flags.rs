@@ -14,8 +14,8 @@ use super::{
     limits::ResourceLimit,
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
-        PortRange, SocketLb, XdpMode, api_server_url, duration, healthz_address, maglev_table_size,
-        metrics_address, object_name, positive_duration,
+        PortRange, SocketLb, XdpMode, api_server_url, connections, duration, healthz_address,
+        maglev_table_size, metrics_address, object_name, positive_duration,
     },
 };
 use crate::{metrics::ServiceSeries, source::SourceSpec};
@@ -114,6 +114,17 @@ pub struct Flags {
     /// or two claim an address. default/kubernetes and the cluster's DNS always are
     #[arg(long, value_name = "NAMESPACE/NAME,..", value_delimiter = ',', value_parser = object_name)]
     pub essential_services: Vec<ObjectName>,
+
+    /// How many connections to Services this node lets in at a time; beyond them new ones are refused.
+    /// Connections of the node's own processes are not counted; 0: no limit
+    #[arg(
+        long,
+        value_name = "CONNECTIONS",
+        value_parser = connections,
+        allow_negative_numbers = true,
+        default_value = "0"
+    )]
+    pub max_connections: u32,
 
     /// Most that one Service may have: service-ports, addresses (times ports), endpoints (times
     /// ports), maglev-tables, source-ranges (in each family); 0 means no limit [default: an eighth
