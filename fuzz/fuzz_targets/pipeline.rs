@@ -159,6 +159,8 @@ fn service() -> Service {
         session_affinity: None,
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
+        max_connections: 0,
+        long_running: false,
     }
 }
 

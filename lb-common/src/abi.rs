@@ -63,6 +63,7 @@ layout! {
     Socket = 24,
     RejectBudget = 8,
     crate::flow::Hop = 32,
+    crate::flow::Seats = 64,
     crate::flow::Flow<Ip4> = 64,
     crate::flow::Flow<Ip6> = 128,
     crate::trace::Trace = 152,
@@ -192,7 +193,9 @@ pub struct Plan {
     pub maglev_local: u32,
     /// Length of either lookup table in rows, a prime; 0 means that endpoints are picked at random.
     pub maglev_rows: u32,
-    pub pad: [u32; 2],
+    /// Index in `SEATS` of its Service's limit; 0 means none.
+    pub seats: u32,
+    pub pad: u32,
 }
 
 /// Bits of [`Plan::flags`].
@@ -203,6 +206,10 @@ pub mod plan_flag {
     pub const INTERNAL_LOCAL: u32 = 1 << 1;
     /// externalTrafficPolicy is Local.
     pub const EXTERNAL_LOCAL: u32 = 1 << 2;
+    /// Its connections do not count against the node's limit.
+    pub const LONG_RUNNING: u32 = 1 << 3;
+    /// Its connections are let in when limits are reached: the cluster depends on them.
+    pub const EXEMPT: u32 = 1 << 4;
 }
 
 /// Element of `ENDPOINTS`: one endpoint slot.
@@ -492,6 +499,8 @@ pub mod config_flag {
     pub const HANDOVER_OUT: u32 = 1 << 6;
     /// New connections avoid endpoints that have just failed.
     pub const AVOID_FAILING: u32 = 1 << 7;
+    /// Connections count against the node's limit.
+    pub const CONNECTION_LIMIT: u32 = 1 << 8;
 }
 
 /// Key of `SOCKETS`: a socket and the endpoint it was sent to.

@@ -34,6 +34,18 @@ impl Message {
         kind: (u8::MAX, u8::MAX),
         word: 0,
     };
+    /// No ICMP error has it.
+    const REFUSAL: (u8, u8) = (u8::MAX, u8::MAX - 1);
+
+    /// The connection that a SYN asks for is refused: a RST. `next` is the sequence number after
+    /// the SYN and its data.
+    #[inline(always)]
+    pub fn refusal(next: u32) -> Self {
+        Self {
+            kind: Self::REFUSAL,
+            word: next,
+        }
+    }
 
     /// Nothing listens at the port.
     #[inline(always)]
@@ -72,26 +84,31 @@ pub fn build<A: Address, F: Frame>(
     source: &A,
     to_address: &A,
 ) -> Option<()> {
-    match *message == Message::RESET {
-        true => reset(frame, network, source, to_address),
+    match message.kind == Message::RESET.kind || message.kind == Message::REFUSAL {
+        true => reset(frame, network, message, source, to_address),
         false => error(frame, network, message, source, to_address),
     }
 }
 
 /// Turns a segment into the RST that its receiver would answer with if it did not know the
-/// connection (RFC 9293, 3.10.7.1).
+/// connection, or would refuse the SYN (RFC 9293, 3.10.7.1).
 #[inline(never)]
 fn reset<A: Address, F: Frame>(
     frame: &mut F,
     network: &Network,
+    message: &Message,
     source: &A,
     to_address: &A,
 ) -> Option<()> {
     /// Five words of header, and the flag.
     const RST: u32 = (TCP_HEADER as u32) << 26 | (tcp_flag::RST as u32) << 16;
+    const ACK: u32 = (tcp_flag::ACK as u32) << 16;
     let packet = frame.packet();
     let ports = packet.load::<u32>(network.payload)?.rotate_left(16);
-    let acknowledged = packet.load::<u32>(network.payload + 8)?;
+    let (sequence, acknowledged, flags) = match message.kind == Message::REFUSAL {
+        true => (0, message.word.to_be(), RST | ACK),
+        false => (packet.load::<u32>(network.payload + 8)?, 0, RST),
+    };
     let back = ethernet_back(packet)?;
     frame.reshape(0, ETHERNET + A::HEADER + TCP_HEADER)?;
 
@@ -99,17 +116,21 @@ fn reset<A: Address, F: Frame>(
     store_ethernet::<A>(packet, back)?;
     store_network(packet, TCP, TCP_HEADER as u16, source, to_address)?;
     let at = ETHERNET + A::HEADER;
-    let rst = RST.to_be();
+    let flags = flags.to_be();
     packet.store(at, ports)?;
-    packet.store(at + 4, acknowledged)?;
-    packet.store(at + 8, 0_u32)?;
-    packet.store(at + 12, rst)?;
+    packet.store(at + 4, sequence)?;
+    packet.store(at + 8, acknowledged)?;
+    packet.store(at + 12, flags)?;
     packet.store(at + 16, 0_u32)?;
     let pseudo = source.sum()
         + to_address.sum()
         + u64::from((TCP_HEADER as u16).to_be())
         + u64::from(u16::from(TCP).to_be());
-    let sum = pseudo + u64::from(ports) + u64::from(acknowledged) + u64::from(rst);
+    let sum = pseudo
+        + u64::from(ports)
+        + u64::from(sequence)
+        + u64::from(acknowledged)
+        + u64::from(flags);
     packet.store(at + 16, !fold(sum))
 }
 

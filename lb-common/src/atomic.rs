@@ -160,6 +160,28 @@ pub unsafe fn fetch_add(number: *mut u32, amount: u32) -> u32 {
     }
 }
 
+/// [`fetch_add`] for a number of 64 bits.
+///
+/// # Safety
+///
+/// As for `compare_and_swap`.
+#[inline(always)]
+pub unsafe fn fetch_add_wide(number: *mut u64, amount: u64) -> u64 {
+    before(number, Access::Update);
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering::SeqCst, atomic_xadd};
+        // SAFETY: the caller's promise.
+        unsafe { atomic_xadd::<u64, u64, { SeqCst }>(number, amount) }
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU64::from_ptr(number) }.fetch_add(amount, SeqCst)
+    }
+}
+
 /// Replaces a word that several CPUs share. Returns what it was before.
 ///
 /// # Safety

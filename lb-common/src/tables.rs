@@ -83,7 +83,9 @@ pub trait Services<A: Address> {
             // SAFETY: elements of maps stay; the word is a counter.
             unsafe {
                 match reason {
-                    Reason::NoEndpoints => atomic::add(&raw mut (*stats).rejected, 1),
+                    Reason::NoEndpoints | Reason::ConcurrencyLimit => {
+                        atomic::add(&raw mut (*stats).rejected, 1);
+                    }
                     _ => atomic::add(&raw mut (*stats).dropped, 1),
                 }
             }

@@ -102,6 +102,9 @@ reasons! {
     /// To a Service, of no flow, in a frame to another host's link-layer address, as a switch sends
     /// to all its ports while it does not know that host's: the kernel's business, which drops it.
     OtherHost = "other-host",
+    /// As many connections are open as the limit of the node or of the Service allows: the client
+    /// is refused.
+    ConcurrencyLimit = "concurrency-limit",
 }
 
 /// Number of reasons.

@@ -4,7 +4,7 @@ use crate::{
     abi::{Device, FragmentKey, Frontend, FrontendKind},
     addr::Address,
     answer::Message,
-    flow::{Hop, claim::Refused},
+    flow::{Hop, claim::Refused, seats::Asked},
     parse::{Segment, Tuple},
     trace::{Headers, Trail},
     verdict::{Hook, Reason, Verdict},
@@ -123,6 +123,8 @@ pub struct Opening {
     pub(crate) service: u32,
     /// [`flow_flag`](crate::flow::flow_flag)s of both directions.
     pub(crate) flags: u32,
+    /// The seats that it asks for.
+    pub(crate) asked: Asked,
 }
 
 /// What happens to a packet that opens no flow.

@@ -15,7 +15,7 @@ use lb_common::{
     },
     addr::{Address, Family, Ip6},
     flow::{
-        Ethernet, Hop, Record, Timeouts,
+        Ethernet, Hop, Record, Seats, Timeouts,
         hop::Hops,
         slots::{Purpose, Slots, Steps},
     },
@@ -29,7 +29,7 @@ use crate::{
     family::FamilyMaps,
     maps::{
         AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, HOPS,
-        LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SERVICE_FLOWS,
+        LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SEATS, SERVICE_FLOWS,
         SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_RANGES, WAYS_BACK,
     },
 };
@@ -181,6 +181,11 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<
     #[inline(always)]
     fn slot(&self, index: u32) -> Option<Record<A>> {
         A::flow(index).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
+        SEATS.get_ptr_mut(index).and_then(NonNull::new)
     }
 
     #[inline(always)]

@@ -14,7 +14,7 @@ use lb_common::{
     },
     addr::{Ip4, Ip6},
     entries,
-    flow::{Flow, Hop},
+    flow::{Flow, Hop, Seats},
     pipeline::RINGS,
     trace::Trace,
     verdict::{COUNTERS, Hook},
@@ -115,6 +115,10 @@ pub static OTHER_FLOWS6: Array<Flow<Ip6>, 1, MMAP> = Array::new();
 pub static OTHER_MASK4: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static OTHER_MASK6: Global<u32> = Global::new(0);
+
+/// Limits of connections and the seats within them: the node's first, then Services'.
+#[btf_map]
+pub static SEATS: Array<Seats, { entries::SEATS }, MMAP> = Array::new();
 
 /// Next hops of flows.
 #[btf_map]

@@ -13,7 +13,7 @@ use lb_datapath::memory::MemoryTables;
 use lb_objects::{Algorithm, Protocol};
 
 use crate::{
-    map_writer::{Key, MapWriter, NodeFacts, NotProgrammed, Reserved, Settings},
+    map_writer::{Key, Limited, MapWriter, NodeFacts, NotProgrammed, Reserved, Settings},
     plan::{LocalDetector, Plan, ServicePortName},
 };
 
@@ -89,6 +89,11 @@ impl ProgrammedTables {
     /// Service ports that found no room.
     pub fn not_programmed(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
         self.writer.waiting()
+    }
+
+    /// The Services with limits of connections.
+    pub fn limited(&self) -> Arc<Limited> {
+        self.writer.limited()
     }
 
     /// Adds a device with this name and these [`abi::device_flag`]s. [`abi::device_flag::PODS`] is

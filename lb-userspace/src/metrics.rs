@@ -18,7 +18,7 @@ pub use self::{
     api::ApiMetrics,
     events::EventMetrics,
     http::HttpMetrics,
-    kernel::{DeviceMode, KernelSource, PacketCount, Sample, ServiceTraffic, XdpMode},
+    kernel::{DeviceMode, KernelSource, LimitCount, PacketCount, Sample, ServiceTraffic, XdpMode},
 };
 use crate::config::ServiceSeries;
 

@@ -1,6 +1,7 @@
 //! Ageing of the real flow tables by the kernel's clock. Needs root.
 
 use std::{
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +20,7 @@ use lb_objects::Protocol;
 use lb_tests::{PinRoot, eventually, programs};
 use node_lb::{
     config::FlowTimeouts,
-    flows::{FlowSweeper, FlowTables, ServiceCounters, UdpSockets, timeouts},
+    flows::{FlowSweeper, FlowTables, SeatTable, ServiceCounters, UdpSockets, timeouts},
 };
 
 #[test]
@@ -91,7 +92,9 @@ fn flows_in_the_kernels_tables_are_ended() {
         },
     );
     let counters = ServiceCounters::open(&loaded).unwrap();
-    let sweeper = FlowSweeper::start(tables, &config, limits, counters, Some(sockets)).unwrap();
+    let seats = Arc::new(SeatTable::open(&loaded).unwrap());
+    let sweeper =
+        FlowSweeper::start(tables, &config, limits, counters, seats, Some(sockets)).unwrap();
     eventually(|| match sweeper.stats().passes {
         passes @ 0..2 => Err(format!("{passes} passes")),
         _ => Ok(()),

@@ -123,6 +123,8 @@ fn compare(kernel: &Maps, memory: &Maps) -> Result<()> {
     elements("SERVICE_SHORTAGES", &**shortages, &**in_memory)?;
     let (flows, in_memory) = (&kernel.service_flows, &memory.service_flows);
     elements("SERVICE_FLOWS", &**flows, &**in_memory)?;
+    let (seats, in_memory) = (&kernel.seats, &memory.seats);
+    elements("SEATS", &**seats, &**in_memory)?;
     elements("MAGLEV", &*kernel.maglev, &*memory.maglev)?;
     let ranges = |maps: &Maps| -> Result<Vec<String>> {
         let all = maps.source_ranges.all()?.into_iter();
@@ -233,6 +235,8 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
             false => Algorithm::Maglev,
         },
         removed_endpoints: RemovedEndpoints::Keep,
+        max_connections: rng.u32(..3) * 10,
+        long_running: rng.u8(..4) == 0,
     };
     let slices = [rng.usize(..=12), rng.usize(..=3)]
         .into_iter()

@@ -161,6 +161,8 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
         session_affinity: None,
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
+        max_connections: 0,
+        long_running: false,
     };
     let endpoint = |i| Endpoint {
         address: Ipv4Addr::from_bits(0x0a80_0000 + n * endpoints + i).into(),

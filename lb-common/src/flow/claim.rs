@@ -279,6 +279,14 @@ fn is_in_use(tag: u32) -> u32 {
     mask_if_negative(i64::from((tag & tag::KIND) ^ tag::LIVE) - 1)
 }
 
+/// Whether no record has a tuple with this hash, nor is being claimed for it.
+#[inline(always)]
+pub fn is_unknown<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>, hash: u64) -> bool {
+    // Of no record.
+    const OUTCOME: u64 = Outcome::INDEX;
+    !slots.has_rival(tuple, hash, OUTCOME)
+}
+
 /// Whether another record was claimed for what may be the same tuple, besides the one of
 /// [`claim_index`]. If two CPUs claim at once, at least one sees the other, because a claim is a
 /// full barrier. If both do, both give up. Past a record that was `CLEAN` there is no rival: no

@@ -4,6 +4,7 @@
 use super::{
     Flow, Record, Stage, flow_flag,
     record::{self, in_order, look, read_tag},
+    seats,
     slots::{Purpose, Slots},
     stage::{holds_port, idle, later},
     tag, tcp,
@@ -87,7 +88,7 @@ pub fn gives_way<A: Address, S: Slots<A>>(
         return ended;
     }
     if is_left(slots, record) {
-        record::kill(record, now);
+        seats::kill(slots, record, now);
     }
     !tag::in_use(read_tag(record))
 }
@@ -152,7 +153,7 @@ pub fn end<A: Address, S: Slots<A>>(
     if !record::kill_if(forward, tag, now) {
         return false;
     }
-    record::kill(reply, now);
+    seats::kill(slots, reply, now);
     count_ended(slots, forward, tag);
     true
 }
@@ -170,7 +171,7 @@ pub fn evict<A: Address, S: Slots<A>>(
     if !record::evict_if(forward, tag, moment) {
         return false;
     }
-    record::evict_if(reply, read_tag(reply), moment);
+    seats::evict(slots, reply, moment);
     count_ended(slots, forward, tag);
     true
 }

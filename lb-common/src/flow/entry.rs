@@ -45,7 +45,8 @@ pub struct Flow<A> {
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
-    /// Service id.
+    /// Service id: [`Self::service_id`]. In the endpoint's direction, above it the flow's
+    /// [`Place`](super::seats::Place).
     pub service: u32,
 }
 
@@ -125,7 +126,8 @@ pub mod flow_flag {
 /// ```
 ///
 /// `HALF` is `LIVE` with bit 15 set, for programs that do not know of it; their generations have
-/// that bit too, so that it means nothing in other states.
+/// that bit too, so that it means nothing in other states. In the endpoint's direction, which is
+/// never `HALF`, `LIVE` with that bit set is `SEATED`; it may lose the bit, and get it again.
 ///
 /// Programs make all steps up to `DEAD`, and claim a record that has been dead for
 /// [`super::claim::GRACE`]. A flood of first packets would fill every table with such records: a
@@ -156,6 +158,10 @@ pub mod tag {
     /// In use, of a connection that has not proved itself: see [`super::super::Stage::Handshake`].
     /// Only the client's direction says so.
     pub const HALF: u32 = LIVE | UNPROVEN;
+
+    /// In use, of the endpoint's direction of a flow that holds the seats of its place: see
+    /// [`super::super::seats`].
+    pub const SEATED: u32 = LIVE | UNPROVEN;
 
     /// What [`LIVE`] and [`HALF`] have in common, and all other states among themselves.
     pub const KIND: u32 = 0x7;

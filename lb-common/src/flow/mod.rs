@@ -3,8 +3,9 @@
 //! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it
 //! lies ([`slots`]) and is found ([`table`]), where its packets leave ([`hop`]), how far its
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
-//! room for another ([`end`]), how a new flow gets one ([`claim`]), what becomes of the records of
-//! other versions ([`foreign`]), and how flows get into a table of another size ([`resize`]).
+//! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be ([`seats`]),
+//! what becomes of the records of other versions ([`foreign`]), and how flows get into a table of
+//! another size ([`resize`]).
 //! [`steps`] ties these together where there is no verifier.
 
 pub mod claim;
@@ -14,6 +15,7 @@ pub mod foreign;
 pub mod hop;
 pub mod record;
 pub mod resize;
+pub mod seats;
 pub mod slots;
 pub mod stage;
 pub mod steps;
@@ -23,4 +25,5 @@ pub mod tcp;
 pub use entry::{Flow, Rewrite, flow_flag, tag};
 pub use hop::{Ethernet, Hop};
 pub use record::Record;
+pub use seats::Seats;
 pub use stage::{Stage, Timeouts};

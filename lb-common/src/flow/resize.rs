@@ -12,6 +12,7 @@ use super::{
     claim::{self, Claim, Refused},
     flow_flag,
     record::{in_order, kill, read_tag, set},
+    seats,
     slots::Slots,
     tag,
 };
@@ -84,6 +85,7 @@ pub fn leave_closed<A: Address, S: Slots<A>>(slots: &S, tuple: &Tuple<A>) {
     if Stage::of(read_tag(forward), there.flags, back.flags) == Stage::Closed {
         set(forward, flow_flag::COPIED);
         set(reply, flow_flag::COPIED);
+        seats::release(slots, reply);
     }
 }
 
@@ -115,7 +117,7 @@ pub fn end_other<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     let (forward, reply) = in_order(other, peer);
     let now = slots.now();
     kill(forward, now);
-    kill(reply, now);
+    seats::kill(slots, reply, now);
 }
 
 /// The other direction of a flow in the other table; `None` if there is only half a flow.
@@ -156,7 +158,12 @@ fn copy<A: Address, S: Slots<A>>(slots: &S, record: Record<A>, peer: Record<A>) 
     fill(peer, new_peer);
     // SAFETY: claimed records are their claimer's alone until they are published.
     unsafe { core::mem::swap(&mut new_record.as_mut().peer, &mut new_peer.as_mut().peer) };
-    let (state, peers) = (state_of(record), state_of(peer));
+    // The seats go with the copy.
+    let peers = match seats::take_out(peer) {
+        true => tag::SEATED,
+        false => tag::LIVE,
+    };
+    let state = state_of(record);
     two.publish(peers);
     one.publish(state);
     // A CPU that sees this finds the copy.
@@ -165,7 +172,7 @@ fn copy<A: Address, S: Slots<A>>(slots: &S, record: Record<A>, peer: Record<A>) 
     if !tag::in_use(read_tag(record)) {
         // A CPU that has just ended it did not see the flag.
         kill(new_record, slots.now());
-        kill(new_peer, slots.now());
+        seats::kill(slots, new_peer, slots.now());
     }
     None
 }
@@ -182,7 +189,7 @@ fn claim<A: Address, S: Slots<A>>(
     claim::claim_free(slots, &tuple, refused)
 }
 
-/// The state of a record in use. In another version's tag, the bit for `HALF` may mean something
+/// The state of a client's record in use. In another version's tag, the bit for `HALF` may mean something
 /// else; the agent decides what such a record is.
 #[inline(always)]
 fn state_of<A: Address>(record: Record<A>) -> u32 {

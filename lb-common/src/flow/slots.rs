@@ -1,6 +1,8 @@
 //! The memory of a flow table, and the steps of searches and claims in it.
 
-use super::{Record, Timeouts};
+use core::ptr::NonNull;
+
+use super::{Record, Timeouts, seats::Seats};
 use crate::{
     addr::Address,
     parse::{Segment, Tuple},
@@ -30,6 +32,10 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     fn count_half_open(&self, service: u32, change: i32);
     /// Changes the number of a service's flows.
     fn count_flows(&self, service: u32, change: i32);
+    /// The limit at an index of `SEATS`, if connections are limited.
+    fn seats(&self, _index: u32) -> Option<NonNull<Seats>> {
+        None
+    }
     /// Number of records of the other table less one, while the table's size changes (see
     /// [`super::resize`]); 0 if there is none.
     fn other_mask(&self) -> u32 {

@@ -4,6 +4,7 @@
 //! connection pays for the service lookup, the choice of an endpoint and two flow records; every
 //! later one finds its record and has all it needs.
 
+mod admit;
 mod answer;
 mod failing;
 mod fragments;
@@ -19,6 +20,7 @@ mod send;
 mod track;
 
 pub use self::{
+    admit::{Full, asks, in_the_way},
     failing::LIMIT as FAILING,
     half_open::{RINGS, WITHOUT_RING},
     note::connection as note_connection,

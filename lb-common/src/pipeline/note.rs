@@ -62,7 +62,7 @@ pub fn connection<A: Address, T: Slots<A> + Services<A>>(tables: &T, trail: &mut
         // SAFETY: records stay valid until every program that can see them ends.
         let flow = unsafe { record.as_ref() };
         trail.flags = flow.flags;
-        trail.service = flow.service;
+        trail.service = flow.service_id();
         trail.rewrite = flow.rewrite;
         trail.connection = Connection::of(flow);
         return;

@@ -1,6 +1,7 @@
 //! The first packet of a connection: its flow, or why it opens none.
 
 use super::{
+    admit,
     answer::answer,
     failing::{Failure, note_failure},
     martian::left_to_kernel,
@@ -21,7 +22,7 @@ use crate::{
     },
     frame::Frame,
     opaque::rolled,
-    parse::{Network, tcp_flag},
+    parse::{Network, TCP, tcp_flag},
     service::{self, Decision, Route},
     tables::Tables,
     verdict::{Reason, Verdict},
@@ -101,6 +102,11 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
         Decision::Forward(_) if flags & tcp_flag::RST != 0 => {
             (0, Refusal::Pass, Reason::StrayReset)
         }
+        Decision::Forward(route) if admit::is_refused(tables, work, route.plan, opens) => (
+            route.plan.service,
+            Refusal::Reject,
+            Reason::ConcurrencyLimit,
+        ),
         Decision::Forward(route) => {
             let index = insert_or_join(tables, work, &route);
             if index != NONE {
@@ -113,7 +119,7 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
     };
     if opens && refusal == Refusal::Pass {
         make_way(tables, work);
-    } else if opens {
+    } else if opens && reason != Reason::ConcurrencyLimit {
         // The packet may have come before, and opened a flow then.
         let purpose = match reason {
             Reason::NoEndpoints => Purpose::Afresh,
@@ -237,7 +243,12 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
         Refusal::Drop => Verdict::drop(work.reason),
         Refusal::Reject => {
             work.answerer = work.tuple.destination;
-            work.message = Message::port_unreachable::<A>();
+            work.message = match work.reason {
+                Reason::ConcurrencyLimit if work.tuple.protocol == TCP => {
+                    Message::refusal(work.segment.next)
+                }
+                _ => Message::port_unreachable::<A>(),
+            };
             answer(tables, frame, network, work)
         }
     }

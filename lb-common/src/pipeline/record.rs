@@ -1,6 +1,7 @@
 //! Writes a flow's two records: chooses an endpoint, claims the places, and fills both directions.
 
 use super::{
+    admit::{self, REFUSED},
     failing::{elsewhere, turns_away},
     half_open::{enter, give_port, is_pressed},
 };
@@ -14,6 +15,7 @@ use crate::{
         flow_flag,
         record::read_tag,
         resize,
+        seats::Place,
         slots::Purpose,
         table, tag, tcp,
     },
@@ -97,6 +99,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         endpoint: endpoint.id,
         service: plan.service,
         flags,
+        asked: admit::asks(config, plan, picks_up),
     };
     // Neither record has been looked at so far, so that the waits for their memory overlap.
     approach(tables, work);
@@ -157,6 +160,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         endpoint,
         service,
         flags,
+        asked,
     } = work.opening;
     let source_nat = flags & flow_flag::SOURCE_NAT != 0;
     let forward = Claim::of(tables, index)?;
@@ -170,6 +174,18 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         tables.count_refusal(service, work.reason);
         return None;
     };
+    let place = match asked.is_nothing() {
+        true => 0,
+        false => admit::take(tables, asked),
+    };
+    if place == REFUSED {
+        reply.release();
+        forward.release();
+        work.refusal = Refusal::Reject;
+        work.reason = Reason::ConcurrencyLimit;
+        tables.count_refusal(service, work.reason);
+        return None;
+    }
     let (there, back) = (forward.record(), reply.record());
     let now = tables.now();
     let hop = match source_nat {
@@ -187,7 +203,13 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         (*back.as_ptr()).last_seen = now;
     }
     fill(work, there, back, flags, service);
-    reply.publish(tag::LIVE);
+    if place == 0 {
+        reply.publish(tag::LIVE);
+    } else {
+        // SAFETY: as above.
+        unsafe { (*back.as_ptr()).service = Place::from_u32(place).beside(service) };
+        reply.publish(tag::SEATED);
+    }
     let published = tag::with_state(read_tag(there), tag::HALF);
     forward.publish(tag::HALF);
     tables.count_flows(service, 1);

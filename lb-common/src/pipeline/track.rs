@@ -6,6 +6,7 @@ use crate::{
     flow::{
         Flow, Record, flow_flag, foreign,
         record::{clear, flags, in_order, read_tag, set},
+        seats::{self, Place},
         table, tag,
         tcp::{self, after},
     },
@@ -89,6 +90,18 @@ fn watch<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, work: &Work<A>
         }
         false => watch_tcp(tables, record, peer, work),
     }
+    follow_seats(tables, record, peer);
+}
+
+/// Has the seats of a flow follow what a packet of the direction `record` has shown.
+#[inline(always)]
+fn follow_seats<A: Address, T: Tables<A>>(tables: &T, record: Record<A>, peer: Record<A>) {
+    // SAFETY: records stay valid, and neither of these changes while they are in use.
+    let is_reply = unsafe { record.as_ref() }.has(flow_flag::REPLY);
+    let reply = if is_reply { record } else { peer };
+    if !Place::of(reply).is_none() {
+        seats::follow(tables, record, peer, is_reply);
+    }
 }
 
 /// Closes a flow after its endpoint has refused the connection. `record` is the endpoint's
@@ -142,6 +155,7 @@ pub(super) fn track_unreachable<A: Address, T: Tables<A>>(
         && sequence == syn.next.wrapping_sub(1);
     if is_about_syn {
         note_refusal(tables, record, forward);
+        follow_seats(tables, record, forward);
     }
 }
 

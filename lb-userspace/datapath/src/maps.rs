@@ -10,6 +10,7 @@ use lb_common::{
         ServiceFlows, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
+    flow::Seats,
 };
 use thiserror::Error;
 
@@ -87,6 +88,7 @@ pub struct Maps {
     pub service_stats: Arc<dyn Elements<ServiceStats>>,
     pub service_shortages: Arc<dyn Elements<Shortages>>,
     pub service_flows: Box<dyn Elements<ServiceFlows>>,
+    pub seats: Arc<dyn Elements<Seats>>,
     pub maglev: Box<dyn Elements<MaglevRows>>,
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
     /// Waits until no program can still be reading what has been unpublished.
@@ -112,6 +114,7 @@ impl Maps {
             service_stats: Arc::new(MappedArray::new(&map("SERVICE_STATS")?)?),
             service_shortages: Arc::new(MappedArray::new(&map("SERVICE_SHORTAGES")?)?),
             service_flows: Box::new(MappedArray::new(&map("SERVICE_FLOWS")?)?),
+            seats: Arc::new(MappedArray::new(&map("SEATS")?)?),
             maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
             source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
             grace: Box::new(synchronize_rcu),

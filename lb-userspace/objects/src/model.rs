@@ -78,6 +78,10 @@ pub struct Service {
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
     pub removed_endpoints: RemovedEndpoints,
+    /// The most connections on a node; 0 means no limit.
+    pub max_connections: u32,
+    /// Whether its connections do not count against a node's limit.
+    pub long_running: bool,
 }
 
 /// One entry of `spec.ports`.

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use super::{
     catalog::Catalog,
+    connections::Connections,
     progress::Progress,
     status::{self, Status},
     traffic::traffic,
@@ -30,6 +31,7 @@ pub struct Bulletin {
     catalog: Arc<Catalog>,
     roster: Arc<Roster>,
     progress: Arc<Progress>,
+    connections: Connections,
     published: Mutex<Arc<Published>>,
     renewed: Condvar,
     wanted: Notify,
@@ -50,7 +52,12 @@ pub struct Published {
 
 impl Bulletin {
     /// Nothing is published yet.
-    pub fn new(catalog: Arc<Catalog>, roster: Arc<Roster>, progress: Arc<Progress>) -> Self {
+    pub fn new(
+        catalog: Arc<Catalog>,
+        roster: Arc<Roster>,
+        progress: Arc<Progress>,
+        connections: Connections,
+    ) -> Self {
         let nothing = Published {
             status: Status::default(),
             devices: Vec::new(),
@@ -62,6 +69,7 @@ impl Bulletin {
             catalog,
             roster,
             progress,
+            connections,
             published: Mutex::new(Arc::new(nothing)),
             renewed: Condvar::new(),
             wanted: Notify::new(),
@@ -92,6 +100,7 @@ impl Bulletin {
             service_ports: self.roster.len(),
             pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
             failing: traffic.iter().filter_map(status::Failing::of).collect(),
+            connection_limits: self.connections.all().iter().map(Into::into).collect(),
             ..published.status.clone()
         }
     }
@@ -108,6 +117,11 @@ impl Bulletin {
                 ServiceSeries::Off => Vec::new(),
                 _ => traffic(&self.roster),
             },
+            limits: match series {
+                ServiceSeries::Off => self.connections.node().into_iter().collect(),
+                _ => self.connections.all(),
+            },
+            limits_corrected: self.connections.corrected(),
             devices: published.devices.clone(),
             maps: published.maps.clone(),
             flows: tables.map(|tables| tables.map(|table| table.flows.total()).iter().sum()),
@@ -158,7 +172,13 @@ mod tests {
         let tables = MemoryTables::new(Config::default(), <_>::default(), 64);
         let writer = MapWriter::empty(tables.maps(), <_>::default());
         let progress = Arc::<Progress>::default();
-        let bulletin = Bulletin::new(Arc::default(), writer.roster(), progress.clone());
+        let connections = Connections::in_memory();
+        let bulletin = Bulletin::new(
+            Arc::default(),
+            writer.roster(),
+            progress.clone(),
+            connections,
+        );
         bulletin.publish(Published {
             status: Status {
                 node: "node-1".to_owned(),
@@ -187,7 +207,8 @@ mod tests {
     fn who_asks_a_loop_that_is_not_busy_gets_the_present_state() {
         let tables = MemoryTables::new(Config::default(), <_>::default(), 64);
         let writer = MapWriter::empty(tables.maps(), <_>::default());
-        let bulletin = Bulletin::new(Arc::default(), writer.roster(), Arc::default());
+        let connections = Connections::in_memory();
+        let bulletin = Bulletin::new(Arc::default(), writer.roster(), Arc::default(), connections);
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| bulletin.status());
             let runtime = tokio::runtime::Builder::new_current_thread().build();

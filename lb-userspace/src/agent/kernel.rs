@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    flows::{self, FlowSweeper, FlowTables, ServiceCounters, UdpSockets},
+    flows::{self, FlowSweeper, FlowTables, SeatTable, ServiceCounters, UdpSockets},
     map_writer::{self, MapFill},
     plan::{LocalDetector, LocalNode},
 };
@@ -289,7 +289,7 @@ impl Kernel {
     /// # Errors
     ///
     /// If the flow tables cannot be mapped into memory.
-    pub fn sweep_flows(&self) -> anyhow::Result<FlowSweeper> {
+    pub fn sweep_flows(&self, seats: Arc<SeatTable>) -> anyhow::Result<FlowSweeper> {
         let tables = FlowTables {
             v4: MappedArray::new(&self.loaded.map("FLOWS4")?)?,
             v6: MappedArray::new(&self.loaded.map("FLOWS6")?)?,
@@ -302,6 +302,7 @@ impl Kernel {
             &self.config.read(0),
             limits,
             counters,
+            seats,
             Some(sockets),
         )
         .context("cannot start ageing flows")

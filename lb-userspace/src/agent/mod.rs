@@ -4,6 +4,7 @@
 mod attachments;
 mod bulletin;
 pub mod catalog;
+mod connections;
 mod events;
 mod feed;
 mod flow_source;
@@ -46,6 +47,7 @@ pub use self::node::own_addresses;
 use self::{
     attachments::Attachments,
     bulletin::Bulletin,
+    connections::Connections,
     feed::Feed,
     kernel::{Exchange, Kernel},
     node::{KnownNode, facts, listen_addresses, local_addresses, local_node},
@@ -62,7 +64,7 @@ use self::{
 use crate::{
     config::{Config, SocketLb, snat_ports},
     conntrack_sysctls,
-    flows::FlowSweeper,
+    flows::{FlowSweeper, SeatTable},
     health::{
         addresses::ListenAddresses,
         clock::SystemClock,
@@ -153,6 +155,8 @@ struct Agent {
     published: Instant,
     /// Runs once the settings are written.
     sweeper: Option<FlowSweeper>,
+    /// Limits of connections, and how many there are.
+    seats: Arc<SeatTable>,
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
@@ -207,7 +211,15 @@ impl Agent {
         let service_health =
             service_health_servers(listen, &servers, proxy_health.clone(), &metrics);
         let (catalog, progress) = (servers.catalog.clone(), Arc::<Progress>::default());
-        let bulletin = Bulletin::new(catalog.clone(), writer.roster(), progress.clone());
+        let seats = Arc::new(SeatTable::open(&kernel.loaded)?);
+        seats.limit_node(config.max_connections);
+        let connections = Connections::new(seats.clone(), writer.limited());
+        let bulletin = Bulletin::new(
+            catalog.clone(),
+            writer.roster(),
+            progress.clone(),
+            connections,
+        );
         let plannings = metrics.services_planned.clone();
         let has_room = servers.has_room.clone();
         Ok(Self {
@@ -222,6 +234,7 @@ impl Agent {
             bulletin: Arc::new(bulletin),
             published: Instant::now(),
             sweeper: None,
+            seats,
             servers,
             predecessor: place.predecessor,
             answers_by: None,
@@ -271,7 +284,7 @@ impl Agent {
         }
         tokio::spawn(conntrack_sysctls::set_up(self.config.conntrack));
         self.attach()?;
-        self.sweeper = Some(self.kernel.sweep_flows()?);
+        self.sweeper = Some(self.kernel.sweep_flows(self.seats.clone())?);
         self.cgroup_root = cgroup_root;
         self.attach_to_sockets()?;
         self.kernel.finish_refit()?;
@@ -309,6 +322,7 @@ impl Agent {
                 Some(request) = trace_asked.recv() => self.trace_asked(request),
                 step = self.tracer.next() => self.trace_step(step),
                 _ = quiet.tick() => {
+                    self.seats.tick();
                     self.look_after_pins();
                     self.syncer.idle(QUIET);
                     self.syncer.watch_limits(Instant::now());

@@ -13,7 +13,7 @@ use super::progress;
 use crate::{
     flows::{Limit, Stats},
     map_writer::{Key, MapFill},
-    metrics::ServiceTraffic,
+    metrics::{LimitCount, ServiceTraffic},
     plan::ServicePortName,
 };
 
@@ -62,6 +62,9 @@ pub struct Status {
     pub at_limit: Vec<AtLimit>,
     /// Service ports with endpoints that refuse connections or do not answer.
     pub failing: Vec<Failing>,
+    /// Limits of connections.
+    #[serde(default)]
+    pub connection_limits: Vec<ConnectionLimit>,
     pub devices: Vec<Device>,
     /// What the Node object lacks, or that there is none; whether pods cannot be told from other
     /// sources; whether pins are gone.
@@ -96,6 +99,36 @@ impl From<progress::Syncing> for Syncing {
             for_ms: syncing.age.as_millis() as u64,
             services: syncing.services,
             done: syncing.done,
+        }
+    }
+}
+
+/// A limit of connections, and those within it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConnectionLimit {
+    /// `namespace/name`; absent for the node's.
+    pub service: Option<String>,
+    /// 0: they are only counted.
+    pub limit: u32,
+    /// Whether they do not count against the node's limit.
+    pub long_running: bool,
+    pub in_use: u32,
+    /// The most in use in the latest second.
+    pub highest: u32,
+    /// Connections refused so far.
+    pub refused: u64,
+}
+
+impl From<&LimitCount> for ConnectionLimit {
+    fn from(count: &LimitCount) -> Self {
+        Self {
+            service: count.service.as_ref().map(ToString::to_string),
+            limit: count.limit,
+            long_running: count.long_running,
+            in_use: count.in_use,
+            highest: count.highest,
+            refused: count.refused,
         }
     }
 }

@@ -143,6 +143,23 @@ fn render(status: &Status) -> String {
         )
     });
     lines.extend(list("At their limit", at_limit));
+    let limits = status.connection_limits.iter().map(|limit| {
+        let whose = limit.service.as_deref().unwrap_or("node");
+        let most = match limit.limit {
+            0 => "no limit".to_owned(),
+            most => format!("limit {most}"),
+        };
+        let (in_use, highest, refused) = (limit.in_use, limit.highest, limit.refused);
+        let long_running = match limit.long_running {
+            true => ", long-running",
+            false => "",
+        };
+        format!(
+            "{whose}: {in_use} in use ({highest} at most in the last second), {most}, \
+             {refused} refused{long_running}"
+        )
+    });
+    lines.extend(list("Connections", limits));
     let failing = status.failing.iter().map(|port| {
         let endpoints = port.endpoints.iter().map(ToString::to_string);
         let endpoints: Vec<_> = endpoints.collect();

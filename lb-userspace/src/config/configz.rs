@@ -42,6 +42,7 @@ impl Config {
             "pod-bridge-interface": bridge,
             "pod-interface-name-prefix": prefix,
             "masquerade-all": self.masquerade_all,
+            "max-connections": self.max_connections,
             "feature-gates": self.feature_gates().map(|(name, _, enabled)| (name, enabled)).into_iter()
                 .collect::<BTreeMap<_, _>>(),
             "healthz-bind-address": self.healthz_bind_address.to_string(),

@@ -8,6 +8,7 @@ use std::{
 
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
+use lb_common::flow::seats::SERVICE_BITS;
 use lb_objects::ObjectName;
 
 use super::{
@@ -16,8 +17,8 @@ use super::{
     source::SourceSpec,
     values::{
         DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
-        PortRange, ServiceSeries, SocketLb, XdpMode, api_server_url, duration, healthz_address,
-        maglev_table_size, metrics_address, object_name, positive_duration,
+        PortRange, ServiceSeries, SocketLb, XdpMode, api_server_url, connections, duration,
+        healthz_address, maglev_table_size, metrics_address, object_name, positive_duration,
     },
 };
 
@@ -115,6 +116,17 @@ pub struct Flags {
     /// or two claim an address. default/kubernetes and the cluster's DNS always are
     #[arg(long, value_name = "NAMESPACE/NAME,..", value_delimiter = ',', value_parser = object_name)]
     pub essential_services: Vec<ObjectName>,
+
+    /// How many connections to Services this node lets in at a time; beyond them new ones are refused.
+    /// Connections of the node's own processes are not counted; 0: no limit
+    #[arg(
+        long,
+        value_name = "CONNECTIONS",
+        value_parser = connections,
+        allow_negative_numbers = true,
+        default_value = "0"
+    )]
+    pub max_connections: u32,
 
     /// Most that one Service may have: service-ports, addresses (times ports), endpoints (times
     /// ports), maglev-tables, source-ranges (in each family); 0 means no limit [default: an eighth
@@ -316,7 +328,7 @@ pub struct Flags {
     #[arg(
         long,
         value_name = "PORTS",
-        value_parser = clap::value_parser!(u32).range(16..=1 << 22),
+        value_parser = clap::value_parser!(u32).range(16..=1 << SERVICE_BITS),
         default_value_t = MapSizes::DEFAULT.service_ports
     )]
     pub service_port_table_size: u32,

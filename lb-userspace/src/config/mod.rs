@@ -47,6 +47,8 @@ pub struct Config {
     pub plan: PlanOptions,
     /// What one Service and one namespace may take of the maps.
     pub limits: MapLimits,
+    /// The most connections that the node lets in at a time; 0 means no limit.
+    pub max_connections: u32,
     pub detect_local: DetectLocal,
     /// The cluster's pod networks, if configured.
     pub cluster_networks: Vec<IpNet>,
@@ -205,6 +207,7 @@ impl TryFrom<Flags> for Config {
                 service: limits::of_service(&flags.service_limits),
                 namespace: limits::of_namespace(&flags.namespace_limits),
             },
+            max_connections: flags.max_connections,
             http: http_config(&flags),
             detect_local: detect_local(&flags)?,
             cluster_networks: flags.cluster_cidr.clone(),

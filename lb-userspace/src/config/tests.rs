@@ -65,6 +65,21 @@ fn documented_settings_are_settings() {
 }
 
 #[test]
+fn a_limit_of_connections_is_not_negative() {
+    assert_eq!(config(&[]).unwrap().max_connections, 0);
+    assert_eq!(config(&["--max-connections=7"]).unwrap().max_connections, 7);
+    for given in ["--max-connections=-1", "--max-connections -1"] {
+        let given: Vec<_> = given.split(' ').collect();
+        let error = config(&given).unwrap_err().to_string();
+        let said = "must not be negative; 0 means no limit";
+        assert!(error.contains(said), "{error}");
+    }
+    for wrong in ["2147483648", "many", "1.5"] {
+        assert!(config(&[&format!("--max-connections={wrong}")]).is_err());
+    }
+}
+
+#[test]
 fn http_servers_are_limited_by_flags_and_a_feature_gate() {
     assert_eq!(config(&[]).unwrap().http, HttpConfig::default());
     let http = config(&[

@@ -269,6 +269,19 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 24h, 1h30m or 500ms"))
 }
 
+/// A number of connections; 0 means no limit.
+pub(super) fn connections(text: &str) -> Result<u32, String> {
+    const MOST: u32 = i32::MAX as u32;
+    match text.parse::<i64>() {
+        Ok(number) if number < 0 => Err("must not be negative; 0 means no limit".to_owned()),
+        Ok(number) => match u32::try_from(number) {
+            Ok(number) if number <= MOST => Ok(number),
+            _ => Err(format!("must be at most {MOST}")),
+        },
+        Err(_) => Err(format!("must be a whole number from 0 to {MOST}")),
+    }
+}
+
 /// As [`duration`], but not zero.
 pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| match duration.is_zero() {

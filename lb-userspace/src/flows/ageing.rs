@@ -97,7 +97,9 @@ pub fn may_have_expired<A: Address>(timeouts: &Timeouts, flow: &Flow<A>, now: u3
         of(Stage::Closed)
             .min(of(Stage::HalfClosed))
             .min(timeouts.port_held)
-    } else if tag::state(flow.tag) == tag::HALF || !flow.has(flow_flag::SEEN) {
+    } else if !flow.has(flow_flag::SEEN)
+        || tag::state(flow.tag) == tag::HALF && !flow.has(flow_flag::REPLY)
+    {
         of(Stage::Unreplied).min(of(Stage::Handshake))
     } else {
         of(Stage::Established)

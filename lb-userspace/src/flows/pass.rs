@@ -32,6 +32,8 @@ pub struct Findings {
     pub tombs: Vec<Sighting>,
     pub busy: Vec<Sighting>,
     pub unpaired: Vec<Sighting>,
+    /// Endpoints' directions of flows that are closed and hold seats.
+    pub closed: Vec<u32>,
 }
 
 /// A pass in progress.
@@ -55,6 +57,7 @@ pub struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     const LIVE: u8 = 1 << 7;
+    /// Of the client's direction: the flow is half-open. Of the endpoint's: it holds its seats.
     const HALF: u8 = 1 << 6;
     /// The [`flow_flag`]s on which a stage depends, at their places.
     const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
@@ -88,6 +91,7 @@ impl<'a> Pass<'a> {
     /// Counts a live record, and its flow if the other half has been counted.
     pub fn count<A: Address>(&mut self, index: u32, flow: &Flow<A>) {
         self.halves += 1;
+        self.services.add_seats(flow.place());
         let half = match tag::state(flow.tag) {
             tag::HALF => Self::HALF,
             _ => 0,
@@ -113,7 +117,13 @@ impl<'a> Pass<'a> {
         let shown = |seen: u8| u32::from(seen) & Self::SHOWN;
         let stage = Stage::of(state, shown(forward), shown(reply));
         self.stats.flows.add(protocol(flow), stage);
-        self.services.add(flow.service, state == tag::HALF);
+        self.services.add(flow.service_id(), state == tag::HALF);
+        if stage == Stage::Closed && reply & Self::HALF != 0 {
+            let is_reply = flow.has(flow_flag::REPLY);
+            self.found
+                .closed
+                .push(if is_reply { index } else { flow.peer });
+        }
     }
 
     /// Subtracts a record whose other half was counted: both have been ended.

@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use lb_common::flow::{Stage, stage::STAGES};
+use lb_common::flow::{
+    Stage,
+    seats::{LIMITS, NODE, Place},
+    stage::STAGES,
+};
 use lb_objects::Protocol;
 
 /// What the latest pass over the tables saw, and what has been removed since the agent started.
@@ -84,9 +88,12 @@ pub struct Counted {
     pub half_open: i32,
 }
 
-/// Numbers of live flows by service id.
+/// Numbers of live flows by service id, and of the seats that they hold by limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServiceCounts(Vec<ServiceFlows>);
+pub struct ServiceCounts {
+    flows: Vec<ServiceFlows>,
+    seats: Vec<u32>,
+}
 
 /// The live flows of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,25 +127,45 @@ impl ServiceCounts {
     }
 
     fn get(&self, service: u32) -> ServiceFlows {
-        self.0.get(service as usize).copied().unwrap_or_default()
+        self.flows
+            .get(service as usize)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Services with live flows, and the number of these.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let all = self.0.iter().map(|flows| flows.all);
+        let all = self.flows.iter().map(|flows| flows.all);
         (0..).zip(all).filter(|(_, flows)| *flows != 0)
+    }
+
+    /// The seats of a limit that flows hold.
+    pub fn seats(&self, limit: u32) -> u32 {
+        self.seats.get(limit as usize).copied().unwrap_or(0)
+    }
+
+    pub(super) fn add_seats(&mut self, place: Place) {
+        if place.is_none() {
+            return;
+        }
+        self.seats.resize(LIMITS, 0);
+        let node = place.has_node().then_some(NODE);
+        let service = Some(place.service()).filter(|index| *index != 0);
+        for index in node.into_iter().chain(service) {
+            self.seats[index as usize] += 1;
+        }
     }
 
     pub(super) fn add(&mut self, service: u32, half_open: bool) {
         let index = service as usize;
-        if index >= self.0.len() {
+        if index >= self.flows.len() {
             if service >= Self::LIMIT {
                 return;
             }
             let services = (index + 1).next_power_of_two();
-            self.0.resize(services, ServiceFlows::default());
+            self.flows.resize(services, ServiceFlows::default());
         }
-        let flows = &mut self.0[index];
+        let flows = &mut self.flows[index];
         flows.all += 1;
         flows.half_open += u32::from(half_open);
     }

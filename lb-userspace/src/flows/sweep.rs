@@ -34,7 +34,9 @@ use std::{marker::PhantomData, mem::offset_of, sync::atomic::Ordering, time::Dur
 use lb_common::{
     addr::Address,
     flow::{
-        Flow, Timeouts, flow_flag, foreign,
+        Flow, Stage, Timeouts, flow_flag, foreign,
+        seats::{Place, is_provisional},
+        stage::idle,
         table::{self, GROUP, GROUPS},
         tag,
         tcp::PATIENCE,
@@ -57,6 +59,11 @@ const MANY_TOMBS: usize = 32;
 const CLEANING_PASSES: u64 = 16;
 /// A function that changes the numbers of a service's flows by `Counted`.
 pub type Count = Box<dyn Fn(u32, Counted) + Send>;
+/// A function that gives back the seats of a place.
+pub type GiveBack = Box<dyn Fn(Place) + Send>;
+
+/// How many ticks an endpoint has been silent when its client's RST counts: a second at least.
+const SILENT: u32 = 9;
 
 /// A flow table, and what the latest pass found that the next step needs.
 ///
@@ -72,13 +79,20 @@ pub struct TableSweeper<A, R> {
     /// Whether a live record had no other half. The next pass then looks for such records.
     has_orphan: bool,
     count: Count,
+    give_back: GiveBack,
     address: PhantomData<fn() -> A>,
 }
 
 impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     /// `mask` and `secret` are those with which programs search the table. `None` if the table is
     /// too small for the mask.
-    pub fn new(records: R, mask: u32, secret: [u64; 2], count: Count) -> Option<Self> {
+    pub fn new(
+        records: R,
+        mask: u32,
+        secret: [u64; 2],
+        count: Count,
+        give_back: GiveBack,
+    ) -> Option<Self> {
         let fits =
             mask < records.len() && (mask + 1).is_power_of_two() && mask >= GROUPS * GROUP - 1;
         fits.then(|| Self {
@@ -90,6 +104,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             dead: Vec::new(),
             has_orphan: false,
             count,
+            give_back,
             address: PhantomData,
         })
     }
@@ -122,6 +137,9 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                     }
                 }
             }
+        }
+        for reply in std::mem::take(&mut pass.found.closed) {
+            self.release_closed(reply, pass.now);
         }
         let all_known = self.settle_claims(&mut pass);
         self.has_orphan = pass.has_orphan();
@@ -170,8 +188,17 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 continue;
             }
             match flow.has(flow_flag::UDP) {
-                true => removed.stale_udp += u64::from(self.end_forward(&connection).is_some()),
-                false => removed.reset_tcp += u64::from(self.disown(sighting, &flow)),
+                true if self.end_forward(&connection).is_some() => {
+                    // The client's next flow is not to be refused because of this one.
+                    self.unseat(connection.forward.peer, &connection.reply);
+                    removed.stale_udp += 1;
+                }
+                true => {}
+                false if self.disown(sighting, &flow) => {
+                    self.unseat(connection.forward.peer, &connection.reply);
+                    removed.reset_tcp += 1;
+                }
+                false => {}
             }
         }
     }
@@ -251,7 +278,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 set(flow.peer, flow_flag::SEEN);
                 set(index, flow_flag::SEEN | flow_flag::PICKED_UP);
             }
-        } else if tag::state(tag) == tag::HALF {
+        } else if tag::state(tag) == tag::HALF && flow.place().is_none() {
             // In the other version, that bit was part of the generation.
             self.advance(seen, tag::LIVE);
         }
@@ -285,7 +312,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let again = self.latest.unpaired.binary_search(&sighting).is_ok();
         if !again {
             pass.found.unpaired.push(sighting);
-        } else if let Some(dead) = self.kill(sighting) {
+        } else if let Some(dead) = self.kill(sighting, &self.records.read(sighting.index)) {
             self.dead.push(dead);
             pass.removed.orphans += 1;
         }
@@ -359,14 +386,14 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     fn end(&self, connection: &Connection<A>) -> Option<[Option<Sighting>; 2]> {
         let dead = self.end_forward(connection)?;
         let Connection { forward, reply } = connection;
-        let answers = self.kill(Sighting::of(forward.peer, reply));
+        let answers = self.kill(Sighting::of(forward.peer, reply), reply);
         Some([Some(dead), answers])
     }
 
     /// Ends the client's direction of a flow, if it is still as it was seen.
     fn end_forward(&self, connection: &Connection<A>) -> Option<Sighting> {
         let Connection { forward, reply } = connection;
-        let dead = self.kill(Sighting::of(reply.peer, forward))?;
+        let dead = self.kill(Sighting::of(reply.peer, forward), forward)?;
         let fewer = Counted {
             flows: -1,
             half_open: -i32::from(tag::state(forward.tag) == tag::HALF),
@@ -375,9 +402,59 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         Some(dead)
     }
 
-    /// Ends a record, if it is still as it was seen. Returns its new state.
-    fn kill(&self, seen: Sighting) -> Option<Sighting> {
-        self.advance(seen, tag::SWEPT)
+    /// Ends a record, if it is still as it was seen but for its seats. Returns its new state.
+    /// `flow` is the record as it was seen.
+    fn kill(&self, mut seen: Sighting, flow: &Flow<A>) -> Option<Sighting> {
+        loop {
+            if let Some(dead) = self.advance(seen, tag::SWEPT) {
+                self.give_back(seen, flow);
+                return Some(dead);
+            }
+            let now = self.look(seen.index);
+            let is_same = tag::in_use(now.tag)
+                && tag::with_state(now.tag, tag::LIVE) == tag::with_state(seen.tag, tag::LIVE);
+            if !is_same || !flow.has(flow_flag::REPLY) {
+                return None;
+            }
+            // A program has taken its seats out, or taken them again.
+            seen = now;
+        }
+    }
+
+    /// Gives back the seats of the endpoint's direction of a flow, if it still holds them.
+    fn unseat(&self, index: u32, reply: &Flow<A>) {
+        let seen = self.look(index);
+        let held = tag::state(seen.tag) == tag::SEATED
+            && tag::with_state(seen.tag, tag::LIVE) == tag::with_state(reply.tag, tag::LIVE);
+        if held && self.advance(seen, tag::LIVE).is_some() {
+            self.give_back(seen, reply);
+        }
+    }
+
+    /// Gives back the seats of a flow that is closed; `index` is that of its endpoint's direction.
+    /// If only its client has reset it, the endpoint must be silent, too.
+    fn release_closed(&self, index: u32, now: u32) {
+        let reply = self.records.read(index);
+        let Some(connection) = Connection::new(&self.records, index, &reply) else {
+            return;
+        };
+        let flags = (connection.forward.flags, reply.flags);
+        let is_silent = idle(reply.last_seen, now) >= SILENT;
+        if connection.stage() == Stage::Closed && (is_silent || !is_provisional(flags.0, flags.1)) {
+            self.unseat(index, &reply);
+        }
+    }
+
+    /// Gives back the seats of a record that had this tag until a moment ago.
+    fn give_back(&self, seen: Sighting, flow: &Flow<A>) {
+        let place = Flow {
+            tag: seen.tag,
+            ..*flow
+        }
+        .place();
+        if !place.is_none() {
+            (self.give_back)(place);
+        }
     }
 
     /// Moves a record to another state, if it is still as it was seen. Returns its new state.

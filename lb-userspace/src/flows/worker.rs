@@ -23,8 +23,9 @@ use lb_datapath::{
 };
 
 use super::{
-    Stale, Stats, UdpSockets,
+    SeatTable, Stale, Stats, UdpSockets,
     records::Records,
+    seats::Recount,
     sockets::SocketError,
     stale::Staleness,
     stats::{Counted, Removed, ServiceCounts},
@@ -66,6 +67,7 @@ pub struct Kernel {
     /// Returns when every program that was running at the call has returned.
     pub grace: Box<dyn Fn() + Send>,
     pub counters: Arc<dyn Counters>,
+    pub seats: Arc<SeatTable>,
     /// Tells programs how long flows may be silent from now on.
     pub set_timeouts: Box<dyn Fn(&Timeouts) + Send>,
     /// Tells programs which part of the tables one service may take from now on:
@@ -162,6 +164,7 @@ impl FlowSweeper {
         config: &abi::Config,
         limits: MappedArray<abi::Limits>,
         counters: ServiceCounters,
+        seats: Arc<SeatTable>,
         sockets: Option<UdpSockets>,
     ) -> io::Result<Self> {
         let limits = Arc::new(limits);
@@ -176,6 +179,7 @@ impl FlowSweeper {
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             grace: Box::new(synchronize_rcu),
             counters: Arc::new(counters),
+            seats,
             set_timeouts: {
                 let limits = limits.clone();
                 Box::new(move |timeouts| set_timeouts(&limits, timeouts))
@@ -207,15 +211,34 @@ impl FlowSweeper {
             let counters = kernel.counters.clone();
             Box::new(move |service, more| counters.count(service, more))
         };
+        let give_back = || {
+            let seats = kernel.seats.clone();
+            Box::new(move |place| seats.give_back(place))
+        };
+        let sweep4 = TableSweeper::new(
+            tables.v4,
+            config.flow_mask4,
+            config.secret,
+            count(),
+            give_back(),
+        );
+        let sweep6 = TableSweeper::new(
+            tables.v6,
+            config.flow_mask6,
+            config.secret,
+            count(),
+            give_back(),
+        );
         let worker = Worker {
-            v4: TableSweeper::new(tables.v4, config.flow_mask4, config.secret, count())
+            v4: sweep4
                 .ok_or_else(|| misfit("FLOWS4 does not have as many records as CONFIG says"))?,
-            v6: TableSweeper::new(tables.v6, config.flow_mask6, config.secret, count())
+            v6: sweep6
                 .ok_or_else(|| misfit("FLOWS6 does not have as many records as CONFIG says"))?,
             configured: timeouts,
             timeouts,
             rate,
             kernel,
+            recount: Recount::default(),
             removed: Removed::default(),
             passes: 0,
             second_look: Stale::default(),
@@ -362,6 +385,7 @@ struct Worker<R4, R6> {
     timeouts: Timeouts,
     rate: TickRate,
     kernel: Kernel,
+    recount: Recount,
     removed: Removed,
     passes: u64,
     /// To be ended once more after a grace period, because a program may have been opening a flow
@@ -404,12 +428,15 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         let mut services = ServiceCounts::default();
         // The agent before may have been of a version that does not count flows.
         let counted_before = (self.passes == 0).then(|| self.kernel.counters.read());
+        self.recount.begin(&self.kernel.seats);
         let v4 = self
             .v4
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
         let v6 = self
             .v6
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
+        self.recount
+            .end(&self.kernel.seats, |limit| services.seats(limit));
         if v4.adopted + v6.adopted != 0 {
             let records = v4.adopted + v6.adopted;
             tracing::info!(records, "took over flow records of another version");

@@ -51,6 +51,7 @@ impl MapWriter {
     pub(super) fn inherit(&mut self) -> Result<(), WriteError> {
         self.frontends = Frontends::read(&self.maps)?;
         self.source_sets = SourceSets::read(&self.maps)?;
+        self.seats.inherit(&self.maps);
         let mut inherited = Inherited::default();
         let mut broken = Vec::new();
         let mut leftovers = Parts::default();

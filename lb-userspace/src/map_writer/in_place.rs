@@ -173,7 +173,7 @@ impl MapWriter {
 /// is picked.
 fn is_same(content: &abi::Plan, endpoints: &[abi::Endpoint], target: &Wanted) -> bool {
     let wanted = &target.content;
-    let rules = |plan: &abi::Plan| (plan.counts, plan.flags, plan.affinity_seconds);
+    let rules = |plan: &abi::Plan| (plan.counts, plan.flags, plan.affinity_seconds, plan.seats);
     rules(content) == rules(wanted)
         && endpoints.len() == target.endpoints.len()
         && prefix(&content.counts, endpoints, target) == endpoints.len()

@@ -14,6 +14,7 @@ mod parts;
 mod ranges;
 mod refusal;
 mod roster;
+mod seats;
 mod service;
 mod settings;
 mod source_ranges;
@@ -42,6 +43,7 @@ use self::{
     frontends::Frontends,
     parts::Parts,
     ranges::{Numbers, Ranges},
+    seats::SeatBook,
     service::Programmed,
     source_ranges::SourceSets,
     tables::LookupTables,
@@ -51,6 +53,7 @@ pub use self::{
     frontends::{Purpose, Reserved},
     refusal::{NotProgrammed, Reason},
     roster::{Counts, Roster},
+    seats::{Limit as ConnectionLimit, Limited},
     settings::Settings,
 };
 use crate::{
@@ -158,6 +161,7 @@ pub struct MapWriter {
     endpoint_ids: Numbers,
     lookup_tables: LookupTables,
     source_sets: SourceSets,
+    seats: SeatBook,
     frontends: Frontends,
     programmed: HashMap<Key, Programmed>,
     /// Those of them that have a plan.
@@ -197,6 +201,7 @@ impl MapWriter {
             endpoint_ids: Numbers::new(1..maps.endpoint_states.len()),
             lookup_tables: LookupTables::new(maps.maglev.len()),
             source_sets: SourceSets::default(),
+            seats: SeatBook::new(&maps),
             frontends: Frontends::default(),
             programmed: HashMap::new(),
             roster: Arc::new(Roster::new(&maps)),
@@ -300,6 +305,7 @@ impl MapWriter {
     pub fn finish_adoption(&mut self) {
         if let Some(inherited) = self.inherited.take() {
             self.discard(inherited);
+            self.seats.finish_adoption(&self.maps);
             self.frontends.make_way(&self.maps);
         }
     }
@@ -394,6 +400,11 @@ impl MapWriter {
     /// The service ports in the maps, for others to read what comes to them.
     pub fn roster(&self) -> Arc<Roster> {
         self.roster.clone()
+    }
+
+    /// The Services with limits of connections, for others to read what is counted of them.
+    pub fn limited(&self) -> Arc<Limited> {
+        self.seats.limited()
     }
 
     /// Number of a service port, as flows and counters name it.

@@ -21,6 +21,12 @@ pub enum NotProgrammed {
     Endpoints { wanted: u32, free: u32, size: u32 },
     #[error("no endpoint number is free: ENDPOINT_STATES has {0} entries")]
     EndpointStates(u32),
+    /// Its connections are not limited.
+    #[error(
+        "its limit of connections is not in force: SEATS is full, it has {0} entries, one for the \
+         node and each limited Service"
+    )]
+    Limits(u32),
     /// Its endpoints are picked at random.
     #[error(
         "no room for a Maglev lookup table of {rows} rows: MAGLEV is full; endpoints are picked at \
@@ -157,6 +163,7 @@ impl NotProgrammed {
             | Self::Plans(_)
             | Self::Endpoints { .. }
             | Self::EndpointStates(_)
+            | Self::Limits(_)
             | Self::Frontends { .. }
             | Self::Map(_) => Reason::MapFull,
             Self::Limit {

@@ -157,6 +157,7 @@ impl MapWriter {
             return;
         };
         self.roster.strike(key);
+        self.seats.give_up(key, &self.maps);
         self.give_up(key, &programmed);
         for (resource, amount) in [
             (Resource::ServicePorts, 1),
@@ -304,6 +305,10 @@ impl MapWriter {
     fn write_plan(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
         let mut wanted = Wanted::of(plan, self.programmed[key].id, &self.facts);
         let mut outcome = Ok(());
+        match self.seats.assign(key, plan, &self.maps) {
+            Some(index) => wanted.content.seats = index,
+            None => outcome = Err(NotProgrammed::Limits(self.maps.seats.len())),
+        }
         loop {
             if self.is_published(&self.programmed[key], plan, &wanted) {
                 return outcome;
@@ -642,6 +647,12 @@ impl Wanted {
         }
         if plan.external_policy == TrafficPolicy::Local && plan.externally_accessible {
             flags |= plan_flag::EXTERNAL_LOCAL;
+        }
+        if plan.long_running {
+            flags |= plan_flag::LONG_RUNNING;
+        }
+        if plan.rank.is_essential() {
+            flags |= plan_flag::EXEMPT;
         }
         let affinity = plan
             .session_affinity

@@ -91,6 +91,7 @@ fn flags(config: &config::Config) -> u32 {
             config_flag::AVOID_FAILING,
             datapath.failing_endpoints == FailingEndpoints::Avoid,
         ),
+        (config_flag::CONNECTION_LIMIT, config.max_connections != 0),
     ];
     let set = flags.into_iter().filter(|(_, set)| *set);
     set.fold(0, |flags, (flag, _)| flags | flag)

@@ -19,6 +19,10 @@ pub trait KernelSource: Send + Sync {
 pub struct Sample {
     pub packets: Vec<PacketCount>,
     pub services: Vec<ServiceTraffic>,
+    /// Limits of connections.
+    pub limits: Vec<LimitCount>,
+    /// By how many the numbers of connections within limits have been corrected.
+    pub limits_corrected: u64,
     pub devices: Vec<DeviceMode>,
     pub maps: Vec<MapFill>,
     /// Live flows. `None` until the table exists.
@@ -59,6 +63,42 @@ pub struct ServiceTraffic {
     pub snat_ports_exhausted: u64,
     /// Endpoints that have refused or not answered the latest connections.
     pub failing: Vec<SocketAddr>,
+}
+
+/// A limit of connections, and what is counted of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitCount {
+    /// `None` for the node's.
+    pub service: Option<ObjectName>,
+    /// The most connections; 0 means that they are only counted.
+    pub limit: u32,
+    /// Whether they do not count against the node's limit.
+    pub long_running: bool,
+    pub in_use: u32,
+    /// The most in use in the latest second.
+    pub highest: u32,
+    /// Connections refused.
+    pub refused: u64,
+    /// Connections counted without regard to the limit, because they were in progress.
+    pub recovered: u64,
+    /// Connections let in without being counted, because the cluster depends on their Service.
+    pub exempted: u64,
+}
+
+impl LimitCount {
+    /// A metric of this kind with the limit's labels.
+    fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
+        let (scope, namespace, name) = match &self.service {
+            Some(service) => ("service", service.namespace.as_str(), service.name.as_str()),
+            None => ("node", "", ""),
+        };
+        let labels = [
+            ("scope", scope),
+            ("namespace", namespace),
+            ("service", name),
+        ];
+        of_kind(&labels, value)
+    }
 }
 
 /// How packets of one device reach the load balancer.
@@ -151,6 +191,8 @@ impl Sample {
         let failing = services()
             .filter(|service| !service.failing.is_empty())
             .map(|service| service.metric(gauge, service.failing.len() as u64));
+        let limits = || self.limits.iter();
+        let long_running = limits().filter(|limit| limit.long_running);
         let devices = self.devices.iter().map(|device| {
             let labels = [("device", &*device.device), ("mode", device.mode.label())];
             gauge(&labels, 1)
@@ -217,6 +259,60 @@ impl Sample {
                  service ports without any are left out.",
                 MetricType::GAUGE,
                 failing,
+            ),
+            family(
+                "node_lb_connection_limit",
+                "The most connections at a time, of the node or of a Service; those without a limit are left \
+                 out.",
+                MetricType::GAUGE,
+                limits()
+                    .filter(|limit| limit.limit > 0)
+                    .map(|limit| limit.metric(gauge, limit.limit.into())),
+            ),
+            family(
+                "node_lb_connection_limit_in_use",
+                "Connections that count against the limit of the node or of a Service.",
+                MetricType::GAUGE,
+                limits().map(|limit| limit.metric(gauge, limit.in_use.into())),
+            ),
+            family(
+                "node_lb_connection_limit_highest",
+                "The most connections within the limit in the latest second.",
+                MetricType::GAUGE,
+                limits().map(|limit| limit.metric(gauge, limit.highest.into())),
+            ),
+            family(
+                "node_lb_connection_limit_refused_total",
+                "Connections refused because the limit was reached.",
+                MetricType::COUNTER,
+                limits().map(|limit| limit.metric(counter, limit.refused)),
+            ),
+            family(
+                "node_lb_connection_limit_recovered_total",
+                "Connections counted without regard to the limit, because they were in progress.",
+                MetricType::COUNTER,
+                limits().map(|limit| limit.metric(counter, limit.recovered)),
+            ),
+            family(
+                "node_lb_connection_limit_exempted_total",
+                "Connections let in above the limit and not counted, because the cluster depends on their \
+                 Service.",
+                MetricType::COUNTER,
+                limits().map(|limit| limit.metric(counter, limit.exempted)),
+            ),
+            family(
+                "node_lb_long_running_connections",
+                "Connections that do not count against the node's limit, by Service.",
+                MetricType::GAUGE,
+                long_running.map(|limit| limit.metric(gauge, limit.in_use.into())),
+            ),
+            family(
+                "node_lb_connection_limit_corrected_total",
+                "By how many connections the numbers within limits were corrected after a recount.",
+                MetricType::COUNTER,
+                (!self.limits.is_empty())
+                    .then(|| counter(&[], self.limits_corrected))
+                    .into_iter(),
             ),
             family(
                 "node_lb_device_xdp_mode",

@@ -80,6 +80,8 @@ pub fn plan_after(
             source_ranges: source_ranges.clone(),
             session_affinity: service.session_affinity,
             algorithm: service.algorithm,
+            max_connections: service.max_connections,
+            long_running: service.long_running,
         });
         planned.ports.extend(ports);
         planned
@@ -132,6 +134,10 @@ pub struct Plan {
     /// How long a client sticks to its endpoint after its last new connection.
     pub session_affinity: Option<Duration>,
     pub algorithm: Algorithm,
+    /// The most connections that its Service may have on this node; 0 means no limit.
+    pub max_connections: u32,
+    /// Whether they do not count against the node's limit.
+    pub long_running: bool,
 }
 
 impl Plan {

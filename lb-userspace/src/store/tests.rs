@@ -240,6 +240,8 @@ fn service(service: &str, cluster_ip: &str) -> Event {
         session_affinity: None,
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
+        max_connections: 0,
+        long_running: false,
     };
     Event::Apply(Object::Service(service.into()))
 }

@@ -3,6 +3,7 @@
 
 mod ageing;
 mod beside_programs;
+mod seats;
 mod stale;
 mod table;
 mod tombs;

@@ -283,6 +283,8 @@ fn service(protocol: Protocol, ports: &[&str]) -> Service {
         session_affinity: None,
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
+        max_connections: 0,
+        long_running: false,
     }
 }
 

@@ -17,17 +17,18 @@ use lb_common::{
         claim::{self, Claim, Refused},
         flow_flag,
         record::{self, read_tag},
+        seats::{self, Place, Seats},
         slots::{Purpose, Slots},
         steps::Plain,
         table, tag,
     },
     parse::{Segment, TCP, Tuple, UDP, tcp_flag},
 };
-use lb_datapath::TickRate;
+use lb_datapath::{TickRate, bpf::MappedArray};
 use node_lb::{
     config::FlowTimeouts,
     flows::{
-        Records,
+        Records, SeatTable,
         stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
@@ -58,6 +59,10 @@ pub struct Table {
     half_open: AtomicI32,
     /// The same count of all flows.
     flows: AtomicI32,
+    /// Limits, which take no seats by themselves here.
+    pub limits: Arc<MappedArray<Seats>>,
+    /// The same as the agent sees them.
+    pub seats: SeatTable,
 }
 
 // SAFETY: used as the kernel and the agent use their shared memory: tags are accessed atomically,
@@ -75,12 +80,15 @@ impl Table {
     /// A table in which claims end flows that have been silent for too long.
     pub fn with_timeouts(records: usize, timeouts: Timeouts) -> Arc<Self> {
         let empty = || UnsafeCell::new(Flow::default());
+        let limits = Arc::new(MappedArray::in_memory(seats::LIMITS as u32));
         Arc::new(Self {
             records: (0..records).map(|_| empty()).collect(),
             clock: AtomicU32::new(0),
             timeouts,
             half_open: AtomicI32::new(0),
             flows: AtomicI32::new(0),
+            seats: SeatTable::new(limits.clone()),
+            limits,
         })
     }
 
@@ -131,7 +139,10 @@ impl Table {
             (back.peer, there.peer) = indices;
         }
         pause();
-        reply.publish(tag::LIVE);
+        reply.publish(match flow.place.is_none() {
+            true => tag::LIVE,
+            false => self.seat(back, flow),
+        });
         pause();
         let state = if flow.half { tag::HALF } else { tag::LIVE };
         forward.publish(state);
@@ -140,6 +151,19 @@ impl Table {
             self.half_open.fetch_add(1, Ordering::SeqCst);
         }
         Some(there)
+    }
+
+    /// Takes the seats of a flow, and returns the state of its endpoint's direction.
+    fn seat(&self, mut reply: Record<Ip4>, flow: &NewFlow) -> u32 {
+        for index in [flow.place.service(), seats::NODE] {
+            let counts = index != seats::NODE || flow.place.has_node();
+            if counts && let Some(seats) = self.seats(index) {
+                assert!(seats::try_take(seats));
+            }
+        }
+        // SAFETY: the record is claimed, so it belongs to this thread.
+        unsafe { reply.as_mut() }.service = flow.place.beside(flow.service);
+        tag::SEATED
     }
 
     /// Claims a flow's first record and does nothing else.
@@ -165,7 +189,7 @@ impl Table {
         let now = self.now();
         if record::kill_if(record, read_tag(record), now) {
             pause();
-            record::kill(peer, now);
+            seats::kill(self, peer, now);
         }
     }
 
@@ -216,6 +240,10 @@ unsafe impl Slots<Ip4> for Table {
 
     fn slot(&self, index: u32) -> Option<Record<Ip4>> {
         NonNull::new(self.records.get(index as usize)?.get())
+    }
+
+    fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
+        self.limits.pointer(index)
     }
 
     fn secret(&self) -> [u64; 2] {
@@ -297,7 +325,9 @@ impl Sweeping {
                 .half_open
                 .fetch_add(more.half_open, Ordering::SeqCst);
         });
-        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, count);
+        let given_back = table.clone();
+        let give_back = Box::new(move |place| given_back.seats.give_back(place));
+        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, count, give_back);
         let configured = timeouts(&FlowTimeouts::default(), RATE);
         Self {
             sweeper: sweeper.unwrap(),
@@ -308,6 +338,17 @@ impl Sweeping {
             services: ServiceCounts::default(),
             removed: Removed::default(),
         }
+    }
+
+    /// Has all flows stay for so many silent seconds.
+    pub fn timeouts_are(&mut self, seconds: u32) {
+        self.configured = Timeouts {
+            tcp: [seconds; 5],
+            udp: [seconds; 5],
+            port_held: seconds,
+            shortest: seconds,
+        };
+        self.timeouts = self.configured;
     }
 
     /// A whole pass at second `now`, while no program is running.
@@ -353,6 +394,8 @@ pub struct NewFlow {
     /// Whether it has not proved itself.
     pub half: bool,
     pub last_seen: u32,
+    /// The limits that it counts against.
+    pub place: Place,
 }
 
 impl NewFlow {
@@ -367,6 +410,7 @@ impl NewFlow {
             seen: (0, 0),
             half: false,
             last_seen: 0,
+            place: Place::NONE,
         }
     }
 

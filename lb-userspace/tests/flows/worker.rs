@@ -22,7 +22,10 @@ use lb_common::{
 };
 use node_lb::{
     config::FlowTimeouts,
-    flows::{Counters, FlowSweeper, FlowTables, Kernel, Records, Stale, stats::Counted, timeouts},
+    flows::{
+        Counters, FlowSweeper, FlowTables, Kernel, Records, SeatTable, Stale, stats::Counted,
+        timeouts,
+    },
 };
 
 use super::table::{NewFlow, RATE, Table, View};
@@ -185,6 +188,7 @@ fn a_mask_larger_than_the_table_is_refused() {
         grace: Box::new(|| {}),
         counters: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
+        seats: Arc::new(SeatTable::in_memory()),
         set_shares: Box::new(|_| {}),
         sockets: None,
     };
@@ -218,6 +222,7 @@ fn start_with(
         grace: Box::new(grace),
         counters: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
+        seats: Arc::new(SeatTable::in_memory()),
         set_shares: Box::new(set_shares),
         sockets: None,
     };

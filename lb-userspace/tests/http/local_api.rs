@@ -422,6 +422,8 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         session_affinity: None,
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
+        max_connections: 0,
+        long_running: false,
     };
     let slice = EndpointSlice {
         name: object(namespace, &format!("{name}-1")),

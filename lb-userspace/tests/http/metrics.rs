@@ -13,7 +13,8 @@ use node_lb::{
     http::{Limits, Server, bind},
     map_writer::MapFill,
     metrics::{
-        DeviceMode, KernelSource, Metrics, PacketCount, Sample, ServiceTraffic, XdpMode, set_to_now,
+        DeviceMode, KernelSource, LimitCount, Metrics, PacketCount, Sample, ServiceTraffic,
+        XdpMode, set_to_now,
     },
 };
 
@@ -159,6 +160,15 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_service_flows_gave_way_total{namespace="shop",service="web",port="",protocol="TCP"} 2"#,
             r#"node_lb_service_snat_ports_exhausted_total{namespace="shop",service="web",port="",protocol="TCP"} 7"#,
             r#"node_lb_service_failing_endpoints{namespace="shop",service="web",port="",protocol="TCP"} 1"#,
+            r#"node_lb_connection_limit{scope="node",namespace="",service=""} 100"#,
+            r#"node_lb_connection_limit_in_use{scope="node",namespace="",service=""} 40"#,
+            r#"node_lb_connection_limit_highest{scope="node",namespace="",service=""} 50"#,
+            r#"node_lb_connection_limit_refused_total{scope="node",namespace="",service=""} 6"#,
+            r#"node_lb_connection_limit_recovered_total{scope="node",namespace="",service=""} 7"#,
+            r#"node_lb_connection_limit_exempted_total{scope="node",namespace="",service=""} 8"#,
+            r#"node_lb_connection_limit_in_use{scope="service",namespace="shop",service="db"} 3"#,
+            r#"node_lb_long_running_connections{scope="service",namespace="shop",service="db"} 3"#,
+            "node_lb_connection_limit_corrected_total 2",
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             r#"node_lb_map_entries{map="FRONTENDS4"} 7"#,
             r#"node_lb_map_capacity{map="FRONTENDS4"} 131072"#,
@@ -173,6 +183,7 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
         !text.contains("node_lb_service_flow_table_full_total"),
         "there are none"
     );
+    assert!(!text.contains(r#"node_lb_connection_limit{scope="service""#));
 }
 
 #[tokio::test]
@@ -192,6 +203,33 @@ async fn a_kernel_that_cannot_be_read_is_counted_and_costs_only_its_own_metrics(
             &[&format!("node_lb_kernel_read_errors_total {scrapes}")],
         );
         assert!(text.contains("node_lb_build_info"));
+    }
+}
+
+fn node_limit() -> LimitCount {
+    LimitCount {
+        service: None,
+        limit: 100,
+        long_running: false,
+        in_use: 40,
+        highest: 50,
+        refused: 6,
+        recovered: 7,
+        exempted: 8,
+    }
+}
+
+/// Of a Service without a limit.
+fn long_running() -> LimitCount {
+    LimitCount {
+        service: Some(ObjectName {
+            namespace: "shop".into(),
+            name: "db".into(),
+        }),
+        limit: 0,
+        long_running: true,
+        in_use: 3,
+        ..node_limit()
     }
 }
 
@@ -216,6 +254,8 @@ fn sample() -> Sample {
             snat_ports_exhausted: 7,
             failing: vec!["10.0.1.5:8080".parse().unwrap()],
         }],
+        limits: vec![node_limit(), long_running()],
+        limits_corrected: 2,
         devices: vec![DeviceMode {
             device: "eth\"0".into(),
             mode: XdpMode::Generic,

@@ -6,7 +6,7 @@ use lb_common::flow::{table, tag};
 
 use crate::{
     sweeping::Sweeping,
-    world::{BEGIN, Cpu, RECORDS, World},
+    world::{BEGIN, Cpu, RECORDS, World, places},
 };
 
 /// Records what does not hold in a world in which nothing happens any more.
@@ -22,7 +22,7 @@ pub fn check(world: &Arc<World>) {
         if !tag::in_use(seen) {
             continue;
         }
-        half_open += i32::from(tag::state(seen) == tag::HALF);
+        half_open += i32::from(tag::state(seen) == tag::HALF && !world.is_reply(index));
         flows += i32::from(!world.is_reply(index));
         if table::find(&cpu, &flow.tuple()) != world.record(index) {
             world.violation(format!(
@@ -50,7 +50,30 @@ pub fn check(world: &Arc<World>) {
     if counted != flows && world.setup.of_before == 0 {
         world.violation(format!("{flows} flows count as {counted}"));
     }
+    check_seats(world);
     sweep_all(world);
+}
+
+/// The seats in use are those that flows hold, and were never more than the limit allows.
+fn check_seats(world: &Arc<World>) {
+    for (index, limit) in world.setup.limits.into_iter().enumerate() {
+        let holds = |record: &u32| {
+            let place = world.flow(*record).place();
+            places(place).any(|place| place == index)
+        };
+        let held = (0..world.len()).filter(holds).count() as i32;
+        let seats = world.counted(index);
+        if seats.used() != held {
+            let used = seats.used();
+            world.violation(format!("{held} seats of limit {index} count as {used}"));
+        }
+        if limit != 0 && seats.recovered == 0 && seats.highest > limit {
+            let highest = seats.highest;
+            world.violation(format!(
+                "{highest} seats of limit {index}, which is {limit}"
+            ));
+        }
+    }
 }
 
 /// All flows end at some time, and all records can be used again.
@@ -63,6 +86,14 @@ fn sweep_all(world: &Arc<World>) {
     let lost = (0..RECORDS).find(|index| tag::state(world.tag(*index)) != tag::CLEAN);
     if let Some(index) = lost {
         world.violation(format!("record {index} is lost: {:#x}", world.tag(index)));
+    }
+    // The flows of another table are not swept.
+    let left = world.setup.limits.into_iter().enumerate();
+    let mut left = left.filter(|(index, _)| world.counted(*index).used() != 0);
+    if world.setup.of_before == 0
+        && let Some((index, _)) = left.next()
+    {
+        world.violation(format!("a seat of limit {index} is lost"));
     }
     if world.half_open.load(Ordering::SeqCst) != 0 {
         world.violation("half-open flows are counted where there are none");

@@ -17,6 +17,7 @@ mod invariants;
 mod mutations;
 mod packets;
 mod scenarios;
+mod seats;
 mod sweeping;
 mod tables;
 mod world;

@@ -8,7 +8,7 @@ use lb_common::{
 };
 
 use crate::{
-    scenarios,
+    scenarios, seats,
     world::{RECORDS, World},
 };
 
@@ -43,16 +43,28 @@ pub enum Mutation {
     CopiesStay,
     /// A copy is kept although its flow has ended during the copying.
     EndedFlowsCopied,
+    /// A seat is taken before the flow's records are claimed.
+    SeatTakenBeforeClaim,
+    /// A seat's bit is read and then written, without a compare-and-swap: two may give it back.
+    SeatTakenOutWithoutSwap,
+    /// A flow that ends does not give its seat back.
+    SeatNeverReturned,
+    /// A flow that ends gives its seat back twice.
+    SeatReturnedTwice,
+    /// The copy of a flow gets its seat, and the flow keeps it.
+    SeatCopied,
 }
 
 impl Mutation {
     /// Called before a compare-and-swap of a record's tag that is about to succeed.
     pub fn before_swap(self, world: &World, index: u32, old: u32, new: u32) {
         let state = tag::state(new);
+        let is_seated = tag::state(old) == tag::SEATED && world.is_reply(index);
         let without_swap = match self {
             Self::ClaimedWithoutSwap => state == tag::BUSY,
             Self::SettledWithoutSwap => state == tag::LIVE,
             Self::KilledWithoutSwap => state == tag::DEAD,
+            Self::SeatTakenOutWithoutSwap => is_seated && state == tag::LIVE,
             _ => false,
         };
         if without_swap {
@@ -76,6 +88,11 @@ impl Mutation {
                 let last_seen = world.word(index, offset_of!(Flow<Ip4>, last_seen));
                 last_seen.store(0, Ordering::SeqCst);
             }
+            Self::SeatNeverReturned if is_seated && !tag::in_use(new) => world.change_seats(1),
+            Self::SeatReturnedTwice if is_seated && !tag::in_use(new) => world.change_seats(-1),
+            Self::SeatCopied if is_seated && state == tag::LIVE && index >= RECORDS => {
+                world.afterwards(index, old);
+            }
             _ => {}
         }
     }
@@ -83,30 +100,35 @@ impl Mutation {
 
 /// Tests that a scenario notices a mutation, and prints what it notices.
 macro_rules! caught {
-    ($($test:ident: $mutation:ident by $scenario:ident,)*) => {
+    ($($test:ident: $mutation:ident by $($scenario:ident)::+,)*) => {
         $(
             #[test]
             fn $test() {
-                println!("{}", scenarios::$scenario().catches(Mutation::$mutation));
+                println!("{}", $($scenario)::+().catches(Mutation::$mutation));
             }
         )*
     };
 }
 
 caught! {
-    claims_look_for_rivals: NoRivalCheck by claim_released,
-    claims_wait_for_the_grace: NoGraceForClaims by reclaimed,
-    evictions_wait_for_their_grace: NoGraceForClaims by evicted,
-    the_sweeper_waits_for_the_grace: NoGraceForSweeper by held_up,
-    records_are_written_before_they_are_visible: VisibleWhenClaimed by one_syn,
-    records_are_claimed_in_one_step: ClaimedWithoutSwap by neighbours,
-    flows_are_settled_in_one_step: SettledWithoutSwap by settled,
-    records_are_killed_in_one_step: KilledWithoutSwap by reopened,
-    deaths_have_their_time: DeathWithoutTime by reclaimed,
-    programs_end_both_directions: OneDirectionKilled by reopened,
-    the_sweeper_ends_both_directions: OneDirectionSwept by reopened,
-    flows_are_counted_once: SettledTwice by settled,
-    tombs_stay_where_searches_pass: PassedTombsCleaned by cleaned,
-    copies_end_with_their_flows: CopiesStay by replaced,
-    what_has_ended_is_not_copied: EndedFlowsCopied by replaced,
+    claims_look_for_rivals: NoRivalCheck by scenarios::claim_released,
+    claims_wait_for_the_grace: NoGraceForClaims by scenarios::reclaimed,
+    evictions_wait_for_their_grace: NoGraceForClaims by scenarios::evicted,
+    the_sweeper_waits_for_the_grace: NoGraceForSweeper by scenarios::held_up,
+    records_are_written_before_they_are_visible: VisibleWhenClaimed by scenarios::one_syn,
+    records_are_claimed_in_one_step: ClaimedWithoutSwap by scenarios::neighbours,
+    flows_are_settled_in_one_step: SettledWithoutSwap by scenarios::settled,
+    records_are_killed_in_one_step: KilledWithoutSwap by scenarios::reopened,
+    deaths_have_their_time: DeathWithoutTime by scenarios::reclaimed,
+    programs_end_both_directions: OneDirectionKilled by scenarios::reopened,
+    the_sweeper_ends_both_directions: OneDirectionSwept by scenarios::reopened,
+    flows_are_counted_once: SettledTwice by scenarios::settled,
+    tombs_stay_where_searches_pass: PassedTombsCleaned by scenarios::cleaned,
+    copies_end_with_their_flows: CopiesStay by scenarios::replaced,
+    what_has_ended_is_not_copied: EndedFlowsCopied by scenarios::replaced,
+    seats_are_taken_after_the_claim: SeatTakenBeforeClaim by seats::last,
+    seats_are_taken_out_in_one_step: SeatTakenOutWithoutSwap by seats::over_twice,
+    seats_come_back: SeatNeverReturned by seats::reopened,
+    seats_come_back_once: SeatReturnedTwice by seats::reopened,
+    seats_move_with_their_flow: SeatCopied by seats::copied,
 }

@@ -96,6 +96,10 @@ pub enum Kind {
     Proof,
     /// The client resets the connection.
     Reset,
+    /// The endpoint refuses the connection.
+    Refusal,
+    /// The endpoint sends data.
+    Data,
 }
 
 impl Kind {
@@ -107,6 +111,8 @@ impl Kind {
             Self::Answer => (ENDPOINT_FIRST, client, SYN_FLAG | ACK_FLAG),
             Self::Proof => (client, endpoint, ACK_FLAG),
             Self::Reset => (client, endpoint, RST_FLAG),
+            Self::Refusal => (0, client, RST_FLAG | ACK_FLAG),
+            Self::Data => (endpoint, client, ACK_FLAG),
         }
     }
 }
@@ -116,7 +122,7 @@ impl Cpu {
     pub fn receive(&self, client: Client, kind: Kind) -> Reason {
         self.world.run(self.number, || {
             self.looked.set(false);
-            let is_answer = kind == Kind::Answer;
+            let is_answer = matches!(kind, Kind::Answer | Kind::Refusal | Kind::Data);
             let tuple = match is_answer {
                 true => client.answers(),
                 false => client.tuple(),

@@ -21,7 +21,7 @@ const HOME: u32 = 0;
 const ANSWERS: u32 = 16;
 
 /// One of several TCP clients that share their groups of records.
-fn client(number: usize) -> Client {
+pub fn client(number: usize) -> Client {
     static CLIENTS: LazyLock<Vec<Client>> =
         LazyLock::new(|| Client::at(TCP, HOME, ANSWERS).take(4).collect());
     CLIENTS[number]
@@ -35,7 +35,7 @@ fn udp_client() -> Client {
 }
 
 /// Handles packets one after the other, before the scenario starts.
-fn before(world: &Arc<World>, packets: &[(Client, Kind)]) {
+pub fn before(world: &Arc<World>, packets: &[(Client, Kind)]) {
     let cpu = Cpu::new(world, 0);
     for (client, kind) in packets {
         cpu.receive(*client, *kind);
@@ -43,13 +43,13 @@ fn before(world: &Arc<World>, packets: &[(Client, Kind)]) {
 }
 
 /// Opens a flow and resets it, so many ticks before the scenario starts.
-fn closed(world: &Arc<World>, client: Client, ticks: u32) {
+pub fn closed(world: &Arc<World>, client: Client, ticks: u32) {
     before(world, &[(client, Kind::First), (client, Kind::Reset)]);
     world.set_clock(BEGIN + ticks);
 }
 
 /// A CPU that handles packets one after the other.
-fn cpu(world: &Arc<World>, number: usize, packets: &'static [(usize, Kind)]) -> Thread {
+pub fn cpu(world: &Arc<World>, number: usize, packets: &'static [(usize, Kind)]) -> Thread {
     let cpu = Cpu::new(world, number);
     Box::new(move || {
         for (number, kind) in packets {
@@ -65,7 +65,7 @@ fn udp_cpu(world: &Arc<World>, number: usize, kind: Kind) -> Thread {
 }
 
 /// A thread that makes the agent's passes.
-fn sweeper(world: &Arc<World>, passes: usize) -> Thread {
+pub fn sweeper(world: &Arc<World>, passes: usize) -> Thread {
     let mut sweeping = Sweeping::new(world);
     Box::new(move || (0..passes).for_each(|_| sweeping.pass()))
 }
@@ -442,7 +442,7 @@ fn a_flow_that_is_replaced_leaves_no_copy() {
 
 /// Copies what is left in the old table, as the agent does when no program opens flows there any
 /// more.
-fn copy_rest(world: &Arc<World>) {
+pub fn copy_rest(world: &Arc<World>) {
     let cpu = Cpu::new(world, world.setup.cpus - 1);
     for index in 0..RECORDS {
         if copy_slot::<Ip4, _>(&cpu, index) == Copied::Left {
@@ -452,7 +452,7 @@ fn copy_rest(world: &Arc<World>) {
 }
 
 /// Asserts that there are so many flows at the end.
-fn assert_flows(world: &World, flows: usize) {
+pub fn assert_flows(world: &World, flows: usize) {
     let found = world.live();
     if found != 2 * flows {
         world.violation(format!("{found} live records of {flows} flows"));

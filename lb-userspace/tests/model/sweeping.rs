@@ -91,9 +91,11 @@ impl Sweeping {
                     .fetch_add(more.half_open, Ordering::SeqCst);
             }
         });
+        let given_back = world.clone();
+        let give_back = Box::new(move |place| given_back.seats_given_back(place));
         Self {
             world: world.clone(),
-            sweeper: TableSweeper::new(view, RECORDS - 1, SECRET, count).unwrap(),
+            sweeper: TableSweeper::new(view, RECORDS - 1, SECRET, count, give_back).unwrap(),
             removed: Removed::default(),
         }
     }

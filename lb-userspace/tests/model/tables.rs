@@ -10,7 +10,7 @@ use lb_common::{
     },
     addr::{Ip4, Ip6},
     flow::{
-        Hop, Record, Timeouts,
+        Hop, Record, Seats, Timeouts,
         claim::{self, GRACE},
         end,
         hop::Hops,
@@ -128,6 +128,10 @@ unsafe impl Slots<Ip4> for Cpu {
         (index < RECORDS).then(|| self.world.record(other + index))?
     }
 
+    fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
+        self.world.limit(index)
+    }
+
     fn secret(&self) -> [u64; 2] {
         SECRET
     }
@@ -228,10 +232,17 @@ impl Tables<Ip4> for Cpu {
     const ANY_DEVICE: bool = true;
 
     fn open_index(&self, work: &mut Work<Ip4>, ifindex: u32) -> u64 {
+        if self.world.mutated(Mutation::SeatTakenBeforeClaim) {
+            self.world.change_seats(1);
+        }
         pipeline::open_index(self, work, ifindex)
     }
 
     fn finish_index(&self, work: &mut Work<Ip4>) -> u64 {
+        if self.world.mutated(Mutation::SeatTakenBeforeClaim) {
+            // It takes another one now.
+            self.world.change_seats(-1);
+        }
         pipeline::finish_index(self, work)
     }
 

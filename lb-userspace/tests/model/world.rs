@@ -12,10 +12,11 @@ use std::{
 };
 
 use lb_common::{
-    abi::{Config, Endpoint, Plan, endpoint_flag},
+    abi::{Config, Endpoint, Plan, config_flag, endpoint_flag},
     addr::{Ip4, Ip6},
     flow::{
-        Flow, Record, Timeouts, flow_flag,
+        Flow, Record, Seats, Timeouts, flow_flag,
+        seats::Place,
         table::{GROUP, GROUPS},
         tag,
     },
@@ -59,6 +60,8 @@ pub struct Setup {
     /// So many CPUs, the first ones, have programs whose own table is the old one. If there are
     /// any, the table's size changes.
     pub of_before: usize,
+    /// The node's limit of connections and the Service's; 0 means none.
+    pub limits: [u32; 2],
 }
 
 impl Setup {
@@ -87,6 +90,8 @@ pub struct World {
     /// The ring of half-open flows, with a single place.
     pub place: UnsafeCell<u64>,
     pub cursor: UnsafeCell<u32>,
+    /// The node's limit and the Service's.
+    pub seats: [UnsafeCell<Seats>; 2],
     /// The points at which threads switch: tags, then all other words of records, then the rest.
     switches: Box<[Switch]>,
     /// Locked while a CPU runs a program.
@@ -114,10 +119,11 @@ pub enum Shared {
     Clock,
     HalfOpen,
     Ring,
+    Seats,
 }
 
 impl Shared {
-    const ALL: [Self; 3] = [Self::Clock, Self::HalfOpen, Self::Ring];
+    const ALL: [Self; 4] = [Self::Clock, Self::HalfOpen, Self::Ring, Self::Seats];
 }
 
 // SAFETY: all threads of an execution run in turn on one thread of the system.
@@ -140,11 +146,16 @@ impl World {
                 secret: SECRET,
                 hz: 1,
                 flow_mask4: RECORDS - 1,
+                flags: match setup.limits[0] {
+                    0 => 0,
+                    _ => config_flag::CONNECTION_LIMIT,
+                },
                 ..Config::default()
             },
             plan: Plan {
                 service: SERVICE,
                 counts: [0, 0, 0, 2, 0, 0],
+                seats: u32::from(setup.limits[1] != 0),
                 ..Plan::default()
             },
             endpoints: [1, 2, 3, 4].map(|id| Endpoint {
@@ -159,7 +170,15 @@ impl World {
             flows: AtomicI32::new(0),
             place: UnsafeCell::new(0),
             cursor: UnsafeCell::new(0),
-            switches: (0..2 * records + 3).map(|_| Switch::new(0)).collect(),
+            seats: setup.limits.map(|limit| {
+                UnsafeCell::new(Seats {
+                    limit,
+                    ..Seats::default()
+                })
+            }),
+            switches: (0..2 * records as usize + Shared::ALL.len())
+                .map(|_| Switch::new(0))
+                .collect(),
             running: (0..setup.cpus).map(|_| Mutex::new(())).collect(),
             active: Cell::new(None),
             claimers: (0..records).map(|_| Cell::new(0)).collect(),
@@ -213,7 +232,7 @@ impl World {
     }
 
     /// Number of records in all tables.
-    fn len(&self) -> u32 {
+    pub fn len(&self) -> u32 {
         self.records.len() as u32
     }
 
@@ -404,6 +423,39 @@ impl World {
         }
     }
 
+    /// The limit at an index.
+    pub fn limit(&self, index: u32) -> Option<NonNull<Seats>> {
+        NonNull::new(self.seats.get(index as usize)?.get())
+    }
+
+    /// What is counted of a limit, without a switch.
+    pub fn counted(&self, index: usize) -> Seats {
+        // SAFETY: all threads of an execution run in turn.
+        unsafe { self.seats[index].get().read_volatile() }
+    }
+
+    /// The agent gives seats back.
+    pub fn seats_given_back(&self, place: Place) {
+        for index in places(place) {
+            self.touch(Shared::Seats);
+            // SAFETY: all threads of an execution run in turn.
+            let seats = unsafe { &mut *self.seats[index].get() };
+            seats.word = seats.word.wrapping_sub(1);
+        }
+    }
+
+    /// Changes the number of the Service's seats in use, without a switch.
+    pub fn change_seats(&self, change: i32) {
+        // SAFETY: all threads of an execution run in turn.
+        let seats = unsafe { &mut *self.seats[1].get() };
+        seats.word = seats.word.wrapping_add(i64::from(change) as u64);
+    }
+
+    fn is_of_seats(&self, word: *mut ()) -> bool {
+        let start = self.seats.as_ptr() as usize;
+        (start..start + size_of_val(&self.seats)).contains(&(word as usize))
+    }
+
     /// Lets other threads run before a program's access to a word.
     fn before(&self, word: *mut (), access: Access) {
         let table = self.records.as_ptr() as usize;
@@ -411,6 +463,9 @@ impl World {
         let size = size_of::<Flow<Ip4>>();
         let index = (offset / size) as u32;
         if index >= self.len() {
+            if self.is_of_seats(word) {
+                return self.touch(Shared::Seats);
+            }
             let ring = [self.place.get().cast(), self.cursor.get().cast()];
             assert!(ring.contains(&word), "an access to what nobody knows of");
             return self.touch(Shared::Ring);
@@ -442,6 +497,13 @@ impl World {
     pub fn is_reply(&self, index: u32) -> bool {
         self.flow(index).has(flow_flag::REPLY)
     }
+}
+
+/// Indexes of the limits of a place.
+pub fn places(place: Place) -> impl Iterator<Item = usize> {
+    let node = place.has_node().then_some(0);
+    let service = Some(place.service() as usize).filter(|index| *index != 0);
+    node.into_iter().chain(service)
 }
 
 /// Called before every access of the pipeline.

@@ -9,7 +9,7 @@ use lb_common::{
 use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
 use lb_packet::{
-    Header, TCP, Tcp,
+    Header, Read, TCP, Tcp,
     tcp_flag::{ACK, FIN, SYN},
 };
 use node_lb::memory::ProgrammedTables;
@@ -78,6 +78,12 @@ impl<'a> Conversation<'a> {
         self.send(Side::Client, SYN, b"");
         self.send(Side::Endpoint, SYN | ACK, b"");
         self.send(Side::Client, ACK, b"");
+    }
+
+    /// The sequence number of a TCP segment in a frame.
+    pub fn first_of(frame: &[u8]) -> u32 {
+        let read = Read::frame(frame);
+        u32::from_be_bytes(read.payload()[4..8].try_into().unwrap())
     }
 
     /// Both sides close, `first` first.
@@ -157,8 +163,8 @@ impl<'a> Conversation<'a> {
     }
 }
 
-fn is_half<A>(there: &Flow<A>) -> bool {
-    tag::state(there.tag) == tag::HALF
+fn is_half<A: Family>(there: &Flow<A>) -> bool {
+    tag::state(there.tag) == tag::HALF && !there.has(flow_flag::REPLY)
 }
 
 /// Flows in a table.

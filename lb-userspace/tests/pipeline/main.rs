@@ -22,6 +22,7 @@ mod next_hops;
 mod resize;
 mod resize_beside;
 mod round_trip;
+mod seats;
 mod selection;
 mod stress;
 mod vectors;

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::{
     abi::{config_flag, device_flag},
-    flow::{Ethernet, Hop},
+    flow::{Ethernet, Hop, Seats, seats::NODE},
 };
 use lb_datapath::memory::Route;
 use lb_objects::{
@@ -62,6 +62,20 @@ pub struct Scene {
     pub ports: PortRange,
     pub flow_records: u32,
     pub algorithm: Algorithm,
+    /// The port at which the Service is reached.
+    pub port: u16,
+    pub limits: Limits,
+}
+
+/// Limits of connections; 0 means none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub node: u32,
+    pub service: u32,
+    /// Whether the Service's connections skip the node's limit.
+    pub long_running: bool,
+    /// Whether the cluster depends on the Service.
+    pub essential: bool,
 }
 
 /// Where an endpoint is, and what it can do.
@@ -102,6 +116,8 @@ impl Scene {
             ports: SNAT,
             flow_records: 1024,
             algorithm: Algorithm::Random,
+            port: 80,
+            limits: Limits::default(),
         }
     }
 
@@ -160,10 +176,13 @@ impl Scene {
         let settings = Settings {
             node: &node,
             detector: &LocalDetector::Networks(pods.clone()),
-            flags: match self.bypass {
-                true => config_flag::BYPASS,
-                false => 0,
-            },
+            flags: [
+                (self.bypass, config_flag::BYPASS),
+                (self.limits.node != 0, config_flag::CONNECTION_LIMIT),
+            ]
+            .into_iter()
+            .filter_map(|(set, flag)| set.then_some(flag))
+            .sum(),
             ports: self.ports,
         };
         let facts = NodeFacts {
@@ -174,6 +193,11 @@ impl Scene {
         };
         let mut tables = ProgrammedTables::new(&settings, facts, self.flow_records);
         tables.program(&[self.plan()]);
+        let limit = Seats {
+            limit: self.limits.node,
+            ..Seats::default()
+        };
+        tables.set_seats(NODE, &limit);
         let ifindex = tables.add_device("eth0", device_flag::XDP_TARGET);
         for everywhere in ["0.0.0.0/0", "::/0"] {
             tables.add_route(everywhere.parse().unwrap(), Route::To(hop(ifindex)));
@@ -279,7 +303,16 @@ impl Scene {
             addresses: node_addresses(),
             ..Node::default()
         };
-        LocalNode::new(&node, &node.addresses, &PlanOptions::default())
+        let options = PlanOptions {
+            essential: self
+                .limits
+                .essential
+                .then(|| name("web"))
+                .into_iter()
+                .collect(),
+            ..PlanOptions::default()
+        };
+        LocalNode::new(&node, &node.addresses, &options)
     }
 
     fn service(&self) -> Service {
@@ -294,7 +327,7 @@ impl Scene {
             ports: vec![ServicePort {
                 name: String::new(),
                 protocol: self.protocol(),
-                port: 80,
+                port: self.port,
                 node_port: 30_080,
             }],
             internal_traffic_policy: self.internal,
@@ -304,6 +337,8 @@ impl Scene {
             session_affinity: self.affinity,
             algorithm: self.algorithm,
             removed_endpoints: RemovedEndpoints::Keep,
+            max_connections: self.limits.service,
+            long_running: self.limits.long_running,
         }
     }
 

@@ -150,6 +150,8 @@ fn service() -> impl Strategy<Value = Service> {
                     session_affinity: None,
                     algorithm: Algorithm::Random,
                     removed_endpoints: RemovedEndpoints::Keep,
+                    max_connections: 0,
+                    long_running: false,
                 }
             },
         )

@@ -250,6 +250,8 @@ impl ServiceRow {
             },
             algorithm: Algorithm::Random,
             removed_endpoints: RemovedEndpoints::Keep,
+            max_connections: 0,
+            long_running: false,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::{
     header::{Extension, Fragment, Header},
-    transport::{self, TCP, Tcp, UDP, icmp_number},
+    transport::{self, TCP, Tcp, UDP, icmp_number, tcp_flag},
 };
 
 /// An Ethernet address.
@@ -351,7 +351,11 @@ impl Packet {
             } => {
                 let (from, to) = ends(ports);
                 let header = Tcp {
-                    window: WINDOW,
+                    // Who resets a connection takes nothing more.
+                    window: match flags & tcp_flag::RST {
+                        0 => WINDOW,
+                        _ => 0,
+                    },
                     ..Tcp::new(numbers.0, numbers.1, *flags)
                 };
                 header.segment(from, to, payload)

@@ -8,7 +8,7 @@ use lb_common::{
     flow::{Flow, flow_flag, tag},
     verdict::{Hook, Reason},
 };
-use lb_packet::{Packet, difference};
+use lb_packet::{Packet, difference, tcp_flag};
 
 use super::service::TCP;
 
@@ -162,7 +162,7 @@ impl Expected {
         let opens = self.opens.unwrap_or(self.reason == Reason::Opened);
         let ingress = at != At::TcEgress;
         let rejected = match self.reason {
-            Reason::NoEndpoints => true,
+            Reason::NoEndpoints | Reason::ConcurrencyLimit => true,
             Reason::AnswerRateLimited => !opens,
             _ => false,
         };
@@ -272,11 +272,26 @@ pub fn kept<A: Address>(
             (ip(rewrite.source), rewrite.source_port),
             (ip(rewrite.destination), rewrite.destination_port),
         ),
-        half: tag::state(flow.tag) == tag::HALF,
+        half: tag::state(flow.tag) == tag::HALF && !flow.has(flow_flag::REPLY),
         shown: flow.flags & SHOWN,
         next: flow.next,
         acknowledged: flow.acknowledged,
     })
+}
+
+/// The answer to a packet of a connection that is refused: port unreachable, or to a SYN a RST.
+/// `next` is the sequence number after the SYN.
+pub fn refusal(packet: &Packet, source: (IpAddr, u16), to: (IpAddr, u16), next: u32) -> Packet {
+    if packet.protocol() != TCP {
+        return answer(packet, source.0, PORT_UNREACHABLE, 0);
+    }
+    let (to_mac, from_mac) = packet.ethernet();
+    Packet::tcp(source, to, tcp_flag::RST | tcp_flag::ACK)
+        .numbers(0, next)
+        .payload(b"")
+        .id(0)
+        .flow_label(0)
+        .macs(from_mac, to_mac)
 }
 
 /// The ICMP error that a node sends about a packet: of the `kind` for its family, quoting the

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{config_flag, device_flag, plan_flag},
     addr::{Ip4, Ip6},
-    flow::{Ethernet, Hop},
+    flow::{Ethernet, Hop, Seats, seats::NODE as NODE_LIMIT},
     verdict,
 };
 use lb_datapath::memory::{MemoryFrame, Route};
@@ -67,10 +67,7 @@ impl MemoryNode {
         let settings = Settings {
             node: &local,
             detector: &LocalDetector::Networks(pods.clone()),
-            flags: match model.bypass {
-                true => config_flag::BYPASS,
-                false => 0,
-            },
+            flags: flags(model),
             ports: PortRange {
                 first: SNAT_PORT,
                 last: SNAT_PORT + model.ports - 1,
@@ -100,6 +97,11 @@ impl MemoryNode {
             })
             .collect();
         tables.program(&ports);
+        let limit = Seats {
+            limit: model.limit as u32,
+            ..Seats::default()
+        };
+        tables.set_seats(NODE_LIMIT, &limit);
         let mut node = Self {
             services: ports.len() as u32,
             devices: Vec::new(),
@@ -161,7 +163,21 @@ impl MemoryNode {
     }
 }
 
+/// The [`config_flag`]s of a node.
+pub fn flags(model: &Model) -> u32 {
+    let bypass = if model.bypass { config_flag::BYPASS } else { 0 };
+    let limited = match model.limit {
+        0 => 0,
+        _ => config_flag::CONNECTION_LIMIT,
+    };
+    bypass | limited
+}
+
 impl Subject for MemoryNode {
+    fn seats(&self) -> i32 {
+        self.tables.seats(NODE_LIMIT).used()
+    }
+
     fn run(&mut self, at: At, device: &str, frame: &[u8]) -> Outcome {
         let ifindex = self.ifindex(device);
         let mut frame = MemoryFrame::<false>::new(frame.to_vec(), ifindex);
@@ -225,6 +241,8 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
             false => Algorithm::Random,
         },
         removed_endpoints: RemovedEndpoints::Keep,
+        max_connections: 0,
+        long_running: false,
     }
 }
 

@@ -30,6 +30,8 @@ pub trait Subject {
     fn run(&mut self, at: At, device: &str, frame: &[u8]) -> Outcome;
     /// One direction of a live flow, as it is kept.
     fn kept(&self, protocol: u8, from: Address, to: Address) -> Option<Kept>;
+    /// Connections that count against the node's limit.
+    fn seats(&self) -> i32;
 }
 
 /// A random node without flows.
@@ -37,7 +39,11 @@ pub fn node(choices: &mut Choices<'_>) -> Model {
     let scene = *choices.of(&Scene::both());
     let bypass = choices.once_in(2);
     let services = (0..SERVICES).map(|number| service(choices, scene, number));
-    Model::new(scene, services.collect(), bypass, PORTS)
+    let mut model = Model::new(scene, services.collect(), bypass, PORTS);
+    if choices.once_in(3) {
+        model.limit = 1 + choices.below(16);
+    }
+    model
 }
 
 /// Sends so many random packets, or fewer if choices end, and compares the result of each. Returns
@@ -125,6 +131,7 @@ impl<S: Subject> Walk<'_, '_, S> {
         let expected = expected.unwrap_or_else(|error| panic!("{name}: {error}: {found:?}"));
         assert_expected(name, at, &found, &expected);
         self.assert_kept(tuple, name, &format!("{segment:?} of {tuple:?}"));
+        self.assert_seats(name);
         found.counted[0].1
     }
 
@@ -139,6 +146,13 @@ impl<S: Subject> Walk<'_, '_, S> {
                 "{name}: what is kept of {from:?} to {to:?} after {what}"
             );
         }
+    }
+
+    /// Asserts that as many connections count against the limit as in the model.
+    #[track_caller]
+    fn assert_seats(&self, name: &str) {
+        let wanted = self.model.seats() as i32;
+        assert_eq!(self.subject.seats(), wanted, "{name}: seats");
     }
 
     /// The first fragment of a packet. The others come later, in any order, or never.
@@ -202,6 +216,7 @@ impl<S: Subject> Walk<'_, '_, S> {
             .handle_error(at, device, &error, flow, translated);
         assert_expected(name, at, &found, &expected);
         self.assert_kept(tuple, name, &format!("an ICMP error about {nothing:?}"));
+        self.assert_seats(name);
         found.counted[0].1
     }
 }

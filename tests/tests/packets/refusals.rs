@@ -1,8 +1,8 @@
 //! Connections that get no endpoint: they are rejected, dropped, or not node-lb's.
 
-use lb_common::verdict::Reason;
+use lb_common::{abi::config_flag, flow::seats::NODE, verdict::Reason};
 use lb_packet::{Packet, tcp_flag};
-use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer};
+use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer, refusal};
 
 use super::{
     conversations::first,
@@ -55,6 +55,55 @@ fn a_service_without_endpoints_answers_port_unreachable() {
                         Reason::NoEndpoints,
                     ),
                 );
+            }
+        }
+    });
+}
+
+#[test]
+fn beyond_a_limit_of_connections_clients_are_told_at_once() {
+    world(|world| {
+        world.configure(|config| {
+            config.flags |= config_flag::CONNECTION_LIMIT;
+            config.snat_count = 100;
+        });
+        for scene in Scene::both() {
+            for protocol in [TCP, UDP] {
+                let frontend = (scene.node, 30_080);
+                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+                world.add(&spec.remote(scene.remote, 8080));
+                world.limit_connections(NODE, 2);
+                for at in At::INGRESS {
+                    world.forget();
+                    let request = |port| {
+                        let request = first(protocol, (scene.client, port), frontend);
+                        request.macs(EXTERNAL_MAC, ROUTER_MAC)
+                    };
+                    for port in [40_000, 40_001] {
+                        let found = world.run(at, EXTERNAL, &request(port).bytes());
+                        assert_eq!(found.counted[0].1, Reason::Opened, "{found:?}");
+                    }
+                    let third = request(40_002);
+                    // The number after the SYN.
+                    let next = 0x1122_3345;
+                    let client = (scene.client, 40_002);
+                    for _ in 0..2 {
+                        world.check(
+                            "the third one is refused, in the name of the frontend",
+                            at,
+                            EXTERNAL,
+                            &third,
+                            Expected::transmits(
+                                &refusal(&third, frontend, client, next),
+                                Reason::ConcurrencyLimit,
+                            ),
+                        );
+                    }
+                    let found = world.run(at, EXTERNAL, &request(40_000).bytes());
+                    assert_eq!(found.counted[0].1, Reason::ToEndpoint, "{found:?}");
+                    let counts = world.limit_counts(NODE);
+                    assert_eq!((counts.used(), counts.highest, counts.refused), (2, 2, 2));
+                }
             }
         }
     });

@@ -6,7 +6,7 @@ use std::{
     mem::{offset_of, transmute},
     net::{IpAddr, SocketAddr},
     panic::resume_unwind,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
 };
@@ -24,7 +24,7 @@ use lb_common::{
         Shortages, SourceRangeKey, config_flag, device_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, Timeouts},
+    flow::{Flow, Seats, Timeouts, seats::NODE},
     pipeline::RINGS,
     select::Policy,
     trace::{Filter, Trace},
@@ -39,7 +39,7 @@ use lb_datapath::{
 use lb_tests::oracle::{self, service::MAGLEV_ROWS};
 pub use lb_tests::oracle::{expected::*, scene::SNAT_PORT};
 use node_lb::{
-    flows::{FlowSweeper, FlowTables, ServiceCounters},
+    flows::{FlowSweeper, FlowTables, SeatTable, ServiceCounters},
     map_writer::maglev,
 };
 
@@ -55,6 +55,8 @@ const FLOWS: u32 = 1024;
 const STANDSTILL: u32 = 40;
 /// Half-open flows of a service under pressure.
 pub const HALF_OPEN: u32 = 64;
+/// Limits of connections that tests use: the node's, and those of the first services.
+const LIMITED: u32 = 8;
 /// Room for the resulting packet, in bytes.
 const OUTPUT: usize = 70_000;
 
@@ -70,6 +72,7 @@ pub struct World {
     states: MappedArray<EndpointState>,
     stats: MappedArray<ServiceStats>,
     shortages: MappedArray<Shortages>,
+    seats: MappedArray<Seats>,
     maglev: MappedArray<MaglevRows>,
     frontends4: BatchMap<FrontendKey<Ip4>, Frontend>,
     frontends6: BatchMap<FrontendKey<Ip6>, Frontend>,
@@ -236,6 +239,10 @@ impl World {
 }
 
 impl oracle::Subject for World {
+    fn seats(&self) -> i32 {
+        self.seats.read(NODE).used()
+    }
+
     fn run(&mut self, at: At, device: &str, frame: &[u8]) -> Outcome {
         World::run(self, at, device, frame)
     }
@@ -251,11 +258,11 @@ impl World {
     pub fn become_like(&mut self, model: &oracle::Model) {
         self.forget();
         self.configure(|config| {
-            let bypass = if model.bypass { config_flag::BYPASS } else { 0 };
             config.snat_count = model.ports.into();
             config.reject_rate = u32::MAX;
-            config.flags = config_flag::DETECT_BY_CIDR | bypass;
+            config.flags = config_flag::DETECT_BY_CIDR | oracle::memory::flags(model);
         });
+        self.limit_connections(NODE, model.limit as u32);
         for service in &model.services {
             self.add(service);
         }
@@ -412,7 +419,9 @@ impl World {
         let limits = MappedArray::new(&map("LIMITS")).unwrap();
         let loaded = load(OBJECT, &self.programs.pins, &[], &settings()).unwrap();
         let counters = ServiceCounters::open(&loaded).unwrap();
-        FlowSweeper::start(tables, &self.config.read(0), limits, counters, None).unwrap()
+        let seats = Arc::new(SeatTable::open(&loaded).unwrap());
+        let config = self.config.read(0);
+        FlowSweeper::start(tables, &config, limits, counters, seats, None).unwrap()
     }
 
     /// The records of the IPv4 table.
@@ -453,8 +462,25 @@ impl World {
         MappedArray::new(&self.programs.map("SERVICE_FLOWS")).unwrap()
     }
 
+    /// Sets a limit of connections, and forgets what was counted of it.
+    pub fn limit_connections(&self, index: u32, limit: u32) {
+        let seats = Seats {
+            limit,
+            ..Seats::default()
+        };
+        self.seats.write(index, &seats);
+    }
+
+    /// A limit of connections, and what is counted of it.
+    pub fn limit_counts(&self, index: u32) -> Seats {
+        self.seats.read(index)
+    }
+
     /// Forgets flows.
     pub fn forget_flows(&self) {
+        for index in 0..LIMITED {
+            self.limit_connections(index, self.seats.read(index).limit);
+        }
         for index in 0..FLOWS {
             self.flows4.write(index, &[0; 8]);
             self.flows6.write(index, &[0; 16]);
@@ -496,6 +522,7 @@ impl World {
             states: MappedArray::new(&map("ENDPOINT_STATES")).unwrap(),
             stats: MappedArray::new(&map("SERVICE_STATS")).unwrap(),
             shortages: MappedArray::new(&map("SERVICE_SHORTAGES")).unwrap(),
+            seats: MappedArray::new(&map("SEATS")).unwrap(),
             maglev: MappedArray::new(&map("MAGLEV")).unwrap(),
             frontends4: BatchMap::new(&map("FRONTENDS4")).unwrap(),
             frontends6: BatchMap::new(&map("FRONTENDS6")).unwrap(),

@@ -9,7 +9,7 @@ use lb_common::{
         FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Hop as NextHopEntry, Record, Timeouts, hop::Hops, slots::Slots, steps::Plain},
+    flow::{Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, slots::Slots, steps::Plain},
     frame::Frame,
     parse, pipeline,
     tables::{NextHop, Services, Tables},
@@ -183,6 +183,10 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
 
     fn slot(&self, index: u32) -> Option<Record<A>> {
         self.own().slot(index)
+    }
+
+    fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
+        self.tables.storage.seats.pointer(index)
     }
 
     fn secret(&self) -> [u64; 2] {

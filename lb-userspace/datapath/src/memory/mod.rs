@@ -196,6 +196,16 @@ impl MemoryTables {
         self.storage.service_flows.read(service).flows
     }
 
+    /// A limit of connections, by its index in `SEATS`.
+    pub fn seats(&self, index: u32) -> flow::Seats {
+        self.storage.seats.read(index)
+    }
+
+    /// Sets a limit of connections, and what is counted of it.
+    pub fn set_seats(&self, index: u32, seats: &flow::Seats) {
+        self.storage.seats.write(index, seats);
+    }
+
     /// Counts of the service's connections that found no room.
     pub fn shortages(&self, service: u32) -> Shortages {
         self.storage.service_shortages.read(service)
@@ -256,6 +266,7 @@ impl MemoryTables {
         for service in services {
             self.forget_counts(service);
         }
+        self.forget_seats(flow::seats::NODE);
         *self
             .learnt
             .get_mut()
@@ -263,6 +274,19 @@ impl MemoryTables {
         *self.seconds.get_mut() = 0;
         *self.random.get_mut() = 0;
         *self.answers_left.get_mut() = u32::MAX;
+    }
+
+    /// Resets what is counted of a limit.
+    fn forget_seats(&self, index: u32) {
+        let flow::Seats { limit, owner, .. } = self.storage.seats.read(index);
+        let unused = flow::Seats {
+            limit,
+            owner,
+            ..flow::Seats::default()
+        };
+        if self.storage.seats.read(index) != unused {
+            self.storage.seats.write(index, &unused);
+        }
     }
 
     /// Resets the counters of a service and of its endpoints.
@@ -278,6 +302,9 @@ impl MemoryTables {
         service_stats.write(service, &ServiceStats::default());
         service_shortages.write(service, &Shortages::default());
         service_flows.write(service, &ServiceFlows::default());
+        if let Some(plan) = self.plan(service) {
+            self.forget_seats(plan.seats);
+        }
         for endpoint in self.plan(service).into_iter().flat_map(|p| self.range(p)) {
             endpoint_memory.write(endpoint.id, &EndpointMemory::default());
             let state = EndpointState {

@@ -14,6 +14,7 @@ use lb_common::{
     },
     addr::{Ip4, Ip6},
     entries,
+    flow::Seats,
 };
 
 use crate::{
@@ -34,6 +35,7 @@ pub struct Storage {
     pub service_stats: Arc<MappedArray<ServiceStats>>,
     pub service_shortages: Arc<MappedArray<Shortages>>,
     pub service_flows: Arc<MappedArray<ServiceFlows>>,
+    pub seats: Arc<MappedArray<Seats>>,
     pub maglev: Arc<MappedArray<MaglevRows>>,
     pub source_ranges: Arc<SourceRanges>,
 }
@@ -52,6 +54,7 @@ impl Default for Storage {
             service_stats: array(entries::SERVICES),
             service_shortages: array(entries::SERVICES),
             service_flows: array(entries::SERVICES),
+            seats: array(entries::SEATS),
             maglev: array(entries::MAGLEV),
             source_ranges: Arc::default(),
         }
@@ -73,6 +76,7 @@ impl Storage {
             service_stats: Arc::new(self.service_stats.clone()),
             service_shortages: Arc::new(self.service_shortages.clone()),
             service_flows: Box::new(self.service_flows.clone()),
+            seats: Arc::new(self.seats.clone()),
             maglev: Box::new(self.maglev.clone()),
             source_ranges: Box::new(self.source_ranges.clone()),
             grace: Box::new(|| {}),

@@ -22,6 +22,11 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
 /// What happens to connections to an endpoint that leaves the Service: `keep` (default) or `reset`.
 const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
+/// The most connections that the Service may have on a node; `0` (default) means no limit.
+const MAX_CONNECTIONS_ANNOTATION: &str = "node-lb.io/max-connections";
+/// Whether its connections last, and do not count against a node's limit: `false` (default) or
+/// `true`.
+const LONG_RUNNING_ANNOTATION: &str = "node-lb.io/long-running";
 /// The API server's default affinity timeout, in seconds.
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 /// The longest affinity timeout that the API server accepts: a day.
@@ -82,6 +87,8 @@ impl Translate for core::Service {
             session_affinity: session_affinity(spec, findings)?,
             algorithm: algorithm(&self.metadata, findings),
             removed_endpoints: removed_endpoints(&self.metadata, findings),
+            max_connections: max_connections(&self.metadata, findings),
+            long_running: long_running(&self.metadata, findings),
             cluster_ips,
             external_ips,
             load_balancer_ips,
@@ -274,6 +281,30 @@ fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedE
         ("reset", RemovedEndpoints::Reset),
     ];
     annotation(metadata, REMOVED_ENDPOINTS_ANNOTATION, values, findings)
+}
+
+/// A value that is none puts no limit in force.
+fn max_connections(metadata: &ObjectMeta, findings: &mut Findings) -> u32 {
+    const MOST: u32 = i32::MAX as u32;
+    let annotations = metadata.annotations.as_ref();
+    let Some(text) = annotations.and_then(|all| all.get(MAX_CONNECTIONS_ANNOTATION)) else {
+        return 0;
+    };
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(most) if digits && most <= MOST => most,
+        _ => {
+            let field = format_args!("metadata.annotations[{MAX_CONNECTIONS_ANNOTATION}]");
+            let rule = format!("must be a whole number from 0 to {MOST}, and sets no limit");
+            findings.refuse(Refused::Value, Invalid::text(field, text, rule));
+            0
+        }
+    }
+}
+
+fn long_running(metadata: &ObjectMeta, findings: &mut Findings) -> bool {
+    let values = [("false", false), ("true", true)];
+    annotation(metadata, LONG_RUNNING_ANNOTATION, values, findings)
 }
 
 /// The value of an annotation with two possible names of values; the first one by default.

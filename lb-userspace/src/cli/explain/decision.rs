@@ -7,6 +7,7 @@ use lb_common::{
     abi::{self, FrontendKey, FrontendKind, plan_flag},
     addr::{Address, Ip4, Ip6},
     parse::{self, Tuple, tcp_flag},
+    pipeline,
     select::{Policy, Range},
     service::{self, Origin},
     tables::Services,
@@ -15,6 +16,7 @@ use lb_common::{
 use lb_datapath::memory::{Family, Hook};
 use lb_objects::{Algorithm, Protocol};
 
+use super::limits::{InUse, Limit};
 use crate::{memory::ProgrammedTables, plan::ServicePortName};
 
 /// The first packet of a connection.
@@ -41,6 +43,8 @@ pub struct Decision<'a> {
     /// The endpoints among which one is chosen, sorted by text; empty unless the packet is
     /// forwarded.
     pub candidates: Vec<Candidate>,
+    /// The limits of connections that this one counts against.
+    pub limits: Vec<Limit>,
     /// This node's address of the packet's family, if known.
     pub node: Option<IpAddr>,
 }
@@ -78,14 +82,19 @@ pub struct Candidate {
 }
 
 impl<'a> Decision<'a> {
-    pub fn new(tables: &'a ProgrammedTables, packet: FirstPacket) -> Self {
+    /// `in_use` has been written to the tables.
+    pub fn new(tables: &'a ProgrammedTables, packet: FirstPacket, in_use: &InUse) -> Self {
         match packet.source {
-            IpAddr::V4(_) => Self::in_family::<Ip4>(tables, packet),
-            IpAddr::V6(_) => Self::in_family::<Ip6>(tables, packet),
+            IpAddr::V4(_) => Self::in_family::<Ip4>(tables, packet, in_use),
+            IpAddr::V6(_) => Self::in_family::<Ip6>(tables, packet, in_use),
         }
     }
 
-    fn in_family<A: Family>(tables: &'a ProgrammedTables, packet: FirstPacket) -> Self {
+    fn in_family<A: Family>(
+        tables: &'a ProgrammedTables,
+        packet: FirstPacket,
+        in_use: &InUse,
+    ) -> Self {
         let hook = tables.tc();
         let tuple = tuple::<A>(&packet);
         let mut decision = Self {
@@ -96,6 +105,7 @@ impl<'a> Decision<'a> {
             frontend: None,
             left_to_node: tables.left_to_node(packet.destination, packet.protocol),
             candidates: Vec::new(),
+            limits: Vec::new(),
             node: Some(IpAddr::from(tables.config.node::<A>().to_mapped()))
                 .filter(|node| !node.is_unspecified()),
         };
@@ -114,8 +124,18 @@ impl<'a> Decision<'a> {
             Some(service::Decision::Reject(_, reason)) => (Verdict::Reject, reason),
             Some(service::Decision::Drop(_, reason)) => (Verdict::Drop, reason),
             Some(service::Decision::Forward(route)) => {
-                decision.candidates = candidates(&hook, &route, &tuple);
-                (Verdict::Forward, Reason::Opened)
+                if let Some(name) = tables.service_name(route.plan.service) {
+                    let service = name.service.to_string();
+                    decision.limits = in_use.limits(tables, route.plan, &service);
+                }
+                let asked = pipeline::asks(&tables.config, route.plan, false);
+                match pipeline::in_the_way::<A, _>(&hook, asked) {
+                    Some(_) => (Verdict::Reject, Reason::ConcurrencyLimit),
+                    None => {
+                        decision.candidates = candidates(&hook, &route, &tuple);
+                        (Verdict::Forward, Reason::Opened)
+                    }
+                }
             }
         };
         decision

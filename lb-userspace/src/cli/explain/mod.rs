@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 
 use self::{
     decision::{Decision, FirstPacket},
+    limits::InUse,
     report::Report,
     target::Target,
 };
@@ -19,6 +20,7 @@ use crate::{
 };
 
 mod decision;
+mod limits;
 mod report;
 mod target;
 mod text;
@@ -26,7 +28,7 @@ mod text;
 /// Show what happens to a connection's first packet, and why
 ///
 /// Reads the source once and runs the kernel's own code on tables in memory. It changes nothing in
-/// the kernel. The source address, the Node object and --detect-local-mode decide whether the
+/// the kernel. How many connections there are within limits now, it asks the agent on this node. The source address, the Node object and --detect-local-mode decide whether the
 /// packet comes from a local pod, from this node or from outside.
 #[derive(Args, Debug)]
 pub struct Command {
@@ -75,7 +77,9 @@ impl Command {
             ifindex: self.interface.map_or(0, |name| tables.add_device(&name, 0)),
         };
 
-        let decision = Decision::new(&tables, packet);
+        let in_use = InUse::ask(&config.socket);
+        in_use.write(&tables, config.max_connections, &tables.limited());
+        let decision = Decision::new(&tables, packet, &in_use);
         let text = match self.output {
             Output::Text => text::render(&decision),
             Output::Json => json(&Report::from(&decision))?,

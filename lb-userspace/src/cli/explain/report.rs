@@ -4,7 +4,10 @@ use lb_common::select::Policy;
 use lb_objects::TrafficPolicy;
 use serde::Serialize;
 
-use super::decision::{Decision, Verdict};
+use super::{
+    decision::{Decision, Verdict},
+    limits::Limit,
+};
 
 /// What happens to a packet. Fields about the Service are null if it is not addressed to one.
 #[derive(Serialize)]
@@ -27,6 +30,34 @@ pub struct Report {
     endpoints: Vec<String>,
     #[serde(rename = "sourceNAT")]
     source_nat: bool,
+    /// The limits of connections that this one counts against; absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<LimitReport>,
+}
+
+/// A limit of connections.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LimitReport {
+    /// `namespace/name`; null for the node's.
+    service: Option<String>,
+    /// 0: they are only counted.
+    limit: u32,
+    /// Null if no agent answers on this node.
+    in_use: Option<u32>,
+    /// Whether connections are let in when the limit is reached.
+    exempt: bool,
+}
+
+impl From<&Limit> for LimitReport {
+    fn from(limit: &Limit) -> Self {
+        Self {
+            service: limit.service.clone(),
+            limit: limit.most,
+            in_use: limit.in_use,
+            exempt: limit.exempt,
+        }
+    }
 }
 
 impl From<&Decision<'_>> for Report {
@@ -42,6 +73,7 @@ impl From<&Decision<'_>> for Report {
             policy: frontend.map(|frontend| policy(frontend.policy).to_string()),
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),
+            limits: decision.limits.iter().map(Into::into).collect(),
         }
     }
 }

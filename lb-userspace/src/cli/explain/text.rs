@@ -8,9 +8,12 @@ use lb_common::{
     service::Origin,
     verdict::Reason,
 };
-use lb_objects::Algorithm;
+use lb_objects::{Algorithm, Protocol};
 
-use super::decision::{Decision, Frontend, Verdict};
+use super::{
+    decision::{Decision, Frontend, Verdict},
+    limits::Limit,
+};
 
 /// Longer sets are shortened; `-o json` shows all of them.
 const SHOWN_ENDPOINTS: usize = 16;
@@ -30,6 +33,7 @@ pub fn render(decision: &Decision<'_>) -> String {
                 Verdict::Pass => sentences.push(HANDED_OVER.to_owned()),
                 _ => sentences.push(refused(decision, frontend)),
             }
+            sentences.extend(decision.limits.iter().map(limit));
         }
     }
     sentences.join("\n") + "\n"
@@ -100,12 +104,41 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
         Reason::NoEndpoints => "No endpoint on any node is ready, or still serves while it \
             terminates; the client gets ICMP port unreachable."
             .to_owned(),
+        Reason::ConcurrencyLimit => {
+            let answer = match decision.packet.protocol {
+                Protocol::Tcp => "a RST",
+                _ => "ICMP port unreachable",
+            };
+            format!("A limit of connections is reached; the client gets {answer}.")
+        }
         _ => format!(
             "{} is Local, and no endpoint on this node is usable, but others are. The packet \
              is dropped without an answer, so that a load balancer uses another node.",
             policy_field(frontend)
         ),
     }
+}
+
+/// What a limit says, and what it would do now.
+fn limit(limit: &Limit) -> String {
+    let whose = match &limit.service {
+        Some(service) => format!("Service {service}"),
+        None => "this node".to_owned(),
+    };
+    let in_use = match limit.in_use {
+        Some(1) => "1 is open now".to_owned(),
+        Some(in_use) => format!("{in_use} are open now"),
+        None => "no agent answers here that knows how many are open now".to_owned(),
+    };
+    let most = match limit.most {
+        0 => format!("Connections of {whose} are counted, without a limit"),
+        most => format!("The limit of {whose} is {most} connections"),
+    };
+    let exempt = match limit.exempt && limit.most != 0 {
+        true => "; those of this Service are let in above it, because the cluster depends on them",
+        false => "",
+    };
+    format!("{most}; {in_use}{exempt}.")
 }
 
 fn forwarded(decision: &Decision<'_>, frontend: &Frontend<'_>) -> Vec<String> {

@@ -13,6 +13,7 @@ use lb_common::{
         ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
+    flow::Seats,
 };
 use lb_datapath::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError};
 
@@ -82,6 +83,7 @@ pub struct State {
     service_stats: Vec<ServiceStats>,
     service_shortages: Vec<Shortages>,
     service_flows: Vec<ServiceFlows>,
+    pub seats: Vec<Seats>,
     pub maglev: Vec<MaglevRows>,
     /// Set, prefix length, address.
     pub source_ranges: BTreeSet<(u32, u32, [u8; 16])>,
@@ -112,6 +114,7 @@ impl Kernel {
             service_stats: vec![ServiceStats::default(); sizes.services],
             service_shortages: vec![Shortages::default(); sizes.services],
             service_flows: vec![ServiceFlows::default(); sizes.services],
+            seats: vec![Seats::default(); 8],
             maglev: vec![MaglevRows::default(); sizes.maglev],
             source_ranges: BTreeSet::new(),
             allowed: None,
@@ -139,6 +142,7 @@ impl Kernel {
             service_stats: self.plain(|s| &mut s.service_stats).into(),
             service_shortages: self.plain(|s| &mut s.service_shortages).into(),
             service_flows: self.plain(|s| &mut s.service_flows),
+            seats: self.plain(|s| &mut s.seats).into(),
             maglev: self.array(|s| &mut s.maglev, Element::Rows),
             source_ranges: Box::new(self.clone()),
             grace: Box::new(move || {
@@ -185,6 +189,16 @@ impl State {
             kind: frontend.kind,
             plan,
         })
+    }
+
+    /// Index of the published plan of a service.
+    pub fn published(&self, service: u32) -> u32 {
+        self.services[service as usize].plan
+    }
+
+    /// The published plan of a service.
+    pub fn content(&self, service: u32) -> Plan {
+        self.plans[self.published(service) as usize]
     }
 
     /// All addresses and what a program finds there.
@@ -301,6 +315,13 @@ impl Poke for EndpointState {
     fn poke(&mut self, offset: usize, value: u64) {
         assert_eq!(offset, offset_of!(EndpointState, slots));
         self.slots = [value as u32, (value >> 32) as u32];
+    }
+}
+
+impl Poke for Seats {
+    fn poke(&mut self, offset: usize, value: u64) {
+        assert_eq!(offset, offset_of!(Seats, limit));
+        self.limit = value as u32;
     }
 }
 

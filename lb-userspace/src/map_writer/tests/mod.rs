@@ -29,6 +29,7 @@ mod fairness;
 mod fake;
 mod full_maps;
 mod properties;
+mod seats;
 
 /// Rows of Maglev tables: few, to keep the checks quick.
 const ROWS: u32 = 13;
@@ -131,6 +132,8 @@ impl Spec {
                 false => Algorithm::Random,
             },
             removed_endpoints: RemovedEndpoints::Keep,
+            max_connections: 0,
+            long_running: false,
         };
         let slice = EndpointSlice {
             name: name.clone(),
@@ -339,8 +342,9 @@ fn view(plan: &Plan, kind: u8) -> View {
     };
     let slots = endpoints.slots().iter().enumerate();
     let external_local = plan.external_policy == TrafficPolicy::Local && plan.externally_accessible;
-    let flags =
-        u32::from(plan.internal_policy == TrafficPolicy::Local) * 2 + u32::from(external_local) * 4;
+    let flags = u32::from(plan.internal_policy == TrafficPolicy::Local) * 2
+        + u32::from(external_local) * 4
+        + u32::from(plan.rank.is_essential()) * 16;
     let table = |set: &[SocketAddr]| -> Vec<SocketAddr> {
         let rows = maglev::table(set, 0, ROWS).into_iter();
         rows.map(|position| set[usize::from(position)]).collect()

@@ -12,7 +12,7 @@ use lb_packet::{Mac, Packet};
 pub use self::tcp::{Segment, Side};
 use self::{opening::Refusal, tcp::opens};
 use super::{
-    expected::{At, Expected, Kept, PORT_UNREACHABLE, TIME_EXCEEDED, TOO_BIG, answer},
+    expected::{At, Expected, Kept, PORT_UNREACHABLE, TIME_EXCEEDED, TOO_BIG, answer, refusal},
     scene::{
         EXTERNAL, EXTERNAL_MAC, NARROW, NARROW_MAC, NARROW_MTU, NARROW_PEER_MAC, PEER_MAC, POD,
         POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene,
@@ -35,6 +35,8 @@ pub struct Model {
     pub bypass: bool,
     /// Number of ports for source NAT.
     pub ports: u16,
+    /// How many connections the node lets in; 0 means no limit.
+    pub limit: usize,
     pub flows: HashMap<Tuple, Flow>,
     /// The flows of packets that are sent in fragments.
     fragments: HashMap<FragmentsOf, Tuple>,
@@ -55,6 +57,8 @@ pub struct Flow {
     /// Whether the connection has still to prove itself. The client's direction says so.
     half: bool,
     picked_up: bool,
+    /// Whether the connection counts against the limit. The endpoint's direction says so.
+    seated: bool,
     side: Side,
 }
 
@@ -77,6 +81,7 @@ impl Model {
             services,
             bypass,
             ports,
+            limit: 0,
             flows: HashMap::new(),
             fragments: HashMap::new(),
             visited: HashMap::new(),
@@ -110,7 +115,8 @@ impl Model {
             self.make_way(tuple);
             return Ok(Expected::passes(packet, reason));
         }
-        if self.reopens(tuple, flags) {
+        let reopens = self.reopens(tuple, flags);
+        if reopens {
             self.remove(tuple);
         }
         let opens = !self.flows.contains_key(&tuple);
@@ -124,7 +130,17 @@ impl Model {
                     return Ok(Expected::transmits(&answer, Reason::NoEndpoints));
                 }
             };
-            let chosen = chosen().ok_or("no flow was recorded")?;
+            let is_refused = self.is_full() && (tuple.0 != TCP || tcp::opens(tuple, flags));
+            let chosen = match chosen() {
+                // With the flow that it replaces, another one may have gone, too.
+                Some(chosen) if !is_refused || reopens => chosen,
+                None if is_refused => {
+                    let answer = refusal(packet, tuple.2, tuple.1, segment.next());
+                    return Ok(Expected::transmits(&answer, Reason::ConcurrencyLimit));
+                }
+                None => return Err("no flow was recorded".to_owned()),
+                Some(_) => return Err("a flow was recorded above the limit".to_owned()),
+            };
             self.open(tuple, segment, &route, chosen)?;
         } else {
             self.note(tuple, segment);
@@ -180,6 +196,7 @@ impl Model {
         let is_unanswered = client.half && !flow.side.seen && !flow.picked_up;
         if is_unanswered && segment.sequence == client.side.next.wrapping_sub(1) {
             self.flows.get_mut(tuple).expect("it is there").side.rst = true;
+            self.follow(*tuple);
         }
     }
 
@@ -362,5 +379,30 @@ impl Model {
         self.flows.get_mut(&tuple).expect("found").side = own;
         self.flows.get_mut(&flow.peer).expect("its peer").side = other;
         self.flows.get_mut(&client).expect("one of the two").half = half && !proved;
+        self.follow(tuple);
+    }
+
+    /// Has a connection that is over give its seat back. One that goes on takes it again as soon as
+    /// its endpoint says something. A client's reset alone does not count.
+    fn follow(&mut self, tuple: Tuple) {
+        let flow = self.flows[&tuple];
+        let reply = if flow.reply { tuple } else { flow.peer };
+        let (answers, client) = (self.flows[&reply], self.flows[&self.flows[&reply].peer]);
+        let (one, other) = (client.side, answers.side);
+        let over = other.rst || one.fin_acknowledged && other.fin_acknowledged;
+        let seated = match self.is_closed(&flow) {
+            true => answers.seated && !over,
+            false => answers.seated || flow.reply && self.limit != 0,
+        };
+        self.flows.get_mut(&reply).expect("it is there").seated = seated;
+    }
+
+    /// Connections that count against the limit.
+    pub fn seats(&self) -> usize {
+        self.flows.values().filter(|flow| flow.seated).count()
+    }
+
+    fn is_full(&self) -> bool {
+        self.limit != 0 && self.seats() >= self.limit
     }
 }

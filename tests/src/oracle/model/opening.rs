@@ -151,6 +151,7 @@ impl Model {
         let answers = (protocol, destination, source);
         let taken = (protocol, destination, client);
         let syn = opens(tuple, segment.flags);
+        let picked_up = protocol == TCP && !syn;
         let taken = self
             .flows
             .get(&taken)
@@ -173,14 +174,19 @@ impl Model {
             return Err(format!("port {} is not to be used", source.1));
         }
         let within = endpoint_flag::LOCAL | endpoint_flag::IN_CLUSTER;
+        if self.is_full() && !picked_up {
+            return Err("a connection was let in above the limit".to_owned());
+        }
         let forward = !host && (masquerade || self.bypass && endpoint.flags & within != 0);
+        let limited = self.limit != 0;
         let flow = |to, reply, peer| Flow {
             to,
             reply,
             forward,
             peer,
             half: !reply,
-            picked_up: protocol == TCP && !syn,
+            picked_up,
+            seated: reply && limited,
             side: Side::default(),
         };
         let mut there = flow(chosen, false, answers);

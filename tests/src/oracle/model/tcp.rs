@@ -20,7 +20,7 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    fn next(&self) -> u32 {
+    pub(super) fn next(&self) -> u32 {
         let ends = u32::from(self.has(tcp_flag::SYN)) + u32::from(self.has(tcp_flag::FIN));
         self.sequence.wrapping_add(self.length + ends)
     }

@@ -25,6 +25,7 @@ use lb_common::{
         Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
+    flow::Seats,
     verdict::COUNTERS,
 };
 use lb_datapath::{
@@ -148,6 +149,7 @@ fn clear(name: &str, map: MapData) {
         "FLOWS4" => zero::<[u64; 8]>(&map),
         "FLOWS6" => zero::<[u64; 16]>(&map),
         "HOPS" => zero::<[u64; 4]>(&map),
+        "SEATS" => zero::<Seats>(&map),
         "HALF_OPEN4" | "HALF_OPEN6" => zero_by_batch::<u64>(&map),
         "HALF_OPEN_CURSORS" => zero_by_batch::<u32>(&map),
         "FRAGMENTS" => empty::<FragmentKey, u32>(&map),

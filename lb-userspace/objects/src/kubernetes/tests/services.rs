@@ -16,7 +16,8 @@ fn a_full_service() {
         "metadata": {"namespace": "shop", "name": "web",
             "creationTimestamp": "1970-01-02T00:00:07Z",
             "annotations": {"node-lb.io/algorithm": "maglev",
-                "node-lb.io/removed-endpoints": "reset"}},
+                "node-lb.io/removed-endpoints": "reset",
+                "node-lb.io/max-connections": "250", "node-lb.io/long-running": "true"}},
         "spec": {
             "type": "LoadBalancer", "clusterIP": "10.96.0.1",
             "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"],
@@ -63,6 +64,7 @@ fn a_full_service() {
     assert_eq!(service.session_affinity, Some(Duration::from_secs(10_800)));
     assert_eq!(service.algorithm, Algorithm::Maglev);
     assert_eq!(service.removed_endpoints, RemovedEndpoints::Reset);
+    assert_eq!((service.max_connections, service.long_running), (250, true));
 }
 
 #[test]
@@ -224,6 +226,45 @@ fn invalid_services_are_refused_by_name_field_value_and_rule() {
         assert!(message.starts_with("Service shop/web: "), "{message}");
         assert!(message.contains(expected), "{spec}: {message}");
     }
+}
+
+#[test]
+fn a_limit_of_connections_that_is_no_number_sets_none() {
+    for text in [
+        "",
+        "-1",
+        "+1",
+        "1e3",
+        "many",
+        "2147483648",
+        "99999999999999999999",
+    ] {
+        let translated = translated(
+            "Service",
+            json!({
+                "metadata": {"name": "web", "annotations": {"node-lb.io/max-connections": text,
+                    "node-lb.io/long-running": "yes"}},
+                "spec": {"clusterIP": "10.96.0.1"}
+            }),
+        );
+        let Outcome::Use(Object::Service(service)) = translated.outcome else {
+            panic!("{translated:?}");
+        };
+        assert_eq!(
+            (service.max_connections, service.long_running),
+            (0, false),
+            "{text}"
+        );
+        let problems = translated.problems.iter().map(ToString::to_string);
+        let problems: Vec<_> = problems.collect();
+        assert!(problems[0].contains("metadata.annotations[node-lb.io/max-connections]"));
+        assert!(problems[0].contains("must be a whole number from 0 to 2147483647"));
+        assert!(problems[1].contains("must be false or true, and is taken as false"));
+    }
+    let most = json!({"metadata": {"name": "web",
+        "annotations": {"node-lb.io/max-connections": "2147483647"}},
+        "spec": {"clusterIP": "10.96.0.1"}});
+    assert_eq!(used_service(most).max_connections, 2_147_483_647);
 }
 
 #[test]

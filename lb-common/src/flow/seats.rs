@@ -1,0 +1,459 @@
+//! Seats: how many connections limits let in, and which flows hold one.
+//!
+//! A limit is an element of `SEATS`, [`Seats`]. Which limits a flow counts against is its
+//! [`Place`], in the record of its endpoint's direction, and does not change. Whether it holds its
+//! seats at the moment is a bit of that record's tag: [`tag::SEATED`]. Whoever takes the bit out, by
+//! the compare-and-swap that ends the record or by one for the bit alone, gives the seats back. So
+//! they are given back once, whoever ends the flow.
+//!
+//! Seats are taken before the bit is set, and given back after it was taken out. So there are never
+//! fewer in use than bits.
+
+use core::ptr::NonNull;
+
+use super::{
+    Flow, Record, Stage, flow_flag,
+    record::{self, in_order, kill_if, read_tag, set},
+    slots::Slots,
+    tag,
+};
+use crate::{addr::Address, atomic, opaque::rolled};
+
+/// How many limits there are: the node's, and one for each limited Service.
+pub const LIMITS: usize = 2048;
+/// Bits that the id of a service has in a record.
+pub const SERVICE_BITS: u32 = 20;
+/// Index of the node's limit.
+pub const NODE: u32 = 0;
+
+/// How often to try to end a record whose seat others take out, or take again, at the same moment.
+const ATTEMPTS: usize = 4;
+
+/// Element of `SEATS`: a limit, and who is within it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seats {
+    /// Seats in use: the lower half, below zero if they were given back too often. The upper half
+    /// is how many have been taken so far, modulo 2^32, less one if the lower half is below zero.
+    pub word: u64,
+    /// The most seats in use; 0 means no limit.
+    pub limit: u32,
+    /// The most that were in use since the agent last looked.
+    pub highest: u32,
+    /// Connections refused because all seats were in use.
+    pub refused: u64,
+    /// Seats taken without regard to the limit: by connections in progress, whose flow was lost or
+    /// seemed to be over.
+    pub recovered: u64,
+    /// Connections let in without a seat, because the cluster depends on their Service.
+    pub exempted: u64,
+    /// Hash of the limit's name, by which a later agent recognises it; 0 means that it is nobody's.
+    pub owner: u64,
+    pub pad: [u64; 2],
+}
+
+/// [`Seats::word`] after one seat was taken, less what it was before.
+const TAKEN: u64 = 1 << 32 | 1;
+/// The same for one that was given back.
+const GIVEN: u64 = u64::MAX;
+
+impl Seats {
+    /// Seats in use; below zero if they were given back too often.
+    #[inline(always)]
+    pub fn used(&self) -> i32 {
+        self.word as i32
+    }
+
+    /// How many seats have been taken so far, modulo 2^32.
+    #[inline(always)]
+    pub fn taken(&self) -> u32 {
+        let used = i64::from(self.used()) as u64;
+        (self.word.wrapping_sub(used) >> 32) as u32
+    }
+}
+
+/// The limits that a flow counts against: the node's or not, and one of a Service or none.
+///
+/// It is in the upper bits of [`Flow::service`] in the endpoint's direction. Other versions have
+/// nothing there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place(u32);
+
+impl Place {
+    /// None: the flow is not counted.
+    pub const NONE: Self = Self(0);
+    /// The node's.
+    pub const NODE: Self = Self(1 << 11);
+    /// Bits of [`Flow::service`] that are the service's id.
+    const SHIFT: u32 = SERVICE_BITS;
+
+    /// The limit of a Service, by its index.
+    #[inline(always)]
+    pub fn of_service(index: u32) -> Self {
+        Self(index & (LIMITS as u32 - 1))
+    }
+
+    /// The place with this number.
+    #[inline(always)]
+    pub fn from_u32(number: u32) -> Self {
+        Self(number & (Self::NODE.0 | (LIMITS as u32 - 1)))
+    }
+
+    /// The number of the place.
+    #[inline(always)]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Both this one's limits and another's.
+    #[inline(always)]
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether it counts against no limit.
+    #[inline(always)]
+    pub fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Index of the Service's limit; 0 means none.
+    #[inline(always)]
+    pub fn service(self) -> u32 {
+        self.0 & (LIMITS as u32 - 1)
+    }
+
+    /// Whether it counts against the node's limit.
+    #[inline(always)]
+    pub fn has_node(self) -> bool {
+        self.0 & Self::NODE.0 != 0
+    }
+
+    /// [`Flow::service`] of a flow of this service with this place.
+    #[inline(always)]
+    pub fn beside(self, service: u32) -> u32 {
+        service | self.0 << Self::SHIFT
+    }
+
+    /// The place in the record of a flow's endpoint's direction.
+    #[inline(always)]
+    pub fn of<A>(reply: Record<A>) -> Self {
+        // SAFETY: records stay valid, and this does not change while they are in use.
+        Self::from_u32(unsafe { reply.as_ref() }.service >> Self::SHIFT)
+    }
+}
+
+/// The seats that a new flow asks for: its [`Place`], and how it asks.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked(u32);
+
+impl Asked {
+    /// No limit concerns the flow.
+    pub const NOTHING: Self = Self(0);
+    const EXEMPT: u32 = 1 << 16;
+    const RECOVERED: u32 = 1 << 17;
+
+    /// Asks for the seats of a place. An exempt flow is let in when there is no seat, too, and is
+    /// not counted then. One that was lost while its connection was in progress gets its seats
+    /// whatever the limits are.
+    #[inline(always)]
+    pub fn new(place: Place, is_exempt: bool, is_recovered: bool) -> Self {
+        let exempt = if is_exempt { Self::EXEMPT } else { 0 };
+        let recovered = if is_recovered { Self::RECOVERED } else { 0 };
+        Self(place.number() | exempt | recovered)
+    }
+
+    #[inline(always)]
+    pub fn is_nothing(self) -> bool {
+        self.0 == 0
+    }
+
+    #[inline(always)]
+    pub fn is_exempt(self) -> bool {
+        self.0 & Self::EXEMPT != 0
+    }
+
+    #[inline(always)]
+    pub fn is_recovered(self) -> bool {
+        self.0 & Self::RECOVERED != 0
+    }
+
+    #[inline(always)]
+    pub fn place(self) -> Place {
+        Place::from_u32(self.0)
+    }
+}
+
+impl<A> Flow<A> {
+    /// Id of the service.
+    #[inline(always)]
+    pub fn service_id(&self) -> u32 {
+        self.service & ((1 << SERVICE_BITS) - 1)
+    }
+
+    /// The limits that the flow counts against now, if this is its endpoint's direction.
+    #[inline(always)]
+    pub fn place(&self) -> Place {
+        match self.flags & flow_flag::REPLY != 0 && tag::state(self.tag) == tag::SEATED {
+            true => Place::from_u32(self.service >> Place::SHIFT),
+            false => Place::NONE,
+        }
+    }
+}
+
+/// Whether all seats of a limit are in use: a plain read, so that refusing stays cheap.
+#[inline(always)]
+pub fn is_full(seats: NonNull<Seats>) -> bool {
+    let seats = seats.as_ptr();
+    // SAFETY: elements of maps stay; words that other CPUs change.
+    let (word, limit) = unsafe {
+        (
+            (&raw const (*seats).word).read_volatile(),
+            (&raw const (*seats).limit).read_volatile(),
+        )
+    };
+    limit != 0 && i64::from(word as i32) >= i64::from(limit)
+}
+
+/// Takes a seat if the limit allows one more. Returns whether it did. At the same moment as other
+/// CPUs at the limit it may fail although one has just become free.
+#[inline(always)]
+pub fn try_take(seats: NonNull<Seats>) -> bool {
+    if is_full(seats) {
+        return false;
+    }
+    let before = add(seats, TAKEN);
+    // SAFETY: elements of maps stay; a word that the agent stores as a whole.
+    let limit = unsafe { (&raw const (*seats.as_ptr()).limit).read_volatile() };
+    if limit != 0 && i64::from(before as i32) >= i64::from(limit) {
+        add(seats, TAKEN.wrapping_neg());
+        return false;
+    }
+    note_highest(seats, before);
+    true
+}
+
+/// Takes a seat whatever the limit is, and counts that.
+#[inline(always)]
+pub fn take_anyway(seats: NonNull<Seats>) {
+    let before = add(seats, TAKEN);
+    note_highest(seats, before);
+    // SAFETY: elements of maps stay; the word is a counter.
+    unsafe { atomic::add(&raw mut (*seats.as_ptr()).recovered, 1) };
+}
+
+/// Gives back the seats of a place.
+#[inline(always)]
+pub fn give_back<A: Address, S: Slots<A>>(slots: &S, place: Place) {
+    if place.service() != 0
+        && let Some(seats) = slots.seats(place.service())
+    {
+        add(seats, GIVEN);
+    }
+    if place.has_node()
+        && let Some(seats) = slots.seats(NODE)
+    {
+        add(seats, GIVEN);
+    }
+}
+
+#[inline(always)]
+fn add(seats: NonNull<Seats>, change: u64) -> u64 {
+    // SAFETY: elements of maps stay; the word is only added to.
+    unsafe { atomic::fetch_add_wide(&raw mut (*seats.as_ptr()).word, change) }
+}
+
+/// Notes how many seats are in use after one was taken; `before` is the word before that.
+#[inline(always)]
+fn note_highest(seats: NonNull<Seats>, before: u64) {
+    let used = (before as i32).wrapping_add(1);
+    // SAFETY: elements of maps stay. Of several CPUs at once any may write.
+    let highest = unsafe { &raw mut (*seats.as_ptr()).highest };
+    // SAFETY: as above.
+    if i64::from(used) > i64::from(unsafe { highest.read_volatile() }) {
+        // SAFETY: as above.
+        unsafe { highest.write_volatile(used as u32) };
+    }
+}
+
+/// Ends the endpoint's direction of a flow at tick `now`, and gives back its seats if it holds them.
+/// Returns whether this call ended it.
+#[inline(never)]
+pub fn kill<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, now: u32) -> bool {
+    for _ in rolled(ATTEMPTS) {
+        let seen = read_tag(reply);
+        if !tag::in_use(seen) {
+            return false;
+        }
+        if kill_if(reply, seen, now) {
+            left(slots, reply, seen);
+            return true;
+        }
+    }
+    false
+}
+
+/// [`kill`] for a half-open flow that gives way at this moment.
+#[inline(never)]
+pub fn evict<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, moment: u64) {
+    for _ in rolled(ATTEMPTS) {
+        let seen = read_tag(reply);
+        if !tag::in_use(seen) {
+            return;
+        }
+        if record::evict_if(reply, seen, moment) {
+            return left(slots, reply, seen);
+        }
+    }
+}
+
+/// Gives back the seats of a record that this CPU has just ended, and that had this tag.
+#[inline(always)]
+fn left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, seen: u32) {
+    if tag::state(seen) == tag::SEATED {
+        // A dead record keeps its fields.
+        give_back(slots, Place::of(reply));
+    }
+}
+
+/// Takes the seat's bit out of the endpoint's direction of a flow. Returns whether it was there:
+/// then the caller has the seats.
+#[inline(always)]
+pub fn take_out<A: Address>(reply: Record<A>) -> bool {
+    let seen = read_tag(reply);
+    // In another version's tag, the bit may mean something else.
+    tag::state(seen) == tag::SEATED
+        && !Place::of(reply).is_none()
+        && record::advance(reply, seen, tag::LIVE)
+}
+
+/// Gives back the seats of a flow whose endpoint's direction is `reply`, if it still holds them.
+#[inline(always)]
+pub fn release<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
+    if take_out(reply) {
+        give_back(slots, Place::of(reply));
+    }
+}
+
+/// Brings a flow's seats up to date with what its packets have shown: a connection that is over
+/// gives them back, and one that seemed to be over takes them again when its endpoint goes on.
+///
+/// A client's RST may be forged, and the endpoint may not obey it. So the seats stay until the
+/// endpoint is silent, too, which the agent notices. `from_endpoint` says whose packet it is.
+#[inline(never)]
+pub fn follow<A: Address, S: Slots<A>>(
+    slots: &S,
+    record: Record<A>,
+    peer: Record<A>,
+    from_endpoint: bool,
+) {
+    let (forward, reply) = in_order(record, peer);
+    let (there, back) = (record::flags(forward), record::flags(reply));
+    if there & flow_flag::UDP != 0 {
+        if back & flow_flag::SEEN != 0 && is_dns(reply) {
+            release(slots, reply);
+        }
+    } else if Stage::of(tag::LIVE, there, back) == Stage::Closed {
+        if !is_provisional(there, back) {
+            release(slots, reply);
+        }
+    } else if tag::state(read_tag(reply)) == tag::LIVE {
+        match from_endpoint {
+            true => take_again(slots, reply),
+            // The endpoint's next packet shows that it goes on.
+            false => set(reply, flow_flag::WATCH),
+        }
+    }
+}
+
+/// Whether a connection is over only because its client has reset it. These are the flags of its
+/// directions.
+#[inline(always)]
+pub fn is_provisional(forward: u32, reply: u32) -> bool {
+    use flow_flag::{FIN_ACKED, GONE, RST};
+    reply & RST == 0 && forward & reply & FIN_ACKED == 0 && forward & GONE == 0
+}
+
+/// Whether a UDP flow's connection is over with its first answer.
+#[inline(always)]
+fn is_dns<A: Address>(reply: Record<A>) -> bool {
+    const DNS: u16 = 53;
+    // SAFETY: records stay valid, and this does not change while they are in use.
+    unsafe { reply.as_ref() }.rewrite.source_port == DNS
+}
+
+/// Takes the seats of a flow's place again, whatever the limits are.
+#[inline(always)]
+fn take_again<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
+    let seen = read_tag(reply);
+    let place = Place::of(reply);
+    if tag::state(seen) != tag::LIVE || place.is_none() {
+        return;
+    }
+    if place.service() != 0
+        && let Some(seats) = slots.seats(place.service())
+    {
+        take_anyway(seats);
+    }
+    if place.has_node()
+        && let Some(seats) = slots.seats(NODE)
+    {
+        take_anyway(seats);
+    }
+    if !record::advance(reply, seen, tag::SEATED) {
+        give_back(slots, place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pointer(seats: &mut Seats) -> NonNull<Seats> {
+        NonNull::from(seats)
+    }
+
+    #[test]
+    fn seats_are_taken_up_to_the_limit() {
+        let mut seats = Seats {
+            limit: 2,
+            ..Seats::default()
+        };
+        let pointer = pointer(&mut seats);
+        assert!(!is_full(pointer) && try_take(pointer) && try_take(pointer));
+        assert!(is_full(pointer) && !try_take(pointer));
+        take_anyway(pointer);
+        let Seats {
+            highest, recovered, ..
+        } = seats;
+        assert_eq!((seats.used(), seats.taken()), (3, 3));
+        assert_eq!((highest, recovered), (3, 1));
+        add(pointer, GIVEN);
+        assert!(is_full(pointer));
+        add(pointer, GIVEN);
+        assert!(!is_full(pointer) && try_take(pointer));
+        assert_eq!((seats.used(), seats.taken()), (2, 4));
+    }
+
+    #[test]
+    fn what_was_given_back_too_often_does_not_spoil_the_number_taken() {
+        let mut seats = Seats::default();
+        let pointer = pointer(&mut seats);
+        add(pointer, GIVEN);
+        assert_eq!((seats.used(), seats.taken()), (-1, 0));
+        assert!(try_take(pointer) && try_take(pointer), "0 means no limit");
+        assert_eq!((seats.used(), seats.taken()), (1, 2));
+    }
+
+    #[test]
+    fn a_place_lies_beside_the_service() {
+        let place = Place::NODE.and(Place::of_service(2047));
+        assert_eq!((place.service(), place.has_node()), (2047, true));
+        let service = place.beside(1_000_000);
+        assert_eq!(service & 0xf_ffff, 1_000_000);
+        assert_eq!(Place::from_u32(service >> Place::SHIFT), place);
+        assert!(!Place::of_service(7).has_node() && Place::NONE.is_none());
+    }
+}

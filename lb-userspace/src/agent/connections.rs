@@ -1,0 +1,75 @@
+//! How many connections there are within limits, for metrics and `status`.
+
+use std::sync::Arc;
+
+use lb_common::flow::{Seats, seats::NODE};
+use lb_objects::ObjectName;
+
+use crate::{flows::SeatTable, map_writer::Limited, metrics::LimitCount};
+
+/// The limits in force and the connections within them. Can be read at any time.
+pub struct Connections {
+    seats: Arc<SeatTable>,
+    limited: Arc<Limited>,
+}
+
+impl Connections {
+    pub fn new(seats: Arc<SeatTable>, limited: Arc<Limited>) -> Self {
+        Self { seats, limited }
+    }
+
+    /// Without limits.
+    #[cfg(test)]
+    pub fn in_memory() -> Self {
+        Self::new(Arc::new(SeatTable::in_memory()), Arc::default())
+    }
+
+    /// Every limit: first the node's, if there is one, then those of Services in the order of
+    /// names. Services are there as well whose connections are only counted.
+    pub fn all(&self) -> Vec<LimitCount> {
+        let services = self.limited.all().into_iter();
+        let services = services.map(|(name, limit)| {
+            let counted = self.count(limit.index);
+            LimitCount {
+                service: Some(name),
+                // As it is meant to be: the maps may be a moment behind.
+                limit: limit.most,
+                long_running: limit.long_running,
+                ..counted
+            }
+        });
+        self.node().into_iter().chain(services).collect()
+    }
+
+    /// The node's limit, if there is one, or if connections within an earlier one are left.
+    pub fn node(&self) -> Option<LimitCount> {
+        let node = self.count(NODE);
+        (node.limit != 0 || node.in_use != 0).then_some(node)
+    }
+
+    /// By how many seats the numbers in use have been corrected.
+    pub fn corrected(&self) -> u64 {
+        self.seats.corrected()
+    }
+
+    fn count(&self, index: u32) -> LimitCount {
+        let seats = self.seats.read(index);
+        let Seats {
+            limit,
+            refused,
+            recovered,
+            exempted,
+            ..
+        } = seats;
+        LimitCount {
+            service: None::<ObjectName>,
+            limit,
+            long_running: false,
+            in_use: u32::try_from(seats.used()).unwrap_or(0),
+            highest: self.seats.highest(index),
+            refused,
+            recovered,
+            exempted,
+        }
+    }
+}

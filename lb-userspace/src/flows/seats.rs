@@ -1,0 +1,273 @@
+//! The seats that flows hold: given back for programs, and counted anew.
+
+use std::{
+    collections::HashMap,
+    mem::offset_of,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+};
+
+use lb_common::flow::{
+    Seats,
+    seats::{LIMITS, NODE, Place},
+};
+use lb_datapath::{Loaded, bpf::MappedArray};
+
+/// The limits in `SEATS`, which programs count as well.
+#[derive(Debug)]
+pub struct SeatTable {
+    limits: Arc<MappedArray<Seats>>,
+    /// The most seats in use in the latest second, by index.
+    highest: Mutex<HashMap<u32, u32>>,
+    corrected: AtomicU64,
+}
+
+impl SeatTable {
+    /// The map of the programs in the kernel.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be opened or mapped into memory.
+    pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
+        Ok(Self::new(Arc::new(MappedArray::new(
+            &loaded.map("SEATS")?,
+        )?)))
+    }
+
+    /// Limits in memory.
+    pub fn new(limits: Arc<MappedArray<Seats>>) -> Self {
+        Self {
+            limits,
+            highest: Mutex::default(),
+            corrected: AtomicU64::new(0),
+        }
+    }
+
+    /// Limits of this process alone, without any.
+    pub fn in_memory() -> Self {
+        Self::new(Arc::new(MappedArray::in_memory(LIMITS as u32)))
+    }
+
+    /// A limit and what is counted of it.
+    pub fn read(&self, index: u32) -> Seats {
+        self.limits.read(index)
+    }
+
+    /// Sets the node's limit; 0 means none. Who is within it stays.
+    pub fn limit_node(&self, limit: u32) {
+        let word = self.limits.u32_at(NODE, offset_of!(Seats, limit));
+        word.store(limit, SeqCst);
+    }
+
+    /// Gives back the seats of a flow that has ended.
+    pub fn give_back(&self, place: Place) {
+        let node = place.has_node().then_some(NODE);
+        let service = Some(place.service()).filter(|index| *index != 0);
+        for index in node.into_iter().chain(service) {
+            self.word(index).fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Begins a new second: [`Self::highest`] tells of the one that ends.
+    pub fn tick(&self) {
+        let mut highest = self.lock();
+        highest.clear();
+        for index in 0..self.limits.len() {
+            let used = used(self.word(index).load(Relaxed));
+            let word = self.highest_word(index);
+            if used == 0 && word.load(Relaxed) == 0 {
+                continue;
+            }
+            highest.insert(index, word.swap(used.max(0) as u32, Relaxed));
+        }
+    }
+
+    /// The most seats that were in use in the latest second.
+    pub fn highest(&self, index: u32) -> u32 {
+        let known = self.lock().get(&index).copied();
+        let present = used(self.word(index).load(Relaxed)).max(0) as u32;
+        known.unwrap_or(present)
+    }
+
+    /// By how many seats [`Recount`] has corrected the numbers so far.
+    pub fn corrected(&self) -> u64 {
+        self.corrected.load(Relaxed)
+    }
+
+    fn word(&self, index: u32) -> &AtomicU64 {
+        self.limits.u64_at(index, offset_of!(Seats, word))
+    }
+
+    fn highest_word(&self, index: u32) -> &AtomicU32 {
+        self.limits.u32_at(index, offset_of!(Seats, highest))
+    }
+
+    /// What programs have counted of all limits.
+    fn all(&self) -> Vec<Seats> {
+        let word = |index| Seats {
+            word: self.word(index).load(SeqCst),
+            ..Seats::default()
+        };
+        (0..self.limits.len()).map(word).collect()
+    }
+
+    /// Changes the number of seats in use, but not how many were taken.
+    fn correct(&self, index: u32, drift: i32) {
+        self.word(index).fetch_sub(i64::from(drift) as u64, SeqCst);
+        let seats = u64::from(drift.unsigned_abs());
+        self.corrected.fetch_add(seats, Relaxed);
+        tracing::info!(
+            index,
+            drift,
+            "corrected the number of connections within a limit"
+        );
+    }
+
+    // Whole after each change, so a thread that panicked leaves nothing half done.
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, u32>> {
+        self.highest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn used(word: u64) -> i32 {
+    word as i32
+}
+
+/// Compares what programs count with the seats that flows hold, and corrects the difference. One
+/// remains where an agent, or a program of another version, ended flows and did not give their
+/// seats back.
+///
+/// Meanwhile programs go on taking seats and giving them back. How many of either is known, so a
+/// scan shows between which numbers the truth lies. Only what is out of these bounds is a drift,
+/// and only one that two scans in a row show is corrected: a program may have been between the
+/// record and the number when one of them began or ended.
+#[derive(Debug, Default)]
+pub struct Recount {
+    before: Vec<Seats>,
+    /// Drifts that the latest scan showed.
+    suspected: HashMap<u32, i32>,
+}
+
+impl Recount {
+    /// To be called before a scan.
+    pub fn begin(&mut self, table: &SeatTable) {
+        self.before = table.all();
+    }
+
+    /// To be called after it; `held` are the seats of a limit that flows were seen to hold.
+    pub fn end(&mut self, table: &SeatTable, held: impl Fn(u32) -> u32) {
+        let earlier = std::mem::take(&mut self.suspected);
+        for (index, (before, after)) in (0..).zip(self.before.iter().zip(table.all())) {
+            let drift = drift(before, &after, held(index));
+            if drift == 0 {
+                continue;
+            }
+            let again = earlier.get(&index).copied().unwrap_or(0);
+            if again.signum() != drift.signum() {
+                self.suspected.insert(index, drift);
+                continue;
+            }
+            let certain = drift.unsigned_abs().min(again.unsigned_abs()) as i32;
+            table.correct(index, certain * drift.signum());
+        }
+    }
+}
+
+/// By how many seats, at least, the number in use is wrong after a scan that has seen `held` of
+/// them.
+fn drift(before: &Seats, after: &Seats, held: u32) -> i32 {
+    let held = i64::from(held);
+    let taken = i64::from(after.taken().wrapping_sub(before.taken()));
+    let given_back = taken - (i64::from(after.used()) - i64::from(before.used()));
+    let seen = i64::from(after.used()) - held;
+    // Seats that were taken behind the scan were not seen, and those given back behind it were.
+    let (least, most) = (seen - taken.max(0), seen + given_back.max(0));
+    let drift = if least > 0 {
+        least
+    } else if most < 0 {
+        most
+    } else {
+        0
+    };
+    drift.clamp(i64::from(-i32::MAX), i64::from(i32::MAX)) as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAKEN: u64 = 1 << 32 | 1;
+
+    fn seats(taken: u64, given_back: u64) -> Seats {
+        Seats {
+            word: (TAKEN * taken).wrapping_sub(given_back),
+            ..Seats::default()
+        }
+    }
+
+    #[test]
+    fn what_happened_during_the_scan_is_no_drift() {
+        let before = seats(10, 2);
+        // Five came and four went: of those that came all or none were seen, of those that went
+        // too.
+        let after = seats(15, 6);
+        for held in 4..=13 {
+            assert_eq!(drift(&before, &after, held), 0, "{held}");
+        }
+        assert_eq!(drift(&before, &after, 3), 1);
+        assert_eq!(drift(&before, &after, 14), -1);
+    }
+
+    #[test]
+    fn without_changes_every_difference_is_a_drift() {
+        let same = seats(10, 2);
+        assert_eq!(drift(&same, &same, 8), 0);
+        assert_eq!(drift(&same, &same, 5), 3);
+        assert_eq!(drift(&same, &same, 9), -1);
+        let too_few = seats(1, 3);
+        assert_eq!(too_few.used(), -2);
+        assert_eq!(drift(&too_few, &too_few, 0), -2);
+    }
+
+    #[test]
+    fn only_what_two_scans_show_is_corrected() {
+        let table = SeatTable::in_memory();
+        table.word(NODE).fetch_add(TAKEN * 5, SeqCst);
+        let mut recount = Recount::default();
+        let mut scan = |held| {
+            recount.begin(&table);
+            recount.end(&table, |index| if index == NODE { held } else { 0 });
+            table.read(NODE).used()
+        };
+        assert_eq!(scan(2), 5, "seen once");
+        assert_eq!(scan(5), 5, "and gone");
+        assert_eq!(scan(2), 5);
+        assert_eq!(scan(3), 3, "no more than both scans show");
+        assert_eq!(scan(3), 3);
+        assert_eq!((scan(4), scan(4)), (3, 4));
+        assert_eq!(table.read(NODE).taken(), 5);
+        assert_eq!(table.corrected(), 3);
+    }
+
+    #[test]
+    fn the_highest_number_is_that_of_the_latest_second() {
+        let table = SeatTable::in_memory();
+        table.word(NODE).fetch_add(TAKEN * 3, SeqCst);
+        table.highest_word(NODE).store(9, SeqCst);
+        table.tick();
+        assert_eq!(table.highest(NODE), 9);
+        table.tick();
+        assert_eq!(table.highest(NODE), 3);
+        table.give_back(Place::NODE);
+        table.tick();
+        assert_eq!(table.highest(NODE), 3, "as the second began");
+        table.tick();
+        assert_eq!(table.highest(NODE), 2);
+        assert_eq!(table.highest(1), 0);
+    }
+}

@@ -1,0 +1,207 @@
+//! Limits of Services: which element of `SEATS` each has, all of its ports and both families
+//! together.
+//!
+//! An element keeps the name of whose it is. So a later agent finds it, and a Service that loses
+//! its limit and gets it again has its connections counted all the time. It becomes another
+//! Service's only when no flow holds a seat of it any more.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    hash::Hasher as _,
+    mem::offset_of,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use lb_common::flow::{Seats, seats::NODE};
+use lb_datapath::maps::{Elements, Maps};
+use lb_objects::ObjectName;
+use siphasher::sip::SipHasher13;
+
+use super::Key;
+use crate::plan::Plan;
+
+/// The limits of Services that are in force, for those who read what is counted of them.
+#[derive(Debug, Default)]
+pub struct Limited(RwLock<BTreeMap<ObjectName, Limit>>);
+
+/// The limit of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Index in `SEATS`.
+    pub index: u32,
+    /// The most connections; 0 means that they are only counted.
+    pub most: u32,
+    /// Whether they do not count against the node's limit.
+    pub long_running: bool,
+}
+
+impl Limited {
+    /// All of them, in the order of names.
+    pub fn all(&self) -> Vec<(ObjectName, Limit)> {
+        let limits = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let all = limits.iter();
+        all.map(|(name, limit)| (name.clone(), *limit)).collect()
+    }
+
+    fn set(&self, name: &ObjectName, limit: Option<Limit>) {
+        // Whole after each change, so a thread that panicked leaves nothing half done.
+        let mut limits = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        match limit {
+            Some(limit) => drop(limits.insert(name.clone(), limit)),
+            None => drop(limits.remove(name)),
+        }
+    }
+}
+
+/// Who has which element.
+#[derive(Debug)]
+pub(super) struct SeatBook {
+    held: HashMap<ObjectName, Held>,
+    /// Indexes by the owners that their elements name, for those that are not held.
+    known: HashMap<u64, u32>,
+    /// The same indexes, those first that have not been held for longest.
+    retired: VecDeque<u32>,
+    /// Indexes that nobody has ever had.
+    unused: VecDeque<u32>,
+    limited: Arc<Limited>,
+    /// Whether what an earlier agent left may be another Service's.
+    adopted: bool,
+}
+
+#[derive(Debug)]
+struct Held {
+    index: u32,
+    /// The service ports that refer to it.
+    ports: HashSet<Key>,
+}
+
+impl SeatBook {
+    /// Of a map that holds nothing.
+    pub fn new(maps: &Maps) -> Self {
+        Self {
+            held: HashMap::new(),
+            known: HashMap::new(),
+            retired: VecDeque::new(),
+            unused: (NODE + 1..maps.seats.len()).collect(),
+            limited: Arc::default(),
+            adopted: true,
+        }
+    }
+
+    /// Takes over what the map holds.
+    pub fn inherit(&mut self, maps: &Maps) {
+        let all = std::mem::take(&mut self.unused);
+        for index in all {
+            match maps.seats.read(index).owner {
+                0 => self.unused.push_back(index),
+                owner => {
+                    self.known.insert(owner, index);
+                    self.retired.push_back(index);
+                }
+            }
+        }
+        self.adopted = false;
+    }
+
+    /// To be called when every Service is known: limits that are nobody's any more are lifted.
+    pub fn finish_adoption(&mut self, maps: &Maps) {
+        self.adopted = true;
+        for index in &self.retired {
+            set_limit(&*maps.seats, *index, 0);
+        }
+    }
+
+    /// The limits in force, for others to read.
+    pub fn limited(&self) -> Arc<Limited> {
+        self.limited.clone()
+    }
+
+    /// Puts the limit of a service port's Service in force: the index of its element, 0 if it needs
+    /// none; `None` if there is no room for it.
+    pub fn assign(&mut self, key: &Key, plan: &Plan, maps: &Maps) -> Option<u32> {
+        if plan.max_connections == 0 && !plan.long_running {
+            self.give_up(key, maps);
+            return Some(0);
+        }
+        let name = &key.name.service;
+        let index = match self.held.get(name) {
+            Some(held) => held.index,
+            None => self.find(name, maps)?,
+        };
+        let held = self.held.entry(name.clone()).or_insert_with(|| Held {
+            index,
+            ports: HashSet::new(),
+        });
+        held.ports.insert(key.clone());
+        set_limit(&*maps.seats, index, plan.max_connections);
+        let limit = Limit {
+            index,
+            most: plan.max_connections,
+            long_running: plan.long_running,
+        };
+        self.limited.set(name, Some(limit));
+        Some(index)
+    }
+
+    /// Notes that a service port needs no limit any more.
+    pub fn give_up(&mut self, key: &Key, maps: &Maps) {
+        let name = &key.name.service;
+        let Some(held) = self.held.get_mut(name) else {
+            return;
+        };
+        held.ports.remove(key);
+        if !held.ports.is_empty() {
+            return;
+        }
+        if let Some(Held { index, .. }) = self.held.remove(name) {
+            set_limit(&*maps.seats, index, 0);
+            self.known.insert(owner(name), index);
+            self.retired.push_back(index);
+        }
+        self.limited.set(name, None);
+    }
+
+    /// An element for a Service that has none: the one that it had, or a free one.
+    fn find(&mut self, name: &ObjectName, maps: &Maps) -> Option<u32> {
+        let owner = owner(name);
+        if let Some(index) = self.known.remove(&owner) {
+            self.retired.retain(|retired| *retired != index);
+            return Some(index);
+        }
+        let index = match self.unused.pop_front() {
+            Some(index) => index,
+            None => self.reclaim(maps)?,
+        };
+        let unused = Seats {
+            owner,
+            ..Seats::default()
+        };
+        maps.seats.write(index, &unused);
+        Some(index)
+    }
+
+    /// An element that was another Service's, and of which no flow holds a seat any more.
+    fn reclaim(&mut self, maps: &Maps) -> Option<u32> {
+        if !self.adopted || self.retired.is_empty() {
+            return None;
+        }
+        // No program takes seats by a plan that has been replaced.
+        (maps.grace)();
+        let is_free = |index: &u32| maps.seats.read(*index).used() == 0;
+        let position = self.retired.iter().position(is_free)?;
+        let index = self.retired.remove(position)?;
+        self.known.retain(|_, known| *known != index);
+        Some(index)
+    }
+}
+
+/// How an element names a Service; never 0.
+fn owner(name: &ObjectName) -> u64 {
+    let mut hasher = SipHasher13::new();
+    hasher.write(name.to_string().as_bytes());
+    hasher.finish().max(1)
+}
+
+fn set_limit(seats: &dyn Elements<Seats>, index: u32, limit: u32) {
+    seats.publish(index, offset_of!(Seats, limit), limit);
+}

@@ -1,0 +1,150 @@
+//! Limits of Services: who gets which element, and when it becomes another's.
+
+use lb_common::flow::Seats;
+
+use super::*;
+
+/// The elements of `SEATS` that Services can have here; one more is the node's.
+const ROOM: u8 = 7;
+
+fn limited(number: u8, most: u32) -> Plan {
+    Plan {
+        max_connections: most,
+        ..spec(number, [1]).plan()
+    }
+}
+
+impl Bench {
+    fn apply(&mut self, plan: &Plan) -> Result<(), super::super::NotProgrammed> {
+        self.writer.apply(Key::of(plan), Some(plan))
+    }
+
+    /// Index of the limit in a service port's plan.
+    fn index(&self, plan: &Plan) -> u32 {
+        let id = self.writer.id(&Key::of(plan)).unwrap();
+        let state = self.kernel.state();
+        state.content(id).seats
+    }
+
+    fn seats(&self, index: u32) -> Seats {
+        self.kernel.state().seats[index as usize]
+    }
+
+    /// So many flows hold a seat.
+    fn hold(&self, index: u32, flows: u64) {
+        self.kernel.state().seats[index as usize].word = flows;
+    }
+}
+
+#[test]
+fn all_ports_of_a_service_share_a_limit() {
+    let mut bench = Bench::new(ROOMY);
+    let v4 = limited(1, 5);
+    let v6 = Plan {
+        max_connections: 5,
+        ..Spec {
+            family: IpFamily::V6,
+            ..spec(1, [1])
+        }
+        .plan()
+    };
+    let other = limited(2, 9);
+    let without = spec(3, [1]).plan();
+    for plan in [&v4, &v6, &other, &without] {
+        bench.apply(plan).unwrap();
+    }
+    let index = bench.index(&v4);
+    assert_eq!(bench.index(&v6), index);
+    assert_ne!(bench.index(&other), index);
+    assert!(index != 0 && bench.index(&other) != 0);
+    assert_eq!(bench.index(&without), 0);
+    assert_eq!(
+        (
+            bench.seats(index).limit,
+            bench.seats(bench.index(&other)).limit
+        ),
+        (5, 9)
+    );
+    let limited = bench.writer.limited().all();
+    assert_eq!(limited.len(), 2);
+    assert_eq!((limited[0].1.index, limited[0].1.most), (index, 5));
+}
+
+#[test]
+fn a_limit_changes_without_another_plan() {
+    let mut bench = Bench::new(ROOMY);
+    bench.apply(&limited(1, 5)).unwrap();
+    let id = bench.writer.id(&Key::of(&limited(1, 5))).unwrap();
+    let plan = bench.kernel.state().published(id);
+    bench.apply(&limited(1, 3)).unwrap();
+    assert_eq!(bench.kernel.state().published(id), plan);
+    assert_eq!(bench.seats(bench.index(&limited(1, 3))).limit, 3);
+}
+
+#[test]
+fn a_service_that_has_its_limit_again_has_its_connections_counted() {
+    let mut bench = Bench::new(ROOMY);
+    bench.apply(&limited(1, 5)).unwrap();
+    let index = bench.index(&limited(1, 5));
+    bench.hold(index, 3);
+    bench.apply(&spec(1, [1]).plan()).unwrap();
+    assert_eq!(bench.index(&limited(1, 5)), 0);
+    assert_eq!(bench.seats(index).limit, 0, "nobody is refused any more");
+    bench.apply(&limited(2, 5)).unwrap();
+    assert_ne!(bench.index(&limited(2, 5)), index);
+    bench.apply(&limited(1, 4)).unwrap();
+    assert_eq!(bench.index(&limited(1, 4)), index);
+    let seats = bench.seats(index);
+    assert_eq!((seats.limit, seats.used()), (4, 3));
+}
+
+#[test]
+fn an_element_is_anothers_only_when_no_flow_holds_a_seat() {
+    let mut bench = Bench::new(ROOMY);
+    let indexes: Vec<_> = (1..=ROOM)
+        .map(|number| {
+            bench.apply(&limited(number, 5)).unwrap();
+            bench.index(&limited(number, 5))
+        })
+        .collect();
+    let full = bench.apply(&limited(100, 5));
+    assert_eq!(full, Err(super::super::NotProgrammed::Limits(8)));
+    assert_eq!(bench.index(&limited(100, 5)), 0, "it works without a limit");
+
+    for (number, flows) in [(1, 2), (2, 0)] {
+        bench.hold(indexes[number - 1], flows);
+        bench.apply(&spec(number as u8, [1]).plan()).unwrap();
+    }
+    bench.apply(&limited(100, 7)).unwrap();
+    assert_eq!(bench.index(&limited(100, 7)), indexes[1]);
+    assert_eq!(bench.seats(indexes[1]).limit, 7);
+    assert!(bench.apply(&limited(101, 7)).is_err());
+    bench.hold(indexes[0], 0);
+    bench.apply(&limited(101, 7)).unwrap();
+    assert_eq!(bench.index(&limited(101, 7)), indexes[0]);
+}
+
+#[test]
+fn the_next_agent_finds_the_limits() {
+    let mut bench = Bench::new(ROOMY);
+    for number in 1..=3 {
+        bench.apply(&limited(number, 5)).unwrap();
+    }
+    bench.writer.settle();
+    let indexes = [1, 2, 3].map(|number| bench.index(&limited(number, 5)));
+    bench.hold(indexes[0], 4);
+    bench.hold(indexes[2], 4);
+    bench.restart();
+    // In another order, with another limit, and one Service is gone.
+    bench.apply(&limited(2, 5)).unwrap();
+    bench.apply(&limited(9, 5)).unwrap();
+    bench.apply(&limited(1, 6)).unwrap();
+    bench.writer.settle();
+    bench.writer.finish_adoption();
+    assert_eq!(bench.index(&limited(1, 6)), indexes[0]);
+    assert_eq!(bench.index(&limited(2, 5)), indexes[1]);
+    assert!(!indexes.contains(&bench.index(&limited(9, 5))));
+    let seats = bench.seats(indexes[0]);
+    assert_eq!((seats.limit, seats.used()), (6, 4));
+    assert_eq!(bench.seats(indexes[2]).limit, 0);
+}
