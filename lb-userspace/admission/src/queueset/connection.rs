@@ -54,8 +54,9 @@ pub struct Connection {
     pub timer: u32,
     generation: u32,
     pub state: State,
-    /// Whether its lingering seats are borrowed.
+    /// Of lingering seats, as in [`super::grant::Seats`].
     pub borrowed: bool,
+    pub counted: bool,
 }
 
 impl Connection {
@@ -73,6 +74,7 @@ impl Connection {
             generation: 0,
             state: State::Waiting,
             borrowed: false,
+            counted: false,
         }
     }
 

@@ -135,11 +135,14 @@ impl QueueSet {
             true => SeatSeconds::ZERO,
             false => entry.work,
         };
-        let seats = self.take_seats(arrival, Some(slot), now);
-        self.change_flow(arrival.hash, now, |flow| {
-            flow.waiting = flow.waiting.saturating_sub(1);
-            flow.seats += u64::from(width);
-        });
+        let mut seats = self.take_seats(arrival, Some(slot), now);
+        seats.counted = self.policy.charges_continuously();
+        if seats.counted {
+            self.change_flow(arrival.hash, now, |flow| {
+                flow.waiting = flow.waiting.saturating_sub(1);
+                flow.seats += u64::from(width);
+            });
+        }
         let queue = self.queues.at_mut(slot);
         queue.charge(charged);
         queue.limit_credit(&self.connections, now);
@@ -155,7 +158,7 @@ impl QueueSet {
         })
     }
 
-    /// Counts a connection as executing and half-open from `now` on.
+    /// Counts a connection as executing and half-open from `now` on; its flow is another matter.
     pub(super) fn take_seats(
         &mut self,
         arrival: super::Arrival,
@@ -180,6 +183,7 @@ impl QueueSet {
             queue,
             taken_at: now,
             borrowed: self.holds.seats > u64::from(self.nominal),
+            counted: false,
         }
     }
 }

@@ -105,6 +105,7 @@ impl QueueSet {
             queue: (entry.queue != NONE).then_some(entry.queue),
             taken_at: entry.admitted_at,
             borrowed: entry.borrowed,
+            counted: entry.counted,
         };
         self.release(seats, at);
         Some((at, Expiry::Released))
@@ -123,10 +124,12 @@ impl QueueSet {
         self.requested_seats -= u64::from(entry.width());
         self.counts.wait_no_more(&entry.arrival);
         self.counts.reject(&entry.arrival, reason);
-        self.change_flow(entry.arrival.hash, now, |flow| {
-            flow.waiting = flow.waiting.saturating_sub(1);
-            flow.connections = flow.connections.saturating_sub(1);
-        });
+        if self.policy.charges_continuously() {
+            self.change_flow(entry.arrival.hash, now, |flow| {
+                flow.waiting = flow.waiting.saturating_sub(1);
+                flow.connections = flow.connections.saturating_sub(1);
+            });
+        }
         self.reorder(entry.queue);
         self.note_demand(now);
         self.ready |= !self.policy.keeps_defects();
@@ -151,6 +154,7 @@ impl QueueSet {
         connection.queue = seats.queue.unwrap_or(NONE);
         connection.admitted_at = seats.taken_at;
         connection.borrowed = seats.borrowed;
+        connection.counted = seats.counted;
         let Some(handle) = self.connections.insert(connection) else {
             return false;
         };
@@ -181,15 +185,18 @@ impl QueueSet {
             arrival,
             queue,
             taken_at,
+            counted,
             ..
         } = seats;
         let width = arrival.width();
         give_back(&mut self.holds, width, taken_at);
         self.counts.release(&arrival);
-        self.change_flow(arrival.hash, now, |flow| {
-            flow.connections = flow.connections.saturating_sub(1);
-            flow.seats = flow.seats.saturating_sub(u64::from(width));
-        });
+        if counted {
+            self.change_flow(arrival.hash, now, |flow| {
+                flow.connections = flow.connections.saturating_sub(1);
+                flow.seats = flow.seats.saturating_sub(u64::from(width));
+            });
+        }
         if let Some(slot) = queue {
             self.requested_seats = self.requested_seats.saturating_sub(u64::from(width));
             self.queues
@@ -212,6 +219,8 @@ impl QueueSet {
             self.robin = self.robin.checked_sub(1).unwrap_or(last);
         }
         self.tick.is_stale = true;
+        // Indices have moved, and hands are made of indices.
+        self.mixed_hands |= self.waiting > 0;
     }
 
     /// Subtracts a connection's seats from the half-open ones, if it is half-open.

@@ -53,14 +53,17 @@ impl QueueSet {
         if let Some(deadline) = arrival.deadline {
             self.timers.set(index, deadline, &mut self.connections);
         }
+        self.mixed_hands &= self.waiting > 0;
         self.waiting += 1;
         self.seats_waiting += u64::from(width);
         self.requested_seats += u64::from(width);
         self.counts.wait(&arrival);
-        self.change_flow(arrival.hash, now, |flow| {
-            flow.connections += 1;
-            flow.waiting += 1;
-        });
+        if self.counts_flows() {
+            self.change_flow(arrival.hash, now, |flow| {
+                flow.connections += 1;
+                flow.waiting += 1;
+            });
+        }
         self.note_demand(now);
         self.reorder(slot);
         // Behind other waiters the arrival changes nothing, but APF tries a dispatch and counts it.
@@ -88,11 +91,14 @@ impl QueueSet {
     }
 
     fn give(&mut self, arrival: Arrival, queue: Option<u32>, now: u64) -> Grant {
-        let seats = self.take_seats(arrival, queue, now);
-        self.change_flow(arrival.hash, now, |flow| {
-            flow.connections += 1;
-            flow.seats += u64::from(arrival.width());
-        });
+        let mut seats = self.take_seats(arrival, queue, now);
+        seats.counted = self.counts_flows();
+        if seats.counted {
+            self.change_flow(arrival.hash, now, |flow| {
+                flow.connections += 1;
+                flow.seats += u64::from(arrival.width());
+            });
+        }
         Grant {
             seats,
             half_open: true,
@@ -108,8 +114,9 @@ impl QueueSet {
             && (lacks & SHORT_HOLDS == 0 || self.level_is_short())
     }
 
-    /// Whether anything depends on what single flows have.
-    fn counts_flows(&self) -> bool {
+    /// Whether anything depends on what single flows have. Connections that came while nothing did
+    /// stay uncounted.
+    pub(super) fn counts_flows(&self) -> bool {
         self.policy.charges_continuously()
             && match self.kind {
                 Kind::Exempt => false,
@@ -123,12 +130,8 @@ impl QueueSet {
         connections >= self.caps.per_flow
     }
 
-    /// Changes a flow's numbers, if flows are counted. What a flow has of before goes down even if
-    /// they no longer are.
+    /// Changes a flow's numbers.
     pub(super) fn change_flow(&mut self, hash: u64, now: u64, change: impl FnOnce(&mut Flow)) {
-        if !self.counts_flows() && self.flows.find(hash).is_none() {
-            return;
-        }
         // One that has become less entitled is put in its place when it comes first.
         if self.flows.change(hash, now, change) {
             self.reorder_flow(hash);

@@ -13,6 +13,8 @@ pub struct Seats {
     pub taken_at: u64,
     /// Whether the level held more than its nominal limit with these seats.
     pub borrowed: bool,
+    /// Whether they are counted among those of their flow.
+    pub counted: bool,
 }
 
 /// The seats of one connection that executes. The queue set counts such connections and does not

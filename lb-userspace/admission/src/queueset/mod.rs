@@ -196,7 +196,7 @@ impl QueueSet {
         if let Some(limits) = shape.connection_limits {
             self.connection_limits = limits;
         }
-        self.mixed_hands = self.waiting > 0;
+        self.mixed_hands |= self.waiting > 0;
         self.kind = shape.kind;
         let mean_hold = MeanHold::new(ESTIMATED_DURATION, MAX_TYPICAL_HOLD);
         let continuous = self.policy.charges_continuously();

@@ -48,6 +48,9 @@ impl QueueSet {
     /// Sets how many connections of a flow hold seats, and how many seats. Its waiting connections
     /// are known here.
     pub fn observe_flow(&mut self, hash: u64, connections: u32, seats: u64, now: u64) {
+        if !self.counts_flows() {
+            return;
+        }
         self.synchronise(now);
         self.change_flow(hash, now, |flow| {
             flow.connections = flow.waiting.saturating_add(connections);

@@ -135,10 +135,13 @@ proptest! {
     ) {
         let policy = if exact { Policy::Exact } else { Policy::Connections };
         let kind = |queues, hand_size| {
-            let response = Queuing { queues, hand_size, queue_length_limit: 5 };
+            let queuing = Queuing { queues, hand_size, queue_length_limit: 5 };
             let kind = LevelKind::Limited(Limited {
                 borrowing_limit_percent: None,
-                response: LimitResponse::Queue(response),
+                response: match queues {
+                    0 => LimitResponse::Reject,
+                    _ => LimitResponse::Queue(queuing),
+                },
                 connections: ConnectionLimits::default(),
             });
             Shape::new(&kind).unwrap()
@@ -152,8 +155,10 @@ proptest! {
             match op {
                 0..6 => {
                     let arrival = Arrival::connection(number % 20, width, elapsed % 3, None);
-                    if let Verdict::Queued(handle) = set.arrive(arrival, now) {
-                        waiting.push(handle);
+                    match set.arrive(arrival, now) {
+                        Verdict::Queued(handle) => waiting.push(handle),
+                        Verdict::Admitted(grant) => held.push(grant),
+                        Verdict::Rejected(_) => {}
                     }
                 }
                 6 | 7 if !held.is_empty() => set.finish(held.remove(place(held.len())), now),
@@ -165,7 +170,7 @@ proptest! {
                 10 if !waiting.is_empty() => {
                     set.cancel(waiting.remove(place(waiting.len())), now);
                 }
-                11 if number % 8 == 0 => set.configure(kind(8 + width * 8, 2), now),
+                11 if number % 8 == 0 => set.configure(kind(width * 8 - 8, 2), now),
                 _ => while set.fire(now).is_some() {},
             }
             loop {
@@ -184,6 +189,20 @@ proptest! {
                     break;
                 };
                 held.push(dispatch.grant);
+            }
+        }
+        // When all are gone, no flow is left with anything.
+        for handle in waiting {
+            set.cancel(handle, now);
+        }
+        for grant in held {
+            set.finish(grant, now);
+        }
+        while set.fire(u64::MAX).is_some() {}
+        prop_assert!(set.is_empty());
+        for hash in 0..20 {
+            if let Some(flow) = set.flows.find(hash) {
+                prop_assert_eq!((flow.connections, flow.waiting, flow.seats), (0, 0, 0));
             }
         }
     }
