@@ -77,7 +77,7 @@ fn limits_are_named_with_what_they_would_do_now() {
         [&PACKET[..], &NODE_CIDR, &own].concat()
     }
     let text = beside_an_agent([7, 1], |socket| {
-        stdout(&explain(&manifests, &arguments(socket)))
+        stdout(&explain(&manifests, &arguments(socket))).to_owned()
     });
     assert!(text.contains("is forwarded (opened)."), "{text}");
     assert!(text.ends_with(
@@ -102,7 +102,7 @@ The limit of this node is 100 connections; 1 is open now.
     let udp = beside_an_agent([20, 20], |socket| {
         let mut arguments = arguments(socket);
         arguments[3] = "172.30.0.1:80/udp";
-        stdout(&explain(&manifests, &arguments))
+        stdout(&explain(&manifests, &arguments)).to_owned()
     });
     assert!(
         udp.contains("A limit of connections is reached; the client gets ICMP port unreachable.")
@@ -113,10 +113,8 @@ The limit of this node is 100 connections; 1 is open now.
 fn without_an_agent_nobody_knows_how_many_there_are() {
     let manifests = Files::numbered(&[NODE, LIMITED]);
     let nowhere = ["--socket", "/nonexistent/agent.sock"];
-    let text = stdout(&explain(
-        &manifests,
-        &[&PACKET[..], &NODE_CIDR, &nowhere].concat(),
-    ));
+    let explained = explain(&manifests, &[&PACKET[..], &NODE_CIDR, &nowhere].concat());
+    let text = stdout(&explained);
     assert!(text.contains("is forwarded (opened)."), "{text}");
     assert!(text.ends_with(
         "The limit of Service shop/web is 20 connections; no agent answers here that knows how many are open now.
