@@ -189,8 +189,8 @@ fn claim<A: Address, S: Slots<A>>(
     claim::claim_free(slots, &tuple, refused)
 }
 
-/// The state of a client's record in use. In another version's tag, the bit for `HALF` may mean something
-/// else; the agent decides what such a record is.
+/// The state of a client's record in use. In another version's tag, the bit for `HALF` may mean
+/// something else; the agent decides what such a record is.
 #[inline(always)]
 fn state_of<A: Address>(record: Record<A>) -> u32 {
     // SAFETY: records stay valid until every program that can see them ends.

@@ -2,9 +2,9 @@
 //!
 //! A limit is an element of `SEATS`, [`Seats`]. Which limits a flow counts against is its
 //! [`Place`], in the record of its endpoint's direction, and does not change. Whether it holds its
-//! seats at the moment is a bit of that record's tag: [`tag::SEATED`]. Whoever takes the bit out, by
-//! the compare-and-swap that ends the record or by one for the bit alone, gives the seats back. So
-//! they are given back once, whoever ends the flow.
+//! seats at the moment is a bit of that record's tag: [`tag::SEATED`]. Whoever takes the bit out,
+//! by the compare-and-swap that ends the record or by one for the bit alone, gives the seats back.
+//! So they are given back once, whoever ends the flow.
 //!
 //! Seats are taken before the bit is set, and given back after it was taken out. So there are never
 //! fewer in use than bits.
@@ -278,8 +278,8 @@ fn note_highest(seats: NonNull<Seats>, before: u64) {
     }
 }
 
-/// Ends the endpoint's direction of a flow at tick `now`, and gives back its seats if it holds them.
-/// Returns whether this call ended it.
+/// Ends the endpoint's direction of a flow at tick `now`, and gives back its seats if it holds
+/// them. Returns whether this call ended it.
 #[inline(never)]
 pub fn kill<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, now: u32) -> bool {
     for _ in rolled(ATTEMPTS) {
@@ -359,13 +359,19 @@ pub fn follow<A: Address, S: Slots<A>>(
         if !is_provisional(there, back) {
             release(slots, reply);
         }
-    } else if tag::state(read_tag(reply)) == tag::LIVE {
+    } else if tag::state(read_tag(reply)) == tag::LIVE && !may_be_copy(slots, back) {
         match from_endpoint {
             true => take_again(slots, reply),
             // The endpoint's next packet shows that it goes on.
             false => set(reply, flow_flag::WATCH),
         }
     }
+}
+
+/// Whether the seats of a flow with these flags may be with its record in another table.
+#[inline(always)]
+fn may_be_copy<A: Address, S: Slots<A>>(slots: &S, flags: u32) -> bool {
+    slots.other_mask() != 0 && flags & flow_flag::COPIED != 0
 }
 
 /// Whether a connection is over only because its client has reset it. These are the flags of its

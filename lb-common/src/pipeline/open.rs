@@ -202,9 +202,28 @@ fn moves_on<A: Address, T: Tables<A>>(
     route: &Route,
     index: u64,
 ) -> bool {
-    let index = index as u32;
-    let Some(record) = tables.slot(index) else {
-        return false;
+    let purpose = Purpose::from_u32(judge(tables, work, route, index) as u32);
+    let moves = tables.gives_way(index as u32, &work.segment, purpose);
+    if moves {
+        leave_endpoint(tables, work);
+    }
+    moves
+}
+
+/// Judges the flow at `index`, to which a SYN has come: what the flow makes way for, because its
+/// endpoint is gone, or has not answered. [`Work::memory`] keeps the endpoint to avoid then.
+///
+/// It returns before the flow is ended: in Linux 6.1, there is no room on the stack for both.
+#[inline(never)]
+fn judge<A: Address, T: Tables<A>>(
+    tables: &T,
+    work: &mut Work<A>,
+    route: &Route,
+    index: u64,
+) -> u64 {
+    work.memory = 0;
+    let Some(record) = tables.slot(index as u32) else {
+        return Purpose::Plain as u64;
     };
     let (_, record) = look(record);
     // SAFETY: records stay valid until every program that can see them ends.
@@ -214,20 +233,30 @@ fn moves_on<A: Address, T: Tables<A>>(
     let is_known = endpoint != 0 && !flow.is_foreign();
     let serves = flow.service == route.plan.service
         && (!is_known || service::still_has(tables, route.plan, endpoint, flow));
-    let purpose = if serves {
-        Purpose::Again
-    } else {
-        Purpose::Afresh
-    };
-    let moves = tables.gives_way(index, &work.segment, purpose);
     // The segment that a flow was picked up with was no SYN that an endpoint had to answer.
-    if moves && !flow.has(flow_flag::PICKED_UP) {
-        work.avoided = endpoint;
-        if is_known && serves {
-            note_failure(tables, endpoint, Failure::Silent);
+    if !flow.has(flow_flag::PICKED_UP) {
+        let silent = if is_known && serves { SILENT } else { 0 };
+        work.memory = u64::from(endpoint) | silent;
+    }
+    match serves {
+        true => Purpose::Again as u64,
+        false => Purpose::Afresh as u64,
+    }
+}
+
+/// In [`Work::memory`], beside the endpoint that a connection leaves: it has not answered.
+const SILENT: u64 = 1 << 32;
+
+/// Notes which endpoint a connection has left, as [`judge`] has found.
+#[inline(never)]
+fn leave_endpoint<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
+    let left = work.memory as u32;
+    if left != 0 {
+        work.avoided = left;
+        if work.memory & SILENT != 0 {
+            note_failure(tables, left, Failure::Silent);
         }
     }
-    moves
 }
 
 /// The verdict on a packet that opened no flow.

@@ -130,6 +130,12 @@ impl<S: Subject> Walk<'_, '_, S> {
             .handle(at, device, &sent, &segment, tuple, chosen);
         let expected = expected.unwrap_or_else(|error| panic!("{name}: {error}: {found:?}"));
         assert_expected(name, at, &found, &expected);
+        if found.counted[0].1 == Reason::ConcurrencyLimit {
+            let subject = &*self.subject;
+            self.model.remove_closed(|(protocol, from, to)| {
+                subject.kept(*protocol, *from, *to).is_none()
+            });
+        }
         self.assert_kept(tuple, name, &format!("{segment:?} of {tuple:?}"));
         self.assert_seats(name);
         found.counted[0].1

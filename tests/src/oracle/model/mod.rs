@@ -397,6 +397,17 @@ impl Model {
         self.flows.get_mut(&reply).expect("it is there").seated = seated;
     }
 
+    /// Removes flows that are closed and gone. A connection that is refused at the limit may have
+    /// ended them before, to take their place.
+    pub fn remove_closed(&mut self, is_gone: impl Fn(&Tuple) -> bool) {
+        let flows = self.flows.iter();
+        let closed = flows.filter(|(tuple, flow)| self.is_closed(flow) && is_gone(tuple));
+        let closed: Vec<Tuple> = closed.map(|(tuple, _)| *tuple).collect();
+        for tuple in closed {
+            self.remove(tuple);
+        }
+    }
+
     /// Connections that count against the limit.
     pub fn seats(&self) -> usize {
         self.flows.values().filter(|flow| flow.seated).count()

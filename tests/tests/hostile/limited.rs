@@ -1,0 +1,206 @@
+//! Limits of connections: a greedy Service is refused alone, a limit changes under load, and an
+//! agent that is killed leaves no seat behind.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use lb_tests::{Family, Held, Load, Request, Topology};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use super::support::{Findings, Ground, Source, within};
+
+const GREEDY: u8 = 1;
+const NEIGHBOUR: u8 = 2;
+/// The limit of the greedy Service, and what it is lowered to.
+const LIMIT: usize = 300;
+const LOWERED: usize = 100;
+const ANNOTATION: &str = "node-lb.io/max-connections";
+/// Connections of the test in which agents are killed.
+const MANY: usize = 2000;
+const KILLS: usize = 3;
+/// The agent looks at all flows every second or two, and corrects what it has seen twice.
+const SOON: Duration = Duration::from_secs(30);
+
+const ONE_NODE: Topology = Topology {
+    nodes: 1,
+    pods_per_node: 2,
+    ..Topology::DEFAULT
+};
+
+/// Connections in use and refused, of a Service or of the node, as node 1's agent says.
+fn counted(ground: &Ground, service: Option<u8>) -> Result<(u32, u64)> {
+    let name = service.map(|number| format!("/service-{number}"));
+    let status = ground.balanced.status(1)?;
+    let mut limits = status.connection_limits.iter();
+    let limit = limits.find(|limit| match (&name, &limit.service) {
+        (Some(name), Some(found)) => found.ends_with(name),
+        (None, None) => true,
+        _ => false,
+    });
+    let limit = limit.context("no such limit")?;
+    Ok((limit.in_use, limit.refused))
+}
+
+/// Waits until so many connections are in use.
+fn in_use(ground: &Ground, service: Option<u8>, wanted: usize) -> Result<Duration, String> {
+    within(SOON, || {
+        let (found, _) = counted(ground, service).map_err(|error| format!("{error:#}"))?;
+        match found as usize == wanted {
+            true => Ok(()),
+            false => Err(format!("{found} in use, not {wanted}")),
+        }
+    })
+}
+
+fn allow_many_files() -> Result<()> {
+    // Servers inherit the limit.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    Ok(())
+}
+
+fn limited(ground: &Ground, most: usize) -> Result<()> {
+    let pod = ground.pod("pod-1-1");
+    ground.service_that(GREEDY, Source::Translated, &[pod], |service| {
+        service.annotation(ANNOTATION, &most.to_string())
+    })
+}
+
+/// As many connections as are let in, of so many that are tried; the number of those that were
+/// refused by a reset, and not by silence.
+fn open(ground: &Ground, target: SocketAddr, tries: usize) -> (Vec<Held>, usize) {
+    let mut refused = 0;
+    let mut held = Vec::new();
+    for _ in 0..tries {
+        match Held::open(&ground.attacker, target) {
+            Ok(connection) => held.push(connection),
+            Err(error) => refused += usize::from(format!("{error:#}").contains("refused")),
+        }
+    }
+    (held, refused)
+}
+
+fn a_greedy_service_is_refused_alone(xdp: &str) -> Result<()> {
+    allow_many_files()?;
+    let ground = Ground::with(ONE_NODE, &[xdp])?;
+    limited(&ground, LIMIT)?;
+    ground.service(NEIGHBOUR, Source::Translated, &[ground.pod("pod-1-2")])?;
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let [greedy, neighbour] = [GREEDY, NEIGHBOUR].map(|number| ground.outside(family, number));
+        let good = Load::new(Request::tcp(neighbour).deadline(Duration::from_secs(1)));
+        let good = good.workers(2).start(ground.client())?;
+
+        let (held, refused) = open(&ground, greedy, LIMIT + 50);
+        findings.note(
+            (held.len(), refused) == (LIMIT, 50),
+            format!("{family:?}: {} let in, {refused} reset", held.len()),
+        );
+        let (used, _) = counted(&ground, Some(GREEDY))?;
+        findings.note(used as usize == LIMIT, format!("{used} in use"));
+
+        // Lowered under load: nothing is cut, and nobody is let in.
+        limited(&ground, LOWERED)?;
+        let mut held = held;
+        let alive = held.iter_mut().filter_map(|held| held.ask().ok()).count();
+        findings.note(alive == LIMIT, format!("{alive} alive under a lower limit"));
+        let (more, _) = open(&ground, greedy, 5);
+        findings.note(more.is_empty(), format!("{} more let in", more.len()));
+        held.truncate(LOWERED - 10);
+        let drained = in_use(&ground, Some(GREEDY), LOWERED - 10);
+        findings.note(drained.is_ok(), format!("drained: {drained:?}"));
+        let (more, refused) = open(&ground, greedy, 15);
+        findings.note(
+            (more.len(), refused) == (10, 5),
+            format!("{} let in, {refused} reset", more.len()),
+        );
+        drop((held, more));
+        limited(&ground, LIMIT)?;
+        let empty = in_use(&ground, Some(GREEDY), 0);
+        findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+
+        let good = good.stop()?;
+        findings.note(
+            good.failed == 0 && good.ok > 0,
+            format!("neighbour: {good}"),
+        );
+    }
+    let refused = ground
+        .balanced
+        .packets(1, lb_common::verdict::Reason::ConcurrencyLimit)?;
+    findings.note(refused >= 120, format!("{refused} packets for this reason"));
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn a_greedy_service_is_refused_alone_by_xdp() -> Result<()> {
+    a_greedy_service_is_refused_alone("--xdp-mode=native")
+}
+
+#[test]
+fn a_greedy_service_is_refused_alone_by_tc() -> Result<()> {
+    a_greedy_service_is_refused_alone("--xdp-mode=off")
+}
+
+#[test]
+fn datagrams_beyond_the_limit_are_refused() -> Result<()> {
+    let ground = Ground::with(ONE_NODE, &["--conntrack-udp-timeout-stream=3s"])?;
+    limited(&ground, 2)?;
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let target = ground.outside(family, GREEDY);
+        let ask = |_: &u8| {
+            let request = Request::udp(target).deadline(Duration::from_secs(1));
+            request.send(ground.client()).is_ok()
+        };
+        let good = [1, 2, 3].iter().filter(|number| ask(number)).count();
+        findings.note(good == 2, format!("{family:?}: {good} answered"));
+        let empty = in_use(&ground, Some(GREEDY), 0);
+        findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+    }
+    findings.assert_good();
+    Ok(())
+}
+
+/// Flows end while no agent runs, and while one is killed that is just ending them.
+#[test]
+fn agents_that_are_killed_leave_no_seat_behind() -> Result<()> {
+    allow_many_files()?;
+    let most = format!("--max-connections={}", 2 * MANY);
+    let mut ground = Ground::with(ONE_NODE, &[&most])?;
+    limited(&ground, 2 * MANY)?;
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let target = ground.outside(family, GREEDY);
+        let (mut held, _) = open(&ground, target, MANY);
+        findings.note(held.len() == MANY, format!("{} let in", held.len()));
+        for _ in 0..KILLS {
+            let half = held.split_off(held.len() / 2);
+            for (number, connection) in half.into_iter().enumerate() {
+                // The agent has to end those that their client resets.
+                match number % 2 {
+                    0 => drop(connection),
+                    _ => connection.reset()?,
+                }
+            }
+            ground.balanced.kill_agents()?;
+            ground.balanced.start_agents()?;
+        }
+        for service in [Some(GREEDY), None] {
+            let right = in_use(&ground, service, held.len());
+            let left = held.len();
+            findings.note(
+                right.is_ok(),
+                format!("{service:?}: {left} left: {right:?}"),
+            );
+        }
+        drop(held);
+        for service in [Some(GREEDY), None] {
+            let empty = in_use(&ground, service, 0);
+            findings.note(empty.is_ok(), format!("{service:?} empty: {empty:?}"));
+        }
+    }
+    findings.assert_good();
+    Ok(())
+}
