@@ -145,7 +145,11 @@ fn a_greedy_service_is_refused_alone_by_tc() -> Result<()> {
 
 #[test]
 fn datagrams_beyond_the_limit_are_refused() -> Result<()> {
-    let ground = Ground::with(ONE_NODE, &["--conntrack-udp-timeout-stream=3s"])?;
+    let short = [
+        "--conntrack-udp-timeout=3s",
+        "--conntrack-udp-timeout-stream=3s",
+    ];
+    let ground = Ground::with(ONE_NODE, &short)?;
     limited(&ground, 2)?;
     let mut findings = Findings::default();
     for family in Family::BOTH {
