@@ -3,18 +3,18 @@
 
 use std::{cmp::Ordering, fs, thread, time::Duration};
 
-use lb_tests::{Agent, Balanced, balanced, eventually};
+use lb_tests::{Balanced, balanced};
 
 use super::{
     kills::random,
     maps::{Programmed, connections},
-    support::{Everywhere, Idle, Policy, ground, take_over},
+    support::{Everywhere, Idle, Policy, ground, take_over, wait_for_log},
 };
 
 /// How long traffic runs between changes.
 const TERM: Duration = Duration::from_secs(1);
 /// How often an agent is killed in the middle of changes.
-const KILLS: usize = 12;
+const KILLS: usize = 6;
 /// An agent is killed within this time after its change began, at first.
 const CHANGE_MILLIS: u64 = 500;
 
@@ -95,7 +95,10 @@ fn connections_live_on_though_agents_are_killed_while_the_maps_change_their_size
     for sizes in [LARGER, SMALLER, USUAL].iter().cycle().take(KILLS) {
         set_sizes(&mut ground, sizes);
         ground.launch_agents().unwrap();
-        wait_for_a_change(&ground.agents);
+        // Or has nothing to change.
+        wait_for_log(&ground.agents, |log| {
+            has_begun(log) || log.contains("the first state is in the maps")
+        });
         thread::sleep(Duration::from_millis(random(within)));
         let logs = ground.agents.iter().map(|agent| agent.log().unwrap());
         let logs: Vec<_> = logs.filter(|log| has_begun(log)).collect();
@@ -189,18 +192,6 @@ fn has_begun(log: &str) -> bool {
 
 fn has_ended(log: &str) -> bool {
     log.contains("the maps of Services have other sizes now")
-}
-
-/// Returns when an agent is about to exchange maps, or has nothing to change.
-fn wait_for_a_change(agents: &[Agent]) {
-    let is_there = |agent: &Agent| {
-        let log = agent.log().unwrap();
-        has_begun(&log) || log.contains("the first state is in the maps")
-    };
-    eventually(|| match agents.iter().any(is_there) {
-        true => Ok(()),
-        false => Err("no agent has come so far"),
-    });
 }
 
 /// Asserts that all maps have these sizes, and that nothing of a change is left.

@@ -3,13 +3,13 @@
 
 use std::{cmp::Ordering, fs, thread, time::Duration};
 
-use lb_tests::{
-    Agent, Balanced, Family, Load, Request, balanced, eventually, patient, traffic::Protocol,
-};
+use lb_tests::{Balanced, Family, Load, Request, balanced, eventually, patient, traffic::Protocol};
 
 use super::{
     kills::random,
-    support::{Everywhere, Idle, Policy, ground, ground_with, load_balancer_ip, take_over},
+    support::{
+        Everywhere, Idle, Policy, ground, ground_with, load_balancer_ip, take_over, wait_for_log,
+    },
 };
 
 /// How many flows the labs' tables have room for at first, and other sizes.
@@ -57,7 +57,10 @@ fn connections_live_on_though_agents_are_killed_while_the_flow_table_changes_its
     let mut within = CHANGE_MILLIS;
     for size in [LARGER, SMALLER, USUAL].into_iter().cycle().take(KILLS) {
         launch_agents(&mut ground, size);
-        wait_for_a_change(&ground.agents);
+        // Or has nothing to change.
+        wait_for_log(&ground.agents, |log| {
+            has_begun(log) || log.contains("the first state is in the maps")
+        });
         thread::sleep(Duration::from_millis(random(within)));
         let logs = ground.agents.iter().map(|agent| agent.log().unwrap());
         let logs: Vec<_> = logs.filter(|log| has_begun(log)).collect();
@@ -189,18 +192,6 @@ fn start_agents(ground: &mut Balanced, size: u32) {
 fn has_begun(log: &str) -> bool {
     log.contains("changing the flow table's size")
         || log.contains("continuing an interrupted change")
-}
-
-/// Returns when an agent is about to exchange programs, or has nothing to change.
-fn wait_for_a_change(agents: &[Agent]) {
-    let is_there = |agent: &Agent| {
-        let log = agent.log().unwrap();
-        has_begun(&log) || log.contains("the first state is in the maps")
-    };
-    eventually(|| match agents.iter().any(is_there) {
-        true => Ok(()),
-        false => Err("no agent has come so far"),
-    });
 }
 
 /// Asserts that all tables have room for so many flows, and that nothing of a change is left.

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{mem, thread};
 
 use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
 use lb_tests::traffic::{LoadReports, Loads, Protocol};
 use lb_tests::{
-    Balanced, Deployment, Failure, FailureKind, Family, Held, Host, Load, Reply, Request, Service,
-    Topology,
+    Agent, Balanced, Deployment, Failure, FailureKind, Family, Held, Host, Load, Reply, Request,
+    Service, Topology, patient,
 };
 
 /// The only Service that most tests need.
@@ -17,6 +17,9 @@ pub const SERVICE: &str = "web";
 pub const NODE_PORT: u16 = 30080;
 pub const NODE_PORT_LINES: u16 = 30081;
 pub const HEALTH_CHECK_NODE_PORT: u16 = 32080;
+
+/// Agents have loaded their programs by then.
+const LOADED: Duration = Duration::from_secs(120);
 
 /// The external traffic policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +196,23 @@ pub fn take_over(ground: &mut Balanced, build: &Path) {
         agent.stop(Duration::from_secs(10)).unwrap();
     }
     ground.wait_until_ready().unwrap();
+}
+
+/// Waits until the log of one of the agents is such.
+#[track_caller]
+pub fn wait_for_log(agents: &[Agent], is_such: impl Fn(&str) -> bool) {
+    let says_so = |agent: &Agent| is_such(&agent.log().unwrap());
+    wait_for_programs("such a log", || agents.iter().any(says_so));
+}
+
+/// Waits for what comes when an agent has loaded programs, which takes long on a busy machine.
+#[track_caller]
+pub fn wait_for_programs(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < patient(LOADED), "no sign of {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Asserts that a request was refused, as opposed to unanswered.

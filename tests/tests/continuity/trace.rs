@@ -2,11 +2,11 @@
 
 use std::process::{Child, Stdio};
 
-use lb_tests::{Balanced, balanced, eventually, traffic::Protocol};
+use lb_tests::{Balanced, balanced, traffic::Protocol};
 use node_lb::trace::Packet;
 
 use super::restart::attached;
-use super::support::{Everywhere, Policy, ground, load_balancer_ip};
+use super::support::{Everywhere, Policy, ground, load_balancer_ip, wait_for_programs};
 use lb_tests::Family;
 
 /// Starts `node-lb trace` on node 1.
@@ -25,13 +25,6 @@ fn trace(ground: &Balanced, arguments: &[&str]) -> Child {
 fn runs(ground: &Balanced) -> bool {
     let trace = ground.status(1).unwrap().trace;
     trace.is_some_and(|trace| trace.starts_with("runs"))
-}
-
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    eventually(|| match holds() {
-        true => Ok(()),
-        false => Err(format!("no sign of {what}")),
-    });
 }
 
 #[test]
@@ -67,20 +60,20 @@ fn packets_are_traced_under_load_and_programs_put_back() {
     assert_eq!(attached(&ground), before, "as it was");
 
     let mut endless = trace(&ground, &["--reason=not-writable", "--seconds=300"]);
-    wait_until("a trace that runs", || runs(&ground));
+    wait_for_programs("a trace that runs", || runs(&ground));
     assert_ne!(attached(&ground), before, "programs that log");
     let second = trace(&ground, &[]).wait_with_output().unwrap();
     let refused = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(refused.contains("409"), "{refused}");
     endless.kill().unwrap();
     endless.wait().unwrap();
-    wait_until("ordinary programs, after the command was killed", || {
+    wait_for_programs("ordinary programs, after the command was killed", || {
         attached(&ground) == before
     });
     assert_eq!(ground.status(1).unwrap().trace, None);
 
     let mut endless = trace(&ground, &["--reason=not-writable", "--seconds=300"]);
-    wait_until("another trace that runs", || runs(&ground));
+    wait_for_programs("another trace that runs", || runs(&ground));
     ground.kill_agents().unwrap();
     endless.wait().unwrap();
     assert_ne!(attached(&ground), before, "nobody has put them back");
