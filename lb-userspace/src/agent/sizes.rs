@@ -1,6 +1,6 @@
 //! The sizes of the maps, as they are decided at load.
 
-use lb_common::{abi, pipeline::RINGS};
+use lb_common::{abi, entries, pipeline::RINGS};
 use lb_datapath::Settings;
 
 use crate::config::DatapathConfig;
@@ -47,11 +47,14 @@ impl Sizes {
     /// As the settings ask for.
     pub fn wanted(config: &DatapathConfig) -> Self {
         let sizes = config.map_sizes;
-        let rows = config.maglev_table_size.div_ceil(abi::MAGLEV_ROWS);
-        let entries = |map| match map {
+        let elements = config.maglev_table_size.div_ceil(abi::MAGLEV_ROWS);
+        let size = |map| match map {
             "FRONTENDS4" | "FRONTENDS6" => sizes.addresses,
             "ENDPOINT_STATES" | "ENDPOINT_MEMORY" => sizes.endpoints,
-            "MAGLEV" => sizes.maglev_tables.saturating_mul(rows),
+            "MAGLEV" => match sizes.maglev_tables {
+                Some(tables) => tables.saturating_mul(elements),
+                None => entries::MAGLEV as u32,
+            },
             "SOURCE_RANGES" => sizes.source_ranges,
             // While a service port has one in force, the next one is written.
             "PLANS" => 2 * sizes.service_ports,
@@ -61,7 +64,7 @@ impl Sizes {
         Self {
             slots: slots(config.flow_table_size),
             local_addresses: config.local_address_table_size,
-            service_maps: SERVICE_MAPS.map(entries),
+            service_maps: SERVICE_MAPS.map(size),
         }
     }
 

@@ -351,14 +351,14 @@ pub struct Flags {
     )]
     pub endpoint_table_size: u32,
 
-    /// How many Maglev tables there is room for
+    /// How many Maglev tables there is room for [default: as many as 4,194,304 entries make: 256 of
+    /// the default size]
     #[arg(
         long,
         value_name = "TABLES",
-        value_parser = clap::value_parser!(u32).range(1..=1 << 16),
-        default_value_t = MapSizes::DEFAULT.maglev_tables
+        value_parser = clap::value_parser!(u32).range(1..=1 << 16)
     )]
-    pub maglev_tables: u32,
+    pub maglev_tables: Option<u32>,
 
     /// How many networks of loadBalancerSourceRanges there is room for
     #[arg(

@@ -11,7 +11,8 @@ pub struct MapSizes {
     pub addresses: u32,
     /// Endpoints times ports. One less, because number 0 stands for none.
     pub endpoints: u32,
-    pub maglev_tables: u32,
+    /// Maglev tables; `None` means as many as [`entries::MAGLEV`] elements hold, whatever their size.
+    pub maglev_tables: Option<u32>,
     /// Networks of loadBalancerSourceRanges.
     pub source_ranges: u32,
 }
@@ -22,7 +23,7 @@ impl MapSizes {
         service_ports: entries::SERVICES as u32,
         addresses: entries::FRONTENDS as u32,
         endpoints: entries::ENDPOINT_IDS as u32,
-        maglev_tables: 256,
+        maglev_tables: None,
         source_ranges: entries::SOURCE_RANGES as u32,
     };
 }

@@ -5,9 +5,8 @@ use lb_tests::{Balanced, Endpoint, Request, Serve, eventually};
 
 use crate::support::{CLUSTER_IP, SMALL, line_with, serve_web};
 
-/// The map has room for 32 tables, of which one is kept for essential Services.
+/// The map has room for 32 tables of this size, of which one is kept for essential Services.
 const MAGLEV: &str = "--maglev-table-size=131071";
-const ROOM: &str = "--maglev-tables=32";
 const TABLES: u8 = 31;
 
 const NOT_PROGRAMMED: &str = r#"node_lb_services{state="not_programmed"}"#;
@@ -15,7 +14,7 @@ const NOT_PROGRAMMED: &str = r#"node_lb_services{state="not_programmed"}"#;
 #[test]
 fn a_service_without_room_is_said_everywhere_and_heals() -> Result<()> {
     let limits = ["--service-limits", "--namespace-limits"].map(|l| format!("{l}=maglev-tables=0"));
-    let flags = ["--xdp-mode=native", MAGLEV, ROOM, &limits[0], &limits[1]];
+    let flags = ["--xdp-mode=native", MAGLEV, &limits[0], &limits[1]];
     let ground = Balanced::with(SMALL, &flags)?;
     let _server = serve_web(&ground)?;
     let server = (0..=TABLES).fold(Serve::new("maglev"), |server, n| server.tcp(target(n)));
