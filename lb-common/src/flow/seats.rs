@@ -130,6 +130,13 @@ impl Place {
         self.0 & Self::NODE.0 != 0
     }
 
+    /// Indexes of the limits.
+    pub fn limits(self) -> impl Iterator<Item = u32> {
+        let node = self.has_node().then_some(NODE);
+        let service = Some(self.service()).filter(|index| *index != 0);
+        node.into_iter().chain(service)
+    }
+
     /// [`Flow::service`] of a flow of this service with this place.
     #[inline(always)]
     pub fn beside(self, service: u32) -> u32 {

@@ -66,9 +66,7 @@ impl SeatTable {
 
     /// Gives back the seats of a flow that has ended.
     pub fn give_back(&self, place: Place) {
-        let node = place.has_node().then_some(NODE);
-        let service = Some(place.service()).filter(|index| *index != 0);
-        for index in node.into_iter().chain(service) {
+        for index in place.limits() {
             self.word(index).fetch_sub(1, SeqCst);
         }
     }

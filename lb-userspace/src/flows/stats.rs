@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lb_common::flow::{
     Stage,
-    seats::{LIMITS, NODE, Place},
+    seats::{LIMITS, Place},
     stage::STAGES,
 };
 use lb_objects::Protocol;
@@ -149,9 +149,7 @@ impl ServiceCounts {
             return;
         }
         self.seats.resize(LIMITS, 0);
-        let node = place.has_node().then_some(NODE);
-        let service = Some(place.service()).filter(|index| *index != 0);
-        for index in node.into_iter().chain(service) {
+        for index in place.limits() {
             self.seats[index as usize] += 1;
         }
     }
