@@ -18,7 +18,8 @@
 //! - `BUSY` → `TOMB` if the claim is the same before and after a grace period: no program will
 //!   publish it any more.
 //! - A live record without its other direction is ended if that is so before and after a grace
-//!   period: every program that was ending, or publishing, the pair has returned.
+//!   period: every program that was ending the pair has returned. While the other direction is
+//!   being written, a program publishes the pair.
 //! - `TOMB` → `CLEAN` if no live record's search passes over it, and it was the same tomb before
 //!   the grace period. This is safe for the following reason. A claim takes the *first* free record
 //!   on its way, so it passes only over occupied records. A program that passed over the record
@@ -241,7 +242,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             return;
         }
         pass.count(sighting.index, &flow);
-        if self.has_orphan && other_direction(&self.records, sighting.index, &flow).is_none() {
+        if self.has_orphan && self.is_alone(sighting.index, &flow) {
             self.unpaired(sighting, pass);
         }
     }
@@ -316,6 +317,15 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             self.dead.push(dead);
             pass.removed.orphans += 1;
         }
+    }
+
+    /// Whether a live record has no other direction, and none that is being written. Otherwise a
+    /// flow that is seen as it begins and as it ends would be taken for one that never had both.
+    fn is_alone(&self, index: u32, flow: &Flow<A>) -> bool {
+        // In this order: what is not being written now has been published.
+        let is_written =
+            flow.peer < self.records.len() && tag::state(self.look(flow.peer).tag) == tag::BUSY;
+        !is_written && other_direction(&self.records, index, flow).is_none()
     }
 
     /// Whether the other direction of the dead record at `index` is still live.

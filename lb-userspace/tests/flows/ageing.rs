@@ -1,5 +1,7 @@
 //! When flows end, and what the sweeper counts.
 
+use std::cell::RefCell;
+
 use lb_common::flow::{
     Stage,
     flow_flag::{CLOSED_FIRST, FIN, FIN_ACKED, RST, SEEN},
@@ -157,6 +159,29 @@ fn half_a_flow_is_ended_when_the_other_half_does_not_come() {
         sweeping.pass(1);
         assert_eq!(sweeping.removed.orphans, 1);
     }
+}
+
+#[test]
+fn a_flow_that_is_seen_as_it_begins_and_as_it_ends_is_whole() {
+    let table = Table::new(64);
+    let sweeping = RefCell::new(Sweeping::new(&table));
+    let pass = || sweeping.borrow_mut().pass(1);
+    let (before, flow) = (NewFlow::tcp(1), NewFlow::tcp(2));
+    let opened = table.open(&before).unwrap();
+    table.end_slowly(opened, || {
+        // From now on halves are looked for.
+        pass();
+        table
+            .open_slowly(&flow, || {
+                if table.has_answers(&flow) {
+                    pass();
+                }
+            })
+            .unwrap();
+    });
+    let (forward, _) = table.pair(&flow).unwrap();
+    table.end_slowly(forward, pass);
+    assert_eq!(sweeping.borrow().removed.orphans, 0);
 }
 
 #[test]
