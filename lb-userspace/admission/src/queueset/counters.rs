@@ -1,19 +1,28 @@
 //! What has happened at a level, and what is the case, in sum and for each flow schema.
 
+use serde::Serialize;
+
 use super::arrival::{Arrival, Rejection};
 
 /// Schemas are counted apart up to this number, and others in the level's sums alone. There are no
 /// more schemas in force.
 const MAX_SCHEMAS: usize = 4096;
 
-/// What has happened since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    pub dispatched: u64,
+/// Connections without a seat, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Rejections {
     pub queue_full: u64,
     pub concurrency_limit: u64,
     pub flow_limit: u64,
     pub time_out: u64,
+}
+
+/// What has happened since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub dispatched: u64,
+    pub rejections: Rejections,
     /// Connections that were admitted, and then could not be let in.
     pub aborted: u64,
     /// Attempts to dispatch that failed although there were free seats.
@@ -33,10 +42,7 @@ pub struct SchemaCounters {
     pub executing_seats: u64,
     /// What has happened since the start.
     pub dispatched: u64,
-    pub queue_full: u64,
-    pub concurrency_limit: u64,
-    pub flow_limit: u64,
-    pub time_out: u64,
+    pub rejections: Rejections,
     pub aborted: u64,
 }
 
@@ -46,6 +52,29 @@ pub struct Counts {
     pub level: Counters,
     /// By number of the schema.
     pub schemas: Vec<SchemaCounters>,
+}
+
+impl Rejections {
+    /// Counts one.
+    pub fn add(&mut self, rejection: Rejection) {
+        *match rejection {
+            Rejection::QueueFull => &mut self.queue_full,
+            Rejection::ConcurrencyLimit => &mut self.concurrency_limit,
+            Rejection::FlowLimit => &mut self.flow_limit,
+            Rejection::TimeOut => &mut self.time_out,
+        } += 1;
+    }
+
+    /// All of them.
+    pub fn all(&self) -> u64 {
+        let Self {
+            queue_full,
+            concurrency_limit,
+            flow_limit,
+            time_out,
+        } = self;
+        queue_full + concurrency_limit + flow_limit + time_out
+    }
 }
 
 impl Counts {
@@ -77,20 +106,9 @@ impl Counts {
     }
 
     pub fn reject(&mut self, arrival: &Arrival, rejection: Rejection) {
-        let level = &mut self.level;
-        *match rejection {
-            Rejection::QueueFull => &mut level.queue_full,
-            Rejection::ConcurrencyLimit => &mut level.concurrency_limit,
-            Rejection::FlowLimit => &mut level.flow_limit,
-            Rejection::TimeOut => &mut level.time_out,
-        } += 1;
+        self.level.rejections.add(rejection);
         if let Some(schema) = self.schema(arrival) {
-            *match rejection {
-                Rejection::QueueFull => &mut schema.queue_full,
-                Rejection::ConcurrencyLimit => &mut schema.concurrency_limit,
-                Rejection::FlowLimit => &mut schema.flow_limit,
-                Rejection::TimeOut => &mut schema.time_out,
-            } += 1;
+            schema.rejections.add(rejection);
         }
     }
 

@@ -56,7 +56,7 @@ use super::{
 pub use self::{
     arrival::{Arrival, Rejection},
     connection::Handle,
-    counters::{Counters, SchemaCounters},
+    counters::{Counters, Rejections, SchemaCounters},
     gate::Wait,
     grant::Grant,
     holds::{Holds, RECLAIM_TARGET},

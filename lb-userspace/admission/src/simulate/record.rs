@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 
-use crate::queueset::{QueueSet, Rejection};
+use crate::queueset::{QueueSet, Rejections};
 
 /// Most samples of seats over time that are kept.
 const MAX_SAMPLES: usize = 256;
@@ -13,10 +13,7 @@ const FIRST_INTERVAL: u64 = 1_000_000;
 #[derive(Clone, Debug)]
 pub struct Outcomes {
     pub executions: u64,
-    pub queue_full: u64,
-    pub concurrency_limit: u64,
-    pub flow_limit: u64,
-    pub time_out: u64,
+    pub rejections: Rejections,
     /// Waiting times of the admitted connections, in nanoseconds.
     pub waits: Histogram<u64>,
 }
@@ -69,10 +66,7 @@ impl Outcomes {
     pub fn new() -> Self {
         Self {
             executions: 0,
-            queue_full: 0,
-            concurrency_limit: 0,
-            flow_limit: 0,
-            time_out: 0,
+            rejections: Rejections::default(),
             waits: Histogram::new(3).expect("histograms of up to 5 digits exist"),
         }
     }
@@ -82,19 +76,6 @@ impl Outcomes {
         self.waits
             .record(wait)
             .expect("the histogram grows as needed");
-    }
-
-    pub fn reject(&mut self, rejection: Rejection) {
-        match rejection {
-            Rejection::QueueFull => self.queue_full += 1,
-            Rejection::ConcurrencyLimit => self.concurrency_limit += 1,
-            Rejection::FlowLimit => self.flow_limit += 1,
-            Rejection::TimeOut => self.time_out += 1,
-        }
-    }
-
-    pub fn rejections(&self) -> u64 {
-        self.queue_full + self.concurrency_limit + self.flow_limit + self.time_out
     }
 }
 

@@ -145,9 +145,9 @@ impl Recorder {
         self.change(request, 0, -i64::from(request.width()), now);
         let NamedFlow { level, flow, .. } = &mut self.flows[request.flow as usize];
         flow.rejections += 1;
-        self.levels[*level].outcomes.reject(rejection);
+        self.levels[*level].outcomes.rejections.add(rejection);
         if let Some(group) = self.groups.get_mut(request.group as usize) {
-            group.outcomes.reject(rejection);
+            group.outcomes.rejections.add(rejection);
         }
     }
 
@@ -202,7 +202,7 @@ impl Recorder {
             };
             of_kind.push(GroupReport {
                 executions: group.outcomes.executions,
-                rejections: group.outcomes.rejections(),
+                rejections: group.outcomes.rejections.all(),
                 average_seats: averages.collect(),
                 wait_ns: Waits::from(&group.outcomes.waits),
                 name: group.name,
@@ -237,7 +237,7 @@ impl Recorder {
         LevelReport {
             name,
             executions: level.outcomes.executions,
-            rejections: (&level.outcomes).into(),
+            rejections: level.outcomes.rejections,
             wait_ns: Waits::from(&level.outcomes.waits),
             max_seats_in_use: level.max_seats,
             fairness,

@@ -3,7 +3,8 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::record::{Outcomes, Sample};
+use super::record::Sample;
+use crate::queueset::Rejections;
 
 /// A simulation's result.
 #[derive(Clone, Debug, Serialize)]
@@ -55,16 +56,6 @@ pub struct LevelReport {
     pub top_flows: Vec<FlowReport>,
 }
 
-/// Connections without a seat, by reason.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Rejections {
-    pub queue_full: u64,
-    pub concurrency_limit: u64,
-    pub flow_limit: u64,
-    pub time_out: u64,
-}
-
 /// How long admitted connections waited, in nanoseconds, precise to three digits.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Waits {
@@ -114,30 +105,6 @@ impl From<&Histogram<u64>> for Waits {
             p99: waits.value_at_quantile(0.99),
             max: waits.max(),
         }
-    }
-}
-
-impl From<&Outcomes> for Rejections {
-    fn from(outcomes: &Outcomes) -> Self {
-        Self {
-            queue_full: outcomes.queue_full,
-            concurrency_limit: outcomes.concurrency_limit,
-            flow_limit: outcomes.flow_limit,
-            time_out: outcomes.time_out,
-        }
-    }
-}
-
-impl Rejections {
-    /// All of them.
-    pub fn all(&self) -> u64 {
-        let Self {
-            queue_full,
-            concurrency_limit,
-            flow_limit,
-            time_out,
-        } = self;
-        queue_full + concurrency_limit + flow_limit + time_out
     }
 }
 

@@ -54,7 +54,7 @@ fn a_flow_has_so_many_connections_at_most() {
         set.finish(held.remove(0), 1);
         let verdict = set.arrive(Arrival::connection(1, 1, 0, None), 1);
         assert!(!matches!(verdict, Verdict::Rejected(_)), "{verdict:?}");
-        assert_eq!(set.counters().flow_limit, 1);
+        assert_eq!(set.counters().rejections.flow_limit, 1);
     }
 
     // Those that wait count too.

@@ -73,7 +73,7 @@ fn what_a_waiter_held_up_goes_on_when_it_gives_up() {
         ));
         let after = admit(&mut set, &mut grants, SECOND);
         assert_eq!(after.len(), admitted, "{policy:?}");
-        assert_eq!(set.counters().time_out, 1);
+        assert_eq!(set.counters().rejections.time_out, 1);
     }
 }
 
@@ -89,9 +89,9 @@ fn a_waiter_that_the_node_has_no_room_for_is_refused() {
         assert!(!set.refuse(waiter, 1), "only once");
         assert!(!set.refuse(admitted[0], 1), "it does not wait");
         assert_eq!((set.waiting(), set.seats_waiting()), (0, 0));
-        let counters = set.counters();
+        let rejections = set.counters().rejections;
         assert_eq!(
-            (counters.queue_full, counters.time_out),
+            (rejections.queue_full, rejections.time_out),
             (1, 0),
             "{policy:?}"
         );
@@ -224,8 +224,9 @@ fn counters_are_kept_for_each_schema() {
     );
     assert_eq!(numbers, (1, 1, 1, 1));
     while set.fire(SECOND).is_some() {}
-    assert_eq!(set.schemas()[2].time_out, 1);
-    assert_eq!((set.counters().time_out, set.counters().dispatched), (2, 2));
+    assert_eq!(set.schemas()[2].rejections.time_out, 1);
+    let counters = set.counters();
+    assert_eq!((counters.rejections.time_out, counters.dispatched), (2, 2));
 }
 
 #[test]

@@ -308,10 +308,11 @@ fn decisions_and_state_are_upstreams() {
             bench.step(step);
         }
         let counters = bench.set.counters();
+        let rejections = counters.rejections;
         for (reason, count) in [
-            (Rejection::QueueFull, counters.queue_full),
-            (Rejection::ConcurrencyLimit, counters.concurrency_limit),
-            (Rejection::TimeOut, counters.time_out),
+            (Rejection::QueueFull, rejections.queue_full),
+            (Rejection::ConcurrencyLimit, rejections.concurrency_limit),
+            (Rejection::TimeOut, rejections.time_out),
         ] {
             assert_eq!(
                 trace.r#final.rejected[reason.as_str()],
