@@ -7,6 +7,7 @@ mod flap;
 mod full_table;
 mod handover;
 mod health;
+mod interrupted;
 mod kills;
 mod maps;
 mod pins;

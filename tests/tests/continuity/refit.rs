@@ -1,22 +1,24 @@
 //! Maps of Services that change their sizes while traffic runs: no connection is disturbed and
 //! nothing is forgotten, even if agents are killed meanwhile.
 
-use std::{cmp::Ordering, fs, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use lb_tests::{Balanced, balanced};
 
 use super::{
-    kills::random,
+    interrupted::Change,
     maps::{Programmed, connections},
-    support::{Everywhere, Idle, Policy, ground, take_over, wait_for_log},
+    support::{Everywhere, Idle, Policy, ground, take_over},
 };
 
 /// How long traffic runs between changes.
 const TERM: Duration = Duration::from_secs(1);
 /// How often an agent is killed in the middle of changes.
 const KILLS: usize = 6;
-/// An agent is killed within this time after its change began, at first.
-const CHANGE_MILLIS: u64 = 500;
+const CHANGE: Change = Change {
+    begins: &["changing the sizes of the maps of Services"],
+    ends: "the maps of Services have other sizes now",
+};
 
 /// Arguments, and the capacities that `node-lb status` shows for some maps.
 struct Sizes {
@@ -90,32 +92,11 @@ fn connections_live_on_though_agents_are_killed_while_the_maps_change_their_size
     let idle = Idle::open(&ground);
     let load = Everywhere::start(&ground);
     ground.kill_agents().unwrap();
-    let (mut begun, mut interrupted) = (0, 0);
-    let mut within = CHANGE_MILLIS;
-    for sizes in [LARGER, SMALLER, USUAL].iter().cycle().take(KILLS) {
-        set_sizes(&mut ground, sizes);
-        ground.launch_agents().unwrap();
-        // Or has nothing to change.
-        wait_for_log(&ground.agents, |log| {
-            has_begun(log) || log.contains("the first state is in the maps")
-        });
-        thread::sleep(Duration::from_millis(random(within)));
-        let logs = ground.agents.iter().map(|agent| agent.log().unwrap());
-        let logs: Vec<_> = logs.filter(|log| has_begun(log)).collect();
-        let in_the_middle = logs.iter().filter(|log| !has_ended(log)).count();
-        begun += logs.len();
-        interrupted += in_the_middle;
-        ground.kill_agents().unwrap();
-        // How long a change takes depends on the machine.
-        within = match (2 * in_the_middle).cmp(&logs.len()) {
-            Ordering::Greater => 2 * within,
-            Ordering::Equal => within,
-            Ordering::Less => (within / 2).max(1),
-        };
-    }
-    println!("{interrupted} of {begun} changes were interrupted");
-    assert!(begun >= KILLS / 2, "{begun}");
-    assert!(interrupted > begun / 4, "{interrupted} of {begun}");
+    let sizes = [LARGER, SMALLER, USUAL].iter().cycle().take(KILLS);
+    CHANGE.interrupt(
+        &mut ground,
+        sizes.map(|sizes| |ground: &mut Balanced| set_sizes(ground, sizes)),
+    );
     set_sizes(&mut ground, &USUAL);
     ground.start_agents().unwrap();
     assert_sizes(&ground, &USUAL);
@@ -184,14 +165,6 @@ fn set_sizes(ground: &mut Balanced, sizes: &Sizes) {
     let mut arguments = vec!["--xdp-mode=native"];
     arguments.extend(sizes.arguments);
     ground.set_arguments(&arguments);
-}
-
-fn has_begun(log: &str) -> bool {
-    log.contains("changing the sizes of the maps of Services")
-}
-
-fn has_ended(log: &str) -> bool {
-    log.contains("the maps of Services have other sizes now")
 }
 
 /// Asserts that all maps have these sizes, and that nothing of a change is left.

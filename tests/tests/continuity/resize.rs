@@ -1,15 +1,13 @@
 //! Flow tables that change their size while traffic runs: no connection is disturbed, even if
 //! agents are killed meanwhile.
 
-use std::{cmp::Ordering, fs, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use lb_tests::{Balanced, Family, Load, Request, balanced, eventually, patient, traffic::Protocol};
 
 use super::{
-    kills::random,
-    support::{
-        Everywhere, Idle, Policy, ground, ground_with, load_balancer_ip, take_over, wait_for_log,
-    },
+    interrupted::Change,
+    support::{Everywhere, Idle, Policy, ground, ground_with, load_balancer_ip, take_over},
 };
 
 /// How many flows the labs' tables have room for at first, and other sizes.
@@ -22,8 +20,13 @@ const TERM: Duration = Duration::from_secs(1);
 const KILLS: usize = 12;
 /// Pods that end while an agent starts.
 const BRIEF_PODS: usize = 16;
-/// An agent is killed within this time after its change began, at first.
-const CHANGE_MILLIS: u64 = 500;
+const CHANGE: Change = Change {
+    begins: &[
+        "changing the flow table's size",
+        "continuing an interrupted change",
+    ],
+    ends: "now, after",
+};
 
 #[test]
 fn connections_live_on_while_the_flow_table_grows_and_shrinks() {
@@ -53,32 +56,11 @@ fn connections_live_on_though_agents_are_killed_while_the_flow_table_changes_its
     let idle = Idle::open(&ground);
     let load = Everywhere::start(&ground);
     ground.kill_agents().unwrap();
-    let (mut begun, mut interrupted) = (0, 0);
-    let mut within = CHANGE_MILLIS;
-    for size in [LARGER, SMALLER, USUAL].into_iter().cycle().take(KILLS) {
-        launch_agents(&mut ground, size);
-        // Or has nothing to change.
-        wait_for_log(&ground.agents, |log| {
-            has_begun(log) || log.contains("the first state is in the maps")
-        });
-        thread::sleep(Duration::from_millis(random(within)));
-        let logs = ground.agents.iter().map(|agent| agent.log().unwrap());
-        let logs: Vec<_> = logs.filter(|log| has_begun(log)).collect();
-        let in_the_middle = logs.iter().filter(|log| !log.contains("now, after"));
-        let in_the_middle = in_the_middle.count();
-        begun += logs.len();
-        interrupted += in_the_middle;
-        ground.kill_agents().unwrap();
-        // How long a change takes depends on the machine.
-        within = match (2 * in_the_middle).cmp(&logs.len()) {
-            Ordering::Greater => 2 * within,
-            Ordering::Equal => within,
-            Ordering::Less => (within / 2).max(1),
-        };
-    }
-    println!("{interrupted} of {begun} changes were interrupted");
-    assert!(begun >= KILLS / 2, "{begun}");
-    assert!(interrupted > begun / 4, "{interrupted} of {begun}");
+    let sizes = [LARGER, SMALLER, USUAL].into_iter().cycle().take(KILLS);
+    CHANGE.interrupt(
+        &mut ground,
+        sizes.map(|size| move |ground: &mut Balanced| set_size(ground, size)),
+    );
     start_agents(&mut ground, USUAL);
     assert_size(&ground, USUAL);
     thread::sleep(TERM);
@@ -186,12 +168,6 @@ fn launch_agents(ground: &mut Balanced, size: u32) {
 fn start_agents(ground: &mut Balanced, size: u32) {
     set_size(ground, size);
     ground.start_agents().unwrap();
-}
-
-/// Whether an agent has said that it changes the flow table's size.
-fn has_begun(log: &str) -> bool {
-    log.contains("changing the flow table's size")
-        || log.contains("continuing an interrupted change")
 }
 
 /// Asserts that all tables have room for so many flows, and that nothing of a change is left.
