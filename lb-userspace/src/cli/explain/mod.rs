@@ -28,8 +28,9 @@ mod text;
 /// Show what happens to a connection's first packet, and why
 ///
 /// Reads the source once and runs the kernel's own code on tables in memory. It changes nothing in
-/// the kernel. How many connections there are within limits now, it asks the agent on this node. The source address, the Node object and --detect-local-mode decide whether the
-/// packet comes from a local pod, from this node or from outside.
+/// the kernel. It asks the agent on this node how many connections there are within limits now. The
+/// source address, the Node object and --detect-local-mode decide whether the packet comes from a
+/// local pod, from this node or from outside.
 #[derive(Args, Debug)]
 pub struct Command {
     /// Source address
