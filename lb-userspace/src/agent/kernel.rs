@@ -120,8 +120,10 @@ impl Kernel {
     /// If the kernel refuses what it has accepted before, or a change can neither be taken back nor
     /// go on. The next start goes on with it.
     pub fn go_on(&mut self, failed: Option<&str>) -> anyhow::Result<Exchange> {
-        if let (Some(_), Some(device)) = (&self.refit, failed) {
-            self.give_up_refit(device)?;
+        if let Some(device) = failed
+            && let Some(refit) = self.refit.take()
+        {
+            self.give_up_refit(refit, device)?;
             return Ok(Exchange::OtherMaps);
         }
         let Some(resize) = self.resize.take() else {
@@ -172,10 +174,7 @@ impl Kernel {
         Ok(())
     }
 
-    fn give_up_refit(&mut self, device: &str) -> anyhow::Result<()> {
-        let Some(refit) = self.refit.take() else {
-            return Ok(());
-        };
+    fn give_up_refit(&mut self, refit: Refit, device: &str) -> anyhow::Result<()> {
         let wanted = self.sizes.with_slots(self.wanted);
         let load = |sizes| resize::begin(&self.pins, sizes);
         let started = refit.give_up(&self.pins, wanted, device, load)?;

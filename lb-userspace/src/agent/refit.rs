@@ -11,7 +11,7 @@
 
 use std::{
     mem::offset_of,
-    sync::atomic::Ordering,
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
@@ -305,24 +305,19 @@ struct Counters<T> {
 
 impl<T: Pod> Counted for Counters<T> {
     fn add_up(&self) {
+        let all = [&self.from, &self.copied, &self.to];
         for index in 0..self.copied.len() {
             for word in self.words {
                 match *word {
                     Word::Short(at) => {
-                        let now = self.from.u32_at(index, at).load(Ordering::Relaxed);
-                        let then = self.copied.u32_at(index, at).load(Ordering::Relaxed);
-                        if now != then {
-                            let more = now.wrapping_sub(then);
-                            self.to.u32_at(index, at).fetch_add(more, Ordering::Relaxed);
-                        }
+                        let [from, copied, to] = all.map(|array| array.u32_at(index, at));
+                        let more = from.load(Relaxed).wrapping_sub(copied.load(Relaxed));
+                        to.fetch_add(more, Relaxed);
                     }
                     Word::Long(at) => {
-                        let now = self.from.u64_at(index, at).load(Ordering::Relaxed);
-                        let then = self.copied.u64_at(index, at).load(Ordering::Relaxed);
-                        if now != then {
-                            let more = now.wrapping_sub(then);
-                            self.to.u64_at(index, at).fetch_add(more, Ordering::Relaxed);
-                        }
+                        let [from, copied, to] = all.map(|array| array.u64_at(index, at));
+                        let more = from.load(Relaxed).wrapping_sub(copied.load(Relaxed));
+                        to.fetch_add(more, Relaxed);
                     }
                 }
             }

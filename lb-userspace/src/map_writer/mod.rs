@@ -227,17 +227,17 @@ impl MapWriter {
     }
 
     /// Goes over to other maps and takes over their contents, as long as no plan has been applied.
+    /// Who reads what is counted in the maps goes along.
     ///
     /// # Errors
     ///
     /// If the maps cannot be read.
     pub fn reopen(&mut self, maps: Maps) -> Result<(), WriteError> {
-        let roster = self.roster.clone();
-        roster.reopen(&maps);
-        *self = Self {
-            roster,
-            ..Self::empty(maps, self.facts.clone())
-        };
+        self.roster.reopen(&maps);
+        let empty = Self::empty(maps, self.facts.clone());
+        let before = std::mem::replace(self, empty);
+        self.roster = before.roster;
+        self.seats.share(before.seats.limited());
         self.inherit()
     }
 

@@ -88,6 +88,11 @@ impl SeatBook {
         }
     }
 
+    /// Tells those who read the limits of an earlier book.
+    pub fn share(&mut self, limited: Arc<Limited>) {
+        self.limited = limited;
+    }
+
     /// Takes over what the map holds.
     pub fn inherit(&mut self, maps: &Maps) {
         let all = std::mem::take(&mut self.unused);

@@ -80,7 +80,7 @@ pub struct State {
     pub endpoints: Vec<Endpoint>,
     pub endpoint_states: Vec<EndpointState>,
     endpoint_memory: Vec<EndpointMemory>,
-    service_stats: Vec<ServiceStats>,
+    pub service_stats: Vec<ServiceStats>,
     service_shortages: Vec<Shortages>,
     service_flows: Vec<ServiceFlows>,
     pub seats: Vec<Seats>,

@@ -148,3 +148,24 @@ fn the_next_agent_finds_the_limits() {
     assert_eq!((seats.limit, seats.used()), (6, 4));
     assert_eq!(bench.seats(indexes[2]).limit, 0);
 }
+
+#[test]
+fn who_reads_what_is_counted_goes_along_to_other_maps() {
+    let mut bench = Bench::new(ROOMY);
+    let (roster, limits) = (bench.writer.roster(), bench.writer.limited());
+    let other = Kernel::new(ROOMY);
+    bench.writer.reopen(other.maps()).unwrap();
+    bench.kernel = other;
+    let plan = limited(1, 5);
+    bench.apply(&plan).unwrap();
+    let index = bench.index(&plan);
+    let known: Vec<_> = limits.all().into_iter().map(|(_, limit)| limit).collect();
+    assert_eq!(known.len(), 1);
+    assert_eq!((known[0].index, known[0].most), (index, 5));
+    assert_eq!(roster.len(), 1);
+    let id = bench.writer.id(&Key::of(&plan)).unwrap();
+    bench.kernel.state().service_stats[id as usize].connections = 7;
+    let mut connections = Vec::new();
+    roster.tell(|_, counts| connections.push(counts.stats.connections));
+    assert_eq!(connections, [7]);
+}
