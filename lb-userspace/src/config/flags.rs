@@ -129,8 +129,8 @@ pub struct Flags {
     pub max_connections: u32,
 
     /// Most that one Service may have: service-ports, addresses (times ports), endpoints (times
-    /// ports), maglev-tables, source-ranges (in each family); 0 means no limit [default: an eighth
-    /// of what the map holds]
+    /// ports), maglev-tables, source-ranges (in each family), connection-limits; 0 means no limit
+    /// [default: an eighth of what the map holds]
     #[arg(long, value_name = "RESOURCE=NUMBER,..", value_delimiter = ',')]
     pub service_limits: Vec<ResourceLimit>,
 

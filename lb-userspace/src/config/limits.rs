@@ -16,15 +16,18 @@ pub enum Resource {
     MaglevTables,
     /// Entries of `SOURCE_RANGES`, in each family. Service ports with the same ranges share them.
     SourceRanges,
+    /// Elements of `SEATS`, one for each Service with a limit of connections.
+    ConnectionLimits,
 }
 
 impl Resource {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::ServicePorts,
         Self::Addresses,
         Self::Endpoints,
         Self::MaglevTables,
         Self::SourceRanges,
+        Self::ConnectionLimits,
     ];
 
     /// As people call it, and settings with hyphens.
@@ -35,6 +38,7 @@ impl Resource {
             Self::Endpoints => "endpoints",
             Self::MaglevTables => "Maglev tables",
             Self::SourceRanges => "source ranges",
+            Self::ConnectionLimits => "connection limits",
         }
     }
 }
@@ -158,7 +162,8 @@ mod tests {
                 "addresses=1000",
                 "endpoints=1/8",
                 "maglev-tables=0",
-                "source-ranges=1/8"
+                "source-ranges=1/8",
+                "connection-limits=1/8"
             ]
         );
         for text in ["addresses", "addresses=many", "addresses=-1", "pods=3"] {

@@ -213,6 +213,8 @@ impl MapWriter {
                     maps.endpoint_states.len(),
                     LookupTables::room(maps.maglev.len(), facts.maglev_rows),
                     maps.source_ranges.capacity(),
+                    // The node has one for itself.
+                    maps.seats.len().saturating_sub(1),
                 ],
             ),
             waiting: BTreeMap::new(),

@@ -137,7 +137,7 @@ impl Reason {
             }
             Self::NamespaceLimit => {
                 "not, or not wholly, programmed: its namespace wants more Services, addresses, endpoints, source \
-                 ranges or Maglev tables than one may have"
+                 ranges, Maglev tables or connection limits than one may have"
             }
             Self::NoMaglevTable => {
                 "endpoints are picked at random: there is no Maglev table for it; one is made when there is \

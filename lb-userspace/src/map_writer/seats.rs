@@ -17,8 +17,8 @@ use lb_datapath::maps::{Elements, Maps};
 use lb_objects::ObjectName;
 use siphasher::sip::SipHasher13;
 
-use super::Key;
-use crate::plan::Plan;
+use super::{Budget, Key, NotProgrammed};
+use crate::{config::Resource, plan::Plan};
 
 /// The limits of Services that are in force, for those who read what is counted of them.
 #[derive(Debug, Default)]
@@ -122,16 +122,33 @@ impl SeatBook {
     }
 
     /// Puts the limit of a service port's Service in force: the index of its element, 0 if it needs
-    /// none; `None` if there is no room for it.
-    pub fn assign(&mut self, key: &Key, plan: &Plan, maps: &Maps) -> Option<u32> {
+    /// none.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for it, or its namespace has as many as it may have.
+    pub fn assign(
+        &mut self,
+        key: &Key,
+        plan: &Plan,
+        maps: &Maps,
+        budget: &mut Budget,
+    ) -> Result<u32, NotProgrammed> {
         if plan.max_connections == 0 && !plan.long_running {
-            self.give_up(key, maps);
-            return Some(0);
+            self.give_up(key, maps, budget);
+            return Ok(0);
         }
         let name = &key.name.service;
         let index = match self.held.get(name) {
             Some(held) => held.index,
-            None => self.find(name, maps)?,
+            None => {
+                let resource = Resource::ConnectionLimits;
+                budget.allows((key, plan.rank), resource, 0, 1)?;
+                let index = self.find(name, maps);
+                let index = index.ok_or(NotProgrammed::Limits(maps.seats.len()))?;
+                budget.change(key, resource, 0, 1);
+                index
+            }
         };
         let held = self.held.entry(name.clone()).or_insert_with(|| Held {
             index,
@@ -145,11 +162,11 @@ impl SeatBook {
             long_running: plan.long_running,
         };
         self.limited.set(name, Some(limit));
-        Some(index)
+        Ok(index)
     }
 
     /// Notes that a service port needs no limit any more.
-    pub fn give_up(&mut self, key: &Key, maps: &Maps) {
+    pub fn give_up(&mut self, key: &Key, maps: &Maps, budget: &mut Budget) {
         let name = &key.name.service;
         let Some(held) = self.held.get_mut(name) else {
             return;
@@ -162,6 +179,7 @@ impl SeatBook {
             set_limit(&*maps.seats, index, 0);
             self.known.insert(owner(name), index);
             self.retired.push_back(index);
+            budget.change(key, Resource::ConnectionLimits, 1, 0);
         }
         self.limited.set(name, None);
     }
@@ -173,10 +191,10 @@ impl SeatBook {
             self.retired.retain(|retired| *retired != index);
             return Some(index);
         }
-        let index = match self.unused.pop_front() {
-            Some(index) => index,
-            None => self.reclaim(maps)?,
-        };
+        if self.unused.is_empty() {
+            self.reclaim(maps);
+        }
+        let index = self.unused.pop_front()?;
         let unused = Seats {
             owner,
             ..Seats::default()
@@ -185,18 +203,20 @@ impl SeatBook {
         Some(index)
     }
 
-    /// An element that was another Service's, and of which no flow holds a seat any more.
-    fn reclaim(&mut self, maps: &Maps) -> Option<u32> {
+    /// Makes those elements unused again that were other Services', and of which no flow holds a
+    /// seat any more.
+    fn reclaim(&mut self, maps: &Maps) {
         if !self.adopted || self.retired.is_empty() {
-            return None;
+            return;
         }
         // No program takes seats by a plan that has been replaced.
         (maps.grace)();
-        let is_free = |index: &u32| maps.seats.read(*index).used() == 0;
-        let position = self.retired.iter().position(is_free)?;
-        let index = self.retired.remove(position)?;
-        self.known.retain(|_, known| *known != index);
-        Some(index)
+        let is_held = |index: &u32| maps.seats.read(*index).used() != 0;
+        let all = std::mem::take(&mut self.retired);
+        let (held, free): (VecDeque<_>, VecDeque<_>) = all.into_iter().partition(is_held);
+        let held_ones: HashSet<_> = held.iter().collect();
+        self.known.retain(|_, known| held_ones.contains(known));
+        (self.retired, self.unused) = (held, free);
     }
 }
 

@@ -157,7 +157,7 @@ impl MapWriter {
             return;
         };
         self.roster.strike(key);
-        self.seats.give_up(key, &self.maps);
+        self.seats.give_up(key, &self.maps, &mut self.budget);
         self.give_up(key, &programmed);
         for (resource, amount) in [
             (Resource::ServicePorts, 1),
@@ -305,9 +305,9 @@ impl MapWriter {
     fn write_plan(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
         let mut wanted = Wanted::of(plan, self.programmed[key].id, &self.facts);
         let mut outcome = Ok(());
-        match self.seats.assign(key, plan, &self.maps) {
-            Some(index) => wanted.content.seats = index,
-            None => outcome = Err(NotProgrammed::Limits(self.maps.seats.len())),
+        match self.seats.assign(key, plan, &self.maps, &mut self.budget) {
+            Ok(index) => wanted.content.seats = index,
+            Err(error) => outcome = Err(error),
         }
         loop {
             if self.is_published(&self.programmed[key], plan, &wanted) {

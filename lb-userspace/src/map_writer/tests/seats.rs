@@ -3,6 +3,7 @@
 use lb_common::flow::Seats;
 
 use super::*;
+use crate::config::{Cap, Caps, Resource};
 
 /// The elements of `SEATS` that Services can have here; one more is the node's.
 const ROOM: u8 = 7;
@@ -122,6 +123,47 @@ fn an_element_is_anothers_only_when_no_flow_holds_a_seat() {
     bench.hold(indexes[0], 0);
     bench.apply(&limited(101, 7)).unwrap();
     assert_eq!(bench.index(&limited(101, 7)), indexes[0]);
+}
+
+#[test]
+fn a_namespace_has_no_more_limits_than_it_may() {
+    let mut namespace = Caps::default();
+    namespace.set(Resource::ConnectionLimits, Cap::Count(2));
+    let mut bench = Bench::limited(
+        ROOMY,
+        MapLimits {
+            namespace,
+            ..MapLimits::default()
+        },
+    );
+    for number in [1, 2] {
+        bench.apply(&limited(number, 5)).unwrap();
+    }
+    let refused = bench.apply(&limited(3, 5)).unwrap_err();
+    assert_eq!(refused.reason(), Reason::NamespaceLimit, "{refused}");
+    assert_eq!(bench.index(&limited(3, 5)), 0, "it works without a limit");
+    // A limit may change, and the next one has the room of one that goes.
+    bench.apply(&limited(1, 6)).unwrap();
+    bench.apply(&spec(2, [1]).plan()).unwrap();
+    bench.writer.tidy();
+    assert_ne!(bench.index(&limited(3, 5)), 0);
+    assert_eq!(bench.waiting(), [""; 0]);
+}
+
+#[test]
+fn one_wait_for_programs_frees_all_elements_that_no_flow_holds() {
+    let mut bench = Bench::new(ROOMY);
+    for number in 1..=ROOM {
+        bench.apply(&limited(number, 5)).unwrap();
+    }
+    for number in 1..=ROOM {
+        bench.apply(&spec(number, [1]).plan()).unwrap();
+    }
+    let before = bench.kernel.state().graces;
+    for number in 1..=ROOM {
+        bench.apply(&limited(100 + number, 5)).unwrap();
+    }
+    assert_eq!(bench.kernel.state().graces - before, 1);
 }
 
 #[test]
