@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{dup2_stderr, setsid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -233,4 +234,14 @@ fn report<T: DeserializeOwned>(child: Reaped, mut stdout: BufReader<ChildStdout>
         .context("cannot read from lab-tool")?;
     drop(child);
     serde_json::from_str(&line).context("lab-tool gave no report; its message is on stderr")
+}
+
+/// Lets this process, and the servers and clients that it starts from now on, have as many files
+/// and connections open as the system allows.
+///
+/// # Errors
+/// If the system refuses.
+pub fn allow_many_files() -> Result<()> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, most, most)?)
 }

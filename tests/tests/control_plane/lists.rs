@@ -9,8 +9,8 @@ use lb_tests::{
     Cluster, Family,
     control_plane::{Asked, ClusterSpec, ControlPlaneSpec, service},
     eventually, patient,
+    traffic::allow_many_files,
 };
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use node_lb::{
     config::ApiAccess,
     metrics::Metrics,
@@ -49,7 +49,8 @@ fn lists_are_streamed_where_the_server_does_that_and_paged_where_not() {
             .create(service(&format!("s{number}"), spec))
             .unwrap();
     }
-    raise_open_files();
+    // Each source has one connection per resource.
+    allow_many_files().unwrap();
     let each = RESOURCES.len() * AGENTS;
     restart_together(&cluster, [("list", 0), ("watch", each)]);
 
@@ -191,10 +192,4 @@ fn sum(metrics: &Metrics, counter: &str, verb: &str) -> usize {
             .then(|| value.parse::<f64>().ok())?
     });
     series.sum::<f64>() as usize
-}
-
-/// Each source has one connection per resource.
-fn raise_open_files() {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
 }

@@ -4,8 +4,7 @@
 use std::{iter, time::Duration};
 
 use anyhow::Result;
-use lb_tests::{Family, Held};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use lb_tests::{Family, Held, traffic::allow_many_files};
 
 use super::support::{Findings, Ground, Source, within};
 
@@ -29,9 +28,7 @@ const FORGOTTEN: Duration = Duration::from_secs(30);
 
 #[test]
 fn connections_held_open_leave_room_for_other_services() -> Result<()> {
-    // Servers inherit the limit.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    allow_many_files()?;
     for family in Family::BOTH {
         let ground = Ground::new(&[TABLE])?;
         ground.service(GREEDY, Source::Translated, &[ground.pod("pod-2-1")])?;

@@ -4,10 +4,13 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
-use lb_tests::{Family, Held, Load, Request, Topology};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use lb_tests::{
+    Family, Held, Load, Request,
+    attack::{Flood, FloodKind},
+    traffic::allow_many_files,
+};
 
-use super::support::{Findings, Ground, Source, within};
+use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
 
 const GREEDY: u8 = 1;
 const NEIGHBOUR: u8 = 2;
@@ -18,14 +21,10 @@ const ANNOTATION: &str = "node-lb.io/max-connections";
 /// Connections of the test in which agents are killed.
 const MANY: usize = 2000;
 const KILLS: usize = 3;
+/// Spoofed SYNs in a second.
+const FLOOD: u32 = 20_000;
 /// The agent looks at all flows every second or two, and corrects what it has seen twice.
 const SOON: Duration = Duration::from_secs(30);
-
-const ONE_NODE: Topology = Topology {
-    nodes: 1,
-    pods_per_node: 2,
-    ..Topology::DEFAULT
-};
 
 /// Connections in use and refused, of a Service or of the node, as node 1's agent says.
 fn counted(ground: &Ground, service: Option<u8>) -> Result<(u32, u64)> {
@@ -50,13 +49,6 @@ fn in_use(ground: &Ground, service: Option<u8>, wanted: usize) -> Result<Duratio
             false => Err(format!("{found} in use, not {wanted}")),
         }
     })
-}
-
-fn allow_many_files() -> Result<()> {
-    // Servers inherit the limit.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-    Ok(())
 }
 
 fn limited(ground: &Ground, most: usize) -> Result<()> {
@@ -162,6 +154,36 @@ fn datagrams_beyond_the_limit_are_refused() -> Result<()> {
         findings.note(good == 2, format!("{family:?}: {good} answered"));
         let empty = in_use(&ground, Some(GREEDY), 0);
         findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+    }
+    findings.assert_good();
+    Ok(())
+}
+
+/// Spoofed SYNs take all places of the Service that they are sent to, and not those of the node.
+#[test]
+fn a_flood_fills_the_limit_of_its_service_alone() -> Result<()> {
+    let most = format!("--max-connections={}", 2 * LIMIT);
+    let ground = Ground::with(ONE_NODE, &[&most])?;
+    limited(&ground, LIMIT)?;
+    ground.service(NEIGHBOUR, Source::Translated, &[ground.pod("pod-1-2")])?;
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let [greedy, neighbour] = [GREEDY, NEIGHBOUR].map(|number| ground.outside(family, number));
+        let good = Load::new(Request::tcp(neighbour).deadline(Duration::from_secs(1)));
+        let good = good.workers(2).start(ground.client())?;
+        let flood = Flood::new(FloodKind::Syn, [greedy]).rate(FLOOD);
+        let flood = flood.run_for(attack_time(Duration::from_secs(3)), &ground.attacker)?;
+        let [(greedy, refused), (node, _)] =
+            [counted(&ground, Some(GREEDY))?, counted(&ground, None)?];
+        findings.note(
+            greedy as usize <= LIMIT && (node as usize) < 2 * LIMIT && refused > 0,
+            format!("{family:?}, {flood}: {greedy} in use, {refused} refused, {node} of the node"),
+        );
+        let good = good.stop()?;
+        findings.note(
+            good.failed == 0 && good.ok > 0 && good.repeated_syns.is_empty(),
+            format!("neighbour: {good}"),
+        );
     }
     findings.assert_good();
     Ok(())

@@ -18,6 +18,13 @@ pub const PORT: u16 = 80;
 /// A small flow table, so that reading it takes no time.
 pub const SMALL_TABLE: [&str; 1] = ["--flow-table-size=4096"];
 
+/// A node with two pods.
+pub const ONE_NODE: Topology = Topology {
+    nodes: 1,
+    pods_per_node: 2,
+    ..Topology::DEFAULT
+};
+
 /// How long a flood or churn lasts, unless `LAB_ATTACK_SECONDS` says otherwise.
 pub fn attack_time(default: Duration) -> Duration {
     let seconds = env::var("LAB_ATTACK_SECONDS").ok();

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use lb_tests::{Family, Load, Request, Topology};
+use lb_tests::{Family, Load, Request};
 use nix::sys::signal::Signal;
 
-use super::support::{Findings, Ground, Source, attack_time};
+use super::support::{Findings, Ground, ONE_NODE, Source, attack_time};
 
 const SERVICE: u8 = 10;
 /// Flows that there is room for, and timeouts of UDP short enough for a test.
@@ -17,12 +17,6 @@ const ARGUMENTS: [&str; 3] = [
 ];
 const ROOM: u64 = 1024;
 const TIME: Duration = Duration::from_secs(20);
-
-const ONE_NODE: Topology = Topology {
-    nodes: 1,
-    pods_per_node: 2,
-    ..Topology::DEFAULT
-};
 
 #[test]
 fn flows_open_while_the_agent_is_killed() -> Result<()> {
