@@ -19,9 +19,9 @@ use crate::{
     health::service::ServiceHealthServers,
 };
 
-/// How long an agent that is told to stop waits for the next one to serve: less than the ten
-/// seconds that its pod has.
-const FAREWELL: Duration = Duration::from_secs(8);
+/// How long an agent that is told to stop waits for the next one to serve: less than the thirty
+/// seconds that its pod has. On a busy node the kernel takes ten or more to accept the programs.
+const FAREWELL: Duration = Duration::from_secs(25);
 /// How long those who are connected then have for their answers.
 const LAST: Duration = Duration::from_secs(1);
 /// How long clients that are connected have to ask once more.
