@@ -2,7 +2,7 @@
 
 /// The beginnings of their names, and why. Labs do not see each other, but these tests see more
 /// than a lab.
-const ALONE: [(&str, &str); 2] = [
+const ALONE: [(&str, &str); 3] = [
     (
         "trouble::check::a_fit_node_has_no_failures",
         "looks for what `node-lb check` leaves in the machine's BPF file system, which all labs share",
@@ -11,6 +11,11 @@ const ALONE: [(&str, &str); 2] = [
         "continuity::resize::",
         "has the verifier look at three sets of programs each time that an agent starts, which takes so much \
          of the processors that others' agents would not be ready in time",
+    ),
+    (
+        "continuity::succession::",
+        "has agents follow each other, so that the verifier looks at their programs again and again, and none may \
+         be late",
     ),
 ];
 

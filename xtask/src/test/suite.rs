@@ -111,7 +111,7 @@ impl Test {
 
     /// Whether it runs an older version of the agent.
     pub fn needs_older(&self) -> bool {
-        self.path.starts_with("versions::")
+        self.path.starts_with("versions::") || self.path.contains("::an_older_version_")
     }
 
     /// Whether it runs only on explicit request.
