@@ -18,7 +18,7 @@ use node_lb::agent::vitals::Verdict;
 
 use crate::http_get;
 use crate::lab::Node;
-use crate::patience::patient;
+use crate::patience::{PATIENCE, patient};
 
 /// How to start an agent on a node.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl AgentSpec {
             program: program.into(),
             args: args.into_iter().map(Into::into).collect(),
             ready,
-            deadline: Duration::from_secs(20),
+            deadline: PATIENCE,
             log: "agent.log",
         }
     }
@@ -105,7 +105,7 @@ impl AgentSpec {
         self
     }
 
-    /// Sets how long the agent may take to get ready.
+    /// Sets how long the agent may take to get ready, [`PATIENCE`] by default.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self

@@ -11,9 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// When to give up waiting for what must happen: far longer than it takes on a busy machine. It
-/// costs time only if a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// When to give up waiting for what must happen: far longer than it takes on a busy machine, where
+/// the kernel may need half a minute to accept an agent's programs. It costs time only if a test
+/// fails.
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// How long to wait where nothing must come: an answer would have taken far less.
 pub const SILENCE: Duration = Duration::from_millis(500);

@@ -228,7 +228,7 @@ impl Ground {
 fn start_kube_proxies(cluster: &Cluster, mode: ProxyMode, ports: ProxyPorts) -> Vec<Agent> {
     let launch = |node| {
         let spec = kube_proxy::spec(&cluster.control_plane, node, mode, ports).unwrap();
-        Agent::launch(node, spec.deadline(PATIENCE)).unwrap()
+        Agent::launch(node, spec).unwrap()
     };
     let mut proxies: Vec<_> = cluster.lab().nodes().iter().map(launch).collect();
     for proxy in &mut proxies {
