@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use lb_common::abi::{self, device_flag};
 use lb_datapath::{
     AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
-    devices::{Device, DeviceKind, Devices, Role, RoleRules, WayBack},
+    devices::{Device, DeviceKind, Devices, Role, RoleRules, Unserved, WayBack},
     hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
 };
 
@@ -79,7 +79,7 @@ impl Attachments {
         detector: LocalDetector,
     ) -> anyhow::Result<Self> {
         Ok(Self {
-            rules: RoleRules::new(&config.devices, &config.pod_device_patterns, node_addresses)?,
+            rules: RoleRules::new(config.device_names(), node_addresses)?,
             best: config.xdp_mode,
             detector,
             tc: TcFlavor::detect(),
@@ -115,6 +115,11 @@ impl Attachments {
         let mut attached = self.attached.values();
         let failed = attached.find(|attached| attached.failed)?;
         Some(failed.name.clone())
+    }
+
+    /// The devices that should have programs and cannot, if there are any.
+    pub fn unserved(&self, devices: &Devices, detector: &LocalDetector) -> Option<Unserved> {
+        Unserved::among(devices, &self.rules, |ip| detector.is_local_pod(ip, None))
     }
 
     fn attach_all(

@@ -172,6 +172,8 @@ struct Agent {
     cgroup_root: Option<PathBuf>,
     /// Why this node's pods cannot be told from other sources, if that is so.
     undetected: Option<String>,
+    /// Which devices should have programs and cannot, if there are any.
+    unserved: Option<String>,
     /// Why what has lost its pin cannot be pinned again, if that is so.
     unpinned: Option<String>,
     /// Which pods of this node that was last asked of.
@@ -242,6 +244,7 @@ impl Agent {
             tracer: Tracer::default(),
             cgroup_root: None,
             undetected: None,
+            unserved: None,
             unpinned: None,
             pods_seen: 0,
             in_sync_since: None,

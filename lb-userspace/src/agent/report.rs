@@ -97,6 +97,7 @@ impl Agent {
         of_object
             .into_iter()
             .chain(self.undetected.clone())
+            .chain(self.unserved.clone())
             .chain(self.unpinned.clone())
             .chain(self.kernel.map_sizes_problem().map(str::to_owned))
             .collect()

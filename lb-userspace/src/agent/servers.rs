@@ -44,6 +44,7 @@ pub struct Servers {
     /// Whether the maps have room for the Services that others depend on. That a greedy one is
     /// refused does not make the node unready.
     pub has_room: Condition,
+    pub devices: Condition,
     configz: bytes::Bytes,
     local: Option<LocalServer>,
     /// One for each server that speaks for the whole agent. Dropped, they end these.
@@ -77,6 +78,7 @@ impl Servers {
         let node_addresses = readiness.add_condition("node-addresses");
         let detection = readiness.add_condition("local-pod-detection");
         let has_room = readiness.add_condition("maps-have-room");
+        let devices = readiness.add_condition("devices");
         let (shutdown, stop) = (readiness.add_shutdown(), process.stop());
         tokio::spawn(async move {
             stop.told().await;
@@ -96,6 +98,7 @@ impl Servers {
             node_addresses,
             detection,
             has_room,
+            devices,
             local: None,
             public: Vec::new(),
             runtime,

@@ -41,6 +41,7 @@ impl Agent {
         {
             tracing::warn!("cannot follow the node's devices: {error:#}");
         }
+        self.report_unserved();
         let addresses = changes.iter().any(|change| {
             matches!(
                 change,
@@ -83,6 +84,7 @@ impl Agent {
         self.set_reserved();
         self.configure()?;
         self.report_detection();
+        self.report_unserved();
         Ok(concerned)
     }
 
@@ -123,7 +125,21 @@ impl Agent {
         self.undetected = problem;
     }
 
-    /// The same, if there are other pods than before with a Service.
+    /// Says which devices should have programs and cannot: in readiness, and in the log once for
+    /// each change.
+    fn report_unserved(&mut self) {
+        let detector = LocalDetector::new(&self.config.detect_local, self.node.node());
+        let devices = self.watcher.devices();
+        let problem = self.attachments.unserved(devices, &detector);
+        let problem = problem.map(|unserved| unserved.to_string());
+        self.servers.devices.set(problem.as_deref());
+        if let Some(problem) = problem.as_ref().filter(|_| problem != self.unserved) {
+            tracing::warn!("{problem}");
+        }
+        self.unserved = problem;
+    }
+
+    /// The same as [`Self::report_detection`], if there are other pods than before with a Service.
     pub(super) fn report_detection_by_pods(&mut self) {
         let revision = self.syncer.hosted().revision();
         if std::mem::replace(&mut self.pods_seen, revision) != revision {

@@ -63,7 +63,7 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     if let Some(node) = object {
         let slices = some_slices(&client).await;
         let slices = slices.iter().map(AsRef::as_ref);
-        findings.push(pods::check(config, Some(&node), slices));
+        findings.extend(pods::check(config, Some(&node), slices).await);
     }
     findings.extend(cluster_ip(&client, config).await);
     findings

@@ -4,13 +4,17 @@ use std::{collections::BTreeMap, fs, net::IpAddr, path::Path};
 
 use lb_common::abi;
 use lb_datapath::{
-    devices::{Device, DeviceKind, Devices, Role, RoleRules, Watcher, xdp_programs},
+    devices::{Device, DeviceKind, Devices, Role, RoleRules, Unserved, Watcher, xdp_programs},
     hooks,
     pins::LinkPin,
 };
+use lb_objects::Node;
 
 use super::Finding;
-use crate::config::{Config, NetfilterMode, XdpMode};
+use crate::{
+    config::{Config, NetfilterMode, XdpMode},
+    plan::LocalDetector,
+};
 
 const CHECK: &str = "devices";
 
@@ -25,7 +29,7 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     let devices = watcher.devices();
     let datapath = &config.datapath;
     let addresses = config.this_node(None).addresses;
-    let rules = match RoleRules::new(&datapath.devices, &datapath.pod_device_patterns, addresses) {
+    let rules = match RoleRules::new(datapath.device_names(), addresses) {
         Ok(rules) => rules,
         Err(error) => {
             let remedy = "correct the pattern";
@@ -49,6 +53,18 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     findings.extend(forwarding(devices));
     findings.extend(reverse_path(config, &external));
     findings
+}
+
+/// Devices that should have programs and cannot; `object` is this node's. Nothing if they cannot be
+/// looked at, which is a finding of [`check`].
+pub async fn unserved(config: &Config, object: Option<&Node>) -> Option<Finding> {
+    let node = config.this_node(object);
+    let detector = LocalDetector::new(&config.detect_local, &node);
+    let rules = RoleRules::new(config.datapath.device_names(), node.addresses).ok()?;
+    let watcher = Watcher::start().await.ok()?;
+    let is_of_pods = |ip| detector.is_local_pod(ip, None);
+    let unserved = Unserved::among(watcher.devices(), &rules, is_of_pods)?;
+    Some(Finding::failure(CHECK, unserved.found(), unserved.remedy()))
 }
 
 /// The XDP mode in which packets of an external device will arrive. `programs` are the attached

@@ -11,7 +11,7 @@
 //! | `devices` | which devices are external, XDP programs of others, forwarding |
 //! | `other_proxies` | rules of kube-proxy: nftables, iptables, IPVS |
 //! | `ports` | the agent's ports and its socket |
-//! | `pods` | whether this node's pods can be told from other sources |
+//! | `pods` | whether this node's pods can be told from other sources; devices without programs |
 //! | `api_server` | address, credentials, permissions, the Node object |
 
 mod api_server;
@@ -37,7 +37,7 @@ pub async fn run(config: &Config) -> Vec<Finding> {
     findings.extend(devices::check(config).await);
     findings.extend(other_proxies::check());
     findings.extend(ports::check(config));
-    findings.extend(pods::check_directory(config));
+    findings.extend(pods::check_directory(config).await);
     findings.extend(api_server::check(config).await);
     findings
 }

@@ -1,8 +1,8 @@
-//! Whether this node's pods can be told from other sources.
+//! Whether this node's pods can be told from other sources, and reach Services.
 
 use lb_objects::{EndpointSlice, Node};
 
-use super::Finding;
+use super::{Finding, devices};
 use crate::{
     config::{Config, SourceSpec},
     plan::{DetectLocal, Undetected},
@@ -15,23 +15,36 @@ const CHECK: &str = "local pods";
 
 /// As [`check`], with the Node object of a directory; nothing if that is not the source, or if it
 /// cannot be read.
-pub fn check_directory(config: &Config) -> Option<Finding> {
+pub async fn check_directory(config: &Config) -> Vec<Finding> {
     let SourceSpec::Dir(path) = &config.source else {
-        return None;
+        return Vec::new();
     };
-    let (objects, _) = dir::load(path).ok()?;
+    let Ok((objects, _)) = dir::load(path) else {
+        return Vec::new();
+    };
     let mut store = Store::new(&config.node_name);
     store.apply(objects.into_iter().map(Event::Apply));
     let node = store.node().map(AsRef::as_ref);
     let slices = store
         .services()
         .flat_map(|service| store.slices(&service.name));
-    Some(check(config, node, slices))
+    check(config, node, slices).await
 }
 
-/// What the settings and this node's object make of its pods; `slices` are some that may have
-/// endpoints of this node.
-pub fn check<'a>(
+/// What the settings and this node's object make of its pods, and of devices that lead to others;
+/// `slices` are some that may have endpoints of this node.
+pub async fn check<'a>(
+    config: &Config,
+    object: Option<&Node>,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+) -> Vec<Finding> {
+    let mut findings = vec![detection(config, object, slices)];
+    findings.extend(devices::unserved(config, object).await);
+    findings
+}
+
+/// Whether this node's pods can be told from other sources.
+fn detection<'a>(
     config: &Config,
     object: Option<&Node>,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,

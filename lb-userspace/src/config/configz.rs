@@ -76,6 +76,7 @@ impl Config {
         json!({
             "device": datapath.devices,
             "pod-device-pattern": datapath.pod_device_patterns,
+            "ignored-device": datapath.ignored_devices,
             "xdp-mode": value_name(&datapath.xdp_mode),
             "socket-lb": value_name(&datapath.socket_lb),
             "cgroup-path": datapath.cgroup_path,

@@ -260,6 +260,10 @@ pub struct Flags {
     )]
     pub pod_device_patterns: Vec<String>,
 
+    /// Names of devices that get no programs, with `*` for any text; may be repeated
+    #[arg(long = "ignored-device", value_name = "PATTERN", value_delimiter = ',')]
+    pub ignored_devices: Vec<String>,
+
     /// How to attach XDP programs to external devices
     #[arg(long, value_name = "MODE", value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,

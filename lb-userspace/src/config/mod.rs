@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use ipnet::IpNet;
+use lb_datapath::devices::DeviceNames;
 use lb_objects::{IpFamily, Node};
 
 pub use self::{
@@ -164,6 +165,8 @@ pub struct DatapathConfig {
     pub devices: Vec<String>,
     /// Names of pod-side devices; `*` stands for any text.
     pub pod_device_patterns: Vec<String>,
+    /// Names of devices without programs; `*` stands for any text.
+    pub ignored_devices: Vec<String>,
     pub xdp_mode: XdpMode,
     pub socket_lb: SocketLb,
     /// Sockets of processes in this cgroup are translated; `None` means the root of the hierarchy.
@@ -185,6 +188,17 @@ pub struct DatapathConfig {
     pub map_sizes: MapSizes,
     /// Entries per Service, a prime number.
     pub maglev_table_size: u32,
+}
+
+impl DatapathConfig {
+    /// By which names devices get their roles.
+    pub fn device_names(&self) -> DeviceNames<'_> {
+        DeviceNames {
+            external: &self.devices,
+            pods: &self.pod_device_patterns,
+            ignored: &self.ignored_devices,
+        }
+    }
 }
 
 impl TryFrom<Flags> for Config {
@@ -239,6 +253,7 @@ impl TryFrom<Flags> for Config {
             datapath: DatapathConfig {
                 devices: flags.devices,
                 pod_device_patterns: flags.pod_device_patterns,
+                ignored_devices: flags.ignored_devices,
                 xdp_mode: flags.xdp_mode,
                 socket_lb: flags.socket_lb,
                 cgroup_path: flags.cgroup_path,

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_datapath::devices::{DeviceKind, Event, Role, RoleRules, Watcher};
+use lb_datapath::devices::{DeviceKind, DeviceNames, Event, Role, RoleRules, Watcher};
 use lb_tests::{Namespace, PATIENCE, SILENCE, eventually, patient};
 use nix::{
     sys::resource::{UsageWho, getrusage},
@@ -244,7 +244,7 @@ fn default_routes_make_devices_external() {
     host.ip("link set up0 up");
     host.ip("link set far0 up");
     watch(&host, async |mut watcher: Watcher| {
-        let rules = RoleRules::new(&[], &[], vec![]).unwrap();
+        let rules = RoleRules::new(DeviceNames::default(), vec![]).unwrap();
         let default = |wanted: bool| {
             move |event: &Event| {
                 matches!(event, Event::Changed { after, .. }

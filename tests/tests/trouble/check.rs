@@ -229,7 +229,7 @@ impl Report {
         Self::with(node, script, &[&source])
     }
 
-    fn with(node: &Node, script: &str, arguments: &[&str]) -> Result<Self> {
+    pub fn with(node: &Node, script: &str, arguments: &[&str]) -> Result<Self> {
         let socket = balanced::socket(node);
         let output = node
             .command("timeout")?

@@ -10,11 +10,13 @@ mod neighbours;
 mod netlink;
 mod roles;
 mod sources;
+mod unserved;
 mod watch;
 
 pub use netlink::{WatchError, xdp_programs};
-pub use roles::{PatternError, Role, RoleRules};
+pub use roles::{DeviceNames, PatternError, Role, RoleRules};
 pub use sources::{SourceRules, WayBack};
+pub use unserved::Unserved;
 pub use watch::Watcher;
 
 /// A network device of this network namespace.

@@ -22,12 +22,22 @@ pub enum Role {
     Other,
 }
 
+/// Patterns of device names, such as `eth*`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceNames<'a> {
+    pub external: &'a [String],
+    pub pods: &'a [String],
+    /// Devices that get no programs, whatever they are.
+    pub ignored: &'a [String],
+}
+
 /// The rules that give devices their roles. Configured patterns come before a device's properties,
 /// and in each case external comes before pods.
 #[derive(Clone, Debug, Default)]
 pub struct RoleRules {
     external: Vec<Pattern>,
     pods: Vec<Pattern>,
+    ignored: Vec<Pattern>,
     /// The Node object's addresses.
     node_addresses: Vec<IpAddr>,
 }
@@ -42,8 +52,7 @@ pub struct PatternError {
 }
 
 impl RoleRules {
-    /// The patterns, such as `eth*`, are for external devices and for those of pods. Without
-    /// patterns,
+    /// Without patterns,
     ///
     /// - external devices are those with a default route or one of `node_addresses`, and every
     ///   physical, bond or VLAN device with an address that is valid beyond its link;
@@ -52,14 +61,11 @@ impl RoleRules {
     /// # Errors
     ///
     /// If a pattern is not valid.
-    pub fn new(
-        external: &[String],
-        pods: &[String],
-        node_addresses: Vec<IpAddr>,
-    ) -> Result<Self, PatternError> {
+    pub fn new(names: DeviceNames<'_>, node_addresses: Vec<IpAddr>) -> Result<Self, PatternError> {
         Ok(Self {
-            external: patterns("--devices", external)?,
-            pods: patterns("--pod-devices", pods)?,
+            external: patterns("--device", names.external)?,
+            pods: patterns("--pod-device-pattern", names.pods)?,
+            ignored: patterns("--ignored-device", names.ignored)?,
             node_addresses,
         })
     }
@@ -67,7 +73,7 @@ impl RoleRules {
     /// The role of a device, which may change with its name, addresses and routes.
     pub fn role(&self, device: &Device) -> Role {
         let named = |patterns: &[Pattern]| patterns.iter().any(|p| p.matches(&device.name));
-        if device.kind == DeviceKind::Loopback {
+        if device.kind == DeviceKind::Loopback || named(&self.ignored) {
             return Role::Other;
         }
         if named(&self.external) {
@@ -85,6 +91,26 @@ impl RoleRules {
                 pod_role(device)
             }
             _ => Role::Other,
+        }
+    }
+
+    /// Whether a device should have programs and gets none, because it has no Ethernet addresses
+    /// (IPIP, WireGuard, tun): it is external or a pod's, or it has an address of the networks of
+    /// pods, which `is_of_pods` tells.
+    pub fn is_unserved(&self, device: &Device, is_of_pods: impl Fn(IpAddr) -> bool) -> bool {
+        if device.mac.is_some() || !device.up || device.kind == DeviceKind::Loopback {
+            return false;
+        }
+        let has_address_of_pods = || {
+            let addresses = device.addresses.iter();
+            let mut global = addresses.filter(|address| address.global);
+            global.any(|address| is_of_pods(address.ip))
+        };
+        match self.role(device) {
+            Role::External | Role::Pod | Role::PodBridge => true,
+            Role::Overlay | Role::Other => {
+                !self.ignored.iter().any(|p| p.matches(&device.name)) && has_address_of_pods()
+            }
         }
     }
 
@@ -157,15 +183,19 @@ mod tests {
         device
     }
 
-    fn rules(external: &[&str], pods: &[&str]) -> RoleRules {
+    fn rules(external: &[&str], pods: &[&str], ignored: &[&str]) -> RoleRules {
         let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let node = vec!["192.0.2.1".parse().unwrap()];
-        RoleRules::new(&owned(external), &owned(pods), node).unwrap()
+        let names = DeviceNames {
+            external: &owned(external),
+            pods: &owned(pods),
+            ignored: &owned(ignored),
+        };
+        RoleRules::new(names, vec!["192.0.2.1".parse().unwrap()]).unwrap()
     }
 
     #[test]
     fn roles_follow_from_what_devices_are() {
-        let rules = rules(&[], &[]);
+        let rules = rules(&[], &[], &[]);
         let mut uplink = device("eth0", DeviceKind::Veth);
         uplink.default_route = true;
         let node = with_address(device("ens1", DeviceKind::Veth), "192.0.2.1", true);
@@ -192,7 +222,11 @@ mod tests {
 
     #[test]
     fn named_devices_come_first() {
-        let rules = rules(&["up*", "both"], &["pod*", "both", "br-*"]);
+        let rules = rules(
+            &["up*", "both", "down"],
+            &["pod*", "both", "br-*"],
+            &["down"],
+        );
         let mut pod = device("pod1", DeviceKind::Veth);
         pod.default_route = true;
         let mut unnamed = device("eth0", DeviceKind::Physical);
@@ -203,6 +237,7 @@ mod tests {
             (pod, Role::Pod),
             (device("br-1", DeviceKind::Bridge), Role::PodBridge),
             (device("tun-pods", DeviceKind::Other), Role::Other),
+            (device("down", DeviceKind::Physical), Role::Other),
             (unnamed, Role::Other),
             (device("veth9", DeviceKind::Veth), Role::Other),
         ] {
@@ -211,12 +246,44 @@ mod tests {
     }
 
     #[test]
+    fn a_device_without_ethernet_addresses_is_unserved_where_services_packets_come_by_it() {
+        let rules = rules(&[], &[], &["wg-leave"]);
+        let is_of_pods = |ip: IpAddr| ip.to_string().starts_with("10.244.");
+        let tunnel = |name, ip| with_address(device(name, DeviceKind::Tunnel), ip, true);
+        let mut off = tunnel("tunl0", "10.244.1.0");
+        off.up = false;
+        let mut vxlan = tunnel("flannel.1", "10.244.1.0");
+        vxlan.mac = Some([2, 0, 0, 0, 0, 1]);
+        let mut uplink = device("ppp0", DeviceKind::Other);
+        uplink.default_route = true;
+        for (device, unserved) in [
+            (tunnel("flannel-wg", "10.244.1.0"), true),
+            (
+                with_address(device("tun0", DeviceKind::Other), "10.244.1.9", true),
+                true,
+            ),
+            (uplink, true),
+            (tunnel("wg-admin", "10.8.0.1"), false),
+            (tunnel("wg-leave", "10.244.1.0"), false),
+            (off, false),
+            (vxlan, false),
+        ] {
+            let found = rules.is_unserved(&device, is_of_pods);
+            assert_eq!(found, unserved, "{}", device.name);
+        }
+    }
+
+    #[test]
     fn a_bad_pattern_is_named() {
-        let error = RoleRules::new(&["eth[".to_owned()], &[], vec![]).unwrap_err();
+        let names = DeviceNames {
+            external: &["eth[".to_owned()],
+            ..DeviceNames::default()
+        };
+        let error = RoleRules::new(names, vec![]).unwrap_err();
         assert!(
             error
                 .to_string()
-                .starts_with("--devices: bad pattern of device names \"eth[\""),
+                .starts_with("--device: bad pattern of device names \"eth[\""),
             "{error}"
         );
     }
