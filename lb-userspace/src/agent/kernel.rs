@@ -1,6 +1,7 @@
 //! The kernel's side of the agent: programs and maps, and the node's settings in them.
 
 use std::{
+    cell::Cell,
     hash::Hash,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -24,7 +25,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use super::{
     flow_source::KernelFlows,
     refit::{self, Refit},
-    resize::{self, Programs, Resize, Step},
+    resize::{self, Ahead, Programs, Resize, Step},
     sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, Sizes},
 };
 use crate::{
@@ -69,12 +70,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Loads programs around the maps that an earlier agent pinned, or new ones.
+    /// Loads programs around the maps that an earlier agent pinned, or new ones. If those loaded
+    /// ahead fit these maps, they will do.
     ///
     /// # Errors
     ///
     /// If the pins are of another version, or the kernel refuses.
-    pub fn start(config: &Config, lock: Lock) -> anyhow::Result<Self> {
+    pub fn start(config: &Config, lock: Lock, ahead: Option<Ahead>) -> anyhow::Result<Self> {
         let datapath = &config.datapath;
         let pins = Arc::new(Pins::open_locked(lock, abi::VERSION)?);
         let wanted = Sizes::wanted(datapath);
@@ -83,7 +85,9 @@ impl Kernel {
             // Programs that run keep theirs until they are exchanged; the new one is full by then.
             pins.remove_map(LOCAL_ADDRESSES)?;
         }
-        let started = refit::begin(&pins, wanted, |sizes| resize::begin(&pins, sizes))?;
+        let ahead = Cell::new(ahead);
+        let load = |sizes| resize::begin(&pins, sizes, ahead.take());
+        let started = refit::begin(&pins, wanted, load)?;
         let programs = started.programs;
         let loaded = programs.loaded;
         let limits = abi::Limits {
@@ -153,7 +157,7 @@ impl Kernel {
                     _ => tracing::warn!("{note}"),
                 }
                 let wanted = self.sizes.with_slots(self.wanted);
-                self.take(resize::begin(&self.pins, wanted)?);
+                self.take(resize::begin(&self.pins, wanted, None)?);
                 self.size_note.get_or_insert(note);
             }
         }
@@ -176,13 +180,21 @@ impl Kernel {
 
     fn give_up_refit(&mut self, refit: Refit, device: &str) -> anyhow::Result<()> {
         let wanted = self.sizes.with_slots(self.wanted);
-        let load = |sizes| resize::begin(&self.pins, sizes);
+        let load = |sizes| resize::begin(&self.pins, sizes, None);
         let started = refit.give_up(&self.pins, wanted, device, load)?;
         self.sizes = started.sizes;
         self.refit_note = started.kept;
         self.take(started.programs);
         self.next_hops_changed();
         Ok(())
+    }
+
+    /// Gives the pins' lock back, and keeps the programs for when this agent is in charge again;
+    /// `None` if the maps were about to change.
+    pub fn give_way(self) -> Option<Ahead> {
+        let is_steady = self.resize.is_none() && self.refit.is_none();
+        let ahead = Ahead::keep(self.loaded, &self.pins.of_maps(), self.sizes);
+        ahead.filter(|_| is_steady)
     }
 
     fn take(&mut self, programs: Programs) {

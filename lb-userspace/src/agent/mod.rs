@@ -121,7 +121,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         let next = match retired.answer(standby, &config, &process).await? {
             Next::End => None,
             Next::Resume(place) => Some(*place),
-            Next::StandBy(sockets) => succession::stand_by(sockets, &config, &process).await?,
+            Next::StandBy(kept) => succession::stand_by(kept, &config, &process).await?,
         };
         let Some(next) = next else { return Ok(()) };
         place = next;
@@ -190,7 +190,7 @@ impl Agent {
         process: &Process,
     ) -> anyhow::Result<Self> {
         let watcher = Watcher::start().await?;
-        let kernel = Kernel::start(&config, place.lock)?;
+        let kernel = Kernel::start(&config, place.lock, place.ahead)?;
         let store = Store::new(config.node_name.clone());
         let addresses = local_addresses(watcher.devices());
         let known = KnownNode::new(&config, kernel.node_addresses());

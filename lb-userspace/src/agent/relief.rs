@@ -56,7 +56,8 @@ impl Agent {
         if let Some(offer) = &mut self.offer {
             offer.close().await;
         }
-        Retired::new(self.servers, self.service_health, self.offer)
+        let programs = self.kernel.give_way();
+        Retired::new(self.servers, self.service_health, self.offer, programs)
     }
 
     /// Answers health checks from now on, on the sockets of the agent before if there are any.

@@ -36,9 +36,9 @@ use lb_common::{
 use lb_datapath::{
     Loaded, OBJECT, Pins,
     bpf::{MappedArray, synchronize_rcu},
-    hooks, load,
-    load::{LoadError, pinned_entries},
-    pins::PinError,
+    hooks,
+    load::{self, LoadError, load, pinned_entries},
+    pins::{MapPins, PinError},
 };
 
 use super::sizes::{RECORDS_PER_FLOW, Sizes};
@@ -72,6 +72,10 @@ pub struct Programs {
     pub kept: Option<String>,
 }
 
+/// Programs that were loaded before this agent had the place, or that it keeps since it gave way.
+#[derive(Debug)]
+pub struct Ahead(Box<(Sizes, load::Ahead)>);
+
 /// A change of the tables' size under way.
 pub struct Resize {
     /// Records of IPv4's table, before and after the change.
@@ -95,14 +99,49 @@ pub struct Resized {
     pub took: Duration,
 }
 
+impl Ahead {
+    /// Loads programs for maps of these sizes; `None` if the pinned ones are others.
+    pub fn load(pins: &MapPins, sizes: Sizes) -> Option<Self> {
+        match load::Ahead::load(OBJECT, pins, &hooks::programs(), &sizes.settings()) {
+            Ok(programs) => programs.map(|programs| Self(Box::new((sizes, programs)))),
+            Err(error) => {
+                // If it concerns this agent, it will say so once it has the place.
+                tracing::debug!("cannot load programs ahead: {error}");
+                None
+            }
+        }
+    }
+
+    /// Keeps programs for maps of these sizes.
+    pub fn keep(loaded: Loaded, pins: &MapPins, sizes: Sizes) -> Option<Self> {
+        let programs = load::Ahead::keep(loaded, pins).ok()?;
+        Some(Self(Box::new((sizes, programs))))
+    }
+
+    /// Whether the maps that are pinned are still those of these programs.
+    pub fn fits(&self, pins: &MapPins) -> bool {
+        self.0.1.fits(pins).unwrap_or(false)
+    }
+
+    /// The programs, if they are for maps of these sizes, and for the maps that are pinned.
+    fn take_over(self, pins: &Pins, sizes: Sizes) -> Option<Loaded> {
+        let (made_for, programs) = *self.0;
+        match made_for == sizes {
+            true => programs.take_over(pins).ok()?,
+            false => None,
+        }
+    }
+}
+
 /// The programs to start with for maps of the sizes wanted: programs of the first kind if that is a
 /// change of the flow tables' size, and of the second kind if an agent was interrupted during one.
+/// If there is no change, those loaded ahead will do.
 ///
 /// # Errors
 ///
 /// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the
 /// tables cannot have the size wanted is none.
-pub fn begin(pins: &Pins, sizes: Sizes) -> anyhow::Result<Programs> {
+pub fn begin(pins: &Pins, sizes: Sizes, ahead: Option<Ahead>) -> anyhow::Result<Programs> {
     let wanted = sizes.slots;
     if recover(pins)? {
         let [(present, next), _] = TABLES;
@@ -115,7 +154,13 @@ pub fn begin(pins: &Pins, sizes: Sizes) -> anyhow::Result<Programs> {
     let [(table, _), _] = TABLES;
     let present = pinned_entries(pins, table)?.unwrap_or(wanted);
     if present == wanted {
-        return steady(pins, sizes);
+        return match ahead.and_then(|ahead| ahead.take_over(pins, sizes)) {
+            Some(loaded) => {
+                tracing::info!("going on with programs that were loaded ahead");
+                programs(pins, loaded, wanted, None)
+            }
+            None => steady(pins, sizes),
+        };
     }
     let (from, to) = (present / RECORDS_PER_FLOW, wanted / RECORDS_PER_FLOW);
     match prepare(pins, present, wanted, sizes) {

@@ -3,7 +3,11 @@
 use std::fs;
 
 use aya::maps::{MapData, MapType};
-use lb_datapath::{OBJECT, Pins, Settings, cleanup, load, load::LoadError, pins::PinError};
+use lb_datapath::{
+    OBJECT, Pins, Settings, cleanup, load,
+    load::{Ahead, LoadError},
+    pins::{MapPins, PinError},
+};
 use lb_tests::{
     PinRoot,
     programs::{VERSION, start},
@@ -25,6 +29,34 @@ fn maps_are_adopted() {
     };
     let first = ids(&root.pins(VERSION));
     assert_eq!(first, ids(&root.pins(VERSION)));
+}
+
+/// As an agent does that stands by: another one has the lock.
+#[test]
+fn programs_that_were_loaded_ahead_are_for_the_maps_of_then() {
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
+    let maps = MapPins::below(root.path(), VERSION);
+    let ahead = || Ahead::load(OBJECT, &maps, &[], &Settings::default()).unwrap();
+    assert!(ahead().is_none(), "there are no maps yet");
+    assert!(pins.maps().unwrap().is_empty(), "and none are made");
+
+    let first = start(&pins, &[]);
+    let programs = ahead().unwrap();
+    let kept = Ahead::keep(first, &maps).unwrap();
+    for programs in [programs, kept] {
+        assert!(programs.fits(&maps).unwrap());
+        let taken = programs.take_over(&pins).unwrap();
+        assert!(taken.is_some());
+    }
+
+    let programs = ahead().unwrap();
+    let (name, _) = resizable(&pins);
+    assert!(pins.remove_map(&name).unwrap());
+    assert!(ahead().is_none(), "one is missing");
+    drop(start(&pins, &[]));
+    assert!(!programs.fits(&maps).unwrap(), "another {name}");
+    assert!(programs.take_over(&pins).unwrap().is_none());
 }
 
 #[test]

@@ -18,6 +18,8 @@ use super::{
 const HEALTHZ: u16 = 10256;
 /// Probes a second: of a load balancer, and of many.
 const RATES: [u32; 2] = [10, 1000];
+/// What an agent says that need not load its programs once it is in charge.
+const LOADED_AHEAD: &str = "going on with programs that were loaded ahead";
 const WEIGHT: &str = "x-load-balancing-endpoint-weight";
 /// Takes the place of the agent that runs.
 const TAKES_OVER: &[&str] = &["--xdp-mode=native", "--take-over"];
@@ -56,6 +58,8 @@ fn a_rolling_update_leaves_no_probe_without_an_answer() {
         });
         replace_and_stop(&mut ground, next);
     }
+    let log = ground.agents[0].log().unwrap();
+    assert_eq!(log.matches(LOADED_AHEAD).count(), 2, "{log}");
     let answers = probes.stop();
     answers.assert_answered();
     // Once the new number has been told, nobody tells the old one.
@@ -90,6 +94,7 @@ fn an_agent_that_is_told_to_stop_gives_way_to_one_that_stands_by() {
     replace_and_stop(&mut ground, next);
     ground.agents[0].wait_until_ready().unwrap();
     assert_follows(&ground);
+    assert!(ground.agents[0].log().unwrap().contains(LOADED_AHEAD));
     probes.stop().assert_answered();
     traffic.assert_nothing_noticed();
 }
@@ -177,6 +182,9 @@ fn a_rollback_is_answered_as_well() {
     // Its pod is deleted, because the update is taken back.
     assert!(next.stop(PATIENCE).unwrap().success());
     assert_follows(&ground);
+    // The next one's were, and those that the one before has kept.
+    let log = ground.agents[0].log().unwrap();
+    assert_eq!(log.matches(LOADED_AHEAD).count(), 2, "{log}");
     ground.agents[0].check().unwrap();
     probes.stop().assert_answered();
 }

@@ -16,11 +16,13 @@ use thiserror::Error;
 
 use super::{
     bpf::bytes_of,
-    pins::{PinError, Pins},
+    pins::{MapPins, PinError, Pins},
 };
 
+mod ahead;
 mod shape;
 
+pub use ahead::Ahead;
 pub use shape::MapShape;
 
 /// The eBPF object that this binary was built with.
@@ -149,8 +151,18 @@ pub fn load(
     programs: &[&str],
     settings: &Settings<'_>,
 ) -> Result<Loaded, LoadError> {
+    load_around(object, &pins.of_maps(), programs, settings)
+}
+
+/// [`load()`] without the lock of the pins.
+fn load_around(
+    object: &[u8],
+    pins: &MapPins,
+    programs: &[&str],
+    settings: &Settings<'_>,
+) -> Result<Loaded, LoadError> {
     let shapes = shapes(object, settings)?;
-    let pinned = pins.maps()?;
+    let pinned = pins.names()?;
     for name in &pinned {
         let known = shapes.contains_key(name) || SCRATCH.contains(&name.as_str());
         if !known && !name.ends_with(NEXT) {
@@ -165,7 +177,7 @@ pub fn load(
 
     let maps: BTreeMap<String, PathBuf> = shapes
         .keys()
-        .filter_map(|name| Some((name.clone(), pins.map(settings.pin(name)?))))
+        .filter_map(|name| Some((name.clone(), pins.path(settings.pin(name)?))))
         .collect();
     let mut loader = EbpfLoader::new();
     for (name, path) in &maps {
@@ -315,8 +327,8 @@ pub fn pinned_entries(pins: &Pins, name: &str) -> Result<Option<u32>, LoadError>
     }
 }
 
-fn check_pinned(name: &str, pins: &Pins, expected: MapShape) -> Result<(), LoadError> {
-    let path = pins.map(name);
+fn check_pinned(name: &str, pins: &MapPins, expected: MapShape) -> Result<(), LoadError> {
+    let path = pins.path(name);
     let info = match MapData::from_pin(&path).and_then(|map| map.info()) {
         Ok(info) => info,
         Err(source) => return Err(LoadError::Pinned { path, source }),

@@ -37,6 +37,10 @@ pub struct Pins {
     held: held::Held,
 }
 
+/// Where maps are pinned: enough to look at them, which needs no lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapPins(PathBuf);
+
 /// Why pins cannot be used or removed.
 #[derive(Debug, Error)]
 pub enum PinError {
@@ -133,9 +137,14 @@ impl Pins {
         self.lock.root()
     }
 
+    /// Where the maps are pinned.
+    pub fn of_maps(&self) -> MapPins {
+        MapPins(self.directory.join(MAPS))
+    }
+
     /// The path at which a map is pinned, whether it exists or not.
     pub fn map(&self, name: &str) -> PathBuf {
-        self.directory.join(MAPS).join(name)
+        self.of_maps().path(name)
     }
 
     /// Names of the pinned maps.
@@ -144,7 +153,7 @@ impl Pins {
     ///
     /// If the directory cannot be read.
     pub fn maps(&self) -> Result<BTreeSet<String>, PinError> {
-        names(&self.directory.join(MAPS))
+        self.of_maps().names()
     }
 
     /// Renames a map's pin from `from` to `to`, and replaces what is pinned there. It is no error
@@ -193,6 +202,27 @@ impl Pins {
                 })
             })
             .collect()
+    }
+}
+
+impl MapPins {
+    /// Those below `root` of agents with this version of the maps' layout.
+    pub fn below(root: &Path, version: u32) -> Self {
+        Self(root.join(format!("v{version}")).join(MAPS))
+    }
+
+    /// The path at which a map is pinned, whether it exists or not.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Names of the pinned maps.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be read.
+    pub fn names(&self) -> Result<BTreeSet<String>, PinError> {
+        names(&self.0)
     }
 }
 

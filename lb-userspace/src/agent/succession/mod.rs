@@ -7,7 +7,7 @@
 //! | the standby | the agent in charge |
 //! |---|---|
 //! | connects ([`Incumbent`]) | sends its listening sockets ([`Offer`]), and later ones as they are opened |
-//! | reads all objects, if it is to take over; then it asks | |
+//! | loads programs ([`Preparation`]), and reads all objects, if it is to take over; then it asks | |
 //! | | writes nothing any more, releases the lock, goes on to answer with what it knows ([`Retired`]) |
 //! | takes the lock, adopts the maps, writes the difference | |
 //! | says that it serves | accepts no more connections, and says so |
@@ -25,16 +25,18 @@ use std::{
 use lb_datapath::pins::{HANDOVER, Lock, PinError};
 use tokio::time::{sleep, sleep_until};
 
+use self::preparation::Preparation;
 pub use self::{
     incumbent::{Incumbent, News},
     offer::{Offer, Standby},
     retired::{Next, Retired},
 };
-use super::{feed::Feed, process::Process, vitals::Phase};
+use super::{feed::Feed, process::Process, resize::Ahead, vitals::Phase};
 use crate::config::Config;
 
 mod incumbent;
 pub mod offer;
+mod preparation;
 mod retired;
 mod wire;
 
@@ -44,9 +46,19 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The place of the agent in charge.
 pub struct Place {
     pub lock: Lock,
+    /// Programs that need not be loaded any more.
+    pub ahead: Option<Ahead>,
     /// Sockets on which the agent before listens or has listened.
     pub sockets: Vec<OwnedFd>,
     pub predecessor: Option<Predecessor>,
+}
+
+/// What an agent keeps that stands by.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Those on which it has listened.
+    pub sockets: Vec<OwnedFd>,
+    pub programs: Option<Ahead>,
 }
 
 /// An agent that answers until the next one serves.
@@ -87,11 +99,16 @@ pub async fn enter(
 ) -> anyhow::Result<Option<Place>> {
     let stop = process.stop();
     let mut waiting = Waiting::new(config, Vec::new());
+    let mut programs = Preparation::default();
     let (mut asked, mut deadline) = (false, Instant::now() + HANDOVER);
     loop {
         // Only one that can go on at once takes the place of one that works.
         let is_second = waiting.incumbent.is_some();
-        let prepares = config.take_over && is_second && !feed.is_complete();
+        if is_second {
+            programs.begin(config);
+        }
+        let is_prepared = feed.is_complete() && programs.is_over();
+        let prepares = config.take_over && is_second && !is_prepared;
         process
             .vitals
             .set(Phase::Waiting(match (is_second, prepares) {
@@ -102,16 +119,19 @@ pub async fn enter(
         tokio::select! {
             () = stop.told() => return Ok(None),
             lock = waiting.step() => if let Some(lock) = lock? {
-                return Ok(Some(waiting.place(lock)));
+                return Ok(Some(waiting.place(lock, programs.end().await)));
             },
-            read = feed.read_ahead(), if prepares => read?,
+            read = feed.read_ahead(), if prepares && !feed.is_complete() => read?,
+            () = programs.go_on() => {}
             () = sleep_until(deadline.into()), if !prepares => {
                 let root = config.datapath.bpf_root.clone();
                 return Err(PinError::InUse { root }.into());
             }
         }
         match &waiting.incumbent {
-            Some(incumbent) if config.take_over && feed.is_complete() && !asked => {
+            Some(incumbent)
+                if config.take_over && feed.is_complete() && programs.is_over() && !asked =>
+            {
                 tracing::info!("taking over from the agent in charge");
                 // If it is gone, that shows.
                 asked = incumbent.ask().await.is_ok();
@@ -123,27 +143,29 @@ pub async fn enter(
     }
 }
 
-/// Waits until the place is free again; `sockets` are those on which this agent has listened.
-/// `None` if the process is to end.
+/// Waits until the place is free again. `None` if the process is to end.
 ///
 /// # Errors
 ///
 /// If the lock cannot be opened.
 pub async fn stand_by(
-    sockets: Vec<OwnedFd>,
+    kept: Kept,
     config: &Config,
     process: &Process,
 ) -> anyhow::Result<Option<Place>> {
     tracing::info!("another agent has taken over; standing by");
     process.vitals.set(Phase::StandingBy);
     let stop = process.stop();
-    let mut waiting = Waiting::new(config, sockets);
+    // Those for maps that have been exchanged would only keep these alive.
+    let pins = preparation::pins(config);
+    let programs = kept.programs.filter(|programs| programs.fits(&pins));
+    let mut waiting = Waiting::new(config, kept.sockets);
     loop {
         tokio::select! {
             () = stop.told() => return Ok(None),
             lock = waiting.step() => if let Some(lock) = lock? {
                 tracing::info!("the agent in charge has gone; taking its place");
-                return Ok(Some(waiting.place(lock)));
+                return Ok(Some(waiting.place(lock, programs)));
             },
         }
     }
@@ -206,10 +228,11 @@ impl Waiting {
         Ok(None)
     }
 
-    fn place(self, lock: Lock) -> Place {
+    fn place(self, lock: Lock, ahead: Option<Ahead>) -> Place {
         let predecessor = self.incumbent.filter(|_| self.gave_way.is_some());
         Place {
             lock,
+            ahead,
             sockets: self.sockets,
             predecessor: predecessor.map(Predecessor::Other),
         }

@@ -12,9 +12,9 @@ use tokio::{
     time::{sleep, sleep_until, timeout_at},
 };
 
-use super::{LOOK, Offer, Place, Predecessor, Standby, wire::Message};
+use super::{Kept, LOOK, Offer, Place, Predecessor, Standby, wire::Message};
 use crate::{
-    agent::{process::Process, servers::Servers, vitals::Phase},
+    agent::{process::Process, resize::Ahead, servers::Servers, vitals::Phase},
     config::Config,
     health::service::ServiceHealthServers,
 };
@@ -33,13 +33,15 @@ pub struct Retired {
     service_health: ServiceHealthServers,
     /// Holds the connection to the standby.
     _offer: Option<Offer>,
+    /// For when it is in charge again.
+    programs: Option<Ahead>,
 }
 
 /// What an agent that has given way does next.
 pub enum Next {
     End,
-    /// Another agent serves, on these sockets.
-    StandBy(Vec<OwnedFd>),
+    /// Another agent serves.
+    StandBy(Kept),
     /// The other agent has not come to serve.
     Resume(Box<Place>),
 }
@@ -49,11 +51,13 @@ impl Retired {
         servers: Servers,
         service_health: ServiceHealthServers,
         offer: Option<Offer>,
+        programs: Option<Ahead>,
     ) -> Self {
         Self {
             servers,
             service_health,
             _offer: offer,
+            programs,
         }
     }
 
@@ -88,7 +92,10 @@ impl Retired {
                         let connections = self.leave().await;
                         standby.say(Message::Stopped).await;
                         return Ok(match end {
-                            None => Next::StandBy(sockets),
+                            None => Next::StandBy(Kept {
+                                sockets,
+                                programs: self.programs,
+                            }),
                             Some(end) => {
                                 wait_for(connections, end).await;
                                 Next::End
@@ -115,7 +122,7 @@ impl Retired {
                     if !is_there && late {
                         // Yet another one has the lock, and the sockets as well.
                         drop(self.leave().await);
-                        return Ok(Next::StandBy(Vec::new()));
+                        return Ok(Next::StandBy(Kept::default()));
                     }
                 }
             }
@@ -143,9 +150,10 @@ impl Retired {
         self.servers.stack.listeners().after(0)
     }
 
-    fn resume(self, lock: Lock) -> io::Result<Place> {
+    fn resume(mut self, lock: Lock) -> io::Result<Place> {
         Ok(Place {
             lock,
+            ahead: self.programs.take(),
             sockets: self.sockets()?,
             predecessor: Some(Predecessor::Own(self)),
         })

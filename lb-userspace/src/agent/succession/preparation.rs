@@ -1,0 +1,61 @@
+//! What an agent that stands by does so that it can go on at once: it loads its programs.
+
+use std::future;
+
+use lb_common::abi;
+use lb_datapath::pins::MapPins;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use crate::{
+    agent::{resize::Ahead, sizes::Sizes},
+    config::Config,
+};
+
+/// Programs that are loaded while another agent is in charge.
+#[derive(Debug, Default)]
+pub enum Preparation {
+    #[default]
+    NotBegun,
+    Loading(JoinHandle<Option<Ahead>>),
+    /// Nothing, if they cannot be loaded yet.
+    Over(Option<Ahead>),
+}
+
+impl Preparation {
+    /// Begins to load them, on a thread that may take its time, unless that was done before.
+    pub fn begin(&mut self, config: &Config) {
+        if let Self::NotBegun = self {
+            let (pins, sizes) = (pins(config), Sizes::wanted(&config.datapath));
+            *self = Self::Loading(spawn_blocking(move || Ahead::load(&pins, sizes)));
+        }
+    }
+
+    /// Whether that is done.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Over(_))
+    }
+
+    /// Returns when what has begun is done. May be given up at any time.
+    pub async fn go_on(&mut self) {
+        match self {
+            Self::Loading(loading) => *self = Self::Over(loading.await.ok().flatten()),
+            Self::NotBegun | Self::Over(_) => future::pending().await,
+        }
+    }
+
+    /// The programs, if they were loaded. Waits for those that are just being loaded.
+    pub async fn end(mut self) -> Option<Ahead> {
+        if let Self::Loading(_) = self {
+            self.go_on().await;
+        }
+        match self {
+            Self::Over(programs) => programs,
+            Self::NotBegun | Self::Loading(_) => None,
+        }
+    }
+}
+
+/// Where the agents of this node pin their maps.
+pub fn pins(config: &Config) -> MapPins {
+    MapPins::below(&config.datapath.bpf_root, abi::VERSION)
+}
