@@ -14,7 +14,7 @@ use lb_common::{
         LocalAddress, Plan, Service, ServiceStats, device_flag, endpoint_flag, plan_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, Record, Timeouts, slots::Slots, steps::Plain, table, tag},
+    flow::{Flow, Record, Seats, Timeouts, slots::Slots, steps::Plain, table, tag},
     parse::{TCP, Tuple, UDP},
     pipeline::RINGS,
     verdict::{Hook, Reason},
@@ -38,6 +38,9 @@ pub const HALF_OPEN: u32 = 1 << 14;
 /// The initial count of a service's half-open flows if its clients complete their handshakes: so
 /// far below zero that no sample reaches the start of the budget.
 const NONE_HALF_OPEN: u32 = i32::MIN.cast_unsigned();
+/// Indexes of limits: one that no sample reaches, and one that is reached.
+const LIMITED: u32 = 1;
+const FULL: u32 = 2;
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
 const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
@@ -244,6 +247,18 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
     let plans = MappedArray::<Plan>::new(&array(ebpf, "PLANS")?)?;
     let endpoints = MappedArray::<Endpoint>::new(&array(ebpf, "ENDPOINTS")?)?;
     let states = MappedArray::<EndpointState>::new(&array(ebpf, "ENDPOINT_STATES")?)?;
+    let seats = MappedArray::<Seats>::new(&array(ebpf, "SEATS")?)?;
+    let far_away = Seats {
+        limit: i32::MAX.cast_unsigned(),
+        ..Seats::default()
+    };
+    seats.write(LIMITED, &far_away);
+    let reached = Seats {
+        word: 1 << 32 | 1,
+        limit: 1,
+        ..Seats::default()
+    };
+    seats.write(FULL, &reached);
     let mut frontends4 = HashMap::try_from(take(ebpf, "FRONTENDS4")?)?;
     let mut frontends6 = HashMap::try_from(take(ebpf, "FRONTENDS6")?)?;
 
@@ -251,9 +266,9 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
     for family in [0, 1] {
         for destination in Destination::SERVICES {
             let (counts, flags) = match destination {
-                Destination::Remote => ([0, 0, 0, ENDPOINTS, 0, 0], 0),
+                remote if remote.is_remote() => ([0, 0, 0, ENDPOINTS, 0, 0], 0),
                 Destination::Local => ([ENDPOINTS, 0, 0, 0, 0, 0], endpoint_flag::LOCAL),
-                Destination::Empty | Destination::Stranger => ([0; 6], 0),
+                _ => ([0; 6], 0),
             };
             let first = id * ENDPOINTS;
             for number in 0..counts.iter().sum() {
@@ -277,6 +292,11 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
                 counts,
                 flags: match destination {
                     Destination::Local => plan_flag::EXTERNAL_LOCAL,
+                    _ => 0,
+                },
+                seats: match destination {
+                    Destination::Limited => LIMITED,
+                    Destination::Full => FULL,
                     _ => 0,
                 },
                 ..Plan::default()

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use lb_common::{
     flow::Flow,
-    parse::{Tuple, checksum_offset},
+    parse::{ETHERNET, Tuple, checksum_offset},
     pipeline::WITHOUT_RING,
     verdict::Reason,
 };
@@ -16,7 +16,7 @@ use super::{
     harness::{Run, TRACE, Trace, action},
     rig::Rig,
     sample::Sample,
-    traffic::{self, Destination, Kind, NODE, TARGET_PORT, address_of, client},
+    traffic::{self, Kind, NODE, TARGET_PORT, address_of, client},
 };
 
 /// The part of first packets that must open a flow. The table may refuse a few when it is half
@@ -123,6 +123,32 @@ impl<A: Family> Flows<A> {
         Ok(sample)
     }
 
+    /// A sample of first packets that a limit refuses, each answered by a RST.
+    pub fn refused(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
+        self.crowd = None;
+        self.table.clear(false);
+        let kind = Kind {
+            // As long as the answer, so that the next packet has its length.
+            length: ETHERNET + A::HEADER + 20,
+            ..Kind::first::<A>(service.protocol)
+        };
+        let requests: Vec<Tuple<A>> = (0..case.repeat)
+            .map(|number| client(number, service.protocol, service.destination))
+            .collect();
+        let frames = requests.iter().map(|tuple| traffic::arriving(tuple, kind));
+        self.trace.set(frames, checksum_at::<A>(kind));
+
+        let overhead = rig.overhead(&mut self.trace)?;
+        self.trace.rewind();
+        let (run, counted) = rig.follow(&mut self.trace, case.repeat)?;
+        check::counts(&counted, &[(Reason::ConcurrencyLimit, case.repeat)])?;
+        check::action(&run, action::TX)?;
+        let last = &requests[self.trace.last()];
+        check::frame(&run, &traffic::refusal(last, kind))?;
+        self.check_live(0)?;
+        Ok(Sample::new(run.ns - overhead))
+    }
+
     /// Opens flows in addition to the present ones. Returns how many there are.
     fn open(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<(Sample, u64)> {
         let kind = Kind::first::<A>(service.protocol);
@@ -208,9 +234,9 @@ impl<A: Family> Flows<A> {
             "{opened} flows were opened, {} are found",
             requests.len()
         );
-        let answered = match service.destination {
-            Destination::Remote => Reason::ToClient,
-            _ => Reason::ReplyToStack,
+        let answered = match service.destination.is_remote() {
+            true => Reason::ToClient,
+            false => Reason::ReplyToStack,
         };
         let kind = Kind::answer::<A>(service.protocol);
         let counted = self.send(rig, &answers, kind)?;
@@ -244,7 +270,7 @@ impl<A: Family> Flows<A> {
 
 /// Offset of the checksum in a frame.
 fn checksum_at<A: Family>(kind: Kind) -> usize {
-    lb_common::parse::ETHERNET + A::HEADER + checksum_offset(kind.protocol)
+    ETHERNET + A::HEADER + checksum_offset(kind.protocol)
 }
 
 /// The tuple of a flow's packets after translation.
@@ -266,12 +292,14 @@ fn check_translation<A: Family>(
     answer: &Tuple<A>,
 ) -> Result<()> {
     let family = traffic::family::<A>();
-    let right = match service.destination {
-        Destination::Remote => {
+    let right = match service.destination.is_remote() {
+        true => {
             answer.destination == address_of(NODE[family])
                 && SNAT_PORTS.contains(&answer.destination_port)
         }
-        _ => answer.destination == request.source && answer.destination_port == request.source_port,
+        false => {
+            answer.destination == request.source && answer.destination_port == request.source_port
+        }
     };
     ensure!(
         right && traffic::is_endpoint(answer.source) && answer.source_port == TARGET_PORT,
@@ -289,10 +317,10 @@ fn check_sent<A: Family>(
     tuple: &Tuple<A>,
     kind: Kind,
 ) -> Result<()> {
-    let ethernet = match (service.destination, direction) {
-        (Destination::Remote, Direction::ToEndpoint) => rig.network.to_endpoints,
-        (Destination::Remote, Direction::ToClient) => rig.network.to_clients,
-        _ => {
+    let ethernet = match (service.destination.is_remote(), direction) {
+        (true, Direction::ToEndpoint) => rig.network.to_endpoints,
+        (true, Direction::ToClient) => rig.network.to_clients,
+        (false, _) => {
             check::action(run, action::PASS)?;
             return check::frame(run, &traffic::arriving(tuple, kind));
         }
