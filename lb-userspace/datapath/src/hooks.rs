@@ -11,7 +11,7 @@ pub const XDP_PROGRAM: &str = "xdp_ingress";
 /// Name of the XDP program for virtual devices. Their packets may have incomplete checksums.
 pub const XDP_VIRTUAL_PROGRAM: &str = "xdp_ingress_virtual";
 
-/// The names of all programs.
+/// The names of all programs. Which of them a node needs depends on its devices.
 pub fn programs() -> Vec<&'static str> {
     [XDP_PROGRAM, XDP_VIRTUAL_PROGRAM]
         .into_iter()

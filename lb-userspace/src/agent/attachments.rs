@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use lb_common::abi::{self, device_flag};
 use lb_datapath::{
     AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
-    devices::{Device, DeviceKind, Devices, Role, RoleRules, Unserved, WayBack},
+    devices::{Device, DeviceKind, Devices, PatternError, Role, RoleRules, Unserved, WayBack},
     hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
 };
 
@@ -128,7 +128,8 @@ impl Attachments {
         devices: &Devices,
         again: bool,
     ) -> anyhow::Result<()> {
-        let attacher = Attacher::new(&kernel.pins, self.tc);
+        let pins = kernel.pins.clone();
+        let attacher = Attacher::new(&pins, self.tc);
         let mut wanted = BTreeSet::new();
         for device in devices.iter().filter(|device| device.mac.is_some()) {
             let known = self.attached.get(&device.index);
@@ -228,21 +229,27 @@ impl Attachments {
 
     fn attach(
         &self,
-        kernel: &Kernel,
+        kernel: &mut Kernel,
         attacher: &Attacher<'_>,
         device: &Device,
         role: Role,
     ) -> anyhow::Result<Attached> {
         let (mut xdp, mut reason) = (XdpMode::Off, None);
         if role == Role::External {
-            let (best, why) = self.best_mode(device);
-            let program = match device.kind {
-                DeviceKind::Physical | DeviceKind::Bond => XDP_PROGRAM,
-                _ => XDP_VIRTUAL_PROGRAM,
-            };
-            let outcome = attacher.xdp(device.index, kernel.program(program)?, best)?;
-            xdp = outcome.mode;
-            reason = outcome.reason.or(why);
+            let (best, why) = best_mode(self.best, device);
+            match best {
+                XdpMode::Off => {
+                    attacher.detach_xdp(device.index)?;
+                    reason = why;
+                }
+                best => {
+                    let program = xdp_program(device);
+                    kernel.ensure(program)?;
+                    let outcome = attacher.xdp(device.index, kernel.program(program)?, best)?;
+                    xdp = outcome.mode;
+                    reason = outcome.reason.or(why);
+                }
+            }
         }
         for direction in [Direction::Ingress, Direction::Egress] {
             let program = kernel.program(direction.program())?;
@@ -255,27 +262,6 @@ impl Attachments {
             reason,
             failed: false,
         })
-    }
-
-    /// The best XDP mode to try on a device, and the reason if it is not the one asked for.
-    fn best_mode(&self, device: &Device) -> (XdpMode, Option<String>) {
-        match self.best {
-            config::XdpMode::Off => (XdpMode::Off, None),
-            config::XdpMode::Generic => (XdpMode::Generic, None),
-            config::XdpMode::Native => (XdpMode::Native, None),
-            config::XdpMode::Auto => match device.kind {
-                DeviceKind::Physical | DeviceKind::Bond => (XdpMode::Native, None),
-                DeviceKind::Veth => {
-                    let reason = "veth: sends from XDP get lost unless the far end has a program \
-                                  too; --xdp-mode=native if it has";
-                    (XdpMode::Off, Some(reason.to_owned()))
-                }
-                kind => (
-                    XdpMode::Off,
-                    Some(format!("{kind:?}: no driver of its own")),
-                ),
-            },
-        }
     }
 
     /// What programs must know about the devices.
@@ -340,6 +326,64 @@ impl Attachments {
             }
             _ => (WayBack::NotAsked, 0),
         }
+    }
+}
+
+/// The names of the programs that sockets and the present devices need: the verifier takes its time
+/// for each.
+///
+/// # Errors
+///
+/// If a pattern of device names cannot be read.
+pub fn programs(
+    config: &DatapathConfig,
+    node_addresses: Vec<IpAddr>,
+    devices: &Devices,
+) -> Result<Vec<&'static str>, PatternError> {
+    let rules = RoleRules::new(config.device_names(), node_addresses)?;
+    let mut programs = [Direction::Ingress, Direction::Egress]
+        .map(Direction::program)
+        .to_vec();
+    programs.extend(SocketHook::ALL.map(SocketHook::name));
+    for device in devices.iter().filter(|device| device.mac.is_some()) {
+        let is_external = rules.role(device) == Role::External;
+        let program = xdp_program(device);
+        if is_external
+            && best_mode(config.xdp_mode, device).0 != XdpMode::Off
+            && !programs.contains(&program)
+        {
+            programs.push(program);
+        }
+    }
+    Ok(programs)
+}
+
+/// The name of the XDP program for a device.
+fn xdp_program(device: &Device) -> &'static str {
+    match device.kind {
+        DeviceKind::Physical | DeviceKind::Bond => XDP_PROGRAM,
+        _ => XDP_VIRTUAL_PROGRAM,
+    }
+}
+
+/// The best XDP mode to try on a device, and the reason if it is not the one asked for.
+fn best_mode(wanted: config::XdpMode, device: &Device) -> (XdpMode, Option<String>) {
+    match wanted {
+        config::XdpMode::Off => (XdpMode::Off, None),
+        config::XdpMode::Generic => (XdpMode::Generic, None),
+        config::XdpMode::Native => (XdpMode::Native, None),
+        config::XdpMode::Auto => match device.kind {
+            DeviceKind::Physical | DeviceKind::Bond => (XdpMode::Native, None),
+            DeviceKind::Veth => {
+                let reason = "veth: sends from XDP get lost unless the far end has a program too; \
+                              --xdp-mode=native if it has";
+                (XdpMode::Off, Some(reason.to_owned()))
+            }
+            kind => (
+                XdpMode::Off,
+                Some(format!("{kind:?}: no driver of its own")),
+            ),
+        },
     }
 }
 

@@ -50,6 +50,8 @@ pub enum Exchange {
 pub struct Kernel {
     pub pins: Arc<Pins>,
     pub loaded: Loaded,
+    /// The names of those that this node needs.
+    programs: Vec<&'static str>,
     /// Programs that take the place of some of them while packets are traced.
     tracing: Option<Arc<Tracing>>,
     /// The maps' sizes. While they change, those to come.
@@ -76,7 +78,12 @@ impl Kernel {
     /// # Errors
     ///
     /// If the pins are of another version, or the kernel refuses.
-    pub fn start(config: &Config, lock: Lock, ahead: Option<Ahead>) -> anyhow::Result<Self> {
+    pub fn start(
+        config: &Config,
+        lock: Lock,
+        programs: Vec<&'static str>,
+        ahead: Option<Ahead>,
+    ) -> anyhow::Result<Self> {
         let datapath = &config.datapath;
         let pins = Arc::new(Pins::open_locked(lock, abi::VERSION)?);
         let wanted = Sizes::wanted(datapath);
@@ -86,10 +93,10 @@ impl Kernel {
             pins.remove_map(LOCAL_ADDRESSES)?;
         }
         let ahead = Cell::new(ahead);
-        let load = |sizes| resize::begin(&pins, sizes, ahead.take());
+        let load = |sizes| resize::begin(&pins, sizes, &programs, ahead.take());
         let started = refit::begin(&pins, wanted, load)?;
-        let programs = started.programs;
-        let loaded = programs.loaded;
+        let first = started.programs;
+        let loaded = first.loaded;
         let limits = abi::Limits {
             timeouts: flows::timeouts(&config.timeouts, TickRate::of_kernel()),
             half_open_mask: HALF_OPEN - 1,
@@ -98,19 +105,20 @@ impl Kernel {
         };
         MappedArray::new(&loaded.map("LIMITS")?)?.write(0, &limits);
         Ok(Self {
-            config: programs.config,
+            config: first.config,
             local_addresses: mirror(&loaded, LOCAL_ADDRESSES)?,
             devices: mirror(&loaded, "DEVICES")?,
             ways_back: mirror(&loaded, "WAYS_BACK")?,
             pins,
             loaded,
             tracing: None,
-            sizes: started.sizes.with_slots(programs.slots),
+            sizes: started.sizes.with_slots(first.slots),
             wanted: wanted.slots,
-            resize: programs.resize,
+            resize: first.resize,
             refit: started.refit,
             refit_note: started.kept,
-            size_note: programs.kept,
+            size_note: first.kept,
+            programs,
         })
     }
 
@@ -139,7 +147,8 @@ impl Kernel {
                 bail!("the change of the flow table's size cannot be completed: {why}");
             }
             let (from, to) = resize.records();
-            let programs = resize::give_up(&self.pins, from, self.sizes.with_slots(to), &why)?;
+            let sizes = self.sizes.with_slots(to);
+            let programs = resize::give_up(&self.pins, from, sizes, &self.programs, &why)?;
             self.take(programs);
             self.next_hops_changed();
             return Ok(Exchange::OtherPrograms);
@@ -157,7 +166,7 @@ impl Kernel {
                     _ => tracing::warn!("{note}"),
                 }
                 let wanted = self.sizes.with_slots(self.wanted);
-                self.take(resize::begin(&self.pins, wanted, None)?);
+                self.take(resize::begin(&self.pins, wanted, &self.programs, None)?);
                 self.size_note.get_or_insert(note);
             }
         }
@@ -180,7 +189,7 @@ impl Kernel {
 
     fn give_up_refit(&mut self, refit: Refit, device: &str) -> anyhow::Result<()> {
         let wanted = self.sizes.with_slots(self.wanted);
-        let load = |sizes| resize::begin(&self.pins, sizes, None);
+        let load = |sizes| resize::begin(&self.pins, sizes, &self.programs, None);
         let started = refit.give_up(&self.pins, wanted, device, load)?;
         self.sizes = started.sizes;
         self.refit_note = started.kept;
@@ -215,6 +224,19 @@ impl Kernel {
     /// Says which programs [`Self::program`] gives from now on.
     pub fn set_tracing(&mut self, tracing: Option<Arc<Tracing>>) {
         self.tracing = tracing;
+    }
+
+    /// Loads a program that no device has needed so far.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn ensure(&mut self, name: &'static str) -> Result<(), LoadError> {
+        self.loaded.ensure(name)?;
+        if !self.programs.contains(&name) {
+            self.programs.push(name);
+        }
+        Ok(())
     }
 
     /// The program to attach under a name.

@@ -190,7 +190,9 @@ impl Agent {
         process: &Process,
     ) -> anyhow::Result<Self> {
         let watcher = Watcher::start().await?;
-        let kernel = Kernel::start(&config, place.lock, place.ahead)?;
+        let own = config.this_node(None).addresses;
+        let programs = attachments::programs(&config.datapath, own, watcher.devices())?;
+        let kernel = Kernel::start(&config, place.lock, programs, place.ahead)?;
         let store = Store::new(config.node_name.clone());
         let addresses = local_addresses(watcher.devices());
         let known = KnownNode::new(&config, kernel.node_addresses());

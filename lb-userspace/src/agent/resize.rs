@@ -36,7 +36,6 @@ use lb_common::{
 use lb_datapath::{
     Loaded, OBJECT, Pins,
     bpf::{MappedArray, synchronize_rcu},
-    hooks,
     load::{self, LoadError, load, pinned_entries},
     pins::{MapPins, PinError},
 };
@@ -58,6 +57,9 @@ const PASSES: usize = 3;
 /// The part of a table's room that flows may take when they are copied into it. With more, some
 /// flows would not find a place.
 const FILLED: (u32, u32) = (3, 4);
+
+/// The names of the programs that this node needs.
+pub type Names<'a> = &'a [&'static str];
 
 /// Programs to attach, and the flow tables that they use, now or at the end of the change.
 pub struct Programs {
@@ -101,8 +103,8 @@ pub struct Resized {
 
 impl Ahead {
     /// Loads programs for maps of these sizes; `None` if the pinned ones are others.
-    pub fn load(pins: &MapPins, sizes: Sizes) -> Option<Self> {
-        match load::Ahead::load(OBJECT, pins, &hooks::programs(), &sizes.settings()) {
+    pub fn load(pins: &MapPins, sizes: Sizes, programs: Names<'_>) -> Option<Self> {
+        match load::Ahead::load(OBJECT, pins, programs, &sizes.settings()) {
             Ok(programs) => programs.map(|programs| Self(Box::new((sizes, programs)))),
             Err(error) => {
                 // If it concerns this agent, it will say so once it has the place.
@@ -141,7 +143,12 @@ impl Ahead {
 ///
 /// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the
 /// tables cannot have the size wanted is none.
-pub fn begin(pins: &Pins, sizes: Sizes, ahead: Option<Ahead>) -> anyhow::Result<Programs> {
+pub fn begin(
+    pins: &Pins,
+    sizes: Sizes,
+    names: Names<'_>,
+    ahead: Option<Ahead>,
+) -> anyhow::Result<Programs> {
     let wanted = sizes.slots;
     if recover(pins)? {
         let [(present, next), _] = TABLES;
@@ -149,7 +156,8 @@ pub fn begin(pins: &Pins, sizes: Sizes, ahead: Option<Ahead>) -> anyhow::Result<
         let (from, to) = (records(present)?, records(next)?);
         tracing::info!("continuing an interrupted change of the flow table's size");
         let resize = Resize::new(from, to, None);
-        return programs(pins, second(pins, from, to, sizes)?, to, Some(resize));
+        let second = second(pins, from, to, sizes, names)?;
+        return programs(pins, second, to, Some(resize));
     }
     let [(table, _), _] = TABLES;
     let present = pinned_entries(pins, table)?.unwrap_or(wanted);
@@ -159,18 +167,18 @@ pub fn begin(pins: &Pins, sizes: Sizes, ahead: Option<Ahead>) -> anyhow::Result<
                 tracing::info!("going on with programs that were loaded ahead");
                 programs(pins, loaded, wanted, None)
             }
-            None => steady(pins, sizes),
+            None => steady(pins, sizes, names),
         };
     }
     let (from, to) = (present / RECORDS_PER_FLOW, wanted / RECORDS_PER_FLOW);
-    match prepare(pins, present, wanted, sizes) {
+    match prepare(pins, present, wanted, sizes, names) {
         Ok(programs) => {
             tracing::info!(from, to, "changing the flow table's size, in flows");
             Ok(programs)
         }
         Err(error) => {
             let why = format!("{error:#}");
-            give_up(pins, present, sizes, &why)
+            give_up(pins, present, sizes, names, &why)
         }
     }
 }
@@ -180,7 +188,13 @@ pub fn begin(pins: &Pins, sizes: Sizes, ahead: Option<Ahead>) -> anyhow::Result<
 /// # Errors
 ///
 /// As [`begin`].
-pub fn give_up(pins: &Pins, present: u32, wanted: Sizes, why: &str) -> anyhow::Result<Programs> {
+pub fn give_up(
+    pins: &Pins,
+    present: u32,
+    wanted: Sizes,
+    names: Names<'_>,
+    why: &str,
+) -> anyhow::Result<Programs> {
     take_back(pins)?;
     let kept = format!(
         "the flow table stays as it is, with room for {} flows instead of {}: {why}",
@@ -190,7 +204,7 @@ pub fn give_up(pins: &Pins, present: u32, wanted: Sizes, why: &str) -> anyhow::R
     tracing::warn!("{kept}");
     Ok(Programs {
         kept: Some(kept),
-        ..steady(pins, wanted.with_slots(present))?
+        ..steady(pins, wanted.with_slots(present), names)?
     })
 }
 
@@ -312,11 +326,17 @@ fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<C
 }
 
 /// Makes the next tables, and programs of both kinds.
-fn prepare(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> anyhow::Result<Programs> {
+fn prepare(
+    pins: &Pins,
+    from: u32,
+    to: u32,
+    sizes: Sizes,
+    names: Names<'_>,
+) -> anyhow::Result<Programs> {
     let [(table4, _), (table6, _)] = TABLES;
     check_room(&flows::<Ip4>(pins, table4)?, to, "IPv4")?;
     check_room(&flows::<Ip6>(pins, table6)?, to / 2, "IPv6")?;
-    let second = second(pins, from, to, sizes)?;
+    let second = second(pins, from, to, sizes, names)?;
     let present = settings(pins, CONFIG)?.read(0);
     settings(pins, CONFIG_NEXT)?.write(
         0,
@@ -328,7 +348,7 @@ fn prepare(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> anyhow::Result<Prog
             ..present
         },
     );
-    let first = first(pins, from, to, sizes)?;
+    let first = first(pins, from, to, sizes, names)?;
     programs(pins, first, to, Some(Resize::new(from, to, Some(second))))
 }
 
@@ -424,8 +444,8 @@ fn settings(pins: &Pins, pin: &str) -> anyhow::Result<MappedArray<abi::Config>> 
 }
 
 /// Programs for tables that keep their size.
-fn steady(pins: &Pins, sizes: Sizes) -> anyhow::Result<Programs> {
-    let loaded = load(OBJECT, pins, &hooks::programs(), &sizes.settings())?;
+fn steady(pins: &Pins, sizes: Sizes, names: Names<'_>) -> anyhow::Result<Programs> {
+    let loaded = load(OBJECT, pins, names, &sizes.settings())?;
     programs(pins, loaded, sizes.slots, None)
 }
 
@@ -449,7 +469,13 @@ fn programs(
 }
 
 /// Programs of the first kind.
-fn first(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> Result<Loaded, LoadError> {
+fn first(
+    pins: &Pins,
+    from: u32,
+    to: u32,
+    sizes: Sizes,
+    names: Names<'_>,
+) -> Result<Loaded, LoadError> {
     let others = [to, to / 2];
     let masks = others.map(|records| records - 1);
     let mut settings = sizes.with_slots(from).settings();
@@ -459,11 +485,17 @@ fn first(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> Result<Loaded, LoadEr
             .max_entries(OTHER_TABLES[family], others[family])
             .global(OTHER_MASKS[family], &masks[family]);
     }
-    load(OBJECT, pins, &hooks::programs(), &settings)
+    load(OBJECT, pins, names, &settings)
 }
 
 /// Programs of the second kind.
-fn second(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> Result<Loaded, LoadError> {
+fn second(
+    pins: &Pins,
+    from: u32,
+    to: u32,
+    sizes: Sizes,
+    names: Names<'_>,
+) -> Result<Loaded, LoadError> {
     let others = [from, from / 2];
     let masks = others.map(|records| records - 1);
     let mut settings = sizes
@@ -477,9 +509,8 @@ fn second(pins: &Pins, from: u32, to: u32, sizes: Sizes) -> Result<Loaded, LoadE
             .max_entries(OTHER_TABLES[family], others[family])
             .global(OTHER_MASKS[family], &masks[family]);
     }
-    let mut programs = hooks::programs();
-    programs.push(COPY_PROGRAM);
-    load(OBJECT, pins, &programs, &settings)
+    let names = [names, &[COPY_PROGRAM]].concat();
+    load(OBJECT, pins, &names, &settings)
 }
 
 impl std::fmt::Display for Resized {

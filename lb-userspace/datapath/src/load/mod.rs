@@ -220,6 +220,25 @@ impl Loaded {
         }
     }
 
+    /// Loads a program that was not among those to load.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn ensure(&mut self, name: &str) -> Result<(), LoadError> {
+        let source = match self.program(name) {
+            Err(LoadError::Program { source, .. }) => source,
+            found => return found.map(drop),
+        };
+        match source {
+            ProgramError::NotLoaded => load_program(&mut self.ebpf, name),
+            source => Err(LoadError::Program {
+                name: name.to_owned(),
+                source,
+            }),
+        }
+    }
+
     /// A loaded program, to test.
     ///
     /// # Errors

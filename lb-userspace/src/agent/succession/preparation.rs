@@ -3,11 +3,11 @@
 use std::future;
 
 use lb_common::abi;
-use lb_datapath::pins::MapPins;
+use lb_datapath::{devices::Watcher, pins::MapPins};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::{
-    agent::{resize::Ahead, sizes::Sizes},
+    agent::{attachments, resize::Ahead, sizes::Sizes},
     config::Config,
 };
 
@@ -25,8 +25,7 @@ impl Preparation {
     /// Begins to load them, on a thread that may take its time, unless that was done before.
     pub fn begin(&mut self, config: &Config) {
         if let Self::NotBegun = self {
-            let (pins, sizes) = (pins(config), Sizes::wanted(&config.datapath));
-            *self = Self::Loading(spawn_blocking(move || Ahead::load(&pins, sizes)));
+            *self = Self::Loading(tokio::spawn(load(config.clone())));
         }
     }
 
@@ -53,6 +52,15 @@ impl Preparation {
             Self::NotBegun | Self::Loading(_) => None,
         }
     }
+}
+
+async fn load(config: Config) -> Option<Ahead> {
+    let (pins, sizes) = (pins(&config), Sizes::wanted(&config.datapath));
+    let addresses = config.this_node(None).addresses;
+    let watcher = Watcher::start().await.ok()?;
+    let programs = attachments::programs(&config.datapath, addresses, watcher.devices()).ok()?;
+    let load = move || Ahead::load(&pins, sizes, &programs);
+    spawn_blocking(load).await.ok()?
 }
 
 /// Where the agents of this node pin their maps.
