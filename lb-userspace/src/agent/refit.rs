@@ -27,7 +27,7 @@ use lb_common::{
 use lb_datapath::{
     Pins,
     bpf::{BatchMap, MappedArray, synchronize_rcu},
-    load::pinned_entries,
+    load::{BEFORE, pinned_entries},
     maps::SourceKey,
     pins::PinError,
 };
@@ -135,7 +135,7 @@ fn unpin(pins: &Pins) -> Result<(), PinError> {
 }
 
 fn before(map: &str) -> String {
-    format!("{map}_BEFORE")
+    format!("{map}{BEFORE}")
 }
 
 fn kept(why: &str) -> String {

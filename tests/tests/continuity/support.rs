@@ -187,13 +187,13 @@ impl Idle {
 
 /// Starts agents of another build beside those that run, then ends the old ones.
 ///
-/// The agents before have the ten seconds of their pods: they answer until the next ones have
-/// loaded their programs on all nodes.
+/// The agents before have the thirty seconds of their pods: they answer until the next ones serve
+/// on all nodes.
 pub fn take_over(ground: &mut Balanced, build: &Path) {
     let first = mem::take(&mut ground.agents);
     ground.launch_agents_of(build).unwrap();
     for agent in first {
-        agent.stop(Duration::from_secs(10)).unwrap();
+        agent.stop(Duration::from_secs(30)).unwrap();
     }
     ground.wait_until_ready().unwrap();
 }

@@ -46,6 +46,9 @@ pub(crate) const LOG_RING: &str = "AYA_LOGS";
 /// The ending of pin names of maps that are to replace others.
 const NEXT: &str = "_NEXT";
 
+/// The ending of pin names of maps that others are to replace.
+pub const BEFORE: &str = "_BEFORE";
+
 /// How many lines of the verifier's log an error shows: those at its end, where the refusal is.
 const LOG_LINES: usize = 25;
 
@@ -165,7 +168,7 @@ fn load_around(
     let pinned = pins.names()?;
     for name in &pinned {
         let known = shapes.contains_key(name) || SCRATCH.contains(&name.as_str());
-        if !known && !name.ends_with(NEXT) {
+        if !known && !name.ends_with(NEXT) && !name.ends_with(BEFORE) {
             tracing::info!(map = name, "a pinned map is of another version");
         }
     }
