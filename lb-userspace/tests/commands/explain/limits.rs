@@ -1,7 +1,7 @@
 //! Limits of connections, with and without an agent that knows how many there are.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{BufRead as _, BufReader, Write as _},
     os::unix::net::UnixListener,
     thread,
 };
@@ -59,9 +59,10 @@ fn beside_an_agent<T>(in_use: [u32; 2], explain: impl FnOnce(&str) -> T) -> T {
     let body = serde_json::to_string(&status).unwrap();
     let agent = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut request = [0; 1024];
-        let read = stream.read(&mut request).unwrap();
-        assert!(request[..read].starts_with(b"GET /status "));
+        // It comes in pieces.
+        let lines = BufReader::new(&stream).lines().map(Result::unwrap);
+        let request: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+        assert!(request[0].starts_with("GET /status "), "{request:?}");
         write!(stream, "HTTP/1.0 200 OK\r\n\r\n{body}").unwrap();
     });
     let explained = explain(socket.to_str().unwrap());
