@@ -15,4 +15,4 @@ pub const LOCAL_ADDRESSES: usize = 4_096;
 pub const DEVICES: usize = 65_536;
 /// A power of two.
 pub const HOPS: usize = 16_384;
-pub const SEATS: usize = crate::flow::seats::LIMITS;
+pub const SEATS: usize = crate::flow::limit::LIMITS;

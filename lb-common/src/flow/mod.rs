@@ -3,16 +3,16 @@
 //! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it
 //! lies ([`slots`]) and is found ([`table`]), where its packets leave ([`hop`]), how far its
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
-//! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be ([`seats`]),
-//! what becomes of the records of other versions ([`foreign`]), and how flows get into a table of
-//! another size ([`resize`]).
-//! [`steps`] ties these together where there is no verifier.
+//! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be ([`limit`])
+//! and which ones count ([`seats`]), what becomes of the records of other versions ([`foreign`]),
+//! and how flows get into a table of another size ([`resize`]). [`steps`] ties these together where there is no verifier.
 
 pub mod claim;
 pub mod end;
 mod entry;
 pub mod foreign;
 pub mod hop;
+pub mod limit;
 pub mod record;
 pub mod resize;
 pub mod seats;
@@ -24,6 +24,6 @@ pub mod tcp;
 
 pub use entry::{Flow, Rewrite, flow_flag, tag};
 pub use hop::{Ethernet, Hop};
+pub use limit::Seats;
 pub use record::Record;
-pub use seats::Seats;
 pub use stage::{Stage, Timeouts};

@@ -1,76 +1,27 @@
-//! Seats: how many connections limits let in, and which flows hold one.
+//! Seats: which flows hold one, and of which limits.
 //!
-//! A limit is an element of `SEATS`, [`Seats`]. Which limits a flow counts against is its
-//! [`Place`], in the record of its endpoint's direction, and does not change. Whether it holds its
-//! seats at the moment is a bit of that record's tag: [`tag::SEATED`]. Whoever takes the bit out,
-//! by the compare-and-swap that ends the record or by one for the bit alone, gives the seats back.
-//! So they are given back once, whoever ends the flow.
+//! Which [limits](super::limit) a flow counts against is its [`Place`], in the record of its
+//! endpoint's direction, and does not change. Whether it holds its seats at the moment is a bit of
+//! that record's tag: [`tag::SEATED`]. Whoever takes the bit out, by the compare-and-swap that ends
+//! the record or by one for the bit alone, gives the seats back. So they are given back once,
+//! whoever ends the flow.
 //!
 //! Seats are taken before the bit is set, and given back after it was taken out. So there are never
 //! fewer in use than bits.
 
-use core::ptr::NonNull;
-
 use super::{
     Flow, Record, Stage, flow_flag,
+    limit::{LIMITS, NODE, give, take_anyway},
     record::{self, in_order, kill_if, read_tag, set},
     slots::Slots,
     tag,
 };
-use crate::{addr::Address, atomic, opaque::rolled};
+use crate::{addr::Address, opaque::rolled};
 
-/// How many limits there are: the node's, and one for each limited Service.
-pub const LIMITS: usize = 2048;
 /// Bits that the id of a service has in a record.
 pub const SERVICE_BITS: u32 = 20;
-/// Index of the node's limit.
-pub const NODE: u32 = 0;
-
 /// How often to try to end a record whose seat others take out, or take again, at the same moment.
 const ATTEMPTS: usize = 4;
-
-/// Element of `SEATS`: a limit, and who is within it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seats {
-    /// Seats in use: the lower half, below zero if they were given back too often. The upper half
-    /// is how many have been taken so far, modulo 2^32, less one if the lower half is below zero.
-    pub word: u64,
-    /// The most seats in use; 0 means no limit.
-    pub limit: u32,
-    /// The most that were in use since the agent last looked.
-    pub highest: u32,
-    /// Connections refused because all seats were in use.
-    pub refused: u64,
-    /// Seats taken without regard to the limit: by connections in progress, whose flow was lost or
-    /// seemed to be over.
-    pub recovered: u64,
-    /// Connections let in without a seat, because the cluster depends on their Service.
-    pub exempted: u64,
-    /// Hash of the limit's name, by which a later agent recognises it; 0 means that it is nobody's.
-    pub owner: u64,
-    pub pad: [u64; 2],
-}
-
-/// [`Seats::word`] after one seat was taken, less what it was before.
-const TAKEN: u64 = 1 << 32 | 1;
-/// The same for one that was given back.
-const GIVEN: u64 = u64::MAX;
-
-impl Seats {
-    /// Seats in use; below zero if they were given back too often.
-    #[inline(always)]
-    pub fn used(&self) -> i32 {
-        self.word as i32
-    }
-
-    /// How many seats have been taken so far, modulo 2^32.
-    #[inline(always)]
-    pub fn taken(&self) -> u32 {
-        let used = i64::from(self.used()) as u64;
-        (self.word.wrapping_sub(used) >> 32) as u32
-    }
-}
 
 /// The limits that a flow counts against: the node's or not, and one of a Service or none.
 ///
@@ -210,78 +161,18 @@ impl<A> Flow<A> {
     }
 }
 
-/// Whether all seats of a limit are in use: a plain read, so that refusing stays cheap.
-#[inline(always)]
-pub fn is_full(seats: NonNull<Seats>) -> bool {
-    let seats = seats.as_ptr();
-    // SAFETY: elements of maps stay; words that other CPUs change.
-    let (word, limit) = unsafe {
-        (
-            (&raw const (*seats).word).read_volatile(),
-            (&raw const (*seats).limit).read_volatile(),
-        )
-    };
-    limit != 0 && i64::from(word as i32) >= i64::from(limit)
-}
-
-/// Takes a seat if the limit allows one more. Returns whether it did. At the same moment as other
-/// CPUs at the limit it may fail although one has just become free.
-#[inline(always)]
-pub fn try_take(seats: NonNull<Seats>) -> bool {
-    if is_full(seats) {
-        return false;
-    }
-    let before = add(seats, TAKEN);
-    // SAFETY: elements of maps stay; a word that the agent stores as a whole.
-    let limit = unsafe { (&raw const (*seats.as_ptr()).limit).read_volatile() };
-    if limit != 0 && i64::from(before as i32) >= i64::from(limit) {
-        add(seats, TAKEN.wrapping_neg());
-        return false;
-    }
-    note_highest(seats, before);
-    true
-}
-
-/// Takes a seat whatever the limit is, and counts that.
-#[inline(always)]
-pub fn take_anyway(seats: NonNull<Seats>) {
-    let before = add(seats, TAKEN);
-    note_highest(seats, before);
-    // SAFETY: elements of maps stay; the word is a counter.
-    unsafe { atomic::add(&raw mut (*seats.as_ptr()).recovered, 1) };
-}
-
 /// Gives back the seats of a place.
 #[inline(always)]
 pub fn give_back<A: Address, S: Slots<A>>(slots: &S, place: Place) {
     if place.service() != 0
         && let Some(seats) = slots.seats(place.service())
     {
-        add(seats, GIVEN);
+        give(seats);
     }
     if place.has_node()
         && let Some(seats) = slots.seats(NODE)
     {
-        add(seats, GIVEN);
-    }
-}
-
-#[inline(always)]
-fn add(seats: NonNull<Seats>, change: u64) -> u64 {
-    // SAFETY: elements of maps stay; the word is only added to.
-    unsafe { atomic::fetch_add_wide(&raw mut (*seats.as_ptr()).word, change) }
-}
-
-/// Notes how many seats are in use after one was taken; `before` is the word before that.
-#[inline(always)]
-fn note_highest(seats: NonNull<Seats>, before: u64) {
-    let used = (before as i32).wrapping_add(1);
-    // SAFETY: elements of maps stay. Of several CPUs at once any may write.
-    let highest = unsafe { &raw mut (*seats.as_ptr()).highest };
-    // SAFETY: as above.
-    if i64::from(used) > i64::from(unsafe { highest.read_volatile() }) {
-        // SAFETY: as above.
-        unsafe { highest.write_volatile(used as u32) };
+        give(seats);
     }
 }
 
@@ -423,42 +314,6 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pointer(seats: &mut Seats) -> NonNull<Seats> {
-        NonNull::from(seats)
-    }
-
-    #[test]
-    fn seats_are_taken_up_to_the_limit() {
-        let mut seats = Seats {
-            limit: 2,
-            ..Seats::default()
-        };
-        let pointer = pointer(&mut seats);
-        assert!(!is_full(pointer) && try_take(pointer) && try_take(pointer));
-        assert!(is_full(pointer) && !try_take(pointer));
-        take_anyway(pointer);
-        let Seats {
-            highest, recovered, ..
-        } = seats;
-        assert_eq!((seats.used(), seats.taken()), (3, 3));
-        assert_eq!((highest, recovered), (3, 1));
-        add(pointer, GIVEN);
-        assert!(is_full(pointer));
-        add(pointer, GIVEN);
-        assert!(!is_full(pointer) && try_take(pointer));
-        assert_eq!((seats.used(), seats.taken()), (2, 4));
-    }
-
-    #[test]
-    fn what_was_given_back_too_often_does_not_spoil_the_number_taken() {
-        let mut seats = Seats::default();
-        let pointer = pointer(&mut seats);
-        add(pointer, GIVEN);
-        assert_eq!((seats.used(), seats.taken()), (-1, 0));
-        assert!(try_take(pointer) && try_take(pointer), "0 means no limit");
-        assert_eq!((seats.used(), seats.taken()), (1, 2));
-    }
 
     #[test]
     fn a_place_lies_beside_the_service() {

@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use super::{Record, Timeouts, seats::Seats};
+use super::{Record, Timeouts, limit::Seats};
 use crate::{
     addr::Address,
     parse::{Segment, Tuple},

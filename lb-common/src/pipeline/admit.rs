@@ -7,7 +7,8 @@ use crate::{
     atomic,
     flow::{
         claim,
-        seats::{self, Asked, NODE, Place, is_full, take_anyway, try_take},
+        limit::{NODE, is_full, take_anyway, try_take},
+        seats::{self, Asked, Place},
         table,
     },
     parse::TCP,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lb_common::flow::{Seats, seats::NODE};
+use lb_common::flow::{Seats, limit::NODE};
 use lb_objects::ObjectName;
 
 use crate::{flows::SeatTable, map_writer::Limited, metrics::LimitCount};

@@ -14,7 +14,8 @@ use std::{
 
 use lb_common::flow::{
     Seats,
-    seats::{LIMITS, NODE, Place},
+    limit::{LIMITS, NODE},
+    seats::Place,
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
 

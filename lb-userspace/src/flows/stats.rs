@@ -2,11 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lb_common::flow::{
-    Stage,
-    seats::{LIMITS, Place},
-    stage::STAGES,
-};
+use lb_common::flow::{Stage, limit::LIMITS, seats::Place, stage::STAGES};
 use lb_objects::Protocol;
 
 /// What the latest pass over the tables saw, and what has been removed since the agent started.

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use lb_common::flow::{Seats, seats::NODE};
+use lb_common::flow::{Seats, limit::NODE};
 use lb_datapath::maps::{Elements, Maps};
 use lb_objects::ObjectName;
 use siphasher::sip::SipHasher13;

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 
 use lb_common::flow::{
     flow_flag::{FIN, FIN_ACKED, RST, SEEN},
-    seats::{NODE, Place},
+    limit::NODE,
+    seats::Place,
     tag,
 };
 

@@ -16,8 +16,9 @@ use lb_common::{
         Flow, Record, Timeouts,
         claim::{self, Claim, Refused},
         flow_flag,
+        limit::{self, Seats},
         record::{self, read_tag},
-        seats::{self, Place, Seats},
+        seats::{self, Place},
         slots::{Purpose, Slots},
         steps::Plain,
         table, tag,
@@ -80,7 +81,7 @@ impl Table {
     /// A table in which claims end flows that have been silent for too long.
     pub fn with_timeouts(records: usize, timeouts: Timeouts) -> Arc<Self> {
         let empty = || UnsafeCell::new(Flow::default());
-        let limits = Arc::new(MappedArray::in_memory(seats::LIMITS as u32));
+        let limits = Arc::new(MappedArray::in_memory(limit::LIMITS as u32));
         Arc::new(Self {
             records: (0..records).map(|_| empty()).collect(),
             clock: AtomicU32::new(0),
@@ -155,10 +156,10 @@ impl Table {
 
     /// Takes the seats of a flow, and returns the state of its endpoint's direction.
     fn seat(&self, mut reply: Record<Ip4>, flow: &NewFlow) -> u32 {
-        for index in [flow.place.service(), seats::NODE] {
-            let counts = index != seats::NODE || flow.place.has_node();
+        for index in [flow.place.service(), limit::NODE] {
+            let counts = index != limit::NODE || flow.place.has_node();
             if counts && let Some(seats) = self.seats(index) {
-                assert!(seats::try_take(seats));
+                assert!(limit::try_take(seats));
             }
         }
         // SAFETY: the record is claimed, so it belongs to this thread.

@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::{
     abi::{config_flag, device_flag},
-    flow::{Ethernet, Hop, Seats, seats::NODE},
+    flow::{Ethernet, Hop, Seats, limit::NODE},
 };
 use lb_datapath::memory::Route;
 use lb_objects::{

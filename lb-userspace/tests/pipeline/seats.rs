@@ -4,7 +4,7 @@ use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
         Stage,
-        seats::{NODE, Seats},
+        limit::{NODE, Seats},
     },
     pipeline::Copied,
     verdict::{Action, Reason},

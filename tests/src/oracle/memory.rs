@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{config_flag, device_flag, plan_flag},
     addr::{Ip4, Ip6},
-    flow::{Ethernet, Hop, Seats, seats::NODE as NODE_LIMIT},
+    flow::{Ethernet, Hop, Seats, limit::NODE as NODE_LIMIT},
     verdict,
 };
 use lb_datapath::memory::{MemoryFrame, Route};

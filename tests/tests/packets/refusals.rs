@@ -1,6 +1,6 @@
 //! Connections that get no endpoint: they are rejected, dropped, or not node-lb's.
 
-use lb_common::{abi::config_flag, flow::seats::NODE, verdict::Reason};
+use lb_common::{abi::config_flag, flow::limit::NODE, verdict::Reason};
 use lb_packet::{Packet, tcp_flag};
 use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer, refusal};
 

@@ -24,7 +24,7 @@ use lb_common::{
         Shortages, SourceRangeKey, config_flag, device_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, Seats, Timeouts, seats::NODE},
+    flow::{Flow, Seats, Timeouts, limit::NODE},
     pipeline::RINGS,
     select::Policy,
     trace::{Filter, Trace},

@@ -266,7 +266,7 @@ impl MemoryTables {
         for service in services {
             self.forget_counts(service);
         }
-        self.forget_seats(flow::seats::NODE);
+        self.forget_seats(flow::limit::NODE);
         *self
             .learnt
             .get_mut()

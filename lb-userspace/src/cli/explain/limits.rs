@@ -4,7 +4,7 @@ use std::{os::unix::net::UnixStream, path::Path, time::Duration};
 
 use lb_common::{
     abi::{Plan, plan_flag},
-    flow::{Seats, seats::NODE},
+    flow::{Seats, limit::NODE},
     pipeline,
 };
 use lb_datapath::memory::MemoryTables;
