@@ -29,9 +29,7 @@ pub enum Work {
     Established(Service, Direction),
     /// Opens a new flow, of a service with clients that complete their handshakes.
     New(Service),
-    /// Is refused by the limit of a service, which is reached, and answered by a RST.
-    Refused(Service),
-    /// As [`Self::New`], without completed handshakes: each flow ends the oldest of the service's budget.
+    /// The same without completed handshakes: each flow ends the oldest of the service's budget.
     Flood(Service),
     /// Is not service traffic.
     Pass,
@@ -87,10 +85,6 @@ const LIMITED4: Service = Service {
     destination: Destination::Limited,
     ..TCP4
 };
-const FULL4: Service = Service {
-    destination: Destination::Full,
-    ..TCP4
-};
 
 /// All cases, in their order. Cases that share flows follow each other.
 pub const CASES: &[Case] = &[
@@ -132,7 +126,6 @@ pub const CASES: &[Case] = &[
     new("tcp4-new-1m", TCP4, M1, M1 / 8),
     new("tcp4-local-new", LOCAL4, 0, M1),
     new("tcp4-limited-new", LIMITED4, 0, M1),
-    refused("tcp4-refused", FULL4),
     new("tcp6-new", TCP6, 0, M1),
     new("tcp6-new-1m", TCP6, M1, M1 / 8),
     new("udp4-new", UDP4, 0, M1),
@@ -200,15 +193,6 @@ const fn new(name: &'static str, service: Service, flows: u32, repeat: u32) -> C
         flows,
         repeat,
         work: Work::New(service),
-    }
-}
-
-const fn refused(name: &'static str, service: Service) -> Case {
-    Case {
-        name,
-        flows: 0,
-        repeat: M1,
-        work: Work::Refused(service),
     }
 }
 

@@ -38,9 +38,8 @@ pub const HALF_OPEN: u32 = 1 << 14;
 /// The initial count of a service's half-open flows if its clients complete their handshakes: so
 /// far below zero that no sample reaches the start of the budget.
 const NONE_HALF_OPEN: u32 = i32::MIN.cast_unsigned();
-/// Indexes of limits: one that no sample reaches, and one that is reached.
+/// Index of a limit that no sample reaches.
 const LIMITED: u32 = 1;
-const FULL: u32 = 2;
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
 const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
@@ -253,12 +252,6 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
         ..Seats::default()
     };
     seats.write(LIMITED, &far_away);
-    let reached = Seats {
-        word: 1 << 32 | 1,
-        limit: 1,
-        ..Seats::default()
-    };
-    seats.write(FULL, &reached);
     let mut frontends4 = HashMap::try_from(take(ebpf, "FRONTENDS4")?)?;
     let mut frontends6 = HashMap::try_from(take(ebpf, "FRONTENDS6")?)?;
 
@@ -296,7 +289,6 @@ fn program_services(ebpf: &mut Ebpf) -> Result<()> {
                 },
                 seats: match destination {
                     Destination::Limited => LIMITED,
-                    Destination::Full => FULL,
                     _ => 0,
                 },
                 ..Plan::default()

@@ -123,32 +123,6 @@ impl<A: Family> Flows<A> {
         Ok(sample)
     }
 
-    /// A sample of first packets that a limit refuses, each answered by a RST.
-    pub fn refused(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<Sample> {
-        self.crowd = None;
-        self.table.clear(false);
-        let kind = Kind {
-            // As long as the answer, so that the next packet has its length.
-            length: ETHERNET + A::HEADER + 20,
-            ..Kind::first::<A>(service.protocol)
-        };
-        let requests: Vec<Tuple<A>> = (0..case.repeat)
-            .map(|number| client(number, service.protocol, service.destination))
-            .collect();
-        let frames = requests.iter().map(|tuple| traffic::arriving(tuple, kind));
-        self.trace.set(frames, checksum_at::<A>(kind));
-
-        let overhead = rig.overhead(&mut self.trace)?;
-        self.trace.rewind();
-        let (run, counted) = rig.follow(&mut self.trace, case.repeat)?;
-        check::counts(&counted, &[(Reason::ConcurrencyLimit, case.repeat)])?;
-        check::action(&run, action::TX)?;
-        let last = &requests[self.trace.last()];
-        check::frame(&run, &traffic::refusal(last, kind))?;
-        self.check_live(0)?;
-        Ok(Sample::new(run.ns - overhead))
-    }
-
     /// Opens flows in addition to the present ones. Returns how many there are.
     fn open(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<(Sample, u64)> {
         let kind = Kind::first::<A>(service.protocol);

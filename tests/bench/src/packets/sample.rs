@@ -70,10 +70,6 @@ impl Sampler {
                 IpFamily::V4 => flows4.opening(rig, service, case),
                 IpFamily::V6 => flows6.opening(rig, service, case),
             },
-            Work::Refused(service) => match service.family {
-                IpFamily::V4 => flows4.refused(rig, service, case),
-                IpFamily::V6 => flows6.refused(rig, service, case),
-            },
             Work::Flood(service) => match service.family {
                 IpFamily::V4 => flows4.flooded(rig, service, case),
                 IpFamily::V6 => flows6.flooded(rig, service, case),

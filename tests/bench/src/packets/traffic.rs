@@ -39,25 +39,17 @@ pub enum Destination {
     Empty,
     /// As [`Self::Remote`], and each connection takes a place within a limit that is far away.
     Limited,
-    /// The same, and the limit is reached.
-    Full,
     /// An address that no service has.
     Stranger,
 }
 
 impl Destination {
     /// The services, in the order of their ids, which start at 1.
-    pub const SERVICES: [Self; 5] = [
-        Self::Remote,
-        Self::Local,
-        Self::Empty,
-        Self::Limited,
-        Self::Full,
-    ];
+    pub const SERVICES: [Self; 4] = [Self::Remote, Self::Local, Self::Empty, Self::Limited];
 
     /// Whether the endpoints are on other nodes.
     pub fn is_remote(self) -> bool {
-        matches!(self, Self::Remote | Self::Limited | Self::Full)
+        matches!(self, Self::Remote | Self::Limited)
     }
 
     /// Address and port of the frontend.
@@ -67,7 +59,6 @@ impl Destination {
             Self::Local => (FRONTEND[family], 81),
             Self::Empty => (FRONTEND[family], 82),
             Self::Limited => (FRONTEND[family], 83),
-            Self::Full => (FRONTEND[family], 84),
             Self::Stranger => (STRANGER[family], 80),
         }
     }
@@ -179,21 +170,6 @@ pub fn forwarded<A: Address>(ethernet: Ethernet, tuple: &Tuple<A>, kind: Kind) -
     frame(ethernet, TTL - 1, tuple, kind)
 }
 
-/// The answer to a SYN that is refused (RFC 9293, 3.10.7.1). It is as long as the frame.
-pub fn refusal<A: Address>(tuple: &Tuple<A>, kind: Kind) -> Vec<u8> {
-    let [a, b, c, d, e, f, g, h, i, j, k, l] = harness::ETHERNET;
-    let ethernet = Ethernet {
-        to: [g, h, i, j, k, l],
-        from: [a, b, c, d, e, f],
-    };
-    let kind = Kind {
-        flags: tcp_flag::RST | tcp_flag::ACK,
-        numbers: (0, 1),
-        ..kind
-    };
-    frame(ethernet, TTL, &tuple.reversed(), kind)
-}
-
 /// The answer to an IPv4 frame to a port without a listener (RFC 792), from the frame's
 /// destination.
 pub fn port_unreachable(frame: &[u8]) -> Vec<u8> {
@@ -261,9 +237,7 @@ fn frame<A: Address>(ethernet: Ethernet, ttl: u8, tuple: &Tuple<A>, kind: Kind) 
         transport[11] = kind.numbers.1;
         transport[12] = 0x50; // five words of header
         transport[13] = kind.flags;
-        if kind.flags & tcp_flag::RST == 0 {
-            transport[14] = 0x40; // window
-        }
+        transport[14] = 0x40; // window
     } else {
         assert_eq!(kind.protocol, UDP, "only TCP and UDP are measured");
         transport[4..6].copy_from_slice(&payload.to_be_bytes());
