@@ -111,11 +111,11 @@ fn add(seats: NonNull<Seats>, change: u64) -> u64 {
 fn note_highest(seats: NonNull<Seats>, before: u64) {
     let used = (before as i32).wrapping_add(1);
     // SAFETY: elements of maps stay. Of several CPUs at once any may write.
-    let highest = unsafe { &raw mut (*seats.as_ptr()).highest };
-    // SAFETY: as above.
-    if i64::from(used) > i64::from(unsafe { highest.read_volatile() }) {
-        // SAFETY: as above.
-        unsafe { highest.write_volatile(used as u32) };
+    unsafe {
+        let highest = &raw mut (*seats.as_ptr()).highest;
+        if i64::from(used) > i64::from(highest.read_volatile()) {
+            highest.write_volatile(used as u32);
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
 //! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be ([`limit`])
 //! and which ones count ([`seats`]), what becomes of the records of other versions ([`foreign`]),
-//! and how flows get into a table of another size ([`resize`]). [`steps`] ties these together where there is no verifier.
+//! and how flows get into a table of another size ([`resize`]). [`steps`] ties these together where
+//! there is no verifier.
 
 pub mod claim;
 pub mod end;

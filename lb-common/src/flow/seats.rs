@@ -20,6 +20,7 @@ use crate::{addr::Address, opaque::rolled};
 
 /// Bits that the id of a service has in a record.
 pub const SERVICE_BITS: u32 = 20;
+
 /// How often to try to end a record whose seat others take out, or take again, at the same moment.
 const ATTEMPTS: usize = 4;
 
