@@ -1,6 +1,6 @@
 //! The agent looks after its pins: without them, programs and maps end with the process.
 
-use super::Agent;
+use super::{Agent, report::tell_once};
 
 impl Agent {
     /// Pins again what others have removed, and says so; what is in the way, once.
@@ -15,10 +15,7 @@ impl Agent {
             }
             Err(error) => Some(format!("pins are gone: {error}")),
         };
-        if let Some(problem) = problem.as_ref().filter(|_| problem != self.unpinned) {
-            tracing::warn!("{problem}");
-        }
         self.metrics.pins_missing.set(problem.is_some().into());
-        self.unpinned = problem;
+        tell_once(problem, &mut self.unpinned);
     }
 }

@@ -15,6 +15,14 @@ use crate::{flows::Stats, map_writer::MapFill};
 /// How old what is published may get while the loop handles one change after the other.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// Logs a problem, if it is another one than before, and remembers it.
+pub(super) fn tell_once(problem: Option<String>, known: &mut Option<String>) {
+    if let Some(problem) = problem.as_ref().filter(|_| problem != *known) {
+        tracing::warn!("{problem}");
+    }
+    *known = problem;
+}
+
 impl Agent {
     /// Publishes what the agent's state is by now, if that was not done just before.
     pub(super) async fn publish_in_time(&mut self) {

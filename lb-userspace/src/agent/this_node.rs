@@ -10,6 +10,7 @@ use super::{
     node::{
         by_importance, external_addresses, facts, listen_addresses, local_addresses, local_node,
     },
+    report::tell_once,
 };
 use crate::{
     health::addresses::ListenAddresses,
@@ -41,7 +42,6 @@ impl Agent {
         {
             tracing::warn!("cannot follow the node's devices: {error:#}");
         }
-        self.report_unserved();
         let addresses = changes.iter().any(|change| {
             matches!(
                 change,
@@ -56,6 +56,8 @@ impl Agent {
             if !concerned.is_empty() || self.syncer.has_other_reserved() {
                 self.sync(concerned, since).await;
             }
+        } else {
+            self.report_unserved();
         }
         Ok(())
     }
@@ -119,10 +121,7 @@ impl Agent {
         let unready = unready.map(ToString::to_string);
         self.servers.detection.set(unready.as_deref());
         let problem = undetected.map(|found| found.to_string());
-        if let Some(problem) = problem.as_ref().filter(|_| problem != self.undetected) {
-            tracing::warn!("{problem}");
-        }
-        self.undetected = problem;
+        tell_once(problem, &mut self.undetected);
     }
 
     /// Says which devices should have programs and cannot: in readiness, and in the log once for
@@ -133,10 +132,7 @@ impl Agent {
         let problem = self.attachments.unserved(devices, &detector);
         let problem = problem.map(|unserved| unserved.to_string());
         self.servers.devices.set(problem.as_deref());
-        if let Some(problem) = problem.as_ref().filter(|_| problem != self.unserved) {
-            tracing::warn!("{problem}");
-        }
-        self.unserved = problem;
+        tell_once(problem, &mut self.unserved);
     }
 
     /// The same as [`Self::report_detection`], if there are other pods than before with a Service.
