@@ -25,7 +25,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use super::{
     flow_source::KernelFlows,
     refit::{self, Refit},
-    resize::{self, Ahead, Programs, Resize, Step},
+    resize::{self, Ahead, Programs, Resize, Step, Wanted},
     sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, Sizes},
 };
 use crate::{
@@ -57,7 +57,7 @@ pub struct Kernel {
     /// The maps' sizes. While they change, those to come.
     sizes: Sizes,
     /// The number of flow records that the settings ask for.
-    wanted: u32,
+    wanted_slots: u32,
     resize: Option<Resize>,
     /// A change of the sizes of the maps of Services, if there is one.
     refit: Option<Refit>,
@@ -93,7 +93,10 @@ impl Kernel {
             pins.remove_map(LOCAL_ADDRESSES)?;
         }
         let ahead = Cell::new(ahead);
-        let load = |sizes| resize::begin(&pins, sizes, &programs, ahead.take());
+        let load = |sizes| {
+            let programs = &programs;
+            resize::begin(&pins, Wanted { sizes, programs }, ahead.take())
+        };
         let started = refit::begin(&pins, wanted, load)?;
         let first = started.programs;
         let loaded = first.loaded;
@@ -113,7 +116,7 @@ impl Kernel {
             loaded,
             tracing: None,
             sizes: started.sizes.with_slots(first.slots),
-            wanted: wanted.slots,
+            wanted_slots: wanted.slots,
             resize: first.resize,
             refit: started.refit,
             refit_note: started.kept,
@@ -147,8 +150,8 @@ impl Kernel {
                 bail!("the change of the flow table's size cannot be completed: {why}");
             }
             let (from, to) = resize.records();
-            let sizes = self.sizes.with_slots(to);
-            let programs = resize::give_up(&self.pins, from, sizes, &self.programs, &why)?;
+            let wanted = self.wanted(self.sizes.with_slots(to));
+            let programs = resize::give_up(&self.pins, from, wanted, &why)?;
             self.take(programs);
             self.next_hops_changed();
             return Ok(Exchange::OtherPrograms);
@@ -165,8 +168,8 @@ impl Kernel {
                     0 => tracing::info!("{note}"),
                     _ => tracing::warn!("{note}"),
                 }
-                let wanted = self.sizes.with_slots(self.wanted);
-                self.take(resize::begin(&self.pins, wanted, &self.programs, None)?);
+                let wanted = self.wanted(self.sizes.with_slots(self.wanted_slots));
+                self.take(resize::begin(&self.pins, wanted, None)?);
                 self.size_note.get_or_insert(note);
             }
         }
@@ -188,9 +191,9 @@ impl Kernel {
     }
 
     fn give_up_refit(&mut self, refit: Refit, device: &str) -> anyhow::Result<()> {
-        let wanted = self.sizes.with_slots(self.wanted);
-        let load = |sizes| resize::begin(&self.pins, sizes, &self.programs, None);
-        let started = refit.give_up(&self.pins, wanted, device, load)?;
+        let sizes = self.sizes.with_slots(self.wanted_slots);
+        let load = |sizes| resize::begin(&self.pins, self.wanted(sizes), None);
+        let started = refit.give_up(&self.pins, sizes, device, load)?;
         self.sizes = started.sizes;
         self.refit_note = started.kept;
         self.take(started.programs);
@@ -201,9 +204,18 @@ impl Kernel {
     /// Gives the pins' lock back, and keeps the programs for when this agent is in charge again;
     /// `None` if the maps were about to change.
     pub fn give_way(self) -> Option<Ahead> {
-        let is_steady = self.resize.is_none() && self.refit.is_none();
-        let ahead = Ahead::keep(self.loaded, &self.pins.of_maps(), self.sizes);
-        ahead.filter(|_| is_steady)
+        match (self.resize, self.refit) {
+            (None, None) => Ahead::keep(self.loaded, &self.pins.of_maps(), self.sizes),
+            _ => None,
+        }
+    }
+
+    /// What to load for maps of these sizes.
+    fn wanted(&self, sizes: Sizes) -> Wanted<'_> {
+        Wanted {
+            sizes,
+            programs: &self.programs,
+        }
     }
 
     fn take(&mut self, programs: Programs) {

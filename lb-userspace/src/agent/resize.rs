@@ -58,8 +58,22 @@ const PASSES: usize = 3;
 /// flows would not find a place.
 const FILLED: (u32, u32) = (3, 4);
 
-/// The names of the programs that this node needs.
-pub type Names<'a> = &'a [&'static str];
+/// What to load.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    pub sizes: Sizes,
+    /// The names of the programs that this node needs.
+    pub programs: &'a [&'static str],
+}
+
+impl Wanted<'_> {
+    fn with_slots(self, slots: u32) -> Self {
+        Self {
+            sizes: self.sizes.with_slots(slots),
+            ..self
+        }
+    }
+}
 
 /// Programs to attach, and the flow tables that they use, now or at the end of the change.
 pub struct Programs {
@@ -76,7 +90,10 @@ pub struct Programs {
 
 /// Programs that were loaded before this agent had the place, or that it keeps since it gave way.
 #[derive(Debug)]
-pub struct Ahead(Box<(Sizes, load::Ahead)>);
+pub struct Ahead {
+    sizes: Sizes,
+    programs: Box<load::Ahead>,
+}
 
 /// A change of the tables' size under way.
 pub struct Resize {
@@ -102,10 +119,11 @@ pub struct Resized {
 }
 
 impl Ahead {
-    /// Loads programs for maps of these sizes; `None` if the pinned ones are others.
-    pub fn load(pins: &MapPins, sizes: Sizes, programs: Names<'_>) -> Option<Self> {
+    /// Loads programs; `None` if the maps that are pinned have other sizes.
+    pub fn load(pins: &MapPins, wanted: Wanted<'_>) -> Option<Self> {
+        let Wanted { sizes, programs } = wanted;
         match load::Ahead::load(OBJECT, pins, programs, &sizes.settings()) {
-            Ok(programs) => programs.map(|programs| Self(Box::new((sizes, programs)))),
+            Ok(programs) => Some(Self::new(sizes, programs?)),
             Err(error) => {
                 // If it concerns this agent, it will say so once it has the place.
                 tracing::debug!("cannot load programs ahead: {error}");
@@ -117,19 +135,23 @@ impl Ahead {
     /// Keeps programs for maps of these sizes.
     pub fn keep(loaded: Loaded, pins: &MapPins, sizes: Sizes) -> Option<Self> {
         let programs = load::Ahead::keep(loaded, pins).ok()?;
-        Some(Self(Box::new((sizes, programs))))
+        Some(Self::new(sizes, programs))
+    }
+
+    fn new(sizes: Sizes, programs: load::Ahead) -> Self {
+        let programs = Box::new(programs);
+        Self { sizes, programs }
     }
 
     /// Whether the maps that are pinned are still those of these programs.
     pub fn fits(&self, pins: &MapPins) -> bool {
-        self.0.1.fits(pins).unwrap_or(false)
+        self.programs.fits(pins).unwrap_or(false)
     }
 
     /// The programs, if they are for maps of these sizes, and for the maps that are pinned.
     fn take_over(self, pins: &Pins, sizes: Sizes) -> Option<Loaded> {
-        let (made_for, programs) = *self.0;
-        match made_for == sizes {
-            true => programs.take_over(pins).ok()?,
+        match self.sizes == sizes {
+            true => self.programs.take_over(pins).ok()?,
             false => None,
         }
     }
@@ -143,42 +165,37 @@ impl Ahead {
 ///
 /// If pins cannot be read or changed, or the kernel refuses what it has taken before. That the
 /// tables cannot have the size wanted is none.
-pub fn begin(
-    pins: &Pins,
-    sizes: Sizes,
-    names: Names<'_>,
-    ahead: Option<Ahead>,
-) -> anyhow::Result<Programs> {
-    let wanted = sizes.slots;
+pub fn begin(pins: &Pins, wanted: Wanted<'_>, ahead: Option<Ahead>) -> anyhow::Result<Programs> {
+    let slots = wanted.sizes.slots;
     if recover(pins)? {
         let [(present, next), _] = TABLES;
         let records = |pin| pinned_entries(pins, pin)?.context("a flow table's pin is gone");
         let (from, to) = (records(present)?, records(next)?);
         tracing::info!("continuing an interrupted change of the flow table's size");
         let resize = Resize::new(from, to, None);
-        let second = second(pins, from, to, sizes, names)?;
+        let second = second(pins, from, to, wanted)?;
         return programs(pins, second, to, Some(resize));
     }
     let [(table, _), _] = TABLES;
-    let present = pinned_entries(pins, table)?.unwrap_or(wanted);
-    if present == wanted {
-        return match ahead.and_then(|ahead| ahead.take_over(pins, sizes)) {
+    let present = pinned_entries(pins, table)?.unwrap_or(slots);
+    if present == slots {
+        return match ahead.and_then(|ahead| ahead.take_over(pins, wanted.sizes)) {
             Some(loaded) => {
                 tracing::info!("going on with programs that were loaded ahead");
-                programs(pins, loaded, wanted, None)
+                programs(pins, loaded, slots, None)
             }
-            None => steady(pins, sizes, names),
+            None => steady(pins, wanted),
         };
     }
-    let (from, to) = (present / RECORDS_PER_FLOW, wanted / RECORDS_PER_FLOW);
-    match prepare(pins, present, wanted, sizes, names) {
+    let (from, to) = (present / RECORDS_PER_FLOW, slots / RECORDS_PER_FLOW);
+    match prepare(pins, present, slots, wanted) {
         Ok(programs) => {
             tracing::info!(from, to, "changing the flow table's size, in flows");
             Ok(programs)
         }
         Err(error) => {
             let why = format!("{error:#}");
-            give_up(pins, present, sizes, names, &why)
+            give_up(pins, present, wanted, &why)
         }
     }
 }
@@ -191,20 +208,19 @@ pub fn begin(
 pub fn give_up(
     pins: &Pins,
     present: u32,
-    wanted: Sizes,
-    names: Names<'_>,
+    wanted: Wanted<'_>,
     why: &str,
 ) -> anyhow::Result<Programs> {
     take_back(pins)?;
     let kept = format!(
         "the flow table stays as it is, with room for {} flows instead of {}: {why}",
         present / RECORDS_PER_FLOW,
-        wanted.slots / RECORDS_PER_FLOW,
+        wanted.sizes.slots / RECORDS_PER_FLOW,
     );
     tracing::warn!("{kept}");
     Ok(Programs {
         kept: Some(kept),
-        ..steady(pins, wanted.with_slots(present), names)?
+        ..steady(pins, wanted.with_slots(present))?
     })
 }
 
@@ -326,17 +342,11 @@ fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<C
 }
 
 /// Makes the next tables, and programs of both kinds.
-fn prepare(
-    pins: &Pins,
-    from: u32,
-    to: u32,
-    sizes: Sizes,
-    names: Names<'_>,
-) -> anyhow::Result<Programs> {
+fn prepare(pins: &Pins, from: u32, to: u32, wanted: Wanted<'_>) -> anyhow::Result<Programs> {
     let [(table4, _), (table6, _)] = TABLES;
     check_room(&flows::<Ip4>(pins, table4)?, to, "IPv4")?;
     check_room(&flows::<Ip6>(pins, table6)?, to / 2, "IPv6")?;
-    let second = second(pins, from, to, sizes, names)?;
+    let second = second(pins, from, to, wanted)?;
     let present = settings(pins, CONFIG)?.read(0);
     settings(pins, CONFIG_NEXT)?.write(
         0,
@@ -348,7 +358,7 @@ fn prepare(
             ..present
         },
     );
-    let first = first(pins, from, to, sizes, names)?;
+    let first = first(pins, from, to, wanted)?;
     programs(pins, first, to, Some(Resize::new(from, to, Some(second))))
 }
 
@@ -444,7 +454,11 @@ fn settings(pins: &Pins, pin: &str) -> anyhow::Result<MappedArray<abi::Config>> 
 }
 
 /// Programs for tables that keep their size.
-fn steady(pins: &Pins, sizes: Sizes, names: Names<'_>) -> anyhow::Result<Programs> {
+fn steady(pins: &Pins, wanted: Wanted<'_>) -> anyhow::Result<Programs> {
+    let Wanted {
+        sizes,
+        programs: names,
+    } = wanted;
     let loaded = load(OBJECT, pins, names, &sizes.settings())?;
     programs(pins, loaded, sizes.slots, None)
 }
@@ -469,36 +483,25 @@ fn programs(
 }
 
 /// Programs of the first kind.
-fn first(
-    pins: &Pins,
-    from: u32,
-    to: u32,
-    sizes: Sizes,
-    names: Names<'_>,
-) -> Result<Loaded, LoadError> {
+fn first(pins: &Pins, from: u32, to: u32, wanted: Wanted<'_>) -> Result<Loaded, LoadError> {
     let others = [to, to / 2];
     let masks = others.map(|records| records - 1);
-    let mut settings = sizes.with_slots(from).settings();
+    let mut settings = wanted.sizes.with_slots(from).settings();
     for (family, (_, next)) in TABLES.into_iter().enumerate() {
         settings = settings
             .pinned_as(OTHER_TABLES[family], next)
             .max_entries(OTHER_TABLES[family], others[family])
             .global(OTHER_MASKS[family], &masks[family]);
     }
-    load(OBJECT, pins, names, &settings)
+    load(OBJECT, pins, wanted.programs, &settings)
 }
 
 /// Programs of the second kind.
-fn second(
-    pins: &Pins,
-    from: u32,
-    to: u32,
-    sizes: Sizes,
-    names: Names<'_>,
-) -> Result<Loaded, LoadError> {
+fn second(pins: &Pins, from: u32, to: u32, wanted: Wanted<'_>) -> Result<Loaded, LoadError> {
     let others = [from, from / 2];
     let masks = others.map(|records| records - 1);
-    let mut settings = sizes
+    let mut settings = wanted
+        .sizes
         .with_slots(to)
         .settings()
         .pinned_as(CONFIG, CONFIG_NEXT);
@@ -509,7 +512,7 @@ fn second(
             .max_entries(OTHER_TABLES[family], others[family])
             .global(OTHER_MASKS[family], &masks[family]);
     }
-    let names = [names, &[COPY_PROGRAM]].concat();
+    let names = [wanted.programs, &[COPY_PROGRAM]].concat();
     load(OBJECT, pins, &names, &settings)
 }
 

@@ -7,7 +7,11 @@ use lb_datapath::{devices::Watcher, pins::MapPins};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::{
-    agent::{attachments, resize::Ahead, sizes::Sizes},
+    agent::{
+        attachments,
+        resize::{Ahead, Wanted},
+        sizes::Sizes,
+    },
     config::Config,
 };
 
@@ -59,7 +63,10 @@ async fn load(config: Config) -> Option<Ahead> {
     let addresses = config.this_node(None).addresses;
     let watcher = Watcher::start().await.ok()?;
     let programs = attachments::programs(&config.datapath, addresses, watcher.devices()).ok()?;
-    let load = move || Ahead::load(&pins, sizes, &programs);
+    let load = move || {
+        let programs = &programs;
+        Ahead::load(&pins, Wanted { sizes, programs })
+    };
     spawn_blocking(load).await.ok()?
 }
 
