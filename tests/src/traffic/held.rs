@@ -25,15 +25,26 @@ pub struct Held {
 impl Held {
     /// How long connecting may take: less than the time until a SYN is first sent again.
     pub const PATIENCE: Duration = Duration::from_millis(900);
+    /// How long it may take where a SYN may be sent again.
+    const LATE: Duration = Duration::from_secs(10);
 
     /// Connects from `host`.
     pub fn open(host: impl AsRef<Host>, target: SocketAddr) -> Result<Self> {
         Self::open_from(host, 0, target)
     }
 
+    /// Connects from `host`, if need be with a later SYN than the first: where a server may be late
+    /// and the first SYN is not what matters.
+    pub fn open_patiently(host: impl AsRef<Host>, target: SocketAddr) -> Result<Self> {
+        Self::connect(host.as_ref(), 0, target, patient(Self::LATE))
+    }
+
     /// Connects from a port of `host`; zero leaves it to the kernel.
     pub fn open_from(host: impl AsRef<Host>, port: u16, target: SocketAddr) -> Result<Self> {
-        let host = host.as_ref();
+        Self::connect(host.as_ref(), port, target, Self::PATIENCE)
+    }
+
+    fn connect(host: &Host, port: u16, target: SocketAddr, limit: Duration) -> Result<Self> {
         let connect = || -> Result<_> {
             let socket = Socket::new(Domain::for_address(target), Type::STREAM, None)?;
             if port != 0 {
@@ -44,7 +55,7 @@ impl Held {
                 };
                 socket.bind(&any.into())?;
             }
-            socket.connect_timeout(&target.into(), Self::PATIENCE)?;
+            socket.connect_timeout(&target.into(), limit)?;
             socket.set_read_timeout(Some(patient(ANSWER)))?;
             Ok(socket)
         };
