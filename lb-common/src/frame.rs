@@ -1,6 +1,6 @@
 //! A packet at a hook, and what hooks do differently.
 
-use crate::{checksum::Difference, packet::Packet};
+use crate::{addr::Address, checksum::Difference, packet::Packet};
 
 /// An Ethernet frame that can be changed in place.
 pub trait Frame {
@@ -19,13 +19,17 @@ pub trait Frame {
     fn wire_length(&self, length: u32, headers: u32) -> u32;
     /// Updates the TCP, UDP or ICMP checksum at an offset. `pseudo` is the change of the pseudo
     /// header, `covered` that of other bytes; `udp` says that zero means no checksum.
-    fn change_checksum(
+    fn change_checksum<A: Address>(
         &mut self,
         offset: usize,
         pseudo: Difference,
         covered: Difference,
         udp: bool,
     ) -> Option<()>;
+    /// Says how the sum of the packet's bytes changes where no checksum in it makes up for that. The
+    /// kernel may hold this sum, as a device or a tunnel computed it (CHECKSUM_COMPLETE).
+    #[inline(always)]
+    fn change_sum(&mut self, _change: Difference) {}
     /// Adds `front` bytes in front of the frame and cuts or extends it to `length` bytes in all.
     fn reshape(&mut self, front: usize, length: usize) -> Option<()>;
 }

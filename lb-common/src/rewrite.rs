@@ -24,7 +24,7 @@ pub fn translate<A: Address, F: Frame>(
     if whole {
         let from = (flow.source_port, flow.destination_port);
         let ports = ports(from, (to.source_port, to.destination_port));
-        frame.change_checksum(
+        frame.change_checksum::<A>(
             network.payload + checksum_offset(network.protocol),
             addresses,
             ports,
@@ -36,6 +36,8 @@ pub fn translate<A: Address, F: Frame>(
             to.source_port,
             to.destination_port,
         )?;
+    } else if A::FAMILY == Family::V6 {
+        frame.change_sum(addresses);
     }
     store_addresses(
         frame.packet(),
@@ -86,7 +88,7 @@ pub fn translate_error<A: Address, F: Frame>(
         Family::V4 => (Difference::default(), ports.and(checksum)),
         Family::V6 => (outer, ports.and(inner).and(checksum)),
     };
-    frame.change_checksum(network.payload + 2, pseudo, covered, false)?;
+    frame.change_checksum::<A>(network.payload + 2, pseudo, covered, false)?;
     store_addresses(
         frame.packet(),
         network.offset,
@@ -118,7 +120,8 @@ fn change_quoted_checksum(
 
 /// Takes one off the time to live, which must be at least two.
 #[inline(always)]
-pub fn decrement_ttl<A: Address>(packet: Packet, network: &Network) -> Option<()> {
+pub fn decrement_ttl<A: Address, F: Frame>(frame: &mut F, network: &Network) -> Option<()> {
+    let packet = frame.packet();
     let ttl = network.ttl.wrapping_sub(1);
     match A::FAMILY {
         Family::V4 => {
@@ -131,7 +134,12 @@ pub fn decrement_ttl<A: Address>(packet: Packet, network: &Network) -> Option<()
                 Difference::field(old, new).apply(checksum),
             )
         }
-        Family::V6 => packet.store(network.offset + 7, ttl),
+        Family::V6 => {
+            packet.store(network.offset + 7, ttl)?;
+            let [old, new] = [network.ttl, ttl].map(|ttl| u16::from_ne_bytes([0, ttl]));
+            frame.change_sum(Difference::field(old, new));
+            Some(())
+        }
     }
 }
 

@@ -6,13 +6,14 @@ use aya_ebpf::{
         bpf_hdr_start_off::BPF_HDR_START_MAC,
     },
     helpers::generated::{
-        bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
-        bpf_skb_change_tail, bpf_skb_load_bytes_relative, bpf_skb_pull_data, bpf_skb_store_bytes,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
+        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes_relative, bpf_skb_pull_data,
+        bpf_skb_store_bytes,
     },
 };
 use lb_common::{
     abi::OWN_SOCKET_PRIORITY,
-    addr::{Address as _, Ip4, Ip6},
+    addr::{Address, Family, Ip4, Ip6},
     checksum::Difference,
     frame::Frame,
     packet::Packet,
@@ -282,7 +283,7 @@ impl Frame for SkbFrame {
     }
 
     #[inline(always)]
-    fn change_checksum(
+    fn change_checksum<A: Address>(
         &mut self,
         offset: usize,
         pseudo: Difference,
@@ -312,7 +313,18 @@ impl Frame for SkbFrame {
                 return None;
             }
         }
+        if A::FAMILY == Family::V6 {
+            // The kernel takes the new addresses off its sum of the packet's bytes, as if a header
+            // checksum had made up for them, which only IPv4 has.
+            self.change_sum(pseudo);
+        }
         Some(())
+    }
+
+    #[inline(always)]
+    fn change_sum(&mut self, change: Difference) {
+        // SAFETY: the program's own context. It fails where the kernel has no sum.
+        unsafe { bpf_csum_update(self.skb, change.to_u32()) };
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_redirect, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
 };
 use lb_common::{
-    addr::{Address as _, Ip4, Ip6},
+    addr::{Address, Ip4, Ip6},
     checksum::Difference,
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
@@ -95,7 +95,7 @@ impl<const VIRTUAL: bool> Frame for XdpFrame<VIRTUAL> {
     }
 
     #[inline(always)]
-    fn change_checksum(
+    fn change_checksum<A: Address>(
         &mut self,
         offset: usize,
         pseudo: Difference,

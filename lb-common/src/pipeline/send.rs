@@ -189,20 +189,19 @@ pub(super) fn go<A: Address, T: Tables<A>, F: Frame>(
     way: Way,
     reason: Reason,
 ) -> Verdict {
-    let packet = frame.packet();
     let (action, ifindex, written) = match way {
         Way::Hop => {
             let Some(hop) = kept_hop(tables, record) else {
                 return Verdict::drop(Reason::NoRoute);
             };
-            let written = rewrite::decrement_ttl::<A>(packet, network)
-                .and_then(|()| packet.store(0, hop.ethernet));
+            let written = rewrite::decrement_ttl::<A, F>(frame, network)
+                .and_then(|()| frame.packet().store(0, hop.ethernet));
             (Action::Redirect, hop.ifindex, written)
         }
         Way::Device => (
             Action::Resolve,
             work.hop.ifindex,
-            rewrite::decrement_ttl::<A>(packet, network),
+            rewrite::decrement_ttl::<A, F>(frame, network),
         ),
         _ => (Action::Pass, 0, Some(())),
     };

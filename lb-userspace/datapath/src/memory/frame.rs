@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 
 use lb_common::{
+    addr::{Address, Family},
     checksum::Difference,
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
@@ -15,6 +16,7 @@ use lb_common::{
 pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false> {
     bytes: UnsafeCell<Vec<u8>>,
     ifindex: u32,
+    sum: Difference,
 }
 
 impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
@@ -23,7 +25,14 @@ impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
         Self {
             bytes: bytes.into(),
             ifindex,
+            sum: Difference::default(),
         }
+    }
+
+    /// By how much the sum of the packet's bytes has changed since it arrived, as a kernel that holds
+    /// this sum would count ([`Frame::change_sum`]).
+    pub fn sum_change(&self) -> Difference {
+        self.sum
     }
 
     /// The frame as it is now.
@@ -56,14 +65,22 @@ impl<const MAY_BE_PARTIAL: bool> Frame for MemoryFrame<MAY_BE_PARTIAL> {
         length
     }
 
-    fn change_checksum(
+    fn change_checksum<A: Address>(
         &mut self,
         offset: usize,
         pseudo: Difference,
         covered: Difference,
         udp: bool,
     ) -> Option<()> {
+        if A::FAMILY == Family::V4 {
+            // What the checksum of the IP header makes up for is no change of the addresses.
+            self.change_sum(Difference::between(pseudo.to_u32().into(), 0, 1));
+        }
         change_checksum_in_place(self.packet(), offset, pseudo.and(covered), udp)
+    }
+
+    fn change_sum(&mut self, change: Difference) {
+        self.sum = self.sum.and(change);
     }
 
     fn reshape(&mut self, front: usize, length: usize) -> Option<()> {
