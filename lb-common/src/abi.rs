@@ -11,7 +11,7 @@
 use core::cmp::Ordering;
 
 use crate::{
-    addr::{Address, Ip4, Ip6},
+    addr::{Address, Family, Ip4, Ip6},
     flow::Timeouts,
 };
 
@@ -57,6 +57,7 @@ layout! {
     FragmentKey = 40,
     LocalAddress = 4,
     Device = 8,
+    TunnelSource = 20,
     Config = 128,
     Limits = 56,
     SocketKey = 32,
@@ -391,6 +392,26 @@ pub mod device_flag {
     pub const WAY_BACK: u32 = 1 << 4;
 }
 
+/// Value of `TUNNEL_SOURCES`: the node's own addresses on a tunnel, for source NAT towards
+/// endpoints that it leads to. Unspecified where it has none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunnelSource {
+    pub v4: Ip4,
+    pub v6: Ip6,
+}
+
+impl TunnelSource {
+    /// The address of a family.
+    #[inline(always)]
+    pub fn address<A: Address>(&self) -> A {
+        match A::FAMILY {
+            Family::V4 => A::from_mapped(self.v4.to_mapped()),
+            Family::V6 => A::from_mapped(self.v6),
+        }
+    }
+}
+
 /// The only element of `CONFIG`: the node's settings.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -501,6 +522,8 @@ pub mod config_flag {
     pub const AVOID_FAILING: u32 = 1 << 7;
     /// Connections count against the node's limit.
     pub const CONNECTION_LIMIT: u32 = 1 << 8;
+    /// `TUNNEL_SOURCES` has entries.
+    pub const TUNNELS: u32 = 1 << 9;
 }
 
 /// Key of `SOCKETS`: a socket and the endpoint it was sent to.
@@ -548,8 +571,8 @@ impl Config {
     #[inline(always)]
     pub fn pods<A: Address>(&self) -> (A, u32) {
         match A::FAMILY {
-            crate::addr::Family::V4 => (A::from_mapped(self.pods4.to_mapped()), self.pods4_prefix),
-            crate::addr::Family::V6 => (A::from_mapped(self.pods6), self.pods6_prefix),
+            Family::V4 => (A::from_mapped(self.pods4.to_mapped()), self.pods4_prefix),
+            Family::V6 => (A::from_mapped(self.pods6), self.pods6_prefix),
         }
     }
 
@@ -557,8 +580,8 @@ impl Config {
     #[inline(always)]
     pub fn node<A: Address>(&self) -> A {
         match A::FAMILY {
-            crate::addr::Family::V4 => A::from_mapped(self.node4.to_mapped()),
-            crate::addr::Family::V6 => A::from_mapped(self.node6),
+            Family::V4 => A::from_mapped(self.node4.to_mapped()),
+            Family::V6 => A::from_mapped(self.node6),
         }
     }
 
@@ -566,8 +589,8 @@ impl Config {
     #[inline(always)]
     pub fn flow_mask<A: Address>(&self) -> u32 {
         match A::FAMILY {
-            crate::addr::Family::V4 => self.flow_mask4,
-            crate::addr::Family::V6 => self.flow_mask6,
+            Family::V4 => self.flow_mask4,
+            Family::V6 => self.flow_mask6,
         }
     }
 }

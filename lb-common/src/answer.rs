@@ -8,7 +8,7 @@ use crate::{
     frame::Frame,
     opaque::rolled,
     packet::Packet,
-    parse::{ETHERNET, Network, TCP, tcp_flag},
+    parse::{Network, TCP, tcp_flag},
 };
 
 /// Length of the ICMP header of an error, in bytes.
@@ -109,13 +109,13 @@ fn reset<A: Address, F: Frame>(
         true => (0, message.word.to_be(), RST | ACK),
         false => (packet.load::<u32>(network.payload + 8)?, 0, RST),
     };
-    let back = ethernet_back(packet)?;
-    frame.reshape(0, ETHERNET + A::HEADER + TCP_HEADER)?;
+    let back = link_back::<F>(packet)?;
+    frame.reshape(0, F::LINK_HEADER + A::HEADER + TCP_HEADER)?;
 
     let packet = frame.packet();
-    store_ethernet::<A>(packet, back)?;
-    store_network(packet, TCP, TCP_HEADER as u16, source, to_address)?;
-    let at = ETHERNET + A::HEADER;
+    store_link::<A, F>(packet, back)?;
+    store_network::<A, F>(packet, TCP, TCP_HEADER as u16, source, to_address)?;
+    let at = F::LINK_HEADER + A::HEADER;
     let flags = flags.to_be();
     packet.store(at, ports)?;
     packet.store(at + 4, sequence)?;
@@ -156,15 +156,15 @@ fn error<A: Address, F: Frame>(
     if source.sum() == 0 {
         return None;
     }
-    let back = ethernet_back(frame.packet())?;
+    let back = link_back::<F>(frame.packet())?;
     let front = A::HEADER + ICMP;
-    frame.reshape(front, ETHERNET + front + quote)?;
+    frame.reshape(front, F::LINK_HEADER + front + quote)?;
 
     let packet = frame.packet();
-    store_ethernet::<A>(packet, back)?;
+    store_link::<A, F>(packet, back)?;
     let message_length = (ICMP + quote) as u16;
-    store_network(packet, A::ICMP, message_length, source, to_address)?;
-    let at = ETHERNET + A::HEADER;
+    store_network::<A, F>(packet, A::ICMP, message_length, source, to_address)?;
+    let at = F::LINK_HEADER + A::HEADER;
     packet.store(
         at,
         u32::from_ne_bytes([message.kind.0, message.kind.1, 0, 0]),
@@ -188,28 +188,34 @@ fn error<A: Address, F: Frame>(
     packet.store(at + 2, !fold(sum))
 }
 
-/// The addresses that lead back to where a frame came from.
+/// The addresses that lead back to where a frame came from; none matter on links without headers.
 #[inline(always)]
-fn ethernet_back(packet: Packet) -> Option<Ethernet> {
+fn link_back<F: Frame>(packet: Packet) -> Option<Ethernet> {
+    if F::LINK_HEADER == 0 {
+        return Some(Ethernet::default());
+    }
     let Ethernet { to, from } = packet.load(0)?;
     Some(Ethernet { to: from, from: to })
 }
 
 #[inline(always)]
-fn store_ethernet<A: Address>(packet: Packet, addresses: Ethernet) -> Option<()> {
+fn store_link<A: Address, F: Frame>(packet: Packet, addresses: Ethernet) -> Option<()> {
+    if F::LINK_HEADER == 0 {
+        return Some(());
+    }
     packet.store(0, addresses)?;
     packet.store(12, A::ETHERTYPE.to_be())
 }
 
 #[inline(always)]
-fn store_network<A: Address>(
+fn store_network<A: Address, F: Frame>(
     packet: Packet,
     protocol: u8,
     payload: u16,
     source: &A,
     destination: &A,
 ) -> Option<()> {
-    let at = ETHERNET;
+    let at = F::LINK_HEADER;
     match A::FAMILY {
         Family::V4 => {
             let [l0, l1] = (A::HEADER as u16 + payload).to_be_bytes();

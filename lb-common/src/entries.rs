@@ -11,7 +11,7 @@ pub const ENDPOINT_IDS: usize = 524_288;
 pub const MAGLEV: usize = 1_048_576;
 pub const SOURCE_RANGES: usize = 65_536;
 pub const LOCAL_ADDRESSES: usize = 4_096;
-/// Of `DEVICES` and `WAYS_BACK` each.
+/// Of `DEVICES`, `WAYS_BACK` and `TUNNEL_SOURCES` each.
 pub const DEVICES: usize = 65_536;
 /// A power of two.
 pub const HOPS: usize = 16_384;

@@ -1,9 +1,12 @@
 //! A packet at a hook, and what hooks do differently.
 
-use crate::{addr::Address, checksum::Difference, packet::Packet};
+use crate::{addr::Address, checksum::Difference, flow::Ethernet, packet::Packet, parse::ETHERNET};
 
-/// An Ethernet frame that can be changed in place.
+/// A packet with the header of its link that can be changed in place.
 pub trait Frame {
+    /// Length of the link's header in bytes: that of Ethernet, or 0 on devices that have none
+    /// (WireGuard, IPIP, tun).
+    const LINK_HEADER: usize = ETHERNET;
     /// Whether checksums may be left for a device to complete without the hook being able to tell.
     const MAY_BE_PARTIAL: bool;
 
@@ -32,6 +35,13 @@ pub trait Frame {
     fn change_sum(&mut self, _change: Difference) {}
     /// Adds `front` bytes in front of the frame and cuts or extends it to `length` bytes in all.
     fn reshape(&mut self, front: usize, length: usize) -> Option<()>;
+
+    /// Gives the frame the Ethernet header that it leaves with. `ethertype` is in host order. For
+    /// devices that take packets without a header, the kernel removes it.
+    #[inline(always)]
+    fn set_ethernet(&mut self, addresses: Ethernet, _ethertype: u16) -> Option<()> {
+        self.packet().store(0, addresses)
+    }
 }
 
 /// Updates a complete checksum in place: [`Frame::change_checksum`] for hooks that see bytes only.

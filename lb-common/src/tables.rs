@@ -7,6 +7,7 @@ use crate::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
+        TunnelSource,
     },
     addr::{Address, Ip6},
     atomic,
@@ -138,6 +139,8 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     /// The device that the way back to a source must lead to, for packets that came by a device; 0
     /// means any.
     fn way_back(&self, ifindex: u32) -> u32;
+    /// This node's addresses on the tunnel that a device is; `None` if it is none.
+    fn tunnel_source(&self, ifindex: u32) -> Option<TunnelSource>;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
     /// Remembers the flow of a packet's first fragment, by the flow's index.

@@ -11,7 +11,7 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, Limits, Plan, ServiceFlows, ServiceStats, Shortages,
-        SourceRangeKey,
+        SourceRangeKey, TunnelSource,
     },
     addr::{Address, Family, Ip6},
     flow::{
@@ -30,7 +30,7 @@ use crate::{
     maps::{
         AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, HOPS,
         LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SEATS, SERVICE_FLOWS,
-        SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_RANGES, WAYS_BACK,
+        SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_RANGES, TUNNEL_SOURCES, WAYS_BACK,
     },
 };
 
@@ -378,6 +378,12 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     fn way_back(&self, ifindex: u32) -> u32 {
         // SAFETY: one word.
         unsafe { WAYS_BACK.get(ifindex) }.copied().unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn tunnel_source(&self, ifindex: u32) -> Option<TunnelSource> {
+        // SAFETY: two addresses; a packet that meets a change of one finds the other half next time.
+        unsafe { TUNNEL_SOURCES.get(ifindex) }.copied()
     }
 
     #[inline(always)]

@@ -32,13 +32,25 @@ pub fn xdp_ingress_virtual(ctx: XdpContext) -> u32 {
 /// TC ingress of external and pod devices.
 #[classifier]
 pub fn tc_ingress(ctx: TcContext) -> i32 {
-    tc::ingress::<false>(ctx.skb.skb)
+    tc::ingress::<false, false>(ctx.skb.skb)
 }
 
 /// TC egress of external and pod devices.
 #[classifier]
 pub fn tc_egress(ctx: TcContext) -> i32 {
-    tc::egress::<false>(ctx.skb.skb)
+    tc::egress::<false, false>(ctx.skb.skb)
+}
+
+/// TC ingress of devices whose packets have no Ethernet header.
+#[classifier]
+pub fn tc_ingress_l3(ctx: TcContext) -> i32 {
+    tc::ingress::<true, false>(ctx.skb.skb)
+}
+
+/// TC egress of devices whose packets have no Ethernet header.
+#[classifier]
+pub fn tc_egress_l3(ctx: TcContext) -> i32 {
+    tc::egress::<true, false>(ctx.skb.skb)
 }
 
 /// Copies flows from a table of another size. The agent runs it; it is not attached to anything.
@@ -111,13 +123,25 @@ pub fn trace_xdp_ingress_virtual(ctx: XdpContext) -> u32 {
 /// [`tc_ingress`], while packets are traced.
 #[classifier]
 pub fn trace_tc_ingress(ctx: TcContext) -> i32 {
-    tc::ingress::<true>(ctx.skb.skb)
+    tc::ingress::<false, true>(ctx.skb.skb)
 }
 
 /// [`tc_egress`], while packets are traced.
 #[classifier]
 pub fn trace_tc_egress(ctx: TcContext) -> i32 {
-    tc::egress::<true>(ctx.skb.skb)
+    tc::egress::<false, true>(ctx.skb.skb)
+}
+
+/// [`tc_ingress_l3`], while packets are traced.
+#[classifier]
+pub fn trace_tc_ingress_l3(ctx: TcContext) -> i32 {
+    tc::ingress::<true, true>(ctx.skb.skb)
+}
+
+/// [`tc_egress_l3`], while packets are traced.
+#[classifier]
+pub fn trace_tc_egress_l3(ctx: TcContext) -> i32 {
+    tc::egress::<true, true>(ctx.skb.skb)
 }
 
 /// [`connect4`], while packets are traced.

@@ -11,6 +11,7 @@ use lb_common::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
         Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
+        TunnelSource,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -92,6 +93,10 @@ pub static DEVICES: HashMap<u32, Device, { entries::DEVICES }> = HashMap::new();
 /// which the way back to a source must lead to, if not any will do.
 #[btf_map]
 pub static WAYS_BACK: HashMap<u32, u32, { entries::DEVICES }> = HashMap::new();
+
+/// Interface index of a tunnel → this node's addresses there.
+#[btf_map]
+pub static TUNNEL_SOURCES: HashMap<u32, TunnelSource, { entries::DEVICES }> = HashMap::new();
 
 /// Which endpoint a client went to last (session affinity).
 #[btf_map]

@@ -1,20 +1,22 @@
-//! The TC hooks: any device, neighbours the kernel resolves, checksums that are not complete yet.
+//! The TC hooks: any device, with Ethernet headers or without, neighbours the kernel resolves,
+//! checksums that are not complete yet.
 
 use aya_ebpf::{
     bindings::{
         __sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, TC_ACT_SHOT, TC_ACT_UNSPEC,
-        bpf_hdr_start_off::BPF_HDR_START_MAC,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_hdr_start_off::BPF_HDR_START_MAC,
     },
     helpers::generated::{
         bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes_relative, bpf_skb_pull_data,
-        bpf_skb_store_bytes,
+        bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes_relative,
+        bpf_skb_pull_data, bpf_skb_store_bytes,
     },
 };
 use lb_common::{
     abi::OWN_SOCKET_PRIORITY,
     addr::{Address, Family, Ip4, Ip6},
     checksum::Difference,
+    flow::Ethernet,
     frame::Frame,
     packet::Packet,
     parse::{self, ETHERNET},
@@ -37,24 +39,25 @@ const SENT_ON: u32 = 0x4e4c;
 /// Of a frame to another host's address (linux/if_packet.h).
 const PACKET_OTHERHOST: u32 = 3;
 
-/// Handles a packet that came in on a device.
+/// Handles a packet that came in on a device. `L3` says that the device's packets begin with the
+/// IP header, `TRACES` that what is decided is logged.
 #[inline(always)]
-pub fn ingress<const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
-    run::<Ingress, TRACES>(skb)
+pub fn ingress<const L3: bool, const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
+    run::<Ingress, L3, TRACES>(skb)
 }
 
 /// Handles a packet that leaves by a device.
 #[inline(always)]
-pub fn egress<const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
-    run::<Egress, TRACES>(skb)
+pub fn egress<const L3: bool, const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
+    run::<Egress, L3, TRACES>(skb)
 }
 
 /// A direction's half of the pipeline.
 trait Direction {
     const HOOK: Hook;
-    fn handle<A: FamilyMaps, const TRACES: bool>(
+    fn handle<A: FamilyMaps, const L3: bool, const TRACES: bool>(
         kernel: &Kernel<*mut __sk_buff, true, TRACES>,
-        frame: &mut SkbFrame,
+        frame: &mut SkbFrame<L3>,
         work: &mut Work<A>,
     ) -> Verdict;
 }
@@ -65,9 +68,9 @@ impl Direction for Ingress {
     const HOOK: Hook = Hook::TcIngress;
 
     #[inline(always)]
-    fn handle<A: FamilyMaps, const TRACES: bool>(
+    fn handle<A: FamilyMaps, const L3: bool, const TRACES: bool>(
         kernel: &Kernel<*mut __sk_buff, true, TRACES>,
-        frame: &mut SkbFrame,
+        frame: &mut SkbFrame<L3>,
         work: &mut Work<A>,
     ) -> Verdict {
         pipeline::ingress(kernel, frame, work)
@@ -80,9 +83,9 @@ impl Direction for Egress {
     const HOOK: Hook = Hook::TcEgress;
 
     #[inline(always)]
-    fn handle<A: FamilyMaps, const TRACES: bool>(
+    fn handle<A: FamilyMaps, const L3: bool, const TRACES: bool>(
         kernel: &Kernel<*mut __sk_buff, true, TRACES>,
-        frame: &mut SkbFrame,
+        frame: &mut SkbFrame<L3>,
         work: &mut Work<A>,
     ) -> Verdict {
         pipeline::egress(kernel, frame, work)
@@ -90,8 +93,8 @@ impl Direction for Egress {
 }
 
 #[inline(always)]
-fn run<D: Direction, const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
-    let mut frame = SkbFrame { skb };
+fn run<D: Direction, const L3: bool, const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
+    let mut frame = SkbFrame::<L3> { skb };
     // On ingress it comes from another network namespace of this machine, where it meant something.
     if frame.was_sent_on() && D::HOOK == Hook::TcEgress {
         return TC_ACT_UNSPEC;
@@ -100,12 +103,12 @@ fn run<D: Direction, const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
         return TC_ACT_UNSPEC;
     };
     let ethertype = match D::HOOK {
-        Hook::TcIngress => Some(received_ethertype(skb)),
+        Hook::TcIngress => Some(received_ethertype::<L3>(skb)),
         _ => frame.ethertype(),
     };
     let verdict = match ethertype {
-        Some(Ip4::ETHERTYPE) => family::<Ip4, D, TRACES>(&kernel, &mut frame),
-        Some(Ip6::ETHERTYPE) => family::<Ip6, D, TRACES>(&kernel, &mut frame),
+        Some(Ip4::ETHERTYPE) => family::<Ip4, D, L3, TRACES>(&kernel, &mut frame),
+        Some(Ip6::ETHERTYPE) => family::<Ip6, D, L3, TRACES>(&kernel, &mut frame),
         _ => Verdict::pass(Reason::NotIp),
     };
     count(D::HOOK, verdict.reason);
@@ -113,16 +116,16 @@ fn run<D: Direction, const TRACES: bool>(skb: *mut __sk_buff) -> i32 {
 }
 
 #[inline(always)]
-fn family<A: FamilyMaps, D: Direction, const TRACES: bool>(
+fn family<A: FamilyMaps, D: Direction, const L3: bool, const TRACES: bool>(
     kernel: &Kernel<*mut __sk_buff, true, TRACES>,
-    frame: &mut SkbFrame,
+    frame: &mut SkbFrame<L3>,
 ) -> Verdict {
     let Some(work) = A::work(D::HOOK) else {
         return Verdict::pass(Reason::NotIp);
     };
     // SAFETY: the element is this CPU's and this hook's.
     let work = unsafe { &mut *work };
-    let mut verdict = D::handle::<A, TRACES>(kernel, frame, work);
+    let mut verdict = D::handle::<A, L3, TRACES>(kernel, frame, work);
     if D::HOOK == Hook::TcEgress && verdict.action == Action::Drop && frame.is_agents_own() {
         verdict = Verdict::pass(Reason::NotService);
     }
@@ -141,7 +144,7 @@ fn log<A: FamilyMaps>(work: &mut Work<A>) {
 }
 
 #[inline(always)]
-fn act(verdict: Verdict, frame: &SkbFrame) -> i32 {
+fn act<const L3: bool>(verdict: Verdict, frame: &SkbFrame<L3>) -> i32 {
     if matches!(
         verdict.action,
         Action::Redirect | Action::Resolve | Action::Answer
@@ -163,11 +166,11 @@ fn act(verdict: Verdict, frame: &SkbFrame) -> i32 {
     }
 }
 
-struct SkbFrame {
+struct SkbFrame<const L3: bool> {
     skb: *mut __sk_buff,
 }
 
-impl SkbFrame {
+impl<const L3: bool> SkbFrame<L3> {
     /// Whether this is of a connection by which the agent reaches the API server: no Service may
     /// have that dropped.
     #[inline(always)]
@@ -189,6 +192,20 @@ impl SkbFrame {
         }
     }
 
+    /// Adds bytes in front of the packet, which are to become an IP header on devices without
+    /// Ethernet headers: for those, the kernel must know where it begins. Not 0 if that failed.
+    #[inline(always)]
+    fn add_front(&mut self, front: usize) -> i64 {
+        // SAFETY: the program's own context; the caller reads the bounds again.
+        unsafe {
+            match L3 {
+                true if front == 0 => 0,
+                true => bpf_skb_adjust_room(self.skb, front as i32, BPF_ADJ_ROOM_MAC, 0),
+                false => bpf_skb_change_head(self.skb, front as u32, 0),
+            }
+        }
+    }
+
     /// The EtherType, once the headers can be accessed. Packets with a VLAN tag belong to the
     /// VLAN's device.
     #[inline(always)]
@@ -204,7 +221,11 @@ impl SkbFrame {
                 bpf_skb_pull_data(self.skb, wanted);
             }
         }
-        parse::ethertype(self.packet())
+        match L3 {
+            // SAFETY: the program's own context.
+            true => Some(u16::from_be(unsafe { (*self.skb).protocol } as u16)),
+            false => parse::ethertype(self.packet()),
+        }
     }
 }
 
@@ -214,13 +235,13 @@ impl SkbFrame {
 /// Where generic XDP copied the packet to make room, the kernel (6.18 does) forgets the length of
 /// its Ethernet header and shows TC what comes after it.
 #[inline(never)]
-fn received_ethertype(skb: *mut __sk_buff) -> u16 {
-    let frame = SkbFrame { skb };
+fn received_ethertype<const L3: bool>(skb: *mut __sk_buff) -> u16 {
+    let frame = SkbFrame::<L3> { skb };
     let found = frame.ethertype().unwrap_or(0);
     // SAFETY: the program's own context.
     let protocol = u16::from_be(unsafe { (*skb).protocol } as u16);
     let is_ip = protocol == Ip4::ETHERTYPE || protocol == Ip6::ETHERTYPE;
-    if found == protocol || !is_ip || !uncover_ethernet(skb) {
+    if L3 || found == protocol || !is_ip || !uncover_ethernet(skb) {
         return found;
     }
     frame.ethertype().unwrap_or(0)
@@ -245,7 +266,8 @@ fn uncover_ethernet(skb: *mut __sk_buff) -> bool {
     }
 }
 
-impl Frame for SkbFrame {
+impl<const L3: bool> Frame for SkbFrame<L3> {
+    const LINK_HEADER: usize = if L3 { 0 } else { ETHERNET };
     const MAY_BE_PARTIAL: bool = false;
 
     #[inline(always)]
@@ -332,12 +354,24 @@ impl Frame for SkbFrame {
         // SAFETY: the program's own context; the bounds are read again afterwards.
         unsafe {
             if bpf_skb_change_tail(self.skb, (length - front) as u32, 0) != 0
-                || bpf_skb_change_head(self.skb, front as u32, 0) != 0
+                || self.add_front(front) != 0
                 || bpf_skb_pull_data(self.skb, length as u32) != 0
             {
                 return None;
             }
         }
         Some(())
+    }
+
+    #[inline(always)]
+    fn set_ethernet(&mut self, addresses: Ethernet, ethertype: u16) -> Option<()> {
+        if L3 {
+            // SAFETY: the program's own context; the bounds are read again afterwards.
+            if unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) } != 0 {
+                return None;
+            }
+            self.packet().store(12, ethertype.to_be())?;
+        }
+        self.packet().store(0, addresses)
     }
 }

@@ -4,7 +4,7 @@
 # What did not change since the last run is not built again.
 #
 #   --control-plane  only etcd, kube-apiserver (and one of an older minor version), kube-controller-manager,
-#                    kube-proxy, kubectl and Helm; needs only Go
+#                    kube-proxy, kubectl, Helm and WireGuard; needs only Go
 #   --cni flannel    all, and Flannel, for `up.sh --cni flannel`
 #   --check          builds nothing; exit status 1 if there is something to build
 set -euo pipefail
@@ -80,6 +80,12 @@ build_helm() {
 	go build -trimpath -ldflags '-s -w' -o "$BIN/" "$(go list -f '{{.ImportPath}}' tool)"
 }
 
+# In user space: a tunnel of layer 3 on any kernel.
+build_wireguard() {
+	cd "$HERE/mods/wireguard"
+	go build -trimpath -ldflags '-s -w' -o "$BIN/" "$(go list -f '{{.ImportPath}}' tool)"
+}
+
 build_runtime() {
 	cd "$HERE/mods/runtime"
 	local pkg
@@ -130,6 +136,7 @@ build_images() {
 step control_plane "$HERE"/mods/kubernetes/go.{mod,sum}
 step older "$HERE"/mods/older/go.{mod,sum}
 step helm "$HERE"/mods/helm/go.{mod,sum}
+step wireguard "$HERE"/mods/wireguard/go.{mod,sum}
 if [ -n "$ALL" ]; then
 	step kubernetes "$HERE"/mods/kubernetes/go.{mod,sum}
 	step runtime "$HERE"/mods/runtime/go.{mod,sum} "$HERE/mods/runtime/pause/main.go"

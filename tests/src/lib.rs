@@ -63,7 +63,7 @@ pub use balanced::{AgentSource, Balanced};
 pub use control_plane::{Cluster, ControlPlane};
 pub use deployment::{Condition, Deployment};
 pub use http_get::HttpAnswer;
-pub use lab::{Family, Host, Lab, Limit, Limited, Node, Pod, PodNetwork, Topology};
+pub use lab::{Family, Host, Lab, Limit, Limited, Node, Pod, PodNetwork, Topology, Tunnel};
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use map_contents::MapContents;
 pub use namespace::Namespace;

@@ -2,24 +2,10 @@
 
 use std::path::Path;
 
-use lb_datapath::{
-    Loaded, OBJECT, Pins, Settings, SocketHook, bpf::Link, hooks, load, pins::LinkPin,
-};
+use lb_datapath::{Loaded, OBJECT, Pins, Settings, bpf::Link, load, pins::LinkPin};
 
 /// Layout version for tests; any will do.
 pub const VERSION: u32 = 7;
-
-/// All programs that are attached to something.
-pub fn programs() -> Vec<&'static str> {
-    let mut programs = vec![
-        hooks::XDP_PROGRAM,
-        hooks::XDP_VIRTUAL_PROGRAM,
-        "tc_ingress",
-        "tc_egress",
-    ];
-    programs.extend(SocketHook::ALL.map(SocketHook::name));
-    programs
-}
 
 /// Loads some programs and all maps, as one start of an agent. They are not the programs of an
 /// earlier start. The verifier takes its time for each, much of it in an emulated machine.

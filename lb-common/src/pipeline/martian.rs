@@ -31,8 +31,7 @@ fn astray<A: Address, T: Tables<A>, F: Frame>(
     frame: &F,
     work: &mut Work<A>,
 ) -> Option<Reason> {
-    let first = frame.packet().load::<u8>(0)?;
-    if first & 1 != 0 {
+    if F::LINK_HEADER != 0 && frame.packet().load::<u8>(0)? & 1 != 0 {
         return Some(Reason::LinkMulticast);
     }
     let is_for_host = match frame.is_for_host() {

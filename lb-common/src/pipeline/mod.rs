@@ -41,7 +41,7 @@ use crate::{
     addr::Address,
     flow::{table, tcp},
     frame::Frame,
-    parse::{self, ETHERNET, Fragment, Network, Segment, TCP, UDP},
+    parse::{self, Fragment, Network, Segment, TCP, UDP},
     rewrite,
     tables::Tables,
     trace::{Headers, Known},
@@ -197,8 +197,8 @@ impl Kind {
 #[inline(always)]
 fn network<A: Address, F: Frame>(frame: &F, work: &mut Work<A>) -> Option<Network> {
     let packet = frame.packet();
-    let (source, destination) = parse::addresses(packet, ETHERNET)?;
-    let network = parse::network::<A>(packet, ETHERNET)?.settled(&mut work.memory);
+    let (source, destination) = parse::addresses(packet, F::LINK_HEADER)?;
+    let network = parse::network::<A>(packet, F::LINK_HEADER)?.settled(&mut work.memory);
     work.tuple.source = source;
     work.tuple.destination = destination;
     work.tuple.protocol = network.protocol;

@@ -9,6 +9,7 @@ use super::{
     resize::copied_index,
 };
 use crate::{
+    abi::config_flag,
     addr::Address,
     answer::Message,
     flow::{
@@ -18,13 +19,13 @@ use crate::{
         record::look,
         resize::{self, NONE, RACED},
         slots::Purpose,
-        tcp,
+        table, tcp,
     },
     frame::Frame,
     opaque::rolled,
     parse::{Network, TCP, tcp_flag},
     service::{self, Decision, Route},
-    tables::Tables,
+    tables::{NextHop, Tables},
     verdict::{Reason, Verdict},
     work::{Refusal, Work},
 };
@@ -69,6 +70,9 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
             index = tables.open_index(work, ifindex);
         }
         if index == BEGUN {
+            if tables.config().flags & config_flag::TUNNELS != 0 {
+                use_tunnel_source(tables, work);
+            }
             index = tables.finish_index(work);
         }
         if index != RACED {
@@ -135,6 +139,31 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
         tables.count_refusal(service, reason);
     }
     NONE
+}
+
+/// Has source NAT towards an endpoint behind a tunnel use the node's address on that tunnel, as a
+/// masquerade does: the tunnel's other end takes packets from no other source (WireGuard's allowed
+/// addresses), or has no way back to it through the tunnel.
+///
+/// It is here, between the two halves of opening a flow, because only the hook's own program may
+/// look up routes.
+#[inline(never)]
+fn use_tunnel_source<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
+    if work.opening.flags & flow_flag::SOURCE_NAT == 0 {
+        return;
+    }
+    let Work { other, hop, .. } = work;
+    let found = tables.next_hop(other.protocol, &other.destination, &other.source, hop);
+    if found == NextHop::None {
+        return;
+    }
+    if let Some(source) = tables.tunnel_source(work.hop.ifindex) {
+        let address = source.address::<A>();
+        if address.sum() != 0 {
+            work.other.destination = address;
+            work.other_hash = table::hash(&work.other, tables.secret());
+        }
+    }
 }
 
 /// Index of a record that is not visible yet.

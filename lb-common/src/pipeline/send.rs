@@ -6,7 +6,7 @@ use crate::{
     addr::Address,
     answer::Message,
     flow::{
-        Record, flow_flag,
+        Ethernet, Record, flow_flag,
         hop::{self, Hop, hop_flag},
     },
     frame::Frame,
@@ -195,14 +195,17 @@ pub(super) fn go<A: Address, T: Tables<A>, F: Frame>(
                 return Verdict::drop(Reason::NoRoute);
             };
             let written = rewrite::decrement_ttl::<A, F>(frame, network)
-                .and_then(|()| frame.packet().store(0, hop.ethernet));
+                .and_then(|()| frame.set_ethernet(hop.ethernet, A::ETHERTYPE));
             (Action::Redirect, hop.ifindex, written)
         }
-        Way::Device => (
-            Action::Resolve,
-            work.hop.ifindex,
-            rewrite::decrement_ttl::<A, F>(frame, network),
-        ),
+        Way::Device => {
+            let mut written = rewrite::decrement_ttl::<A, F>(frame, network);
+            if F::LINK_HEADER == 0 && written.is_some() {
+                // The kernel fills the addresses in, not the header.
+                written = frame.set_ethernet(Ethernet::default(), A::ETHERTYPE);
+            }
+            (Action::Resolve, work.hop.ifindex, written)
+        }
         _ => (Action::Pass, 0, Some(())),
     };
     match written {

@@ -15,17 +15,33 @@ pub const XDP_VIRTUAL_PROGRAM: &str = "xdp_ingress_virtual";
 pub fn programs() -> Vec<&'static str> {
     [XDP_PROGRAM, XDP_VIRTUAL_PROGRAM]
         .into_iter()
-        .chain([Direction::Ingress, Direction::Egress].map(Direction::program))
+        .chain(Framing::ALL.into_iter().flat_map(tc_programs))
         .chain(SocketHook::ALL.map(SocketHook::name))
         .collect()
 }
 
+/// The names of the TC programs for devices with packets that begin so.
+pub fn tc_programs(framing: Framing) -> [&'static str; 2] {
+    [Direction::Ingress, Direction::Egress].map(|direction| direction.program(framing))
+}
+
 /// Programs, and those that take their place while packets are traced. Others have nothing to tell.
-const TRACING: [(&str, &str); 8] = [
+const TRACING: [(&str, &str); 10] = [
     (XDP_PROGRAM, "trace_xdp_ingress"),
     (XDP_VIRTUAL_PROGRAM, "trace_xdp_ingress_virtual"),
-    (Direction::Ingress.program(), "trace_tc_ingress"),
-    (Direction::Egress.program(), "trace_tc_egress"),
+    (
+        Direction::Ingress.program(Framing::Ethernet),
+        "trace_tc_ingress",
+    ),
+    (
+        Direction::Egress.program(Framing::Ethernet),
+        "trace_tc_egress",
+    ),
+    (
+        Direction::Ingress.program(Framing::Ip),
+        "trace_tc_ingress_l3",
+    ),
+    (Direction::Egress.program(Framing::Ip), "trace_tc_egress_l3"),
     (SocketHook::Connect4.name(), "trace_connect4"),
     (SocketHook::Connect6.name(), "trace_connect6"),
     (SocketHook::SendMsg4.name(), "trace_sendmsg4"),
@@ -61,6 +77,15 @@ pub enum Direction {
     Ingress,
     /// Last, so that no other program sees packets that are translated back.
     Egress,
+}
+
+/// How the packets of a device begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Framing {
+    /// With an Ethernet header.
+    Ethernet,
+    /// With the IP header: devices of layer 3 (WireGuard, IPIP, tun).
+    Ip,
 }
 
 /// The system calls on sockets for which programs translate addresses.
@@ -101,13 +126,25 @@ impl TcFlavor {
     }
 }
 
+impl Framing {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Ethernet, Self::Ip];
+}
+
 impl Direction {
-    /// Name of the program for this direction.
-    pub const fn program(self) -> &'static str {
-        match self {
-            Self::Ingress => "tc_ingress",
-            Self::Egress => "tc_egress",
+    /// Name of the program for this direction, for packets that begin so.
+    pub const fn program(self, framing: Framing) -> &'static str {
+        match (self, framing) {
+            (Self::Ingress, Framing::Ethernet) => "tc_ingress",
+            (Self::Egress, Framing::Ethernet) => "tc_egress",
+            (Self::Ingress, Framing::Ip) => "tc_ingress_l3",
+            (Self::Egress, Framing::Ip) => "tc_egress_l3",
         }
+    }
+
+    /// The name that its filter on a clsact qdisc has, whatever the packets.
+    pub const fn filter(self) -> &'static str {
+        self.program(Framing::Ethernet)
     }
 }
 

@@ -55,24 +55,30 @@ pub enum TraceError {
 }
 
 impl Tracing {
-    /// Loads them; `settings` are those of the programs whose place they take. Takes about a
+    /// Loads those that take the place of these programs; `settings` are theirs. Takes about a
     /// second.
     ///
     /// # Errors
     ///
     /// As [`load()`].
-    pub fn load(pins: &Pins, settings: Settings<'_>) -> Result<(Self, Lines), TraceError> {
+    pub fn load(
+        pins: &Pins,
+        programs: &[&str],
+        settings: Settings<'_>,
+    ) -> Result<(Self, Lines), TraceError> {
         let settings = settings.max_entries(LOG_RING, RING);
-        let mut loaded = load(OBJECT, pins, &hooks::tracing_programs(), &settings)?;
+        let names = programs.iter().filter_map(|name| hooks::tracing(name));
+        let names: Vec<_> = names.collect();
+        let mut loaded = load(OBJECT, pins, &names, &settings)?;
         let trace = MappedArray::new(loaded.own_map("TRACE")?)?;
         let read = Sink::default();
         let logger = EbpfLogger::init_with_logger(loaded.ebpf_mut(), read.clone())?;
         Ok((Self { loaded, trace }, Lines { logger, read }))
     }
 
-    /// The program that takes the place of the one named, if one does.
-    pub fn program(&self, name: &str) -> Option<Result<BorrowedFd<'_>, LoadError>> {
-        Some(self.loaded.program(hooks::tracing(name)?))
+    /// The program that takes the place of the one named, if one is loaded.
+    pub fn program(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        self.loaded.program(hooks::tracing(name)?).ok()
     }
 
     /// The same, to test.

@@ -11,7 +11,7 @@ use lb_common::abi::{self, device_flag};
 use lb_datapath::{
     AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
     devices::{Device, DeviceKind, Devices, PatternError, Role, RoleRules, Unserved, WayBack},
-    hooks::{XDP_PROGRAM, XDP_VIRTUAL_PROGRAM},
+    hooks::{Framing, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM, tc_programs},
 };
 
 use super::{kernel::Kernel, status};
@@ -131,7 +131,10 @@ impl Attachments {
         let pins = kernel.pins.clone();
         let attacher = Attacher::new(&pins, self.tc);
         let mut wanted = BTreeSet::new();
-        for device in devices.iter().filter(|device| device.mac.is_some()) {
+        for device in devices.iter() {
+            let Some(framing) = device.framing() else {
+                continue;
+            };
             let known = self.attached.get(&device.index);
             let known = known
                 .filter(|known| known.name == device.name)
@@ -145,7 +148,7 @@ impl Attachments {
                 wanted.insert(device.index);
                 continue;
             }
-            let attached = match self.attach(kernel, &attacher, device, role) {
+            let attached = match self.attach(kernel, &attacher, device, framing, role) {
                 Ok(attached) => attached,
                 // The device is gone, but the watcher has not reported it yet.
                 Err(error) if is_gone(&error) => continue,
@@ -174,7 +177,8 @@ impl Attachments {
             attacher.detach_device(index)?;
         }
         kernel.set_devices(self.entries(devices))?;
-        kernel.set_ways_back(self.ways_back(devices))
+        kernel.set_ways_back(self.ways_back(devices))?;
+        kernel.set_tunnel_sources(self.tunnel_sources(devices))
     }
 
     /// Forgets a device that is gone, and removes its pins. A later device with its index is
@@ -232,6 +236,7 @@ impl Attachments {
         kernel: &mut Kernel,
         attacher: &Attacher<'_>,
         device: &Device,
+        framing: Framing,
         role: Role,
     ) -> anyhow::Result<Attached> {
         let (mut xdp, mut reason) = (XdpMode::Off, None);
@@ -252,7 +257,9 @@ impl Attachments {
             }
         }
         for direction in [Direction::Ingress, Direction::Egress] {
-            let program = kernel.program(direction.program())?;
+            let name = direction.program(framing);
+            kernel.ensure(name)?;
+            let program = kernel.program(name)?;
             attacher.tc(device.index, direction, program)?;
         }
         Ok(Attached {
@@ -311,6 +318,31 @@ impl Attachments {
         devices.iter().filter_map(must).collect()
     }
 
+    /// This node's addresses on tunnels.
+    fn tunnel_sources(&self, devices: &Devices) -> Vec<(u32, abi::TunnelSource)> {
+        let is_tunnel = |device: &&Device| {
+            let attached = self.attached.get(&device.index);
+            attached.is_some_and(|attached| attached.role == Role::Overlay)
+        };
+        let source = |device: &Device| {
+            let mut source = abi::TunnelSource::default();
+            // Backwards, so that the first address of each family remains.
+            let addresses = device.addresses.iter().filter(|address| address.global);
+            for address in addresses.rev() {
+                match address.ip {
+                    IpAddr::V4(ip) => source.v4 = ip.into(),
+                    IpAddr::V6(ip) => source.v6 = ip.into(),
+                }
+            }
+            (source != abi::TunnelSource::default()).then_some((device.index, source))
+        };
+        devices
+            .iter()
+            .filter(is_tunnel)
+            .filter_map(source)
+            .collect()
+    }
+
     /// Whether a device's packets need a way back to their source, and the device that it must lead
     /// to. This is asked only of pods' devices: there may well be several ways back to other
     /// sources.
@@ -341,21 +373,19 @@ pub fn programs(
     devices: &Devices,
 ) -> Result<Vec<&'static str>, PatternError> {
     let rules = RoleRules::new(config.device_names(), node_addresses)?;
-    let mut programs = [Direction::Ingress, Direction::Egress]
-        .map(Direction::program)
-        .to_vec();
+    let mut programs = BTreeSet::from(tc_programs(Framing::Ethernet));
     programs.extend(SocketHook::ALL.map(SocketHook::name));
-    for device in devices.iter().filter(|device| device.mac.is_some()) {
-        let is_external = rules.role(device) == Role::External;
-        let program = xdp_program(device);
-        if is_external
-            && best_mode(config.xdp_mode, device).0 != XdpMode::Off
-            && !programs.contains(&program)
-        {
-            programs.push(program);
+    for device in devices.iter() {
+        let role = rules.role(device);
+        let Some(framing) = device.framing().filter(|_| role != Role::Other) else {
+            continue;
+        };
+        programs.extend(tc_programs(framing));
+        if role == Role::External && best_mode(config.xdp_mode, device).0 != XdpMode::Off {
+            programs.insert(xdp_program(device));
         }
     }
-    Ok(programs)
+    Ok(programs.into_iter().collect())
 }
 
 /// The name of the XDP program for a device.
@@ -368,6 +398,10 @@ fn xdp_program(device: &Device) -> &'static str {
 
 /// The best XDP mode to try on a device, and the reason if it is not the one asked for.
 fn best_mode(wanted: config::XdpMode, device: &Device) -> (XdpMode, Option<String>) {
+    if device.layer3 {
+        let reason = "no Ethernet header: TC does the work".to_owned();
+        return (XdpMode::Off, Some(reason));
+    }
     match wanted {
         config::XdpMode::Off => (XdpMode::Off, None),
         config::XdpMode::Generic => (XdpMode::Generic, None),

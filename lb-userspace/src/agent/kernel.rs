@@ -4,13 +4,17 @@ use std::{
     cell::Cell,
     hash::Hash,
     io,
+    mem::offset_of,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::BorrowedFd,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lb_common::{abi, addr::Ip6};
+use lb_common::{
+    abi::{self, config_flag},
+    addr::Ip6,
+};
 use lb_datapath::{
     Loaded, Pins, TickRate, Tracing,
     bpf::{BatchMap, MappedArray},
@@ -69,6 +73,7 @@ pub struct Kernel {
     local_addresses: Mirror<Ip6, abi::LocalAddress>,
     devices: Mirror<u32, abi::Device>,
     ways_back: Mirror<u32, u32>,
+    tunnel_sources: Mirror<u32, abi::TunnelSource>,
 }
 
 impl Kernel {
@@ -112,6 +117,7 @@ impl Kernel {
             local_addresses: mirror(&loaded, LOCAL_ADDRESSES)?,
             devices: mirror(&loaded, "DEVICES")?,
             ways_back: mirror(&loaded, "WAYS_BACK")?,
+            tunnel_sources: mirror(&loaded, "TUNNEL_SOURCES")?,
             pins,
             loaded,
             tracing: None,
@@ -230,7 +236,8 @@ impl Kernel {
     /// tables have their size: which they have before anybody can ask for a trace.
     pub fn load_tracing(&self) -> JoinHandle<Result<(Tracing, Lines), TraceError>> {
         let (pins, settings) = (self.pins.clone(), self.sizes.settings());
-        spawn_blocking(move || Tracing::load(&pins, settings))
+        let programs = self.programs.clone();
+        spawn_blocking(move || Tracing::load(&pins, &programs, settings))
     }
 
     /// Says which programs [`Self::program`] gives from now on.
@@ -259,7 +266,7 @@ impl Kernel {
     pub fn program(&self, name: &str) -> Result<BorrowedFd<'_>, LoadError> {
         let tracing = self.tracing.as_ref();
         match tracing.and_then(|tracing| tracing.program(name)) {
-            Some(program) => program,
+            Some(program) => Ok(program),
             None => self.loaded.program(name),
         }
     }
@@ -322,6 +329,7 @@ impl Kernel {
             ..abi::Config::default()
         };
         map_writer::Settings::new(config, node, detector).write(&mut settings);
+        settings.flags |= before.flags & config_flag::TUNNELS;
         if settings != before {
             settings.hop_generation = before.hop_generation.wrapping_add(1);
             self.config.write(0, &settings);
@@ -368,10 +376,8 @@ impl Kernel {
 
     /// Makes flows look up their next hops again.
     pub fn next_hops_changed(&self) {
-        let offset = std::mem::offset_of!(abi::Config, hop_generation);
-        self.config
-            .u32_at(0, offset)
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let offset = offset_of!(abi::Config, hop_generation);
+        self.config.u32_at(0, offset).fetch_add(1, Relaxed);
     }
 
     /// Says which addresses are the node's own, those first that matter most; how many there was no
@@ -391,11 +397,12 @@ impl Kernel {
     }
 
     /// How full the maps are that hold what the node itself is.
-    pub fn fill(&self) -> [MapFill; 3] {
+    pub fn fill(&self) -> [MapFill; 4] {
         [
             fill(LOCAL_ADDRESSES, &self.local_addresses),
             fill("DEVICES", &self.devices),
             fill("WAYS_BACK", &self.ways_back),
+            fill("TUNNEL_SOURCES", &self.tunnel_sources),
         ]
     }
 
@@ -416,6 +423,25 @@ impl Kernel {
     /// If there are more than the map holds.
     pub fn set_ways_back(&mut self, ways: Vec<(u32, u32)>) -> anyhow::Result<()> {
         whole(self.ways_back.set(ways)?, "WAYS_BACK")
+    }
+
+    /// Writes the node's addresses on tunnels, by interface index.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than the map holds.
+    pub fn set_tunnel_sources(
+        &mut self,
+        sources: Vec<(u32, abi::TunnelSource)>,
+    ) -> anyhow::Result<()> {
+        let any = !sources.is_empty();
+        whole(self.tunnel_sources.set(sources)?, "TUNNEL_SOURCES")?;
+        let flags = self.config.u32_at(0, offset_of!(abi::Config, flags));
+        match any {
+            true => flags.fetch_or(config_flag::TUNNELS, Relaxed),
+            false => flags.fetch_and(!config_flag::TUNNELS, Relaxed),
+        };
+        Ok(())
     }
 }
 

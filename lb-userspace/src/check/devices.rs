@@ -38,7 +38,7 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     };
     let external: Vec<_> = devices
         .iter()
-        .filter(|device| device.mac.is_some() && rules.role(device) == Role::External)
+        .filter(|device| device.framing().is_some() && rules.role(device) == Role::External)
         .collect();
     let mut findings = Vec::new();
     if external.is_empty() {
@@ -86,6 +86,7 @@ fn xdp(config: &Config, device: &Device, programs: &BTreeMap<u32, u32>) -> Findi
     let driver = driver(&device.name);
     let driver = driver.map_or_else(String::new, |driver| format!(" ({driver})"));
     let found = match (config.datapath.xdp_mode, device.kind) {
+        _ if device.layer3 => "external; TC: its packets have no Ethernet header".to_owned(),
         (XdpMode::Off, _) => "external; TC, as --xdp-mode=off wants".to_owned(),
         (XdpMode::Generic, _) => {
             "external; XDP in the stack, as --xdp-mode=generic wants".to_owned()

@@ -6,7 +6,7 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, FrontendKind, Plan, ServiceFlows, ServiceStats,
-        Shortages,
+        Shortages, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -278,6 +278,10 @@ impl Tables<Ip4> for Cpu {
 
     fn way_back(&self, _ifindex: u32) -> u32 {
         0
+    }
+
+    fn tunnel_source(&self, _ifindex: u32) -> Option<TunnelSource> {
+        None
     }
 
     fn next_hop(&self, _protocol: u8, _source: &Ip4, _to: &Ip4, _hop: &mut Hop) -> NextHop {

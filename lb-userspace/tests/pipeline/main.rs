@@ -15,6 +15,7 @@ mod garbage;
 mod gone;
 mod hop_cache;
 mod icmp;
+mod layer3;
 mod limits;
 mod martians;
 mod moving;

@@ -12,8 +12,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use super::{daemon::Daemon, runtime::HostRuntime};
-use crate::lab::Host;
+use super::runtime::HostRuntime;
+use crate::lab::{Host, daemon::Daemon};
 
 /// Where etcd serves the API server, on the same host.
 pub const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2379);

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 
-use super::{daemon, server::ControlPlane};
-use crate::{AgentSpec, Node, Readiness, balanced::CLUSTER_CIDR};
+use super::server::ControlPlane;
+use crate::{AgentSpec, Node, Readiness, balanced::CLUSTER_CIDR, lab::daemon};
 
 /// What kube-proxy writes its rules with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,6 @@
 
 mod client;
 mod cluster;
-mod daemon;
 mod etcd;
 mod front;
 mod keys;

@@ -14,14 +14,18 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 pub use super::rights::AGENT_ACCOUNT;
 use super::{
     client::Client,
-    daemon::{self, Daemon},
     etcd,
     keys::{ADMIN_TOKEN, Keys, MANAGER_TOKEN},
     rights::{self, AGENT_NAMESPACE},
     runtime::HostRuntime,
 };
 use crate::{
-    lab::{Family, Host, Lab, address::SERVICES, host::output_of},
+    lab::{
+        Family, Host, Lab,
+        address::SERVICES,
+        daemon::{self, Daemon},
+        host::output_of,
+    },
     patience::patient,
 };
 

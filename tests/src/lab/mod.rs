@@ -16,6 +16,7 @@ pub mod registry;
 
 pub(crate) mod bpffs;
 mod cgroup;
+pub mod daemon;
 pub(crate) mod host;
 mod limit;
 mod links;
@@ -24,6 +25,7 @@ mod rules;
 mod setup;
 mod tool;
 mod topology;
+mod tunnel;
 
 use std::env;
 use std::mem;
@@ -33,6 +35,7 @@ use anyhow::{Context, Result, bail};
 
 pub use self::address::{Addresses, Family, Networks};
 pub use self::cgroup::Cgroup;
+use self::daemon::Daemon;
 pub use self::host::{Host, Node, Pod, TrafficRunsIn};
 pub use self::limit::{Limit, Limited};
 pub use self::netns::Netns;
@@ -43,6 +46,7 @@ pub use self::setup::{LAN, POD_BRIDGE};
 use self::tool::Guard;
 pub use self::tool::{guard, lab_tool, own};
 pub use self::topology::{PodNetwork, Topology};
+pub use self::tunnel::{Tunnel, address as tunnel_address};
 use crate::manifests::{self, EndpointSlices, Manifests, Service};
 
 /// A running lab. It is removed from the machine when this value is dropped, and when the process
@@ -56,6 +60,8 @@ pub struct Lab {
     pods: Vec<Pod>,
     manifests: Manifests,
     guard: Option<Guard>,
+    /// Programs that the lab's network needs.
+    _daemons: Vec<Daemon>,
 }
 
 impl Lab {
@@ -72,6 +78,11 @@ impl Lab {
     /// The lab's name.
     pub fn id(&self) -> &LabId {
         &self.site.id
+    }
+
+    /// Its shape.
+    pub fn topology(&self) -> Topology {
+        self.site.topology
     }
 
     /// The host outside the cluster.
@@ -218,6 +229,10 @@ impl Lab {
             }
         }
         setup::route_services(&router, &nodes[0])?;
+        let daemons = match topology.tunnel {
+            Some(tunnel) => tunnel::connect(&site.id, &nodes, tunnel)?,
+            None => Vec::new(),
+        };
         links::settle(&router)?;
         nodes.iter().try_for_each(|node| links::settle(node))?;
         let manifests = Manifests::new(nodes.iter().map(Node::manifests));
@@ -232,6 +247,7 @@ impl Lab {
             pods,
             manifests,
             guard: unfinished.finished(),
+            _daemons: daemons,
         };
         lab.record(Some(registry::Owner::this_process()?))?;
         Ok(lab)

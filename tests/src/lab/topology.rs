@@ -2,6 +2,8 @@
 
 use anyhow::{Result, ensure};
 
+use super::tunnel::Tunnel;
+
 /// The shape of a lab. Every field has a default, so tests name only what they are about:
 /// `Topology { pod_network: PodNetwork::Bridge, ..Topology::default() }`.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +31,8 @@ pub struct Topology {
     /// The client and the nodes send complete checksums and no super-packets, as on a wire. Pods
     /// always leave checksums to be completed later, as is the default with veth.
     pub wire_checksums: bool,
+    /// What packets to the pods of the other node go through, instead of the router. For two nodes.
+    pub tunnel: Option<Tunnel>,
     /// The other ends of node and pod links take packets from native `XDP_TX` and `XDP_REDIRECT`.
     pub far_ends_take_xdp: bool,
 }
@@ -61,6 +65,7 @@ impl Topology {
         wire_mtu: 1500,
         pod_mtu: 1500,
         wire_checksums: true,
+        tunnel: None,
         far_ends_take_xdp: true,
     };
 
@@ -75,6 +80,11 @@ impl Topology {
             self.pods_per_node <= 200,
             "pods_per_node is {}, must be at most 200",
             self.pods_per_node
+        );
+        ensure!(
+            self.tunnel.is_none() || self.nodes == 2,
+            "nodes is {}, a tunnel connects 2",
+            self.nodes
         );
         for (name, mtu) in [("wire_mtu", self.wire_mtu), ("pod_mtu", self.pod_mtu)] {
             ensure!(mtu >= 1280, "{name} is {mtu}, IPv6 needs at least 1280");

@@ -6,6 +6,7 @@ use lb_datapath::{
     Attacher, Direction, Loaded, TcFlavor, XdpAttachment, XdpMode,
     attach::AttachError,
     bpf::{AttachPoint, Link},
+    hooks::Framing,
     hooks::XDP_PROGRAM,
     pins::LinkPin,
 };
@@ -19,7 +20,10 @@ use crate::traffic::{cable, lossless};
 
 const REPLACEMENTS: usize = 100;
 /// The programs for TC, of either direction.
-const TC: [&str; 2] = [Direction::Ingress.program(), Direction::Egress.program()];
+const TC: [&str; 2] = [
+    Direction::Ingress.program(Framing::Ethernet),
+    Direction::Egress.program(Framing::Ethernet),
+];
 
 /// The TC flavors that this kernel supports.
 fn flavors() -> Vec<TcFlavor> {
@@ -81,7 +85,9 @@ fn tc_is_replaced_under_load_without_loss() {
         let pins = root.pins(VERSION);
         let attach = move |attacher: &Attacher<'_>, loaded: &Loaded| {
             [Direction::Ingress, Direction::Egress].map(|direction| {
-                let program = loaded.program(direction.program()).unwrap();
+                let program = loaded
+                    .program(direction.program(Framing::Ethernet))
+                    .unwrap();
                 attacher.tc(index, direction, program).unwrap()
             })
         };
@@ -335,7 +341,9 @@ fn tcx_runs_first_on_ingress_and_last_on_egress() {
         let mut loaded = start(&our_pins, &TC);
         let attacher = Attacher::new(&our_pins, TcFlavor::Tcx);
         for direction in [Direction::Ingress, Direction::Egress] {
-            let program = loaded.program(direction.program()).unwrap();
+            let program = loaded
+                .program(direction.program(Framing::Ethernet))
+                .unwrap();
             attacher.tc(index, direction, program).unwrap();
         }
         let order = |attach_type| {

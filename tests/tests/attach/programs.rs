@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, time::Instant};
 
 use aya::{EbpfLoader, VerifierLogLevel, programs::Program};
 use lb_datapath::{OBJECT, hooks};
-use lb_tests::programs::programs;
 
 use crate::budget::{self, RESIZE};
 
@@ -12,7 +11,7 @@ use crate::budget::{self, RESIZE};
 /// `--nocapture`.
 #[test]
 fn every_program_passes_the_verifier_within_its_budget() {
-    let mut verified = verify(EbpfLoader::new(), &programs());
+    let mut verified = verify(EbpfLoader::new(), &hooks::programs());
     // Programs that run while flow tables change their size use another table too.
     let mut loader = EbpfLoader::new();
     for mask in ["OTHER_MASK4", "OTHER_MASK6"] {
@@ -21,7 +20,7 @@ fn every_program_passes_the_verifier_within_its_budget() {
     for table in ["OTHER_FLOWS4", "OTHER_FLOWS6"] {
         loader.map_max_entries(table, 1024);
     }
-    let mut resizing = programs();
+    let mut resizing = hooks::programs();
     resizing.retain(|name| !SOCKETS.iter().any(|hook| name.starts_with(hook)));
     resizing.push("copy_flows");
     let resizing = verify(loader, &resizing).into_iter();

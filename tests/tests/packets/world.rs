@@ -180,7 +180,8 @@ impl World {
     /// From now on, programs that trace take the place of the others, and log the packets that
     /// match.
     pub fn trace(&mut self, filter: Filter, limit: u32, duration: Duration) {
-        let (tracing, lines) = Tracing::load(&self.programs.pins, settings()).unwrap();
+        let programs = At::ALL.map(At::program);
+        let (tracing, lines) = Tracing::load(&self.programs.pins, &programs, settings()).unwrap();
         tracing.begin(filter, limit, duration);
         self.tracing = Some((tracing, lines));
     }

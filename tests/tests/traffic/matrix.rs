@@ -1,12 +1,12 @@
 //! Every frontend × policy × family × protocol × endpoint state × kind of client: which server
 //! answers, and which client address it sees.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{fmt, time::Duration};
 
 use anyhow::Result;
 use lb_tests::{
-    Endpoint, Failure, FailureKind, Family, Lab, PodNetwork, Reply, Request, Topology, lab::Host,
-    patient, traffic::Protocol,
+    Endpoint, Failure, FailureKind, Family, Lab, PodNetwork, Reply, Request, Topology, Tunnel,
+    lab::Host, patient, traffic::Protocol,
 };
 use serde_json::Value;
 
@@ -49,6 +49,34 @@ fn bridged_pods_among_other_rules() -> Result<()> {
 #[test]
 fn no_xdp_among_other_rules() -> Result<()> {
     holds(harsh(PodNetwork::Routed), "off", &cases(&CORE_STATES))
+}
+
+#[test]
+fn pods_behind_vxlan() -> Result<()> {
+    behind(Tunnel::Vxlan, Topology::default(), "native")
+}
+
+#[test]
+fn pods_behind_vxlan_among_other_rules() -> Result<()> {
+    behind(Tunnel::Vxlan, harsh(PodNetwork::Bridge), "off")
+}
+
+#[test]
+fn pods_behind_wireguard() -> Result<()> {
+    behind(Tunnel::WireGuard, Topology::default(), "native")
+}
+
+#[test]
+fn pods_behind_wireguard_among_other_rules() -> Result<()> {
+    behind(Tunnel::WireGuard, harsh(PodNetwork::Bridge), "off")
+}
+
+fn behind(tunnel: Tunnel, topology: Topology, xdp_mode: &str) -> Result<()> {
+    let topology = Topology {
+        tunnel: Some(tunnel),
+        ..topology
+    };
+    holds(topology, xdp_mode, &cases(&CORE_STATES))
 }
 
 /// A request, and everything that its outcome depends on.
@@ -270,7 +298,7 @@ impl Case {
                 let node = lab.node(self.client.node().into());
                 by.contains(&reply.server.as_str())
                     && reply.from == vips.at(self.frontend, self.family, node)
-                    && self.sees(lab, seen, reply.peer.ip())
+                    && self.sees(lab, seen, reply)
             }),
             Expected::Refused if self.protocol == Protocol::UdpUnconnected => {
                 unanswered.contains(&kind)
@@ -286,10 +314,15 @@ impl Case {
         (!fits).then(|| format!("{self:?}\n    expected {expected:?}\n    got {got:?}"))
     }
 
-    fn sees(&self, lab: &Lab, seen: Seen, peer: IpAddr) -> bool {
-        let node = lab.node(self.client.node().into());
+    /// Whether the server that replied has seen the right client address.
+    fn sees(&self, lab: &Lab, seen: Seen, reply: &Reply) -> bool {
+        let (node, peer) = (lab.node(self.client.node().into()), reply.peer.ip());
+        let is_remote = || lab.pod(&reply.server).node != node.name();
         match seen {
             Seen::Client => peer == self.client.host(lab).ip(self.family),
+            Seen::Node if lab.topology().tunnel.is_some() && is_remote() => {
+                peer == lb_tests::lab::tunnel_address(node, self.family)
+            }
             // For its own connections to pods on its bridge, the node uses the bridge's address.
             Seen::Node if self.client.node() == 1 && !self.client.is_pod() => {
                 peer == node.ip(self.family)

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use lb_tests::{
-    Endpoint, FailureKind, Family, PATIENCE, PodNetwork, Request, SILENCE, Topology, eventually,
-    lab::Host, patient, traffic::Protocol,
+    Endpoint, FailureKind, Family, PATIENCE, PodNetwork, Request, SILENCE, Topology, Tunnel,
+    eventually, lab::Host, patient, traffic::Protocol,
 };
 
 use crate::ground::{Frontend, Ground, PORT, Vips, harsh};
@@ -71,6 +71,18 @@ fn links_may_be_smaller_among_other_rules() -> Result<()> {
     })
 }
 
+/// A tunnel leaves less of the wire.
+#[test]
+fn tunnels_between_nodes_leave_less() -> Result<()> {
+    for tunnel in [Tunnel::Vxlan, Tunnel::WireGuard] {
+        narrow(Topology {
+            tunnel: Some(tunnel),
+            ..Topology::default()
+        })?;
+    }
+    Ok(())
+}
+
 fn narrow(topology: Topology) -> Result<()> {
     let ground = ground(topology, &["--xdp-mode=native"])?;
     let node = ground.lab().node(1);
@@ -122,7 +134,16 @@ fn fragments_of_datagrams_follow_the_first() -> Result<()> {
 
 #[test]
 fn closed_ports_of_endpoints_refuse() -> Result<()> {
-    for topology in [Topology::default(), harsh(PodNetwork::Routed)] {
+    let behind_tunnel = |tunnel| Topology {
+        tunnel: Some(tunnel),
+        ..Topology::default()
+    };
+    for topology in [
+        Topology::default(),
+        harsh(PodNetwork::Routed),
+        behind_tunnel(Tunnel::Vxlan),
+        behind_tunnel(Tunnel::WireGuard),
+    ] {
         let ground = Ground::with(topology, &["--xdp-mode=native"])?;
         let lab = ground.lab();
         for (vips, pod) in BOTH {

@@ -1,9 +1,14 @@
 //! Devices on which XDP is not possible as asked for, or nothing is: log, metric and status say so,
 //! and traffic still flows.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    fs::File,
+    io, mem,
+    net::{Ipv4Addr, SocketAddr},
+    os::fd::AsRawFd as _,
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lb_tests::{Balanced, Family, HttpAnswer, Lab, Node, Request, eventually, http_get};
 use node_lb::check::Level;
 
@@ -58,27 +63,21 @@ fn a_veth_is_left_to_tc() -> Result<()> {
     serves(&ground)
 }
 
-/// A tunnel with an address of the pods' network, as Flannel and Calico make them for WireGuard.
+/// A device with an address of the pods' network, and packets that begin with neither an Ethernet nor
+/// an IP header, as of InfiniBand.
 #[test]
-fn a_device_without_ethernet_addresses_is_named_until_it_is_gone_or_ignored() -> Result<()> {
+fn a_device_that_programs_cannot_read_is_named_until_it_is_gone_or_ignored() -> Result<()> {
     let lab = Lab::up(SMALL)?;
     let node = lab.node(1);
-    let address = node.pod_networks.v4.network();
-    for command in [
-        "ip tuntap add dev flannel-wg mode tun",
-        &format!("ip address add {address}/32 dev flannel-wg"),
-        "ip link set flannel-wg up",
-    ] {
-        node.run(command)?;
-    }
+    tunnel(node, "pods-ib", Some(libc::ARPHRD_INFINIBAND))?;
     let source = format!("--source=dir:{}", node.manifests().display());
-    let ignored = "--ignored-device=flannel-*";
+    let ignored = "--ignored-device=pods-*";
     let report = Report::with(node, "exec \"$@\"", &[&source])?;
     assert_eq!(report.code, Some(1), "{}", report.said);
     let found = report.finding("devices");
     assert_eq!(found.level, Level::Failure, "{found:?}");
-    assert!(found.found.contains("on flannel-wg:"), "{found:?}");
-    assert!(found.remedy().contains("--ignored-device=flannel-wg"));
+    assert!(found.found.contains("on pods-ib,"), "{found:?}");
+    assert!(found.remedy().contains("--ignored-device=pods-ib"));
     let report = Report::with(node, "exec \"$@\"", &[&source, ignored])?;
     assert_eq!(report.code, Some(0), "{}", report.said);
 
@@ -87,9 +86,9 @@ fn a_device_without_ethernet_addresses_is_named_until_it_is_gone_or_ignored() ->
     assert_eq!(answer.status, 500, "{answer:?}");
     assert!(answer.body.contains("[-]devices failed"), "{answer:?}");
     let problems = ground.status(1)?.node_problems;
-    assert!(problems[0].contains("flannel-wg"), "{problems:?}");
+    assert!(problems[0].contains("pods-ib"), "{problems:?}");
     let log = ground.agents[0].log()?;
-    assert!(line_with(&log, "flannel-wg").contains("WARN"), "{log}");
+    assert!(line_with(&log, "pods-ib").contains("WARN"), "{log}");
     // Everything else is served.
     let _server = serve_web(&ground)?;
     serves(&ground)?;
@@ -108,9 +107,59 @@ fn a_device_without_ethernet_addresses_is_named_until_it_is_gone_or_ignored() ->
     ground.set_arguments(&["--xdp-mode=native"]);
     ground.start_agents()?;
     assert_eq!(readyz(&ground)?.status, 500);
-    ground.lab.node(1).run("ip link delete flannel-wg")?;
+    ground.lab.node(1).run("ip link delete pods-ib")?;
     becomes_ready(&ground);
     assert_eq!(ground.status(1)?.node_problems, Vec::<String>::new());
+    Ok(())
+}
+
+/// Its packets begin with the IP header.
+#[test]
+fn a_tun_with_an_address_of_the_pods_is_served() -> Result<()> {
+    let lab = Lab::up(SMALL)?;
+    tunnel(lab.node(1), "pods-tun", None)?;
+    let ground = Balanced::in_lab(lab, &["--xdp-mode=native"])?;
+    assert_eq!(readyz(&ground)?.status, 200);
+    let found = device(&ground, "pods-tun")?;
+    assert_eq!(
+        (found.role.as_str(), found.mode.as_str()),
+        ("overlay", "tc")
+    );
+    let _server = serve_web(&ground)?;
+    serves(&ground)
+}
+
+/// Makes a TUN with an address of the node's pod network, whose packets begin as on links of a type
+/// (`ARPHRD_*`), or with the IP header.
+fn tunnel(node: &Node, name: &str, link: Option<u16>) -> Result<()> {
+    node.run(&format!("ip tuntap add dev {name} mode tun"))?;
+    if let Some(link) = link {
+        node.netns().run(|| set_link_type(name, link))??;
+    }
+    let address = node.pod_networks.v4.network();
+    node.run(&format!("ip address add {address}/32 dev {name}"))?;
+    node.run(&format!("ip link set {name} up"))?;
+    Ok(())
+}
+
+/// Says what the packets of a TUN are, which must be down.
+fn set_link_type(name: &str, link: u16) -> Result<()> {
+    let tun = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    // SAFETY: zero bytes are a request: numbers and characters.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the request outlives the call, which reads its name and flags.
+    let attached = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &request) };
+    ensure!(attached == 0, "{name}: {}", io::Error::last_os_error());
+    // SAFETY: the call takes a number.
+    let set = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETLINK, libc::c_ulong::from(link)) };
+    ensure!(set == 0, "{name}: {}", io::Error::last_os_error());
     Ok(())
 }
 

@@ -12,8 +12,8 @@ use crate::cargo::Workspace;
 /// Which part of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// etcd, kube-apiserver (also an older one), kube-controller-manager, kube-proxy, kubectl and
-    /// Helm.
+    /// etcd, kube-apiserver (also an older one), kube-controller-manager, kube-proxy, kubectl, Helm
+    /// and WireGuard.
     ControlPlane,
     /// Also the nodes' programs, the images of their pods, and the end-to-end tests.
     Whole,
@@ -39,8 +39,8 @@ pub(super) fn build(
 ) -> Result<()> {
     let (what, title) = match extent {
         Extent::ControlPlane => (
-            "etcd, kube-apiserver, also an older one, kube-controller-manager, kube-proxy, kubectl, Helm: what \
-             tests and the benchmark run against",
+            "etcd, kube-apiserver, also an older one, kube-controller-manager, kube-proxy, kubectl, Helm, WireGuard: \
+             what tests and the benchmark run with",
             "building the Kubernetes control plane",
         ),
         Extent::Whole | Extent::WithFlannel => (

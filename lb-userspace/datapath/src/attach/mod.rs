@@ -120,7 +120,7 @@ impl<'a> Attacher<'a> {
     ) -> Result<bool, AttachError> {
         let pin = LinkPin::Tcx { direction, ifindex };
         if self.tc == TcFlavor::Clsact {
-            return clsact::attach(ifindex, direction, program, direction.program())
+            return clsact::attach(ifindex, direction, program, direction.filter())
                 .map_err(|source| refused(pin, source));
         }
         if self.replace(pin, LinkTarget::Device(ifindex), program)? {

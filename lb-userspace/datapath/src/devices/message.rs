@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope},
-    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
     route::{RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteType},
 };
@@ -103,6 +103,7 @@ fn device(link: LinkMessage) -> Option<Device> {
         name: String::new(),
         kind: DeviceKind::Physical,
         mac: None,
+        layer3: is_layer3(link.header.link_layer_type),
         mtu: 0,
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::LowerUp),
@@ -115,6 +116,7 @@ fn device(link: LinkMessage) -> Option<Device> {
     if flags.contains(LinkFlags::Loopback) {
         device.kind = DeviceKind::Loopback;
     }
+    let mut is_tun = false;
     let (mut below, mut elsewhere, mut has_own_address) = (None, false, false);
     for attribute in link.attributes {
         match attribute {
@@ -132,6 +134,7 @@ fn device(link: LinkMessage) -> Option<Device> {
                 for info in infos {
                     if let LinkInfo::Kind(kind) = info {
                         has_own_address = matches!(kind, InfoKind::MacVlan | InfoKind::MacVtap);
+                        is_tun = kind == InfoKind::Tun;
                         device.kind = DeviceKind::from(kind);
                     }
                 }
@@ -140,7 +143,21 @@ fn device(link: LinkMessage) -> Option<Device> {
         }
     }
     device.below = below.filter(|_| has_own_address && !elsewhere);
+    // With Ethernet addresses it is a tap, as of a virtual machine.
+    if is_tun && device.mac.is_none() {
+        device.kind = DeviceKind::Tunnel;
+    }
     (!device.name.is_empty() && device.mtu > 0).then_some(device)
+}
+
+/// Whether packets of a type of device begin with the IP header. These are the types for which Linux
+/// removes other headers before it sends (`dev_is_mac_header_xmit`).
+fn is_layer3(link: LinkLayerType) -> bool {
+    use LinkLayerType::*;
+    matches!(
+        link,
+        Tunnel | Tunnel6 | Sit | Ipgre | Ip6gre | Void | None | Rawip | Ppp
+    )
 }
 
 impl From<InfoKind> for DeviceKind {

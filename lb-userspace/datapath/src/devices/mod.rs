@@ -5,6 +5,8 @@ use std::{
     net::IpAddr,
 };
 
+use crate::hooks::Framing;
+
 mod message;
 mod neighbours;
 mod netlink;
@@ -28,6 +30,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Absent for devices without Ethernet addresses.
     pub mac: Option<[u8; 6]>,
+    /// Whether its packets begin with the IP header (WireGuard, IPIP, tun, PPP).
+    pub layer3: bool,
     /// The MTU in bytes.
     pub mtu: u32,
     /// Whether it is switched on. This says nothing about the cable.
@@ -44,6 +48,16 @@ pub struct Device {
     pub addresses: BTreeSet<DeviceAddress>,
 }
 
+impl Device {
+    /// How its packets begin; `None` for links that programs cannot read, such as InfiniBand.
+    pub fn framing(&self) -> Option<Framing> {
+        match self.mac {
+            Some(_) => Some(Framing::Ethernet),
+            None => self.layer3.then_some(Framing::Ip),
+        }
+    }
+}
+
 /// The kind of a device, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
@@ -55,7 +69,7 @@ pub enum DeviceKind {
     Veth,
     Netkit,
     Bridge,
-    /// Carries packets inside other packets: VXLAN, Geneve, IPIP, WireGuard and so on.
+    /// Carries packets inside other packets: VXLAN, Geneve, IPIP, WireGuard, tun and so on.
     Tunnel,
     Other,
 }
@@ -256,6 +270,7 @@ mod tests {
             name: name.to_owned(),
             kind: DeviceKind::Veth,
             mac: Some([2, 0, 0, 0, 0, 1]),
+            layer3: false,
             mtu: 1500,
             up: true,
             carrier: true,

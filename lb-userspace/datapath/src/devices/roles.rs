@@ -86,6 +86,8 @@ impl RoleRules {
             return Role::External;
         }
         match device.kind {
+            // Linux makes some that nobody uses (tunl0, sit0).
+            DeviceKind::Tunnel if device.layer3 && !device.up => Role::Other,
             DeviceKind::Tunnel => Role::Overlay,
             DeviceKind::Veth | DeviceKind::Netkit | DeviceKind::Bridge if self.pods.is_empty() => {
                 pod_role(device)
@@ -94,11 +96,11 @@ impl RoleRules {
         }
     }
 
-    /// Whether a device should have programs and gets none, because it has no Ethernet addresses
-    /// (IPIP, WireGuard, tun): it is external or a pod's, or it has an address of the networks of
-    /// pods, which `is_of_pods` tells.
+    /// Whether a device should have programs and gets none, because they cannot read its packets
+    /// (InfiniBand): it is external or a pod's, or it has an address of the networks of pods, which
+    /// `is_of_pods` tells.
     pub fn is_unserved(&self, device: &Device, is_of_pods: impl Fn(IpAddr) -> bool) -> bool {
-        if device.mac.is_some() || !device.up || device.kind == DeviceKind::Loopback {
+        if device.framing().is_some() || !device.up || device.kind == DeviceKind::Loopback {
             return false;
         }
         let has_address_of_pods = || {
@@ -163,6 +165,7 @@ mod tests {
             name: name.to_owned(),
             kind,
             mac: None,
+            layer3: false,
             mtu: 1500,
             up: true,
             carrier: true,
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_ethernet_addresses_is_unserved_where_services_packets_come_by_it() {
+    fn a_device_that_programs_cannot_read_is_unserved_where_services_packets_come_by_it() {
         let rules = rules(&[], &[], &["wg-leave"]);
         let is_of_pods = |ip: IpAddr| ip.to_string().starts_with("10.244.");
         let tunnel = |name, ip| with_address(device(name, DeviceKind::Tunnel), ip, true);
@@ -254,19 +257,18 @@ mod tests {
         off.up = false;
         let mut vxlan = tunnel("flannel.1", "10.244.1.0");
         vxlan.mac = Some([2, 0, 0, 0, 0, 1]);
-        let mut uplink = device("ppp0", DeviceKind::Other);
+        let mut wireguard = tunnel("flannel-wg", "10.244.1.0");
+        wireguard.layer3 = true;
+        let mut uplink = device("ib0", DeviceKind::Physical);
         uplink.default_route = true;
         for (device, unserved) in [
-            (tunnel("flannel-wg", "10.244.1.0"), true),
-            (
-                with_address(device("tun0", DeviceKind::Other), "10.244.1.9", true),
-                true,
-            ),
+            (tunnel("ib-pods", "10.244.1.0"), true),
             (uplink, true),
-            (tunnel("wg-admin", "10.8.0.1"), false),
+            (tunnel("ib-admin", "10.8.0.1"), false),
             (tunnel("wg-leave", "10.244.1.0"), false),
             (off, false),
             (vxlan, false),
+            (wireguard, false),
         ] {
             let found = rules.is_unserved(&device, is_of_pods);
             assert_eq!(found, unserved, "{}", device.name);

@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use super::{Devices, RoleRules};
 
-/// Devices without Ethernet addresses (IPIP, WireGuard, tun) by which packets of Services come.
+/// Devices by which packets of Services come, and which programs cannot read (InfiniBand).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unserved(Vec<String>);
 
@@ -27,8 +27,8 @@ impl Unserved {
     pub fn found(&self) -> String {
         let names = self.0.join(", ");
         format!(
-            "no Ethernet addresses, so no programs, on {names}: answers and connections that arrive there are \
-             not translated"
+            "no programs on {names}, whose packets begin neither with an Ethernet nor with an IP header: answers \
+             and connections that arrive there are not translated"
         )
     }
 
@@ -36,8 +36,8 @@ impl Unserved {
     pub fn remedy(&self) -> String {
         let names = self.0.join(",");
         format!(
-            "choose VXLAN, or routing without a tunnel; if Services need nothing that arrives there, set \
-             --ignored-device={names} (chart: config.ignored-device)"
+            "have pods' and clients' packets come by other devices; if Services need nothing that arrives there, \
+             set --ignored-device={names} (chart: config.ignored-device)"
         )
     }
 }

@@ -1,25 +1,27 @@
-//! An Ethernet frame in a buffer of its own.
+//! A frame in a buffer of its own.
 
 use std::cell::UnsafeCell;
 
 use lb_common::{
     addr::{Address, Family},
     checksum::Difference,
+    flow::Ethernet,
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
+    parse::ETHERNET,
 };
 
 /// A frame for the pipeline to read and rewrite. All its bytes can be accessed directly.
 ///
 /// With `MAY_BE_PARTIAL` checksums may be incomplete, for a device to complete them, as on virtual
-/// devices.
-pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false> {
+/// devices. With `L3` it begins with the IP header, until it leaves by a device that has another.
+pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false, const L3: bool = false> {
     bytes: UnsafeCell<Vec<u8>>,
     ifindex: u32,
     sum: Difference,
 }
 
-impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
+impl<const MAY_BE_PARTIAL: bool, const L3: bool> MemoryFrame<MAY_BE_PARTIAL, L3> {
     /// A frame that arrived on this device.
     pub fn new(bytes: Vec<u8>, ifindex: u32) -> Self {
         Self {
@@ -41,7 +43,8 @@ impl<const MAY_BE_PARTIAL: bool> MemoryFrame<MAY_BE_PARTIAL> {
     }
 }
 
-impl<const MAY_BE_PARTIAL: bool> Frame for MemoryFrame<MAY_BE_PARTIAL> {
+impl<const MAY_BE_PARTIAL: bool, const L3: bool> Frame for MemoryFrame<MAY_BE_PARTIAL, L3> {
+    const LINK_HEADER: usize = if L3 { 0 } else { ETHERNET };
     const MAY_BE_PARTIAL: bool = MAY_BE_PARTIAL;
 
     fn packet(&self) -> Packet {
@@ -88,5 +91,14 @@ impl<const MAY_BE_PARTIAL: bool> Frame for MemoryFrame<MAY_BE_PARTIAL> {
         bytes.splice(..0, std::iter::repeat_n(0, front));
         bytes.resize(length, 0);
         Some(())
+    }
+
+    fn set_ethernet(&mut self, addresses: Ethernet, ethertype: u16) -> Option<()> {
+        if L3 {
+            let bytes = self.bytes.get_mut();
+            bytes.splice(..0, [0; ETHERNET]);
+            self.packet().store(12, ethertype.to_be())?;
+        }
+        self.packet().store(0, addresses)
     }
 }

@@ -7,6 +7,7 @@ use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
         FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
+        TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, slots::Slots, steps::Plain},
@@ -73,7 +74,7 @@ impl<'a, const ANY_DEVICE: bool> Hook<'a, ANY_DEVICE> {
 
     /// Handles a frame that arrived on a device.
     pub fn ingress<F: Frame>(&self, frame: &mut F) -> Verdict {
-        match parse::ethertype(frame.packet()) {
+        match ethertype(frame) {
             Some(Ip4::ETHERTYPE) => pipeline::ingress::<Ip4, _, _>(self, frame, &mut work()),
             Some(Ip6::ETHERTYPE) => pipeline::ingress::<Ip6, _, _>(self, frame, &mut work()),
             _ => Verdict::pass(Reason::NotIp),
@@ -82,11 +83,23 @@ impl<'a, const ANY_DEVICE: bool> Hook<'a, ANY_DEVICE> {
 
     /// Handles a frame that leaves by a device.
     pub fn egress<F: Frame>(&self, frame: &mut F) -> Verdict {
-        match parse::ethertype(frame.packet()) {
+        match ethertype(frame) {
             Some(Ip4::ETHERTYPE) => pipeline::egress::<Ip4, _, _>(self, frame, &mut work()),
             Some(Ip6::ETHERTYPE) => pipeline::egress::<Ip6, _, _>(self, frame, &mut work()),
             _ => Verdict::pass(Reason::NotIp),
         }
+    }
+}
+
+/// The EtherType of a frame, or that of the packet where it has no link header.
+fn ethertype<F: Frame>(frame: &F) -> Option<u16> {
+    if F::LINK_HEADER != 0 {
+        return parse::ethertype(frame.packet());
+    }
+    match frame.packet().load::<u8>(0)? >> 4 {
+        4 => Some(Ip4::ETHERTYPE),
+        6 => Some(Ip6::ETHERTYPE),
+        _ => None,
     }
 }
 
@@ -293,6 +306,10 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     fn way_back(&self, ifindex: u32) -> u32 {
         let ways = &self.tables.ways_back;
         ways.get(&ifindex).copied().unwrap_or(0)
+    }
+
+    fn tunnel_source(&self, ifindex: u32) -> Option<TunnelSource> {
+        self.tables.tunnel_sources.get(&ifindex).copied()
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<u32> {

@@ -56,6 +56,7 @@ pub struct MemoryTables {
     /// By interface index minus one.
     devices: Vec<abi::Device>,
     ways_back: HashMap<u32, u32>,
+    tunnel_sources: HashMap<u32, abi::TunnelSource>,
     routes: Vec<(IpNet, Route)>,
     seconds: AtomicU32,
     random: AtomicU64,
@@ -97,6 +98,7 @@ impl MemoryTables {
             local_addresses,
             devices: Vec::new(),
             ways_back: HashMap::new(),
+            tunnel_sources: HashMap::new(),
             routes: Vec::new(),
             seconds: AtomicU32::new(0),
             random: AtomicU64::new(0),
@@ -141,6 +143,12 @@ impl MemoryTables {
     /// device with [`abi::device_flag::WAY_BACK`]. Without one, any device will do.
     pub fn set_way_back(&mut self, ifindex: u32, device: u32) {
         self.ways_back.insert(ifindex, device);
+    }
+
+    /// Makes a device a tunnel on which the node has these addresses.
+    pub fn set_tunnel_source(&mut self, ifindex: u32, source: abi::TunnelSource) {
+        self.tunnel_sources.insert(ifindex, source);
+        self.config.flags |= abi::config_flag::TUNNELS;
     }
 
     /// Adds a route for packets to a network. The longest prefix is used.

@@ -1,4 +1,4 @@
-//! Programs of the control plane as child processes of the lab.
+//! Programs that others have written, such as Kubernetes', as child processes of a lab.
 
 use std::{
     fs::{self, OpenOptions},
@@ -10,9 +10,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 use xtask::ebpf::Places;
 
-use crate::lab::Host;
+use super::Host;
 
-/// Where a program of Kubernetes is.
+/// Where a program is that `cargo xtask setup` builds.
 ///
 /// # Errors
 /// If it has not been built.
@@ -27,7 +27,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A program of Kubernetes, as a command on `host`.
+/// The same, as a command on `host`.
 ///
 /// # Errors
 /// If it has not been built.
@@ -44,7 +44,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a program of the control plane on `host`, its log in `directory`.
+    /// Starts a program that `cargo xtask setup` builds on `host`, its log in `directory`.
     ///
     /// # Errors
     /// If it has not been built or does not start.
