@@ -13,7 +13,7 @@ use lb_common::{
 use lb_datapath::memory::{MemoryFrame, Route};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, TrafficPolicy,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
 };
 use libfuzzer_sys::fuzz_target;
 use node_lb::{
@@ -146,7 +146,7 @@ fn service() -> Service {
         load_balancer_ips: Vec::new(),
         ports: [Protocol::Tcp, Protocol::Udp]
             .map(|protocol| ServicePort {
-                name: String::new(),
+                name: SharedName::default(),
                 protocol,
                 port: 80,
                 node_port: 30_080,
@@ -172,7 +172,7 @@ fn slice(addresses: [&str; 2]) -> EndpointSlice {
         service: "web".into(),
         ports: [Protocol::Tcp, Protocol::Udp]
             .map(|protocol| EndpointPort {
-                name: String::new(),
+                name: SharedName::default(),
                 protocol,
                 port: 8080,
             })
@@ -192,8 +192,5 @@ fn slice(addresses: [&str; 2]) -> EndpointSlice {
 }
 
 fn name(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "shop".into(),
-        name: name.into(),
-    }
+    ObjectName::new("shop", name)
 }

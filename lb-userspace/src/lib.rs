@@ -21,6 +21,7 @@
 //! Kubernetes objects are crate `lb-objects`, the edge to the kernel is `lb-datapath`, decisions of
 //! admission are `lb-admission`.
 
+mod by_name;
 pub mod source;
 pub mod store;
 

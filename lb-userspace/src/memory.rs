@@ -28,7 +28,7 @@ pub struct ProgrammedTables {
 
 /// What the maps do not contain about a service port of one family.
 struct Service {
-    name: ServicePortName,
+    name: Arc<ServicePortName>,
     algorithm: Algorithm,
     source_ranges: Arc<[IpNet]>,
     left_to_node: Option<SocketAddr>,
@@ -69,7 +69,7 @@ impl ProgrammedTables {
                     name: key.name,
                     algorithm: plan.algorithm,
                     source_ranges: plan.source_ranges.clone(),
-                    left_to_node: plan.left_to_node,
+                    left_to_node: plan.left_to_node.as_deref().copied(),
                 };
                 self.services.insert(id, service);
             }
@@ -114,7 +114,7 @@ impl ProgrammedTables {
 
     /// The name of a service port, by its service id.
     pub fn service_name(&self, service: u32) -> Option<&ServicePortName> {
-        self.services.get(&service).map(|service| &service.name)
+        self.services.get(&service).map(|service| &*service.name)
     }
 
     /// The service port with this ClusterIP, port and protocol, if it is left to the node.
@@ -127,7 +127,7 @@ impl ProgrammedTables {
         let found = services.find(|service| {
             service.left_to_node == Some(address) && service.name.protocol == protocol
         });
-        found.map(|service| &service.name)
+        found.map(|service| &*service.name)
     }
 
     /// How a service chooses endpoints, even if it has no lookup tables.

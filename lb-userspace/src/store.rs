@@ -1,7 +1,7 @@
 //! The cluster as this node sees it, and which Services have changed since the planner last looked.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map},
+    collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     sync::Arc,
     time::SystemTime,
@@ -11,7 +11,7 @@ use lb_objects::{
     EndpointSlice, IpFamily, Kind, Node, Object, ObjectName, ObjectRef, Problem, Service,
 };
 
-use crate::source::Event;
+use crate::{by_name::ByName, source::Event};
 
 /// Services, their slices and this node, as the source last sent them. It does no I/O.
 ///
@@ -20,11 +20,11 @@ use crate::source::Event;
 #[derive(Debug)]
 pub struct Store {
     node_name: String,
-    services: HashMap<ObjectName, Arc<Service>>,
+    services: ByName<Service>,
     /// Slices by owning Service, sorted by the slices' names. Few Services have more than one.
     slices: HashMap<ObjectName, Vec<Arc<EndpointSlice>>>,
-    /// The Service that each slice belongs to, which may change.
-    owners: HashMap<ObjectName, ObjectName>,
+    /// The same slices by their own names: the Service that one belongs to may change.
+    slices_by_name: ByName<EndpointSlice>,
     node: Option<Arc<Node>>,
     problems: BTreeMap<String, Vec<Problem>>,
     problems_total: u64,
@@ -62,9 +62,9 @@ impl Store {
     pub fn new(node_name: impl Into<String>) -> Self {
         Self {
             node_name: node_name.into(),
-            services: HashMap::new(),
+            services: ByName::default(),
             slices: HashMap::new(),
-            owners: HashMap::new(),
+            slices_by_name: ByName::default(),
             node: None,
             problems: BTreeMap::new(),
             problems_total: 0,
@@ -116,7 +116,7 @@ impl Store {
 
     /// Every Service, in no particular order.
     pub fn services(&self) -> impl ExactSizeIterator<Item = &Arc<Service>> {
-        self.services.values()
+        self.services.iter()
     }
 
     /// The slices of one Service, in the order of their names.
@@ -145,28 +145,33 @@ impl Store {
 
     /// Stores a Service. Returns whether it differs from the one known before.
     fn apply_service(&mut self, service: Arc<Service>) -> bool {
-        match self.services.entry(service.name.clone()) {
-            hash_map::Entry::Occupied(known) if *known.get() == service => return false,
-            hash_map::Entry::Occupied(mut known) => drop(known.insert(service.clone())),
-            hash_map::Entry::Vacant(free) => drop(free.insert(service.clone())),
+        if self.services.get(&service.name) == Some(&service) {
+            return false;
         }
         self.changes.services.insert(service.name.clone());
+        if let Some(slices) = self.slices.remove(&service.name) {
+            // They have come first, with a name of their own.
+            self.slices.insert(service.name.clone(), slices);
+        }
+        self.services.insert(service);
         true
     }
 
     fn apply_slice(&mut self, slice: Arc<EndpointSlice>) -> bool {
-        let owner = ObjectName {
-            namespace: slice.name.namespace.clone(),
-            name: slice.service.clone(),
-        };
-        let previous = self.owners.insert(slice.name.clone(), owner.clone());
-        if let Some(previous) = previous.filter(|previous| *previous != owner) {
-            self.remove_slice(&previous, &slice.name.name);
+        let owner = owner_of(&slice);
+        let service = self.services.get(&owner);
+        let owner = service.map_or(owner, |service| service.name.clone());
+        let known = self.slices_by_name.get(&slice.name);
+        if known == Some(&slice) {
+            return false;
+        }
+        let previous = self.slices_by_name.insert(slice.clone());
+        if let Some(previous) = previous.filter(|previous| previous.service != slice.service) {
+            self.remove_slice(&owner_of(&previous), &slice.name.name);
         }
         let slices = self.slices.entry(owner.clone());
         let slices = slices.or_insert_with(|| Vec::with_capacity(1));
         match slices.binary_search_by(|known| known.name.name.cmp(&slice.name.name)) {
-            Ok(index) if slices[index] == slice => return false,
             Ok(index) => slices[index] = slice,
             Err(index) => slices.insert(index, slice),
         }
@@ -190,7 +195,8 @@ impl Store {
                 }
             }
             Kind::EndpointSlice => {
-                if let Some(owner) = self.owners.remove(&reference.name) {
+                if let Some(slice) = self.slices_by_name.remove(&reference.name) {
+                    let owner = owner_of(&slice);
                     applied.endpoint_slices += 1;
                     // A deletion has no time, and is not finished with the other changes.
                     self.changes.triggers.remove(&owner);
@@ -198,7 +204,7 @@ impl Store {
                 }
             }
             Kind::Node => {
-                let is_ours = reference.name.name == self.node_name;
+                let is_ours = *reference.name.name == *self.node_name;
                 if is_ours && self.node.take().is_some() {
                     self.changes.node = true;
                 }
@@ -209,18 +215,16 @@ impl Store {
     /// One sample for each slice that changed something since the planner last looked, as in
     /// kube-proxy.
     fn note_trigger(&mut self, slice: &ObjectName, at: SystemTime) {
-        let Some(owner) = self.owners.get(slice) else {
+        let Some(slice) = self.slices_by_name.get(slice) else {
             return;
         };
-        let mut slices = self.slices.get(owner).into_iter().flatten();
-        let slice = slices.find(|known| known.name == *slice);
-        let endpoint = slice.and_then(|slice| slice.endpoints.first());
-        if let Some(endpoint) = endpoint
+        let owner = owner_of(slice);
+        if let Some(endpoint) = slice.endpoints.first()
             && self.synced
-            && self.changes.services.contains(owner)
+            && self.changes.services.contains(&owner)
         {
             let family = IpFamily::of(endpoint.address);
-            let triggers = self.changes.triggers.entry(owner.clone()).or_default();
+            let triggers = self.changes.triggers.entry(owner).or_default();
             triggers.push((family, at));
         }
     }
@@ -229,7 +233,7 @@ impl Store {
         let Some(slices) = self.slices.get_mut(owner) else {
             return;
         };
-        slices.retain(|known| known.name.name != slice);
+        slices.retain(|known| *known.name.name != *slice);
         if slices.is_empty() {
             self.slices.remove(owner);
         }
@@ -238,7 +242,7 @@ impl Store {
 
     /// Slices without a Service do not matter until the Service comes.
     fn mark(&mut self, service: ObjectName) {
-        if self.services.contains_key(&service) {
+        if self.services.contains(&service) {
             self.changes.services.insert(service);
         }
     }
@@ -254,6 +258,11 @@ impl Store {
             self.problems.insert(origin, problems);
         }
     }
+}
+
+/// The name of the Service that a slice belongs to.
+fn owner_of(slice: &EndpointSlice) -> ObjectName {
+    ObjectName::new(slice.name.namespace.clone(), slice.service.clone())
 }
 
 #[cfg(test)]

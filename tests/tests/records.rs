@@ -243,7 +243,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
         .enumerate()
         .map(|(index, count)| EndpointSlice {
             name: object(&format!("service-{host}-{index}")),
-            service: name.name.clone(),
+            service: name.name.to_string(),
             ports: ports
                 .iter()
                 .map(|(name, protocol, port)| EndpointPort {
@@ -285,10 +285,7 @@ fn endpoint(rng: &mut Rng, is_ipv6: bool) -> Endpoint {
 }
 
 fn object(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "shop".into(),
-        name: name.into(),
-    }
+    ObjectName::new("shop", name)
 }
 
 fn ip(address: &str) -> IpAddr {

@@ -136,10 +136,7 @@ fn measure(services: u32, endpoints: u32) -> Result<()> {
 }
 
 fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
-    let name = ObjectName {
-        namespace: "scale".into(),
-        name: format!("service-{n}"),
-    };
+    let name = ObjectName::new("scale", format!("service-{n}"));
     let service = Service {
         name: name.clone(),
         uid: None,
@@ -174,7 +171,7 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
         node_hints: Box::default(),
     };
     let slice = EndpointSlice {
-        service: name.name.clone(),
+        service: name.name.to_string(),
         name,
         ports: vec![EndpointPort {
             name: "http".into(),

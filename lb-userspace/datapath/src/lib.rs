@@ -25,6 +25,7 @@ pub mod memory;
 pub mod mirror;
 
 mod clock;
+pub mod heap;
 
 pub mod bpf;
 pub mod socket_option;

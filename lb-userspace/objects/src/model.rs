@@ -1,17 +1,46 @@
 //! The cluster in the form that the planner reads.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, fmt, net::IpAddr, ops::Deref, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 use uuid::Uuid;
 
 use crate::SharedName;
 
-/// Namespace and name of an object.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectName {
-    pub namespace: String,
-    pub name: String,
+/// Namespace and name of an object. All copies share one in memory, because very many things have
+/// one: it is cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName(Arc<NameParts>);
+
+/// The parts of an [`ObjectName`].
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NameParts {
+    pub namespace: SharedName,
+    pub name: Box<str>,
+}
+
+impl ObjectName {
+    /// A name of these parts. The namespace of a Node is empty.
+    pub fn new(namespace: impl Into<SharedName>, name: impl Into<Box<str>>) -> Self {
+        Self(Arc::new(NameParts {
+            namespace: namespace.into(),
+            name: name.into(),
+        }))
+    }
+}
+
+impl Deref for ObjectName {
+    type Target = NameParts;
+
+    fn deref(&self) -> &NameParts {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.to_string(), f)
+    }
 }
 
 /// Layer 4 protocol of a service port.
@@ -88,7 +117,7 @@ pub struct Service {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// May be empty.
-    pub name: String,
+    pub name: SharedName,
     pub protocol: Protocol,
     pub port: u16,
     /// Zero means none.
@@ -108,7 +137,7 @@ pub struct EndpointSlice {
 /// A named port of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointPort {
-    pub name: String,
+    pub name: SharedName,
     pub protocol: Protocol,
     pub port: u16,
 }

@@ -35,10 +35,7 @@ impl Object {
             },
             Self::Node(node) => ObjectRef {
                 kind: Kind::Node,
-                name: ObjectName {
-                    namespace: String::new(),
-                    name: node.name.clone(),
-                },
+                name: ObjectName::new(String::new(), node.name.clone()),
             },
         }
     }
@@ -95,7 +92,7 @@ impl fmt::Display for ObjectRef {
         if self.kind.is_namespaced() {
             write!(f, "{}/", shortened(&self.name.namespace))?;
         }
-        match self.name.name.as_str() {
+        match &*self.name.name {
             "" => f.write_str("(no name)"),
             name => f.write_str(&shortened(name)),
         }
@@ -110,10 +107,7 @@ mod tests {
     fn references_fit_a_log_line() {
         let reference = |name: String| ObjectRef {
             kind: Kind::Service,
-            name: ObjectName {
-                namespace: "default".to_owned(),
-                name,
-            },
+            name: ObjectName::new("default", name),
         };
         assert_eq!(
             reference("web".to_owned()).to_string(),

@@ -7,8 +7,8 @@ use std::{
     sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
-/// The name of a node or a zone. There are few names and many endpoints, so all copies share one
-/// text in memory.
+/// The name of a node, a zone, a port or a namespace. There are few names and many objects that have them, so all
+/// copies share one text in memory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SharedName(Arc<str>);
 
@@ -56,11 +56,35 @@ impl From<String> for SharedName {
     }
 }
 
+impl Default for SharedName {
+    fn default() -> Self {
+        "".into()
+    }
+}
+
+impl PartialEq<str> for SharedName {
+    fn eq(&self, other: &str) -> bool {
+        **self == *other
+    }
+}
+
+impl PartialEq<&str> for SharedName {
+    fn eq(&self, other: &&str) -> bool {
+        **self == **other
+    }
+}
+
 impl Deref for SharedName {
     type Target = str;
 
     fn deref(&self) -> &str {
         &self.0
+    }
+}
+
+impl fmt::Display for SharedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&**self, f)
     }
 }
 

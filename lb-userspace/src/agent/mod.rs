@@ -39,9 +39,9 @@ use std::{
 };
 
 use anyhow::Context as _;
-use lb_datapath::{devices::Watcher, maps::Maps, preflight};
+use lb_datapath::{devices::Watcher, heap, maps::Maps, preflight};
 use lb_objects::{IpFamily, Kind, ObjectName, Protocol};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::spawn_blocking};
 
 pub use self::node::own_addresses;
 use self::{
@@ -330,6 +330,10 @@ impl Agent {
                     self.seats.tick();
                     self.look_after_pins();
                     self.syncer.idle(QUIET);
+                    if self.syncer.has_garbage(QUIET) {
+                        // Nobody waits for it.
+                        drop(spawn_blocking(heap::give_back));
+                    }
                     self.syncer.watch_limits(Instant::now());
                     self.tell_of_service_ports();
                 }

@@ -263,7 +263,7 @@ impl Failing {
 fn service_port(traffic: &ServiceTraffic) -> String {
     let name = ServicePortName {
         service: traffic.service.clone(),
-        port: traffic.port.clone(),
+        port: traffic.port.as_str().into(),
         protocol: traffic.protocol,
     };
     name.to_string()

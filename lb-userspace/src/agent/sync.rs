@@ -1,7 +1,7 @@
 //! Turns changed objects into changed maps, health answers and metrics.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -12,6 +12,7 @@ use prometheus::IntCounter;
 
 use super::{catalog::Catalog, hosted::Hosted, progress::Progress, status};
 use crate::{
+    by_name::ByName,
     flows::{Change, Limit, Limits, Met, Stale, stale},
     health::{readiness::Condition, service::ServiceHealth},
     map_writer::{Key, MapFill, MapWriter, NodeFacts, NotProgrammed, Reason, Reserved},
@@ -23,6 +24,9 @@ use crate::{
 /// How often service ports are checked for limits.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// So many synced Services leave so much unused memory that it is worth giving back.
+const MANY: usize = 1000;
+
 /// Service ports that are named in the log at a time, of those that find no room.
 const LOGGED: usize = 20;
 
@@ -33,7 +37,7 @@ pub struct Syncer {
     catalog: Arc<Catalog>,
     /// What each Service was when its addresses were planned, if nothing that decides about these
     /// has changed since.
-    planned: HashMap<ObjectName, Arc<Service>>,
+    planned: ByName<Service>,
     /// How often Services have been planned.
     plannings: IntCounter,
     progress: Arc<Progress>,
@@ -63,6 +67,8 @@ pub struct Syncer {
     /// News that the agent has not taken yet.
     news: Vec<News>,
     last_sync: Option<Instant>,
+    /// How many Services have been synced since [`Self::has_garbage`] last said yes.
+    synced_since: usize,
 }
 
 /// What became of a Service, or of a port of it.
@@ -103,7 +109,7 @@ impl Syncer {
         Self {
             writer,
             catalog,
-            planned: HashMap::new(),
+            planned: ByName::default(),
             plannings,
             progress,
             node,
@@ -123,6 +129,7 @@ impl Syncer {
             last_look: None,
             news: Vec::new(),
             last_sync: None,
+            synced_since: 0,
         }
     }
 
@@ -168,6 +175,7 @@ impl Syncer {
     pub fn sync(&mut self, store: &Store, services: BTreeSet<ObjectName>) -> Stale {
         let mut stale = Stale::default();
         self.progress.begin(services.len());
+        self.synced_since += services.len();
         self.reserve();
         for name in in_order(services, store, &self.node) {
             let planned = self.plan(store, &name);
@@ -221,7 +229,7 @@ impl Syncer {
                 &self.node,
             ));
         }
-        self.planned.insert(name.clone(), service.clone());
+        self.planned.insert(service.clone());
         Some(plan::plan(service, &slices, &self.node))
     }
 
@@ -231,6 +239,17 @@ impl Syncer {
             self.writer.tidy();
             self.report();
         }
+    }
+
+    /// Whether many Services have been synced, and none for a while: what that took is not needed
+    /// now. To be asked every now and then.
+    pub fn has_garbage(&mut self, quiet: Duration) -> bool {
+        let is_quiet = self.last_sync.is_some_and(|last| last.elapsed() >= quiet);
+        let has_garbage = is_quiet && self.synced_since >= MANY;
+        if has_garbage {
+            self.synced_since = 0;
+        }
+        has_garbage
     }
 
     /// Notices which service ports have reached a limit, once the first state is written. To be
@@ -383,7 +402,8 @@ impl Syncer {
     fn note_left_to_node(&mut self, before: Option<&ServicePlan>, planned: Option<&ServicePlan>) {
         let left = |planned: Option<&ServicePlan>| -> BTreeMap<Key, SocketAddr> {
             let ports = planned.into_iter().flat_map(|planned| &planned.ports);
-            let left = ports.filter_map(|plan| Some((Key::of(plan), plan.left_to_node?)));
+            let left =
+                ports.filter_map(|plan| Some((Key::of(plan), **plan.left_to_node.as_ref()?)));
             left.collect()
         };
         let (before, now) = (left(before), left(planned));

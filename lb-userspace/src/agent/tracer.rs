@@ -247,7 +247,7 @@ impl Agent {
         let ids = self.syncer.writer().ids();
         let named = ids.filter(|(key, _)| {
             let port = service.port.as_ref();
-            key.name.service == service.service && port.is_none_or(|port| *port == key.name.port)
+            key.name.service == service.service && port.is_none_or(|port| **port == *key.name.port)
         });
         named.map(|(_, id)| id).collect()
     }

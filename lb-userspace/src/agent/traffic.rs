@@ -24,13 +24,13 @@ pub fn traffic(roster: &Roster) -> Vec<ServiceTraffic> {
 }
 
 fn is_of(traffic: &ServiceTraffic, name: &ServicePortName) -> bool {
-    (&traffic.service, &traffic.port, traffic.protocol)
-        == (&name.service, &name.port, name.protocol)
+    (&traffic.service, &*traffic.port, traffic.protocol)
+        == (&name.service, &*name.port, name.protocol)
 }
 
 fn nothing(name: &ServicePortName) -> ServiceTraffic {
     ServiceTraffic {
-        port: name.port.clone(),
+        port: name.port.to_string(),
         protocol: name.protocol,
         ..ServiceTraffic::none(name.service.clone())
     }

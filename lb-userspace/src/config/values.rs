@@ -97,10 +97,7 @@ pub fn object_name(text: &str) -> Result<ObjectName, String> {
         Some((namespace, name))
             if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
         {
-            Ok(ObjectName {
-                namespace: namespace.to_owned(),
-                name: name.to_owned(),
-            })
+            Ok(ObjectName::new(namespace, name))
         }
         _ => Err("write NAMESPACE/NAME, like openshift-dns/dns-default".to_owned()),
     }

@@ -116,10 +116,7 @@ mod tests {
     use super::*;
 
     fn service(number: usize) -> ObjectName {
-        ObjectName {
-            namespace: "default".to_owned(),
-            name: format!("s{number}"),
-        }
+        ObjectName::new("default", format!("s{number}"))
     }
 
     #[test]

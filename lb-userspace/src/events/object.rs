@@ -30,7 +30,7 @@ pub fn event(notice: &Notice, going: &Going, node: &str) -> Value {
     let mut event = json!({
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": name(notice), "namespace": service.namespace},
+        "metadata": {"name": name(notice), "namespace": *service.namespace},
         "eventTime": micro_time(going.first),
         "reportingController": CONTROLLER,
         "reportingInstance": shortened(format!("{CONTROLLER}-{node}"), MAX_INSTANCE),
@@ -44,7 +44,7 @@ pub fn event(notice: &Notice, going: &Going, node: &str) -> Value {
         "regarding": {
             "apiVersion": "v1",
             "kind": "Service",
-            "namespace": service.namespace,
+            "namespace": *service.namespace,
             "name": service.name,
         },
     });

@@ -183,10 +183,7 @@ mod tests {
 
     fn notice(service: usize, note: &str) -> Notice {
         Notice {
-            service: ObjectName {
-                namespace: "default".to_owned(),
-                name: format!("s{service}"),
-            },
+            service: ObjectName::new("default", format!("s{service}")),
             uid: None,
             event_type: EventType::Warning,
             reason: "R",

@@ -154,12 +154,11 @@ impl MapWriter {
 
     /// Which of the two positions of the endpoints belong to the published plan. If neither do,
     /// both are set to them.
-    fn lane(&self, slots: std::ops::Range<u32>, endpoints: &[abi::Endpoint]) -> usize {
-        let is_lane = |lane: usize| {
-            slots
-                .clone()
-                .zip(endpoints)
-                .all(|(slot, e)| self.maps.endpoint_states.read(e.id).slots[lane] == slot)
+    fn lane(&self, slots: std::ops::Range<u32>, endpoints: &[abi::Endpoint]) -> u8 {
+        let is_lane = |lane: u8| {
+            slots.clone().zip(endpoints).all(|(slot, e)| {
+                self.maps.endpoint_states.read(e.id).slots[usize::from(lane)] == slot
+            })
         };
         if let Some(lane) = [0, 1].into_iter().find(|lane| is_lane(*lane)) {
             return lane;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lb_objects::ObjectName;
+use lb_objects::{ObjectName, SharedName};
 
 use super::{Key, NotProgrammed};
 use crate::{
@@ -46,7 +46,7 @@ fn resolve(caps: Caps, of: Amounts) -> Amounts {
 pub struct Budget {
     limits: [Amounts; 2],
     services: HashMap<ObjectName, Amounts>,
-    namespaces: HashMap<String, Amounts>,
+    namespaces: HashMap<SharedName, Amounts>,
 }
 
 impl Budget {

@@ -99,10 +99,10 @@ pub struct ChangedFacts {
     pub addresses: Vec<IpAddr>,
 }
 
-/// A service port of one family: what an entry in the maps is about.
+/// A service port of one family: what an entry in the maps is about. It is cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    pub name: ServicePortName,
+    pub name: Arc<ServicePortName>,
     pub family: IpFamily,
 }
 

@@ -47,7 +47,7 @@ pub struct Programmed {
     pub endpoints: Arc<[abi::Endpoint]>,
     /// Which of [`EndpointState::slots`] the published plan's positions are in. The other one is
     /// what changes next, so that a reader of either plan finds its position all the time.
-    pub lane: usize,
+    pub lane: u8,
     /// As whom it claims [`Self::frontends`].
     pub claimant: Option<Arc<Claimant>>,
     pub frontends: Arc<[Frontend]>,
@@ -605,7 +605,7 @@ impl MapWriter {
     }
 
     /// Writes the endpoints' next positions into their states, beside the present ones.
-    fn place(&self, key: &Key, first: u32, endpoints: &[abi::Endpoint], lane: usize) {
+    fn place(&self, key: &Key, first: u32, endpoints: &[abi::Endpoint], lane: u8) {
         let current = &self.programmed[key];
         let before: HashMap<u32, u32> = current
             .slots()
@@ -614,8 +614,8 @@ impl MapWriter {
             .collect();
         for (slot, endpoint) in (first..).zip(endpoints) {
             let mut slots = [0; 2];
-            slots[lane] = slot;
-            slots[1 - lane] = before.get(&endpoint.id).copied().unwrap_or(slot);
+            slots[usize::from(lane)] = slot;
+            slots[usize::from(1 - lane)] = before.get(&endpoint.id).copied().unwrap_or(slot);
             self.write_position(endpoint.id, slots);
         }
     }
@@ -666,7 +666,7 @@ impl Wanted {
             endpoints: endpoints.collect(),
             content: abi::Plan {
                 service: id,
-                counts: plan.endpoints.counts().map(|count| count as u32),
+                counts: plan.endpoints.counts(),
                 flags,
                 affinity_seconds: u32::try_from(affinity).unwrap_or(u32::MAX),
                 maglev_rows: match plan.algorithm {

@@ -89,7 +89,7 @@ impl LimitCount {
     /// A metric of this kind with the limit's labels.
     fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
         let (scope, namespace, name) = match &self.service {
-            Some(service) => ("service", service.namespace.as_str(), service.name.as_str()),
+            Some(service) => ("service", &*service.namespace, &*service.name),
             None => ("node", "", ""),
         };
         let labels = [
@@ -148,7 +148,7 @@ impl ServiceTraffic {
     /// A metric of this kind with the service port's labels.
     fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
         let labels = [
-            ("namespace", self.service.namespace.as_str()),
+            ("namespace", &*self.service.namespace),
             ("service", &self.service.name),
             ("port", &self.port),
             ("protocol", &self.protocol.to_string()),

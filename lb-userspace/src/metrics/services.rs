@@ -71,10 +71,7 @@ impl Selection {
     }
 
     fn sum(&mut self, others: Vec<ServiceTraffic>) -> ServiceTraffic {
-        let mut sum = ServiceTraffic::none(ObjectName {
-            namespace: String::new(),
-            name: OTHER.to_owned(),
-        });
+        let mut sum = ServiceTraffic::none(ObjectName::new(String::new(), OTHER));
         for mut other in others {
             for (sum, other) in sum.counters().into_iter().zip(other.counters()) {
                 *sum += *other;
@@ -107,10 +104,7 @@ mod tests {
     fn traffic(names: &[(&str, u64)]) -> Vec<ServiceTraffic> {
         let named = names.iter().map(|(name, connections)| ServiceTraffic {
             connections: *connections,
-            ..ServiceTraffic::none(ObjectName {
-                namespace: "shop".to_owned(),
-                name: (*name).to_owned(),
-            })
+            ..ServiceTraffic::none(ObjectName::new("shop", *name))
         });
         named.collect()
     }
@@ -119,7 +113,9 @@ mod tests {
         let mut services = traffic(names);
         selection.apply(&mut services);
         let shown = services.into_iter();
-        shown.map(|s| (s.service.name, s.connections)).collect()
+        shown
+            .map(|s| (s.service.name.to_string(), s.connections))
+            .collect()
     }
 
     fn shown(expected: &[(&str, u64)]) -> Vec<(String, u64)> {

@@ -66,8 +66,8 @@ pub enum TopologyMode {
 /// The usable endpoints of one service port and family, ordered by class, then by `ip:port` text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassifiedEndpoints {
-    slots: Vec<SocketAddr>,
-    counts: [usize; 6],
+    slots: Box<[SocketAddr]>,
+    counts: [u32; 6],
     topology: TopologyMode,
 }
 
@@ -78,7 +78,7 @@ impl ClassifiedEndpoints {
     }
 
     /// The number of endpoints in each class, in the order of [`EndpointClass::ALL`].
-    pub fn counts(&self) -> [usize; 6] {
+    pub fn counts(&self) -> [u32; 6] {
         self.counts
     }
 
@@ -142,16 +142,16 @@ impl ClassifiedEndpoints {
             class.sort_by_cached_key(SocketAddr::to_string);
         }
         Self {
-            counts: std::array::from_fn(|class| classes[class].len()),
-            slots: classes.concat(),
+            counts: std::array::from_fn(|class| classes[class].len() as u32),
+            slots: classes.concat().into(),
             topology,
         }
     }
 
     fn range(&self, classes: Range<usize>) -> &[SocketAddr] {
-        let start: usize = self.counts[..classes.start].iter().sum();
-        let len: usize = self.counts[classes].iter().sum();
-        &self.slots[start..start + len]
+        let count = |counts: &[u32]| counts.iter().sum::<u32>() as usize;
+        let start = count(&self.counts[..classes.start]);
+        &self.slots[start..start + count(&self.counts[classes])]
     }
 }
 
@@ -170,9 +170,7 @@ impl<'a> MergedSlices<'a> {
         let mut ports: BTreeMap<_, HashMap<_, &Endpoint>> = BTreeMap::new();
         for slice in slices {
             for port in &slice.ports {
-                let merged = ports
-                    .entry((port.name.as_str(), port.protocol))
-                    .or_default();
+                let merged = ports.entry((&*port.name, port.protocol)).or_default();
                 for endpoint in &slice.endpoints {
                     if IpFamily::of(endpoint.address) != family {
                         continue;
@@ -210,21 +208,20 @@ impl<'a> MergedSlices<'a> {
         &self,
         port: &ServicePort,
         removed: RemovedEndpoints,
-    ) -> Option<Vec<SocketAddr>> {
+    ) -> Option<Box<[SocketAddr]>> {
         let remains: fn(&Endpoint) -> bool = match (port.protocol, removed) {
             (Protocol::Udp, _) => |endpoint| endpoint.serving,
             (Protocol::Tcp, RemovedEndpoints::Reset) => |_| true,
             _ => return None,
         };
-        let key = (port.name.as_str(), port.protocol);
+        let key = (&*port.name, port.protocol);
         let endpoints = self.ports.get(&key).into_iter().flatten();
         let mut remaining: Vec<_> = endpoints
             .filter(|(_, endpoint)| remains(endpoint))
             .map(|(address, _)| *address)
             .collect();
         remaining.sort_unstable();
-        remaining.shrink_to_fit();
-        Some(remaining)
+        Some(remaining.into())
     }
 
     /// The number of distinct addresses of ready endpoints on this node, over all slice ports.

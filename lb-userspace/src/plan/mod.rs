@@ -11,7 +11,7 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 use ipnet::IpNet;
 use lb_objects::{
     Algorithm, EndpointSlice, IpFamily, ObjectName, Protocol, Service, ServicePort, ServiceType,
-    TrafficPolicy,
+    SharedName, TrafficPolicy,
 };
 
 pub use self::{
@@ -50,6 +50,13 @@ pub fn plan_after(
         health_checks: Vec::new(),
     };
     let rank = node.rank(service);
+    // One text for both families, and for all who keep it: there are very many service ports.
+    let name = |(index, port): (usize, &ServicePort)| {
+        let known = before.and_then(|before| before.ports.get(index));
+        let known = known.map(|before| before.name.clone());
+        known.unwrap_or_else(|| Arc::new(ServicePortName::new(service, port)))
+    };
+    let names: Vec<_> = service.ports.iter().enumerate().map(name).collect();
     // A family without a cluster IP ignores the Service completely.
     for cluster_ip in &service.cluster_ips {
         let family = IpFamily::of(*cluster_ip);
@@ -61,7 +68,7 @@ pub fn plan_after(
             None => source_ranges(service, family, node),
         };
         let ports = service.ports.iter().enumerate().map(|(index, port)| Plan {
-            name: ServicePortName::new(service, port),
+            name: names[index].clone(),
             family,
             rank,
             frontends: match before(index) {
@@ -69,8 +76,8 @@ pub fn plan_after(
                 None => frontend::frontends(service, *cluster_ip, port, node),
             },
             left_to_node: match before(index) {
-                Some(before) => before.left_to_node,
-                None => frontend::left_to_node(*cluster_ip, port, node),
+                Some(before) => before.left_to_node.clone(),
+                None => frontend::left_to_node(*cluster_ip, port, node).map(Box::new),
             },
             internal_policy: service.internal_traffic_policy,
             external_policy: external_policy(service),
@@ -108,7 +115,7 @@ pub struct ServicePlan {
 /// The desired state of one service port in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    pub name: ServicePortName,
+    pub name: Arc<ServicePortName>,
     pub family: IpFamily,
     /// Its Service's.
     pub rank: Rank,
@@ -116,7 +123,7 @@ pub struct Plan {
     pub frontends: Arc<[Frontend]>,
     /// The ClusterIP and port, if they are not among these because the node itself answers there: a
     /// DNS cache on each node (NodeLocal DNSCache).
-    pub left_to_node: Option<SocketAddr>,
+    pub left_to_node: Option<Box<SocketAddr>>,
     /// Rules the cluster IP.
     pub internal_policy: TrafficPolicy,
     /// The policy of all other frontends. Local only if the Service as a whole is externally
@@ -128,7 +135,7 @@ pub struct Plan {
     /// The endpoints to which flows go on, usable or not, sorted: for UDP those that still serve,
     /// for TCP those that still belong to the Service. Flows to all others are stale. `None` if all
     /// flows are left to end on their own.
-    pub remaining: Option<Vec<SocketAddr>>,
+    pub remaining: Option<Box<[SocketAddr]>>,
     /// The only sources [`FrontendKind::LoadBalancerIp`] frontends accept; empty means all.
     pub source_ranges: Arc<[IpNet]>,
     /// How long a client sticks to its endpoint after its last new connection.
@@ -258,7 +265,7 @@ impl fmt::Display for Verdict {
 pub struct ServicePortName {
     pub service: ObjectName,
     /// The port's name, which may be empty.
-    pub port: String,
+    pub port: SharedName,
     pub protocol: Protocol,
 }
 
@@ -275,7 +282,7 @@ impl ServicePortName {
 impl fmt::Display for ServicePortName {
     /// `namespace/name:port`, without the colon if the port has no name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.port.as_str() {
+        match &*self.port {
             "" => self.service.fmt(f),
             port => write!(f, "{}:{port}", self.service),
         }

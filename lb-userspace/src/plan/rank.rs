@@ -49,15 +49,12 @@ impl Rank {
 /// The name of the API server's own Service.
 pub fn api_server() -> ObjectName {
     let (namespace, name) = API_SERVER;
-    ObjectName {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    }
+    ObjectName::new(namespace, name)
 }
 
 /// Whether this is `default/kubernetes`.
 pub fn is_api_server(name: &ObjectName) -> bool {
-    (name.namespace.as_str(), name.name.as_str()) == API_SERVER
+    (&*name.namespace, &*name.name) == API_SERVER
 }
 
 /// Whether a Service is the cluster's DNS. By what it serves: its name and its labels differ

@@ -95,7 +95,7 @@ impl<'a> PortReport<'a> {
             frontends: families.iter().flat_map(|plan| frontends(plan)).collect(),
             left_to_node: families
                 .iter()
-                .filter_map(|plan| plan.left_to_node.map(|address| address.to_string()))
+                .filter_map(|plan| plan.left_to_node.as_ref().map(ToString::to_string))
                 .collect(),
             session_affinity_seconds: families[0].session_affinity.map(|t| t.as_secs()),
             health_check: service.health_checks.first().map(|health| HealthReport {

@@ -148,10 +148,7 @@ fn deletions_are_changes_once() {
         node("node-1", "10.1.0.1"),
     ]);
     let delete = |kind, name: ObjectName| Event::Delete(ObjectRef { kind, name });
-    let cluster_scoped = ObjectName {
-        namespace: String::new(),
-        name: "node-1".to_owned(),
-    };
+    let cluster_scoped = ObjectName::new(String::new(), "node-1");
 
     store.apply([delete(Kind::EndpointSlice, name("web-a"))]);
     assert_eq!(store.take_changes().services, [name("web")].into());
@@ -213,14 +210,11 @@ fn synced(events: impl IntoIterator<Item = Event>) -> Store {
 
 fn slice_names<'a>(store: &'a Store, service: &str) -> Vec<&'a str> {
     let slices = store.slices(&name(service));
-    slices.map(|slice| slice.name.name.as_str()).collect()
+    slices.map(|slice| &*slice.name.name).collect()
 }
 
 fn name(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-    }
+    ObjectName::new("default", name)
 }
 
 fn service(service: &str, cluster_ip: &str) -> Event {

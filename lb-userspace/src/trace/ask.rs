@@ -258,10 +258,7 @@ impl FromStr for ServiceRef {
         };
         match service.split_once('/') {
             Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(Self {
-                service: ObjectName {
-                    namespace: namespace.to_owned(),
-                    name: name.to_owned(),
-                },
+                service: ObjectName::new(namespace, name),
                 port,
             }),
             _ => Err(format!("{text:?} is not NAMESPACE/NAME[:PORT-NAME]")),

@@ -257,10 +257,7 @@ fn planned(service: &Service, slices: &[EndpointSlice]) -> ServicePlan {
 
 fn service(protocol: Protocol, ports: &[&str]) -> Service {
     Service {
-        name: ObjectName {
-            namespace: "ns".to_owned(),
-            name: "svc".to_owned(),
-        },
+        name: ObjectName::new("ns", "svc"),
         uid: None,
         created: 0,
         service_type: ServiceType::ClusterIp,
@@ -270,7 +267,7 @@ fn service(protocol: Protocol, ports: &[&str]) -> Service {
         ports: (1..)
             .zip(ports)
             .map(|(port, name)| ServicePort {
-                name: (*name).to_owned(),
+                name: (*name).into(),
                 protocol,
                 port,
                 node_port: 0,
@@ -290,15 +287,12 @@ fn service(protocol: Protocol, ports: &[&str]) -> Service {
 
 fn slice(name: &str, ports: &[(&str, u16)], addresses: &[IpAddr]) -> EndpointSlice {
     EndpointSlice {
-        name: ObjectName {
-            namespace: "ns".to_owned(),
-            name: name.to_owned(),
-        },
+        name: ObjectName::new("ns", name),
         service: "svc".to_owned(),
         ports: ports
             .iter()
             .map(|(name, port)| EndpointPort {
-                name: (*name).to_owned(),
+                name: (*name).into(),
                 protocol: Protocol::Udp,
                 port: *port,
             })

@@ -394,10 +394,7 @@ fn names(list: &Value) -> Vec<String> {
 }
 
 fn object(namespace: &str, name: &str) -> ObjectName {
-    ObjectName {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    }
+    ObjectName::new(namespace, name)
 }
 
 fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
@@ -410,7 +407,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
-            name: "http".to_owned(),
+            name: "http".into(),
             protocol: Protocol::Tcp,
             port: 80,
             node_port: 0,
@@ -429,7 +426,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         name: object(namespace, &format!("{name}-1")),
         service: name.to_owned(),
         ports: vec![EndpointPort {
-            name: "http".to_owned(),
+            name: "http".into(),
             protocol: Protocol::Tcp,
             port: 8080,
         }],

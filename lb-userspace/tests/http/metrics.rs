@@ -222,10 +222,7 @@ fn node_limit() -> LimitCount {
 /// Of a Service without a limit.
 fn long_running() -> LimitCount {
     LimitCount {
-        service: Some(ObjectName {
-            namespace: "shop".into(),
-            name: "db".into(),
-        }),
+        service: Some(ObjectName::new("shop", "db")),
         limit: 0,
         long_running: true,
         in_use: 3,
@@ -241,10 +238,7 @@ fn sample() -> Sample {
             packets: 1 << 54,
         }],
         services: vec![ServiceTraffic {
-            service: ObjectName {
-                namespace: "shop".into(),
-                name: "web".into(),
-            },
+            service: ObjectName::new("shop", "web"),
             port: String::new(),
             protocol: Protocol::Tcp,
             connections: 5,

@@ -154,7 +154,7 @@ async fn a_taken_port_costs_its_own_service_only_and_is_retried_between_syncs() 
     ];
     let problems = servers.sync(desired).await;
     assert_eq!(problems.len(), 1);
-    assert_eq!(problems[0].service.name, "unlucky");
+    assert_eq!(&*problems[0].service.name, "unlucky");
     assert_eq!(get((LOOPBACK, port).into(), "/").await.status, 200);
     assert_eq!(metrics.health_servers_failed.get(), 1);
     assert_eq!(metrics.health_servers_listening.get(), 1);
@@ -228,10 +228,7 @@ fn on(local: &[IpAddr]) -> Options {
 
 fn health(name: &str, family: IpFamily, port: u16, local_endpoints: usize) -> ServiceHealth {
     ServiceHealth {
-        service: ObjectName {
-            namespace: "shop".into(),
-            name: name.into(),
-        },
+        service: ObjectName::new("shop", name),
         family,
         port,
         local_endpoints,

@@ -147,7 +147,7 @@ fn tuple(reply: &Reply, service: &ObjectName) -> Value {
     let body = reply.json();
     let count = body["localEndpoints"].as_u64().unwrap();
     let healthy = body["serviceProxyHealthy"].as_bool().unwrap();
-    let ObjectName { namespace, name } = service;
+    let (namespace, name) = (&service.namespace, &service.name);
     assert_eq!(
         reply.body,
         format!(
@@ -182,10 +182,7 @@ fn check_event(event: &Value, problems: &[Problem], step: &str) {
 
 fn object_name(text: &str) -> ObjectName {
     let (namespace, name) = text.split_once('/').unwrap();
-    ObjectName {
-        namespace: namespace.into(),
-        name: name.into(),
-    }
+    ObjectName::new(namespace, name)
 }
 
 /// Listens on a free loopback port instead of the requested one, and refuses ports on demand.

@@ -486,7 +486,7 @@ fn services_of_one_endpoint<const N: usize>(
     let mut tables = scene.tables();
     let plans = ports.map(|port| {
         let mut plan = scene.plan();
-        plan.name.port = port.to_string();
+        Arc::make_mut(&mut plan.name).port = port.to_string().into();
         for frontend in Arc::make_mut(&mut plan.frontends) {
             frontend.address.set_port(port);
         }

@@ -13,7 +13,7 @@ use lb_common::{
 use lb_datapath::memory::Route;
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-    RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
 };
 use lb_packet::{Header, TCP, UDP, tcp_flag::SYN};
 use node_lb::{
@@ -325,7 +325,7 @@ impl Scene {
             external_ips: vec![self.ip("198.51.100.7", "2001:db8:e::7")],
             load_balancer_ips: vec![self.ip("192.0.2.10", "2001:db8:b::10")],
             ports: vec![ServicePort {
-                name: String::new(),
+                name: SharedName::default(),
                 protocol: self.protocol(),
                 port: self.port,
                 node_port: 30_080,
@@ -356,7 +356,7 @@ impl Scene {
                     name: name(&format!("web-{index}")),
                     service: "web".into(),
                     ports: vec![EndpointPort {
-                        name: String::new(),
+                        name: SharedName::default(),
                         protocol: self.protocol(),
                         port: address.port(),
                     }],
@@ -398,8 +398,5 @@ fn node_addresses() -> Vec<IpAddr> {
 }
 
 fn name(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "shop".into(),
-        name: name.into(),
-    }
+    ObjectName::new("shop", name)
 }

@@ -123,7 +123,7 @@ fn local_ready_counts() {
             };
             let own: Vec<_> = slices
                 .iter()
-                .filter(|slice| slice.service == service.name.name)
+                .filter(|slice| *slice.service == *service.name.name)
                 .collect();
             let expected = row.expect_local_ready.get(name).copied().unwrap_or(0);
             let planned = plan(&service, &own, &node);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-    RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
 };
 use node_lb::plan::{
     EndpointClass, Frontend, FrontendKind, LocalNode, Plan, PlanOptions, ServicePlan, plan,
@@ -63,7 +63,7 @@ fn ports_are_joined_by_name_and_protocol() {
     slice.ports[0].name = "http".into();
     assert!(!first_port(&service(), &[&slice]).has_any());
 
-    slice.ports[0].name = String::new();
+    slice.ports[0].name = SharedName::default();
     slice.ports[0].protocol = Protocol::Udp;
     assert!(!first_port(&service(), &[&slice]).has_any());
 }
@@ -187,7 +187,7 @@ fn dns_at_a_cluster_ip_that_is_the_nodes_own_is_left_to_the_node() {
     let port = |port, protocol| ServicePort {
         port,
         protocol,
-        name: format!("{protocol}-{port}"),
+        name: format!("{protocol}-{port}").into(),
         node_port: 30_053,
     };
     let service = Service {
@@ -211,7 +211,8 @@ fn dns_at_a_cluster_ip_that_is_the_nodes_own_is_left_to_the_node() {
     let cluster_ip = |port| frontend(FrontendKind::ClusterIp, &format!("172.30.1.1:{port}"));
     for plan in &on_node(&["192.168.0.2", "172.30.1.1"])[..2] {
         assert_eq!(*plan.frontends, [node_port], "{}", plan.name);
-        assert_eq!(plan.left_to_node, Some("172.30.1.1:53".parse().unwrap()));
+        let left = plan.left_to_node.as_deref().copied();
+        assert_eq!(left, Some("172.30.1.1:53".parse().unwrap()));
     }
     // Its metrics are asked through the Service, as with kube-proxy.
     let metrics = &on_node(&["192.168.0.2", "172.30.1.1"])[2];
@@ -356,7 +357,7 @@ fn serving_endpoints_of_udp_ports_are_known_whatever_else_holds() {
     service.ports[0].protocol = Protocol::Udp;
     let port = first_port(&service, &[&slice]);
     let serving = addresses(["10.0.0.1:80", "10.0.0.2:80"]);
-    assert_eq!(port.remaining, Some(serving));
+    assert_eq!(port.remaining, Some(serving.into()));
 }
 
 #[test]
@@ -371,7 +372,10 @@ fn tcp_endpoints_remain_as_long_as_they_are_listed_where_that_is_asked() {
     assert_eq!(first_port(&service, &[&slice]).remaining, None);
     service.removed_endpoints = RemovedEndpoints::Reset;
     let listed = addresses(["10.0.0.1:80", "10.0.0.2:80"]);
-    assert_eq!(first_port(&service, &[&slice]).remaining, Some(listed));
+    assert_eq!(
+        first_port(&service, &[&slice]).remaining,
+        Some(listed.into())
+    );
 }
 
 #[test]
@@ -424,7 +428,7 @@ fn service() -> Service {
         external_ips: Vec::new(),
         load_balancer_ips: Vec::new(),
         ports: vec![ServicePort {
-            name: String::new(),
+            name: SharedName::default(),
             protocol: Protocol::Tcp,
             port: 80,
             node_port: 0,
@@ -456,7 +460,7 @@ fn slice<const N: usize>(slice: &str, port: u16, endpoints: [Endpoint; N]) -> En
         name: name(slice),
         service: "svc".into(),
         ports: vec![EndpointPort {
-            name: String::new(),
+            name: SharedName::default(),
             protocol: Protocol::Tcp,
             port,
         }],
@@ -496,8 +500,5 @@ fn addresses<const N: usize>(texts: [&str; N]) -> Vec<SocketAddr> {
 }
 
 fn name(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "default".into(),
-        name: name.into(),
-    }
+    ObjectName::new("default", name)
 }

@@ -138,7 +138,7 @@ fn service() -> impl Strategy<Value = Service> {
                     external_ips,
                     load_balancer_ips,
                     ports: vec![ServicePort {
-                        name: String::new(),
+                        name: SharedName::default(),
                         protocol: Protocol::Tcp,
                         port: 80,
                         node_port,
@@ -159,7 +159,7 @@ fn service() -> impl Strategy<Value = Service> {
 
 fn slice() -> impl Strategy<Value = EndpointSlice> {
     let port = select(vec![80, 8080]).prop_map(|port| EndpointPort {
-        name: String::new(),
+        name: SharedName::default(),
         protocol: Protocol::Tcp,
         port,
     });
@@ -206,8 +206,5 @@ fn ip(last: u8) -> IpAddr {
 }
 
 fn name(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "default".into(),
-        name: name.into(),
-    }
+    ObjectName::new("default", name)
 }

@@ -66,10 +66,7 @@ impl Events {
 
 fn notice(note: &str) -> Notice {
     Notice {
-        service: ObjectName {
-            namespace: "default".to_owned(),
-            name: "web".to_owned(),
-        },
+        service: ObjectName::new("default", "web"),
         uid: Some(UID.parse().unwrap()),
         event_type: EventType::Warning,
         reason: "FailedToStartServiceHealthcheck",
@@ -82,7 +79,7 @@ fn notice(note: &str) -> Notice {
 /// The same of one of many Services.
 fn of_service(number: usize) -> Notice {
     let mut notice = notice("a");
-    notice.service.name = format!("web-{number}");
+    notice.service = ObjectName::new("default", format!("web-{number}"));
     notice.uid = Some(Uuid::from_u128(number as u128 + 1));
     notice
 }

@@ -139,13 +139,13 @@ impl Follower {
     fn take(&mut self, event: &Event) {
         match event {
             Event::Apply(Object::Service(service)) => {
-                let name = service.name.name.clone();
+                let name = service.name.name.to_string();
                 self.applied.push(name.clone());
                 self.services.insert(name, service.clone());
             }
             Event::Apply(_) | Event::EndpointsChanged { .. } => {}
             Event::Delete(reference) => {
-                let name = reference.name.name.clone();
+                let name = reference.name.name.to_string();
                 assert!(
                     self.services.remove(&name).is_some(),
                     "{name} was not there"

@@ -123,8 +123,5 @@ pub fn slice(service: &str, number: u32) -> String {
 }
 
 fn name(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-    }
+    ObjectName::new("default", name)
 }

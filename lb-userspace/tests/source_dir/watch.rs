@@ -302,7 +302,7 @@ async fn the_source_ends_with_its_receiver_and_sends_only_differences() {
     let applied: Vec<_> = applied.collect();
     assert!(
         matches!(applied[..], [Event::Apply(object)] if object.reference().kind == Kind::Service
-        && object.reference().name.name == "b")
+        && *object.reference().name.name == *"b")
     );
     watched.end().await;
 }

@@ -59,7 +59,7 @@ impl Categorize {
         let mut service = self.service.model();
         service.cluster_ips = vec!["172.30.1.1".parse().unwrap()];
         service.ports = vec![ServicePort {
-            name: String::new(),
+            name: SharedName::default(),
             protocol: Protocol::Tcp,
             port: 80,
             node_port: self.service.node_port,
@@ -171,11 +171,11 @@ impl SliceRow {
     pub fn model(&self, index: usize) -> EndpointSlice {
         let service = object_name(&self.service);
         EndpointSlice {
-            name: ObjectName {
-                namespace: service.namespace,
-                name: format!("{}-{index}", service.name),
-            },
-            service: service.name,
+            name: ObjectName::new(
+                service.namespace.clone(),
+                format!("{}-{index}", service.name),
+            ),
+            service: service.name.to_string(),
             ports: endpoint_ports(&self.ports),
             endpoints: self.endpoints.iter().map(EndpointRow::model).collect(),
         }
@@ -223,10 +223,7 @@ struct PortRow {
 impl ServiceRow {
     fn model(&self) -> Service {
         Service {
-            name: ObjectName {
-                namespace: self.namespace.clone(),
-                name: self.name.clone(),
-            },
+            name: ObjectName::new(self.namespace.clone(), self.name.clone()),
             uid: None,
             created: 0,
             service_type: match self.service_type.as_str() {
@@ -259,7 +256,7 @@ impl ServiceRow {
 impl PortRow {
     fn model(&self) -> ServicePort {
         ServicePort {
-            name: self.name.clone(),
+            name: self.name.as_str().into(),
             protocol: protocol(&self.protocol),
             port: self.port,
             node_port: self.node_port,
@@ -320,11 +317,11 @@ fn slices(service: &ObjectName, endpoints: &[EndpointRow]) -> Vec<EndpointSlice>
     let endpoints = endpoints.iter().enumerate();
     endpoints
         .map(|(index, endpoint)| EndpointSlice {
-            name: ObjectName {
-                namespace: service.namespace.clone(),
-                name: format!("{}-{index}", service.name),
-            },
-            service: service.name.clone(),
+            name: ObjectName::new(
+                service.namespace.clone(),
+                format!("{}-{index}", service.name),
+            ),
+            service: service.name.to_string(),
             ports: endpoint_ports(&endpoint.ports()),
             endpoints: vec![endpoint.model()],
         })
@@ -335,7 +332,7 @@ fn endpoint_ports(ports: &BTreeMap<String, u16>) -> Vec<EndpointPort> {
     let ports = ports.iter();
     ports
         .map(|(name, port)| EndpointPort {
-            name: name.clone(),
+            name: name.as_str().into(),
             protocol: Protocol::Tcp,
             port: *port,
         })
@@ -344,10 +341,7 @@ fn endpoint_ports(ports: &BTreeMap<String, u16>) -> Vec<EndpointPort> {
 
 pub fn object_name(text: &str) -> ObjectName {
     let (namespace, name) = text.split_once('/').expect("namespace/name");
-    ObjectName {
-        namespace: namespace.into(),
-        name: name.into(),
-    }
+    ObjectName::new(namespace, name)
 }
 
 fn default_name() -> String {

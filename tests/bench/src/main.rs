@@ -5,6 +5,7 @@ mod cluster;
 mod control_plane;
 mod lab;
 mod machine;
+mod memory;
 mod options;
 mod packets;
 mod plot;
@@ -57,10 +58,11 @@ fn main() -> Result<()> {
 type Run = fn(&Options) -> Result<report::Findings>;
 
 /// All parts, in order.
-const PARTS: [(Part, Run); 4] = [
+const PARTS: [(Part, Run); 5] = [
     (Part::Packets, packets::run),
     (Part::Lab, lab::run),
     (Part::Programming, programming::run),
+    (Part::Memory, memory::run),
     (Part::ControlPlane, control_plane::run),
 ];
 

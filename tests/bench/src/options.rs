@@ -85,6 +85,8 @@ pub enum Part {
     Lab,
     /// How long it takes to program services, and to change one
     Programming,
+    /// What memory the agent takes in large clusters
+    Memory,
     /// The same and more with an API server, beside kube-proxy
     ControlPlane,
 }
@@ -109,7 +111,7 @@ impl Options {
     /// Samples of each figure of a part.
     pub fn rounds(&self, part: Part) -> u32 {
         let usual = match part {
-            Part::ControlPlane => 1,
+            Part::ControlPlane | Part::Memory => 1,
             _ if self.quick => 2,
             Part::Packets | Part::Lab => 10,
             Part::Programming => 3,

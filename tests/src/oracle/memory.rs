@@ -12,7 +12,7 @@ use lb_common::{
 use lb_datapath::memory::{MemoryFrame, Route};
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, Node, ObjectName, Protocol, RemovedEndpoints,
-    Service, ServicePort, ServiceType, TrafficPolicy,
+    Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
 };
 use lb_packet::Mac;
 use node_lb::{
@@ -226,7 +226,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
         external_ips: vec![scene.external_ip],
         load_balancer_ips: vec![scene.load_balancer],
         ports: vec![ServicePort {
-            name: String::new(),
+            name: SharedName::default(),
             protocol: protocol(spec),
             port,
             node_port: port,
@@ -258,7 +258,7 @@ fn slice(name: &str, spec: &ServiceSpec, endpoint: &EndpointSpec) -> EndpointSli
         name: object(&format!("{name}-{}", endpoint.port)),
         service: name.to_owned(),
         ports: vec![EndpointPort {
-            name: String::new(),
+            name: SharedName::default(),
             protocol: protocol(spec),
             port: endpoint.port,
         }],
@@ -285,8 +285,5 @@ fn protocol(spec: &ServiceSpec) -> Protocol {
 }
 
 fn object(name: &str) -> ObjectName {
-    ObjectName {
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-    }
+    ObjectName::new("default", name)
 }

@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::super::{Kind, ObjectRef, Problem, Refused, quoted};
-use crate::Protocol;
+use crate::{Protocol, SharedName};
 
 /// The longest RFC 1123 label.
 const MAX_LABEL: usize = 63;
@@ -122,12 +122,12 @@ pub fn label(field: impl Display, text: &str) -> Result<(), Invalid> {
 }
 
 /// The name of a port: an RFC 1123 label, or nothing.
-pub fn port_name(field: impl Display, text: Option<&str>) -> Result<String, Invalid> {
+pub fn port_name(field: impl Display, text: Option<&str>) -> Result<SharedName, Invalid> {
     let text = text.unwrap_or_default();
     if !text.is_empty() {
         label(field, text)?;
     }
-    Ok(text.to_owned())
+    Ok(text.into())
 }
 
 /// An RFC 1123 subdomain.

@@ -197,10 +197,7 @@ fn object_ref(kind: Kind, namespace: &str, name: &str) -> ObjectRef {
     };
     ObjectRef {
         kind,
-        name: ObjectName {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        },
+        name: ObjectName::new(namespace, name),
     }
 }
 

@@ -30,7 +30,7 @@ impl Translate for core::Node {
         let spec = self.spec.as_ref();
         let taints = spec.and_then(|spec| spec.taints.as_ref());
         let node = Node {
-            name: name.name,
+            name: name.name.to_string(),
             labels: self.metadata.labels.clone().unwrap_or_default(),
             addresses: addresses(self, findings),
             pod_cidrs: spec

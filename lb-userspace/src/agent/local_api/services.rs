@@ -67,10 +67,7 @@ pub fn service_name(path: &str) -> Option<ObjectName> {
         .strip_prefix('/')?
         .split_once('/')?;
     let valid = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
-    valid.then(|| ObjectName {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    })
+    valid.then(|| ObjectName::new(namespace, name))
 }
 
 /// One Service, from what is known so far. Until the agent knows the whole cluster, a Service that

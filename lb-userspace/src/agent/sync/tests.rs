@@ -16,7 +16,7 @@ use lb_objects::{
 use prometheus::IntCounter;
 use serde_json::{Value, json};
 
-use super::{Catalog, Condition, LocalNode, MapWriter, NodeFacts, Progress, Store, Syncer};
+use super::{Catalog, Condition, LocalNode, MANY, MapWriter, NodeFacts, Progress, Store, Syncer};
 use crate::{
     plan::{NodePortAddresses, PlanOptions, ServicePlan},
     source::Event,
@@ -110,10 +110,23 @@ impl Agent {
     }
 
     fn planned(&self, name: &str) -> Arc<ServicePlan> {
-        let namespace = "default".to_owned();
-        let name = name.to_owned();
-        self.catalog.get(&ObjectName { namespace, name }).unwrap()
+        self.catalog.get(&ObjectName::new("default", name)).unwrap()
     }
+}
+
+#[test]
+fn after_many_services_there_is_memory_to_give_back() {
+    let mut agent = Agent::new();
+    let services = |count: u16| (0..count).map(|number| service(&format!("s{number}"), number));
+    agent.apply(services(10));
+    assert!(!agent.syncer.has_garbage(Duration::ZERO));
+    agent.apply(services(MANY as u16));
+    assert!(
+        !agent.syncer.has_garbage(Duration::from_secs(60)),
+        "just now"
+    );
+    assert!(agent.syncer.has_garbage(Duration::ZERO));
+    assert!(!agent.syncer.has_garbage(Duration::ZERO), "it was told");
 }
 
 #[test]
@@ -243,11 +256,12 @@ fn facts(node: &Node, addresses: &BTreeSet<IpAddr>) -> NodeFacts {
 }
 
 fn service(name: &str, number: u16) -> Value {
+    let [high, low] = number.to_be_bytes();
     json!({
         "kind": "Service",
         "metadata": { "namespace": "default", "name": name },
         "spec": {
-            "clusterIP": format!("10.96.0.{number}"),
+            "clusterIP": Ipv4Addr::new(10, 96, high, low),
             "ports": [{ "name": "http", "port": 80 }],
         },
     })

@@ -44,7 +44,7 @@ impl Cluster {
 
     pub fn service(&self, namespace: &str, name: &str) -> Option<&Service> {
         let is_it = |service: &&Arc<Service>| {
-            service.name.namespace == namespace && service.name.name == name
+            service.name.namespace == namespace && *service.name.name == *name
         };
         self.services.iter().find(is_it).map(AsRef::as_ref)
     }

@@ -144,10 +144,9 @@ fn names(config: &Config) -> anyhow::Result<Names> {
 
 fn object_name(text: &str) -> Result<ObjectName, io::Error> {
     match text.split_once('/') {
-        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(ObjectName {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }),
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+            Ok(ObjectName::new(namespace, name))
+        }
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "a Service is named NAMESPACE/NAME",

@@ -1,7 +1,7 @@
 //! The addresses that lead to service ports, written to the maps in batches.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     mem,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::Arc,
@@ -16,10 +16,14 @@ use lb_datapath::maps::{Entries, Incomplete, Maps, WriteError};
 use lb_objects::Protocol;
 
 pub use self::reserved::{Purpose, Reserved};
-use self::room::{Group, Room};
+use self::{
+    by_address::ByAddress,
+    room::{Group, Room},
+};
 use super::{Key, NotProgrammed};
 use crate::plan::{Frontend, FrontendKind, Rank};
 
+mod by_address;
 mod reserved;
 mod room;
 
@@ -60,14 +64,14 @@ pub fn claims<'a>(
 /// rest take over when the winner goes.
 #[derive(Debug, Default)]
 pub struct Frontends {
-    claims: HashMap<Address, Claimants>,
+    claims: ByAddress<Claimants>,
     /// Addresses that several claim.
     contested: BTreeSet<Address>,
     /// Addresses that Services do not get, and those of them that are claimed.
     reserved: Reserved,
     barred: BTreeSet<Address>,
     /// What the maps hold.
-    present: HashMap<Address, abi::Frontend>,
+    present: ByAddress<abi::Frontend>,
     /// Where the two may differ.
     changed: BTreeSet<Address>,
     /// How full the maps are, and who waits for room.
@@ -78,9 +82,53 @@ pub struct Frontends {
     revision: u64,
 }
 
-/// Who claims one address, in order. Hardly ever more than one: a map would take ten times the
-/// room.
-type Claimants = Vec<Stake>;
+/// Who claims one address, in order. Hardly ever more than one, who has no list of its own then:
+/// there are very many addresses.
+#[derive(Debug)]
+enum Claimants {
+    One(Stake),
+    Several(Vec<Stake>),
+}
+
+impl Claimants {
+    fn as_slice(&self) -> &[Stake] {
+        match self {
+            Self::One(stake) => std::slice::from_ref(stake),
+            Self::Several(stakes) => stakes,
+        }
+    }
+
+    /// Adds a claim, or replaces the same one.
+    fn add(&mut self, stake: Stake) {
+        let stakes = self.as_slice();
+        let place = stakes.binary_search_by(|known| known.order().cmp(&stake.order()));
+        match (&mut *self, place) {
+            (Self::One(known), Ok(_)) => *known = stake,
+            (Self::Several(stakes), Ok(index)) => stakes[index] = stake,
+            (Self::One(known), Err(index)) => {
+                let mut stakes = vec![known.clone()];
+                stakes.insert(index, stake);
+                *self = Self::Several(stakes);
+            }
+            (Self::Several(stakes), Err(index)) => stakes.insert(index, stake),
+        }
+    }
+
+    /// Removes a claim; whether none is left.
+    fn remove(&mut self, kind: FrontendKind, claimant: &Claimant) -> bool {
+        let is_it = |stake: &Stake| stake.order() == (kind, claimant);
+        match self {
+            Self::One(stake) => is_it(stake),
+            Self::Several(stakes) => {
+                stakes.retain(|stake| !is_it(stake));
+                if let [last] = &**stakes {
+                    *self = Self::One(last.clone());
+                }
+                false
+            }
+        }
+    }
+}
 
 /// One service port's claim to an address, with the service's number.
 #[derive(Clone, Debug)]
@@ -112,8 +160,8 @@ impl Frontends {
             present: v4.chain(v6).collect(),
             ..Self::default()
         };
-        for address in found.present.keys() {
-            found.room.occupy(address);
+        for (address, _) in found.present.iter() {
+            found.room.occupy(&address);
         }
         Ok(found)
     }
@@ -125,7 +173,7 @@ impl Frontends {
 
     /// The services that addresses lead to, as the maps have it.
     pub fn services(&self) -> impl Iterator<Item = u32> {
-        self.present.values().map(|entry| entry.service)
+        self.present.iter().map(|(_, entry)| entry.service)
     }
 
     /// Entries of `FRONTENDS4` and `FRONTENDS6`.
@@ -143,10 +191,8 @@ impl Frontends {
         let stale = self
             .present
             .iter()
-            .filter(|(address, entry)| {
-                !self.claims.contains_key(*address) && is_stale(entry.service)
-            })
-            .map(|(address, _)| *address);
+            .filter(|(address, entry)| !self.claims.contains(address) && is_stale(entry.service))
+            .map(|(address, _)| address);
         self.changed.extend(stale);
     }
 
@@ -158,13 +204,17 @@ impl Frontends {
             claimant: claimant.clone(),
             id,
         };
-        let claims = self.claims.entry(claim.address);
-        let claims = claims.or_insert_with(|| Vec::with_capacity(1));
-        match claims.binary_search_by(|known| known.order().cmp(&stake.order())) {
-            Ok(index) => claims[index] = stake,
-            Err(index) => claims.insert(index, stake),
-        }
-        if claims.len() > 1 {
+        let is_contested = match self.claims.get_mut(&claim.address) {
+            Some(claims) => {
+                claims.add(stake);
+                claims.as_slice().len() > 1
+            }
+            None => {
+                self.claims.insert(&claim.address, Claimants::One(stake));
+                false
+            }
+        };
+        if is_contested {
             self.contested.insert(claim.address);
             self.revision += 1;
         }
@@ -178,14 +228,14 @@ impl Frontends {
     pub fn give_up(&mut self, claim: &Claim, claimant: &Claimant) {
         self.changed.insert(claim.address);
         if let Some(claims) = self.claims.get_mut(&claim.address) {
-            claims.retain(|known| known.order() != (claim.kind, claimant));
+            let is_empty = claims.remove(claim.kind, claimant);
             if self.contested.contains(&claim.address) || self.barred.contains(&claim.address) {
                 self.revision += 1;
             }
-            if claims.len() < 2 {
+            if claims.as_slice().len() < 2 {
                 self.contested.remove(&claim.address);
             }
-            if claims.is_empty() {
+            if is_empty {
                 self.claims.remove(&claim.address);
                 self.barred.remove(&claim.address);
             }
@@ -198,7 +248,7 @@ impl Frontends {
         for address in before.differing(&self.reserved) {
             let is_reserved = self.reserved.purpose(&address).is_some();
             let address = (address, parse::TCP);
-            if self.claims.contains_key(&address) {
+            if self.claims.contains(&address) {
                 self.changed.insert(address);
                 self.revision += 1;
                 match is_reserved {
@@ -256,7 +306,7 @@ impl Frontends {
     fn kept_away(&self) -> impl Iterator<Item = (&Key, NotProgrammed)> {
         let mut kept_away: BTreeMap<&Key, (SocketAddr, Purpose, usize)> = BTreeMap::new();
         for address in &self.barred {
-            for stake in self.claims.get(address).into_iter().flatten() {
+            for stake in stakes(&self.claims, address) {
                 if let Some(purpose) = self.reserved.keeps(address, stake) {
                     let key = &stake.claimant.key;
                     let (.., addresses) = kept_away.entry(key).or_insert((address.0, purpose, 0));
@@ -319,13 +369,10 @@ impl Frontends {
     pub fn make_way(&mut self, maps: &Maps) {
         for wanted in self.room.essential_waiting(maps) {
             let mut held: BTreeMap<Group, Vec<Address>> = BTreeMap::new();
-            for address in self
-                .present
-                .keys()
-                .filter(|a| room::family(a) == wanted.family)
-            {
-                if let Some(group) = self.group(address).filter(|group| !group.is_essential()) {
-                    held.entry(group).or_default().push(*address);
+            let present = self.present.iter().map(|(address, _)| address);
+            for address in present.filter(|a| room::family(a) == wanted.family) {
+                if let Some(group) = self.group(&address).filter(|group| !group.is_essential()) {
+                    held.entry(group).or_default().push(address);
                 }
             }
             let mut short = wanted.short;
@@ -392,7 +439,7 @@ impl Frontends {
                 Err(incomplete) => incomplete.done,
             };
             for (address, entry) in &entries[..done] {
-                if self.present.insert(*address, *entry).is_none() {
+                if self.present.insert(address, *entry).is_none() {
                     self.room.occupy(address);
                 }
             }
@@ -443,12 +490,17 @@ impl Frontends {
 
 /// The claims to an address that it is not reserved from, in order: the first one has it.
 fn admissible<'a>(
-    claims: &'a HashMap<Address, Claimants>,
+    claims: &'a ByAddress<Claimants>,
     reserved: &'a Reserved,
     address: &'a Address,
 ) -> impl Iterator<Item = &'a Stake> {
-    let stakes = claims.get(address).into_iter().flatten();
+    let stakes = stakes(claims, address).iter();
     stakes.filter(move |stake| reserved.keeps(address, stake).is_none())
+}
+
+/// All claims to an address, in order.
+fn stakes<'a>(claims: &'a ByAddress<Claimants>, address: &Address) -> &'a [Stake] {
+    claims.get(address).map_or(&[], Claimants::as_slice)
 }
 
 impl Stake {

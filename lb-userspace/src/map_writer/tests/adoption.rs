@@ -67,7 +67,8 @@ fn a_new_service_on_an_old_cluster_ip_does_not_inherit_the_other_addresses() {
     bench.round(&[old.clone()], &[]);
 
     let mut plan = old.plan();
-    plan.name.service.name = "other".into();
+    let name = Arc::make_mut(&mut plan.name);
+    name.service = ObjectName::new(name.service.namespace.clone(), "other");
     plan.frontends = plan.frontends[..1].into();
     let before = std::mem::take(&mut bench.plans);
     bench.plans.insert(Key::of(&plan), plan);

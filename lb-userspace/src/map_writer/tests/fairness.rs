@@ -39,7 +39,7 @@ impl Bench {
     fn reasons(&self) -> Vec<(String, Reason)> {
         let waiting = self.writer.waiting();
         waiting
-            .map(|(key, error)| (key.name.service.name.clone(), error.reason()))
+            .map(|(key, error)| (key.name.service.name.to_string(), error.reason()))
             .collect()
     }
 }

@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
 use lb_objects::{
     Algorithm, Endpoint, EndpointPort, EndpointSlice, IpFamily, Node, ObjectName, Protocol,
-    RemovedEndpoints, Service, ServicePort, ServiceType, TrafficPolicy,
+    RemovedEndpoints, Service, ServicePort, ServiceType, SharedName, TrafficPolicy,
 };
 
 use self::fake::{Kernel, PlanView, ROOMY, Sizes, View};
@@ -90,10 +91,7 @@ fn spec(number: u8, endpoints: impl IntoIterator<Item = u8>) -> Spec {
 
 impl Spec {
     fn plan(&self) -> Plan {
-        let name = ObjectName {
-            namespace: "default".into(),
-            name: format!("s{}", self.number),
-        };
+        let name = ObjectName::new("default", format!("s{}", self.number));
         let policy = match self.local {
             true => TrafficPolicy::Local,
             false => TrafficPolicy::Cluster,
@@ -113,7 +111,7 @@ impl Spec {
                 .into_iter()
                 .collect(),
             ports: vec![ServicePort {
-                name: String::new(),
+                name: SharedName::default(),
                 protocol: self.protocol,
                 port: self.port,
                 node_port: self.node_port,
@@ -137,9 +135,9 @@ impl Spec {
         };
         let slice = EndpointSlice {
             name: name.clone(),
-            service: name.name,
+            service: name.name.to_string(),
             ports: vec![EndpointPort {
-                name: String::new(),
+                name: SharedName::default(),
                 protocol: self.protocol,
                 port: 8080,
             }],
@@ -335,9 +333,9 @@ fn holders(plans: &BTreeMap<Key, Plan>) -> BTreeMap<Address, (Key, u8)> {
 /// What a program should find for a plan, computed from the plan alone.
 fn view(plan: &Plan, kind: u8) -> View {
     let endpoints = &plan.endpoints;
-    let counts = endpoints.counts().map(|count| count as u32);
+    let counts = endpoints.counts();
     let local = |position: usize| {
-        let [a, b, c, d, e, _] = endpoints.counts();
+        let [a, b, c, d, e, _] = counts.map(|count| count as usize);
         position < a + b || (a + b + c + d..a + b + c + d + e).contains(&position)
     };
     let slots = endpoints.slots().iter().enumerate();

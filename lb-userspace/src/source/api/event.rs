@@ -86,10 +86,7 @@ impl WatchEvent {
                     Err(error) => return unusable(&error),
                 };
                 Ok(Self::Removed {
-                    name: ObjectName {
-                        namespace: metadata.namespace,
-                        name: metadata.name,
-                    },
+                    name: ObjectName::new(metadata.namespace, metadata.name),
                     version: metadata.resource_version,
                 })
             }

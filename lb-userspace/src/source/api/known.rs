@@ -16,7 +16,7 @@ pub struct Known {
     kind: Kind,
     objects: HashMap<ObjectName, Entry>,
     /// Objects that were deleted lately, so that older events about them can be recognised.
-    deleted: HashMap<ObjectName, Box<str>>,
+    deleted: HashMap<ObjectName, Version>,
     /// Endpoint changes from before this time do not count as news.
     since: SystemTime,
     /// Number of the current list, or of the last one.
@@ -25,13 +25,56 @@ pub struct Known {
 
 #[derive(Debug)]
 struct Entry {
-    version: Box<str>,
+    version: Version,
     /// The list that last contained it. If a watch brought it, the last list at that time.
     list: u32,
     /// Whether the store has it, possibly in an older version.
     in_store: bool,
-    /// The problems last reported about it.
-    problems: Box<[Problem]>,
+    /// The problems last reported about it, if there are any.
+    problems: Option<Box<[Problem]>>,
+}
+
+impl Entry {
+    fn problems(&self) -> &[Problem] {
+        self.problems.as_deref().unwrap_or_default()
+    }
+}
+
+/// The version of an object. Numbers are kept as such, because there are very many objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Version {
+    Number(u64),
+    Text(Box<str>),
+}
+
+impl From<&str> for Version {
+    fn from(text: &str) -> Self {
+        match text.parse::<u64>() {
+            // Only if the text is the one way to write the number: others are other versions.
+            Ok(number) if !text.starts_with('+') && (text == "0" || !text.starts_with('0')) => {
+                Self::Number(number)
+            }
+            _ => Self::Text(text.into()),
+        }
+    }
+}
+
+impl Version {
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::Text(text) if text.is_empty())
+    }
+
+    /// As [`is_older`].
+    fn is_older(&self, than: &Self) -> bool {
+        let number = |version: &Self| match version {
+            Self::Number(number) => Some(*number),
+            Self::Text(text) => text.parse().ok(),
+        };
+        match (number(self), number(than)) {
+            (Some(version), Some(than)) => version < than,
+            _ => false,
+        }
+    }
 }
 
 impl Known {
@@ -71,21 +114,23 @@ impl Known {
         let name = &object.translated.reference.name;
         let known = self.objects.get(name).map(|entry| &entry.version);
         let known = known.or_else(|| self.deleted.get(name));
-        if known.is_none_or(|known| !is_older(&object.resource_version, known)) {
+        let version = Version::from(&*object.resource_version);
+        if known.is_none_or(|known| !version.is_older(known)) {
             self.apply(object, events);
         }
     }
 
     /// An object that was deleted, by a watch.
     pub fn removed(&mut self, name: ObjectName, version: &str, events: &mut Vec<Event>) {
+        let version = Version::from(version);
         let known = self.objects.get(&name);
-        if known.is_some_and(|entry| is_older(version, &entry.version)) {
+        if known.is_some_and(|entry| version.is_older(&entry.version)) {
             return; // it has been made anew since
         }
         if let Some(entry) = self.objects.remove(&name) {
             self.gone(name.clone(), &entry, events);
         }
-        self.deleted.insert(name, version.into());
+        self.deleted.insert(name, version);
     }
 
     /// From now on nothing comes that is older than what has been seen.
@@ -103,9 +148,10 @@ impl Known {
         let translated = object.translated;
         let reference = translated.reference;
         let list = self.list;
+        let version = Version::from(&*object.resource_version);
         if let Some(entry) = self.objects.get_mut(&reference.name) {
             entry.list = list;
-            if !entry.version.is_empty() && *entry.version == *object.resource_version {
+            if !entry.version.is_empty() && entry.version == version {
                 return;
             }
         }
@@ -113,6 +159,7 @@ impl Known {
         let (was_in_store, reported) = known
             .map(|entry| (entry.in_store, entry.problems))
             .unwrap_or_default();
+        let reported = reported.unwrap_or_default();
         let in_store = match translated.outcome {
             Outcome::Use(object) => {
                 events.push(Event::Apply(object));
@@ -141,10 +188,10 @@ impl Known {
             });
         }
         let entry = Entry {
-            version: object.resource_version.into(),
+            version,
             list,
             in_store,
-            problems: problems.into(),
+            problems: (!problems.is_empty()).then(|| problems.into()),
         };
         self.objects.insert(reference.name, entry);
     }
@@ -154,7 +201,7 @@ impl Known {
             kind: self.kind,
             name,
         };
-        if !entry.problems.is_empty() {
+        if !entry.problems().is_empty() {
             events.push(Event::Problems {
                 origin: reference.to_string(),
                 problems: Vec::new(),

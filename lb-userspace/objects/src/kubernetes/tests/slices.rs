@@ -28,7 +28,7 @@ fn slice_conditions_hints_and_ports() {
             {"addresses": ["10.0.0.3"], "conditions": {}}]
     }));
     assert_eq!(
-        (slice.name.namespace.as_str(), slice.service.as_str()),
+        (&*slice.name.namespace, slice.service.as_str()),
         ("default", "web")
     );
     let ports = slice
