@@ -10,7 +10,10 @@ use anyhow::Context as _;
 use lb_common::abi::{self, device_flag};
 use lb_datapath::{
     AttachError, Attacher, Cgroup, Direction, SocketHook, TcFlavor, XdpMode,
-    devices::{Device, DeviceKind, Devices, PatternError, Role, RoleRules, Unserved, WayBack},
+    devices::{
+        Device, DeviceKind, Devices, Event as DeviceEvent, PatternError, Role, RoleRules, Unserved,
+        WayBack,
+    },
     hooks::{Framing, XDP_PROGRAM, XDP_VIRTUAL_PROGRAM, tc_programs},
 };
 
@@ -92,22 +95,48 @@ impl Attachments {
         &self.attached
     }
 
-    /// Attaches programs to the devices that should have them and detaches them from the others.
+    /// Attaches programs to the devices that should have them and detaches them from the others,
+    /// after these changes. Each pod that starts makes a handful of changes, and few of them matter
+    /// here.
     ///
     /// # Errors
     ///
     /// If the devices' flags cannot be written; a device that refuses is only reported.
-    pub fn follow(&mut self, kernel: &mut Kernel, devices: &Devices) -> anyhow::Result<()> {
-        self.attach_all(kernel, devices, false)
+    pub fn follow(
+        &mut self,
+        kernel: &mut Kernel,
+        devices: &Devices,
+        changes: &[DeviceEvent],
+    ) -> anyhow::Result<()> {
+        let mut any = false;
+        let mut changed = BTreeSet::new();
+        for change in changes.iter().filter(|change| matters(&self.rules, change)) {
+            any = true;
+            changed.extend(match change {
+                DeviceEvent::Added(device) | DeviceEvent::Changed { after: device, .. } => {
+                    Some(device.index)
+                }
+                DeviceEvent::AddressAdded { index, .. }
+                | DeviceEvent::AddressRemoved { index, .. } => Some(*index),
+                DeviceEvent::Removed(_)
+                | DeviceEvent::SourceRulesChanged
+                | DeviceEvent::NextHopsChanged => None,
+            });
+        }
+        match any {
+            true => self.attach_all(kernel, devices, Some(&changed)),
+            false => Ok(()),
+        }
     }
 
-    /// Like [`Self::follow`], but also exchanges the programs that are already attached.
+    /// Attaches programs to the devices that should have them, and exchanges those that are already
+    /// attached.
     ///
     /// # Errors
     ///
     /// As [`Self::follow`].
     pub fn renew(&mut self, kernel: &mut Kernel, devices: &Devices) -> anyhow::Result<()> {
-        self.attach_all(kernel, devices, true)
+        self.attach_all(kernel, devices, None)
     }
 
     /// Describes a device where programs could not be attached or exchanged, if there is one.
@@ -122,11 +151,13 @@ impl Attachments {
         Unserved::among(devices, &self.rules, |ip| detector.is_local_pod(ip, None))
     }
 
+    /// All devices have to be looked at, or those that have nothing attached and those `changed`:
+    /// what a device is to have depends on the device alone.
     fn attach_all(
         &mut self,
         kernel: &mut Kernel,
         devices: &Devices,
-        again: bool,
+        changed: Option<&BTreeSet<u32>>,
     ) -> anyhow::Result<()> {
         let pins = kernel.pins.clone();
         let attacher = Attacher::new(&pins, self.tc);
@@ -136,6 +167,11 @@ impl Attachments {
                 continue;
             };
             let known = self.attached.get(&device.index);
+            let is_settled = changed.is_some_and(|changed| !changed.contains(&device.index));
+            if known.is_some() && is_settled {
+                wanted.insert(device.index);
+                continue;
+            }
             let known = known
                 .filter(|known| known.name == device.name)
                 .map(|known| known.role);
@@ -144,7 +180,7 @@ impl Attachments {
                 Role::Other => continue,
                 role => role,
             };
-            if known == Some(role) && !again {
+            if known == Some(role) && changed.is_some() {
                 wanted.insert(device.index);
                 continue;
             }
@@ -361,6 +397,26 @@ impl Attachments {
     }
 }
 
+/// Whether a change may concern what is attached, or what programs must know about devices.
+fn matters(rules: &RoleRules, change: &DeviceEvent) -> bool {
+    match change {
+        DeviceEvent::Added(_) | DeviceEvent::Removed(_) | DeviceEvent::SourceRulesChanged => true,
+        DeviceEvent::Changed { before, after } => {
+            // Only tunnels of layer 3 get programs by whether they are up.
+            let running = |device: &Device| Device {
+                up: device.up || !device.layer3,
+                carrier: true,
+                ..device.clone()
+            };
+            running(before) != running(after)
+        }
+        DeviceEvent::AddressAdded { address, .. } | DeviceEvent::AddressRemoved { address, .. } => {
+            address.global || rules.is_of_node(address.ip)
+        }
+        DeviceEvent::NextHopsChanged => false,
+    }
+}
+
 /// The names of the programs that sockets and the present devices need: the verifier takes its time
 /// for each.
 ///
@@ -446,5 +502,66 @@ fn report(attached: &Attached) {
     match reason {
         Some(reason) => tracing::warn!(device = name, ?role, %xdp, "{reason}"),
         None => tracing::info!(device = name, ?role, %xdp, "programs attached"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_datapath::devices::{DeviceAddress, DeviceNames, SourceRules};
+
+    use super::*;
+
+    #[test]
+    fn most_that_a_starting_pod_changes_does_not_matter() {
+        let own: IpAddr = "169.254.7.7".parse().unwrap();
+        let rules = RoleRules::new(DeviceNames::default(), vec![own]).unwrap();
+        let device = Device {
+            index: 7,
+            name: "veth7".to_owned(),
+            kind: DeviceKind::Veth,
+            mac: Some([2; 6]),
+            layer3: false,
+            mtu: 1500,
+            up: false,
+            carrier: false,
+            master: None,
+            below: None,
+            default_route: false,
+            sources: SourceRules::default(),
+            addresses: BTreeSet::new(),
+        };
+        let changed = |change: fn(&mut Device)| {
+            let mut after = device.clone();
+            change(&mut after);
+            DeviceEvent::Changed {
+                before: device.clone(),
+                after,
+            }
+        };
+        let address = |ip: &str, global| DeviceEvent::AddressAdded {
+            index: 7,
+            address: DeviceAddress {
+                ip: ip.parse().unwrap(),
+                prefix_length: 64,
+                global,
+            },
+        };
+        for (change, expected) in [
+            (DeviceEvent::Added(device.clone()), true),
+            (changed(|device| device.up = true), false),
+            (changed(|device| device.carrier = true), false),
+            (changed(|device| device.master = Some(3)), true),
+            (changed(|device| device.name = "pod7".to_owned()), true),
+            (changed(|device| device.default_route = true), true),
+            (address("fe80::7", false), false),
+            (address("169.254.7.7", false), true),
+            (address("192.0.2.7", true), true),
+            (changed(|device| device.layer3 = true), true),
+            (DeviceEvent::NextHopsChanged, false),
+            (DeviceEvent::SourceRulesChanged, true),
+            (DeviceEvent::Removed(device.clone()), true),
+        ] {
+            assert_eq!(matters(&rules, &change), expected, "{change:?}");
+        }
     }
 }

@@ -48,6 +48,11 @@ impl Hosted {
         self.by_address.keys().copied()
     }
 
+    /// Whether a Service has an endpoint of this node at an address.
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
     /// Another number if [`Self::addresses`] are others than before.
     pub fn revision(&self) -> u64 {
         self.revision

@@ -33,6 +33,7 @@ pub mod vitals;
 
 use std::{
     collections::BTreeSet,
+    net::IpAddr,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -40,7 +41,7 @@ use std::{
 
 use anyhow::Context as _;
 use lb_datapath::{devices::Watcher, heap, maps::Maps, preflight};
-use lb_objects::{IpFamily, Kind, ObjectName, Protocol};
+use lb_objects::{IpFamily, Kind, Node, ObjectName, Protocol};
 use tokio::{sync::mpsc, task::spawn_blocking};
 
 pub use self::node::own_addresses;
@@ -146,6 +147,8 @@ struct Agent {
     store: Store,
     feed: Feed,
     node: KnownNode,
+    /// The addresses of this node's devices, as of the last change of one.
+    own_addresses: BTreeSet<IpAddr>,
     /// Addresses of this node that there is no room for.
     addresses_left_out: usize,
     syncer: Syncer,
@@ -172,6 +175,9 @@ struct Agent {
     cgroup_root: Option<PathBuf>,
     /// Why this node's pods cannot be told from other sources, if that is so.
     undetected: Option<String>,
+    /// What that was last found by: the node, the revision of [`hosted::Hosted`], and the addresses
+    /// there that are the node's own. Each pod's device brings an address, and there are many pods.
+    detected_by: Option<(Node, u64, BTreeSet<IpAddr>)>,
     /// Which devices should have programs and cannot, if there are any.
     unserved: Option<String>,
     /// Why what has lost its pin cannot be pinned again, if that is so.
@@ -233,6 +239,7 @@ impl Agent {
                 detector,
             )?,
             node: known,
+            own_addresses: addresses,
             addresses_left_out: 0,
             syncer: Syncer::new(writer, node, catalog, progress, has_room, plannings),
             bulletin: Arc::new(bulletin),
@@ -246,6 +253,7 @@ impl Agent {
             tracer: Tracer::default(),
             cgroup_root: None,
             undetected: None,
+            detected_by: None,
             unserved: None,
             unpinned: None,
             pods_seen: 0,

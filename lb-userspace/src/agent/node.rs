@@ -1,7 +1,10 @@
 //! What is known of the agent's node, and what that is to the planner, the map writer and the
 //! health checks.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+};
 
 use lb_datapath::devices::{Device, Devices};
 use lb_objects::{IpFamily, Node};
@@ -152,7 +155,7 @@ pub fn by_importance(
         })
         .collect();
     ranked.sort_unstable();
-    let mut known = BTreeSet::new();
+    let mut known = HashSet::new();
     ranked.retain(|(_, ip)| known.insert(*ip));
     ranked.into_iter().map(|(_, ip)| ip).collect()
 }

@@ -36,10 +36,9 @@ impl Agent {
                 self.attachments.forget(&self.kernel, device.index);
             }
         }
-        if let Err(error) = self
-            .attachments
-            .follow(&mut self.kernel, self.watcher.devices())
-        {
+        let devices = self.watcher.devices();
+        let followed = self.attachments.follow(&mut self.kernel, devices, changes);
+        if let Err(error) = followed {
             tracing::warn!("cannot follow the node's devices: {error:#}");
         }
         let addresses = changes.iter().any(|change| {
@@ -48,6 +47,9 @@ impl Agent {
                 DeviceEvent::AddressAdded { .. } | DeviceEvent::AddressRemoved { .. }
             )
         });
+        if addresses {
+            self.own_addresses = local_addresses(devices);
+        }
         if addresses && !self.store.is_synced() {
             self.follow_local_state();
         } else if addresses {
@@ -71,17 +73,16 @@ impl Agent {
     /// Takes over what the Node object and the devices say, and says which Services that concerns.
     pub(super) fn node_changed(&mut self) -> anyhow::Result<BTreeSet<ObjectName>> {
         let devices = self.watcher.devices();
-        let addresses = local_addresses(devices);
+        let addresses = &self.own_addresses;
         let external = external_addresses(devices, |device| self.is_external(device));
         let object = self.store.node().map(std::sync::Arc::as_ref);
         let had_problem = self.node.problem().map(str::to_owned);
-        self.node
-            .update(&self.config, object, &addresses, &external);
+        self.node.update(&self.config, object, addresses, &external);
         self.report_node(had_problem.as_deref());
 
-        self.set_local_addresses();
-        let node = local_node(&self.config, self.node.node(), &addresses);
-        let facts = facts(&self.config, self.node.node(), &addresses);
+        let addresses = &self.own_addresses;
+        let node = local_node(&self.config, self.node.node(), addresses);
+        let facts = facts(&self.config, self.node.node(), addresses);
         let concerned = self.syncer.set_node(node, facts, &self.store);
         self.set_reserved();
         self.configure()?;
@@ -100,7 +101,7 @@ impl Agent {
 
     /// Says which addresses Services do not get. The next sync has the maps follow.
     pub(super) fn set_reserved(&mut self) {
-        let mut own = local_addresses(self.watcher.devices());
+        let mut own = self.own_addresses.clone();
         own.extend(&self.node.node().addresses);
         let api_servers = self.feed.api_servers.addresses().borrow().clone();
         let reserved = Reserved::for_agent(&self.config, own, api_servers);
@@ -111,8 +112,13 @@ impl Agent {
     /// once for each change.
     fn report_detection(&mut self) {
         let (node, detect) = (self.node.node(), &self.config.detect_local);
-        let own = local_addresses(self.watcher.devices());
-        let pods = self.syncer.hosted().addresses();
+        let (own, hosted) = (&self.own_addresses, self.syncer.hosted());
+        let on_node = own.iter().copied().filter(|ip| hosted.has(*ip)).collect();
+        let basis = (node.clone(), hosted.revision(), on_node);
+        if self.detected_by.as_ref() == Some(&basis) {
+            return;
+        }
+        let pods = hosted.addresses();
         let pods = pods.filter(|ip| !own.contains(ip) && !node.addresses.contains(ip));
         let undetected =
             Undetected::on(node, detect).or_else(|| Undetected::by(pods, node, detect));
@@ -122,6 +128,7 @@ impl Agent {
         self.servers.detection.set(unready.as_deref());
         let problem = undetected.map(|found| found.to_string());
         tell_once(problem, &mut self.undetected);
+        self.detected_by = Some(basis);
     }
 
     /// Says which devices should have programs and cannot: in readiness, and in the log once for
@@ -159,8 +166,7 @@ impl Agent {
     }
 
     fn listen_addresses(&self) -> ListenAddresses {
-        let addresses = local_addresses(self.watcher.devices());
-        listen_addresses(&self.config, self.syncer.node(), &addresses)
+        listen_addresses(&self.config, self.syncer.node(), &self.own_addresses)
     }
 
     /// Says which addresses are the node's own. Those without room are told of once.

@@ -265,6 +265,42 @@ fn default_routes_make_devices_external() {
 }
 
 #[test]
+fn pods_are_no_reason_to_list_all_routes() {
+    let host = Namespace::new();
+    host.ip("link add up0 type veth peer name far0");
+    host.ip("addr add 10.1.0.1/24 dev up0");
+    host.ip("link set up0 up");
+    host.ip("link set far0 up");
+    host.ip("route add default via 10.1.0.9");
+    watch(&host, async |mut watcher: Watcher| {
+        quiet(&mut watcher).await;
+        let before = watcher.route_listings();
+        for pod in 0..3 {
+            ip(&format!("link add pod{pod} type veth peer name eth{pod}"));
+            ip(&format!("link set pod{pod} up"));
+            ip(&format!("link set eth{pod} up"));
+            ip(&format!("route add 10.244.0.{pod}/32 dev pod{pod}"));
+        }
+        ip("link set pod0 down");
+        ip("link del pod1");
+        follow(&mut watcher, |watcher| {
+            let devices = watcher.devices();
+            let pod0 = devices.by_name("pod0");
+            devices.by_name("pod1").is_none() && pod0.is_some_and(|pod0| !pod0.up)
+        })
+        .await;
+        quiet(&mut watcher).await;
+        assert_eq!(watcher.route_listings(), before);
+
+        ip("link del up0");
+        let gone = |event: &Event| matches!(event, Event::Removed(up0) if up0.name == "up0");
+        until(&mut watcher, gone).await;
+        quiet(&mut watcher).await;
+        assert!(watcher.route_listings() > before);
+    });
+}
+
+#[test]
 fn a_hundred_pods_come_and_go() {
     let host = Namespace::new();
     watch(&host, async |mut watcher: Watcher| {

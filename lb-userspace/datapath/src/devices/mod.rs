@@ -215,11 +215,14 @@ impl Devices {
 
     fn set_default_routes(&mut self, through: &BTreeSet<u32>, events: &mut Vec<Event>) {
         for device in self.by_index.values_mut() {
-            let after = Device {
-                default_route: through.contains(&device.index),
-                ..device.clone()
-            };
-            change(device, after, events);
+            let default_route = through.contains(&device.index);
+            if device.default_route != default_route {
+                let after = Device {
+                    default_route,
+                    ..device.clone()
+                };
+                change(device, after, events);
+            }
         }
     }
 

@@ -96,6 +96,11 @@ impl RoleRules {
         }
     }
 
+    /// Whether an address is one of the Node object's.
+    pub fn is_of_node(&self, ip: IpAddr) -> bool {
+        self.node_addresses.contains(&ip)
+    }
+
     /// Whether a device should have programs and gets none, because they cannot read its packets
     /// (InfiniBand): it is external or a pod's, or it has an address of the networks of pods, which
     /// `is_of_pods` tells.

@@ -9,7 +9,7 @@ use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, TokioSocket};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Devices, Event,
+    Device, Devices, Event,
     message::Update,
     neighbours::Neighbours,
     netlink::{WatchError, connect, default_routes, subscribe, updates},
@@ -36,6 +36,7 @@ pub struct Watcher {
     /// Messages were lost, so everything must be read again.
     stale: bool,
     overflows: u64,
+    route_listings: u64,
     next_hops: Throttle,
     default_routes: Throttle,
 }
@@ -65,6 +66,7 @@ impl Watcher {
             events: Vec::new(),
             stale: false,
             overflows: 0,
+            route_listings: 0,
             next_hops: Throttle::default(),
             default_routes: Throttle::default(),
         };
@@ -82,6 +84,11 @@ impl Watcher {
     /// How often messages were lost because they came too fast.
     pub fn overflows(&self) -> u64 {
         self.overflows
+    }
+
+    /// How often all routes were listed.
+    pub fn route_listings(&self) -> u64 {
+        self.route_listings
     }
 
     /// Waits for changes, at least one. The future may be dropped at any time; no change is lost.
@@ -179,22 +186,18 @@ impl Watcher {
     fn apply(&mut self, update: Update) {
         match update {
             Update::Link(device) => {
-                let running = |devices: &Devices| {
-                    devices
-                        .get(device.index)
-                        .map(|device| (device.up, device.carrier))
-                };
-                let before = running(&self.devices);
-                let after = Some((device.up, device.carrier));
-                self.devices.put(device, &mut self.events);
-                if before.is_some() && before != after {
-                    self.routes_may_be_gone();
+                let known = self.devices.get(device.index);
+                let runs_otherwise =
+                    |known: &Device| (known.up, known.carrier) != (device.up, device.carrier);
+                if known.is_some_and(runs_otherwise) {
+                    self.routes_may_be_gone(device.index);
                 }
+                self.devices.put(device, &mut self.events);
             }
             Update::LinkGone(index) => {
+                self.routes_may_be_gone(index);
                 self.devices.remove(index, &mut self.events);
                 self.neighbours.forget(index);
-                self.routes_may_be_gone();
             }
             Update::Address(index, address) => {
                 self.devices.put_address(index, address, &mut self.events);
@@ -221,10 +224,15 @@ impl Watcher {
         }
     }
 
-    /// Routes vanish with their device, and the kernel does not report each of them.
-    fn routes_may_be_gone(&mut self) {
+    /// Routes vanish with their device, and the kernel does not report each of them. Those that come
+    /// are reported. So a device without a default route is no reason to list all routes, of which
+    /// there are several for each pod.
+    fn routes_may_be_gone(&mut self, index: u32) {
         self.next_hops.touch();
-        self.default_routes.touch();
+        let device = self.devices.get(index);
+        if device.is_some_and(|device| device.default_route) {
+            self.default_routes.touch();
+        }
     }
 
     /// Reads everything. Changes in the meantime are reported by later messages.
@@ -261,6 +269,7 @@ impl Watcher {
                 neighbours.note(index, ip, link_layer);
             }
         }
+        self.route_listings += 1;
         let through = default_routes(&netlink).await?;
 
         self.devices.become_like(now, &mut self.events);
@@ -287,6 +296,7 @@ impl Watcher {
     }
 
     async fn read_default_routes(&mut self) -> Result<(), WatchError> {
+        self.route_listings += 1;
         let through = default_routes(&connect()?).await?;
         self.default_routes.done();
         self.devices.set_default_routes(&through, &mut self.events);
