@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use xtask::ebpf;
 
+use crate::architecture::Architecture;
+
 /// Where the sources are and where builds go.
 #[derive(Clone, Debug)]
 pub struct Workspace {
@@ -35,6 +37,32 @@ impl Workspace {
         let mut command = host_cargo();
         command.current_dir(&self.root).args(arguments);
         command
+    }
+
+    /// A cargo command that builds for an architecture, which need not be this machine's.
+    pub fn cargo_for<I: AsRef<OsStr>>(
+        &self,
+        architecture: Architecture,
+        arguments: impl IntoIterator<Item = I>,
+    ) -> Command {
+        let mut command = self.cargo(arguments);
+        if !architecture.is_here() {
+            let target = architecture.target();
+            let variable = target.to_uppercase().replace('-', "_");
+            command.args(["--target", &target]).env(
+                format!("CARGO_TARGET_{variable}_LINKER"),
+                architecture.tool("gcc"),
+            );
+        }
+        command
+    }
+
+    /// Where its builds go.
+    pub fn built(&self, architecture: Architecture, profile: &str) -> PathBuf {
+        match architecture.is_here() {
+            true => self.target.join(profile),
+            false => self.target.join(architecture.target()).join(profile),
+        }
     }
 
     /// Runs cargo with its output shown.

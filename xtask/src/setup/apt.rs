@@ -10,12 +10,14 @@ use anyhow::{Context, Result, bail};
 use xtask::ebpf::Release;
 
 use super::on_path;
-use crate::{privilege::Privilege, step::Steps};
+use crate::{architecture::Architecture, privilege::Privilege, step::Steps};
 
 /// apt. Its package lists are updated at most once, and only if a package is not in them.
 pub struct Apt<'a> {
     steps: &'a Steps,
     updated: bool,
+    /// For another architecture: options that say so, and give it lists of its own.
+    foreign: Option<Vec<String>>,
 }
 
 impl<'a> Apt<'a> {
@@ -23,7 +25,38 @@ impl<'a> Apt<'a> {
         Self {
             steps,
             updated: false,
+            foreign: None,
         }
+    }
+
+    /// apt for an architecture that this machine may not have. Its lists are below `directory`, from
+    /// this machine's sources. It only downloads, and nothing counts as installed. Needs no root.
+    ///
+    /// # Errors
+    /// If the directory cannot be made.
+    pub fn foreign(steps: &'a Steps, of: Architecture, directory: &Path) -> Result<Self> {
+        let make = || {
+            fs::create_dir_all(directory.join("state/lists/partial"))?;
+            fs::create_dir_all(directory.join("cache/archives/partial"))?;
+            // What is installed: nothing.
+            fs::write(directory.join("status"), "")
+        };
+        make().with_context(|| format!("cannot make {}", directory.display()))?;
+        let place = |name: &str| directory.join(name).display().to_string();
+        let options = [
+            format!("APT::Architecture={}", of.debian()),
+            format!("APT::Architectures::={}", of.debian()),
+            format!("Dir::State={}", place("state")),
+            format!("Dir::State::status={}", place("status")),
+            format!("Dir::Cache={}", place("cache")),
+            // root may keep its files where apt's own user cannot go.
+            "APT::Sandbox::User=root".to_owned(),
+        ];
+        Ok(Self {
+            steps,
+            updated: false,
+            foreign: Some(options.map(|option| format!("--option={option}")).to_vec()),
+        })
     }
 
     /// The version that would be installed, or `None` if no list has the package.
@@ -31,13 +64,13 @@ impl<'a> Apt<'a> {
         if !on_path("apt-get") {
             return None;
         }
-        if let Some(version) = listed(package) {
+        if let Some(version) = self.listed(package) {
             return Some(version);
         }
         if self.updated || self.update().is_err() {
             return None;
         }
-        listed(package)
+        self.listed(package)
     }
 
     /// The first of `packages` that can be installed.
@@ -53,11 +86,11 @@ impl<'a> Apt<'a> {
         if !on_path("apt-get") {
             return Vec::new();
         }
-        let names = names_of(start, end);
+        let names = self.names_of(start, end);
         if !names.is_empty() || self.updated || self.update().is_err() {
             return names;
         }
-        names_of(start, end)
+        self.names_of(start, end)
     }
 
     /// Downloads a package into a directory and returns its file. Needs no root.
@@ -65,18 +98,45 @@ impl<'a> Apt<'a> {
     /// # Errors
     /// If apt fails, with updated lists.
     pub fn download(&mut self, package: &str, directory: &Path) -> Result<PathBuf> {
-        let result = self.download_once(package, directory);
-        match result {
-            Err(_) if !self.updated => self
-                .update()
-                .and_then(|()| self.download_once(package, directory))?,
-            result => result?,
-        }
-        let entries = fs::read_dir(directory)?;
-        let mut files = entries.flatten().map(|entry| entry.path());
-        files
-            .find(|path| path.extension().is_some_and(|end| end == "deb"))
+        self.with_new_lists(|apt| apt.download_once(package, directory))?;
+        let packages = packages_in(directory)?;
+        packages
+            .into_iter()
+            .next()
             .with_context(|| format!("apt-get left no package in {}", directory.display()))
+    }
+
+    /// Downloads packages, and all others that they need and that are not installed, into a
+    /// directory. Returns their files.
+    ///
+    /// # Errors
+    /// If apt fails, with updated lists.
+    pub fn download_all(&mut self, packages: &[&str], directory: &Path) -> Result<Vec<PathBuf>> {
+        fs::create_dir_all(directory.join("partial"))?;
+        let download = |apt: &mut Self| {
+            let mut command = apt.client("apt-get");
+            command
+                .args(["install", "--download-only", "--yes", "--quiet"])
+                .arg("--no-install-recommends")
+                .arg(format!(
+                    "--option=Dir::Cache::archives={}",
+                    directory.display()
+                ))
+                .args(packages);
+            let title = format!("downloading {}", packages.join(" "));
+            apt.steps.run(&title, &mut command)
+        };
+        self.with_new_lists(download)?;
+        packages_in(directory)
+    }
+
+    /// Does something with packages, and does it again with updated lists if that fails: outdated
+    /// lists name files that mirrors no longer have.
+    fn with_new_lists(&mut self, mut work: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        match work(self) {
+            Err(_) if !self.updated => self.update().and_then(|()| work(self)),
+            result => result,
+        }
     }
 
     /// # Errors
@@ -91,13 +151,8 @@ impl<'a> Apt<'a> {
         }
         let by_hand = || format!("run `{by_hand}` as root, then try again");
         Privilege::detect().with_context(by_hand)?;
-        let result = self.install_once(packages);
-        // Outdated lists name files that mirrors no longer have.
-        let result = match result {
-            Err(_) if !self.updated => self.update().and_then(|()| self.install_once(packages)),
-            result => result,
-        };
-        result.with_context(by_hand)
+        self.with_new_lists(|apt| apt.install_once(packages))
+            .with_context(by_hand)
     }
 
     fn install_once(&self, packages: &[&str]) -> Result<()> {
@@ -110,7 +165,7 @@ impl<'a> Apt<'a> {
     }
 
     fn download_once(&self, package: &str, directory: &Path) -> Result<()> {
-        let mut command = Command::new("apt-get");
+        let mut command = self.client("apt-get");
         command
             .args(["download", "--quiet", package])
             .current_dir(directory);
@@ -120,9 +175,50 @@ impl<'a> Apt<'a> {
 
     fn update(&mut self) -> Result<()> {
         self.updated = true;
+        let mut command = match self.foreign {
+            Some(_) => self.client("apt-get"),
+            None => apt_get()?,
+        };
         self.steps
-            .run("updating the list of packages", apt_get()?.arg("update"))
+            .run("updating the list of packages", command.arg("update"))
     }
+
+    /// A program of apt that changes nothing in this machine.
+    fn client(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(self.foreign.iter().flatten())
+            .env("LC_ALL", "C");
+        command
+    }
+
+    fn listed(&self, package: &str) -> Option<Release> {
+        let output = self
+            .client("apt-cache")
+            .args(["policy", package])
+            .output()
+            .ok()?;
+        parse_candidate(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    fn names_of(&self, start: &str, end: &str) -> Vec<String> {
+        let output = self.client("apt-cache").args(["pkgnames", start]).output();
+        let output = output.map(|output| output.stdout).unwrap_or_default();
+        String::from_utf8_lossy(&output)
+            .lines()
+            .filter(|name| name.ends_with(end))
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+/// The files of packages in a directory.
+fn packages_in(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory)?;
+    let files = entries.flatten().map(|entry| entry.path());
+    Ok(files
+        .filter(|path| path.extension().is_some_and(|end| end == "deb"))
+        .collect())
 }
 
 fn apt_get() -> Result<Command> {
@@ -137,26 +233,6 @@ fn apt_get() -> Result<Command> {
     // Another apt may be running, for instance the first update of a new machine.
     command.args(["--option", "DPkg::Lock::Timeout=300", "--quiet"]);
     Ok(command)
-}
-
-fn listed(package: &str) -> Option<Release> {
-    let mut command = Command::new("apt-cache");
-    let output = command
-        .args(["policy", package])
-        .env("LC_ALL", "C")
-        .output()
-        .ok()?;
-    parse_candidate(&String::from_utf8_lossy(&output.stdout))
-}
-
-fn names_of(start: &str, end: &str) -> Vec<String> {
-    let output = Command::new("apt-cache").args(["pkgnames", start]).output();
-    let output = output.map(|output| output.stdout).unwrap_or_default();
-    String::from_utf8_lossy(&output)
-        .lines()
-        .filter(|name| name.ends_with(end))
-        .map(str::to_owned)
-        .collect()
 }
 
 /// The upstream part of the candidate's version, from `apt-cache policy`.

@@ -8,14 +8,15 @@ pub mod kernels;
 mod linker;
 mod toolchain;
 mod tools;
+pub mod userland;
 
 use std::{env, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 use xtask::ebpf::{Places, Tools};
 
-use self::{apt::Apt, cluster::Extent};
-use crate::{cargo::Workspace, step::Steps};
+use self::{apt::Apt, cluster::Extent, kernels::Series, userland::Userland};
+use crate::{architecture::Architecture, cargo::Workspace, step::Steps};
 
 /// What the caller is about to do, besides building.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,12 @@ pub enum Need {
     ControlPlane,
     /// Build with the parts that libFuzzer needs.
     Fuzz,
-    /// Boot other kernels.
-    Kernels,
+    /// Build for an architecture that is not this machine's.
+    Cross(Architecture),
+    /// Make file systems for guests, whatever kernel they have.
+    Guests,
+    /// Boot kernels of an architecture.
+    Kernels(Architecture),
     /// Run a whole Kubernetes cluster.
     Cluster,
     /// Run one whose pods' network is Flannel.
@@ -38,12 +43,15 @@ pub enum Need {
 
 impl Need {
     /// The needs of all tests.
-    pub const TESTS: [Self; 5] = [
+    pub const TESTS: [Self; 8] = [
         Self::Lint,
         Self::Lab,
         Self::ControlPlane,
         Self::Fuzz,
-        Self::Kernels,
+        Self::Cross(Architecture::Arm64),
+        Self::Guests,
+        Self::Kernels(Architecture::Amd64),
+        Self::Kernels(Architecture::Arm64),
     ];
 }
 
@@ -60,10 +68,16 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
         true => missing_components(),
         false => Vec::new(),
     };
-    let kernels = match needs.contains(&Need::Kernels) {
-        true => kernels::missing(&places),
-        false => Vec::new(),
-    };
+    let targets = needs.iter().filter_map(|need| match need {
+        Need::Cross(architecture) => Some(*architecture).filter(|other| toolchain::lacks(*other)),
+        _ => None,
+    });
+    let targets: Vec<_> = targets.collect();
+    let guests = needs.iter().filter_map(|need| match need {
+        Need::Kernels(architecture) => Some(Guests::missing(&places, *architecture)),
+        _ => None,
+    });
+    let guests: Vec<_> = guests.collect();
     let extent = [
         (Need::Flannel, Extent::WithFlannel),
         (Need::Cluster, Extent::Whole),
@@ -73,8 +87,11 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
     let extent = extent.map(|(_, extent)| *extent);
     let extent = extent.filter(|extent| cluster::is_missing(workspace, &places, *extent));
     let complete = |tools: &Tools| !lint || tools.compiler.clippy().is_file();
-    let nothing_else =
-        missing.is_empty() && components.is_empty() && kernels.is_empty() && extent.is_none();
+    let nothing_else = missing.is_empty()
+        && components.is_empty()
+        && targets.is_empty()
+        && guests.iter().all(Guests::is_complete)
+        && extent.is_none();
     let tools = match tools {
         Ok(tools) if nothing_else && complete(&tools) => return Ok(tools),
         tools => tools.ok(),
@@ -94,7 +111,12 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
     };
     tools::install(&mut installer.apt, &missing)?;
     add_components(&steps, &components)?;
-    kernels::fetch(&mut installer, &kernels)?;
+    for architecture in targets {
+        toolchain::add_target(&steps, architecture);
+    }
+    for guests in &guests {
+        guests.fetch(&mut installer)?;
+    }
     if let Some(extent) = extent {
         cluster::build(&mut installer, workspace, extent)?;
     }
@@ -113,6 +135,46 @@ struct Installer<'a> {
     steps: &'a Steps,
     apt: Apt<'a>,
     places: Places,
+}
+
+/// What guests of an architecture lack.
+struct Guests {
+    architecture: Architecture,
+    kernels: Vec<Series>,
+    /// Whether the programs are missing; this machine's own are there.
+    programs: bool,
+}
+
+impl Guests {
+    fn missing(places: &Places, architecture: Architecture) -> Self {
+        let is_foreign = !architecture.is_here();
+        Self {
+            architecture,
+            kernels: kernels::missing(places, architecture),
+            programs: is_foreign && Userland::find(places, architecture).is_none(),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.kernels.is_empty() && !self.programs
+    }
+
+    fn fetch(&self, installer: &mut Installer) -> Result<()> {
+        let (steps, places) = (installer.steps, &installer.places);
+        if self.architecture.is_here() {
+            return kernels::fetch(steps, &mut installer.apt, places, &self.kernels);
+        }
+        if self.is_complete() {
+            return Ok(());
+        }
+        let lists = places.cache.join("apt").join(self.architecture.debian());
+        let mut apt = Apt::foreign(steps, self.architecture, &lists)?;
+        kernels::fetch(steps, &mut apt, places, &self.kernels)?;
+        if self.programs {
+            userland::fetch(&mut apt, places, self.architecture)?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether a command can be run.

@@ -1,9 +1,13 @@
-//! The eBPF toolchain: a compiler with the standard library's source, and a linker that fits it.
+//! The eBPF toolchain: a compiler with the standard library's source, and a linker that fits it. And
+//! what the host's compiler needs for other architectures.
+
+use std::process::Command;
 
 use anyhow::{Result, bail};
 use xtask::ebpf::{Compiler, Linker, Places, TOOLCHAIN_VARIABLE, Tools};
 
 use super::{Installer, compiler, linker};
+use crate::{architecture::Architecture, step::Steps};
 
 /// Installs the first toolchain that is available.
 ///
@@ -56,6 +60,38 @@ fn provide_linker(
         without_linker.push(compiler);
     }
     obstacles
+}
+
+/// Whether the host's compiler has no standard library for an architecture.
+pub fn lacks(architecture: Architecture) -> bool {
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--print=target-libdir", "--target", &architecture.target()]);
+    let directory = rustc.output().ok().and_then(|output| {
+        let text = String::from_utf8(output.stdout).ok()?;
+        std::fs::read_dir(text.trim()).ok()
+    });
+    directory.is_none_or(|mut files| files.next().is_none())
+}
+
+/// Adds the standard library for an architecture to the host's compiler. If that does not work, it is
+/// reported: builds for that architecture fail, and all others can go on.
+pub fn add_target(steps: &Steps, architecture: Architecture) {
+    let target = architecture.target();
+    println!(
+        "  {target}: Rust's standard library for {}",
+        architecture.debian()
+    );
+    // If rustup's servers cannot be reached, it may try for a long time.
+    let mut command = Command::new("timeout");
+    command.args(["300", "rustup", "target", "add", &target]);
+    let title = format!("adding {target} to the Rust toolchain");
+    if let Err(error) = steps.run(&title, &mut command) {
+        println!(
+            "  ATTENTION: this Rust has no standard library for {target} ({error:#}); run `rustup target add \
+             {target}` where that works. What is built for {} will fail",
+            architecture.debian()
+        );
+    }
 }
 
 fn by_hand(places: &Places, obstacles: &[anyhow::Error]) -> String {

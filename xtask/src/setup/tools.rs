@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 
 use super::{Need, apt::Apt, on_path};
+use crate::architecture::Architecture;
 
 /// A program that tests or the lab call.
 pub struct Tool {
@@ -14,7 +15,7 @@ pub struct Tool {
     purpose: &'static str,
 }
 
-static TOOLS: [Tool; 19] = [
+static TOOLS: [Tool; 23] = [
     Tool {
         command: "ip",
         packages: &["iproute2"],
@@ -72,19 +73,43 @@ static TOOLS: [Tool; 19] = [
     Tool {
         command: "qemu-system-x86_64",
         packages: &["qemu-system-x86"],
-        need: Need::Kernels,
+        need: Need::Kernels(Architecture::Amd64),
         purpose: "runs older kernels",
+    },
+    Tool {
+        command: "qemu-system-aarch64",
+        packages: &["qemu-system-arm"],
+        need: Need::Kernels(Architecture::Arm64),
+        purpose: "runs kernels for arm64",
+    },
+    Tool {
+        command: "qemu-aarch64",
+        packages: &["qemu-user"],
+        need: Need::Kernels(Architecture::Arm64),
+        purpose: "lists the tests of programs for arm64",
+    },
+    Tool {
+        command: "aarch64-linux-gnu-gcc",
+        packages: &["gcc-aarch64-linux-gnu"],
+        need: Need::Cross(Architecture::Arm64),
+        purpose: "links programs for arm64",
+    },
+    Tool {
+        command: "/usr/aarch64-linux-gnu/include/stdio.h",
+        packages: &["libc6-dev-arm64-cross"],
+        need: Need::Cross(Architecture::Arm64),
+        purpose: "the C library that these are linked with",
     },
     Tool {
         command: "cpio",
         packages: &["cpio"],
-        need: Need::Kernels,
+        need: Need::Guests,
         purpose: "the file systems of those kernels",
     },
     Tool {
         command: "depmod",
         packages: &["kmod"],
-        need: Need::Kernels,
+        need: Need::Guests,
         purpose: "the modules of those kernels",
     },
     Tool {

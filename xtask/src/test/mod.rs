@@ -30,9 +30,13 @@ use self::{
 };
 pub use self::{fuzz::as_compiler, options::Options};
 use crate::{
+    architecture::Architecture,
     cargo::Workspace,
     privilege::Privilege,
-    setup::{self, Need, kernels::SERIES},
+    setup::{
+        self, Need,
+        kernels::{self, Series},
+    },
 };
 
 /// One run of the command.
@@ -40,6 +44,8 @@ pub struct Session<'a> {
     workspace: &'a Workspace,
     options: &'a Options,
     suites: Suites<'a>,
+    /// The tests for arm64, as programs for it.
+    arm64: Suites<'a>,
 }
 
 /// Runs what `options` ask for, everything even if some of it fails, and reports what ran.
@@ -55,6 +61,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
         workspace,
         options,
         suites: Suites::new(workspace, &options.stages, &options.only),
+        arm64: Suites::foreign(workspace, Architecture::Arm64),
     };
     if options.update_counts {
         return session.update_counts();
@@ -126,6 +133,7 @@ impl Session<'_> {
             Stage::Unit => self.suites.unit_tests()?,
             // In older kernels run some of them, which depends on the kernel.
             Stage::Kernel | Stage::Kernels => self.suites.kernel_tests()?,
+            Stage::Arm64 => self.arm64.all_tests()?,
             Stage::Fmt | Stage::Clippy | Stage::Deps | Stage::Msrv | Stage::Doc | Stage::Fuzz => {
                 Vec::new()
             }
@@ -136,10 +144,10 @@ impl Session<'_> {
         Ok(tests)
     }
 
-    /// The series of older kernels to test in.
-    fn kernels(&self) -> Vec<&'static str> {
-        let wanted = |series: &&'static str| !self.options.skips(Part::Kernel(series));
-        SERIES.into_iter().filter(wanted).collect()
+    /// The series of kernels of an architecture to test in.
+    fn kernels(&self, architecture: Architecture) -> Vec<Series> {
+        let wanted = |series: &Series| !self.options.skips(Part::Kernel(*series));
+        kernels::of(architecture).filter(wanted).collect()
     }
 
     /// The pool that runs tests, by default `workers` at the same time.

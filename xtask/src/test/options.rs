@@ -5,7 +5,13 @@ use std::{fmt, num::NonZeroUsize};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::stage::Stage;
-use crate::setup::{Need, kernels::SERIES};
+use crate::{
+    architecture::Architecture,
+    setup::{
+        Need,
+        kernels::{SERIES, Series},
+    },
+};
 
 /// The stages with tests among which `--only` chooses.
 const CHOSEN_AMONG: [Stage; 2] = [Stage::Unit, Stage::Kernel];
@@ -30,8 +36,8 @@ pub enum Part {
     Stage(Stage),
     /// The kernel tests that run a Kubernetes control plane.
     ControlPlane,
-    /// One of the older kernels.
-    Kernel(&'static str),
+    /// One of the kernels that tests boot.
+    Kernel(Series),
 }
 
 impl Part {
@@ -55,7 +61,7 @@ impl Part {
         match self {
             Self::Stage(own) => own == stage,
             Self::ControlPlane => stage == Stage::Kernel,
-            Self::Kernel(_) => stage == Stage::Kernels,
+            Self::Kernel(series) => stage == Stage::of_kernels(series.architecture),
         }
     }
 }
@@ -65,7 +71,13 @@ impl fmt::Display for Part {
         match self {
             Self::Stage(stage) => f.write_str(stage.name()),
             Self::ControlPlane => f.write_str("control-plane"),
-            Self::Kernel(series) => write!(f, "kernel:{series}"),
+            Self::Kernel(series) => {
+                let stage = match series.architecture {
+                    Architecture::Amd64 => "kernel",
+                    Architecture::Arm64 => "arm64",
+                };
+                write!(f, "{stage}:{}", series.version)
+            }
         }
     }
 }
@@ -146,7 +158,14 @@ impl Options {
                 Stage::Deps | Stage::Msrv | Stage::Unit | Stage::Doc => {}
                 Stage::Fuzz => needs.push(Need::Fuzz),
                 Stage::Kernel => needs.push(Need::Lab),
-                Stage::Kernels => needs.extend([Need::Lab, Need::Kernels]),
+                Stage::Kernels => {
+                    let kernels = Need::Kernels(Architecture::Amd64);
+                    needs.extend([Need::Lab, Need::Guests, kernels]);
+                }
+                Stage::Arm64 => {
+                    let arm64 = Architecture::Arm64;
+                    needs.extend([Need::Cross(arm64), Need::Guests, Need::Kernels(arm64)]);
+                }
             }
         }
         // With --only, it is known only later whether a test needs one.
@@ -196,18 +215,35 @@ mod tests {
     fn what_is_skipped_is_not_set_up() {
         let all = parse("").unwrap().needs();
         assert!(Need::TESTS.iter().all(|need| all.contains(need)), "{all:?}");
-        let needs = parse("--skip kernels --skip control-plane")
+        let needs = parse("--skip kernels --skip arm64 --skip control-plane")
             .unwrap()
             .needs();
-        assert!(!needs.contains(&Need::Kernels) && !needs.contains(&Need::ControlPlane));
+        for need in [
+            Need::Cross(Architecture::Arm64),
+            Need::Guests,
+            Need::Kernels(Architecture::Amd64),
+            Need::Kernels(Architecture::Arm64),
+            Need::ControlPlane,
+        ] {
+            assert!(!needs.contains(&need), "{need:?}");
+        }
         assert!(needs.contains(&Need::Lab));
+        let needs = parse("arm64").unwrap().needs();
+        let arm64 = Architecture::Arm64;
+        // No lab of this machine.
+        assert_eq!(
+            needs,
+            [Need::Cross(arm64), Need::Guests, Need::Kernels(arm64)]
+        );
         assert_eq!(parse("unit doc").unwrap().needs(), []);
     }
 
     #[test]
     fn one_kernel_can_be_skipped() {
-        let options = parse("--skip kernel:6.1").unwrap();
-        assert!(options.skips(Part::Kernel("6.1")) && !options.skips(Part::Kernel("6.12")));
+        let options = parse("--skip kernel:6.1 --skip arm64:6.12").unwrap();
+        let skips = |series| options.skips(Part::Kernel(series));
+        assert!(skips(Series::amd64("6.1")) && !skips(Series::amd64("6.12")));
+        assert!(!skips(Series::arm64("6.1")) && skips(Series::arm64("6.12")));
         assert_eq!(options.stages, Stage::ALL);
     }
 

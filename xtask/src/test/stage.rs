@@ -12,7 +12,7 @@ use super::{
     suite::{self, Test},
     tally::Tally,
 };
-use crate::{image, older, privilege::Privilege};
+use crate::{architecture::Architecture, image, older, privilege::Privilege};
 
 /// A part of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +33,15 @@ pub enum Stage {
     Kernel,
     /// Some of them in older kernels, in virtual machines.
     Kernels,
+    /// Tests on another architecture: programs built for it, in its kernels.
+    Arm64,
 }
 
 /// The results of the parts of a stage; empty if nothing is counted.
 pub type Tallies = Vec<(Part, Tally)>;
 
 impl Stage {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Fmt,
         Self::Clippy,
         Self::Deps,
@@ -49,6 +51,7 @@ impl Stage {
         Self::Fuzz,
         Self::Kernel,
         Self::Kernels,
+        Self::Arm64,
     ];
 
     pub fn name(self) -> &'static str {
@@ -62,6 +65,23 @@ impl Stage {
             Self::Fuzz => "fuzz",
             Self::Kernel => "kernel",
             Self::Kernels => "kernels",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// The stage that boots kernels of an architecture.
+    pub fn of_kernels(architecture: Architecture) -> Self {
+        match architecture {
+            Architecture::Amd64 => Self::Kernels,
+            Architecture::Arm64 => Self::Arm64,
+        }
+    }
+
+    /// The architecture of the kernels that it boots.
+    fn architecture(self) -> Architecture {
+        match self {
+            Self::Arm64 => Architecture::Arm64,
+            _ => Architecture::Amd64,
         }
     }
 
@@ -131,9 +151,10 @@ impl Stage {
                     .run(tests)?;
                 return Ok(by_part(&outcomes));
             }
-            Self::Kernels => {
+            Self::Kernels | Self::Arm64 => {
                 let tests = session.tests_of(self)?;
-                return guest::run(workspace, &session.kernels(), &tests);
+                let kernels = session.kernels(self.architecture());
+                return guest::run(workspace, &kernels, &tests);
             }
         }
         Ok(Tallies::new())
@@ -160,10 +181,10 @@ impl Stage {
                     (Part::ControlPlane, runnable(&cluster)),
                 ]
             }
-            Self::Kernels => {
+            Self::Kernels | Self::Arm64 => {
                 let tests = session.tests_of(self)?;
                 let mut counts = Vec::new();
-                for series in session.kernels() {
+                for series in session.kernels(self.architecture()) {
                     let selected = guest::selected(series, &tests)?;
                     counts.push((Part::Kernel(series), runnable(&selected)));
                 }

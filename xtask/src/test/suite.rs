@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use super::stage::Stage;
-use crate::cargo::Workspace;
+use crate::{architecture::Architecture, cargo::Workspace};
 
 /// A test program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +22,7 @@ pub struct Suite {
     executable: PathBuf,
     /// The directory of its package, in which cargo would run it.
     package: PathBuf,
+    architecture: Architecture,
 }
 
 impl Suite {
@@ -31,7 +32,7 @@ impl Suite {
     }
 
     /// Reads one message of `cargo test --no-run`; `None` if it is not about a test program.
-    fn parse(message: &Value) -> Option<Self> {
+    fn parse(message: &Value, architecture: Architecture) -> Option<Self> {
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
         }
@@ -40,6 +41,7 @@ impl Suite {
             name: message["target"]["name"].as_str()?.to_owned(),
             executable: PathBuf::from(message["executable"].as_str()?),
             package: package.to_owned(),
+            architecture,
         })
     }
 
@@ -57,7 +59,9 @@ impl Suite {
     /// The paths of tests, as the program prints them.
     fn list(&self, arguments: &[&str]) -> Result<Vec<String>> {
         let program = self.executable.display();
-        let output = Command::new(&self.executable)
+        let output = self
+            .architecture
+            .command(&self.executable)
             .args(["--list", "--format=terse"])
             .args(arguments)
             .current_dir(&self.package)
@@ -143,6 +147,7 @@ impl Test {
                 name: program.to_owned(),
                 executable: PathBuf::new(),
                 package: PathBuf::new(),
+                architecture: Architecture::here(),
             }),
             path: path.to_owned(),
             ignored: false,
@@ -178,6 +183,24 @@ impl<'a> Suites<'a> {
             only,
             built: None,
         }
+    }
+
+    /// The tests that guests of another architecture choose among.
+    pub fn foreign(workspace: &'a Workspace, architecture: Architecture) -> Self {
+        Self {
+            workspace,
+            scope: Scope::Foreign(architecture),
+            only: &[],
+            built: None,
+        }
+    }
+
+    /// All tests.
+    ///
+    /// # Errors
+    /// As for [`Self::unit_tests`].
+    pub fn all_tests(&mut self) -> Result<Vec<Test>> {
+        self.tests(|_, _| true)
     }
 
     /// The tests that need neither privilege nor the kernel.
@@ -241,7 +264,15 @@ enum Scope {
     Unit,
     /// These files of tests, with the programs that tests start.
     Programs(Vec<String>),
+    /// Those that guests of another architecture choose among, built for it.
+    Foreign(Architecture),
 }
+
+/// The packages with tests that run on another architecture.
+const FOREIGN: [&str; 4] = ["lb-common", "lb-datapath", "node-lb", "lb-tests"];
+
+/// Their files of tests. The tests in their libraries run there, too.
+const FOREIGN_PROGRAMS: [&str; 4] = ["flows", "pipeline", "attach", "packets"];
 
 /// The packages with tests that need neither privilege nor the kernel, by directory and name.
 const UNIT: [(&str, &str); 9] = [
@@ -272,6 +303,14 @@ impl Scope {
         }
     }
 
+    /// What its programs run on.
+    fn architecture(&self) -> Architecture {
+        match self {
+            Self::Foreign(architecture) => *architecture,
+            _ => Architecture::here(),
+        }
+    }
+
     /// The arguments for cargo. In every scope everything has the same features, so that nothing is
     /// built twice.
     fn command(&self, workspace: &Workspace) -> Command {
@@ -285,6 +324,12 @@ impl Scope {
             Self::Programs(programs) => {
                 let mut command = workspace.cargo(["build", "--bins"]);
                 command.args(programs.iter().flat_map(|program| ["--test", program]));
+                command
+            }
+            Self::Foreign(architecture) => {
+                let mut command = workspace.cargo_for(*architecture, ["test", "--no-run", "--lib"]);
+                command.args(FOREIGN.map(|package| ["--package", package]).concat());
+                command.args(FOREIGN_PROGRAMS.map(|program| ["--test", program]).concat());
                 command
             }
         };
@@ -316,7 +361,7 @@ fn build(workspace: &Workspace, scope: &Scope) -> Result<Vec<Arc<Suite>>> {
     let mut suites = Vec::new();
     for line in BufReader::new(pipe).lines() {
         let message = serde_json::from_str(&line?).context("cannot read what cargo says")?;
-        suites.extend(Suite::parse(&message).map(Arc::new));
+        suites.extend(Suite::parse(&message, scope.architecture()).map(Arc::new));
     }
     let status = child.wait()?;
     ensure!(status.success(), "the tests do not build ({status})");
@@ -345,7 +390,8 @@ mod tests {
 
     #[test]
     fn test_programs_are_told_from_other_artifacts() {
-        let suite = Suite::parse(&artifact()).unwrap();
+        let parse = |message: &Value| Suite::parse(message, Architecture::here());
+        let suite = parse(&artifact()).unwrap();
         assert_eq!(
             suite.executable,
             Path::new("/src/target/debug/deps/packets-1")
@@ -354,10 +400,10 @@ mod tests {
 
         let mut library = artifact();
         library["profile"]["test"] = json!(false);
-        assert_eq!(Suite::parse(&library), None);
+        assert_eq!(parse(&library), None);
         let mut other = artifact();
         other["reason"] = json!("build-finished");
-        assert_eq!(Suite::parse(&other), None);
+        assert_eq!(parse(&other), None);
     }
 
     #[test]
@@ -366,7 +412,7 @@ mod tests {
             root: "/src".into(),
             target: "/src/target".into(),
         };
-        let mut suite = Suite::parse(&artifact()).unwrap();
+        let mut suite = Suite::parse(&artifact(), Architecture::here()).unwrap();
         assert!(suite.needs_kernel(&workspace));
         suite.package = "/src/lb-common".into();
         assert!(!suite.needs_kernel(&workspace));
@@ -378,6 +424,7 @@ mod tests {
             name: "xtask".to_owned(),
             executable: std::env::current_exe().unwrap(),
             package: env!("CARGO_MANIFEST_DIR").into(),
+            architecture: Architecture::here(),
         });
         let tests = suite.tests().unwrap();
         let name = format!("{}::this_programs_own_tests_are_listed", module_path!());

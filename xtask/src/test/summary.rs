@@ -165,6 +165,7 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
+    use crate::setup::kernels::Series;
 
     fn tally(passed: u64, failed: u64) -> Tally {
         Tally {
@@ -186,8 +187,8 @@ mod tests {
     fn known() -> Counts {
         let mut counts = Counts::default();
         counts.set(Part::Stage(Stage::Unit), 10);
-        counts.set(Part::Kernel("6.1"), 4);
-        counts.set(Part::Kernel("6.12"), 5);
+        counts.set(Part::Kernel(Series::amd64("6.1")), 4);
+        counts.set(Part::Kernel(Series::amd64("6.12")), 5);
         counts
     }
 
@@ -230,9 +231,10 @@ mod tests {
     fn what_was_skipped_is_said_and_counted() {
         let kernels = result(
             Stage::Kernels,
-            Ok(vec![(Part::Kernel("6.12"), tally(5, 0))]),
+            Ok(vec![(Part::Kernel(Series::amd64("6.12")), tally(5, 0))]),
         );
-        let summary = Summary::new(&[kernels], &[Part::Kernel("6.1")], Some(&known()));
+        let skipped = [Part::Kernel(Series::amd64("6.1"))];
+        let summary = Summary::new(&[kernels], &skipped, Some(&known()));
         assert_eq!((summary.total.failed, summary.total.ignored), (0, 4));
         let text = summary.to_string();
         assert!(

@@ -9,10 +9,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use xtask::ebpf::Places;
 
 use crate::{
+    architecture::Architecture,
     cargo::{Workspace, run},
-    setup::{kernels::Kernel, program_path},
+    setup::{kernels::Kernel, program_path, userland::Userland},
     test::suite::Test,
 };
 
@@ -31,12 +33,17 @@ const MODULES: [&str; 4] = ["crypto", "drivers/net", "lib", "net"];
 
 /// Builds the file system, and returns the archive. Test programs have the same paths in it as on
 /// this machine.
-pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<PathBuf> {
+pub fn build(
+    workspace: &Workspace,
+    places: &Places,
+    kernel: &Kernel,
+    tests: &[Test],
+) -> Result<PathBuf> {
     let directory = workspace.target.join("guest").join(&kernel.release);
-    let root = Root::new(directory.join("root"))?;
+    let origin = Origin::of(places, kernel.architecture)?;
+    let root = Root::new(directory.join("root"), origin)?;
     for command in COMMANDS {
-        let path = program_path(command)
-            .with_context(|| format!("older kernels' tests need the command {command}"))?;
+        let path = root.origin.command(command)?;
         root.program(&path, &Path::new("/usr/bin").join(command))?;
         if command == "modprobe" {
             // The path where the kernel looks for it.
@@ -44,13 +51,13 @@ pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<P
         }
     }
 
-    let agents = workspace.target.join("debug");
+    let agents = workspace.built(kernel.architecture, "debug");
     let own = PROGRAMS.map(|name| agents.join(name));
     let programs: BTreeSet<_> = tests.iter().map(Test::executable).collect();
     let programs = programs.into_iter().map(Path::to_owned);
     for program in own.into_iter().chain(programs) {
         root.program(&program, &program)?;
-        run(Command::new("strip")
+        run(Command::new(kernel.architecture.tool("strip"))
             .arg("--strip-debug")
             .arg(root.place(&program)))?;
     }
@@ -68,11 +75,55 @@ pub fn build(workspace: &Workspace, kernel: &Kernel, tests: &[Test]) -> Result<P
     root.archive(&directory.join("initramfs"))
 }
 
+/// Where commands and libraries come from.
+enum Origin {
+    /// This machine.
+    Here,
+    /// Packages, for another architecture.
+    Unpacked(Userland),
+}
+
+impl Origin {
+    fn of(places: &Places, architecture: Architecture) -> Result<Self> {
+        if architecture.is_here() {
+            return Ok(Self::Here);
+        }
+        let found = Userland::find(places, architecture).map(Self::Unpacked);
+        found.with_context(|| {
+            let debian = architecture.debian();
+            format!("there are no programs for {debian} to test with; run `cargo xtask setup`")
+        })
+    }
+
+    fn command(&self, name: &str) -> Result<PathBuf> {
+        match self {
+            Self::Here => program_path(name)
+                .with_context(|| format!("older kernels' tests need the command {name}")),
+            Self::Unpacked(userland) => userland.command(name),
+        }
+    }
+
+    /// The libraries that a program is linked with, and the loader that loads them: where they are
+    /// here, and in the guest.
+    fn libraries(&self, program: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
+        match self {
+            Self::Here => {
+                let found = libraries(program)?.into_iter();
+                Ok(found.map(|path| (path.clone(), path)).collect())
+            }
+            Self::Unpacked(userland) => userland.libraries(program),
+        }
+    }
+}
+
 /// The file system under construction.
-struct Root(PathBuf);
+struct Root {
+    path: PathBuf,
+    origin: Origin,
+}
 
 impl Root {
-    fn new(path: PathBuf) -> Result<Self> {
+    fn new(path: PathBuf, origin: Origin) -> Result<Self> {
         if path.exists() {
             fs::remove_dir_all(&path)
                 .with_context(|| format!("cannot remove {}", path.display()))?;
@@ -85,20 +136,21 @@ impl Root {
             fs::create_dir_all(path.join("usr").join(directory))?;
             symlink(Path::new("usr").join(directory), path.join(directory))?;
         }
-        Ok(Self(path))
+        Ok(Self { path, origin })
     }
 
     /// Where a path of the guest is on this machine.
     fn place(&self, path: &Path) -> PathBuf {
-        self.0.join(path.strip_prefix("/").unwrap_or(path))
+        self.path.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// Copies a program, and the libraries that it is linked with.
     fn program(&self, from: &Path, to: &Path) -> Result<()> {
         self.copy(from, to)?;
-        libraries(from)?
+        self.origin
+            .libraries(from)?
             .iter()
-            .try_for_each(|library| self.copy(library, library))
+            .try_for_each(|(from, to)| self.copy(from, to))
     }
 
     fn copy(&self, from: &Path, to: &Path) -> Result<()> {
@@ -107,7 +159,7 @@ impl Root {
             return Ok(());
         }
         let copy = || {
-            fs::create_dir_all(to.parent().unwrap_or(&self.0))?;
+            fs::create_dir_all(to.parent().unwrap_or(&self.path))?;
             fs::copy(from, &to)
         };
         copy().with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
@@ -115,7 +167,7 @@ impl Root {
     }
 
     fn file(&self, name: &str, text: &str, mode: u32) -> Result<()> {
-        let path = self.0.join(name);
+        let path = self.path.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
     }
@@ -123,7 +175,7 @@ impl Root {
     /// The kernel's modules, for it to load when it needs them.
     fn modules(&self, kernel: &Kernel) -> Result<()> {
         let (from, release) = (kernel.modules(), &kernel.release);
-        let to = self.0.join("usr/lib/modules").join(release);
+        let to = self.path.join("usr/lib/modules").join(release);
         fs::create_dir_all(to.join("kernel/drivers"))?;
         for part in MODULES {
             let part = Path::new("kernel").join(part);
@@ -143,19 +195,19 @@ impl Root {
         let depmod = program_path("depmod").context("no depmod")?;
         run(Command::new(depmod)
             .arg("--basedir")
-            .arg(&self.0)
+            .arg(&self.path)
             .arg(release))
     }
 
     /// Packs everything as the kernel expects it. Uncompressed, because unpacking is slower than
     /// loading.
     fn archive(&self, path: &Path) -> Result<PathBuf> {
-        let list = run_for_output(Command::new("find").arg(".").current_dir(&self.0))?;
+        let list = run_for_output(Command::new("find").arg(".").current_dir(&self.path))?;
         let archive =
             fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let mut cpio = Command::new("cpio");
         cpio.args(["--create", "--format=newc", "--owner=0:0", "--quiet"])
-            .current_dir(&self.0)
+            .current_dir(&self.path)
             .stdin(Stdio::piped())
             .stdout(archive);
         let mut child = cpio.spawn().context("cannot run cpio")?;

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The first process of an older kernel: mounts what tests need, runs them, switches the machine off.
+# The first process of a guest's kernel: mounts what tests need, runs them, switches the machine off.
 # The kernel has the first serial port as its console. What becomes of the tests goes out by the second,
-# which nobody else writes to, in the form that report.rs says.
+# which nobody else writes to, in the form that report.rs says. Its name is in REPORTS.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
 # Emulated, everything takes many times longer.
 export LAB_PATIENCE=10
@@ -16,8 +16,8 @@ mount -t cgroup2 cgroup /sys/fs/cgroup
 mount -t bpf bpf /sys/fs/bpf
 
 # Bytes as they are: no character is added or understood.
-stty -F /dev/ttyS1 raw -echo 115200
-exec 3>/dev/ttyS1
+stty -F "/dev/$REPORTS" raw -echo 115200
+exec 3>"/dev/$REPORTS"
 
 now() {
     cut -d' ' -f1 /proc/uptime
@@ -42,6 +42,6 @@ echo "up $(uname -r) $(now)" >&3
 . /tests.sh
 echo complete >&3
 # Waits until all has been sent.
-stty -F /dev/ttyS1 raw
+stty -F "/dev/$REPORTS" raw
 echo o >/proc/sysrq-trigger
 sleep 60

@@ -15,7 +15,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::report::{Reader, Report};
 use crate::{
-    setup::kernels::Kernel,
+    architecture::Architecture,
+    setup::kernels::{Kernel, Series},
     test::outcome::{Outcome, Verdict},
 };
 
@@ -25,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 /// Any failure stops the machine, without a restart. There are no attackers, and mitigations cost
 /// most where a processor is emulated.
-const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off";
+const PARAMETERS: &str = "quiet panic=-1 oops=panic mitigations=off";
 /// How many of the console's last lines are shown if a guest did not finish.
 const LAST_WORDS: usize = 25;
 
@@ -38,9 +39,12 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// KVM if it works. In nested machines it may be there and still hang. So a kernel is booted
+    /// KVM if it works, which only runs kernels of this machine's architecture. In nested machines it may be there and still hang. So a kernel is booted
     /// without anything to start, and should panic.
     pub fn detect(kernel: &Kernel) -> Self {
+        if !kernel.architecture.is_here() {
+            return Self::Tcg;
+        }
         let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm");
         if kvm.is_err() {
             println!("There is no KVM here: older kernels are emulated, which takes longer.");
@@ -59,8 +63,8 @@ impl Accelerator {
 }
 
 /// A guest: a kernel, its initial archive, and the tests in it.
-pub struct Guest<'a> {
-    pub series: &'a str,
+pub struct Guest {
+    pub series: Series,
     pub kernel: Kernel,
     pub image: PathBuf,
     /// The file for the kernel's console output.
@@ -69,7 +73,7 @@ pub struct Guest<'a> {
     pub tests: Vec<String>,
 }
 
-impl Guest<'_> {
+impl Guest {
     /// Boots the kernel and returns the outcome of each test. A test without a report has failed.
     ///
     /// # Errors
@@ -80,7 +84,8 @@ impl Guest<'_> {
         let console = format!("file:{}", self.console.display());
         qemu.arg("-initrd").arg(&self.image);
         // The first is the kernel's console, the second carries the reports: see `init.sh`.
-        qemu.args(["-serial", &console, "-serial", "stdio"]);
+        qemu.args(["-serial", &console]);
+        qemu.args(Ports::of(self.kernel.architecture).second);
         let child = qemu.stdout(Stdio::piped()).spawn();
         let mut machine = Machine(child.context("cannot run QEMU by way of setpriv")?);
         let port = machine.0.stdout.take().context("QEMU has no output")?;
@@ -97,19 +102,19 @@ impl Guest<'_> {
 }
 
 /// The outcomes of a kernel's tests if none can run.
-pub fn all_lost(series: &str, tests: &[String]) -> Vec<Outcome> {
+pub fn all_lost(series: Series, tests: &[String]) -> Vec<Outcome> {
     Progress::new(series, tests).outcomes()
 }
 
 /// What a guest has reported so far.
 struct Progress<'a> {
-    series: &'a str,
+    series: Series,
     missing: BTreeSet<&'a str>,
     ended: Vec<Outcome>,
 }
 
 impl<'a> Progress<'a> {
-    fn new(series: &'a str, tests: &'a [String]) -> Self {
+    fn new(series: Series, tests: &'a [String]) -> Self {
         Self {
             series,
             missing: tests.iter().map(String::as_str).collect(),
@@ -194,17 +199,65 @@ impl<'a> Progress<'a> {
 fn command(kernel: &Kernel, accelerator: Accelerator) -> Command {
     // No machine outlives this process, even if it is killed.
     let mut qemu = Command::new("setpriv");
-    qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+    qemu.args(["--pdeathsig", "KILL", &kernel.architecture.emulator()]);
+    let emulated = match kernel.architecture {
+        Architecture::Amd64 => "max",
+        // With atomic instructions, as every current server. `max` also signs pointers, and
+        // emulating that takes most of the time.
+        Architecture::Arm64 => "neoverse-n1",
+    };
     qemu.args(match accelerator {
         Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
-        Accelerator::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        Accelerator::Tcg => ["-accel", "tcg,thread=multi", "-cpu", emulated],
     });
+    if kernel.architecture == Architecture::Arm64 {
+        // There is no machine that every arm64 kernel knows but this one.
+        qemu.args(["-machine", "virt"]);
+    }
+    let Ports {
+        console, reports, ..
+    } = Ports::of(kernel.architecture);
     qemu.args(["-smp", "2", "-m", "2G", "-nodefaults", "-display", "none"])
         .args(["-no-reboot", "-kernel"])
         .arg(kernel.image())
-        .args(["-append", PARAMETERS])
+        .arg("-append")
+        // What the kernel does not know gets into the environment of the first process.
+        .arg(format!("console={console} {PARAMETERS} REPORTS={reports}"))
         .stdin(Stdio::null());
     qemu
+}
+
+/// The serial ports of a machine.
+struct Ports {
+    /// The kernel's name of the first.
+    console: &'static str,
+    /// The kernel's name of the second.
+    reports: &'static str,
+    /// QEMU's options for the second, which is its standard output.
+    second: &'static [&'static str],
+}
+
+impl Ports {
+    fn of(architecture: Architecture) -> Self {
+        match architecture {
+            Architecture::Amd64 => Self {
+                console: "ttyS0",
+                reports: "ttyS1",
+                second: &["-serial", "stdio"],
+            },
+            // The machine itself has only one.
+            Architecture::Arm64 => Self {
+                console: "ttyAMA0",
+                reports: "ttyS0",
+                second: &[
+                    "-chardev",
+                    "stdio,id=reports",
+                    "-device",
+                    "pci-serial,chardev=reports",
+                ],
+            },
+        }
+    }
 }
 
 /// Whether a process ends successfully within a time. If it does not, it is killed.
@@ -264,7 +317,7 @@ mod tests {
         let (sender, chunks) = channel();
         sender.send(reports.as_bytes().to_vec()).unwrap();
         drop(sender);
-        let mut progress = Progress::new("6.1", &tests);
+        let mut progress = Progress::new(Series::amd64("6.1"), &tests);
         let problem = progress.follow(&chunks).err();
         let outcomes = progress.outcomes().into_iter();
         let ended = outcomes.map(|ended| format!("{} {:?}", ended.name, ended.verdict));

@@ -1,15 +1,19 @@
-//! Which of the kernel tests run in older kernels too.
+//! Which tests run in older kernels too, and in those of another architecture.
 
 use anyhow::{Result, ensure};
 
-use crate::{setup::kernels::SERIES, test::suite::Test};
+use crate::{
+    architecture::Architecture,
+    setup::kernels::{SERIES, Series},
+    test::suite::Test,
+};
 
 /// With fewer tests, a kernel would be called good that nobody has looked at.
 const LEAST: usize = 60;
 
-/// The tests that run in every kernel, by the beginnings of their names. There are few with agents,
+/// The tests that run in every kernel for amd64, by the beginnings of their names. There are few with agents,
 /// because where a kernel is emulated its verifier is too, and each start of an agent takes long.
-const SELECTION: [&str; 6] = [
+const AMD64: [&str; 6] = [
     // Every program loads, is attached (by clsact where there is no tcx), replaced and removed.
     "attach::",
     // What programs do to packets.
@@ -22,11 +26,32 @@ const SELECTION: [&str; 6] = [
     "traffic::operation::cleanup_removes_everything",
 ];
 
+/// The same for arm64.
+const ARM64: [&str; 7] = [
+    // Layouts of what the kernel and user space share, and the code of the programs.
+    "lb_common::",
+    "lb_datapath::",
+    "pipeline::",
+    "flows::",
+    // What the agent asks of the kernel, and what it gets.
+    "node_lb::",
+    // The verifier and the just-in-time compiler of arm64.
+    "attach::",
+    "packets::",
+];
+
+/// The beginnings of the names of tests that run on an architecture.
+fn selection(architecture: Architecture) -> &'static [&'static str] {
+    match architecture {
+        Architecture::Amd64 => &AMD64,
+        Architecture::Arm64 => &ARM64,
+    }
+}
+
 /// A test of the selection that some kernels do without.
 struct Except {
     test: &'static str,
-    /// Series of kernels.
-    kernels: &'static [&'static str],
+    kernels: &'static [Series],
     /// Why, in a sentence.
     reason: &'static str,
 }
@@ -82,22 +107,22 @@ const EXCEPT: [Except; 16] = [
     ),
     Except {
         test: "attach::links::a_device_made_again_under_its_name_and_index_gets_a_new_link",
-        kernels: &["6.1"],
+        kernels: &[Series::amd64("6.1"), Series::arm64("6.1")],
         reason: "It needs tcx, which is there since Linux 6.6.",
     },
     Except {
         test: "attach::links::tcx_runs_first_on_ingress_and_last_on_egress",
-        kernels: &["6.1"],
+        kernels: &[Series::amd64("6.1"), Series::arm64("6.1")],
         reason: "It needs tcx, which is there since Linux 6.6.",
     },
     Except {
         test: "attach::links::unwanted_devices_are_swept",
-        kernels: &["6.1"],
+        kernels: &[Series::amd64("6.1"), Series::arm64("6.1")],
         reason: "It needs tcx, which is there since Linux 6.6.",
     },
     Except {
         test: "attach::links::native_xdp_is_replaced_under_load_without_loss",
-        kernels: &["6.12"],
+        kernels: &[Series::amd64("6.12")],
         reason: "Emulated processors run into code that the kernel is patching \
                  (bpf_dispatcher_xdp_func), and it panics.",
     },
@@ -116,21 +141,23 @@ const fn in_none(test: &'static str, reason: &'static str) -> Except {
 /// # Errors
 ///
 /// If a part of the selection or an exception names no test, or only a few tests are left.
-pub fn of(series: &str, tests: &[Test]) -> Result<Vec<Test>> {
-    select(series, tests, &SELECTION, &EXCEPT, LEAST)
+pub fn of(series: Series, tests: &[Test]) -> Result<Vec<Test>> {
+    let selection = selection(series.architecture);
+    select(series, tests, selection, &EXCEPT, LEAST)
 }
 
 fn select(
-    series: &str,
+    series: Series,
     tests: &[Test],
     selection: &[&str],
     except: &[Except],
     least: usize,
 ) -> Result<Vec<Test>> {
+    let architecture = series.architecture;
     for beginning in selection {
         ensure!(
             tests.iter().any(|test| test.name().starts_with(beginning)),
-            "{beginning:?} is to run in older kernels, and no test's name begins so: correct {}",
+            "{beginning:?} is to run in Linux {series}, and no test's name begins so: correct {}",
             file!()
         );
     }
@@ -139,10 +166,15 @@ fn select(
             .iter()
             .any(|beginning| name.starts_with(beginning))
     };
-    for Except { test, .. } in except {
+    let is_here = |series: &Series| series.architecture == architecture;
+    let except: Vec<_> = except
+        .iter()
+        .filter(|except| except.kernels.iter().any(is_here))
+        .collect();
+    for Except { test, .. } in &except {
         ensure!(
             is_selected(test) && tests.iter().any(|other| other.name() == *test),
-            "{test:?} is not to run in some older kernels, but in none would it: correct {}",
+            "{test:?} is not to run in some kernels, but in none would it: correct {}",
             file!()
         );
     }
@@ -165,7 +197,7 @@ fn select(
 }
 
 /// What is left out in a series of kernels, and why.
-pub fn left_out(series: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+pub fn left_out(series: Series) -> impl Iterator<Item = (&'static str, &'static str)> {
     EXCEPT
         .iter()
         .filter(move |except| except.kernels.contains(&series))
@@ -188,14 +220,16 @@ mod tests {
     }
 
     fn except(test: &'static str) -> Except {
+        const KERNELS: [Series; 1] = [Series::amd64("6.12")];
         Except {
             test,
-            kernels: &["6.12"],
+            kernels: &KERNELS,
             reason: "it is too long.",
         }
     }
 
-    fn names(series: &str, selection: &[&str], except: &[Except]) -> Vec<String> {
+    fn names(version: &'static str, selection: &[&str], except: &[Except]) -> Vec<String> {
+        let series = Series::amd64(version);
         let chosen = select(series, &tests(), selection, except, 1).unwrap();
         chosen.iter().map(Test::name).collect()
     }
@@ -219,9 +253,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_out_on_another_architecture_may_be_selected_only_there() {
+        let except = [except("traffic::a")];
+        let chosen = |series| select(series, &tests(), &["attach::"], &except, 1);
+        assert!(chosen(Series::amd64("6.12")).is_err());
+        assert_eq!(chosen(Series::arm64("6.12")).unwrap().len(), 2);
+    }
+
+    #[test]
     fn what_names_no_test_is_an_error() {
         let error = |selection: &[&str], except: &[Except]| {
-            let chosen = select("6.1", &tests(), selection, except, 1);
+            let chosen = select(Series::amd64("6.1"), &tests(), selection, except, 1);
             chosen.unwrap_err().to_string()
         };
         let found = error(&["attach::", "attache::"], &[]);
@@ -236,7 +278,13 @@ mod tests {
     #[test]
     fn a_few_tests_are_an_error() {
         let found = |except: &[Except], least| {
-            let chosen = select("6.12", &tests(), &["attach::"], except, least);
+            let chosen = select(
+                Series::amd64("6.12"),
+                &tests(),
+                &["attach::"],
+                except,
+                least,
+            );
             chosen.map_err(|error| error.to_string())
         };
         assert_eq!(found(&[], 2).unwrap().len(), 2);
@@ -245,7 +293,7 @@ mod tests {
             error.contains("only 1 tests are to run in Linux 6.12"),
             "{error}"
         );
-        let error = select("6.1", &tests(), &[], &[], LEAST).unwrap_err();
+        let error = select(Series::amd64("6.1"), &tests(), &[], &[], LEAST).unwrap_err();
         assert!(error.to_string().contains("only 0 tests"), "{error}");
     }
 
