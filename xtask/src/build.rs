@@ -5,7 +5,11 @@ use std::{env, fs, path::PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use xtask::ebpf;
 
-use crate::{cargo::Workspace, setup};
+use crate::{
+    architecture::Architecture,
+    cargo::{Workspace, run as run_shown},
+    setup::{self, Need},
+};
 
 /// What to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +54,8 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
             workspace.run_cargo(["build", "--release"])?;
             workspace.target.join("release/node-lb")
         }
-        Kind::Static => build_static(workspace, "release", &["--release"])?,
-        Kind::StaticDebug => build_static(workspace, "debug", &[])?,
+        Kind::Static => build_static(workspace, Architecture::here(), "release", &["--release"])?,
+        Kind::StaticDebug => build_static(workspace, Architecture::here(), "debug", &[])?,
     };
     ensure!(
         agent.is_file(),
@@ -61,20 +65,35 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
     Ok(agent)
 }
 
+/// Sets up, builds a release of the agent for an architecture with the C library inside, and returns
+/// where it is.
+pub fn static_for(workspace: &Workspace, architecture: Architecture) -> Result<PathBuf> {
+    if architecture.is_here() {
+        return run(workspace, Kind::Static);
+    }
+    setup::run(workspace, &[Need::Cross(architecture)])?;
+    build_static(workspace, architecture, "release", &["--release"])
+}
+
 /// Builds the agent with the C library inside, and returns where it is.
-fn build_static(workspace: &Workspace, profile: &str, flags: &[&str]) -> Result<PathBuf> {
+fn build_static(
+    workspace: &Workspace,
+    architecture: Architecture,
+    profile: &str,
+    flags: &[&str],
+) -> Result<PathBuf> {
     // The linking of the C library is chosen only for the program, so that everything else is
     // shared with other builds.
     let arguments = ["rustc", "--package", "node-lb", "--bin", "node-lb"];
-    let link = ["--", "-Ctarget-feature=+crt-static"];
-    workspace.run_cargo([&arguments, flags, &link].concat())?;
+    let mut command = workspace.cargo_for(architecture, [&arguments, flags].concat());
+    run_shown(command.args(["--", "-Ctarget-feature=+crt-static"]))?;
     // The next build of the workspace replaces the agent at that path.
-    let built = workspace.target.join(profile).join("node-lb");
-    let agent = workspace
-        .target
-        .join("static")
-        .join(profile)
-        .join("node-lb");
+    let built = workspace.built(architecture, profile).join("node-lb");
+    let mut agent = workspace.target.join("static");
+    if !architecture.is_here() {
+        agent.push(architecture.target());
+    }
+    let agent = agent.join(profile).join("node-lb");
     let directory = agent.parent().context("the agent is in no directory")?;
     fs::create_dir_all(directory)
         .and_then(|()| fs::copy(&built, &agent))

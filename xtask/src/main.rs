@@ -28,11 +28,12 @@ Commands:
   build [--release|--static]   build the eBPF object and the agent; static: one file for any
                                container
   image [--output FILE]        make the container image as an archive, without a container engine
+       [--index]               for amd64 and arm64, with an index of both
   test [STAGE...]              run everything that CI checks, or these stages: fmt clippy deps
                                msrv unit doc fuzz kernel kernels arm64
        [--only NAME]           run only tests with this in PROGRAM::MODULE::FUNCTION
-       [--skip PART]           leave out a stage, control-plane, kernel:6.1, kernel:6.12, arm64:6.1 or
-                               arm64:6.12
+       [--skip PART]           leave out a stage, control-plane, kernel:6.1, kernel:6.12, arm64:6.1
+                               or arm64:6.12
        [--jobs N]              run this many tests at the same time
        [--update-counts]       run no test, but count them for xtask/test-counts.json
   mutants planner|lb-common    break the planner or lb-common in one place after another, and

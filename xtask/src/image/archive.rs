@@ -16,57 +16,78 @@ use tar::{Builder, EntryType, Header};
 use super::recipe::Recipe;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// An image of one layer.
+/// An image of one layer, for one or more architectures.
 pub struct Image {
     /// The name, with registry and tag.
     pub name: String,
-    /// The architecture's name in Go.
-    pub architecture: &'static str,
     pub recipe: Recipe,
 }
 
+/// An architecture's name in Go, and the directory of the image's files for it.
+pub type Files = (&'static str, PathBuf);
+
 impl Image {
-    /// Writes an image of the files below `root` to `file`. The same files give the same archive.
+    /// Writes an image of these files to `file`. The same files give the same archive.
+    ///
+    /// For several architectures the image is an index of one image for each. `docker save` has no
+    /// form for that, so the archive is an OCI image layout only.
     ///
     /// # Errors
     /// If files cannot be read or written.
-    pub fn write(&self, root: &Path, file: &Path) -> io::Result<()> {
+    pub fn write(&self, files: &[Files], file: &Path) -> io::Result<()> {
         let mut blobs = Blobs::default();
-        let layer = blobs.add(LAYER, layer(root)?);
-        let config = blobs.add_json(CONFIG, &self.config(&layer));
-        let mut manifest = blobs.add_json(
-            MANIFEST,
-            &json!({
-                "schemaVersion": 2,
-                "mediaType": MANIFEST,
-                "config": config,
-                "layers": [layer],
-            }),
-        );
-        manifest["platform"] = json!({ "architecture": self.architecture, "os": "linux" });
+        let mut images = Vec::new();
+        let mut docker = Vec::new();
+        for (architecture, root) in files {
+            let layer = blobs.add(LAYER, layer(root)?);
+            let config = blobs.add_json(CONFIG, &self.config(architecture, &layer));
+            docker.push(json!({
+                "Config": Blobs::path(&config),
+                "RepoTags": [self.name],
+                "Layers": [Blobs::path(&layer)],
+            }));
+            let mut image = blobs.add_json(
+                MANIFEST,
+                &json!({
+                    "schemaVersion": 2,
+                    "mediaType": MANIFEST,
+                    "config": config,
+                    "layers": [layer],
+                }),
+            );
+            image["platform"] = json!({ "architecture": architecture, "os": "linux" });
+            images.push(image);
+        }
+        let mut top = match &images[..] {
+            [image] => image.clone(),
+            _ => blobs.add_json(
+                INDEX,
+                &json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": images }),
+            ),
+        };
         let tag = self.name.rsplit(':').next();
-        manifest["annotations"] = json!({
+        top["annotations"] = json!({
             // The key that containerd and podman use; then the specification's.
             "io.containerd.image.name": self.name,
             "org.opencontainers.image.ref.name": tag,
         });
-        let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
-        let docker = json!([{
-            "Config": Blobs::path(&config),
-            "RepoTags": [self.name],
-            "Layers": [Blobs::path(&layer)],
-        }]);
 
         let mut archive = Builder::new(BufWriter::new(File::create(file)?));
-        let layout = json!({ "imageLayoutVersion": "1.0.0" });
-        for (path, value) in [
-            ("oci-layout", layout),
-            ("index.json", index),
-            ("manifest.json", docker),
-        ] {
+        let mut heads = vec![
+            ("oci-layout", json!({ "imageLayoutVersion": "1.0.0" })),
+            (
+                "index.json",
+                json!({ "schemaVersion": 2, "manifests": [top] }),
+            ),
+        ];
+        if images.len() == 1 {
+            heads.push(("manifest.json", json!(docker)));
+        }
+        for (path, value) in heads {
             append(&mut archive, path, value.to_string().as_bytes(), 0o644)?;
         }
         for (path, bytes) in &blobs.0 {
@@ -75,9 +96,9 @@ impl Image {
         archive.into_inner()?.into_inner()?.sync_all()
     }
 
-    fn config(&self, layer: &Value) -> Value {
+    fn config(&self, architecture: &str, layer: &Value) -> Value {
         json!({
-            "architecture": self.architecture,
+            "architecture": architecture,
             "os": "linux",
             "config": {
                 "User": self.recipe.user,
@@ -173,26 +194,33 @@ mod tests {
 
     use super::*;
 
-    fn write() -> (BTreeMap<String, Vec<u8>>, PathBuf) {
+    fn write(architectures: &[&'static str]) -> (BTreeMap<String, Vec<u8>>, PathBuf) {
         let directory = std::env::temp_dir().join(format!(
             "node-lb-image-{}-{:?}",
             std::process::id(),
             std::thread::current().id()
         ));
-        let root = directory.join("root");
-        fs::create_dir_all(root.join("usr/bin")).unwrap();
-        fs::write(root.join("usr/bin/x"), "an agent").unwrap();
+        let roots = architectures.iter().map(|architecture| {
+            let root = directory.join(architecture);
+            fs::create_dir_all(root.join("usr/bin")).unwrap();
+            fs::write(
+                root.join("usr/bin/x"),
+                format!("an agent for {architecture}"),
+            )
+            .unwrap();
+            (*architecture, root)
+        });
+        let roots: Vec<Files> = roots.collect();
         let file = directory.join("image.tar");
         let image = Image {
             name: "localhost/node-lb:1.2.3".to_owned(),
-            architecture: "amd64",
             recipe: Recipe {
                 environment: vec!["A=b".to_owned()],
                 user: "0:0".to_owned(),
                 entrypoint: vec!["/usr/bin/x".to_owned()],
             },
         };
-        image.write(&root, &file).unwrap();
+        image.write(&roots, &file).unwrap();
         (read(&fs::read(file).unwrap()), directory)
     }
 
@@ -216,7 +244,7 @@ mod tests {
 
     #[test]
     fn every_descriptor_leads_to_its_blob() {
-        let (files, directory) = write();
+        let (files, directory) = write(&["amd64"]);
         let index = json(&files, "index.json");
         let descriptor = &index["manifests"][0];
         let names = &descriptor["annotations"];
@@ -238,9 +266,32 @@ mod tests {
         let layer = read(&files[&Blobs::path(&manifest["layers"][0])]);
         let names: Vec<_> = layer.keys().collect();
         assert_eq!(names, ["usr/", "usr/bin/", "usr/bin/x"]);
-        assert_eq!(layer["usr/bin/x"], b"an agent");
+        assert_eq!(layer["usr/bin/x"], b"an agent for amd64");
         let docker = json(&files, "manifest.json");
         assert_eq!(docker[0]["Config"], Blobs::path(&manifest["config"]));
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn an_index_has_an_image_for_each_architecture() {
+        let (files, directory) = write(&["amd64", "arm64"]);
+        assert!(!files.contains_key("manifest.json"));
+        let top = json(&files, "index.json")["manifests"][0].clone();
+        assert_eq!(top["mediaType"], INDEX);
+        let name = &top["annotations"]["io.containerd.image.name"];
+        assert_eq!(name, "localhost/node-lb:1.2.3");
+        let index = json(&files, &Blobs::path(&top));
+        assert_eq!(index["manifests"].as_array().unwrap().len(), 2);
+        for (number, architecture) in ["amd64", "arm64"].into_iter().enumerate() {
+            let descriptor = &index["manifests"][number];
+            assert_eq!(descriptor["platform"]["architecture"], architecture);
+            let manifest = json(&files, &Blobs::path(descriptor));
+            let config = json(&files, &Blobs::path(&manifest["config"]));
+            assert_eq!(config["architecture"], architecture);
+            let layer = read(&files[&Blobs::path(&manifest["layers"][0])]);
+            let expected = format!("an agent for {architecture}");
+            assert_eq!(layer["usr/bin/x"], expected.as_bytes());
+        }
         fs::remove_dir_all(directory).unwrap();
     }
 }

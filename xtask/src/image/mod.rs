@@ -7,7 +7,7 @@ mod archive;
 mod recipe;
 
 use std::{
-    env, fs,
+    fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use self::{archive::Image, recipe::Recipe};
-use crate::{build, cargo::Workspace};
+use crate::{architecture::Architecture, build, cargo::Workspace};
 
 /// The file that describes the image, from the workspace's root.
 const CONTAINERFILE: &str = "deploy/Containerfile";
@@ -27,6 +27,8 @@ const AGENT: &str = "usr/local/bin/node-lb";
 pub enum Output {
     /// An archive that `ctr images import`, `podman load` and `docker load` take.
     Archive(PathBuf),
+    /// An archive with an image for each architecture, and an index of them.
+    Index(PathBuf),
     /// The image's files, below this directory.
     Root(PathBuf),
 }
@@ -37,9 +39,16 @@ impl Output {
         match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [] => Ok(Self::Archive(default_archive(workspace))),
             ["--output", file] => Ok(Self::Archive(file.into())),
+            ["--index"] => {
+                let name = format!("node-lb-{}-index.tar", version());
+                Ok(Self::Index(workspace.target.join(name)))
+            }
+            ["--index", "--output", file] | ["--output", file, "--index"] => {
+                Ok(Self::Index(file.into()))
+            }
             ["--root", directory] => Ok(Self::Root(directory.into())),
             _ => bail!(
-                "image takes --output FILE or --root DIRECTORY, not {:?}",
+                "image takes --index and --output FILE, or --root DIRECTORY, not {:?}",
                 arguments.join(" ")
             ),
         }
@@ -62,7 +71,19 @@ pub fn name() -> String {
 /// # Errors
 /// If the agent cannot be built, or files cannot be written.
 pub fn run(workspace: &Workspace, output: &Output) -> Result<()> {
-    make(workspace, build::Kind::Static, output)
+    let recipe = recipe(workspace)?;
+    match output {
+        Output::Root(root) => {
+            install(&build::run(workspace, build::Kind::Static)?, root)?;
+            println!("{}", root.display());
+            Ok(())
+        }
+        Output::Archive(file) => write(workspace, recipe, &[Architecture::here()], file),
+        Output::Index(file) => {
+            let all = [Architecture::Amd64, Architecture::Arm64];
+            write(workspace, recipe, &all, file)
+        }
+    }
 }
 
 /// Writes the image's files below `root` for tests, with an agent that is not optimised.
@@ -70,33 +91,44 @@ pub fn run(workspace: &Workspace, output: &Output) -> Result<()> {
 /// # Errors
 /// As for [`run`].
 pub fn for_tests(workspace: &Workspace, root: PathBuf) -> Result<()> {
-    make(workspace, build::Kind::StaticDebug, &Output::Root(root))
+    recipe(workspace)?;
+    install(&build::run(workspace, build::Kind::StaticDebug)?, &root)?;
+    println!("{}", root.display());
+    Ok(())
 }
 
-fn make(workspace: &Workspace, kind: build::Kind, output: &Output) -> Result<()> {
+/// What the Containerfile says.
+fn recipe(workspace: &Workspace) -> Result<Recipe> {
     let path = workspace.root.join(CONTAINERFILE);
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let recipe = Recipe::parse(&text).with_context(|| path.display().to_string())?;
-    let agent = build::run(workspace, kind)?;
-    match output {
-        Output::Root(root) => {
-            install(&agent, root)?;
-            println!("{}", root.display());
+    Recipe::parse(&text).with_context(|| path.display().to_string())
+}
+
+/// Builds for some architectures, and writes their images.
+fn write(
+    workspace: &Workspace,
+    recipe: Recipe,
+    architectures: &[Architecture],
+    file: &Path,
+) -> Result<()> {
+    let mut roots = Vec::new();
+    for architecture in architectures {
+        let agent = build::static_for(workspace, *architecture)?;
+        let mut root = workspace.target.join("image");
+        if !architecture.is_here() {
+            root = workspace.target.join(architecture.target()).join("image");
         }
-        Output::Archive(file) => {
-            let root = workspace.target.join("image");
-            install(&agent, &root)?;
-            let image = Image {
-                name: name(),
-                architecture: architecture()?,
-                recipe,
-            };
-            image
-                .write(&root, file)
-                .with_context(|| format!("cannot write {}", file.display()))?;
-            println!("{}: {}", image.name, file.display());
-        }
+        install(&agent, &root)?;
+        roots.push((architecture.debian(), root));
     }
+    let image = Image {
+        name: name(),
+        recipe,
+    };
+    image
+        .write(&roots, file)
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    println!("{}: {}", image.name, file.display());
     Ok(())
 }
 
@@ -112,15 +144,6 @@ fn install(agent: &Path, root: &Path) -> Result<()> {
 
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
-}
-
-/// The machine's architecture in container images, which use Go's names.
-fn architecture() -> Result<&'static str> {
-    match env::consts::ARCH {
-        "x86_64" => Ok("amd64"),
-        "aarch64" => Ok("arm64"),
-        other => bail!("it is not known what container images call {other}"),
-    }
 }
 
 #[cfg(test)]
