@@ -15,6 +15,7 @@ use std::{env, path::PathBuf, process::Command};
 use anyhow::{Context, Result, bail};
 use xtask::ebpf::{Places, Tools};
 
+pub use self::toolchain::has_library as can_build_for;
 use self::{apt::Apt, cluster::Extent, kernels::Series, userland::Userland};
 use crate::{architecture::Architecture, cargo::Workspace, step::Steps};
 
@@ -69,7 +70,9 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
         false => Vec::new(),
     };
     let targets = needs.iter().filter_map(|need| match need {
-        Need::Cross(architecture) => Some(*architecture).filter(|other| toolchain::lacks(*other)),
+        Need::Cross(architecture) => {
+            Some(*architecture).filter(|other| !toolchain::has_library(*other))
+        }
         _ => None,
     });
     let targets: Vec<_> = targets.collect();

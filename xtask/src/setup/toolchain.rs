@@ -1,7 +1,7 @@
 //! The eBPF toolchain: a compiler with the standard library's source, and a linker that fits it. And
 //! what the host's compiler needs for other architectures.
 
-use std::process::Command;
+use std::{fs, process::Command};
 
 use anyhow::{Result, bail};
 use xtask::ebpf::{Compiler, Linker, Places, TOOLCHAIN_VARIABLE, Tools};
@@ -62,19 +62,19 @@ fn provide_linker(
     obstacles
 }
 
-/// Whether the host's compiler has no standard library for an architecture.
-pub fn lacks(architecture: Architecture) -> bool {
+/// Whether the host's compiler has a standard library for an architecture.
+pub fn has_library(architecture: Architecture) -> bool {
     let mut rustc = Command::new("rustc");
     rustc.args(["--print=target-libdir", "--target", &architecture.target()]);
     let directory = rustc.output().ok().and_then(|output| {
         let text = String::from_utf8(output.stdout).ok()?;
-        std::fs::read_dir(text.trim()).ok()
+        fs::read_dir(text.trim()).ok()
     });
-    directory.is_none_or(|mut files| files.next().is_none())
+    directory.is_some_and(|mut files| files.next().is_some())
 }
 
-/// Adds the standard library for an architecture to the host's compiler. If that does not work, it is
-/// reported: builds for that architecture fail, and all others can go on.
+/// Adds the standard library for an architecture to the host's compiler. If that does not work, it
+/// is reported: builds for that architecture fail, and all others can go on.
 pub fn add_target(steps: &Steps, architecture: Architecture) {
     let target = architecture.target();
     println!(
@@ -88,7 +88,7 @@ pub fn add_target(steps: &Steps, architecture: Architecture) {
     if let Err(error) = steps.run(&title, &mut command) {
         println!(
             "  ATTENTION: this Rust has no standard library for {target} ({error:#}); run `rustup target add \
-             {target}` where that works. What is built for {} will fail",
+             {target}` where that works. Nothing can be built for {}",
             architecture.debian()
         );
     }

@@ -16,12 +16,15 @@ use crate::{
 /// The stages with tests among which `--only` chooses.
 const CHOSEN_AMONG: [Stage; 2] = [Stage::Unit, Stage::Kernel];
 
+/// What runs only if its stage is named. Two kernels at once are too slow for CI.
+const IF_NAMED: Part = Part::Kernel(Series::arm64("6.12"));
+
 /// What to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub stages: Vec<Stage>,
-    /// What is to be left out.
-    pub skipped: Vec<Part>,
+    /// What is to be left out, and why.
+    pub skipped: Vec<(Part, &'static str)>,
     /// Parts of test names; if empty, all tests run.
     pub only: Vec<String>,
     /// How many tests run at the same time, if specified.
@@ -104,7 +107,10 @@ impl Options {
                 value.with_context(|| format!("{argument} takes a value"))
             };
             match argument {
-                "--skip" => options.skipped.push(Part::parse(value()?)?),
+                "--skip" => {
+                    let part = Part::parse(value()?)?;
+                    options.skipped.push((part, "as asked for"));
+                }
                 "--only" => options.only.push(value()?.to_owned()),
                 "--jobs" => {
                     let jobs = value()?;
@@ -141,12 +147,17 @@ impl Options {
             !options.stages.is_empty(),
             "all that was to run is to be skipped"
         );
+        let is_unnamed = named.is_empty() && options.stages.contains(&Stage::Arm64);
+        if is_unnamed && !options.update_counts && !options.skips(IF_NAMED) {
+            let reason = "because only `cargo xtask test arm64` boots it";
+            options.skipped.push((IF_NAMED, reason));
+        }
         Ok(options)
     }
 
     /// Whether a part is to be left out.
     pub fn skips(&self, part: Part) -> bool {
-        self.skipped.contains(&part)
+        self.skipped.iter().any(|(skipped, _)| *skipped == part)
     }
 
     /// What must be set up.
@@ -245,6 +256,22 @@ mod tests {
         assert!(skips(Series::amd64("6.1")) && !skips(Series::amd64("6.12")));
         assert!(!skips(Series::arm64("6.1")) && skips(Series::arm64("6.12")));
         assert_eq!(options.stages, Stage::ALL);
+    }
+
+    #[test]
+    fn the_second_kernel_for_arm64_is_booted_if_the_stage_is_named() {
+        for (line, skipped) in [
+            ("", 1),
+            ("--skip unit", 2),
+            ("--skip arm64:6.12", 1),
+            ("--skip arm64", 1),
+            ("arm64", 0),
+            ("unit", 0),
+            ("--only traffic::access", 0),
+            ("--update-counts", 0),
+        ] {
+            assert_eq!(parse(line).unwrap().skipped.len(), skipped, "{line:?}");
+        }
     }
 
     #[test]

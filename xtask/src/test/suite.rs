@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
-use super::stage::Stage;
+use super::{guest, stage::Stage};
 use crate::{architecture::Architecture, cargo::Workspace};
 
 /// A test program.
@@ -195,14 +195,6 @@ impl<'a> Suites<'a> {
         }
     }
 
-    /// All tests.
-    ///
-    /// # Errors
-    /// As for [`Self::unit_tests`].
-    pub fn all_tests(&mut self) -> Result<Vec<Test>> {
-        self.tests(|_, _| true)
-    }
-
     /// The tests that need neither privilege nor the kernel.
     ///
     /// # Errors
@@ -264,15 +256,13 @@ enum Scope {
     Unit,
     /// These files of tests, with the programs that tests start.
     Programs(Vec<String>),
-    /// Those that guests of another architecture choose among, built for it.
+    /// Those that guests of another architecture choose among, built for it, with the programs that
+    /// tests start there.
     Foreign(Architecture),
 }
 
-/// The packages with tests that run on another architecture.
-const FOREIGN: [&str; 4] = ["lb-common", "lb-datapath", "node-lb", "lb-tests"];
-
-/// Their files of tests. The tests in their libraries run there, too.
-const FOREIGN_PROGRAMS: [&str; 4] = ["flows", "pipeline", "attach", "packets"];
+/// The files of tests that guests of another architecture choose among.
+const FOREIGN: [&str; 3] = ["attach", "packets", "traffic"];
 
 /// The packages with tests that need neither privilege nor the kernel, by directory and name.
 const UNIT: [(&str, &str); 9] = [
@@ -327,9 +317,10 @@ impl Scope {
                 command
             }
             Self::Foreign(architecture) => {
-                let mut command = workspace.cargo_for(*architecture, ["test", "--no-run", "--lib"]);
-                command.args(FOREIGN.map(|package| ["--package", package]).concat());
-                command.args(FOREIGN_PROGRAMS.map(|program| ["--test", program]).concat());
+                let mut command = workspace.cargo_for(*architecture, ["build"]);
+                command.args(["--package", "node-lb", "--package", "lb-tests"]);
+                command.args(guest::PROGRAMS.map(|program| ["--bin", program]).concat());
+                command.args(FOREIGN.map(|program| ["--test", program]).concat());
                 command
             }
         };

@@ -24,8 +24,8 @@ pub struct StageResult {
 /// The results of all stages.
 pub struct Summary {
     lines: Vec<Line>,
-    /// What was left out on request, and how many tests that is.
-    skipped: Vec<(Part, u64)>,
+    /// What was left out, why, and how many tests that is.
+    skipped: Vec<(Part, &'static str, u64)>,
     /// Messages about changed numbers of tests.
     differences: Vec<String>,
     /// All tests. A stage that could not be run, or has fewer tests than before, counts as one more
@@ -43,22 +43,21 @@ struct Line {
 }
 
 impl Summary {
-    /// Sums up the results. `known` are the numbers of tests in the repository, if they are to be
-    /// compared.
-    pub fn new(results: &[StageResult], skipped: &[Part], known: Option<&Counts>) -> Self {
+    /// Sums up the results. `skipped` is what was left out, and why. `known` are the numbers of
+    /// tests in the repository, if they are to be compared.
+    pub fn new(
+        results: &[StageResult],
+        skipped: &[(Part, &'static str)],
+        known: Option<&Counts>,
+    ) -> Self {
         let count = |part: Part| known.map_or(0, |known| known.of(part));
         let mut summary = Self {
             lines: Vec::new(),
             skipped: skipped
                 .iter()
-                .map(|skipped| {
-                    (
-                        *skipped,
-                        Part::all()
-                            .filter(|part| contains(*skipped, *part))
-                            .map(count)
-                            .sum(),
-                    )
+                .map(|(skipped, reason)| {
+                    let parts = Part::all().filter(|part| contains(*skipped, *part));
+                    (*skipped, *reason, parts.map(count).sum())
                 })
                 .collect(),
             differences: Vec::new(),
@@ -68,7 +67,7 @@ impl Summary {
             let line = summary.add(result, known);
             summary.lines.push(line);
         }
-        summary.total.ignored += summary.skipped.iter().map(|(_, count)| count).sum::<u64>();
+        summary.total.ignored += summary.skipped.iter().map(|(.., count)| count).sum::<u64>();
         summary
     }
 
@@ -88,7 +87,7 @@ impl Summary {
                 line.failures.clone_from(&tally.failures);
                 let ran = tallies.iter().map(|(part, tally)| (*part, tally.ran()));
                 for difference in ran.filter_map(|(part, ran)| {
-                    let skipped = self.skipped.iter().any(|(skipped, _)| *skipped == part);
+                    let skipped = self.skipped.iter().any(|(skipped, ..)| *skipped == part);
                     known.filter(|_| !skipped)?.compare(part, ran)
                 }) {
                     if difference.fewer {
@@ -134,10 +133,10 @@ impl fmt::Display for Summary {
                 writeln!(f, "        failed: {failure}")?;
             }
         }
-        for (part, count) in &self.skipped {
+        for (part, reason, count) in &self.skipped {
             writeln!(
                 f,
-                "{part} was left out, as asked for: {count} tests did not run"
+                "{part} was left out, {reason}: {count} tests did not run"
             )?;
         }
         for difference in &self.differences {
@@ -233,7 +232,7 @@ mod tests {
             Stage::Kernels,
             Ok(vec![(Part::Kernel(Series::amd64("6.12")), tally(5, 0))]),
         );
-        let skipped = [Part::Kernel(Series::amd64("6.1"))];
+        let skipped = [(Part::Kernel(Series::amd64("6.1")), "as asked for")];
         let summary = Summary::new(&[kernels], &skipped, Some(&known()));
         assert_eq!((summary.total.failed, summary.total.ignored), (0, 4));
         let text = summary.to_string();
@@ -242,7 +241,7 @@ mod tests {
             "{text}"
         );
 
-        let skipped = [Part::Stage(Stage::Kernels)];
+        let skipped = [(Part::Stage(Stage::Kernels), "as asked for")];
         let summary = Summary::new(&[unit(tally(10, 0))], &skipped, Some(&known()));
         assert_eq!(summary.total.ignored, 9);
     }

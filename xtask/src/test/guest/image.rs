@@ -26,7 +26,7 @@ const COMMANDS: [&str; 23] = [
 ];
 
 /// Programs of node-lb that the guest needs besides the test programs.
-const PROGRAMS: [&str; 3] = ["node-lb", "lab-tool", "lab"];
+pub const PROGRAMS: [&str; 3] = ["node-lb", "lab-tool", "lab"];
 
 /// Parts of the kernel that are modules and may be requested, below `kernel`.
 const MODULES: [&str; 4] = ["crypto", "drivers/net", "lib", "net"];

@@ -39,8 +39,9 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// KVM if it works, which only runs kernels of this machine's architecture. In nested machines it may be there and still hang. So a kernel is booted
-    /// without anything to start, and should panic.
+    /// KVM if it works; it runs only kernels of this machine's architecture. In nested machines it
+    /// may be there and still hang. So a kernel is booted without anything to start, and should
+    /// panic.
     pub fn detect(kernel: &Kernel) -> Self {
         if !kernel.architecture.is_here() {
             return Self::Tcg;

@@ -1,5 +1,5 @@
-//! Tests in older kernels, and in those of another architecture: each is booted in QEMU with an initial file system that contains only
-//! the test programs and what they call.
+//! Tests in older kernels, and in those of another architecture: each is booted in QEMU with an
+//! initial file system that contains only the test programs and what they call.
 
 mod image;
 mod machine;
@@ -11,7 +11,7 @@ use std::thread;
 use anyhow::Result;
 use xtask::ebpf::Places;
 
-pub use self::selection::of as selected;
+pub use self::{image::PROGRAMS, selection::of as selected};
 use self::{
     machine::{Accelerator, Guest},
     selection::left_out,
