@@ -86,13 +86,14 @@ impl Userland {
                 if !known.insert(name.clone()) {
                     continue;
                 }
-                // The loader has a path, which the kernel opens.
-                let loader = name.strip_prefix('/').map(PathBuf::from);
-                let places = places.iter().map(|place| place.join(&name));
-                let place = loader.into_iter().chain(places);
-                let place = place
-                    .filter_map(|path| Some((self.file(&path)?, path)))
-                    .next();
+                let paths = match name.strip_prefix('/') {
+                    // The loader has a path, which the kernel opens. Since Debian 13, packages have
+                    // everything below /usr, and links lead there.
+                    Some(loader) => vec![loader.into(), Path::new("usr").join(loader)],
+                    None => places.iter().map(|place| place.join(&name)).collect(),
+                };
+                let mut paths = paths.into_iter();
+                let place = paths.find_map(|path| Some((self.file(&path)?, path)));
                 let (from, path) = place.with_context(|| {
                     let root = self.root.display();
                     format!(
