@@ -35,7 +35,7 @@ const ARM64: [&str; 11] = [
     "attach::pinned::maps_are_adopted",
     // What programs do to packets.
     "packets::conversations::",
-    "packets::icmp::",
+    "packets::icmp::errors_for_a_local_pod_cross_the_stack_translated",
     "packets::malformed::headers_that_cannot_be_pass_as_malformed",
     "packets::odd::",
     // Agents on two nodes, real connections, and what is left of the agents.
