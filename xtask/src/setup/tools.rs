@@ -158,9 +158,12 @@ static TOOLS: [Tool; 23] = [
 
 /// The tools for `needs` that are missing.
 pub fn missing(needs: &[Need]) -> Vec<&'static Tool> {
+    // This machine's own C compiler is there.
+    let is_native = |need| matches!(need, Need::Cross(architecture) if architecture.is_here());
     TOOLS
         .iter()
-        .filter(|tool| needs.contains(&tool.need) && !on_path(tool.command))
+        .filter(|tool| needs.contains(&tool.need) && !is_native(tool.need))
+        .filter(|tool| !on_path(tool.command))
         .collect()
 }
 
