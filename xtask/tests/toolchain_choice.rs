@@ -160,14 +160,22 @@ fn broken_compiler_is_named() {
 }
 
 #[test]
-fn target_directory_is_the_tagged_one() {
+fn target_directory_is_the_outer_one_that_cargo_tagged() {
     let machine = Machine::new();
-    machine.file("target/CACHEDIR.TAG");
-    let out = machine.path("target/x86_64-unknown-linux-gnu/debug/build/node-lb-1/out");
-    assert_eq!(
-        target_directory(&out),
-        Some(machine.path("target").as_path())
-    );
+    let tag = |directory: &str, by: &str| {
+        let path = machine.file(&format!("{directory}/CACHEDIR.TAG"));
+        fs::write(path, format!("# a cache directory tag created by {by}.\n")).unwrap();
+    };
+    tag("cache", "restic");
+    tag("cache/target", "cargo");
+    tag("cache/target/aarch64-unknown-linux-gnu", "cargo");
+    for out in ["debug", "aarch64-unknown-linux-gnu/debug"] {
+        let out = machine.path(&format!("cache/target/{out}/build/node-lb-1/out"));
+        assert_eq!(
+            target_directory(&out),
+            Some(machine.path("cache/target").as_path())
+        );
+    }
 }
 
 /// A directory that takes the place of a machine's file system.

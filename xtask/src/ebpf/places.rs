@@ -110,9 +110,18 @@ impl Places {
     }
 }
 
-/// Cargo's target directory, from a path inside it: cargo tags its root with `CACHEDIR.TAG`.
+/// Cargo's target directory, from a path inside it. Cargo tags it, and the directories inside it for
+/// other architectures.
 pub fn target_directory(inside: &Path) -> Option<&Path> {
     inside
         .ancestors()
-        .find(|directory| directory.join("CACHEDIR.TAG").is_file())
+        .skip_while(|directory| !is_tagged(directory))
+        .take_while(|directory| is_tagged(directory))
+        .last()
+}
+
+/// Whether cargo has tagged a directory. Other programs tag theirs, too.
+fn is_tagged(directory: &Path) -> bool {
+    let tag = fs::read_to_string(directory.join("CACHEDIR.TAG"));
+    tag.is_ok_and(|tag| tag.contains("cargo"))
 }
