@@ -216,7 +216,9 @@ fn source_address(decision: &Decision<'_>) -> String {
     }
     match decision.node {
         Some(node) if node == source => "The source address is this node's already.".to_owned(),
-        Some(node) => format!("The source address becomes this node's, {node}."),
+        Some(node) => format!(
+            "The source address becomes this node's, {node}, or that on a tunnel to the endpoint."
+        ),
         None => "The source address has to become this node's, but none is known: as it is, the \
             packet would be dropped (no-node-address)."
             .to_owned(),

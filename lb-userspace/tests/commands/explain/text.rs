@@ -39,7 +39,7 @@ internalTrafficPolicy is Cluster: endpoints on any node serve it.
 The only such endpoint is 10.0.1.9:5432.
 None is ready; these still serve while they terminate.
 A client that connected within the last 3h returns to its endpoint (session affinity).
-The source address becomes this node's, 192.168.0.2.
+The source address becomes this node's, 192.168.0.2, or that on a tunnel to the endpoint.
 ",
         ),
         (
