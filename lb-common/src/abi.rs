@@ -405,10 +405,16 @@ impl TunnelSource {
     /// The address of a family.
     #[inline(always)]
     pub fn address<A: Address>(&self) -> A {
-        match A::FAMILY {
-            Family::V4 => A::from_mapped(self.v4.to_mapped()),
-            Family::V6 => A::from_mapped(self.v6),
-        }
+        of_family(self.v4, self.v6)
+    }
+}
+
+/// The one of two addresses that is of a family.
+#[inline(always)]
+fn of_family<A: Address>(v4: Ip4, v6: Ip6) -> A {
+    match A::FAMILY {
+        Family::V4 => A::from_mapped(v4.to_mapped()),
+        Family::V6 => A::from_mapped(v6),
     }
 }
 
@@ -570,19 +576,17 @@ impl Config {
     /// Network and prefix length of local pods.
     #[inline(always)]
     pub fn pods<A: Address>(&self) -> (A, u32) {
-        match A::FAMILY {
-            Family::V4 => (A::from_mapped(self.pods4.to_mapped()), self.pods4_prefix),
-            Family::V6 => (A::from_mapped(self.pods6), self.pods6_prefix),
-        }
+        let prefix = match A::FAMILY {
+            Family::V4 => self.pods4_prefix,
+            Family::V6 => self.pods6_prefix,
+        };
+        (of_family(self.pods4, self.pods6), prefix)
     }
 
     /// This node's address for source NAT.
     #[inline(always)]
     pub fn node<A: Address>(&self) -> A {
-        match A::FAMILY {
-            Family::V4 => A::from_mapped(self.node4.to_mapped()),
-            Family::V6 => A::from_mapped(self.node6),
-        }
+        of_family(self.node4, self.node6)
     }
 
     /// Slots in the family's flow table less one.

@@ -35,11 +35,20 @@ pub trait Frame {
     fn change_sum(&mut self, _change: Difference) {}
     /// Adds `front` bytes in front of the frame and cuts or extends it to `length` bytes in all.
     fn reshape(&mut self, front: usize, length: usize) -> Option<()>;
+    /// Adds room for an Ethernet header. Only for frames without a link header.
+    #[inline(always)]
+    fn add_ethernet(&mut self) -> Option<()> {
+        None
+    }
 
     /// Gives the frame the Ethernet header that it leaves with. `ethertype` is in host order. For
     /// devices that take packets without a header, the kernel removes it.
     #[inline(always)]
-    fn set_ethernet(&mut self, addresses: Ethernet, _ethertype: u16) -> Option<()> {
+    fn set_ethernet(&mut self, addresses: Ethernet, ethertype: u16) -> Option<()> {
+        if Self::LINK_HEADER == 0 {
+            self.add_ethernet()?;
+            self.packet().store(12, ethertype.to_be())?;
+        }
         self.packet().store(0, addresses)
     }
 }

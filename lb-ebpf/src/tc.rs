@@ -16,7 +16,6 @@ use lb_common::{
     abi::OWN_SOCKET_PRIORITY,
     addr::{Address, Family, Ip4, Ip6},
     checksum::Difference,
-    flow::Ethernet,
     frame::Frame,
     packet::Packet,
     parse::{self, ETHERNET},
@@ -364,14 +363,9 @@ impl<const L3: bool> Frame for SkbFrame<L3> {
     }
 
     #[inline(always)]
-    fn set_ethernet(&mut self, addresses: Ethernet, ethertype: u16) -> Option<()> {
-        if L3 {
-            // SAFETY: the program's own context; the bounds are read again afterwards.
-            if unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) } != 0 {
-                return None;
-            }
-            self.packet().store(12, ethertype.to_be())?;
-        }
-        self.packet().store(0, addresses)
+    fn add_ethernet(&mut self) -> Option<()> {
+        // SAFETY: the program's own context; the bounds are read again afterwards.
+        let refused = unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) };
+        (refused == 0).then_some(())
     }
 }

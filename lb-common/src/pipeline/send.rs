@@ -199,11 +199,12 @@ pub(super) fn go<A: Address, T: Tables<A>, F: Frame>(
             (Action::Redirect, hop.ifindex, written)
         }
         Way::Device => {
-            let mut written = rewrite::decrement_ttl::<A, F>(frame, network);
-            if F::LINK_HEADER == 0 && written.is_some() {
+            let decremented = rewrite::decrement_ttl::<A, F>(frame, network);
+            let written = decremented.and_then(|()| match F::LINK_HEADER {
                 // The kernel fills the addresses in, not the header.
-                written = frame.set_ethernet(Ethernet::default(), A::ETHERTYPE);
-            }
+                0 => frame.set_ethernet(Ethernet::default(), A::ETHERTYPE),
+                _ => Some(()),
+            });
             (Action::Resolve, work.hop.ifindex, written)
         }
         _ => (Action::Pass, 0, Some(())),

@@ -5,7 +5,6 @@ use std::cell::UnsafeCell;
 use lb_common::{
     addr::{Address, Family},
     checksum::Difference,
-    flow::Ethernet,
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
     parse::ETHERNET,
@@ -93,12 +92,8 @@ impl<const MAY_BE_PARTIAL: bool, const L3: bool> Frame for MemoryFrame<MAY_BE_PA
         Some(())
     }
 
-    fn set_ethernet(&mut self, addresses: Ethernet, ethertype: u16) -> Option<()> {
-        if L3 {
-            let bytes = self.bytes.get_mut();
-            bytes.splice(..0, [0; ETHERNET]);
-            self.packet().store(12, ethertype.to_be())?;
-        }
-        self.packet().store(0, addresses)
+    fn add_ethernet(&mut self) -> Option<()> {
+        self.bytes.get_mut().splice(..0, [0; ETHERNET]);
+        Some(())
     }
 }
