@@ -8,22 +8,26 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use lb_tests::lab::registry::WIREGUARD_SOCKETS;
 use lb_tests::lab::{LabId, lab_tool};
-use lb_tests::{Family, Lab, Request, Serve, Topology, eventually};
+use lb_tests::{Family, Lab, Request, Serve, Topology, Tunnel, eventually};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 #[test]
 fn nothing_is_left_after_success() -> Result<()> {
-    let lab = Lab::up(Topology::default())?;
+    let lab = Lab::up(Topology {
+        tunnel: Some(Tunnel::WireGuard),
+        ..Topology::default()
+    })?;
     let id = lab.id().clone();
     let _process = Serve::new("node").http(80).start(lab.node(1))?;
     fs::create_dir(&lab.node(1).pin_root).context("an agent's pins")?;
     fs::create_dir(lab.node(1).pin_root.join("v1"))?;
     assert_eq!(
         kinds_left_of(&id)?,
-        BTreeSet::from(["cgroup", "directory", "netns", "pins"])
+        BTreeSet::from(["cgroup", "directory", "netns", "pins", "sockets"])
     );
     lab.down()?;
     assert_eq!(kinds_left_of(&id)?, BTreeSet::new());
@@ -300,7 +304,12 @@ fn kinds_left_of(id: &LabId) -> Result<BTreeSet<&'static str>> {
         ),
     ];
     let mut found = BTreeSet::new();
-    for (kind, dir, prefix) in places {
+    // WireGuard makes the directory.
+    let sockets = Path::new(WIREGUARD_SOCKETS).to_owned();
+    let sockets = sockets
+        .exists()
+        .then(|| ("sockets", sockets, id.wireguard_prefix()));
+    for (kind, dir, prefix) in places.into_iter().chain(sockets) {
         for entry in fs::read_dir(&dir).with_context(|| format!("{}", dir.display()))? {
             if entry?.file_name().to_string_lossy().starts_with(&prefix) {
                 found.insert(kind);

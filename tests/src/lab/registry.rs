@@ -20,6 +20,9 @@ use super::cgroup::Cgroup;
 use super::limit;
 use super::netns::Netns;
 
+/// Where WireGuard has its sockets, one for each device.
+pub const WIREGUARD_SOCKETS: &str = "/var/run/wireguard";
+
 /// A lab's name: up to ten lower-case letters and digits. No dash, so that no lab's prefix is the
 /// beginning of another's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +51,11 @@ impl LabId {
 
     fn netns_prefix(&self) -> String {
         format!("nlb-{}-", self.0)
+    }
+
+    /// Begins the names of the lab's WireGuard devices, which are also those of their sockets.
+    pub fn wireguard_prefix(&self) -> String {
+        format!("wg{}-", self.0)
     }
 
     fn pin_prefix(&self) -> String {
@@ -178,6 +186,13 @@ impl Registry {
         let pins = Path::new(bpffs::MOUNT_POINT);
         for name in entries_with_prefix(pins, &id.pin_prefix()) {
             results.push(remove_dir(&pins.join(name)));
+        }
+        // WireGuard leaves its socket if it is killed.
+        let sockets = Path::new(WIREGUARD_SOCKETS);
+        for name in entries_with_prefix(sockets, &id.wireguard_prefix()) {
+            let path = sockets.join(name);
+            let removed = fs::remove_file(&path);
+            results.push(removed.with_context(|| format!("cannot remove {}", path.display())));
         }
         // The directory last: while it exists, the lab is known and can be removed again.
         results

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Family, LabId, Node, daemon::Daemon, links::ip_batch};
+use super::{Family, LabId, Node, daemon::Daemon, links::ip_batch, registry::WIREGUARD_SOCKETS};
 use crate::patience::try_eventually;
 
 /// A kind of tunnel.
@@ -116,11 +116,11 @@ fn wireguard(
     keys: [(&str, &str); 2],
 ) -> Result<(String, Daemon)> {
     // WireGuard's sockets are named for devices, and all labs share their directory.
-    let device = format!("wg{lab}-{}", node.index);
+    let device = format!("{}{}", lab.wireguard_prefix(), node.index);
     let arguments = ["--foreground".to_owned(), device.clone()];
     let daemon = Daemon::start(node, "wireguard", &arguments, &node.dir)?;
 
-    let socket = format!("/var/run/wireguard/{device}.sock");
+    let socket = format!("{WIREGUARD_SOCKETS}/{device}.sock");
     let mut control = try_eventually(|| UnixStream::connect(&socket))
         .with_context(|| format!("no WireGuard at {socket}"))?;
     let ([(private_key, _), (_, public_key)], pods) = (keys, peer.pod_networks);
