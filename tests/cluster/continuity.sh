@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Requests to Services under way from outside, from a node and from a pod, in both traffic policies, while
 #   1. a Deployment rolls, 2. a node is drained, 3. the DaemonSet node-lb itself rolls (if it is the proxy).
-# Prints a line for each load; exit status 1 if any request failed. Needs a cluster with its load balancer,
+# In the last part, every node's healthCheckNodePort is probed ten times a second besides.
+# Prints a line for each load and each probed node; exit status 1 if any request or probe failed. Needs a cluster with its load balancer,
 # and lab-tool of crate lb-tests (`cargo build`) in $LAB_TOOL, by default target/debug.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -14,6 +15,7 @@ bad=0
 end() {
 	local name
 	for name in "${!inputs[@]}"; do kill "${pids[$name]}" 2>/dev/null; done
+	[ -z "${PROBES_PID:-}" ] || kill "$PROBES_PID" 2>/dev/null
 	kubectl uncordon node-2 >/dev/null 2>&1
 	kubectl delete namespace continuity --wait=false >/dev/null 2>&1
 	rm -rf "$dir"
@@ -39,7 +41,9 @@ service() { # service NAME POLICY
 	apiVersion: v1
 	kind: Service
 	metadata: {name: $1}
-	spec: {type: LoadBalancer, externalTrafficPolicy: $2, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
+	spec:
+	  {type: LoadBalancer, externalTrafficPolicy: $2, ipFamilyPolicy: PreferDualStack, selector: {app: web},
+	   ports: [{port: 80, targetPort: 8080}]}
 	END
 }
 kubectl -n continuity create -f - >/dev/null <<-END
@@ -128,7 +132,25 @@ kubectl -n continuity rollout status deployment/web --timeout=120s >/dev/null
 kubectl uncordon node-2 >/dev/null
 report "a node is drained"
 
+probe() { # probe: starts to probe the health of the Service with the policy Local on all nodes
+	local port ip urls=()
+	port=$(field service/local .spec.healthCheckNodePort)
+	for ip in $(kubectl get nodes -o jsonpath='{.items[*].status.addresses[?(@.type=="InternalIP")].address}'); do
+		case $ip in *:*) ip="[$ip]";; esac
+		urls+=("http://$ip:$port/healthz")
+	done
+	coproc PROBES { in_ns client "$HERE/probes.py" "${urls[@]}"; }
+	read -r -u "${PROBES[0]}" _
+}
+probed() { # probed: ends that, and says how it went
+	local out=${PROBES[0]} in=${PROBES[1]} pid=$PROBES_PID
+	exec {in}>&-
+	cat <&"$out"
+	wait "$pid" || bad=1
+}
+
 if kubectl -n kube-system get daemonset node-lb >/dev/null 2>&1; then
+	probe
 	loads true
 	kubectl -n kube-system rollout restart daemonset/node-lb >/dev/null
 	kubectl -n kube-system rollout status daemonset/node-lb --timeout=180s >/dev/null
@@ -137,5 +159,6 @@ if kubectl -n kube-system get daemonset node-lb >/dev/null 2>&1; then
 	kubectl -n kube-system rollout restart daemonset/node-lb >/dev/null
 	kubectl -n kube-system rollout status daemonset/node-lb --timeout=180s >/dev/null
 	report "node-lb rolls (new)"
+	probed
 fi
 exit $bad
