@@ -15,7 +15,7 @@ use lb_common::{
 use lb_datapath::{Jiffies, TickRate, bpf::MappedArray};
 
 use super::local_api::flows::{FlowSource, NewFlows};
-use crate::flows::{FlowReport, Records};
+use crate::flows::{FlowReport, Records, records::which};
 
 /// Both tables, and the clock that dates their records.
 pub struct KernelFlows {
@@ -83,17 +83,17 @@ impl FlowSource for KernelFlows {
     fn follow(&self) -> anyhow::Result<Box<dyn NewFlows>> {
         let tables = self.tables()?;
         Ok(Box::new(Follower {
-            seen4: tags(&tables.v4),
-            seen6: tags(&tables.v6),
+            seen4: all(&tables.v4),
+            seen6: all(&tables.v6),
             tables,
         }))
     }
 }
 
-/// Finds new flows: a new flow changes its record's tag, which contains a generation.
+/// Finds new flows.
 struct Follower {
     tables: Tables,
-    /// The tag of each record when last looked at.
+    /// Which flow each record was of when last looked at.
     seen4: Vec<u32>,
     seen6: Vec<u32>,
 }
@@ -116,20 +116,20 @@ impl NewFlows for Follower {
     }
 }
 
-fn tags<A: Address>(records: &impl Records<A>) -> Vec<u32> {
-    (0..records.len())
-        .map(|index| tag(records, index))
-        .collect()
+/// Which flow each record is of.
+fn all<A: Address>(records: &impl Records<A>) -> Vec<u32> {
+    let index = 0..records.len();
+    index.map(|index| flow_at(records, index)).collect()
 }
 
-/// The records with a tag other than in `seen`, where it is replaced.
+/// The records of another flow than in `seen`, where it is replaced.
 fn changed<A: Address>(records: &impl Records<A>, seen: &mut [u32]) -> impl Iterator<Item = u32> {
     (0..).zip(seen).filter_map(|(index, seen)| {
-        let tag = tag(records, index);
-        (mem::replace(seen, tag) != tag).then_some(index)
+        let flow = flow_at(records, index);
+        (mem::replace(seen, flow) != flow).then_some(index)
     })
 }
 
-fn tag<A: Address>(records: &impl Records<A>, index: u32) -> u32 {
-    records.tag(index).load(Ordering::Relaxed)
+fn flow_at<A: Address>(records: &impl Records<A>, index: u32) -> u32 {
+    which(records.tag(index).load(Ordering::Relaxed))
 }

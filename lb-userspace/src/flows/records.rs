@@ -118,6 +118,15 @@ pub fn other_direction<A: Address>(
     (paired && (other.flags ^ flow.flags) & flow_flag::REPLY != 0).then_some(other)
 }
 
+/// Which flow a record with this tag is of: 0 if of none, and else a number that the record does not
+/// have again soon. It stays while the connection proves itself, and while its seats come and go.
+pub fn which(seen: u32) -> u32 {
+    match tag::in_use(seen) {
+        true => tag::with_state(seen, tag::LIVE),
+        false => 0,
+    }
+}
+
 /// Protocol of a flow.
 pub fn protocol<A: Address>(flow: &Flow<A>) -> Protocol {
     match flow.has(flow_flag::UDP) {
