@@ -134,7 +134,9 @@ pub struct PortSpan {
 }
 
 /// Where a connection enters the node's data plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub enum Ingress {
     /// From outside the node, other nodes included.
     External,

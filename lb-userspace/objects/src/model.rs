@@ -195,6 +195,18 @@ impl fmt::Display for ObjectName {
     }
 }
 
+impl Protocol {
+    /// The protocol of this name, as the API has it: `TCP`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "TCP" => Some(Self::Tcp),
+            "UDP" => Some(Self::Udp),
+            "SCTP" => Some(Self::Sctp),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -1,6 +1,7 @@
 //! Admission in virtual time: feeds the queues and limits with a trace or a workload, as fast as
 //! the machine allows.
 
+pub mod recording;
 pub mod report;
 pub mod trace;
 pub mod workload;
@@ -12,21 +13,25 @@ mod recorder;
 mod run;
 mod source;
 
-use std::{collections::HashMap, io::BufRead};
+use std::{collections::HashMap, io::BufRead, time::Duration};
 
 use lb_objects::quoted;
 use thiserror::Error;
 
 pub use self::{notification::Notification, report::Report};
 use self::{
+    recording::Recorded,
     run::{Simulation, Thread},
     source::Sources,
-    trace::{Trace, TraceArrival, TraceError},
+    trace::{NamedArrival, Trace, TraceArrival, TraceError},
     workload::{Client, Workload},
 };
 use super::{
+    classify::{Distinguisher, Identities, MAX_DISTINGUISHER},
+    configuration::InForce,
     controller::{Controller, LevelId},
     flow_hash::FlowHasher,
+    limits::Limits,
     queueset::{Arrival, Policy},
 };
 
@@ -55,10 +60,51 @@ pub enum SimulateError {
     UnknownLevel(String),
     #[error("line {line}: there is no priority level {}", quoted(.level))]
     UnknownLevelInTrace { line: u64, level: String },
+    #[error("line {0}: it names no priority level")]
+    NoLevel(u64),
+    #[error("line {0}: there are no flow schemas to classify a recorded connection by")]
+    Unclassified(u64),
     #[error(transparent)]
     Trace(#[from] TraceError),
     #[error(transparent)]
     Workload(#[from] workload::WorkloadError),
+}
+
+/// What the lines of a trace leave open.
+#[derive(Clone, Debug, Default)]
+pub struct Replay<'a> {
+    /// The level of arrivals that name none.
+    pub level: Option<LevelId>,
+    /// How recorded connections are classified.
+    pub classes: Option<Classes<'a>>,
+}
+
+/// The flow schemas that recorded connections are classified by.
+#[derive(Clone, Debug)]
+pub struct Classes<'a> {
+    in_force: &'a InForce,
+    /// By level.
+    limits: Vec<Limits>,
+    identities: &'a Identities,
+    own_waits: bool,
+}
+
+impl<'a> Classes<'a> {
+    /// Those in force on a node with `server_limit` seats. With `own_waits`, connections wait for as
+    /// long as their schemas say, and not as [`Settings::queue_wait`] does.
+    pub fn new(
+        in_force: &'a InForce,
+        server_limit: u32,
+        identities: &'a Identities,
+        own_waits: bool,
+    ) -> Self {
+        Self {
+            in_force,
+            limits: in_force.limits(server_limit),
+            identities,
+            own_waits,
+        }
+    }
 }
 
 /// A connection that will ask for seats.
@@ -68,6 +114,8 @@ struct Request {
     arrival: Arrival,
     hold: u64,
     handshake: u64,
+    /// How long it waits, in nanoseconds, if not as long as [`Settings::queue_wait`] says.
+    wait: Option<u64>,
     /// Numbers of its flow and group in the recorder.
     flow: u32,
     group: u32,
@@ -137,6 +185,7 @@ pub fn run_workload(
                 arrival: Arrival::connection(hash, source.width, 0, None),
                 hold: 0,
                 handshake: source.handshake_ns,
+                wait: None,
                 flow: simulation.recorder.add_flow(level, name),
                 group,
                 thread: None,
@@ -158,67 +207,146 @@ pub fn run_workload(
     Ok(simulation.finish())
 }
 
-/// Replays a trace to the end of its last connection. Arrivals that name no level go to
-/// `default_level`.
+/// Replays a trace to the end of its last connection.
 ///
 /// # Errors
-/// If a line of the trace is invalid or names a level that does not exist.
+/// If a line of the trace is invalid, or needs what `replay` does not have.
 pub fn run_trace(
     controller: Controller,
     settings: Settings,
-    default_level: LevelId,
+    replay: &Replay<'_>,
     reader: impl BufRead,
 ) -> Result<Report, SimulateError> {
-    let hasher = hasher(settings.policy);
-    let mut flows = HashMap::<LevelId, HashMap<String, Request>>::new();
+    let mut flows = Flows {
+        replay,
+        hasher: hasher(settings.policy),
+        known: HashMap::new(),
+    };
     let mut simulation = Simulation::new(controller, settings, Vec::new());
     let mut trace = Trace::new(reader);
-    while let Some(line) = trace.next() {
-        let TraceArrival {
-            t_ns,
-            flow,
-            hold_ns,
-            width,
-            level,
-        } = line?;
-        let level = match level {
-            None => default_level,
-            Some(name) => match simulation.controller.find(&name) {
-                Some(level) => level,
-                None => {
-                    let line = trace.line();
-                    return Err(SimulateError::UnknownLevelInTrace { line, level: name });
-                }
-            },
-        };
-        let known = flows.entry(level).or_default();
-        let request = match known.get(&flow) {
-            Some(request) => *request,
-            None => {
-                let schema = simulation.controller.name(level);
-                let hash = hasher.hash(schema, flow.as_bytes());
-                let request = Request {
-                    level,
-                    arrival: Arrival::connection(hash, width, 0, None),
-                    hold: hold_ns,
-                    handshake: 0,
-                    flow: simulation.recorder.add_flow(level, flow.clone()),
-                    group: NO_GROUP,
-                    thread: None,
-                };
-                known.insert(flow, request);
-                request
+    while let Some(arrival) = trace.next() {
+        let (at, request) = match arrival? {
+            TraceArrival::Named(arrival) => {
+                let request = flows.named(&arrival, &mut simulation, trace.line())?;
+                (arrival.t_ns, request)
+            }
+            TraceArrival::Recorded(recorded) => {
+                let request = flows.recorded(&recorded, &mut simulation, trace.line())?;
+                (recorded.t_ns, request)
             }
         };
-        let request = Request {
-            arrival: Arrival::connection(request.arrival.hash, width, 0, None),
-            hold: hold_ns,
-            ..request
-        };
-        simulation.run_until(t_ns);
-        simulation.arrive(request, t_ns);
+        simulation.run_until(at);
+        simulation.arrive(request, at);
     }
     Ok(simulation.finish())
+}
+
+/// The flows of a trace.
+struct Flows<'a> {
+    replay: &'a Replay<'a>,
+    hasher: FlowHasher,
+    /// Hash and number of each flow, by level and name.
+    known: HashMap<LevelId, HashMap<String, (u64, u32)>>,
+}
+
+impl Flows<'_> {
+    /// What an arrival of a flow asks for that the trace names.
+    fn named(
+        &mut self,
+        arrival: &NamedArrival,
+        simulation: &mut Simulation,
+        line: u64,
+    ) -> Result<Request, SimulateError> {
+        let level = match &arrival.level {
+            None => self.replay.level.ok_or(SimulateError::NoLevel(line))?,
+            Some(name) => level_of(simulation, name, line)?,
+        };
+        let name = &arrival.flow;
+        let schema = simulation.controller.name(level);
+        let hash = self.hasher.hash(schema, name.as_bytes());
+        let (hash, flow) = self.flow(level, name.clone(), hash, simulation);
+        Ok(Request {
+            level,
+            arrival: Arrival::connection(hash, arrival.width, 0, None),
+            hold: arrival.hold_ns,
+            handshake: 0,
+            wait: None,
+            flow,
+            group: NO_GROUP,
+            thread: None,
+        })
+    }
+
+    /// What a recorded connection asks for, by the schema that takes it.
+    fn recorded(
+        &mut self,
+        recorded: &Recorded,
+        simulation: &mut Simulation,
+        line: u64,
+    ) -> Result<Request, SimulateError> {
+        let Some(classes) = &self.replay.classes else {
+            return Err(SimulateError::Unclassified(line));
+        };
+        let connection = recorded.connection(classes.identities);
+        let number = classes.in_force.classify(&connection);
+        let active = &classes.in_force.schemas[number];
+        let (schema, level) = (&active.schema, &classes.in_force.levels[active.level]);
+        let distinguisher = Distinguisher::new(schema, level, &connection);
+        let hash = self.hasher.hash(
+            &schema.name,
+            distinguisher.text(&mut [0; MAX_DISTINGUISHER]),
+        );
+        let name = match distinguisher {
+            Distinguisher::None => schema.name.clone(),
+            _ => format!("{} {distinguisher}", schema.name),
+        };
+        let level = level_of(simulation, &level.name, line)?;
+        let (hash, flow) = self.flow(level, name, hash, simulation);
+        let nanoseconds =
+            |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let wait = nanoseconds(schema.deadlines.queue_wait());
+        let seats = schema.seats(&classes.limits[active.level]);
+        Ok(Request {
+            level,
+            arrival: Arrival {
+                schema: number as u32,
+                ..Arrival::connection(hash, seats, nanoseconds(schema.linger), None)
+            },
+            hold: recorded.hold_ns,
+            handshake: 0,
+            wait: classes.own_waits.then_some(wait),
+            flow,
+            group: NO_GROUP,
+            thread: None,
+        })
+    }
+
+    /// Hash and number of a flow, which has this hash if it is new.
+    fn flow(
+        &mut self,
+        level: LevelId,
+        name: String,
+        hash: u64,
+        simulation: &mut Simulation,
+    ) -> (u64, u32) {
+        let known = self.known.entry(level).or_default();
+        match known.get(&name) {
+            Some(flow) => *flow,
+            None => {
+                let number = simulation.recorder.add_flow(level, name.clone());
+                *known.entry(name).or_insert((hash, number))
+            }
+        }
+    }
+}
+
+/// The level of this name, for a line of a trace.
+fn level_of(simulation: &Simulation, name: &str, line: u64) -> Result<LevelId, SimulateError> {
+    let found = simulation.controller.find(name);
+    found.ok_or_else(|| SimulateError::UnknownLevelInTrace {
+        line,
+        level: name.to_owned(),
+    })
 }
 
 fn find(controller: &Controller, level: &str) -> Result<LevelId, SimulateError> {
@@ -240,6 +368,7 @@ fn client_request(client: &Client, level: LevelId, flow: u32, group: u32) -> Req
         },
         hold: client.exec_ns,
         handshake: 0,
+        wait: None,
         flow,
         group,
         thread: None,

@@ -124,11 +124,9 @@ impl Simulation {
         self.advance(now);
         self.quiet_adjustments = 0;
         self.recorder.arrive(&request, now);
+        let wait = request.wait.or(self.settings.queue_wait);
         let arrival = Arrival {
-            deadline: self
-                .settings
-                .queue_wait
-                .map(|wait| now.saturating_add(wait)),
+            deadline: wait.map(|wait| now.saturating_add(wait)),
             ..request.arrival
         };
         match self.controller.arrive(request.level, arrival, now) {

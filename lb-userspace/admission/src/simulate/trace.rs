@@ -1,8 +1,9 @@
-//! Recorded arrivals: a file with one arrival per line, in order of time.
+//! Arrivals in a file: one per line, in order of time.
 //!
-//! A line is either comma-separated values, `t_ns,flow,hold_ns,width,level` (the last two may be
-//! left out), or a JSON object with those names. Empty lines, lines that start with `#`, and a line
-//! of column names before the first arrival are skipped.
+//! A line is comma-separated values, `t_ns,flow,hold_ns,width,level` (the last two may be left
+//! out), a JSON object with those names, or a JSON object that describes a [`Recorded`] connection.
+//! Empty lines, lines that start with `#`, and a line of column names before the first arrival are
+//! skipped.
 
 use std::io::{BufRead, Read as _};
 
@@ -10,15 +11,24 @@ use lb_objects::{quoted, shortened};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use thiserror::Error;
 
-use super::{MAX_TIME, MAX_WIDTH};
+use super::{MAX_TIME, MAX_WIDTH, recording::Recorded};
 
 /// Longest line, in bytes.
 const MAX_LINE: u64 = 64 * 1024;
 
 /// One arrival.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TraceArrival {
+    /// Of a flow that the trace itself names.
+    Named(NamedArrival),
+    /// Of a connection that is still to be classified.
+    Recorded(Recorded),
+}
+
+/// An arrival of a flow, whatever that stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TraceArrival {
+pub struct NamedArrival {
     /// When, in nanoseconds.
     pub t_ns: u64,
     /// Name of the flow.
@@ -111,14 +121,24 @@ impl<R: BufRead> Trace<R> {
                 continue;
             }
             let arrival = parse(text).map_err(invalid)?;
-            if let Some(last) = self.last.filter(|&last| arrival.t_ns < last) {
-                let time = arrival.t_ns;
+            let (time, _) = arrival.times();
+            if let Some(last) = self.last.filter(|&last| time < last) {
                 return Err(invalid(format!(
                     "t_ns {time} is before that of the arrival above, {last}"
                 )));
             }
-            self.last = Some(arrival.t_ns);
+            self.last = Some(time);
             return Ok(Some(arrival));
+        }
+    }
+}
+
+impl TraceArrival {
+    /// When it arrives, and how long it lasts, in nanoseconds.
+    fn times(&self) -> (u64, u64) {
+        match self {
+            Self::Named(NamedArrival { t_ns, hold_ns, .. })
+            | Self::Recorded(Recorded { t_ns, hold_ns, .. }) => (*t_ns, *hold_ns),
         }
     }
 }
@@ -133,26 +153,41 @@ impl<R: BufRead> Iterator for Trace<R> {
 
 fn parse(text: &str) -> Result<TraceArrival, String> {
     let arrival = match text.starts_with('{') {
-        true => serde_json::from_str(text)
-            .map_err(|error| shortened(&error.to_string()).into_owned())?,
-        false => parse_values(text)?,
+        true => parse_object(text).map_err(|error| shortened(&error.to_string()).into_owned())?,
+        false => TraceArrival::Named(parse_values(text)?),
     };
-    if !(1..=MAX_WIDTH).contains(&arrival.width) {
+    if let TraceArrival::Named(NamedArrival { width, .. }) = &arrival
+        && !(1..=MAX_WIDTH).contains(width)
+    {
         return Err(format!("width must be 1 to {MAX_WIDTH}"));
     }
-    if arrival.t_ns.max(arrival.hold_ns) > MAX_TIME {
+    let (t_ns, hold_ns) = arrival.times();
+    if t_ns.max(hold_ns) > MAX_TIME {
         return Err("t_ns and hold_ns must be at most ten years".to_owned());
     }
     Ok(arrival)
 }
 
-fn parse_values(text: &str) -> Result<TraceArrival, String> {
+fn parse_object(text: &str) -> serde_json::Result<TraceArrival> {
+    #[derive(Deserialize)]
+    struct Kind {
+        /// Only a recorded connection has one.
+        source: Option<serde::de::IgnoredAny>,
+    }
+    let Kind { source } = serde_json::from_str(text)?;
+    match source {
+        Some(_) => serde_json::from_str(text).map(TraceArrival::Recorded),
+        None => serde_json::from_str(text).map(TraceArrival::Named),
+    }
+}
+
+fn parse_values(text: &str) -> Result<NamedArrival, String> {
     let mut values = text.split(',').map(str::trim);
     let mut value = |name| match values.next() {
         Some(value) if !value.is_empty() => Ok(value),
         _ => Err(format!("no {name}; expected t_ns,flow,hold_ns,width,level")),
     };
-    let arrival = TraceArrival {
+    let arrival = NamedArrival {
         t_ns: number("t_ns", value("t_ns")?)?,
         flow: value("flow")?.to_owned(),
         hold_ns: number("hold_ns", value("hold_ns")?)?,
@@ -188,9 +223,34 @@ mod tests {
             {"t_ns":3,"flow":7,"hold_ns":4,"width":5,"level":"low"}"#;
         let arrivals = read(values).unwrap();
         assert_eq!(arrivals, read(objects).unwrap());
-        let level = Some("low".to_owned());
-        assert_eq!((arrivals[1].width, &arrivals[1].level), (5, &level));
-        assert_eq!((arrivals[0].width, &arrivals[0].level), (1, &None));
+        let [TraceArrival::Named(first), TraceArrival::Named(second)] = &arrivals[..] else {
+            panic!("{arrivals:?}");
+        };
+        assert_eq!((first.width, first.level.as_deref()), (1, None));
+        assert_eq!((second.width, second.level.as_deref()), (5, Some("low")));
+    }
+
+    #[test]
+    fn recorded_connections_and_named_flows_may_follow_each_other() {
+        let recorded = r#"{"t_ns":2,"hold_ns":1,"source":"192.0.2.1","ingress":"External","namespace":"shop","service":"web","port":80,"protocol":"TCP","address":"10.96.0.10"}"#;
+        let arrivals = read(format!("1,a,2\n{recorded}\n")).unwrap();
+        assert!(
+            matches!(&arrivals[1], TraceArrival::Recorded(recorded) if recorded.service == "web")
+        );
+        for (line, error) in [
+            (format!("3,a,2\n{recorded}"), "line 2: t_ns 2 is before"),
+            (
+                recorded.replace("\"service\":\"web\",", ""),
+                "line 1: missing field `service`",
+            ),
+            (
+                recorded.replace("t_ns\":2", "t_ns\":999999999999999999"),
+                "line 1: t_ns and hold_ns",
+            ),
+        ] {
+            let found = read(&line).unwrap_err();
+            assert!(found.starts_with(error), "{line}: {found}");
+        }
     }
 
     #[test]
@@ -219,6 +279,7 @@ mod tests {
             assert!(found.starts_with(error), "{text:?}: {found}");
         }
     }
+
     #[test]
     fn lines_that_are_no_lines_are_refused_in_few_words() {
         assert_eq!(

@@ -5,7 +5,7 @@ use lb_admission::{
     controller::{Controller, Event},
     level::{Level, LevelKind},
     queueset::{Arrival, Policy},
-    simulate::{Report, Settings, report::FlowReport, run_trace},
+    simulate::{Replay, Report, Settings, report::FlowReport, run_trace},
 };
 use serde_json::{Value, json};
 
@@ -270,5 +270,9 @@ fn replay(levels: &[Level], seats: u32, mut arrivals: Vec<(u64, String, u64)>) -
         policy: Policy::Connections,
         queue_wait: Some(SECOND),
     };
-    run_trace(controller, settings, tested, trace.as_bytes()).unwrap()
+    let replay = Replay {
+        level: Some(tested),
+        classes: None,
+    };
+    run_trace(controller, settings, &replay, trace.as_bytes()).unwrap()
 }

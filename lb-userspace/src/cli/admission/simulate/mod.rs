@@ -7,17 +7,19 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{ArgGroup, Args};
 use lb_admission::{
     controller::{Controller, LevelId},
     deadlines::Deadlines,
     level::{CATCH_ALL, EXEMPT},
     queueset::Policy,
-    simulate::{Report, Settings, run_trace, run_workload, workload::Workload},
+    simulate::{
+        Classes, Replay, Settings, SimulateError, run_trace, run_workload, workload::Workload,
+    },
 };
 
-use super::files::{Files, Loaded};
+use super::{cluster::Cluster, files::Files};
 use crate::cli::{output::Output, print};
 
 mod table;
@@ -32,8 +34,9 @@ pub struct Command {
     #[command(flatten)]
     files: Files,
 
-    /// File of arrivals, one per line: t_ns,flow,hold_ns[,width[,level]], or a JSON object with
-    /// these names
+    /// File of arrivals, one per line: t_ns,flow,hold_ns[,width[,level]], a JSON object with these
+    /// names, or a connection as `record` prints it, which the flow schemas classify. Pods in the
+    /// files give the identities of its sources
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
@@ -49,7 +52,8 @@ pub struct Command {
     #[arg(long)]
     exact: bool,
 
-    /// How long a connection waits for a seat [default: 1s, with --exact without limit]
+    /// How long a connection waits for a seat [default: 1s, for recorded connections as their flow
+    /// schema says; with --exact without limit]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     queue_wait: Option<Duration>,
 
@@ -60,19 +64,31 @@ pub struct Command {
 
 impl Command {
     pub fn run(self) -> anyhow::Result<()> {
-        let Loaded {
-            configuration,
-            errors,
-            ..
-        } = self.files.load()?;
-        if let Some(error) = errors.first() {
+        let loaded = self.files.load()?;
+        if let Some(error) = loaded.errors.first() {
             bail!("{error}");
         }
-        let levels = configuration.in_force().levels;
+        let in_force = loaded.configuration.in_force();
         let settings = self.settings();
-        let controller = Controller::new(&levels, self.files.concurrency, settings.policy, 0)?;
+        let seats = self.files.concurrency;
+        let controller = Controller::new(&in_force.levels, seats, settings.policy, 0)?;
         let report = match (&self.trace, &self.workload) {
-            (Some(path), _) => self.run_trace(controller, settings, path)?,
+            (Some(path), _) => {
+                let cluster = Cluster::new(loaded.others);
+                let own_waits = self.queue_wait.is_none() && !self.exact;
+                let replay = Replay {
+                    level: self.default_level(&controller)?,
+                    classes: Some(Classes::new(
+                        &in_force,
+                        seats,
+                        &cluster.identities,
+                        own_waits,
+                    )),
+                };
+                run_trace(controller, settings, &replay, open(path)?)
+                    .map_err(explained)
+                    .with_context(|| path.display().to_string())?
+            }
             (None, Some(path)) => {
                 let workload = read_workload(path)?;
                 run_workload(controller, settings, &workload)
@@ -96,34 +112,33 @@ impl Command {
         }
     }
 
-    fn run_trace(
-        &self,
-        controller: Controller,
-        settings: Settings,
-        path: &Path,
-    ) -> anyhow::Result<Report> {
-        let level = self.default_level(&controller)?;
-        run_trace(controller, settings, level, open(path)?)
-            .with_context(|| path.display().to_string())
-    }
-
-    /// The level that `--level` names, or else the only one that an object defines.
-    fn default_level(&self, controller: &Controller) -> anyhow::Result<LevelId> {
+    /// The level that `--level` names, or else the only one that an object defines, if there is
+    /// one.
+    fn default_level(&self, controller: &Controller) -> anyhow::Result<Option<LevelId>> {
         if let Some(name) = &self.level {
             let found = controller.find(name);
-            return found.with_context(|| format!("--level: there is no priority level {name:?}"));
+            let found =
+                found.with_context(|| format!("--level: there is no priority level {name:?}"));
+            return found.map(Some);
         }
         let names = controller.levels().map(|(name, _)| name);
         let defined: Vec<_> = names
             .filter(|name| ![EXEMPT, CATCH_ALL].contains(name))
             .collect();
-        match defined[..] {
-            [name] => controller.find(name).context("the level is gone"),
-            _ => bail!(
-                "there are {} priority levels: say which with --level",
-                defined.len()
-            ),
+        Ok(match defined[..] {
+            [name] => controller.find(name),
+            _ => None,
+        })
+    }
+}
+
+/// What to do about an error in a trace, where the command line can help.
+fn explained(error: SimulateError) -> anyhow::Error {
+    match error {
+        SimulateError::NoLevel(_) => {
+            anyhow!("{error}, and there is not just one: say which with --level")
         }
+        _ => error.into(),
     }
 }
 
