@@ -152,6 +152,14 @@ impl<A> Flow<A> {
         self.service & ((1 << SERVICE_BITS) - 1)
     }
 
+    /// Whether the connection is over with its first answer, if this is the endpoint's direction of a
+    /// UDP flow.
+    #[inline(always)]
+    pub fn is_dns(&self) -> bool {
+        const DNS: u16 = 53;
+        self.rewrite.source_port == DNS
+    }
+
     /// The limits that the flow counts against now, if this is its endpoint's direction.
     #[inline(always)]
     pub fn place(&self) -> Place {
@@ -251,7 +259,8 @@ pub fn follow<A: Address, S: Slots<A>>(
     let (forward, reply) = in_order(record, peer);
     let (there, back) = (record::flags(forward), record::flags(reply));
     if there & flow_flag::UDP != 0 {
-        if back & flow_flag::SEEN != 0 && is_dns(reply) {
+        // SAFETY: records stay valid, and what is read does not change while they are in use.
+        if back & flow_flag::SEEN != 0 && unsafe { reply.as_ref() }.is_dns() {
             release(slots, reply);
         }
     } else if Stage::of(tag::LIVE, there, back) == Stage::Closed {
@@ -279,14 +288,6 @@ fn may_be_copy<A: Address, S: Slots<A>>(slots: &S, flags: u32) -> bool {
 pub fn is_provisional(forward: u32, reply: u32) -> bool {
     use flow_flag::{FIN_ACKED, GONE, RST};
     reply & RST == 0 && forward & reply & FIN_ACKED == 0 && forward & GONE == 0
-}
-
-/// Whether a UDP flow's connection is over with its first answer.
-#[inline(always)]
-fn is_dns<A: Address>(reply: Record<A>) -> bool {
-    const DNS: u16 = 53;
-    // SAFETY: records stay valid, and this does not change while they are in use.
-    unsafe { reply.as_ref() }.rewrite.source_port == DNS
 }
 
 /// Takes the seats of a flow's place again, whatever the limits are.

@@ -2,19 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::config::BPF_ROOT;
+use super::bpf_root::BpfRoot;
 
 /// Remove all programs and maps of node-lb from the kernel; this ends the connections through it
 #[derive(Debug, clap::Args)]
 pub struct Command {
-    /// Directory in which maps and links are pinned
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = BPF_ROOT,
-        default_value = lb_datapath::pins::DEFAULT_ROOT
-    )]
-    bpf_root: PathBuf,
+    #[command(flatten)]
+    bpf_root: BpfRoot,
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -24,7 +18,7 @@ impl Command {
     /// # Errors
     /// If something cannot be removed, or an agent is running.
     pub fn run(self) -> anyhow::Result<()> {
-        let removed = lb_datapath::cleanup(&self.bpf_root)?;
+        let removed = lb_datapath::cleanup(&self.bpf_root.path)?;
         super::print(&format!(
             "removed {} maps, {} links and {} filters\n",
             removed.maps, removed.links, removed.filters

@@ -1,11 +1,16 @@
 //! The agent's local API, for commands that ask it.
 
-use std::{os::unix::net::UnixStream, path::PathBuf, time::Duration};
+use std::{
+    io::{BufReader, Read as _},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::Duration,
+};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 
-use crate::config::DEFAULT_SOCKET;
+use crate::{config::DEFAULT_SOCKET, http};
 
 /// Where the agent answers.
 #[derive(Args, Debug)]
@@ -37,5 +42,21 @@ impl LocalApi {
                 self.socket.display()
             )
         })
+    }
+
+    /// Asks for a stream, to be read line by line as it comes. The agent may be silent for
+    /// `patience`.
+    ///
+    /// # Errors
+    ///
+    /// If no agent answers, or it refuses.
+    pub fn stream(&self, patience: Duration, path: &str) -> anyhow::Result<BufReader<UnixStream>> {
+        let (code, mut answer) = self.asking(patience, |stream| http::open(stream, path))?;
+        if code != 200 {
+            let mut body = String::new();
+            answer.read_to_string(&mut body)?;
+            bail!("the agent answered {code}: {}", body.trim_end());
+        }
+        Ok(answer)
     }
 }

@@ -14,6 +14,7 @@ use crate::config::file;
 
 mod admission;
 mod agent;
+mod bpf_root;
 mod check;
 mod cleanup;
 mod explain;

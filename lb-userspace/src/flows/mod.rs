@@ -6,6 +6,7 @@
 //! they are safe while programs run.
 
 mod ageing;
+pub mod arrivals;
 mod diag;
 mod limits;
 mod pass;
@@ -19,6 +20,7 @@ pub mod sweep;
 mod worker;
 
 pub use ageing::{timeouts, under_pressure};
+pub use arrivals::Arrivals;
 pub use limits::{Change, Limit, Limits, Met};
 pub use records::{Connection, Records};
 pub use report::FlowReport;

@@ -2,6 +2,7 @@
 //! do.
 
 mod ageing;
+mod arrivals;
 mod beside_programs;
 mod seats;
 mod stale;

@@ -8,6 +8,7 @@ mod ground;
 mod hairpin;
 mod matrix;
 mod operation;
+mod recording;
 mod singly;
 mod sizes;
 mod sockets;

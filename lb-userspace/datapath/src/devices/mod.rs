@@ -15,7 +15,7 @@ mod sources;
 mod unserved;
 mod watch;
 
-pub use netlink::{WatchError, xdp_programs};
+pub use netlink::{Routes, WatchError, xdp_programs};
 pub use roles::{DeviceNames, PatternError, Role, RoleRules};
 pub use sources::{SourceRules, WayBack};
 pub use unserved::Unserved;

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     pin::pin,
 };
 
@@ -11,6 +11,7 @@ use futures_util::{Stream, TryStreamExt as _};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     link::{LinkAttribute, LinkXdp},
+    route::RouteAttribute,
 };
 use netlink_sys::{AsyncSocket as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -95,6 +96,63 @@ pub(super) async fn default_routes(netlink: &Handle) -> Result<BTreeSet<u32>, Wa
         }
     }
     Ok(through)
+}
+
+/// Asks this network namespace's routes and devices. It needs the runtime that it was opened in.
+pub struct Routes(Handle);
+
+impl Routes {
+    /// Opens a connection.
+    ///
+    /// # Errors
+    ///
+    /// If there is no netlink.
+    pub fn open() -> io::Result<Self> {
+        connect().map(Self)
+    }
+
+    /// Index of the device by which packets to an address leave; `None` if there is no way.
+    pub async fn device_towards(&self, address: IpAddr) -> Option<u32> {
+        let request = match address {
+            IpAddr::V4(ip) => RouteMessageBuilder::<Ipv4Addr>::new()
+                .destination_prefix(ip, Ipv4Addr::BITS as u8)
+                .build(),
+            IpAddr::V6(ip) => RouteMessageBuilder::<Ipv6Addr>::new()
+                .destination_prefix(ip, Ipv6Addr::BITS as u8)
+                .build(),
+        };
+        let mut routes = pin!(self.0.route().get(request).execute());
+        // The kernel's answer to a packet that it cannot send is an error.
+        let route = routes.try_next().await.ok()??;
+        route
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                RouteAttribute::Oif(index) => Some(*index),
+                _ => None,
+            })
+    }
+
+    /// Indexes of the devices that are ports of another one, as of a bridge.
+    ///
+    /// # Errors
+    ///
+    /// If the devices cannot be listed.
+    pub async fn ports(&self, device: u32) -> Result<BTreeSet<u32>, WatchError> {
+        let is_port = |attribute: &LinkAttribute| *attribute == LinkAttribute::Controller(device);
+        let links = self.0.link().get().execute();
+        let links = links.map_err(|source| WatchError::List {
+            what: "devices",
+            source,
+        });
+        links
+            .try_filter_map(async |link| {
+                let is_one = link.attributes.iter().any(is_port);
+                Ok(is_one.then_some(link.header.index))
+            })
+            .try_collect()
+            .await
+    }
 }
 
 /// Ids of the XDP programs on this network namespace's devices, by interface index.

@@ -1,4 +1,5 @@
-//! `node-lb admission`: connection admission from files alone, without root or kernel.
+//! `node-lb admission`: connection admission from files, without root or kernel; only `record` reads
+//! the node's flow tables.
 
 use clap::{Args, Subcommand};
 
@@ -9,10 +10,11 @@ mod defaults;
 mod explain;
 mod files;
 mod plan;
+mod record;
 mod report;
 mod simulate;
 
-/// Check, explain and simulate the configuration of connection admission, without root
+/// Record connections; check, explain and simulate a configuration of connection admission
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(subcommand)]
@@ -25,6 +27,7 @@ enum Admission {
     Check(check::Command),
     Explain(explain::Command),
     Simulate(simulate::Command),
+    Record(record::Command),
     Defaults(defaults::Command),
     Crds(crds::Command),
 }
@@ -36,6 +39,7 @@ impl Command {
             Admission::Check(command) => command.run(),
             Admission::Explain(command) => command.run(),
             Admission::Simulate(command) => command.run(),
+            Admission::Record(command) => command.run(),
             Admission::Defaults(command) => command.run(),
             Admission::Crds(command) => command.run(),
         }

@@ -1,6 +1,11 @@
 //! `node-lb flows`: the connections in the kernel's flow tables.
 
-use std::{collections::HashMap, io, net::SocketAddr, path::Path};
+use std::{
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -108,12 +113,18 @@ where
     Ok(flows)
 }
 
+/// Where a map of the data plane is pinned.
+pub fn pin(root: &Path, map: &str) -> PathBuf {
+    let version = root.join(format!("v{}", abi::VERSION));
+    version.join("maps").join(map)
+}
+
 /// A pinned array of the data plane.
-fn pinned<T: aya::Pod>(root: &Path, map: &str) -> anyhow::Result<MappedArray<T>> {
-    let path = root
-        .join(format!("v{}", abi::VERSION))
-        .join("maps")
-        .join(map);
+///
+/// # Errors
+/// If it is not there, or cannot be read.
+pub fn pinned<T: aya::Pod>(root: &Path, map: &str) -> anyhow::Result<MappedArray<T>> {
+    let path = pin(root, map);
     match MappedArray::from_pin(&path) {
         Ok(array) => Ok(array),
         Err(ArrayError::Map(error)) if !path.exists() => Err(error).with_context(|| {

@@ -1,19 +1,13 @@
 //! `node-lb trace`: what the data plane decides about live packets, step by step.
 
-use std::{
-    io::{BufRead as _, Read as _},
-    time::Duration,
-};
+use std::{io::BufRead as _, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use lb_common::verdict::Reason;
 
 use super::{local_api::LocalApi, output::Output};
-use crate::{
-    http,
-    trace::{Ask, Event, Protocol, ServiceRef, Side, reason},
-};
+use crate::trace::{Ask, Event, Protocol, ServiceRef, Side, reason};
 
 mod text;
 
@@ -78,14 +72,7 @@ impl Command {
         };
         ask.check().map_err(|error| anyhow!("--{error}"))?;
         let path = format!("/trace?{}", ask.to_query());
-        let open = |stream| http::open(stream, &path);
-        let (code, mut answer) = self.agent.asking(PATIENCE, open)?;
-        if code != 200 {
-            let mut body = String::new();
-            answer.read_to_string(&mut body)?;
-            bail!("the agent answered {code}: {}", body.trim_end());
-        }
-        for line in answer.lines() {
+        for line in self.agent.stream(PATIENCE, &path)?.lines() {
             let line = line.context("the agent says nothing any more")?;
             let event = serde_json::from_str(&line)
                 .context("the agent's answer is no trace; is it of another version?")?;
