@@ -22,6 +22,7 @@
 //! | [`controller`] | all levels of a node together |
 //! | [`parking`] | room for the packets of those that wait |
 //! | [`simulate`] | all of it in virtual time |
+//! | [`proposal`] | levels for the connections that a node has had |
 
 pub mod level;
 pub mod limits;
@@ -51,3 +52,5 @@ pub mod controller;
 pub mod parking;
 
 pub mod simulate;
+
+pub mod proposal;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 mod admission;
+mod admission_recorded;
 mod admission_simulate;
 mod explain;
 mod flows;

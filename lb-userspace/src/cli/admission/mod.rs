@@ -13,8 +13,9 @@ mod plan;
 mod record;
 mod report;
 mod simulate;
+mod suggest;
 
-/// Record connections; check, explain and simulate a configuration of connection admission
+/// Record connections; propose, check, explain and simulate a configuration of connection admission
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(subcommand)]
@@ -28,6 +29,7 @@ enum Admission {
     Explain(explain::Command),
     Simulate(simulate::Command),
     Record(record::Command),
+    Suggest(suggest::Command),
     Defaults(defaults::Command),
     Crds(crds::Command),
 }
@@ -40,6 +42,7 @@ impl Command {
             Admission::Explain(command) => command.run(),
             Admission::Simulate(command) => command.run(),
             Admission::Record(command) => command.run(),
+            Admission::Suggest(command) => command.run(),
             Admission::Defaults(command) => command.run(),
             Admission::Crds(command) => command.run(),
         }
