@@ -66,7 +66,7 @@ impl Writer {
             came: 0,
             budget: RequestBudget::new(now),
             not_before: now,
-            backoff: Backoff::new(),
+            backoff: Backoff::steep(),
             forbidden: false,
         }
     }

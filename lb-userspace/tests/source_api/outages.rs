@@ -24,8 +24,8 @@ async fn outage_costs_few_requests_and_no_list() {
         requests += 1;
         drop(call); // connection refused
     };
-    // 30 to 60 s apart, except for the first few.
-    assert!((60..=130).contains(&requests), "{requests}");
+    // 30 to 60 s apart, except for those of the first minute and a few more.
+    assert!((60..=140).contains(&requests), "{requests}");
     assert!(
         follower
             .error("services")
@@ -50,6 +50,34 @@ async fn outage_costs_few_requests_and_no_list() {
     );
     assert_eq!(follower.error("services"), None);
     assert_eq!(follower.synced, 1);
+}
+
+/// However many short outages there have been before, the end of one is noticed soon.
+#[tokio::test(start_paused = true)]
+async fn outages_in_a_row_are_each_over_soon() {
+    let mut follower = Follower::start();
+    let mut watch = follower.listed(&[service("a", 1)], 5).await;
+    for outage in 0..50_u64 {
+        sleep(Duration::from_secs(2)).await;
+        watch.cut().await;
+        let lasts = Duration::from_millis(200 * (outage % 40));
+        let began = Instant::now();
+        let back = loop {
+            let call = follower.call().await;
+            assert!(!call.is_list(), "outage {outage}");
+            if began.elapsed() >= lasts {
+                break call;
+            }
+            drop(call); // connection refused
+        };
+        let late = began.elapsed() - lasts;
+        assert!(
+            late < Duration::from_secs(8),
+            "outage {outage} of {lasts:?}: {late:?} late"
+        );
+        watch = back.stream();
+    }
+    assert_eq!(follower.names(), ["a"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,8 +35,7 @@ const SILENCE: Duration = Duration::from_secs(150);
 const GRACE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner than this without any data counts as failed.
 const TOO_SHORT: Duration = Duration::from_secs(1);
-/// After a watch that lasted this long, the next failure counts as a new one: earlier failures no
-/// longer lengthen the wait.
+/// After a watch that lasted this long, earlier ones that broke off no longer lengthen the wait.
 const STEADY: Duration = Duration::from_secs(10);
 /// How many objects of the first list are passed on together.
 const BATCH: usize = 500;
@@ -57,8 +56,14 @@ pub struct Reflector {
     listed: bool,
     /// Whether the server streams lists, as far as we know.
     streams: bool,
+    /// Whether the latest request was, or became, a watch of changes that has lasted.
+    followed: bool,
+    /// For requests that came to nothing; starts again with each watch that lasts.
     backoff: Backoff,
-    /// Separate from the other back-off, so that an earlier outage does not delay a new list.
+    /// For watches that broke off.
+    break_backoff: Backoff,
+    /// Separate from the others, so that an earlier outage does not delay a new list. Starts again
+    /// once a list has been followed by a watch.
     relist_backoff: Backoff,
 }
 
@@ -74,8 +79,10 @@ impl Reflector {
             version: String::new(),
             listed: false,
             streams: true,
+            followed: false,
             backoff: Backoff::new(),
-            relist_backoff: Backoff::new(),
+            break_backoff: Backoff::of_breaks(),
+            relist_backoff: Backoff::steep(),
         }
     }
 
@@ -93,6 +100,7 @@ impl Reflector {
 
     /// Does a step. `step` becomes the next one, or stays if it is to be repeated.
     async fn take(&mut self, step: &mut Step) -> Result<(), Failure> {
+        self.followed = false;
         let time = watch_time();
         match step {
             Step::Page { from, token } => {
@@ -166,16 +174,17 @@ impl Reflector {
     ) -> Result<(), Failure> {
         let began = Instant::now();
         let mut answer = self.client.get(request).await?;
+        // When it became a watch of changes.
+        let mut followed = None;
         if !*initial {
             self.note_current();
+            followed = Some(Instant::now());
         }
         let mut cutter = LineCutter::default();
         let mut quiet = true;
         loop {
             let next = self.wait(&mut answer, began, time).await;
-            if began.elapsed() >= STEADY {
-                self.backoff = Backoff::new();
-            }
+            self.note_followed(followed);
             let Some(bytes) = next? else {
                 break;
             };
@@ -201,6 +210,7 @@ impl Reflector {
             });
             // What came before a fault is still valid.
             if complete {
+                followed = Some(Instant::now());
                 self.announce_list().await;
             }
             match *initial {
@@ -297,6 +307,22 @@ impl Reflector {
             self.pending.push(Event::Synced);
         }
         self.send_all().await;
+    }
+
+    /// Notes that a watch, which began to follow changes at this moment, still does or has just
+    /// ended. If it has lasted, whatever failed before is over.
+    fn note_followed(&mut self, since: Option<Instant>) {
+        let Some(lasted) = since.map(|since| since.elapsed()) else {
+            return;
+        };
+        if lasted >= TOO_SHORT && !self.followed {
+            self.followed = true;
+            self.backoff = Backoff::new();
+            self.relist_backoff = Backoff::steep();
+        }
+        if lasted >= STEADY {
+            self.break_backoff = Backoff::of_breaks();
+        }
     }
 
     fn note_current(&self) {

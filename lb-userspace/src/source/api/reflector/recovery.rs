@@ -100,6 +100,7 @@ impl Reflector {
                 let asked = *retry_after + up_to(RETRY_SPREAD);
                 (step, self.backoff.after_failure().max(asked))
             }
+            (step, _) if self.followed => (step, self.break_backoff.after_failure()),
             (step, _) => (step, self.backoff.after_failure()),
         };
         self.client.metrics.retry(name, verb);
