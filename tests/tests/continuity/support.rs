@@ -11,6 +11,7 @@ use lb_tests::{
     Agent, Balanced, Deployment, Failure, FailureKind, Family, Held, Host, Load, Reply, Request,
     Service, Topology, patient,
 };
+use nix::sys::signal::Signal;
 
 /// The only Service that most tests need.
 pub const SERVICE: &str = "web";
@@ -187,11 +188,15 @@ impl Idle {
 
 /// Starts agents of another build beside those that run, then ends the old ones.
 ///
-/// The agents before have the thirty seconds of their pods: they answer until the next ones serve
-/// on all nodes.
+/// The agents before have the thirty seconds of their pods: they answer until the next ones serve.
+/// They are told to end at the same time, because an older version waits for its place only some
+/// seconds.
 pub fn take_over(ground: &mut Balanced, build: &Path) {
     let first = mem::take(&mut ground.agents);
     ground.launch_agents_of(build).unwrap();
+    for agent in &first {
+        agent.signal(Signal::SIGTERM).unwrap();
+    }
     for agent in first {
         agent.stop(Duration::from_secs(30)).unwrap();
     }

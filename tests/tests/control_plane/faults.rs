@@ -166,10 +166,10 @@ fn an_outage_is_met_with_few_requests_and_no_list() {
 /// Two agents follow three resources each.
 const WATCHERS: usize = 6;
 
-/// The most attempts in a time, if the waits after them are at least 0.8, 1.6, 3.2 s and so on, up
-/// to 30 s.
+/// The most attempts in a time of less than a minute, if the waits after them are at least 0.8,
+/// 1.6, 3.2 and then 4 s.
 fn most_attempts(time: Duration) -> usize {
-    let waits = (0..).map(|number| Duration::from_millis(800 << number.min(5)));
+    let waits = (0..).map(|number| Duration::from_millis((800 << number.min(5)).min(4000)));
     let attempts = waits.scan(Duration::ZERO, |at, wait| {
         let attempt = *at;
         *at += wait;
