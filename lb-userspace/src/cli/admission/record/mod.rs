@@ -3,7 +3,7 @@
 
 use std::{
     net::IpAddr,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -142,6 +142,8 @@ impl Ended {
 
 /// A recording under way.
 struct Recording {
+    /// Where the maps are pinned.
+    root: PathBuf,
     v4: Watched<Ip4>,
     v6: Watched<Ip6>,
     rate: TickRate,
@@ -156,6 +158,7 @@ struct Recording {
 
 /// A flow table, and what has been seen there.
 struct Watched<A> {
+    map: &'static str,
     records: MappedArray<Flow<A>>,
     arrivals: Arrivals<A>,
 }
@@ -164,10 +167,20 @@ impl<A: Address> Watched<A>
 where
     Flow<A>: aya::Pod,
 {
-    fn open(root: &Path, map: &str, rate: TickRate) -> anyhow::Result<Self> {
+    fn open(root: &Path, map: &'static str, rate: TickRate) -> anyhow::Result<Self> {
         let records = pinned::<Flow<A>>(root, map)?;
         let arrivals = Arrivals::new(&records, rate);
-        Ok(Self { records, arrivals })
+        Ok(Self {
+            map,
+            records,
+            arrivals,
+        })
+    }
+
+    /// Whether a table of another size has come in its place.
+    fn is_replaced(&self, root: &Path) -> anyhow::Result<bool> {
+        let present = pinned::<Flow<A>>(root, self.map)?;
+        Ok(present.len() != self.records.len())
     }
 }
 
@@ -176,6 +189,7 @@ impl Recording {
         let settings = pinned::<abi::Config>(root, "CONFIG")?.read(0);
         let rate = TickRate::of(&settings).context("the data plane has no settings yet")?;
         Ok(Self {
+            root: root.to_owned(),
             v4: Watched::open(root, "FLOWS4", rate)?,
             v6: Watched::open(root, "FLOWS6", rate)?,
             rate,
@@ -225,6 +239,12 @@ impl Recording {
         let open: Vec<_> = v4.chain(self.v6.arrivals.end(now)).collect();
         self.add(open).await?;
         self.recorded.sort_by_key(|ended| ended.opened);
+        if self.v4.is_replaced(&self.root)? || self.v6.is_replaced(&self.root)? {
+            print_error(
+                "warning: the agent has changed the size of the flow tables meanwhile: connections \
+                 that were opened since then are missing\n",
+            );
+        }
         Ok((self.recorded, now, self.unknown))
     }
 
