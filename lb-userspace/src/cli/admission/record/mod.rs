@@ -110,8 +110,8 @@ impl Command {
     }
 }
 
-/// A connection that is over, in little memory: there may be very many, and the agent's pod, in
-/// which this runs, has a limit.
+/// A connection that is over, in little memory: there may be very many, and whoever runs this in the
+/// agent's pod takes it from there.
 struct Ended {
     /// Nanoseconds since the recording began.
     opened: u64,
