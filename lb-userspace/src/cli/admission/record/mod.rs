@@ -257,6 +257,7 @@ impl Recording {
 
     async fn add(&mut self, past: Vec<Past>) -> anyhow::Result<()> {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.origins.renew();
         for one in past {
             let Some(port) = self.services.at(one.frontend, one.protocol) else {
                 self.unknown += 1;

@@ -28,7 +28,9 @@ pub struct Origins {
 struct ByDevice {
     routes: Routes,
     /// The map of devices with special properties.
-    devices: PathBuf,
+    special: PathBuf,
+    /// By interface index, until [`Origins::renew`].
+    devices: HashMap<u32, bool>,
     known: HashMap<IpAddr, bool>,
 }
 
@@ -42,7 +44,8 @@ impl Origins {
             0 => None,
             _ => Some(ByDevice {
                 routes: Routes::open().context("cannot ask for routes")?,
-                devices: pin(root, "DEVICES"),
+                special: pin(root, "DEVICES"),
+                devices: HashMap::new(),
                 known: HashMap::new(),
             }),
         };
@@ -51,6 +54,13 @@ impl Origins {
             own: own_addresses(),
             by_device,
         })
+    }
+
+    /// Looks at devices again when it is next asked: ports come and go.
+    pub fn renew(&mut self) {
+        if let Some(by_device) = &mut self.by_device {
+            by_device.devices.clear();
+        }
     }
 
     /// Where connections from a source enter the node. A node address that lies in the pods' range
@@ -81,7 +91,15 @@ impl ByDevice {
         }
         let towards = self.routes.device_towards(source).await;
         let is_pod = match towards {
-            Some(device) => self.leads_to_pods(device).await?,
+            Some(device) => match self.devices.get(&device) {
+                Some(known) => *known,
+                // Not for each source: a flood has very many.
+                None => {
+                    let leads = self.leads_to_pods(device).await?;
+                    self.devices.insert(device, leads);
+                    leads
+                }
+            },
             None => false,
         };
         self.known.insert(source, is_pod);
@@ -90,7 +108,7 @@ impl ByDevice {
 
     /// Whether pods are behind a device, or behind a port of it.
     async fn leads_to_pods(&self, device: u32) -> anyhow::Result<bool> {
-        let special = BatchMap::<u32, abi::Device>::from_pin(&self.devices)
+        let special = BatchMap::<u32, abi::Device>::from_pin(&self.special)
             .and_then(|devices| devices.entries())
             .context("cannot read the map DEVICES")?;
         let pods = special
