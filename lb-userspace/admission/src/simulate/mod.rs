@@ -245,8 +245,8 @@ pub fn run_trace(
 struct Flows<'a> {
     replay: &'a Replay<'a>,
     hasher: FlowHasher,
-    /// Hash and number of each flow, by level and name.
-    known: HashMap<LevelId, HashMap<String, (u64, u32)>>,
+    /// Number of each flow, by level and name.
+    known: HashMap<LevelId, HashMap<String, u32>>,
 }
 
 impl Flows<'_> {
@@ -264,7 +264,7 @@ impl Flows<'_> {
         let name = &arrival.flow;
         let schema = simulation.controller.name(level);
         let hash = self.hasher.hash(schema, name.as_bytes());
-        let (hash, flow) = self.flow(level, name.clone(), hash, simulation);
+        let flow = self.flow(level, name.clone(), simulation);
         Ok(Request {
             level,
             arrival: Arrival::connection(hash, arrival.width, 0, None),
@@ -301,7 +301,7 @@ impl Flows<'_> {
             _ => format!("{} {distinguisher}", schema.name),
         };
         let level = level_of(simulation, &level.name, line)?;
-        let (hash, flow) = self.flow(level, name, hash, simulation);
+        let flow = self.flow(level, name, simulation);
         let nanoseconds =
             |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let wait = nanoseconds(schema.deadlines.queue_wait());
@@ -321,20 +321,14 @@ impl Flows<'_> {
         })
     }
 
-    /// Hash and number of a flow, which has this hash if it is new.
-    fn flow(
-        &mut self,
-        level: LevelId,
-        name: String,
-        hash: u64,
-        simulation: &mut Simulation,
-    ) -> (u64, u32) {
+    /// The number of a flow.
+    fn flow(&mut self, level: LevelId, name: String, simulation: &mut Simulation) -> u32 {
         let known = self.known.entry(level).or_default();
         match known.get(&name) {
             Some(flow) => *flow,
             None => {
                 let number = simulation.recorder.add_flow(level, name.clone());
-                *known.entry(name).or_insert((hash, number))
+                *known.entry(name).or_insert(number)
             }
         }
     }
