@@ -5,8 +5,9 @@ pub const EXEMPT: &str = "exempt";
 /// Name of the mandatory level that takes what no other flow schema takes.
 pub const CATCH_ALL: &str = "catch-all";
 
-/// The most levels of a node.
-pub const MAX_LEVELS: usize = 256;
+/// The most levels of a node. The kernel knows them by numbers of eight bits, and a level that is
+/// deleted keeps its own while it has connections.
+pub const MAX_LEVELS: usize = 128;
 /// The most queues of all levels together.
 pub const MAX_ALL_QUEUES: u32 = 65_536;
 /// The most queues of a level.

@@ -228,6 +228,16 @@ impl Schema {
     }
 }
 
+impl Source {
+    /// Whether only a pod that is known can be of this source.
+    pub fn needs_identity(&self) -> bool {
+        match self {
+            Self::Any | Self::Network { .. } => false,
+            Self::Namespace(_) | Self::ServiceAccount { .. } | Self::Workload { .. } => true,
+        }
+    }
+}
+
 impl Rule {
     /// Everyone to one destination.
     pub fn new(destination: Destination) -> Self {

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     configuration::ActiveSchema,
-    schema::{Destination, Ingress, Rule, Source},
+    schema::{Destination, Ingress, Listed, Rule, Source},
 };
 
 /// Flow schemas, compiled for lookups by packets.
@@ -114,19 +114,59 @@ impl Classifier {
         }
     }
 
+    /// The networks by which the schemas tell sources apart, each with the class of those addresses
+    /// that no longer one of them has. The networks of all addresses of a family are always among
+    /// them.
+    pub fn networks(&self) -> impl Iterator<Item = (IpNet, u32)> {
+        self.addresses.entries()
+    }
+
+    /// How many classes of sources there are: they are numbered from 0.
+    pub fn source_classes(&self) -> u32 {
+        self.sources.len()
+    }
+
+    /// Whether it matters at which address a Service is reached.
+    pub fn asks_for_address(&self) -> bool {
+        let destinations = self
+            .rules
+            .iter()
+            .flat_map(|rule| rule.destinations.iter().chain(&rule.except_destinations));
+        destinations
+            .into_iter()
+            .any(|destination| destination.addresses != Listed::Any)
+    }
+
+    /// Index of the schema that takes connections from sources of a class, see [`Self::networks`],
+    /// without a known identity.
+    pub fn decide(&self, ingress: Ingress, source: u32, destination: DestinationClass) -> usize {
+        self.first_of(ingress, source, 0, destination)
+    }
+
     /// Index of the schema that takes a connection, as
     /// [`InForce::classify`](crate::configuration::InForce::classify) finds it.
     ///
     /// With classes of another classifier the result is wrong.
     pub fn classify(&self, key: &Key) -> usize {
-        let address = self.sources.get(self.addresses.longest_match(key.source));
-        let identity = self.sources.get(key.identity.0);
-        let destination = self.destinations.get(key.destination.0);
+        let address = self.addresses.longest_match(key.source);
+        self.first_of(key.ingress, address, key.identity.0, key.destination)
+    }
+
+    fn first_of(
+        &self,
+        ingress: Ingress,
+        address: u32,
+        identity: u32,
+        destination: DestinationClass,
+    ) -> usize {
+        let address = self.sources.get(address);
+        let identity = self.sources.get(identity);
+        let destination = self.destinations.get(destination.0);
         let (Some(address), Some(identity), Some(destination)) = (address, identity, destination)
         else {
             return self.last;
         };
-        let ingress = self.ingress[key.ingress as usize].words();
+        let ingress = self.ingress[ingress as usize].words();
         for (index, (&ingress, &destination)) in ingress.iter().zip(destination.words()).enumerate()
         {
             let fits = ingress & destination & address.or(identity, index);

@@ -33,6 +33,12 @@ impl<T: Clone + Eq + Hash> Interned<T> {
 }
 
 impl<T> Interned<T> {
+    /// How many distinct values there are.
+    pub fn len(&self) -> u32 {
+        // Each has a number.
+        self.values.len() as u32
+    }
+
     /// The value of a number, if it has one.
     pub fn get(&self, number: u32) -> Option<&T> {
         self.values.get(number as usize)

@@ -1,4 +1,4 @@
-//! Longest prefix match in a table, which could be a trie map in the kernel.
+//! Longest prefix match in a table, as in a trie map of the kernel.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -49,6 +49,11 @@ impl Prefixes {
             });
         }
         Self { entries }
+    }
+
+    /// All prefixes, with their values.
+    pub fn entries(&self) -> impl Iterator<Item = (IpNet, u32)> {
+        self.entries.iter().map(|entry| (entry.prefix, entry.value))
     }
 
     /// The value of the longest prefix that holds an address.

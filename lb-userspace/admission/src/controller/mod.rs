@@ -247,6 +247,11 @@ impl Controller {
         self.levels[level.0].set.observe_without_queue(holds, now);
     }
 
+    /// See [`QueueSet::note_refused`].
+    pub fn note_refused(&mut self, level: LevelId, seats: u64, now: u64) {
+        self.levels[level.0].set.note_refused(seats, now);
+    }
+
     /// See [`QueueSet::observe_flow`].
     pub fn observe_flow(
         &mut self,

@@ -25,6 +25,7 @@ impl QueueSet {
                 length_limit,
             } => (dealer, length_limit),
             Kind::Reject if !self.has_room_without_queue(width) => {
+                self.note_refused(arrival.width().into(), now);
                 return self.reject(&arrival, Rejection::ConcurrencyLimit);
             }
             Kind::Exempt | Kind::Reject => return Verdict::Admitted(self.admit(arrival, now)),

@@ -107,6 +107,8 @@ pub struct QueueSet {
     /// Seats that have come back from borrowers.
     borrowed_released: u64,
     demand: DemandIntegrator,
+    /// Seats for which connections were refused in this period of demand.
+    refused_seats: u64,
     counts: Counts,
     /// Whether something has changed since the last dispatch found nothing.
     ready: bool,
@@ -182,6 +184,7 @@ impl QueueSet {
             observed_without_queue: Holds::default(),
             borrowed_released: 0,
             demand: DemandIntegrator::new(now),
+            refused_seats: 0,
             counts: Counts::default(),
             ready: false,
         };
@@ -230,7 +233,24 @@ impl QueueSet {
 
     /// Ends a period of demand and starts the next.
     pub fn end_demand_period(&mut self, now: u64) -> DemandStatistics {
+        self.refused_seats = 0;
         self.demand.reset(now)
+    }
+
+    /// Notes that connections were refused, which would have taken so many seats together. The level
+    /// wanted these for a moment. So it gets back what it has lent, although it cannot hold more than
+    /// is left; it does not borrow more because of them, since there may be any number. (In APF, a
+    /// level that refuses at once never shows that it wants more.)
+    pub fn note_refused(&mut self, seats: u64, now: u64) {
+        if !self.policy.charges_continuously() || seats == 0 {
+            return;
+        }
+        self.synchronise(now);
+        self.refused_seats = self.refused_seats.saturating_add(seats);
+        let wanted = self.holds.seats + self.seats_waiting;
+        let wanted = wanted.saturating_add(self.refused_seats);
+        self.demand.set(wanted as f64, now);
+        self.note_demand(now);
     }
 
     fn note_demand(&mut self, now: u64) {
