@@ -8,6 +8,7 @@
 //! | [`plan`] | the desired state of a Service on this node, a pure function |
 //! | [`map_writer`] | from plans to maps: only the differences are written |
 //! | [`memory`] | the same into tables in memory, for `explain` and tests |
+//! | [`admission`] | the objects of connection admission, and the limits of priority levels |
 //! | [`flows`] | ageing and clean-up of the flow tables |
 //! | [`trace`] | what is asked about live packets, and what is told of each |
 //! | [`conntrack_sysctls`] | settings of the kernel's own connection tracking |
@@ -30,6 +31,7 @@ pub mod plan;
 pub mod map_writer;
 pub mod memory;
 
+pub mod admission;
 pub mod conntrack_sysctls;
 pub mod flows;
 pub mod trace;

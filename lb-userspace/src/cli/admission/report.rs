@@ -6,7 +6,8 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 
-use super::files::{Files, Loaded, ObjectError};
+use super::files::Files;
+use crate::admission::objects::{ObjectError, Objects};
 use crate::cli::output::{Output, json};
 
 /// What `plan` and `check` are told.
@@ -46,7 +47,7 @@ struct LevelReport {
 
 impl Report {
     pub fn new(files: &Files) -> anyhow::Result<Self> {
-        let Loaded {
+        let Objects {
             configuration,
             errors,
             ..

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, time::Duration};
 
-use crate::flows::FlowReport;
+use crate::{cli::output::aligned, flows::FlowReport};
 
 /// The flows. `total` is how many there would be without the limit.
 pub fn render(flows: &[FlowReport], total: usize) -> String {
@@ -24,21 +24,7 @@ pub fn render(flows: &[FlowReport], total: usize) -> String {
         .map(str::to_owned),
     ];
     rows.extend(flows.iter().map(row));
-    let mut widths = [0; 9];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.len());
-        }
-    }
-
-    let mut text = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(widths);
-        let line: Vec<_> = cells
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        writeln!(text, "{}", line.join("  ").trim_end()).expect("a String takes any text");
-    }
+    let mut text = aligned(&rows);
     if flows.len() < total {
         writeln!(text, "and {} more", total - flows.len()).expect("a String takes any text");
     }

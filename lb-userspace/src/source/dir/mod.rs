@@ -21,7 +21,7 @@ use std::path::Path;
 use directory::Directory;
 use lb_objects::{Object, Problem};
 
-pub use watch::DirSource;
+pub use self::{directory::is_manifest, watch::DirSource};
 
 /// Reads a directory once. Objects are sorted by reference, problems by file.
 ///

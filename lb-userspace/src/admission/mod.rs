@@ -1,0 +1,6 @@
+//! The objects of connection admission as files, for the agent and for commands; and what the agent
+//! does about levels while connections come and go.
+
+pub mod files;
+pub mod levels;
+pub mod objects;
