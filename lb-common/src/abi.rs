@@ -60,6 +60,9 @@ layout! {
     TunnelSource = 20,
     Config = 128,
     Limits = 56,
+    DestinationClass = 24,
+    Decision = 8,
+    FlowSchema = 64,
     SocketKey = 32,
     Socket = 24,
     RejectBudget = 8,
@@ -89,7 +92,10 @@ pub struct Frontend {
     pub service: u32,
     /// A [`FrontendKind`].
     pub kind: u8,
-    pub pad: [u8; 3],
+    pub pad: u8,
+    /// What connection admission makes of it: index into `DESTINATION_CLASSES`. Other versions have
+    /// 0 there.
+    pub class: u16,
 }
 
 /// The kind of a Service's address that a frontend is. If two kinds share one address and port, the
@@ -530,6 +536,103 @@ pub mod config_flag {
     pub const CONNECTION_LIMIT: u32 = 1 << 8;
     /// `TUNNEL_SOURCES` has entries.
     pub const TUNNELS: u32 = 1 << 9;
+    /// Flow schemas take connections, which count against their levels' limits instead of the node's.
+    pub const ADMISSION: u32 = 1 << 10;
+}
+
+/// Element of `DESTINATION_CLASSES`: frontends that all flow schemas treat alike, and which schema
+/// takes their connections. Never changed while a frontend refers to it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DestinationClass {
+    /// Where the source's address does not matter.
+    pub decision: Decision,
+    /// Set of networks in `SOURCE_CLASSES` by which sources are told apart; 0 means that they are
+    /// not.
+    pub set: u32,
+    /// Index in `DECISIONS` of the decision for source class 0, and how many there are.
+    pub first: u32,
+    pub count: u32,
+    pub pad: u32,
+}
+
+/// Element of `DECISIONS`: the flow schema that takes a connection, by its number, for each
+/// [`Origin`](crate::service::Origin): 16 bits each, from the lowest on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Decision {
+    pub schemas: u64,
+}
+
+impl Decision {
+    /// Bits for one origin.
+    const BITS: u32 = 16;
+    const ONE: u64 = (1 << Self::BITS) - 1;
+
+    /// These schemas, in the order of the origins' numbers.
+    pub fn new(schemas: [u16; 3]) -> Self {
+        let [a, b, c] = schemas.map(u64::from);
+        Self {
+            schemas: a | b << Self::BITS | c << (2 * Self::BITS),
+        }
+    }
+
+    /// The schema of every origin, if it is the same for all of them.
+    #[inline(always)]
+    pub fn of_all(self) -> Option<u32> {
+        let one = self.schemas & Self::ONE;
+        let all = one | one << Self::BITS | one << (2 * Self::BITS);
+        (self.schemas == all).then_some(one as u32)
+    }
+
+    /// The schema of connections from an origin, by its number.
+    #[inline(always)]
+    pub fn of(self, origin: u32) -> u32 {
+        (self.schemas >> ((origin & 3) * Self::BITS) & Self::ONE) as u32
+    }
+}
+
+/// Element of `FLOW_SCHEMAS`. Number 0 is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowSchema {
+    /// Number of its priority level: index into `LEVELS`.
+    pub level: u32,
+    /// What a client is told whose connection finds no seat: a [`RejectAnswer`].
+    pub answer: u32,
+    /// Connections that were let in.
+    pub admitted: u64,
+    /// Those of them that were let in above the limit, because it is only audited.
+    pub over: u64,
+    /// Connections that were refused.
+    pub refused: u64,
+    /// Hash of its name, by which a later agent recognises it; 0 means that it is nobody's.
+    pub owner: u64,
+    pub pad: [u64; 3],
+}
+
+/// How a client is told that its connection is refused.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectAnswer {
+    /// TCP reset; for UDP ICMP port unreachable.
+    Reset = 0,
+    /// ICMP "administratively prohibited"; for UDP port unreachable.
+    Icmp = 1,
+    /// Not at all.
+    Drop = 2,
+}
+
+impl RejectAnswer {
+    /// The answer with this number; unknown numbers count as a reset.
+    #[inline(always)]
+    pub fn from_u32(answer: u32) -> Self {
+        match answer {
+            1 => Self::Icmp,
+            2 => Self::Drop,
+            _ => Self::Reset,
+        }
+    }
 }
 
 /// Key of `SOCKETS`: a socket and the endpoint it was sent to.

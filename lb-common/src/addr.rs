@@ -15,6 +15,8 @@ pub trait Address: Plain + PartialEq + 'static {
     /// ICMP's type for an unreachable destination and the code for an unreachable port
     /// (RFC 792, RFC 4443).
     const PORT_UNREACHABLE: (u8, u8);
+    /// ICMP's type and code for what an administrator has prohibited (RFC 1812, RFC 4443).
+    const PROHIBITED: (u8, u8);
     /// ICMP's type and code for an exceeded time to live.
     const TIME_EXCEEDED: (u8, u8);
     /// ICMP's type and code for a packet that does not fit the next link.
@@ -92,6 +94,7 @@ impl Address for Ip4 {
     const ETHERTYPE: u16 = 0x0800;
     const ICMP: u8 = 1;
     const PORT_UNREACHABLE: (u8, u8) = (3, 3);
+    const PROHIBITED: (u8, u8) = (3, 13);
     const TIME_EXCEEDED: (u8, u8) = (11, 0);
     const TOO_BIG: (u8, u8) = (3, 4);
     const HEADER: usize = 20;
@@ -164,6 +167,7 @@ impl Address for Ip6 {
     const ETHERTYPE: u16 = 0x86dd;
     const ICMP: u8 = 58;
     const PORT_UNREACHABLE: (u8, u8) = (1, 4);
+    const PROHIBITED: (u8, u8) = (1, 1);
     const TIME_EXCEEDED: (u8, u8) = (3, 0);
     const TOO_BIG: (u8, u8) = (2, 0);
     const HEADER: usize = 40;

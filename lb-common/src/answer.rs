@@ -56,6 +56,15 @@ impl Message {
         }
     }
 
+    /// Communication is administratively prohibited.
+    #[inline(always)]
+    pub fn prohibited<A: Address>() -> Self {
+        Self {
+            kind: A::PROHIBITED,
+            word: 0,
+        }
+    }
+
     /// The time to live ran out.
     #[inline(always)]
     pub fn time_exceeded<A: Address>() -> Self {

@@ -16,3 +16,8 @@ pub const DEVICES: usize = 65_536;
 /// A power of two.
 pub const HOPS: usize = 16_384;
 pub const SEATS: usize = crate::flow::limit::LIMITS;
+pub const LEVELS: usize = crate::flow::limit::LEVEL_NUMBERS;
+pub const FLOW_SCHEMAS: usize = 8_192;
+pub const DESTINATION_CLASSES: usize = 65_536;
+pub const SOURCE_CLASSES: usize = 65_536;
+pub const DECISIONS: usize = 131_072;

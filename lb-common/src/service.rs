@@ -17,13 +17,14 @@ use crate::{
 };
 
 /// Where a connection comes from.
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A local pod, as the detector sees it.
-    Pod,
+    Pod = 0,
     /// The node itself.
-    Node,
-    Outside,
+    Node = 1,
+    Outside = 2,
 }
 
 /// How a connection is to be served.

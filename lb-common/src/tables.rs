@@ -5,9 +5,9 @@ use core::ptr::NonNull;
 
 use crate::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
-        TunnelSource,
+        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Plan,
+        ServiceFlows, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip6},
     atomic,
@@ -141,6 +141,14 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn way_back(&self, ifindex: u32) -> u32;
     /// This node's addresses on the tunnel that a device is; `None` if it is none.
     fn tunnel_source(&self, ifindex: u32) -> Option<TunnelSource>;
+    /// A class of frontends.
+    fn destination_class(&self, index: u32) -> Option<&DestinationClass>;
+    /// The class of a source: that of the longest network of a set which has the address.
+    fn source_class(&self, set: u32, address: Ip6) -> u32;
+    /// A decision of connection admission.
+    fn decision(&self, index: u32) -> Option<Decision>;
+    /// A flow schema, by its number.
+    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>>;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
     /// Remembers the flow of a packet's first fragment, by the flow's index.

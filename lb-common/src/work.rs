@@ -35,6 +35,10 @@ pub struct Work<A> {
     pub device: Device,
     /// What the packet is addressed to, if it opens a flow.
     pub frontend: Addressed,
+    /// The flow schema that takes the connection, and its priority level, by their numbers, if the
+    /// packet opens a flow; 0 means none.
+    pub schema: u32,
+    pub level: u32,
     /// A flow that is being opened.
     pub opening: Opening,
     /// Id of an endpoint that a connection has left; 0 means none.
@@ -69,8 +73,8 @@ impl<A: Address> Work<A> {
     }
 }
 
-/// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind;
-/// negative if not.
+/// The frontend that a packet is addressed to, if there is one: service id and, above it, the kind and
+/// its class for connection admission; negative if not.
 #[repr(transparent)]
 #[derive(Clone, Copy, Default)]
 pub struct Addressed(i64);
@@ -79,7 +83,12 @@ impl Addressed {
     #[inline(always)]
     pub(crate) fn to(frontend: Option<Frontend>) -> Self {
         Self(match frontend {
-            Some(Frontend { service, kind, .. }) => i64::from(service) | i64::from(kind) << 32,
+            Some(Frontend {
+                service,
+                kind,
+                class,
+                ..
+            }) => i64::from(service) | i64::from(kind) << 32 | i64::from(class) << 40,
             None => -1,
         })
     }
@@ -102,6 +111,12 @@ impl Addressed {
             true => self.service(),
             false => 0,
         }
+    }
+
+    /// Index into `DESTINATION_CLASSES`.
+    #[inline(always)]
+    pub(crate) fn class(self) -> u32 {
+        u32::from((self.0 >> 40) as u16)
     }
 
     #[inline(always)]

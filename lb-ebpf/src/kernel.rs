@@ -9,14 +9,15 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Limits, Plan, ServiceFlows, ServiceStats, Shortages,
-        SourceRangeKey, TunnelSource,
+        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
+        Plan, ServiceFlows, ServiceStats, Shortages, SourceRangeKey, TunnelSource,
     },
     addr::{Address, Family, Ip6},
     flow::{
         Ethernet, Hop, Record, Seats, Timeouts,
         hop::Hops,
+        limit,
         slots::{Purpose, Slots, Steps},
     },
     parse::{Segment, Tuple},
@@ -28,9 +29,10 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     maps::{
-        AFFINITY, CONFIG, DEVICES, ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FRAGMENTS, HOPS,
-        LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SEATS, SERVICE_FLOWS,
-        SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_RANGES, TUNNEL_SOURCES, WAYS_BACK,
+        AFFINITY, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_MEMORY,
+        ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVELS, LIMITS, LOCAL_ADDRESSES,
+        MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SEATS, SERVICE_FLOWS, SERVICE_SHORTAGES,
+        SERVICE_STATS, SERVICES, SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES, WAYS_BACK,
     },
 };
 
@@ -185,7 +187,11 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<
 
     #[inline(always)]
     fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
-        SEATS.get_ptr_mut(index).and_then(NonNull::new)
+        match index.checked_sub(limit::LEVELS) {
+            None => SEATS.get_ptr_mut(index),
+            Some(level) => LEVELS.get_ptr_mut(level),
+        }
+        .and_then(NonNull::new)
     }
 
     #[inline(always)]
@@ -384,6 +390,33 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     fn tunnel_source(&self, ifindex: u32) -> Option<TunnelSource> {
         // SAFETY: two addresses; a packet that meets a change of one finds the other half next time.
         unsafe { TUNNEL_SOURCES.get(ifindex) }.copied()
+    }
+
+    #[inline(always)]
+    fn destination_class(&self, index: u32) -> Option<&DestinationClass> {
+        DESTINATION_CLASSES.get(index)
+    }
+
+    #[inline(never)]
+    fn source_class(&self, set: u32, address: Ip6) -> u32 {
+        let key = Key::new(
+            160,
+            SourceRangeKey {
+                set: set.to_be(),
+                address,
+            },
+        );
+        SOURCE_CLASSES.get(&key).copied().unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn decision(&self, index: u32) -> Option<Decision> {
+        DECISIONS.get(index).copied()
+    }
+
+    #[inline(always)]
+    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
+        FLOW_SCHEMAS.get_ptr_mut(number).and_then(NonNull::new)
     }
 
     #[inline(always)]

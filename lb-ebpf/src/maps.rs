@@ -8,10 +8,10 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
-        Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
-        TunnelSource,
+        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
+        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceStats,
+        Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -124,6 +124,28 @@ pub static OTHER_MASK6: Global<u32> = Global::new(0);
 /// Limits of connections and the seats within them: the node's first, then Services'.
 #[btf_map]
 pub static SEATS: Array<Seats, { entries::SEATS }, MMAP> = Array::new();
+
+/// Limits of priority levels, by their numbers.
+#[btf_map]
+pub static LEVELS: Array<Seats, { entries::LEVELS }, MMAP> = Array::new();
+
+/// Flow schemas, by their numbers.
+#[btf_map]
+pub static FLOW_SCHEMAS: Array<FlowSchema, { entries::FLOW_SCHEMAS }, MMAP> = Array::new();
+
+/// Class of a frontend → the flow schema that takes its connections.
+#[btf_map]
+pub static DESTINATION_CLASSES: Array<DestinationClass, { entries::DESTINATION_CLASSES }, MMAP> =
+    Array::new();
+
+/// Networks by which flow schemas tell sources apart, in sets → class of the source.
+#[btf_map]
+pub static SOURCE_CLASSES: LpmTrie<SourceRangeKey, u32, { entries::SOURCE_CLASSES }> =
+    LpmTrie::new();
+
+/// Classes of destinations for which the source matters: their decisions, by class of the source.
+#[btf_map]
+pub static DECISIONS: Array<Decision, { entries::DECISIONS }, MMAP> = Array::new();
 
 /// Next hops of flows.
 #[btf_map]

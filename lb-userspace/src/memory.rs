@@ -8,12 +8,16 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_common::abi::{self, Config};
+use lb_admission::configuration::InForce;
+use lb_common::abi::{self, Config, config_flag};
 use lb_datapath::memory::MemoryTables;
 use lb_objects::{Algorithm, Protocol};
 
 use crate::{
-    map_writer::{Key, Limited, MapWriter, NodeFacts, NotProgrammed, Reserved, Settings},
+    config::AdmissionMode,
+    map_writer::{
+        Key, Limited, MapWriter, NodeFacts, NotInForce, NotProgrammed, Numbered, Reserved, Settings,
+    },
     plan::{LocalDetector, Plan, ServicePortName},
 };
 
@@ -94,6 +98,29 @@ impl ProgrammedTables {
     /// The Services with limits of connections.
     pub fn limited(&self) -> Arc<Limited> {
         self.writer.limited()
+    }
+
+    /// Classifies connections by these flow schemas, on a node with so many seats.
+    ///
+    /// # Errors
+    /// If there is no room for them.
+    pub fn admit(
+        &mut self,
+        in_force: &InForce,
+        mode: AdmissionMode,
+        seats: u32,
+    ) -> Result<(), NotInForce> {
+        let limits = in_force.limits(seats);
+        self.writer.set_schemas(in_force, mode, &limits)?;
+        self.writer.settle();
+        self.writer.tidy();
+        self.tables.config.flags |= config_flag::ADMISSION;
+        Ok(())
+    }
+
+    /// The flow schemas and priority levels.
+    pub fn numbered(&self) -> Arc<Numbered> {
+        self.writer.numbered()
     }
 
     /// Adds a device with this name and these [`abi::device_flag`]s. [`abi::device_flag::PODS`] is

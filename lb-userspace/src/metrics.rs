@@ -15,6 +15,7 @@ use prometheus::{
 
 use self::services::Selection;
 pub use self::{
+    admission::{LevelCount, SchemaCount},
     api::ApiMetrics,
     events::EventMetrics,
     http::HttpMetrics,
@@ -22,6 +23,7 @@ pub use self::{
 };
 use crate::config::ServiceSeries;
 
+mod admission;
 mod api;
 mod events;
 mod http;

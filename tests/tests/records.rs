@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    fmt::Debug,
+    fmt::{Debug, Display},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
@@ -11,9 +11,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use ipnet::IpNet;
+use lb_admission::configuration::InForce;
 use lb_datapath::{
     OBJECT, load,
-    maps::{Elements, Entries, Maps},
+    maps::{Elements, Entries, Maps, SourceKey},
     memory::Storage,
 };
 use lb_objects::{
@@ -22,6 +23,8 @@ use lb_objects::{
 };
 use lb_tests::PinRoot;
 use node_lb::{
+    admission::objects::Objects,
+    config::AdmissionMode,
     map_writer::{Key, MapWriter, NodeFacts},
     plan::{LocalNode, PlanOptions, plan},
 };
@@ -65,6 +68,8 @@ fn check(rng: &mut Rng) -> Result<()> {
         MapWriter::new(Maps::open(&loaded)?, facts.clone())?,
         MapWriter::empty(memory.maps(), facts),
     ];
+    // Nobody comes who has something in these maps.
+    programmers[0].finish_adoption();
     let mut names = vec![Vec::new(); SERVICES];
     for round in 0..ROUNDS {
         for _ in 0..rng.usize(1..SERVICES) {
@@ -91,6 +96,13 @@ fn check(rng: &mut Rng) -> Result<()> {
             }
             names[number] = now;
         }
+        if rng.u8(..3) == 0 {
+            let in_force = admission(rng)?;
+            let limits = in_force.limits(rng.u32(1..100_000));
+            for writer in &mut programmers {
+                writer.set_schemas(&in_force, AdmissionMode::Enforce, &limits)?;
+            }
+        }
         for writer in &mut programmers {
             writer.settle();
             if round % 3 == 2 {
@@ -105,6 +117,40 @@ fn check(rng: &mut Rng) -> Result<()> {
         "nothing was compared"
     );
     Ok(())
+}
+
+/// Some levels and schemas.
+fn admission(rng: &mut Rng) -> Result<InForce> {
+    let mut text = String::new();
+    for level in 0..rng.usize(1..5) {
+        text += &format!(
+            "---\napiVersion: node-lb.io/v1alpha1\nkind: PriorityLevel\nmetadata: {{name: level-{level}}}\n\
+             spec: {{type: Limited, limited: {{limitResponse: {{type: Reject}}}}}}\n"
+        );
+        let subject = match rng.u8(..3) {
+            0 => format!("{{kind: CIDR, cidr: {{cidr: 10.{}.0.0/16}}}}", rng.u8(..)),
+            1 => "{kind: CIDR, cidr: {cidr: 'fd00:10:244:7::/64'}}".to_owned(),
+            _ => "{kind: Any}".to_owned(),
+        };
+        let ingress = ["'*'", "Pod", "Node, External"][rng.usize(..3)];
+        let destination = match rng.u8(..3) {
+            0 => format!(
+                "namespaces: [default], services: [service-{}]",
+                rng.usize(..SERVICES)
+            ),
+            1 => format!("namespaces: ['*'], ports: [{}]", rng.u16(1..)),
+            _ => "addresses: [10.96.0.0/17]".to_owned(),
+        };
+        text += &format!(
+            "---\napiVersion: node-lb.io/v1alpha1\nkind: FlowSchema\nmetadata: {{name: schema-{level}}}\n\
+             spec: {{priorityLevelConfiguration: {{name: level-{level}}}, rules: \
+             [{{subjects: [{subject}], ingress: [{ingress}], destinations: [{{{destination}}}]}}]}}\n"
+        );
+    }
+    let mut objects = Objects::default();
+    objects.read([("admission.yaml".into(), Ok(text.clone().into_bytes()))]);
+    ensure!(objects.errors.is_empty(), "{:?} in\n{text}", objects.errors);
+    Ok(objects.configuration.in_force())
 }
 
 fn compare(kernel: &Maps, memory: &Maps) -> Result<()> {
@@ -125,18 +171,32 @@ fn compare(kernel: &Maps, memory: &Maps) -> Result<()> {
     elements("SERVICE_FLOWS", &**flows, &**in_memory)?;
     let (seats, in_memory) = (&kernel.seats, &memory.seats);
     elements("SEATS", &**seats, &**in_memory)?;
+    elements("LEVELS", &*kernel.levels, &*memory.levels)?;
+    elements("FLOW_SCHEMAS", &*kernel.flow_schemas, &*memory.flow_schemas)?;
+    let (classes, in_memory) = (&kernel.destination_classes, &memory.destination_classes);
+    elements("DESTINATION_CLASSES", &**classes, &**in_memory)?;
+    elements("DECISIONS", &*kernel.decisions, &*memory.decisions)?;
+    let sources = |maps: &Maps| networks(&*maps.source_classes);
+    let (found, in_memory) = (sources(kernel)?, sources(memory)?);
+    ensure!(
+        found == in_memory,
+        "SOURCE_CLASSES: {found:?}, {in_memory:?}"
+    );
     elements("MAGLEV", &*kernel.maglev, &*memory.maglev)?;
-    let ranges = |maps: &Maps| -> Result<Vec<String>> {
-        let all = maps.source_ranges.all()?.into_iter();
-        let mut all: Vec<_> = all
-            .map(|(key, value)| format!("{}/{:?}: {value}", key.prefix_len(), key.data()))
-            .collect();
-        all.sort_unstable();
-        Ok(all)
-    };
+    let ranges = |maps: &Maps| networks(&*maps.source_ranges);
     let (kernel, memory) = (ranges(kernel)?, ranges(memory)?);
     ensure!(kernel == memory, "SOURCE_RANGES: {kernel:?}, {memory:?}");
     Ok(())
+}
+
+/// The entries of a trie, in order.
+fn networks<V: Display>(map: &dyn Entries<SourceKey, V>) -> Result<Vec<String>> {
+    let all = map.all()?.into_iter();
+    let mut all: Vec<_> = all
+        .map(|(key, value)| format!("{}/{:?}: {value}", key.prefix_len(), key.data()))
+        .collect();
+    all.sort_unstable();
+    Ok(all)
 }
 
 fn elements<T: PartialEq + Debug>(

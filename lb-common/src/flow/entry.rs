@@ -45,7 +45,7 @@ pub struct Flow<A> {
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
-    /// Service id: [`Self::service_id`]. In the endpoint's direction, above it the flow's
+    /// Service id: [`Self::service_id`]. In the endpoint's direction, above it a part of the flow's
     /// [`Place`](super::seats::Place).
     pub service: u32,
 }
@@ -61,7 +61,8 @@ pub struct Rewrite<A> {
 }
 
 /// Bits of [`Flow::flags`]. The lower half is what the direction's packets have shown so far, the
-/// upper half does not change.
+/// upper half does not change. Bits 24-30 are none: in the endpoint's direction they are a part of
+/// the flow's [`Place`](super::seats::Place).
 ///
 /// The first versions of node-lb kept a next hop in the record, where there are numbers now. Their
 /// programs may use the same table, before or after ours, or at the same time while programs are

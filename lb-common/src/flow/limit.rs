@@ -1,23 +1,33 @@
-//! A limit of connections: an element of `SEATS`, and how seats of it are taken and given back.
-//! Which flows hold one is told in [`super::seats`].
+//! A limit of connections: an element of `SEATS` or `LEVELS`, and how seats of it are taken and given
+//! back. Which flows hold one is told in [`super::seats`].
+//!
+//! Both maps together have one numbering: first `SEATS`, with the limits of the node and of Services,
+//! then, from [`LEVELS`] on, those of priority levels.
 
 use core::ptr::NonNull;
 
 use crate::atomic;
 
-/// How many limits there are: the node's, and one for each limited Service.
+/// How many elements `SEATS` has: the node's limit, and one for each limited Service.
 pub const LIMITS: usize = 2048;
+/// Index of the limit of level 0, if there were one.
+pub const LEVELS: u32 = LIMITS as u32;
+/// How many elements `LEVELS` has. The first two are not used: number 0 is no level, and number 1
+/// stands for the node's own limit.
+pub const LEVEL_NUMBERS: usize = 256;
+/// The first number of a level.
+pub const FIRST_LEVEL: u32 = 2;
 /// Index of the node's limit.
 pub const NODE: u32 = 0;
 
-/// Element of `SEATS`: a limit, and who is within it.
+/// Element of `SEATS` or `LEVELS`: a limit, and who is within it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seats {
     /// Seats in use: the lower half, below zero if they were given back too often. The upper half
     /// is how many have been taken so far, modulo 2^32, less one if the lower half is below zero.
     pub word: u64,
-    /// The most seats in use; 0 means no limit.
+    /// The most seats in use; 0 means no limit, unless [`limit_flag::STRICT`] is set.
     pub limit: u32,
     /// The most that were in use since the agent last looked.
     pub highest: u32,
@@ -30,7 +40,19 @@ pub struct Seats {
     pub exempted: u64,
     /// Hash of the limit's name, by which a later agent recognises it; 0 means that it is nobody's.
     pub owner: u64,
-    pub pad: [u64; 2],
+    /// Connections let in above the limit, because it is only audited.
+    pub over: u64,
+    /// [`limit_flag`]s.
+    pub flags: u32,
+    pub pad: u32,
+}
+
+/// Bits of [`Seats::flags`].
+pub mod limit_flag {
+    /// A limit of 0 lets nobody in.
+    pub const STRICT: u32 = 1 << 0;
+    /// Connections above the limit are counted, and let in.
+    pub const AUDIT: u32 = 1 << 1;
 }
 
 /// [`Seats::word`] after one seat was taken, less what it was before.
@@ -57,14 +79,38 @@ impl Seats {
 #[inline(always)]
 pub fn is_full(seats: NonNull<Seats>) -> bool {
     let seats = seats.as_ptr();
-    // SAFETY: elements of maps stay; words that other CPUs change.
-    let (word, limit) = unsafe {
-        (
-            (&raw const (*seats).word).read_volatile(),
-            (&raw const (*seats).limit).read_volatile(),
-        )
-    };
-    limit != 0 && i64::from(word as i32) >= i64::from(limit)
+    // SAFETY: elements of maps stay; a word that other CPUs change.
+    let word = unsafe { (&raw const (*seats).word).read_volatile() };
+    reaches(word, most(seats.cast_const()))
+}
+
+/// Whether connections above a limit are let in, because it is only audited.
+#[inline(always)]
+pub fn is_audited(seats: NonNull<Seats>) -> bool {
+    flags(seats.as_ptr()) & limit_flag::AUDIT != 0
+}
+
+/// The most seats that may be in use; negative if there is no limit.
+#[inline(always)]
+fn most(seats: *const Seats) -> i64 {
+    // SAFETY: elements of maps stay; a word that the agent stores as a whole.
+    let limit = unsafe { (&raw const (*seats).limit).read_volatile() };
+    match limit == 0 && flags(seats) & limit_flag::STRICT == 0 {
+        true => -1,
+        false => i64::from(limit),
+    }
+}
+
+#[inline(always)]
+fn flags(seats: *const Seats) -> u32 {
+    // SAFETY: elements of maps stay; a word that the agent stores as a whole.
+    unsafe { (&raw const (*seats).flags).read_volatile() }
+}
+
+/// Whether so many seats in use are as many as there may be.
+#[inline(always)]
+fn reaches(word: u64, most: i64) -> bool {
+    most >= 0 && i64::from(word as i32) >= most
 }
 
 /// Takes a seat if the limit allows one more. Returns whether it did. At the same moment as other
@@ -75,9 +121,7 @@ pub fn try_take(seats: NonNull<Seats>) -> bool {
         return false;
     }
     let before = add(seats, TAKEN);
-    // SAFETY: elements of maps stay; a word that the agent stores as a whole.
-    let limit = unsafe { (&raw const (*seats.as_ptr()).limit).read_volatile() };
-    if limit != 0 && i64::from(before as i32) >= i64::from(limit) {
+    if reaches(before, most(seats.as_ptr())) {
         add(seats, TAKEN.wrapping_neg());
         return false;
     }
@@ -92,6 +136,15 @@ pub fn take_anyway(seats: NonNull<Seats>) {
     note_highest(seats, before);
     // SAFETY: elements of maps stay; the word is a counter.
     unsafe { atomic::add(&raw mut (*seats.as_ptr()).recovered, 1) };
+}
+
+/// Takes a seat above a limit that is only audited, and counts that.
+#[inline(always)]
+pub fn take_audited(seats: NonNull<Seats>) {
+    let before = add(seats, TAKEN);
+    note_highest(seats, before);
+    // SAFETY: elements of maps stay; the word is a counter.
+    unsafe { atomic::add(&raw mut (*seats.as_ptr()).over, 1) };
 }
 
 /// Gives a seat back.
@@ -147,6 +200,30 @@ mod tests {
         give(pointer);
         assert!(!is_full(pointer) && try_take(pointer));
         assert_eq!((seats.used(), seats.taken()), (2, 4));
+    }
+
+    #[test]
+    fn a_strict_limit_of_zero_lets_nobody_in() {
+        let mut seats = Seats {
+            flags: limit_flag::STRICT,
+            ..Seats::default()
+        };
+        let pointer = pointer(&mut seats);
+        assert!(is_full(pointer) && !try_take(pointer) && !is_audited(pointer));
+        assert_eq!(seats.taken(), 0);
+    }
+
+    #[test]
+    fn above_an_audited_limit_connections_are_counted() {
+        let mut seats = Seats {
+            limit: 1,
+            flags: limit_flag::STRICT | limit_flag::AUDIT,
+            ..Seats::default()
+        };
+        let pointer = pointer(&mut seats);
+        assert!(is_audited(pointer) && try_take(pointer) && !try_take(pointer));
+        take_audited(pointer);
+        assert_eq!((seats.used(), seats.highest, seats.over), (2, 2, 1));
     }
 
     #[test]

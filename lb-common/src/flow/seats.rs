@@ -11,7 +11,7 @@
 
 use super::{
     Flow, Record, Stage, flow_flag,
-    limit::{LIMITS, NODE, give, take_anyway},
+    limit::{FIRST_LEVEL, LEVEL_NUMBERS, LEVELS, LIMITS, NODE, give, take_anyway},
     record::{self, in_order, kill_if, read_tag, set},
     slots::Slots,
     tag,
@@ -24,10 +24,13 @@ pub const SERVICE_BITS: u32 = 20;
 /// How often to try to end a record whose seat others take out, or take again, at the same moment.
 const ATTEMPTS: usize = 4;
 
-/// The limits that a flow counts against: the node's or not, and one of a Service or none.
+/// The limits that a flow counts against: one of a Service or none, and one that Services share, the
+/// node's or a priority level's, or none.
 ///
-/// It is in the upper bits of [`Flow::service`] in the endpoint's direction. Other versions have
-/// nothing there.
+/// Bits 0-10 are the Service's, bits 11-18 the number of the shared one: 0 none, 1 the node's, others
+/// a level's. The lower twelve bits are in the upper bits of [`Flow::service`] in the endpoint's
+/// direction, the others in bits 24-30 of [`Flow::flags`] there. Other versions have nothing in the
+/// latter, or in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place(u32);
 
@@ -35,9 +38,16 @@ impl Place {
     /// None: the flow is not counted.
     pub const NONE: Self = Self(0);
     /// The node's.
-    pub const NODE: Self = Self(1 << 11);
+    pub const NODE: Self = Self(1 << Self::SHARED);
     /// Bits of [`Flow::service`] that are the service's id.
     const SHIFT: u32 = SERVICE_BITS;
+    /// Bits of a place that are the Service's limit.
+    const SHARED: u32 = 11;
+    /// Bits of a place that lie above the service's id.
+    const LOW: u32 = 12;
+    /// Bits of [`Flow::flags`] below those of a place.
+    const FLAGS_SHIFT: u32 = 24;
+    const ALL: u32 = (1 << 19) - 1;
 
     /// The limit of a Service, by its index.
     #[inline(always)]
@@ -45,10 +55,16 @@ impl Place {
         Self(index & (LIMITS as u32 - 1))
     }
 
+    /// The limit of a priority level, by the level's number.
+    #[inline(always)]
+    pub fn of_level(number: u32) -> Self {
+        Self((number & (LEVEL_NUMBERS as u32 - 1)) << Self::SHARED)
+    }
+
     /// The place with this number.
     #[inline(always)]
     pub fn from_u32(number: u32) -> Self {
-        Self(number & (Self::NODE.0 | (LIMITS as u32 - 1)))
+        Self(number & Self::ALL)
     }
 
     /// The number of the place.
@@ -57,7 +73,7 @@ impl Place {
         self.0
     }
 
-    /// Both this one's limits and another's.
+    /// Both this one's limits and another's. Only one of them may have a shared one.
     #[inline(always)]
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -76,30 +92,88 @@ impl Place {
         self.0 & (LIMITS as u32 - 1)
     }
 
+    /// Number of the shared limit; 0 means none.
+    #[inline(always)]
+    fn shared_number(self) -> u32 {
+        self.0 >> Self::SHARED
+    }
+
     /// Whether it counts against the node's limit.
     #[inline(always)]
     pub fn has_node(self) -> bool {
-        self.0 & Self::NODE.0 != 0
+        self.shared_number() == Self::NODE.shared_number()
+    }
+
+    /// Number of the priority level, 0 if there is none.
+    #[inline(always)]
+    pub fn level(self) -> u32 {
+        match self.shared_number() {
+            number if number < FIRST_LEVEL => 0,
+            number => number,
+        }
+    }
+
+    /// Whether it counts against the limit of the node or of a level.
+    #[inline(always)]
+    pub fn has_shared(self) -> bool {
+        self.shared_number() != 0
+    }
+
+    /// Index of the limit of the node or of a level. Without either it has no meaning.
+    #[inline(always)]
+    pub fn shared(self) -> u32 {
+        match self.has_node() {
+            true => NODE,
+            false => LEVELS + self.shared_number(),
+        }
+    }
+
+    /// The same place, but for the limit of the node or of a level.
+    #[inline(always)]
+    #[must_use]
+    pub fn without_shared(self) -> Self {
+        Self(self.service())
+    }
+
+    /// The limit of the node or of a level alone.
+    #[inline(always)]
+    #[must_use]
+    pub fn only_shared(self) -> Self {
+        Self(self.0 & !(LIMITS as u32 - 1))
     }
 
     /// Indexes of the limits.
     pub fn limits(self) -> impl Iterator<Item = u32> {
-        let node = self.has_node().then_some(NODE);
+        let shared = self.has_shared().then(|| self.shared());
         let service = Some(self.service()).filter(|index| *index != 0);
-        node.into_iter().chain(service)
+        shared.into_iter().chain(service)
     }
 
-    /// [`Flow::service`] of a flow of this service with this place.
+    /// [`Flow::service`] of a flow of this service with this place, in the endpoint's direction.
     #[inline(always)]
     pub fn beside(self, service: u32) -> u32 {
         service | self.0 << Self::SHIFT
+    }
+
+    /// What is beside the [`flow_flag`]s of such a flow.
+    #[inline(always)]
+    pub fn in_flags(self) -> u32 {
+        self.0 >> Self::LOW << Self::FLAGS_SHIFT
     }
 
     /// The place in the record of a flow's endpoint's direction.
     #[inline(always)]
     pub fn of<A>(reply: Record<A>) -> Self {
         // SAFETY: records stay valid, and this does not change while they are in use.
-        Self::from_u32(unsafe { reply.as_ref() }.service >> Self::SHIFT)
+        let service = unsafe { reply.as_ref() }.service;
+        Self::read(service, record::flags(reply))
+    }
+
+    /// The place in these two words of a record.
+    #[inline(always)]
+    fn read(service: u32, flags: u32) -> Self {
+        let high = (flags & !flow_flag::NUMBERED) >> Self::FLAGS_SHIFT;
+        Self(service >> Self::SHIFT | high << Self::LOW)
     }
 }
 
@@ -111,8 +185,8 @@ pub struct Asked(u32);
 impl Asked {
     /// No limit concerns the flow.
     pub const NOTHING: Self = Self(0);
-    const EXEMPT: u32 = 1 << 16;
-    const RECOVERED: u32 = 1 << 17;
+    const EXEMPT: u32 = 1 << 24;
+    const RECOVERED: u32 = 1 << 25;
 
     /// Asks for the seats of a place. An exempt flow is let in when there is no seat, too, and is
     /// not counted then. One that was lost while its connection was in progress gets its seats
@@ -164,7 +238,7 @@ impl<A> Flow<A> {
     #[inline(always)]
     pub fn place(&self) -> Place {
         match self.flags & flow_flag::REPLY != 0 && tag::state(self.tag) == tag::SEATED {
-            true => Place::from_u32(self.service >> Place::SHIFT),
+            true => Place::read(self.service, self.flags),
             false => Place::NONE,
         }
     }
@@ -178,8 +252,8 @@ pub fn give_back<A: Address, S: Slots<A>>(slots: &S, place: Place) {
     {
         give(seats);
     }
-    if place.has_node()
-        && let Some(seats) = slots.seats(NODE)
+    if place.has_shared()
+        && let Some(seats) = slots.seats(place.shared())
     {
         give(seats);
     }
@@ -303,8 +377,8 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
     {
         take_anyway(seats);
     }
-    if place.has_node()
-        && let Some(seats) = slots.seats(NODE)
+    if place.has_shared()
+        && let Some(seats) = slots.seats(place.shared())
     {
         take_anyway(seats);
     }
@@ -323,7 +397,23 @@ mod tests {
         assert_eq!((place.service(), place.has_node()), (2047, true));
         let service = place.beside(1_000_000);
         assert_eq!(service & 0xf_ffff, 1_000_000);
-        assert_eq!(Place::from_u32(service >> Place::SHIFT), place);
+        assert_eq!(Place::read(service, flow_flag::NUMBERED), place);
         assert!(!Place::of_service(7).has_node() && Place::NONE.is_none());
+        assert_eq!(place.limits().collect::<Vec<_>>(), [NODE, 2047]);
+    }
+
+    #[test]
+    fn the_number_of_a_level_lies_beside_flags_as_well() {
+        for number in FIRST_LEVEL..LEVEL_NUMBERS as u32 {
+            let place = Place::of_service(5).and(Place::of_level(number));
+            assert!(!place.has_node() && place.has_shared(), "{number}");
+            assert_eq!((place.level(), place.shared()), (number, LEVELS + number));
+            let flags = flow_flag::NUMBERED | flow_flag::REPLY | place.in_flags();
+            assert_eq!(Place::read(place.beside(9), flags), place);
+            assert_eq!(Place::from_u32(place.number()), place);
+            assert_eq!(place.without_shared(), Place::of_service(5));
+            assert_eq!(place.only_shared(), Place::of_level(number));
+        }
+        assert_eq!((Place::NODE.level(), Place::of_service(3).level()), (0, 0));
     }
 }

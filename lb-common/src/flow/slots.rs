@@ -32,7 +32,7 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     fn count_half_open(&self, service: u32, change: i32);
     /// Changes the number of a service's flows.
     fn count_flows(&self, service: u32, change: i32);
-    /// The limit at an index of `SEATS`, if connections are limited.
+    /// The limit at an index (see [`super::limit`]), if connections are limited.
     fn seats(&self, _index: u32) -> Option<NonNull<Seats>> {
         None
     }

@@ -1,27 +1,34 @@
-//! Whether limits let a new connection in: the plain limits of the node and of a Service, without
-//! a queue. Beyond them a connection is refused at once.
+//! Whether limits let a new connection in: those of a Service, and of its priority level or, where
+//! there are no flow schemas, of the node. Beyond them a connection is refused at once.
+
+use core::ptr::NonNull;
 
 use crate::{
-    abi::{Config, Plan, config_flag, plan_flag},
+    abi::{Config, FlowSchema, Plan, RejectAnswer, config_flag, plan_flag},
     addr::Address,
+    answer::Message,
     atomic,
     flow::{
         claim,
-        limit::{NODE, is_full, take_anyway, try_take},
+        limit::{Seats, is_audited, is_full, take_anyway, take_audited, try_take},
         seats::{self, Asked, Place},
         table,
     },
     parse::TCP,
     tables::Tables,
-    work::Work,
+    work::{Refusal, Work},
 };
 
-/// What a new flow of a service asks for. No limit is looked at for it. `picks_up` says that its
-/// connection is in progress.
+/// What a new flow of a service asks for at a priority level; level 0 means that no flow schema
+/// concerns it. No limit is looked at for it. `picks_up` says that its connection is in progress.
 #[inline(always)]
-pub fn asks(config: &Config, plan: &Plan, picks_up: bool) -> Asked {
+pub fn asks(config: &Config, plan: &Plan, level: u32, picks_up: bool) -> Asked {
     let mut place = Place::of_service(plan.seats);
-    if config.flags & config_flag::CONNECTION_LIMIT != 0 && !plan.has(plan_flag::LONG_RUNNING) {
+    if config.flags & config_flag::ADMISSION != 0 {
+        place = place.and(Place::of_level(level));
+    } else if config.flags & config_flag::CONNECTION_LIMIT != 0
+        && !plan.has(plan_flag::LONG_RUNNING)
+    {
         place = place.and(Place::NODE);
     }
     match place.is_none() {
@@ -34,7 +41,8 @@ pub fn asks(config: &Config, plan: &Plan, picks_up: bool) -> Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     Service,
-    Node,
+    /// The node's, or that of a priority level.
+    Shared,
 }
 
 /// Whether a packet that would open a flow is refused at once, because a limit is reached: decided
@@ -47,7 +55,7 @@ pub(super) fn is_refused<A: Address, T: Tables<A>>(
     opens: bool,
 ) -> bool {
     let picks_up = work.tuple.protocol == TCP && !opens;
-    let asked = asks(tables.config(), plan, picks_up);
+    let asked = asks(tables.config(), plan, work.level, picks_up);
     !asked.is_nothing() && refuses(tables, work, asked)
 }
 
@@ -61,7 +69,7 @@ fn refuses<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, asked: Aske
     if !claim::is_unknown(tables, &work.tuple, hash) {
         return false;
     }
-    count_refused(tables, asked, full);
+    count_refused(tables, asked, full, work.schema);
     true
 }
 
@@ -72,20 +80,21 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
         return None;
     }
     let place = asked.place();
-    if place.service() != 0 && tables.seats(place.service()).is_some_and(is_full) {
+    let is_in_the_way = |seats: NonNull<Seats>| is_full(seats) && !is_audited(seats);
+    if place.service() != 0 && tables.seats(place.service()).is_some_and(is_in_the_way) {
         return Some(Full::Service);
     }
-    let node = place.has_node() && tables.seats(NODE).is_some_and(is_full);
-    node.then_some(Full::Node)
+    let shared = place.has_shared() && tables.seats(place.shared()).is_some_and(is_in_the_way);
+    shared.then_some(Full::Shared)
 }
 
 /// [`take`]'s answer where there is no seat.
 pub(super) const REFUSED: u32 = u32::MAX;
 
-/// Takes the seats that a new flow asks for, all or none: the number of the [`Place`] that it has
-/// now, or [`REFUSED`].
+/// Takes the seats that a new flow of a flow schema asks for, all or none: the number of the
+/// [`Place`] that it has now, or [`REFUSED`].
 #[inline(never)]
-pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> u32 {
+pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
     let wanted = asked.place();
     let mut place = Place::NONE;
     if wanted.service() != 0
@@ -97,40 +106,108 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> u32 {
         } else if try_take(limit) {
             place = Place::of_service(wanted.service());
         } else if !asked.is_exempt() {
-            count_refused(tables, asked, Full::Service);
+            count_refused(tables, asked, Full::Service, schema);
             return REFUSED;
         }
     }
-    if wanted.has_node()
-        && let Some(limit) = tables.seats(NODE)
+    let mut is_over = false;
+    if wanted.has_shared()
+        && let Some(limit) = tables.seats(wanted.shared())
     {
         if asked.is_recovered() {
             take_anyway(limit);
-            place = place.and(Place::NODE);
+            place = place.and(wanted.only_shared());
         } else if try_take(limit) {
-            place = place.and(Place::NODE);
+            place = place.and(wanted.only_shared());
+        } else if is_audited(limit) {
+            take_audited(limit);
+            is_over = true;
+            place = place.and(wanted.only_shared());
         } else if !asked.is_exempt() {
             seats::give_back(tables, place);
-            count_refused(tables, asked, Full::Node);
+            count_refused(tables, asked, Full::Shared, schema);
             return REFUSED;
         }
     }
     if place != wanted {
         count_exempted(tables, wanted, place);
     }
+    count_admitted(tables, schema, is_over);
     place.number()
+}
+
+/// How the client of a connection is told that there is no seat for it: [`Work::refusal`].
+#[inline(always)]
+pub(super) fn refusal<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Refusal {
+    match answer_of(tables, work.schema) {
+        RejectAnswer::Drop => Refusal::Drop,
+        _ => Refusal::Reject,
+    }
+}
+
+/// What it is told.
+#[inline(always)]
+pub(super) fn message<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Message {
+    match work.tuple.protocol {
+        TCP => match answer_of(tables, work.schema) {
+            RejectAnswer::Icmp => Message::prohibited::<A>(),
+            _ => Message::refusal(work.segment.next),
+        },
+        _ => Message::port_unreachable::<A>(),
+    }
+}
+
+/// What a flow schema has its clients told.
+#[inline(never)]
+fn answer_of<A: Address, T: Tables<A>>(tables: &T, schema: u32) -> RejectAnswer {
+    let schema = known(tables, schema);
+    let answer = schema.map_or(0, |schema| {
+        // SAFETY: elements of maps stay; a word that the agent stores as a whole.
+        unsafe { (&raw const (*schema.as_ptr()).answer).read_volatile() }
+    });
+    RejectAnswer::from_u32(answer)
+}
+
+/// A flow schema by its number, if that is one.
+#[inline(always)]
+fn known<A: Address, T: Tables<A>>(tables: &T, schema: u32) -> Option<NonNull<FlowSchema>> {
+    match schema {
+        0 => None,
+        number => tables.flow_schema(number),
+    }
+}
+
+/// Counts a connection that was let in.
+#[inline(always)]
+fn count_admitted<A: Address, T: Tables<A>>(tables: &T, schema: u32, is_over: bool) {
+    if let Some(schema) = known(tables, schema) {
+        let schema = schema.as_ptr();
+        // SAFETY: elements of maps stay; the words are counters.
+        unsafe {
+            atomic::add(&raw mut (*schema).admitted, 1);
+            if is_over {
+                atomic::add(&raw mut (*schema).over, 1);
+            }
+        }
+    }
 }
 
 /// Counts a connection that was refused.
 #[inline(always)]
-fn count_refused<A: Address, T: Tables<A>>(tables: &T, asked: Asked, full: Full) {
+fn count_refused<A: Address, T: Tables<A>>(tables: &T, asked: Asked, full: Full, schema: u32) {
     let index = match full {
         Full::Service => asked.place().service(),
-        Full::Node => NODE,
+        Full::Shared => asked.place().shared(),
     };
     if let Some(seats) = tables.seats(index) {
         // SAFETY: elements of maps stay; the word is a counter.
         unsafe { atomic::add(&raw mut (*seats.as_ptr()).refused, 1) };
+    }
+    if full == Full::Shared
+        && let Some(schema) = known(tables, schema)
+    {
+        // SAFETY: elements of maps stay; the word is a counter.
+        unsafe { atomic::add(&raw mut (*schema.as_ptr()).refused, 1) };
     }
 }
 
@@ -139,7 +216,7 @@ fn count_refused<A: Address, T: Tables<A>>(tables: &T, asked: Asked, full: Full)
 fn count_exempted<A: Address, T: Tables<A>>(tables: &T, wanted: Place, place: Place) {
     let index = match wanted.service() != place.service() {
         true => wanted.service(),
-        false => NODE,
+        false => wanted.shared(),
     };
     if let Some(seats) = tables.seats(index) {
         // SAFETY: elements of maps stay; the word is a counter.

@@ -6,6 +6,7 @@
 
 mod admit;
 mod answer;
+mod classify;
 mod failing;
 mod fragments;
 mod gone;
@@ -21,6 +22,7 @@ mod track;
 
 pub use self::{
     admit::{Full, asks, in_the_way},
+    classify::schema_of,
     failing::LIMIT as FAILING,
     half_open::{RINGS, WITHOUT_RING},
     note::connection as note_connection,

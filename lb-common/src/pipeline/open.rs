@@ -3,6 +3,7 @@
 use super::{
     admit,
     answer::answer,
+    classify::classify,
     failing::{Failure, note_failure},
     martian::left_to_kernel,
     record::begin,
@@ -23,7 +24,7 @@ use crate::{
     },
     frame::Frame,
     opaque::rolled,
-    parse::{Network, TCP, tcp_flag},
+    parse::{Network, tcp_flag},
     service::{self, Decision, Route},
     tables::{NextHop, Tables},
     verdict::{Reason, Verdict},
@@ -93,6 +94,7 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
 pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) -> u64 {
     let flags = work.segment.flags;
     let opens = tcp::opens(flags);
+    classify(tables, work, ifindex);
     let decision = service::decide_for(tables, &work.tuple, ifindex, work.frontend);
     let (service, refusal, reason) = match decision {
         _ if service::is_left_to_another(tables, &work.tuple, flags) => {
@@ -108,7 +110,7 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
         }
         Decision::Forward(route) if admit::is_refused(tables, work, route.plan, opens) => (
             route.plan.service,
-            Refusal::Reject,
+            admit::refusal(tables, work),
             Reason::ConcurrencyLimit,
         ),
         Decision::Forward(route) => {
@@ -302,9 +304,7 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
         Refusal::Reject => {
             work.answerer = work.tuple.destination;
             work.message = match work.reason {
-                Reason::ConcurrencyLimit if work.tuple.protocol == TCP => {
-                    Message::refusal(work.segment.next)
-                }
+                Reason::ConcurrencyLimit => admit::message(tables, work),
                 _ => Message::port_unreachable::<A>(),
             };
             answer(tables, frame, network, work)

@@ -99,7 +99,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         endpoint: endpoint.id,
         service: plan.service,
         flags,
-        asked: admit::asks(config, plan, picks_up),
+        asked: admit::asks(config, plan, work.level, picks_up),
     };
     // Neither record has been looked at so far, so that the waits for their memory overlap.
     approach(tables, work);
@@ -176,12 +176,12 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     };
     let place = match asked.is_nothing() {
         true => 0,
-        false => admit::take(tables, asked),
+        false => admit::take(tables, asked, work.schema),
     };
     if place == REFUSED {
         reply.release();
         forward.release();
-        work.refusal = Refusal::Reject;
+        work.refusal = admit::refusal(tables, work);
         work.reason = Reason::ConcurrencyLimit;
         tables.count_refusal(service, work.reason);
         return None;
@@ -206,8 +206,12 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     if place == 0 {
         reply.publish(tag::LIVE);
     } else {
+        let place = Place::from_u32(place);
         // SAFETY: as above.
-        unsafe { (*back.as_ptr()).service = Place::from_u32(place).beside(service) };
+        unsafe {
+            (*back.as_ptr()).service = place.beside(service);
+            (*back.as_ptr()).flags |= place.in_flags();
+        }
         reply.publish(tag::SEATED);
     }
     let published = tag::with_state(read_tag(there), tag::HALF);

@@ -6,8 +6,9 @@ use std::sync::{Arc, atomic::Ordering};
 use aya::Pod;
 use lb_common::{
     abi::{
-        Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceFlows, ServiceStats, Shortages, SourceRangeKey,
+        Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema, Frontend,
+        FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
+        SourceRangeKey,
     },
     addr::{Ip4, Ip6},
     flow::Seats,
@@ -73,7 +74,8 @@ pub struct Incomplete {
     pub error: WriteError,
 }
 
-/// A source range as a key of `SOURCE_RANGES`: prefix length first, then set and address.
+/// A network as a key of `SOURCE_RANGES` and `SOURCE_CLASSES`: prefix length first, then set and
+/// address.
 pub type SourceKey = aya::maps::lpm_trie::Key<SourceRangeKey>;
 
 /// Everything that plans are written to. Counters are shared: others read them meanwhile.
@@ -91,6 +93,11 @@ pub struct Maps {
     pub seats: Arc<dyn Elements<Seats>>,
     pub maglev: Box<dyn Elements<MaglevRows>>,
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
+    pub levels: Arc<dyn Elements<Seats>>,
+    pub flow_schemas: Arc<dyn Elements<FlowSchema>>,
+    pub destination_classes: Box<dyn Elements<DestinationClass>>,
+    pub source_classes: Box<dyn Entries<SourceKey, u32>>,
+    pub decisions: Box<dyn Elements<Decision>>,
     /// Waits until no program can still be reading what has been unpublished.
     pub grace: Box<dyn Fn() + Send + Sync>,
 }
@@ -117,6 +124,11 @@ impl Maps {
             seats: Arc::new(MappedArray::new(&map("SEATS")?)?),
             maglev: Box::new(MappedArray::new(&map("MAGLEV")?)?),
             source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
+            levels: Arc::new(MappedArray::new(&map("LEVELS")?)?),
+            flow_schemas: Arc::new(MappedArray::new(&map("FLOW_SCHEMAS")?)?),
+            destination_classes: Box::new(MappedArray::new(&map("DESTINATION_CLASSES")?)?),
+            source_classes: Box::new(BatchMap::new(&map("SOURCE_CLASSES")?)?),
+            decisions: Box::new(MappedArray::new(&map("DECISIONS")?)?),
             grace: Box::new(synchronize_rcu),
         })
     }

@@ -101,6 +101,8 @@ impl Bulletin {
             pressed: traffic.iter().filter_map(status::Pressed::of).collect(),
             failing: traffic.iter().filter_map(status::Failing::of).collect(),
             connection_limits: self.connections.all().iter().map(Into::into).collect(),
+            priority_levels: self.connections.levels().iter().map(Into::into).collect(),
+            flow_schemas: self.connections.schemas().iter().map(Into::into).collect(),
             ..published.status.clone()
         }
     }
@@ -121,6 +123,9 @@ impl Bulletin {
                 ServiceSeries::Off => self.connections.node().into_iter().collect(),
                 _ => self.connections.all(),
             },
+            levels: self.connections.levels(),
+            schemas: self.connections.schemas(),
+            unclassified: self.connections.unclassified() as u64,
             limits_corrected: self.connections.corrected(),
             devices: published.devices.clone(),
             maps: published.maps.clone(),

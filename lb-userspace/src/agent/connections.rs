@@ -2,26 +2,51 @@
 
 use std::sync::Arc;
 
-use lb_common::flow::{Seats, limit::NODE};
+use lb_common::{
+    abi::FlowSchema,
+    flow::{Seats, limit::NODE},
+};
+use lb_datapath::bpf::MappedArray;
 use lb_objects::ObjectName;
 
-use crate::{flows::SeatTable, map_writer::Limited, metrics::LimitCount};
+use crate::{
+    flows::SeatTable,
+    map_writer::{Limited, Numbered, NumberedLevel, NumberedSchema},
+    metrics::{LevelCount, LimitCount, SchemaCount},
+};
 
 /// The limits in force and the connections within them. Can be read at any time.
 pub struct Connections {
     seats: Arc<SeatTable>,
     limited: Arc<Limited>,
+    numbered: Arc<Numbered>,
+    schemas: MappedArray<FlowSchema>,
 }
 
 impl Connections {
-    pub fn new(seats: Arc<SeatTable>, limited: Arc<Limited>) -> Self {
-        Self { seats, limited }
+    pub fn new(
+        seats: Arc<SeatTable>,
+        limited: Arc<Limited>,
+        numbered: Arc<Numbered>,
+        schemas: MappedArray<FlowSchema>,
+    ) -> Self {
+        Self {
+            seats,
+            limited,
+            numbered,
+            schemas,
+        }
     }
 
     /// Without limits.
     #[cfg(test)]
     pub fn in_memory() -> Self {
-        Self::new(Arc::new(SeatTable::in_memory()), Arc::default())
+        Self::new(
+            Arc::new(SeatTable::in_memory()),
+            Arc::default(),
+            Arc::default(),
+            MappedArray::in_memory(lb_common::entries::FLOW_SCHEMAS as u32),
+        )
     }
 
     /// Every limit: first the node's, if there is one, then those of Services in the order of
@@ -45,6 +70,49 @@ impl Connections {
     pub fn node(&self) -> Option<LimitCount> {
         let node = self.count(NODE);
         (node.limit != 0 || node.in_use != 0).then_some(node)
+    }
+
+    /// Every priority level, in the order of names.
+    pub fn levels(&self) -> Vec<LevelCount> {
+        let levels = self.numbered.known().levels.into_iter();
+        let count = |known: NumberedLevel| {
+            let seats = self.seats.read_level(known.number);
+            LevelCount {
+                is_exempt: known.level.limited().is_none(),
+                name: known.level.name,
+                limits: known.limits,
+                limit: seats.limit,
+                in_use: u32::try_from(seats.used()).unwrap_or(0),
+                highest: self.seats.highest_of_level(known.number),
+                refused: seats.refused,
+                over: seats.over,
+                recovered: seats.recovered,
+                exempted: seats.exempted,
+            }
+        };
+        levels.map(count).collect()
+    }
+
+    /// Every flow schema, in the order in which they are asked.
+    pub fn schemas(&self) -> Vec<SchemaCount> {
+        let schemas = self.numbered.known().schemas.into_iter();
+        let count = |known: NumberedSchema| {
+            let counted = self.schemas.read(known.number);
+            SchemaCount {
+                name: known.name,
+                level: known.level,
+                admitted: counted.admitted,
+                over: counted.over,
+                refused: counted.refused,
+            }
+        };
+        schemas.map(count).collect()
+    }
+
+    /// Addresses with connections that belong to the level `catch-all`, because there is no room to
+    /// classify them.
+    pub fn unclassified(&self) -> usize {
+        self.numbered.known().unclassified
     }
 
     /// By how many seats the numbers in use have been corrected.

@@ -33,7 +33,7 @@ use super::{
     sizes::{HALF_OPEN, LOCAL_ADDRESSES, RECORDS_PER_FLOW, Sizes},
 };
 use crate::{
-    config::Config,
+    config::{AdmissionMode, Config},
     flows::{self, FlowSweeper, FlowTables, SeatTable, ServiceCounters, UdpSockets},
     map_writer::{self, MapFill},
     plan::{LocalDetector, LocalNode},
@@ -330,6 +330,10 @@ impl Kernel {
         };
         map_writer::Settings::new(config, node, detector).write(&mut settings);
         settings.flags |= before.flags & config_flag::TUNNELS;
+        if config.admission.mode != AdmissionMode::Off {
+            // Frontends may have the classes that an agent before gave them.
+            settings.flags |= before.flags & config_flag::ADMISSION;
+        }
         if settings != before {
             settings.hop_generation = before.hop_generation.wrapping_add(1);
             self.config.write(0, &settings);
@@ -389,6 +393,12 @@ impl Kernel {
     pub fn set_local_addresses(&mut self, addresses: &[IpAddr]) -> Result<usize, WriteError> {
         let own = |address: &IpAddr| ((*address).into(), abi::LocalAddress::default());
         self.local_addresses.set(addresses.iter().map(own))
+    }
+
+    /// Has programs classify connections by flow schemas from now on.
+    pub fn begin_admission(&self) {
+        let flags = self.config.u32_at(0, offset_of!(abi::Config, flags));
+        flags.fetch_or(config_flag::ADMISSION, Relaxed);
     }
 
     /// How many of them there is room for.

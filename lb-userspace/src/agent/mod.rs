@@ -1,6 +1,7 @@
 //! The agent: follows the cluster's objects and the node's devices, and keeps the kernel's maps,
 //! programs and health answers equal to them.
 
+mod admission;
 mod attachments;
 mod bulletin;
 pub mod catalog;
@@ -40,12 +41,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use lb_datapath::{devices::Watcher, heap, maps::Maps, preflight};
+use lb_datapath::{bpf::MappedArray, devices::Watcher, heap, maps::Maps, preflight};
 use lb_objects::{IpFamily, Kind, Node, ObjectName, Protocol};
 use tokio::{sync::mpsc, task::spawn_blocking};
 
 pub use self::node::own_addresses;
 use self::{
+    admission::Admission,
     attachments::Attachments,
     bulletin::Bulletin,
     connections::Connections,
@@ -160,6 +162,7 @@ struct Agent {
     sweeper: Option<FlowSweeper>,
     /// Limits of connections, and how many there are.
     seats: Arc<SeatTable>,
+    admission: Option<Admission>,
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
@@ -222,8 +225,18 @@ impl Agent {
             service_health_servers(listen, &servers, proxy_health.clone(), &metrics);
         let (catalog, progress) = (servers.catalog.clone(), Arc::<Progress>::default());
         let seats = Arc::new(SeatTable::open(&kernel.loaded)?);
-        seats.limit_node(config.max_connections);
-        let connections = Connections::new(seats.clone(), writer.limited());
+        let admission = Admission::new(&config.admission, config.max_connections);
+        seats.limit_node(match admission {
+            // Its levels share the seats.
+            Some(_) => 0,
+            None => config.max_connections,
+        });
+        let connections = Connections::new(
+            seats.clone(),
+            writer.limited(),
+            writer.numbered(),
+            MappedArray::new(&kernel.loaded.map("FLOW_SCHEMAS")?)?,
+        );
         let bulletin = Bulletin::new(
             catalog.clone(),
             writer.roster(),
@@ -246,6 +259,7 @@ impl Agent {
             published: Instant::now(),
             sweeper: None,
             seats,
+            admission,
             servers,
             predecessor: place.predecessor,
             answers_by: None,
@@ -301,6 +315,7 @@ impl Agent {
         self.cgroup_root = cgroup_root;
         self.attach_to_sockets()?;
         self.kernel.finish_refit()?;
+        self.follow_admission(true).await?;
 
         let flows = Arc::new(self.kernel.flows()?);
         self.publish_state().await;
@@ -311,6 +326,7 @@ impl Agent {
 
         let stop = process.stop();
         let mut quiet = tokio::time::interval(QUIET);
+        let mut level_limits = tokio::time::interval(admission::LIMITS);
         let mut retry_devices = Instant::now();
         let mut api_servers = self.feed.api_servers.addresses();
         let successor = loop {
@@ -334,8 +350,10 @@ impl Agent {
                 Ok(()) = api_servers.changed() => self.api_servers_changed().await,
                 Some(request) = trace_asked.recv() => self.trace_asked(request),
                 step = self.tracer.next() => self.trace_step(step),
+                _ = level_limits.tick(), if self.admission.is_some() => self.set_level_limits(),
                 _ = quiet.tick() => {
                     self.seats.tick();
+                    self.follow_admission(false).await?;
                     self.look_after_pins();
                     self.syncer.idle(QUIET);
                     if self.syncer.has_garbage(QUIET) {
@@ -434,6 +452,9 @@ impl Agent {
         }
         if first {
             self.syncer.writer().finish_adoption();
+            if self.admission.is_some() {
+                self.kernel.begin_admission();
+            }
             self.in_sync_since = Some(SystemTime::now());
         }
         if changes.node || first {

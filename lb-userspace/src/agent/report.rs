@@ -6,7 +6,9 @@ use std::{
 };
 
 use super::{
-    Agent, attachments,
+    Agent,
+    admission::Admission,
+    attachments,
     bulletin::Published,
     status::{self, Status},
 };
@@ -79,6 +81,12 @@ impl Agent {
                 change: change.map(str::to_owned),
             },
             trace: self.tracer.running(),
+            admission: self.config.admission.mode.name().to_owned(),
+            admission_problems: self
+                .admission
+                .as_ref()
+                .map(Admission::problems)
+                .unwrap_or_default(),
             ..Status::default()
         }
     }

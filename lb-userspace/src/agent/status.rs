@@ -13,7 +13,7 @@ use super::progress;
 use crate::{
     flows::{Limit, Stats},
     map_writer::{Key, MapFill},
-    metrics::{LimitCount, ServiceTraffic},
+    metrics::{LevelCount, LimitCount, SchemaCount, ServiceTraffic},
     plan::ServicePortName,
 };
 
@@ -65,6 +65,18 @@ pub struct Status {
     /// Limits of connections.
     #[serde(default)]
     pub connection_limits: Vec<ConnectionLimit>,
+    /// What is done about priority levels: `off`, `audit` or `enforce`.
+    #[serde(default)]
+    pub admission: String,
+    /// Empty if that is nothing.
+    #[serde(default)]
+    pub priority_levels: Vec<PriorityLevel>,
+    /// In the order in which they are asked.
+    #[serde(default)]
+    pub flow_schemas: Vec<FlowSchema>,
+    /// What is wrong with their objects.
+    #[serde(default)]
+    pub admission_problems: Vec<String>,
     pub devices: Vec<Device>,
     /// What the Node object lacks, or that there is none; whether pods cannot be told from other
     /// sources; whether pins are gone.
@@ -128,6 +140,71 @@ impl From<&LimitCount> for ConnectionLimit {
             long_running: count.long_running,
             in_use: count.in_use,
             highest: count.highest,
+            refused: count.refused,
+        }
+    }
+}
+
+/// A priority level, and the connections in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PriorityLevel {
+    pub name: String,
+    /// Whether its connections are only counted.
+    pub exempt: bool,
+    pub in_use: u32,
+    /// The most in use in the latest second.
+    pub highest: u32,
+    /// The most connections at the moment; without a meaning if it is exempt.
+    pub limit: u32,
+    /// Its own part of the node's seats.
+    pub nominal: u32,
+    /// The limits between which others lend and borrow.
+    pub min: u32,
+    pub max: u32,
+    /// Connections refused so far.
+    pub refused: u64,
+    /// Connections let in above the limit so far, because it is only audited.
+    pub over: u64,
+}
+
+impl From<&LevelCount> for PriorityLevel {
+    fn from(count: &LevelCount) -> Self {
+        Self {
+            name: count.name.clone(),
+            exempt: count.is_exempt,
+            in_use: count.in_use,
+            highest: count.highest,
+            limit: count.limit,
+            nominal: count.limits.nominal,
+            min: count.limits.min,
+            max: count.limits.max,
+            refused: count.refused,
+            over: count.over,
+        }
+    }
+}
+
+/// A flow schema, and what became of the connections that it took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowSchema {
+    pub name: String,
+    pub priority_level: String,
+    /// Connections let in so far.
+    pub admitted: u64,
+    /// Those of them above a limit that is only audited.
+    pub over: u64,
+    pub refused: u64,
+}
+
+impl From<&SchemaCount> for FlowSchema {
+    fn from(count: &SchemaCount) -> Self {
+        Self {
+            name: count.name.clone(),
+            priority_level: count.level.clone(),
+            admitted: count.admitted,
+            over: count.over,
             refused: count.refused,
         }
     }

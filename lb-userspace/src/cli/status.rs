@@ -33,11 +33,18 @@ impl Command {
     /// # Errors
     /// If no agent answers.
     pub fn run(self) -> anyhow::Result<()> {
-        let body = self.agent.asking(DEADLINE, ask)?;
-        let status: Status = serde_json::from_str(&body)
-            .context("the agent's answer is not a status; is it of another version?")?;
-        super::print(&self.output.text(&status, render)?)
+        super::print(&self.output.text(&of(&self.agent)?, render)?)
     }
+}
+
+/// What an agent says of itself.
+///
+/// # Errors
+/// If no agent answers.
+pub fn of(agent: &LocalApi) -> anyhow::Result<Status> {
+    let body = agent.asking(DEADLINE, ask)?;
+    serde_json::from_str(&body)
+        .context("the agent's answer is not a status; is it of another version?")
 }
 
 /// The body of the agent's answer.
@@ -160,6 +167,11 @@ fn render(status: &Status) -> String {
         )
     });
     lines.extend(list("Connections", limits));
+    if !matches!(status.admission.as_str(), "" | "off") {
+        lines.push(("Admission", admission(status)));
+    }
+    let problems = status.admission_problems.iter().cloned();
+    lines.extend(list("Admission", problems));
     let failing = status.failing.iter().map(|port| {
         let endpoints = port.endpoints.iter().map(ToString::to_string);
         let endpoints: Vec<_> = endpoints.collect();
@@ -203,6 +215,28 @@ fn render(status: &Status) -> String {
         writeln!(text, "{label:14}  {line}").expect("a String takes any text");
     }
     text
+}
+
+/// How many connections priority levels have, and which of them have none left.
+fn admission(status: &Status) -> String {
+    let levels = &status.priority_levels;
+    let in_use: u64 = levels.iter().map(|level| u64::from(level.in_use)).sum();
+    let full = levels
+        .iter()
+        .filter(|level| !level.exempt && level.in_use >= level.limit);
+    let full: Vec<_> = full
+        .filter(|level| level.limit > 0)
+        .map(|level| level.name.as_str())
+        .collect();
+    let full = match full.is_empty() {
+        true => "none is at its limit".to_owned(),
+        false => format!("at their limit: {}", full.join(", ")),
+    };
+    format!(
+        "{}: {in_use} connections in {} priority levels, {full} (`node-lb admission levels`)",
+        status.admission,
+        levels.len()
+    )
 }
 
 /// Lines with the same label, shortened if there are many.

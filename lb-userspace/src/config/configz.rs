@@ -43,6 +43,8 @@ impl Config {
             "pod-interface-name-prefix": prefix,
             "masquerade-all": self.masquerade_all,
             "max-connections": self.max_connections,
+            "admission": self.admission.mode.name(),
+            "admission-objects": self.admission.objects,
             "feature-gates": self.feature_gates().map(|(name, _, enabled)| (name, enabled)).into_iter()
                 .collect::<BTreeMap<_, _>>(),
             "healthz-bind-address": self.healthz_bind_address.to_string(),

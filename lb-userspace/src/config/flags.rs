@@ -16,9 +16,10 @@ use super::{
     map_sizes::MapSizes,
     source::SourceSpec,
     values::{
-        DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode, NodePortAddress,
-        PortRange, ServiceSeries, SocketLb, XdpMode, api_server_url, connections, duration,
-        healthz_address, maglev_table_size, metrics_address, object_name, positive_duration,
+        AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode,
+        NodePortAddress, PortRange, ServiceSeries, SocketLb, XdpMode, api_server_url, connections,
+        duration, healthz_address, maglev_table_size, metrics_address, object_name,
+        positive_duration,
     },
 };
 
@@ -127,6 +128,16 @@ pub struct Flags {
         default_value = "0"
     )]
     pub max_connections: u32,
+
+    /// Whether FlowSchemas take connections to Services, and PriorityLevels limit them. The levels
+    /// share the seats that --max-connections says
+    #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
+    pub admission: AdmissionMode,
+
+    /// File or directory with PriorityLevels and FlowSchemas, which is followed [default: the
+    /// mandatory ones only]
+    #[arg(long, value_name = "PATH")]
+    pub admission_objects: Option<PathBuf>,
 
     /// Most that one Service may have: service-ports, addresses (times ports), endpoints (times
     /// ports), maglev-tables, source-ranges (in each family), connection-limits; 0 means no limit

@@ -18,8 +18,8 @@ pub use self::{
     map_sizes::MapSizes,
     source::{ApiAccess, SourceSpec},
     values::{
-        DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover, NetfilterMode,
-        NodePortAddress, PortRange, ServiceSeries, SocketLb, XdpMode,
+        AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover,
+        NetfilterMode, NodePortAddress, PortRange, ServiceSeries, SocketLb, XdpMode,
     },
 };
 use crate::plan::{DetectLocal, NodePortAddresses, PlanOptions};
@@ -50,6 +50,7 @@ pub struct Config {
     pub limits: MapLimits,
     /// The most connections that the node lets in at a time; 0 means no limit.
     pub max_connections: u32,
+    pub admission: AdmissionConfig,
     pub detect_local: DetectLocal,
     /// The cluster's pod networks, if configured.
     pub cluster_networks: Vec<IpNet>,
@@ -82,6 +83,14 @@ impl Config {
         }
         node
     }
+}
+
+/// What is done about flow schemas and priority levels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdmissionConfig {
+    pub mode: AdmissionMode,
+    /// File or directory with the objects; without it there are only the mandatory ones.
+    pub objects: Option<PathBuf>,
 }
 
 /// The limits of the agent's HTTP servers.
@@ -222,6 +231,7 @@ impl TryFrom<Flags> for Config {
                 namespace: limits::of_namespace(&flags.namespace_limits),
             },
             max_connections: flags.max_connections,
+            admission: admission(&flags)?,
             http: http_config(&flags),
             detect_local: detect_local(&flags)?,
             cluster_networks: flags.cluster_cidr.clone(),
@@ -311,6 +321,18 @@ fn plan_options(flags: &Flags) -> anyhow::Result<PlanOptions> {
         }
     }
     Ok(options)
+}
+
+fn admission(flags: &Flags) -> anyhow::Result<AdmissionConfig> {
+    ensure!(
+        flags.admission == AdmissionMode::Off || flags.max_connections > 0,
+        "--admission {} needs --max-connections: the node's seats, which priority levels share",
+        flags.admission.name()
+    );
+    Ok(AdmissionConfig {
+        mode: flags.admission,
+        objects: flags.admission_objects.clone(),
+    })
 }
 
 fn http_config(flags: &Flags) -> HttpConfig {

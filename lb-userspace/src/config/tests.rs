@@ -80,6 +80,20 @@ fn a_limit_of_connections_is_not_negative() {
 }
 
 #[test]
+fn levels_need_seats_to_share() {
+    let admission = |given: &[&str]| config(given).map(|config| config.admission.mode);
+    assert_eq!(admission(&[]).unwrap(), AdmissionMode::Off);
+    let error = admission(&["--admission=enforce"]).unwrap_err().to_string();
+    assert!(error.contains("--max-connections"), "{error}");
+    let given = [
+        "--admission=audit",
+        "--max-connections=1",
+        "--admission-objects=/a",
+    ];
+    assert_eq!(admission(&given).unwrap(), AdmissionMode::Audit);
+}
+
+#[test]
 fn http_servers_are_limited_by_flags_and_a_feature_gate() {
     assert_eq!(config(&[]).unwrap().http, HttpConfig::default());
     let http = config(&[

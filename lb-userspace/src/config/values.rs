@@ -42,6 +42,29 @@ impl FromStr for NodePortAddress {
     }
 }
 
+/// What is done about the flow schemas and priority levels of connection admission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AdmissionMode {
+    /// Nothing
+    #[default]
+    Off,
+    /// Connections are counted by them, and all are let in
+    Audit,
+    /// Levels have limits, beyond which connections are refused
+    Enforce,
+}
+
+impl AdmissionMode {
+    /// As the setting has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Audit => "audit",
+            Self::Enforce => "enforce",
+        }
+    }
+}
+
 /// How many service ports have metrics of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceSeries {

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     mem::offset_of,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
@@ -14,36 +15,38 @@ use std::{
 
 use lb_common::flow::{
     Seats,
-    limit::{LIMITS, NODE},
+    limit::{LEVEL_NUMBERS, LEVELS, LIMITS, NODE},
     seats::Place,
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
 
-/// The limits in `SEATS`, which programs count as well.
+/// The limits in `SEATS` and `LEVELS`, which programs count as well, by their indexes: see
+/// [`lb_common::flow::limit`].
 #[derive(Debug)]
 pub struct SeatTable {
     limits: Arc<MappedArray<Seats>>,
+    levels: Arc<MappedArray<Seats>>,
     /// The most seats in use in the latest second, by index.
     highest: Mutex<HashMap<u32, u32>>,
     corrected: AtomicU64,
 }
 
 impl SeatTable {
-    /// The map of the programs in the kernel.
+    /// The maps of the programs in the kernel.
     ///
     /// # Errors
     ///
-    /// If it cannot be opened or mapped into memory.
+    /// If they cannot be opened or mapped into memory.
     pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
-        Ok(Self::new(Arc::new(MappedArray::new(
-            &loaded.map("SEATS")?,
-        )?)))
+        let map = |name| anyhow::Ok(Arc::new(MappedArray::new(&loaded.map(name)?)?));
+        Ok(Self::new(map("SEATS")?, map("LEVELS")?))
     }
 
     /// Limits in memory.
-    pub fn new(limits: Arc<MappedArray<Seats>>) -> Self {
+    pub fn new(limits: Arc<MappedArray<Seats>>, levels: Arc<MappedArray<Seats>>) -> Self {
         Self {
             limits,
+            levels,
             highest: Mutex::default(),
             corrected: AtomicU64::new(0),
         }
@@ -51,12 +54,30 @@ impl SeatTable {
 
     /// Limits of this process alone, without any.
     pub fn in_memory() -> Self {
-        Self::new(Arc::new(MappedArray::in_memory(LIMITS as u32)))
+        let array = |elements| Arc::new(MappedArray::in_memory(elements));
+        Self::new(array(LIMITS as u32), array(LEVEL_NUMBERS as u32))
     }
 
     /// A limit and what is counted of it.
     pub fn read(&self, index: u32) -> Seats {
-        self.limits.read(index)
+        let (map, index) = self.element(index);
+        map.read(index)
+    }
+
+    /// A priority level's limit and what is counted of it, by its number.
+    pub fn read_level(&self, level: u32) -> Seats {
+        self.levels.read(level)
+    }
+
+    /// The most seats of a priority level that were in use in the latest second.
+    pub fn highest_of_level(&self, level: u32) -> u32 {
+        self.highest(LEVELS + level)
+    }
+
+    /// Sets the limit of a priority level, by its number.
+    pub fn limit_level(&self, level: u32, limit: u32) {
+        let word = self.levels.u32_at(level, offset_of!(Seats, limit));
+        word.store(limit, SeqCst);
     }
 
     /// Sets the node's limit; 0 means none. Who is within it stays.
@@ -76,7 +97,7 @@ impl SeatTable {
     pub fn tick(&self) {
         let mut highest = self.lock();
         highest.clear();
-        for index in 0..self.limits.len() {
+        for index in self.indexes() {
             let used = used(self.word(index).load(Relaxed));
             let word = self.highest_word(index);
             if used == 0 && word.load(Relaxed) == 0 {
@@ -99,11 +120,26 @@ impl SeatTable {
     }
 
     fn word(&self, index: u32) -> &AtomicU64 {
-        self.limits.u64_at(index, offset_of!(Seats, word))
+        let (map, index) = self.element(index);
+        map.u64_at(index, offset_of!(Seats, word))
     }
 
     fn highest_word(&self, index: u32) -> &AtomicU32 {
-        self.limits.u32_at(index, offset_of!(Seats, highest))
+        let (map, index) = self.element(index);
+        map.u32_at(index, offset_of!(Seats, highest))
+    }
+
+    /// The map that has a limit, and its index there.
+    fn element(&self, index: u32) -> (&MappedArray<Seats>, u32) {
+        match index.checked_sub(LEVELS) {
+            None => (&self.limits, index),
+            Some(level) => (&self.levels, level),
+        }
+    }
+
+    /// The indexes of all limits.
+    fn indexes(&self) -> Range<u32> {
+        0..LEVELS + self.levels.len()
     }
 
     /// What programs have counted of all limits.
@@ -112,7 +148,7 @@ impl SeatTable {
             word: self.word(index).load(SeqCst),
             ..Seats::default()
         };
-        (0..self.limits.len()).map(word).collect()
+        self.indexes().map(word).collect()
     }
 
     /// Changes the number of seats in use, but not how many were taken.
@@ -161,7 +197,7 @@ impl Recount {
     /// To be called after it; `held` are the seats of a limit that flows were seen to hold.
     pub fn end(&mut self, table: &SeatTable, held: impl Fn(u32) -> u32) {
         let earlier = std::mem::take(&mut self.suspected);
-        for (index, (before, after)) in (0..).zip(self.before.iter().zip(table.all())) {
+        for (index, (before, after)) in table.indexes().zip(self.before.iter().zip(table.all())) {
             let drift = drift(before, &after, held(index));
             if drift == 0 {
                 continue;

@@ -2,7 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use lb_common::flow::{Stage, limit::LIMITS, seats::Place, stage::STAGES};
+use lb_common::flow::{
+    Stage,
+    limit::{LEVEL_NUMBERS, LIMITS},
+    seats::Place,
+    stage::STAGES,
+};
 use lb_objects::Protocol;
 
 /// What the latest pass over the tables saw, and what has been removed since the agent started.
@@ -144,7 +149,7 @@ impl ServiceCounts {
         if place.is_none() {
             return;
         }
-        self.seats.resize(LIMITS, 0);
+        self.seats.resize(LIMITS + LEVEL_NUMBERS, 0);
         for index in place.limits() {
             self.seats[index as usize] += 1;
         }

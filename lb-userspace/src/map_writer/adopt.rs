@@ -52,6 +52,7 @@ impl MapWriter {
         self.frontends = Frontends::read(&self.maps)?;
         self.source_sets = SourceSets::read(&self.maps)?;
         self.seats.inherit(&self.maps);
+        self.schemas.inherit(self.frontends.classes(), &self.maps)?;
         let mut inherited = Inherited::default();
         let mut broken = Vec::new();
         let mut leftovers = Parts::default();
@@ -148,6 +149,7 @@ impl MapWriter {
             lane: self.lane(slots, &endpoints),
             endpoints: endpoints.into(),
             claimant: None,
+            port: 0,
             frontends: Arc::default(),
         })
     }

@@ -10,10 +10,12 @@ mod budget;
 mod frontends;
 mod in_place;
 pub mod maglev;
+mod owners;
 mod parts;
 mod ranges;
 mod refusal;
 mod roster;
+mod schemas;
 mod seats;
 mod service;
 mod settings;
@@ -32,6 +34,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use lb_admission::{configuration::InForce, limits::Limits};
 use lb_common::abi;
 use lb_datapath::maps::{Maps, WriteError};
 use lb_objects::{IpFamily, Node, Protocol};
@@ -43,6 +46,7 @@ use self::{
     frontends::Frontends,
     parts::Parts,
     ranges::{Numbers, Ranges},
+    schemas::SchemaBook,
     seats::SeatBook,
     service::Programmed,
     source_ranges::SourceSets,
@@ -53,11 +57,12 @@ pub use self::{
     frontends::{Purpose, Reserved},
     refusal::{NotProgrammed, Reason},
     roster::{Counts, Roster},
+    schemas::{NotInForce, Numbered, NumberedLevel, NumberedSchema},
     seats::{Limit as ConnectionLimit, Limited},
     settings::Settings,
 };
 use crate::{
-    config::{Config, MapLimits},
+    config::{AdmissionMode, Config, MapLimits},
     plan::{Plan, ServicePortName},
 };
 
@@ -162,6 +167,7 @@ pub struct MapWriter {
     lookup_tables: LookupTables,
     source_sets: SourceSets,
     seats: SeatBook,
+    schemas: SchemaBook,
     frontends: Frontends,
     programmed: HashMap<Key, Programmed>,
     /// Those of them that have a plan.
@@ -202,6 +208,7 @@ impl MapWriter {
             lookup_tables: LookupTables::new(maps.maglev.len()),
             source_sets: SourceSets::default(),
             seats: SeatBook::new(&maps),
+            schemas: SchemaBook::new(&maps),
             frontends: Frontends::default(),
             programmed: HashMap::new(),
             roster: Arc::new(Roster::new(&maps)),
@@ -240,6 +247,7 @@ impl MapWriter {
         let before = std::mem::replace(self, empty);
         self.roster = before.roster;
         self.seats.share(before.seats.limited());
+        self.schemas.share(before.schemas.numbered());
         self.inherit()
     }
 
@@ -296,6 +304,7 @@ impl MapWriter {
     /// which takes some milliseconds, and tries again the service ports that had no room.
     pub fn tidy(&mut self) {
         self.make_room();
+        self.forget_classes();
         match self.freed {
             true => self.retry(usize::MAX),
             false => self.flush(),
@@ -308,6 +317,7 @@ impl MapWriter {
         if let Some(inherited) = self.inherited.take() {
             self.discard(inherited);
             self.seats.finish_adoption(&self.maps);
+            self.schemas.finish_adoption();
             self.frontends.make_way(&self.maps);
         }
     }
@@ -369,7 +379,7 @@ impl MapWriter {
             capacity,
         };
         let [frontends4, frontends6] = self.frontends.entries();
-        vec![
+        let mut fill = vec![
             table("FRONTENDS4", frontends4, maps.frontends4.capacity()),
             table("FRONTENDS6", frontends6, maps.frontends6.capacity()),
             numbers("SERVICES", maps.services.len(), self.ids.free()),
@@ -386,7 +396,9 @@ impl MapWriter {
                 self.source_sets.entries(),
                 maps.source_ranges.capacity(),
             ),
-        ]
+        ];
+        fill.extend(self.schemas.fill(maps));
+        fill
     }
 
     /// Number of service ports in the maps.
@@ -407,6 +419,30 @@ impl MapWriter {
     /// The Services with limits of connections, for others to read what is counted of them.
     pub fn limited(&self) -> Arc<Limited> {
         self.seats.limited()
+    }
+
+    /// The flow schemas and priority levels in the maps, for others to read what is counted of them.
+    pub fn numbered(&self) -> Arc<Numbered> {
+        self.schemas.numbered()
+    }
+
+    /// Puts flow schemas and priority levels in force. The maps have them after [`Self::settle`].
+    /// `limits` are those of [`InForce::levels`].
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for them. Those before stay in force.
+    pub fn set_schemas(
+        &mut self,
+        in_force: &InForce,
+        mode: AdmissionMode,
+        limits: &[Limits],
+    ) -> Result<(), NotInForce> {
+        // Their room may be needed.
+        self.forget_classes();
+        self.schemas.set(in_force, mode, limits, &self.maps)?;
+        self.classify();
+        Ok(())
     }
 
     /// Number of a service port, as flows and counters name it.
@@ -451,6 +487,16 @@ impl MapWriter {
         }
         for programmed in take(&mut self.departing) {
             self.let_go(programmed);
+        }
+    }
+
+    /// Makes the room of classes free that no address has any more.
+    fn forget_classes(&mut self) {
+        if self.schemas.has_garbage() && self.inherited.is_none() {
+            self.flush();
+            let used = self.frontends.classes().collect();
+            (self.maps.grace)();
+            self.schemas.retain(&used, &self.maps);
         }
     }
 

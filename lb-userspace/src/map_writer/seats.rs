@@ -1,24 +1,20 @@
 //! Limits of Services: which element of `SEATS` each has, all of its ports and both families
-//! together.
-//!
-//! An element keeps the name of whose it is. So a later agent finds it, and a Service that loses
-//! its limit and gets it again has its connections counted all the time. It becomes another
-//! Service's only when no flow holds a seat of it any more.
+//! together. It stays the Service's while flows hold seats of it, also without the limit.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    hash::Hasher as _,
+    collections::{BTreeMap, HashMap, HashSet},
     mem::offset_of,
     sync::{Arc, PoisonError, RwLock},
 };
 
+use super::{
+    Budget, Key, NotProgrammed,
+    owners::{Owners, owner},
+};
+use crate::{config::Resource, plan::Plan};
 use lb_common::flow::{Seats, limit::NODE};
 use lb_datapath::maps::{Elements, Maps};
 use lb_objects::ObjectName;
-use siphasher::sip::SipHasher13;
-
-use super::{Budget, Key, NotProgrammed};
-use crate::{config::Resource, plan::Plan};
 
 /// The limits of Services that are in force, for those who read what is counted of them.
 #[derive(Debug, Default)]
@@ -57,15 +53,8 @@ impl Limited {
 #[derive(Debug)]
 pub(super) struct SeatBook {
     held: HashMap<ObjectName, Held>,
-    /// Indexes by the owners that their elements name, for those that are not held.
-    known: HashMap<u64, u32>,
-    /// The same indexes, those first that have not been held for longest.
-    retired: VecDeque<u32>,
-    /// Indexes that nobody has ever had.
-    unused: VecDeque<u32>,
+    owners: Owners,
     limited: Arc<Limited>,
-    /// Whether what an earlier agent left may be another Service's.
-    adopted: bool,
 }
 
 #[derive(Debug)]
@@ -80,11 +69,8 @@ impl SeatBook {
     pub fn new(maps: &Maps) -> Self {
         Self {
             held: HashMap::new(),
-            known: HashMap::new(),
-            retired: VecDeque::new(),
-            unused: (NODE + 1..maps.seats.len()).collect(),
+            owners: Owners::new(NODE + 1..maps.seats.len()),
             limited: Arc::default(),
-            adopted: true,
         }
     }
 
@@ -95,24 +81,13 @@ impl SeatBook {
 
     /// Takes over what the map holds.
     pub fn inherit(&mut self, maps: &Maps) {
-        let all = std::mem::take(&mut self.unused);
-        for index in all {
-            match maps.seats.read(index).owner {
-                0 => self.unused.push_back(index),
-                owner => {
-                    self.known.insert(owner, index);
-                    self.retired.push_back(index);
-                }
-            }
-        }
-        self.adopted = false;
+        self.owners.inherit(|index| maps.seats.read(index).owner);
     }
 
     /// To be called when every Service is known: limits that are nobody's any more are lifted.
     pub fn finish_adoption(&mut self, maps: &Maps) {
-        self.adopted = true;
-        for index in &self.retired {
-            set_limit(&*maps.seats, *index, 0);
+        for index in self.owners.finish_adoption() {
+            set_limit(&*maps.seats, index, 0);
         }
     }
 
@@ -177,54 +152,34 @@ impl SeatBook {
         }
         if let Some(Held { index, .. }) = self.held.remove(name) {
             set_limit(&*maps.seats, index, 0);
-            self.known.insert(owner(name), index);
-            self.retired.push_back(index);
+            self.owners.retire(owner_of(name), index);
             budget.change(key, Resource::ConnectionLimits, 1, 0);
         }
         self.limited.set(name, None);
     }
 
-    /// An element for a Service that has none: the one that it had, or a free one.
+    /// An element for a Service that has none: the one that it had, or one of which no flow holds a
+    /// seat.
     fn find(&mut self, name: &ObjectName, maps: &Maps) -> Option<u32> {
-        let owner = owner(name);
-        if let Some(index) = self.known.remove(&owner) {
-            self.retired.retain(|retired| *retired != index);
-            return Some(index);
-        }
-        if self.unused.is_empty() {
-            self.reclaim(maps);
-        }
-        let index = self.unused.pop_front()?;
-        let unused = Seats {
-            owner,
-            ..Seats::default()
-        };
-        maps.seats.write(index, &unused);
-        Some(index)
-    }
-
-    /// Makes those elements unused again that were other Services', and of which no flow holds a
-    /// seat any more.
-    fn reclaim(&mut self, maps: &Maps) {
-        if !self.adopted || self.retired.is_empty() {
-            return;
-        }
+        let owner = owner_of(name);
         // No program takes seats by a plan that has been replaced.
-        (maps.grace)();
-        let is_held = |index: &u32| maps.seats.read(*index).used() != 0;
-        let all = std::mem::take(&mut self.retired);
-        let (held, free): (VecDeque<_>, VecDeque<_>) = all.into_iter().partition(is_held);
-        let held_ones: HashSet<_> = held.iter().collect();
-        self.known.retain(|_, known| held_ones.contains(known));
-        (self.retired, self.unused) = (held, free);
+        let found = self.owners.find(owner, &maps.grace, |index| {
+            maps.seats.read(index).used() != 0
+        })?;
+        if found.is_new {
+            let unused = Seats {
+                owner,
+                ..Seats::default()
+            };
+            maps.seats.write(found.index, &unused);
+        }
+        Some(found.index)
     }
 }
 
-/// How an element names a Service; never 0.
-fn owner(name: &ObjectName) -> u64 {
-    let mut hasher = SipHasher13::new();
-    hasher.write(name.to_string().as_bytes());
-    hasher.finish().max(1)
+/// How an element names a Service.
+fn owner_of(name: &ObjectName) -> u64 {
+    owner(&name.to_string())
 }
 
 fn set_limit(seats: &dyn Elements<Seats>, index: u32, limit: u32) {

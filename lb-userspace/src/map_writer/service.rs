@@ -50,6 +50,8 @@ pub struct Programmed {
     pub lane: u8,
     /// As whom it claims [`Self::frontends`].
     pub claimant: Option<Arc<Claimant>>,
+    /// The Service's own port, whatever the frontends' are; 0 if it is not known.
+    pub port: u16,
     pub frontends: Arc<[Frontend]>,
 }
 
@@ -63,6 +65,7 @@ impl Programmed {
             endpoints: Arc::default(),
             lane: 0,
             claimant: None,
+            port: 0,
             frontends: Arc::default(),
         }
     }
@@ -147,7 +150,7 @@ impl MapWriter {
             return written;
         }
         self.roster.enter(key, programmed.id, &programmed.endpoints);
-        let claimed = self.claim(key, plan.rank, &plan.frontends);
+        let claimed = self.claim(key, plan);
         written.and(claimed)
     }
 
@@ -205,12 +208,8 @@ impl MapWriter {
 
     /// Makes the addresses that lead to a service port those claimed, once they are flushed: of
     /// each kind all of them, or those that it has already if the rest is over a limit.
-    fn claim(
-        &mut self,
-        key: &Key,
-        rank: Rank,
-        wanted: &Arc<[Frontend]>,
-    ) -> Result<(), NotProgrammed> {
+    fn claim(&mut self, key: &Key, plan: &Plan) -> Result<(), NotProgrammed> {
+        let (rank, wanted) = (plan.rank, &plan.frontends);
         let Some(current) = self.programmed.get(key) else {
             return Ok(());
         };
@@ -241,6 +240,8 @@ impl MapWriter {
         };
         let earlier = current.claimant.replace(claimant.clone());
         let id = current.id;
+        let port = plan.port();
+        let same_port = std::mem::replace(&mut current.port, port) == port;
         current.frontends = frontends.clone();
         let after: HashSet<&Frontend> = frontends.iter().collect();
         if let Some(earlier) = earlier {
@@ -251,11 +252,40 @@ impl MapWriter {
             }
         }
         let new = frontends.iter();
-        let new = new.filter(|claimed| !same_claimant || !before.contains(claimed));
+        // Their classes may depend on the Service's port.
+        let is_known = |claimed: &Frontend| same_claimant && same_port && before.contains(claimed);
+        let new = new.filter(|claimed| !is_known(claimed));
         for claim in claims(key, new) {
-            self.frontends.stake(&claim, &claimant, id);
+            let address = claim.address.0.ip();
+            let class = self.schemas.class(&key.name, port, address, &self.maps);
+            self.frontends.stake(&claim, &claimant, id, class);
         }
         outcome
+    }
+
+    /// Gives all addresses the classes that they have by the flow schemas in force.
+    pub(super) fn classify(&mut self) {
+        let asks_for_address = self.schemas.asks_for_address();
+        let mut all: Vec<_> = self.programmed.iter().collect();
+        // The same classes get the same numbers every time.
+        all.sort_unstable_by_key(|(key, _)| *key);
+        for (key, programmed) in all {
+            let Some(claimant) = &programmed.claimant else {
+                continue;
+            };
+            let mut class = None;
+            for claim in claims(key, &*programmed.frontends) {
+                let class = match class {
+                    Some(class) if !asks_for_address => class,
+                    _ => {
+                        let address = claim.address.0.ip();
+                        let port = programmed.port;
+                        *class.insert(self.schemas.class(&key.name, port, address, &self.maps))
+                    }
+                };
+                self.frontends.stake(&claim, claimant, programmed.id, class);
+            }
+        }
     }
 
     /// The addresses that are within the limits, in the order wanted.

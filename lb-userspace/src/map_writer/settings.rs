@@ -6,7 +6,7 @@ use lb_common::abi::{self, config_flag};
 use lb_objects::IpFamily;
 
 use crate::{
-    config::{self, FailingEndpoints, Handover, NetfilterMode, PortRange, SocketLb},
+    config::{self, AdmissionMode, FailingEndpoints, Handover, NetfilterMode, PortRange, SocketLb},
     plan::{LocalDetector, LocalNode},
 };
 
@@ -91,7 +91,10 @@ fn flags(config: &config::Config) -> u32 {
             config_flag::AVOID_FAILING,
             datapath.failing_endpoints == FailingEndpoints::Avoid,
         ),
-        (config_flag::CONNECTION_LIMIT, config.max_connections != 0),
+        (
+            config_flag::CONNECTION_LIMIT,
+            config.max_connections != 0 && config.admission.mode == AdmissionMode::Off,
+        ),
     ];
     let set = flags.into_iter().filter(|(_, set)| *set);
     set.fold(0, |flags, (flag, _)| flags | flag)

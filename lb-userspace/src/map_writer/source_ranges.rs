@@ -204,20 +204,20 @@ fn range(key: &SourceKey) -> Option<IpNet> {
 }
 
 fn keys(set: u32, ranges: &[IpNet]) -> Vec<SourceKey> {
-    ranges
-        .iter()
-        .map(|range| {
-            let mapped_prefix = match range {
-                IpNet::V4(v4) => 96 + u32::from(v4.prefix_len()),
-                IpNet::V6(v6) => u32::from(v6.prefix_len()),
-            };
-            Key::new(
-                32 + mapped_prefix,
-                SourceRangeKey {
-                    set: set.to_be(),
-                    address: range.network().into(),
-                },
-            )
-        })
-        .collect()
+    ranges.iter().map(|range| key(set, range)).collect()
+}
+
+/// The key of a network in a set.
+pub fn key(set: u32, range: &IpNet) -> SourceKey {
+    let mapped_prefix = match range {
+        IpNet::V4(v4) => 96 + u32::from(v4.prefix_len()),
+        IpNet::V6(v6) => u32::from(v6.prefix_len()),
+    };
+    Key::new(
+        32 + mapped_prefix,
+        SourceRangeKey {
+            set: set.to_be(),
+            address: range.network().into(),
+        },
+    )
 }

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use lb_objects::{ObjectName, Protocol};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
+use super::admission::{self, LevelCount, SchemaCount};
 use crate::map_writer::MapFill;
 
 /// The data plane, as far as metrics go.
@@ -23,6 +24,12 @@ pub struct Sample {
     pub limits: Vec<LimitCount>,
     /// By how many the numbers of connections within limits have been corrected.
     pub limits_corrected: u64,
+    /// Priority levels.
+    pub levels: Vec<LevelCount>,
+    /// Flow schemas.
+    pub schemas: Vec<SchemaCount>,
+    /// Addresses that there is no room to classify connections to.
+    pub unclassified: u64,
     pub devices: Vec<DeviceMode>,
     pub maps: Vec<MapFill>,
     /// Live flows. `None` until the table exists.
@@ -346,11 +353,12 @@ impl Sample {
             ),
         ]
         .into_iter()
+        .chain(admission::families(&self.levels, &self.schemas, self.unclassified))
         .filter(|family| !family.get_metric().is_empty())
     }
 }
 
-fn family(
+pub(super) fn family(
     name: &str,
     help: &str,
     kind: MetricType,
@@ -364,7 +372,7 @@ fn family(
     family
 }
 
-fn counter(labels: &[(&str, &str)], value: u64) -> Metric {
+pub(super) fn counter(labels: &[(&str, &str)], value: u64) -> Metric {
     let mut counter = Counter::default();
     counter.set_value(value as f64);
     let mut metric = Metric::from_label(pairs(labels));
@@ -372,7 +380,7 @@ fn counter(labels: &[(&str, &str)], value: u64) -> Metric {
     metric
 }
 
-fn gauge(labels: &[(&str, &str)], value: u64) -> Metric {
+pub(super) fn gauge(labels: &[(&str, &str)], value: u64) -> Metric {
     let mut gauge = Gauge::default();
     gauge.set_value(value as f64);
     let mut metric = Metric::from_label(pairs(labels));

@@ -157,6 +157,15 @@ impl Plan {
         }
     }
 
+    /// The Service's own port, whatever the frontends' are; 0 if there is no frontend that has it.
+    pub fn port(&self) -> u16 {
+        let mut frontends = self.frontends.iter();
+        let own = frontends.find(|frontend| frontend.kind != FrontendKind::NodePort);
+        let own = own.map(|frontend| &frontend.address);
+        own.or(self.left_to_node.as_deref())
+            .map_or(0, SocketAddr::port)
+    }
+
     /// Whether any traffic can need the Cluster set. Externally accessible ports always need it, if
     /// only for short-circuited traffic.
     pub fn uses_cluster(&self) -> bool {

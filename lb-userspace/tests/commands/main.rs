@@ -2,19 +2,44 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixListener,
     path::Path,
     process::{Command, Output},
+    thread,
 };
 
+use node_lb::agent::status::Status;
 use serde_json::Value;
 use tempfile::TempDir;
 
 mod admission;
+mod admission_levels;
 mod admission_recorded;
 mod admission_simulate;
 mod explain;
 mod flows;
 mod plan;
+
+/// Runs something beside an agent that answers one request for its status; `run` gets the path of
+/// its socket.
+fn beside_an_agent<T>(status: &Status, run: impl FnOnce(&str) -> T) -> T {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let body = serde_json::to_string(status).unwrap();
+    let agent = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        // It comes in pieces.
+        let lines = BufReader::new(&stream).lines().map(Result::unwrap);
+        let request: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+        assert!(request[0].starts_with("GET /status "), "{request:?}");
+        write!(stream, "HTTP/1.0 200 OK\r\n\r\n{body}").unwrap();
+    });
+    let result = run(socket.to_str().unwrap());
+    agent.join().unwrap();
+    result
+}
 
 /// Files in a temporary directory in which commands run.
 struct Files(TempDir);

@@ -82,13 +82,14 @@ impl Table {
     pub fn with_timeouts(records: usize, timeouts: Timeouts) -> Arc<Self> {
         let empty = || UnsafeCell::new(Flow::default());
         let limits = Arc::new(MappedArray::in_memory(limit::LIMITS as u32));
+        let levels = Arc::new(MappedArray::in_memory(limit::LEVEL_NUMBERS as u32));
         Arc::new(Self {
             records: (0..records).map(|_| empty()).collect(),
             clock: AtomicU32::new(0),
             timeouts,
             half_open: AtomicI32::new(0),
             flows: AtomicI32::new(0),
-            seats: SeatTable::new(limits.clone()),
+            seats: SeatTable::new(limits.clone(), levels),
             limits,
         })
     }

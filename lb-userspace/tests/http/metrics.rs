@@ -13,8 +13,8 @@ use node_lb::{
     http::{Limits, Server, bind},
     map_writer::MapFill,
     metrics::{
-        DeviceMode, KernelSource, LimitCount, Metrics, PacketCount, Sample, ServiceTraffic,
-        XdpMode, set_to_now,
+        DeviceMode, KernelSource, LevelCount, LimitCount, Metrics, PacketCount, Sample,
+        SchemaCount, ServiceTraffic, XdpMode, set_to_now,
     },
 };
 
@@ -169,6 +169,17 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_connection_limit_in_use{scope="service",namespace="shop",service="db"} 3"#,
             r#"node_lb_long_running_connections{scope="service",namespace="shop",service="db"} 3"#,
             "node_lb_connection_limit_corrected_total 2",
+            r#"node_lb_flowcontrol_nominal_limit_seats{priority_level="exempt"} 100"#,
+            r#"node_lb_flowcontrol_current_limit_seats{priority_level="tenants"} 110"#,
+            r#"node_lb_flowcontrol_lower_limit_seats{priority_level="tenants"} 60"#,
+            r#"node_lb_flowcontrol_upper_limit_seats{priority_level="tenants"} 120"#,
+            r#"node_lb_flowcontrol_current_executing_seats{priority_level="exempt"} 3"#,
+            r#"node_lb_flowcontrol_current_executing_seats{priority_level="tenants"} 9"#,
+            "# TYPE node_lb_flowcontrol_recovered_connections_total counter",
+            r#"node_lb_flowcontrol_dispatched_connections_total{flow_schema="shop",priority_level="tenants"} 30"#,
+            r#"node_lb_flowcontrol_over_limit_connections_total{flow_schema="shop",priority_level="tenants"} 4"#,
+            r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="concurrency-limit"} 5"#,
+            "node_lb_flowcontrol_unclassified_addresses 0",
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             r#"node_lb_map_entries{map="FRONTENDS4"} 7"#,
             r#"node_lb_map_capacity{map="FRONTENDS4"} 131072"#,
@@ -184,6 +195,7 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
         "there are none"
     );
     assert!(!text.contains(r#"node_lb_connection_limit{scope="service""#));
+    assert!(!text.contains(r#"current_limit_seats{priority_level="exempt""#));
 }
 
 #[tokio::test]
@@ -230,6 +242,28 @@ fn long_running() -> LimitCount {
     }
 }
 
+fn level(name: &str, is_exempt: bool) -> LevelCount {
+    LevelCount {
+        name: name.into(),
+        is_exempt,
+        limits: lb_admission::limits::Limits {
+            nominal: 100,
+            lendable: 40,
+            borrowing: 20,
+            min: 60,
+            max: 120,
+            max_seats: None,
+        },
+        limit: 110,
+        in_use: 3,
+        highest: 12,
+        refused: 5,
+        over: 4,
+        recovered: 1,
+        exempted: 2,
+    }
+}
+
 fn sample() -> Sample {
     Sample {
         packets: vec![PacketCount {
@@ -250,6 +284,21 @@ fn sample() -> Sample {
         }],
         limits: vec![node_limit(), long_running()],
         limits_corrected: 2,
+        levels: vec![
+            level("exempt", true),
+            LevelCount {
+                in_use: 9,
+                ..level("tenants", false)
+            },
+        ],
+        schemas: vec![SchemaCount {
+            name: "shop".into(),
+            level: "tenants".into(),
+            admitted: 30,
+            over: 4,
+            refused: 5,
+        }],
+        unclassified: 0,
         devices: vec![DeviceMode {
             device: "eth\"0".into(),
             mode: XdpMode::Generic,

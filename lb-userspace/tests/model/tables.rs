@@ -4,9 +4,9 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, FrontendKind, Plan, ServiceFlows, ServiceStats,
-        Shortages, TunnelSource,
+        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey,
+        FrontendKind, Plan, ServiceFlows, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -40,7 +40,8 @@ impl Services<Ip4> for Cpu {
         found.then_some(Frontend {
             service: SERVICE,
             kind: FrontendKind::ClusterIp as u8,
-            pad: [0; 3],
+            pad: 0,
+            class: 0,
         })
     }
 
@@ -286,6 +287,22 @@ impl Tables<Ip4> for Cpu {
 
     fn next_hop(&self, _protocol: u8, _source: &Ip4, _to: &Ip4, _hop: &mut Hop) -> NextHop {
         NextHop::None
+    }
+
+    fn destination_class(&self, _index: u32) -> Option<&DestinationClass> {
+        None
+    }
+
+    fn source_class(&self, _set: u32, _address: Ip6) -> u32 {
+        0
+    }
+
+    fn decision(&self, _index: u32) -> Option<Decision> {
+        None
+    }
+
+    fn flow_schema(&self, _number: u32) -> Option<NonNull<FlowSchema>> {
+        None
     }
 
     fn fragment(&self, _key: &FragmentKey) -> Option<u32> {

@@ -16,6 +16,7 @@ mod gone;
 mod hop_cache;
 mod icmp;
 mod layer3;
+mod levels;
 mod limits;
 mod martians;
 mod moving;

@@ -12,6 +12,7 @@ mod floods;
 mod forged;
 mod ghosts;
 mod greedy;
+mod levels;
 mod limited;
 mod pickup;
 mod races;

@@ -358,7 +358,8 @@ impl World {
         let value = Frontend {
             service,
             kind: kind as u8,
-            pad: [0; 3],
+            pad: 0,
+            class: 0,
         };
         match address {
             IpAddr::V4(address) => self

@@ -5,12 +5,14 @@ use std::{net::IpAddr, ptr::NonNull};
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows, ServiceStats, Shortages,
-        TunnelSource,
+        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Plan,
+        ServiceFlows, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, slots::Slots, steps::Plain},
+    flow::{
+        Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, limit, slots::Slots, steps::Plain,
+    },
     frame::Frame,
     parse, pipeline,
     tables::{NextHop, Services, Tables},
@@ -132,7 +134,11 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
     }
 
     fn source_allowed(&self, set: u32, address: Ip6) -> bool {
-        self.tables.storage.source_ranges.contains(set, address)
+        self.tables
+            .storage
+            .source_ranges
+            .longest(set, address)
+            .is_some()
     }
 
     fn is_local(&self, address: Ip6) -> bool {
@@ -199,7 +205,11 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
     }
 
     fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
-        self.tables.storage.seats.pointer(index)
+        let storage = &self.tables.storage;
+        match index.checked_sub(limit::LEVELS) {
+            None => storage.seats.pointer(index),
+            Some(level) => storage.levels.pointer(level),
+        }
     }
 
     fn secret(&self) -> [u64; 2] {
@@ -310,6 +320,26 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
 
     fn tunnel_source(&self, ifindex: u32) -> Option<TunnelSource> {
         self.tables.tunnel_sources.get(&ifindex).copied()
+    }
+
+    fn destination_class(&self, index: u32) -> Option<&DestinationClass> {
+        let class = self.tables.storage.destination_classes.pointer(index)?;
+        // SAFETY: only a map writer writes them, which has the tables to itself.
+        Some(unsafe { class.as_ref() })
+    }
+
+    fn source_class(&self, set: u32, address: Ip6) -> u32 {
+        let class = self.tables.storage.source_classes.longest(set, address);
+        class.unwrap_or(0)
+    }
+
+    fn decision(&self, index: u32) -> Option<Decision> {
+        let decisions = &self.tables.storage.decisions;
+        (index < decisions.len()).then(|| decisions.read(index))
+    }
+
+    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
+        self.tables.storage.flow_schemas.pointer(number)
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<u32> {

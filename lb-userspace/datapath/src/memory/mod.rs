@@ -28,7 +28,7 @@ pub use self::{
     hook::Hook,
     storage::Storage,
 };
-use crate::maps::Maps;
+use crate::{bpf::MappedArray, maps::Maps};
 
 mod family;
 mod flows;
@@ -206,12 +206,27 @@ impl MemoryTables {
 
     /// A limit of connections, by its index in `SEATS`.
     pub fn seats(&self, index: u32) -> flow::Seats {
-        self.storage.seats.read(index)
+        let (map, index) = self.limit(index);
+        map.read(index)
     }
 
     /// Sets a limit of connections, and what is counted of it.
     pub fn set_seats(&self, index: u32, seats: &flow::Seats) {
-        self.storage.seats.write(index, seats);
+        let (map, index) = self.limit(index);
+        map.write(index, seats);
+    }
+
+    /// The map that has a limit, and its index there.
+    fn limit(&self, index: u32) -> (&MappedArray<flow::Seats>, u32) {
+        match index.checked_sub(flow::limit::LEVELS) {
+            None => (&self.storage.seats, index),
+            Some(level) => (&self.storage.levels, level),
+        }
+    }
+
+    /// A flow schema and what is counted of it, by its number.
+    pub fn flow_schema(&self, number: u32) -> abi::FlowSchema {
+        self.storage.flow_schemas.read(number)
     }
 
     /// Counts of the service's connections that found no room.
@@ -275,6 +290,9 @@ impl MemoryTables {
             self.forget_counts(service);
         }
         self.forget_seats(flow::limit::NODE);
+        for level in 0..self.storage.levels.len() {
+            self.forget_seats(flow::limit::LEVELS + level);
+        }
         *self
             .learnt
             .get_mut()
@@ -286,14 +304,20 @@ impl MemoryTables {
 
     /// Resets what is counted of a limit.
     fn forget_seats(&self, index: u32) {
-        let flow::Seats { limit, owner, .. } = self.storage.seats.read(index);
+        let flow::Seats {
+            limit,
+            owner,
+            flags,
+            ..
+        } = self.seats(index);
         let unused = flow::Seats {
             limit,
             owner,
+            flags,
             ..flow::Seats::default()
         };
-        if self.storage.seats.read(index) != unused {
-            self.storage.seats.write(index, &unused);
+        if self.seats(index) != unused {
+            self.set_seats(index, &unused);
         }
     }
 

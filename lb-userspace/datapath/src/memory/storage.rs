@@ -1,7 +1,7 @@
 //! The maps that plans are written to, in this process' memory.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     hash::Hash,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
@@ -9,8 +9,9 @@ use std::{
 use aya::Pod;
 use lb_common::{
     abi::{
-        Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceFlows, ServiceStats, Shortages, SourceRangeKey,
+        Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema, Frontend,
+        FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
+        SourceRangeKey,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -37,7 +38,12 @@ pub struct Storage {
     pub service_flows: Arc<MappedArray<ServiceFlows>>,
     pub seats: Arc<MappedArray<Seats>>,
     pub maglev: Arc<MappedArray<MaglevRows>>,
-    pub source_ranges: Arc<SourceRanges>,
+    pub source_ranges: Arc<Trie<u8>>,
+    pub levels: Arc<MappedArray<Seats>>,
+    pub flow_schemas: Arc<MappedArray<FlowSchema>>,
+    pub destination_classes: Arc<MappedArray<DestinationClass>>,
+    pub source_classes: Arc<Trie<u32>>,
+    pub decisions: Arc<MappedArray<Decision>>,
 }
 
 impl Default for Storage {
@@ -56,7 +62,12 @@ impl Default for Storage {
             service_flows: array(entries::SERVICES),
             seats: array(entries::SEATS),
             maglev: array(entries::MAGLEV),
-            source_ranges: Arc::default(),
+            source_ranges: Trie::new("SOURCE_RANGES", entries::SOURCE_RANGES),
+            levels: array(entries::LEVELS),
+            flow_schemas: array(entries::FLOW_SCHEMAS),
+            destination_classes: array(entries::DESTINATION_CLASSES),
+            source_classes: Trie::new("SOURCE_CLASSES", entries::SOURCE_CLASSES),
+            decisions: array(entries::DECISIONS),
         }
     }
 }
@@ -79,6 +90,11 @@ impl Storage {
             seats: Arc::new(self.seats.clone()),
             maglev: Box::new(self.maglev.clone()),
             source_ranges: Box::new(self.source_ranges.clone()),
+            levels: Arc::new(self.levels.clone()),
+            flow_schemas: Arc::new(self.flow_schemas.clone()),
+            destination_classes: Box::new(self.destination_classes.clone()),
+            source_classes: Box::new(self.source_classes.clone()),
+            decisions: Box::new(self.decisions.clone()),
             grace: Box::new(|| {}),
         }
     }
@@ -152,84 +168,110 @@ where
     }
 }
 
-/// The trie of source ranges.
-#[derive(Default)]
-pub struct SourceRanges(RwLock<BTreeSet<SourceRange>>);
+/// A longest prefix match over addresses in numbered sets.
+pub struct Trie<V> {
+    name: &'static str,
+    room: usize,
+    prefixes: RwLock<BTreeMap<Prefix, V>>,
+}
 
 /// Number of the set, and how many bits of the address, in its IPv6-mapped form, count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct SourceRange {
+struct Prefix {
     set: u32,
-    prefix: u32,
+    bits: u32,
     address: [u8; 16],
 }
 
 /// Bits of a key before the address.
 const SET_BITS: u32 = 32;
 
-impl SourceRanges {
-    /// Whether a set contains the address.
-    pub fn contains(&self, set: u32, address: Ip6) -> bool {
+impl<V: Copy> Trie<V> {
+    fn new(name: &'static str, room: usize) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            room,
+            prefixes: RwLock::default(),
+        })
+    }
+
+    /// The value of a set's longest prefix of an address.
+    pub fn longest(&self, set: u32, address: Ip6) -> Option<V> {
         use lb_common::addr::Address as _;
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let [first, end] = [set, set.saturating_add(1)].map(|set| SourceRange {
+        let prefixes = self.read();
+        let [first, end] = [set, set.saturating_add(1)].map(|set| Prefix {
             set,
-            prefix: 0,
+            bits: 0,
             address: [0; 16],
         });
-        ranges.range(first..end).any(|range| {
-            let octets = range.address;
-            address.within(Ip6 { octets }, range.prefix)
-        })
+        // The shorter ones come first.
+        let mut of_set = prefixes.range(first..end).rev();
+        let found = of_set.find(|(prefix, _)| {
+            let octets = prefix.address;
+            address.within(Ip6 { octets }, prefix.bits)
+        });
+        found.map(|(_, value)| *value)
+    }
+
+    // The data is complete after each change, so it is valid even after a thread has panicked.
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<Prefix, V>> {
+        self.prefixes.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<Prefix, V>> {
+        self.prefixes
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl From<&SourceKey> for SourceRange {
+impl From<&SourceKey> for Prefix {
     fn from(key: &SourceKey) -> Self {
         Self {
             set: u32::from_be(key.data().set),
-            prefix: key.prefix_len() - SET_BITS,
+            bits: key.prefix_len() - SET_BITS,
             address: key.data().address.octets,
         }
     }
 }
 
-impl Entries<SourceKey, u8> for Arc<SourceRanges> {
+impl<V: Copy + Send + Sync> Entries<SourceKey, V> for Arc<Trie<V>> {
     fn capacity(&self) -> u32 {
-        entries::SOURCE_RANGES as u32
+        self.room as u32
     }
 
-    fn insert(&self, keys: &[SourceKey], _: &[u8]) -> Result<(), Incomplete> {
-        let mut ranges = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        for (done, key) in keys.iter().enumerate() {
-            if ranges.len() == entries::SOURCE_RANGES && !ranges.contains(&key.into()) {
-                return Err(full("SOURCE_RANGES", entries::SOURCE_RANGES, done));
+    fn insert(&self, keys: &[SourceKey], values: &[V]) -> Result<(), Incomplete> {
+        let mut prefixes = self.write();
+        for (done, (key, value)) in keys.iter().zip(values).enumerate() {
+            let prefix = key.into();
+            if prefixes.len() == self.room && !prefixes.contains_key(&prefix) {
+                return Err(full(self.name, self.room, done));
             }
-            ranges.insert(key.into());
+            prefixes.insert(prefix, *value);
         }
         Ok(())
     }
 
     fn remove(&self, keys: &[SourceKey]) -> Result<(), WriteError> {
-        let mut ranges = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut prefixes = self.write();
         for key in keys {
-            ranges.remove(&key.into());
+            prefixes.remove(&key.into());
         }
         Ok(())
     }
 
-    fn all(&self) -> Result<Vec<(SourceKey, u8)>, WriteError> {
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let key = |range: &SourceRange| {
+    fn all(&self) -> Result<Vec<(SourceKey, V)>, WriteError> {
+        let prefixes = self.read();
+        let entry = |(prefix, value): (&Prefix, &V)| {
             let data = SourceRangeKey {
-                set: range.set.to_be(),
+                set: prefix.set.to_be(),
                 address: Ip6 {
-                    octets: range.address,
+                    octets: prefix.address,
                 },
             };
-            (SourceKey::new(range.prefix + SET_BITS, data), 1)
+            (SourceKey::new(prefix.bits + SET_BITS, data), *value)
         };
-        Ok(ranges.iter().map(key).collect())
+        Ok(prefixes.iter().map(entry).collect())
     }
 }
 

@@ -1,5 +1,5 @@
-//! `node-lb admission`: connection admission from files, without root or kernel; only `record` reads
-//! the node's flow tables.
+//! `node-lb admission`: connection admission from files, without root or kernel; only `levels` asks
+//! the agent, and `record` reads the node's flow tables.
 
 use clap::{Args, Subcommand};
 
@@ -9,13 +9,15 @@ mod crds;
 mod defaults;
 mod explain;
 mod files;
+mod levels;
 mod plan;
 mod record;
 mod report;
 mod simulate;
 mod suggest;
 
-/// Record connections; propose, check, explain and simulate a configuration of connection admission
+/// Record connections; propose, check, explain, simulate and watch a configuration of connection
+/// admission
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(subcommand)]
@@ -28,6 +30,7 @@ enum Admission {
     Check(check::Command),
     Explain(explain::Command),
     Simulate(simulate::Command),
+    Levels(levels::Command),
     Record(record::Command),
     Suggest(suggest::Command),
     Defaults(defaults::Command),
@@ -41,6 +44,7 @@ impl Command {
             Admission::Check(command) => command.run(),
             Admission::Explain(command) => command.run(),
             Admission::Simulate(command) => command.run(),
+            Admission::Levels(command) => command.run(),
             Admission::Record(command) => command.run(),
             Admission::Suggest(command) => command.run(),
             Admission::Defaults(command) => command.run(),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use lb_common::{
-    abi::{self, FrontendKey, FrontendKind, plan_flag},
+    abi::{self, FrontendKey, FrontendKind, RejectAnswer, config_flag, plan_flag},
     addr::{Address, Ip4, Ip6},
     parse::{self, Tuple, tcp_flag},
     pipeline,
@@ -17,7 +17,7 @@ use lb_datapath::memory::{Family, Hook};
 use lb_objects::{Algorithm, Protocol};
 
 use super::limits::{InUse, Limit};
-use crate::{memory::ProgrammedTables, plan::ServicePortName};
+use crate::{map_writer::NumberedSchema, memory::ProgrammedTables, plan::ServicePortName};
 
 /// The first packet of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,10 @@ pub struct Decision<'a> {
     /// The endpoints among which one is chosen, sorted by text; empty unless the packet is
     /// forwarded.
     pub candidates: Vec<Candidate>,
+    /// The flow schema that takes it, if there are any.
+    pub schema: Option<NumberedSchema>,
+    /// How the client is told if a limit is reached.
+    pub answer: RejectAnswer,
     /// The limits of connections that this one counts against.
     pub limits: Vec<Limit>,
     /// This node's address of the packet's family, if known.
@@ -105,6 +109,8 @@ impl<'a> Decision<'a> {
             frontend: None,
             left_to_node: tables.left_to_node(packet.destination, packet.protocol),
             candidates: Vec::new(),
+            schema: None,
+            answer: RejectAnswer::Reset,
             limits: Vec::new(),
             node: Some(IpAddr::from(tables.config.node::<A>().to_mapped()))
                 .filter(|node| !node.is_unspecified()),
@@ -124,13 +130,22 @@ impl<'a> Decision<'a> {
             Some(service::Decision::Reject(_, reason)) => (Verdict::Reject, reason),
             Some(service::Decision::Drop(_, reason)) => (Verdict::Drop, reason),
             Some(service::Decision::Forward(route)) => {
+                decision.schema = schema(tables, &tuple, packet.ifindex);
+                let schema = decision.schema.as_ref();
                 if let Some(name) = tables.service_name(route.plan.service) {
                     let service = name.service.to_string();
-                    decision.limits = in_use.limits(tables, route.plan, &service);
+                    decision.limits = in_use.limits(tables, route.plan, &service, schema);
                 }
-                let asked = pipeline::asks(&tables.config, route.plan, false);
+                let element = schema.map(|schema| tables.flow_schema(schema.number));
+                let level = element.map_or(0, |schema| schema.level);
+                let answer = element.map_or(0, |schema| schema.answer);
+                decision.answer = RejectAnswer::from_u32(answer);
+                let asked = pipeline::asks(&tables.config, route.plan, level, false);
                 match pipeline::in_the_way::<A, _>(&hook, asked) {
-                    Some(_) => (Verdict::Reject, Reason::ConcurrencyLimit),
+                    Some(_) => match decision.answer {
+                        RejectAnswer::Drop => (Verdict::Drop, Reason::ConcurrencyLimit),
+                        _ => (Verdict::Reject, Reason::ConcurrencyLimit),
+                    },
                     None => {
                         decision.candidates = candidates(&hook, &route, &tuple);
                         (Verdict::Forward, Reason::Opened)
@@ -213,6 +228,22 @@ fn frontend<'a, A: Family>(
         algorithm: tables.algorithm(found.service)?,
         source_ranges: tables.source_ranges(found.service),
     })
+}
+
+/// The flow schema that takes a connection.
+fn schema<A: Family>(
+    tables: &ProgrammedTables,
+    tuple: &Tuple<A>,
+    ifindex: u32,
+) -> Option<NumberedSchema> {
+    if tables.config.flags & config_flag::ADMISSION == 0 {
+        return None;
+    }
+    let hook = tables.tc();
+    let frontend = service::addressed(&hook, tuple);
+    let number = pipeline::schema_of(&hook, tuple, ifindex, frontend);
+    let mut schemas = tables.numbered().known().schemas.into_iter();
+    schemas.find(|schema| schema.number == number)
 }
 
 fn candidates<A: Family>(

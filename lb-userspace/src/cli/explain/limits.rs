@@ -4,12 +4,20 @@ use std::{os::unix::net::UnixStream, path::Path, time::Duration};
 
 use lb_common::{
     abi::{Plan, plan_flag},
-    flow::{Seats, limit::NODE},
+    flow::{
+        Seats,
+        limit::{LEVELS, NODE, limit_flag},
+    },
     pipeline,
 };
 use lb_datapath::memory::MemoryTables;
 
-use crate::{agent::status::Status, http::get, map_writer::Limited};
+use crate::{
+    agent::status::{PriorityLevel, Status},
+    http::get,
+    map_writer::{Limited, Numbered, NumberedSchema},
+    memory::ProgrammedTables,
+};
 
 /// How long an agent may take to say how many connections there are.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -17,14 +25,25 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// A limit that a connection counts against.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// `None` for the node's.
-    pub service: Option<String>,
-    /// The most connections; 0 means that they are only counted.
-    pub most: u32,
+    pub whose: Whose,
+    /// The most connections; `None` means that they are only counted.
+    pub most: Option<u32>,
+    /// Whether connections above it are let in, and counted.
+    pub is_audited: bool,
     /// How many there are now; `None` if no agent says.
     pub in_use: Option<u32>,
     /// Whether connections are let in when there are as many.
     pub exempt: bool,
+}
+
+/// Whose limit it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    Node,
+    /// `namespace/name`.
+    Service(String),
+    /// A priority level's, by its name.
+    Level(String),
 }
 
 /// How many connections there are within limits now, as the agent on this node says.
@@ -52,8 +71,20 @@ impl InUse {
         Some(found.map_or(0, |limit| limit.in_use))
     }
 
-    /// Writes the numbers, and the node's limit, where the pipeline looks for them.
-    pub fn write(&self, tables: &MemoryTables, node_limit: u32, limited: &Limited) {
+    fn of_level(&self, name: &str) -> Option<&PriorityLevel> {
+        let mut levels = self.0.as_ref()?.priority_levels.iter();
+        levels.find(|level| level.name == name)
+    }
+
+    /// Writes the numbers, the node's limit, and the levels' limits of this moment, where the
+    /// pipeline looks for them.
+    pub fn write(
+        &self,
+        tables: &MemoryTables,
+        node_limit: u32,
+        limited: &Limited,
+        numbered: &Numbered,
+    ) {
         let used = |service: Option<&str>| u64::from(self.of(service).unwrap_or(0));
         tables.set_seats(
             NODE,
@@ -70,20 +101,53 @@ impl InUse {
             };
             tables.set_seats(limit.index, &seats);
         }
+        for known in numbered.known().levels {
+            let index = LEVELS + known.number;
+            if let Some(level) = self.of_level(&known.level.name) {
+                let seats = Seats {
+                    word: level.in_use.into(),
+                    limit: level.limit,
+                    ..tables.seats(index)
+                };
+                tables.set_seats(index, &seats);
+            }
+        }
     }
 
-    /// The limits that a new connection counts against; `service` is `namespace/name`.
-    pub fn limits(&self, tables: &MemoryTables, plan: &Plan, service: &str) -> Vec<Limit> {
-        let place = pipeline::asks(&tables.config, plan, false).place();
+    /// The limits that a new connection counts against; `service` is `namespace/name`, `schema` the
+    /// flow schema that takes it.
+    pub fn limits(
+        &self,
+        tables: &ProgrammedTables,
+        plan: &Plan,
+        service: &str,
+        schema: Option<&NumberedSchema>,
+    ) -> Vec<Limit> {
+        let level = schema.map_or(0, |schema| tables.flow_schema(schema.number).level);
+        let place = pipeline::asks(&tables.config, plan, level, false).place();
         let exempt = plan.has(plan_flag::EXEMPT);
-        let limit = |service: Option<&str>, index| Limit {
-            service: service.map(str::to_owned),
-            most: tables.seats(index).limit,
-            in_use: self.of(service),
-            exempt,
+        let limit = |whose, index, in_use| {
+            let Seats { limit, flags, .. } = tables.seats(index);
+            let is_limit = limit != 0 || flags & limit_flag::STRICT != 0;
+            Limit {
+                whose,
+                most: is_limit.then_some(limit),
+                is_audited: is_limit && flags & limit_flag::AUDIT != 0,
+                in_use,
+                exempt,
+            }
         };
-        let of_service = (place.service() != 0).then(|| limit(Some(service), place.service()));
-        let of_node = place.has_node().then(|| limit(None, NODE));
-        of_service.into_iter().chain(of_node).collect()
+        let of_service = (place.service() != 0).then(|| {
+            let whose = Whose::Service(service.to_owned());
+            limit(whose, place.service(), self.of(Some(service)))
+        });
+        let of_level = schema.filter(|_| place.level() != 0).map(|schema| {
+            let in_use = self.of_level(&schema.level).map(|level| level.in_use);
+            let whose = Whose::Level(schema.level.clone());
+            limit(whose, place.shared(), in_use)
+        });
+        let of_node = (place.has_node()).then(|| limit(Whose::Node, NODE, self.of(None)));
+        let limits = of_service.into_iter().chain(of_level).chain(of_node);
+        limits.collect()
     }
 }

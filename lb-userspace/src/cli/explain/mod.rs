@@ -13,7 +13,8 @@ use self::{
 };
 use super::{output::json, snapshot::Snapshot};
 use crate::{
-    config::{Config, Flags},
+    admission::files::Followed,
+    config::{AdmissionConfig, AdmissionMode, Config, Flags},
     map_writer::{NodeFacts, Reserved, Settings},
     memory::ProgrammedTables,
     plan::{LocalDetector, Undetected},
@@ -71,6 +72,7 @@ impl Command {
         let config = Config::try_from(self.flags)?;
         let snapshot = Snapshot::load(&config)?;
         let mut tables = tables(&snapshot, &config);
+        admit(&mut tables, &config)?;
         let packet = FirstPacket {
             source: from,
             destination: to,
@@ -79,7 +81,12 @@ impl Command {
         };
 
         let in_use = InUse::ask(&config.socket);
-        in_use.write(&tables, config.max_connections, &tables.limited());
+        in_use.write(
+            &tables,
+            config.max_connections,
+            &tables.limited(),
+            &tables.numbered(),
+        );
         let decision = Decision::new(&tables, packet, &in_use);
         let text = match self.output {
             Output::Text => text::render(&decision),
@@ -87,6 +94,24 @@ impl Command {
         };
         super::print(&text)
     }
+}
+
+/// Adds the flow schemas and priority levels, if connections are classified.
+fn admit(tables: &mut ProgrammedTables, config: &Config) -> anyhow::Result<()> {
+    let AdmissionConfig { mode, objects } = &config.admission;
+    if *mode == AdmissionMode::Off {
+        return Ok(());
+    }
+    let mut followed = objects.clone().map(Followed::new);
+    followed.as_mut().map(Followed::look);
+    for problem in followed.iter().flat_map(Followed::problems) {
+        eprintln!("warning: {problem}");
+    }
+    let objects = followed.as_ref().map(Followed::objects);
+    let configuration = objects.map(|objects| objects.configuration.clone());
+    let in_force = configuration.unwrap_or_default().in_force();
+    tables.admit(&in_force, *mode, config.max_connections)?;
+    Ok(())
 }
 
 /// The tables with what the agent would write to the kernel's maps.

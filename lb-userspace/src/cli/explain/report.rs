@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     decision::{Decision, Verdict},
-    limits::Limit,
+    limits::{Limit, Whose},
 };
 
 /// What happens to a packet. Fields about the Service are null if it is not addressed to one.
@@ -30,6 +30,9 @@ pub struct Report {
     endpoints: Vec<String>,
     #[serde(rename = "sourceNAT")]
     source_nat: bool,
+    /// The flow schema that takes the connection; absent without connection admission.
+    #[serde(rename = "flowSchema", skip_serializing_if = "Option::is_none")]
+    flow_schema: Option<String>,
     /// The limits of connections that this one counts against; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<LimitReport>,
@@ -39,23 +42,36 @@ pub struct Report {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct LimitReport {
-    /// `namespace/name`; null for the node's.
+    /// `namespace/name`; null for the node's and a priority level's.
     service: Option<String>,
-    /// 0: they are only counted.
+    /// Absent for the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority_level: Option<String>,
+    /// 0: they are only counted; a priority level that has 0 seats lets nobody in.
     limit: u32,
     /// Null if no agent answers on this node.
     in_use: Option<u32>,
     /// Whether connections are let in when the limit is reached.
     exempt: bool,
+    /// Whether the limit is only audited; absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    audited: bool,
 }
 
 impl From<&Limit> for LimitReport {
     fn from(limit: &Limit) -> Self {
+        let (service, priority_level) = match &limit.whose {
+            Whose::Node => (None, None),
+            Whose::Service(service) => (Some(service.clone()), None),
+            Whose::Level(level) => (None, Some(level.clone())),
+        };
         Self {
-            service: limit.service.clone(),
-            limit: limit.most,
+            service,
+            priority_level,
+            limit: limit.most.unwrap_or(0),
             in_use: limit.in_use,
             exempt: limit.exempt,
+            audited: limit.is_audited,
         }
     }
 }
@@ -73,6 +89,7 @@ impl From<&Decision<'_>> for Report {
             policy: frontend.map(|frontend| policy(frontend.policy).to_string()),
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),
+            flow_schema: decision.schema.as_ref().map(|schema| schema.name.clone()),
             limits: decision.limits.iter().map(Into::into).collect(),
         }
     }

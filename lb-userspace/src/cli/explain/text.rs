@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lb_common::{
-    abi::{FrontendKind, plan_flag},
+    abi::{FrontendKind, RejectAnswer, plan_flag},
     select::Policy,
     service::Origin,
     verdict::Reason,
@@ -12,8 +12,9 @@ use lb_objects::{Algorithm, Protocol};
 
 use super::{
     decision::{Decision, Frontend, Verdict},
-    limits::Limit,
+    limits::{Limit, Whose},
 };
+use crate::map_writer::NumberedSchema;
 
 /// Longer sets are shortened; `-o json` shows all of them.
 const SHOWN_ENDPOINTS: usize = 16;
@@ -33,6 +34,10 @@ pub fn render(decision: &Decision<'_>) -> String {
                 Verdict::Pass => sentences.push(HANDED_OVER.to_owned()),
                 _ => sentences.push(refused(decision, frontend)),
             }
+            sentences.extend(decision.schema.iter().map(|schema| {
+                let NumberedSchema { name, level, .. } = schema;
+                format!("FlowSchema {name} takes it, with PriorityLevel {level}.")
+            }));
             sentences.extend(decision.limits.iter().map(limit));
         }
     }
@@ -105,8 +110,10 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
             terminates; the client gets ICMP port unreachable."
             .to_owned(),
         Reason::ConcurrencyLimit => {
-            let answer = match decision.packet.protocol {
-                Protocol::Tcp => "a RST",
+            let answer = match (decision.answer, decision.packet.protocol) {
+                (RejectAnswer::Drop, _) => "no answer",
+                (RejectAnswer::Icmp, Protocol::Tcp) => "ICMP administratively prohibited",
+                (RejectAnswer::Reset, Protocol::Tcp) => "a RST",
                 _ => "ICMP port unreachable",
             };
             format!("A limit of connections is reached; the client gets {answer}.")
@@ -121,9 +128,10 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
 
 /// What a limit says, and what it would do now.
 fn limit(limit: &Limit) -> String {
-    let whose = match &limit.service {
-        Some(service) => format!("Service {service}"),
-        None => "this node".to_owned(),
+    let whose = match &limit.whose {
+        Whose::Service(service) => format!("Service {service}"),
+        Whose::Level(level) => format!("PriorityLevel {level}"),
+        Whose::Node => "this node".to_owned(),
     };
     let in_use = match limit.in_use {
         Some(1) => "1 is open now".to_owned(),
@@ -131,14 +139,17 @@ fn limit(limit: &Limit) -> String {
         None => "no agent answers here that knows how many are open now".to_owned(),
     };
     let most = match limit.most {
-        0 => format!("Connections of {whose} are counted, without a limit"),
-        most => format!("The limit of {whose} is {most} connections"),
+        None => format!("Connections of {whose} are counted, without a limit"),
+        Some(most) => format!("The limit of {whose} is {most} connections"),
     };
-    let exempt = match limit.exempt && limit.most != 0 {
-        true => "; those of this Service are let in above it, because the cluster depends on them",
-        false => "",
+    let above = match limit.most {
+        Some(_) if limit.is_audited => "; those above it are counted, and let in",
+        Some(_) if limit.exempt => {
+            "; those of this Service are let in above it, because the cluster depends on them"
+        }
+        _ => "",
     };
-    format!("{most}; {in_use}{exempt}.")
+    format!("{most}; {in_use}{above}.")
 }
 
 fn forwarded(decision: &Decision<'_>, frontend: &Frontend<'_>) -> Vec<String> {

@@ -130,12 +130,14 @@ impl Claimants {
     }
 }
 
-/// One service port's claim to an address, with the service's number.
+/// One service port's claim to an address, with the service's number and the address's class for
+/// connection admission.
 #[derive(Clone, Debug)]
 struct Stake {
     kind: FrontendKind,
     claimant: Arc<Claimant>,
     id: u32,
+    class: u16,
 }
 
 impl Stake {
@@ -176,6 +178,13 @@ impl Frontends {
         self.present.iter().map(|(_, entry)| entry.service)
     }
 
+    /// The classes of addresses, as the maps have it and as claims want it.
+    pub fn classes(&self) -> impl Iterator<Item = u16> {
+        let present = self.present.iter().map(|(_, entry)| entry.class);
+        let claims = self.claims.iter().flat_map(|(_, claims)| claims.as_slice());
+        present.chain(claims.map(|stake| stake.class))
+    }
+
     /// Entries of `FRONTENDS4` and `FRONTENDS6`.
     pub fn entries(&self) -> [u32; 2] {
         self.room.used()
@@ -196,13 +205,14 @@ impl Frontends {
         self.changed.extend(stale);
     }
 
-    /// Claims an address; the maps have it after [`Self::flush`].
-    pub fn stake(&mut self, claim: &Claim, claimant: &Arc<Claimant>, id: u32) {
+    /// Claims an address, or gives it another class; the maps have it after [`Self::flush`].
+    pub fn stake(&mut self, claim: &Claim, claimant: &Arc<Claimant>, id: u32, class: u16) {
         self.changed.insert(claim.address);
         let stake = Stake {
             kind: claim.kind,
             claimant: claimant.clone(),
             id,
+            class,
         };
         let is_contested = match self.claims.get_mut(&claim.address) {
             Some(claims) => {
@@ -420,8 +430,7 @@ impl Frontends {
     }
 
     fn wanted(&self, address: &Address) -> Option<abi::Frontend> {
-        let Stake { kind, id, .. } = self.admissible(address).next()?;
-        Some(entry(*id, *kind))
+        Some(self.admissible(address).next()?.entry())
     }
 
     /// Inserts entries; what the kernel refuses is noted. Whether that was none.
@@ -508,14 +517,15 @@ impl Stake {
     fn group(&self) -> Group {
         Group::new(self.kind, self.claimant.clone())
     }
-}
 
-/// The value of an address's entry.
-fn entry(service: u32, kind: FrontendKind) -> abi::Frontend {
-    abi::Frontend {
-        service,
-        kind: kind as u8,
-        pad: [0; 3],
+    /// The value of the address's entry.
+    fn entry(&self) -> abi::Frontend {
+        abi::Frontend {
+            service: self.id,
+            kind: self.kind as u8,
+            pad: 0,
+            class: self.class,
+        }
     }
 }
 

@@ -9,8 +9,8 @@ use std::{
 
 use lb_common::{
     abi::{
-        Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MaglevRows, Plan, Service,
-        ServiceFlows, ServiceStats, Shortages,
+        Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema, Frontend,
+        FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
     flow::Seats,
@@ -29,6 +29,8 @@ pub struct Sizes {
     pub endpoint_states: usize,
     pub maglev: usize,
     pub source_ranges: usize,
+    /// Of destinations, of sources, and decisions.
+    pub classes: usize,
 }
 
 /// More than any test needs.
@@ -40,6 +42,7 @@ pub const ROOMY: Sizes = Sizes {
     endpoint_states: 1000,
     maglev: 1000,
     source_ranges: 1000,
+    classes: 100,
 };
 
 /// What a program finds at an address.
@@ -70,6 +73,10 @@ enum Element {
     Slot(u32),
     Rows(u32),
     Set(u32),
+    Class(u32),
+    Decision(u32),
+    /// Networks of `SOURCE_CLASSES`.
+    Networks(u32),
 }
 
 pub struct State {
@@ -84,6 +91,12 @@ pub struct State {
     service_shortages: Vec<Shortages>,
     service_flows: Vec<ServiceFlows>,
     pub seats: Vec<Seats>,
+    pub levels: Vec<Seats>,
+    pub flow_schemas: Vec<FlowSchema>,
+    pub destination_classes: Vec<DestinationClass>,
+    pub decisions: Vec<Decision>,
+    /// Set, prefix length, address.
+    pub source_classes: BTreeMap<(u32, u32, [u8; 16]), u32>,
     pub maglev: Vec<MaglevRows>,
     /// Set, prefix length, address.
     pub source_ranges: BTreeSet<(u32, u32, [u8; 16])>,
@@ -115,6 +128,11 @@ impl Kernel {
             service_shortages: vec![Shortages::default(); sizes.services],
             service_flows: vec![ServiceFlows::default(); sizes.services],
             seats: vec![Seats::default(); 8],
+            levels: vec![Seats::default(); 8],
+            flow_schemas: vec![FlowSchema::default(); 8],
+            destination_classes: vec![DestinationClass::default(); sizes.classes],
+            decisions: vec![Decision::default(); sizes.classes],
+            source_classes: BTreeMap::new(),
             maglev: vec![MaglevRows::default(); sizes.maglev],
             source_ranges: BTreeSet::new(),
             allowed: None,
@@ -145,6 +163,11 @@ impl Kernel {
             seats: self.plain(|s| &mut s.seats).into(),
             maglev: self.array(|s| &mut s.maglev, Element::Rows),
             source_ranges: Box::new(self.clone()),
+            levels: self.plain(|s| &mut s.levels).into(),
+            flow_schemas: self.plain(|s| &mut s.flow_schemas).into(),
+            destination_classes: self.array(|s| &mut s.destination_classes, Element::Class),
+            source_classes: Box::new(self.clone()),
+            decisions: self.array(|s| &mut s.decisions, Element::Decision),
             grace: Box::new(move || {
                 let mut state = grace.state();
                 state.graces += 1;
@@ -254,6 +277,12 @@ impl State {
     fn reachable(&self) -> HashSet<Element> {
         let frontends = self.frontends.values();
         let mut reachable: HashSet<_> = frontends.map(|f| Element::Service(f.service)).collect();
+        for frontend in self.frontends.values().filter(|f| f.class != 0) {
+            let class = &self.destination_classes[usize::from(frontend.class)];
+            reachable.insert(Element::Class(frontend.class.into()));
+            reachable.insert(Element::Networks(class.set));
+            reachable.extend((class.first..class.first + class.count).map(Element::Decision));
+        }
         for service in &self.services {
             let plan = self.plans.get(service.plan as usize);
             let Some(plan) = plan.filter(|_| service.plan != 0) else {
@@ -320,8 +349,23 @@ impl Poke for EndpointState {
 
 impl Poke for Seats {
     fn poke(&mut self, offset: usize, value: u64) {
-        assert_eq!(offset, offset_of!(Seats, limit));
-        self.limit = value as u32;
+        let field = match offset {
+            _ if offset == offset_of!(Seats, flags) => &mut self.flags,
+            _ if offset == offset_of!(Seats, limit) => &mut self.limit,
+            _ => panic!("{offset} is not changed alone"),
+        };
+        *field = value as u32;
+    }
+}
+
+impl Poke for FlowSchema {
+    fn poke(&mut self, offset: usize, value: u64) {
+        let field = match offset {
+            _ if offset == offset_of!(FlowSchema, level) => &mut self.level,
+            _ if offset == offset_of!(FlowSchema, answer) => &mut self.answer,
+            _ => panic!("{offset} is not changed alone"),
+        };
+        *field = value as u32;
     }
 }
 
@@ -342,7 +386,9 @@ never_poked!(
     ServiceStats,
     Shortages,
     ServiceFlows,
-    MaglevRows
+    MaglevRows,
+    DestinationClass,
+    Decision
 );
 
 struct Array<T> {
@@ -505,15 +551,60 @@ impl Entries<SourceKey, u8> for Kernel {
         let state = self.state();
         let entries = state.source_ranges.iter();
         Ok(entries
-            .map(|(set, prefix, octets)| {
-                let data = lb_common::abi::SourceRangeKey {
-                    set: set.to_be(),
-                    address: Ip6::from(std::net::Ipv6Addr::from(*octets)),
-                };
-                (SourceKey::new(*prefix, data), 1)
-            })
+            .map(|(set, prefix, octets)| (source_key(*set, *prefix, *octets), 1))
             .collect())
     }
+}
+
+impl Entries<SourceKey, u32> for Kernel {
+    fn capacity(&self) -> u32 {
+        self.state().sizes.classes as u32
+    }
+
+    fn insert(&self, keys: &[SourceKey], classes: &[u32]) -> Result<(), Incomplete> {
+        let mut state = self.state();
+        state.calls += 1;
+        for (done, (key, class)) in keys.iter().zip(classes).enumerate() {
+            let entry = range(key);
+            state.before(Element::Networks(entry.0));
+            if state.source_classes.len() == state.sizes.classes {
+                let error = WriteError("SOURCE_CLASSES is full".into());
+                return Err(Incomplete { done, error });
+            }
+            state.source_classes.insert(entry, *class);
+            state.after();
+        }
+        Ok(())
+    }
+
+    fn remove(&self, keys: &[SourceKey]) -> Result<(), WriteError> {
+        let mut state = self.state();
+        state.calls += 1;
+        for key in keys {
+            let entry = range(key);
+            state.before(Element::Networks(entry.0));
+            if state.source_classes.remove(&entry).is_some() {
+                state.after();
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(SourceKey, u32)>, WriteError> {
+        let state = self.state();
+        let entries = state.source_classes.iter();
+        Ok(entries
+            .map(|((set, prefix, octets), class)| (source_key(*set, *prefix, *octets), *class))
+            .collect())
+    }
+}
+
+fn source_key(set: u32, prefix: u32, octets: [u8; 16]) -> SourceKey {
+    let data = lb_common::abi::SourceRangeKey {
+        set: set.to_be(),
+        address: Ip6::from(std::net::Ipv6Addr::from(octets)),
+    };
+    SourceKey::new(prefix, data)
 }
 
 fn range(key: &SourceKey) -> (u32, u32, [u8; 16]) {

@@ -30,6 +30,7 @@ mod fairness;
 mod fake;
 mod full_maps;
 mod properties;
+mod schemas;
 mod seats;
 
 /// Rows of Maglev tables: few, to keep the checks quick.

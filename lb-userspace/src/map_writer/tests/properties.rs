@@ -35,6 +35,7 @@ proptest! {
         let (frontends, services, plans, endpoints, endpoint_states, maglev, source_ranges) = sizes;
         let mut bench = Bench::new(Sizes {
             frontends, services, plans, endpoints, endpoint_states, maglev, source_ranges,
+            classes: ROOMY.classes,
         });
         for step in &steps {
             // Who is in depends on who came first.

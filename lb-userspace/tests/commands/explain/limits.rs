@@ -1,11 +1,5 @@
 //! Limits of connections, with and without an agent that knows how many there are.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    os::unix::net::UnixListener,
-    thread,
-};
-
 use node_lb::agent::status::{ConnectionLimit, Status};
 use serde_json::json;
 
@@ -38,9 +32,6 @@ const PACKET: [&str; 4] = ["--from", "203.0.113.9", "--to", "172.30.0.1:80"];
 
 /// Explains beside an agent with so many connections of the Service and of the node.
 fn beside_an_agent<T>(in_use: [u32; 2], explain: impl FnOnce(&str) -> T) -> T {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("agent.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
     let limit = |service: Option<&str>, limit, in_use| ConnectionLimit {
         service: service.map(str::to_owned),
         limit,
@@ -56,18 +47,7 @@ fn beside_an_agent<T>(in_use: [u32; 2], explain: impl FnOnce(&str) -> T) -> T {
         ],
         ..Status::default()
     };
-    let body = serde_json::to_string(&status).unwrap();
-    let agent = thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        // It comes in pieces.
-        let lines = BufReader::new(&stream).lines().map(Result::unwrap);
-        let request: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
-        assert!(request[0].starts_with("GET /status "), "{request:?}");
-        write!(stream, "HTTP/1.0 200 OK\r\n\r\n{body}").unwrap();
-    });
-    let explained = explain(socket.to_str().unwrap());
-    agent.join().unwrap();
-    explained
+    crate::beside_an_agent(&status, explain)
 }
 
 #[test]

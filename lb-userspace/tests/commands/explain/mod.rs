@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{Files, stderr};
 
+mod levels;
 mod limits;
 mod text;
 

@@ -86,6 +86,15 @@ const LIMITED4: Service = Service {
     ..TCP4
 };
 
+const LEVEL4: Service = Service {
+    destination: Destination::Level,
+    ..TCP4
+};
+const LEVEL_OF_SOURCE4: Service = Service {
+    destination: Destination::LevelOfSource,
+    ..TCP4
+};
+
 /// All cases, in their order. Cases that share flows follow each other.
 pub const CASES: &[Case] = &[
     floor("empty", ONE, 5_000_000, "empty"),
@@ -126,6 +135,8 @@ pub const CASES: &[Case] = &[
     new("tcp4-new-1m", TCP4, M1, M1 / 8),
     new("tcp4-local-new", LOCAL4, 0, M1),
     new("tcp4-limited-new", LIMITED4, 0, M1),
+    new("tcp4-level-new", LEVEL4, 0, M1),
+    new("tcp4-source-level-new", LEVEL_OF_SOURCE4, 0, M1),
     new("tcp6-new", TCP6, 0, M1),
     new("tcp6-new-1m", TCP6, M1, M1 / 8),
     new("udp4-new", UDP4, 0, M1),

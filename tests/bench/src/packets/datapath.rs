@@ -1,17 +1,23 @@
 //! node-lb's own program and maps, filled as the agent fills them.
 
-use std::{marker::PhantomData, mem::offset_of, ptr::NonNull, sync::atomic::Ordering};
+use std::{
+    marker::PhantomData, mem::offset_of, net::Ipv4Addr, ptr::NonNull, sync::atomic::Ordering,
+};
 
 use anyhow::{Result, bail};
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, Map, MapData, PerCpuArray},
+    maps::{
+        HashMap, Map, MapData, PerCpuArray,
+        lpm_trie::{Key, LpmTrie},
+    },
     programs::Xdp,
 };
 use lb_common::{
     abi::{
-        Config, Device, Endpoint, EndpointState, Frontend, FrontendKey, FrontendKind, Limits,
-        LocalAddress, Plan, Service, ServiceStats, device_flag, endpoint_flag, plan_flag,
+        Config, Decision, DestinationClass, Device, Endpoint, EndpointState, FlowSchema, Frontend,
+        FrontendKey, FrontendKind, Limits, LocalAddress, Plan, Service, ServiceStats,
+        SourceRangeKey, config_flag, device_flag, endpoint_flag, plan_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{Flow, Record, Seats, Timeouts, slots::Slots, steps::Plain, table, tag},
@@ -40,6 +46,11 @@ pub const HALF_OPEN: u32 = 1 << 14;
 const NONE_HALF_OPEN: u32 = i32::MIN.cast_unsigned();
 /// Index of a limit that no sample reaches.
 const LIMITED: u32 = 1;
+/// A priority level with such a limit, the flow schema that leads to it, and the set of networks by
+/// which sources are told apart.
+const LEVEL: u32 = 2;
+const SCHEMA: u16 = 1;
+const NETWORKS: u32 = 1;
 /// Ports for source NAT.
 pub const SNAT_PORTS: std::ops::RangeInclusive<u16> = 32_768..=65_535;
 const SECRET: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
@@ -49,6 +60,7 @@ pub struct Datapath {
     ebpf: Ebpf,
     counters: PerCpuArray<MapData, u64>,
     services: MapData,
+    config: MappedArray<Config>,
 }
 
 impl Datapath {
@@ -70,14 +82,23 @@ impl Datapath {
         };
         program.load()?;
         program_services(&mut ebpf)?;
-        program_node(&mut ebpf, ifindex)?;
         let counters = PerCpuArray::try_from(take(&mut ebpf, "PACKETS")?)?;
         let services = array(&mut ebpf, "SERVICE_STATS")?;
+        let config = program_node(&mut ebpf, ifindex)?;
+        program_admission(&mut ebpf)?;
         Ok(Self {
             ebpf,
             counters,
             services,
+            config,
         })
+    }
+
+    /// Has the programs classify connections by flow schemas, or not.
+    pub fn classify(&self, does: bool) {
+        let flags = self.config.u32_at(0, offset_of!(Config, flags));
+        let flag = if does { config_flag::ADMISSION } else { 0 };
+        flags.store(flag, Ordering::SeqCst);
     }
 
     /// The measured program.
@@ -201,7 +222,7 @@ unsafe impl<A: Family> Slots<A> for FlowTable<A> {
     fn count_flows(&self, _service: u32, _change: i32) {}
 }
 
-fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
+fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<MappedArray<Config>> {
     let mut locals: HashMap<_, [u8; 16], LocalAddress> =
         HashMap::try_from(take(ebpf, "LOCAL_ADDRESSES")?)?;
     for node in NODE {
@@ -232,12 +253,67 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
         flow_mask6: SLOTS - 1,
         ..Config::default()
     };
-    MappedArray::new(&array(ebpf, "CONFIG")?)?.write(0, &config);
+    let element = MappedArray::new(&array(ebpf, "CONFIG")?)?;
+    element.write(0, &config);
     let limits = Limits {
         half_open_mask: HALF_OPEN - 1,
         ..Limits::default()
     };
     MappedArray::new(&array(ebpf, "LIMITS")?)?.write(0, &limits);
+    Ok(element)
+}
+
+/// A level that all connections are within, and classes that lead there: number 1 whoever connects,
+/// number 2 if the client's network says so.
+fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
+    let far_away = Seats {
+        limit: i32::MAX.cast_unsigned(),
+        ..Seats::default()
+    };
+    MappedArray::new(&array(ebpf, "LEVELS")?)?.write(LEVEL, &far_away);
+    let schema = FlowSchema {
+        level: LEVEL,
+        ..FlowSchema::default()
+    };
+    MappedArray::new(&array(ebpf, "FLOW_SCHEMAS")?)?.write(SCHEMA.into(), &schema);
+    let decision = Decision::new([SCHEMA; 3]);
+    let decisions = MappedArray::new(&array(ebpf, "DECISIONS")?)?;
+    decisions.write(1, &decision);
+    let classes = MappedArray::new(&array(ebpf, "DESTINATION_CLASSES")?)?;
+    let any = DestinationClass {
+        decision,
+        ..DestinationClass::default()
+    };
+    classes.write(1, &any);
+    let by_source = DestinationClass {
+        set: NETWORKS,
+        first: 0,
+        count: 2,
+        ..DestinationClass::default()
+    };
+    classes.write(2, &by_source);
+
+    let mut networks = LpmTrie::<_, SourceRangeKey, u32>::try_from(take(ebpf, "SOURCE_CLASSES")?)?;
+    // As many as in a configuration with some tenants; each client is in one of its own and in one
+    // of all.
+    for number in 0..=u8::MAX {
+        let address = Ipv4Addr::new(11, number, 0, 0);
+        let data = SourceRangeKey {
+            set: NETWORKS.to_be(),
+            address: address.to_ipv6_mapped().into(),
+        };
+        networks.insert(&Key::new(32 + 96 + 16, data), 1, 0)?;
+    }
+    for bits in [0, 96] {
+        let data = SourceRangeKey {
+            set: NETWORKS.to_be(),
+            address: match bits {
+                0 => Ip6::default(),
+                _ => Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().into(),
+            },
+        };
+        networks.insert(&Key::new(32 + bits, data), 1, 0)?;
+    }
     Ok(())
 }
 
@@ -332,7 +408,12 @@ where
     let frontend = Frontend {
         service,
         kind: FrontendKind::LoadBalancerIp as u8,
-        pad: [0; 3],
+        pad: 0,
+        class: match destination {
+            Destination::Level => 1,
+            Destination::LevelOfSource => 2,
+            _ => 0,
+        },
     };
     Ok(map.insert(key, frontend, 0)?)
 }

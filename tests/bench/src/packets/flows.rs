@@ -125,6 +125,7 @@ impl<A: Family> Flows<A> {
 
     /// Opens flows in addition to the present ones. Returns how many there are.
     fn open(&mut self, rig: &mut Rig, service: Service, case: &Case) -> Result<(Sample, u64)> {
+        rig.datapath.classify(service.destination.is_classified());
         let kind = Kind::first::<A>(service.protocol);
         let numbers = case.flows..case.flows + WARM_UP + case.repeat;
         let requests: Vec<Tuple<A>> = numbers

@@ -39,17 +39,33 @@ pub enum Destination {
     Empty,
     /// As [`Self::Remote`], and each connection takes a place within a limit that is far away.
     Limited,
+    /// The same, and the limit is that of a priority level, which a flow schema finds.
+    Level,
+    /// The same, and the schema depends on the client's address.
+    LevelOfSource,
     /// An address that no service has.
     Stranger,
 }
 
 impl Destination {
     /// The services, in the order of their ids, which start at 1.
-    pub const SERVICES: [Self; 4] = [Self::Remote, Self::Local, Self::Empty, Self::Limited];
+    pub const SERVICES: [Self; 6] = [
+        Self::Remote,
+        Self::Local,
+        Self::Empty,
+        Self::Limited,
+        Self::Level,
+        Self::LevelOfSource,
+    ];
 
     /// Whether the endpoints are on other nodes.
     pub fn is_remote(self) -> bool {
-        matches!(self, Self::Remote | Self::Limited)
+        matches!(self, Self::Remote | Self::Limited) || self.is_classified()
+    }
+
+    /// Whether connections are classified by flow schemas.
+    pub fn is_classified(self) -> bool {
+        matches!(self, Self::Level | Self::LevelOfSource)
     }
 
     /// Address and port of the frontend.
@@ -59,6 +75,8 @@ impl Destination {
             Self::Local => (FRONTEND[family], 81),
             Self::Empty => (FRONTEND[family], 82),
             Self::Limited => (FRONTEND[family], 83),
+            Self::Level => (FRONTEND[family], 84),
+            Self::LevelOfSource => (FRONTEND[family], 85),
             Self::Stranger => (STRANGER[family], 80),
         }
     }

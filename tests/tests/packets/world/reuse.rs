@@ -20,10 +20,10 @@ use aya::{
 use aya_obj::programs::XdpAttachType;
 use lb_common::{
     abi::{
-        self, Affinity, AffinityKey, Config, Device, Endpoint, EndpointMemory, EndpointState,
-        FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
-        Service, ServiceFlows, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
-        TunnelSource,
+        self, Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
+        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceStats,
+        Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::Seats,
@@ -151,7 +151,11 @@ fn clear(name: &str, map: MapData) {
         "FLOWS4" => zero::<[u64; 8]>(&map),
         "FLOWS6" => zero::<[u64; 16]>(&map),
         "HOPS" => zero::<[u64; 4]>(&map),
-        "SEATS" => zero::<Seats>(&map),
+        "SEATS" | "LEVELS" => zero::<Seats>(&map),
+        "FLOW_SCHEMAS" => zero::<FlowSchema>(&map),
+        "DESTINATION_CLASSES" => zero::<DestinationClass>(&map),
+        "SOURCE_CLASSES" => empty::<Key<SourceRangeKey>, u32>(&map),
+        "DECISIONS" => zero::<Decision>(&map),
         "HALF_OPEN4" | "HALF_OPEN6" => zero_by_batch::<u64>(&map),
         "HALF_OPEN_CURSORS" => zero_by_batch::<u32>(&map),
         "FRAGMENTS" => empty::<FragmentKey, u32>(&map),

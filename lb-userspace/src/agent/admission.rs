@@ -1,0 +1,232 @@
+//! Connection admission in the agent: reads objects, has them written to the maps, and sets the
+//! limits of levels.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lb_admission::{configuration::InForce, deadlines::Deadlines, objects::Kind, schema::Source};
+
+use super::Agent;
+use crate::{
+    admission::{
+        files::Followed,
+        levels::{Levels, PERIOD},
+    },
+    config::{AdmissionConfig, AdmissionMode},
+    flows::SeatTable,
+    map_writer::{MapWriter, Numbered},
+};
+
+/// What the agent does about connection admission, if anything.
+pub struct Admission {
+    config: AdmissionConfig,
+    /// Seats of the node.
+    seats: u32,
+    /// `None` without any files: then there are the mandatory objects only.
+    followed: Option<Followed>,
+    in_force: Option<InForce>,
+    levels: Option<Levels>,
+    /// Why the latest configuration is not in force, if so.
+    problem: Option<String>,
+    origin: Instant,
+}
+
+/// How often [`Admission::set_limits`] is to be called.
+pub const LIMITS: Duration = Duration::from_nanos(PERIOD);
+
+impl Admission {
+    /// `None` if connection admission is off. `seats` are those of the node.
+    pub fn new(config: &AdmissionConfig, seats: u32) -> Option<Self> {
+        (config.mode != AdmissionMode::Off).then(|| Self {
+            config: config.clone(),
+            seats,
+            followed: config.objects.clone().map(Followed::new),
+            in_force: None,
+            levels: None,
+            problem: None,
+            origin: Instant::now(),
+        })
+    }
+
+    /// Reads the objects if they have changed, and puts them in force. Whether frontends may belong
+    /// to another class now, which [`MapWriter::settle`] has to write. At the first call, and after
+    /// `again`, everything is written.
+    pub fn follow(&mut self, writer: &mut MapWriter, seats: &SeatTable, again: bool) -> bool {
+        let changed = self.followed.as_mut().is_some_and(Followed::look);
+        if !changed && !again && self.in_force.is_some() {
+            return false;
+        }
+        if changed {
+            for problem in self.files_problems() {
+                tracing::warn!("connection admission: {problem}");
+            }
+        }
+        let objects = self.followed.as_ref().map(Followed::objects);
+        let configuration = objects.map(|objects| objects.configuration.clone());
+        let in_force = configuration.unwrap_or_default().in_force();
+        if self.in_force.as_ref() == Some(&in_force) && !again {
+            return false;
+        }
+        match self.put_in_force(in_force, writer, seats) {
+            Ok(()) => {
+                self.problem = None;
+                true
+            }
+            Err(error) => {
+                tracing::error!("connection admission stays as it was: {error}");
+                self.problem = Some(error);
+                false
+            }
+        }
+    }
+
+    fn put_in_force(
+        &mut self,
+        in_force: InForce,
+        writer: &mut MapWriter,
+        seats: &SeatTable,
+    ) -> Result<(), String> {
+        let limits = in_force.limits(self.seats);
+        let now = self.now();
+        let mut levels = self.levels.take();
+        let configured = match &mut levels {
+            Some(levels) => levels.configure(&in_force, self.seats, now),
+            None => Levels::new(&in_force, self.seats, now).map(|new| levels = Some(new)),
+        };
+        self.levels = levels;
+        configured.map_err(|error| error.to_string())?;
+        writer
+            .set_schemas(&in_force, self.config.mode, &limits)
+            .map_err(|error| error.to_string())?;
+        let (levels, schemas) = (in_force.levels.len(), in_force.schemas.len());
+        self.in_force = Some(in_force);
+        self.set_limits(&writer.numbered(), seats);
+        tracing::info!(
+            levels,
+            schemas,
+            mode = self.config.mode.name(),
+            "connection admission has another configuration"
+        );
+        Ok(())
+    }
+
+    /// Sets the limits of levels by what they hold and want.
+    pub fn set_limits(&mut self, numbered: &Arc<Numbered>, seats: &SeatTable) {
+        let now = self.now();
+        let Some(levels) = &mut self.levels else {
+            return;
+        };
+        let known = numbered.known().levels;
+        for known in &known {
+            let counted = seats.read_level(known.number);
+            levels.observe(&known.level.name, &counted, now);
+        }
+        levels.advance(now);
+        for (name, limit) in levels.limits() {
+            let known = known.iter().find(|known| known.level.name == name);
+            // One that is no longer configured takes nobody, whatever its limit is.
+            if let Some(known) = known
+                && known.level.limited().is_some()
+            {
+                seats.limit_level(known.number, limit);
+            }
+        }
+    }
+
+    /// What is wrong with objects, and what they ask for that is not done yet.
+    pub fn problems(&self) -> Vec<String> {
+        let unmet = self.in_force.iter().flat_map(unmet);
+        self.files_problems()
+            .chain(self.problem.clone())
+            .chain(unmet)
+            .collect()
+    }
+
+    fn files_problems(&self) -> impl Iterator<Item = String> + use<> {
+        let problems: Vec<_> = self
+            .followed
+            .iter()
+            .flat_map(|followed| followed.problems())
+            .collect();
+        problems.into_iter()
+    }
+
+    fn now(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
+    }
+}
+
+/// What a configuration asks for that the data plane does not do.
+fn unmet(in_force: &InForce) -> Vec<String> {
+    let mut unmet = Vec::new();
+    let mut add = |kind: Kind, name: &str, what: &str| unmet.push(format!("{kind} {name}: {what}"));
+    for level in &in_force.levels {
+        let name = &level.name;
+        if level.queuing().is_some() {
+            let what =
+                "connections do not wait on live traffic yet; who finds no seat is refused at once";
+            add(Kind::PriorityLevel, name, what);
+        }
+        let limits = level.limited().map(|limited| limited.connections);
+        if limits.is_some_and(|limits| limits.max_connections_per_flow.is_some()) {
+            let what = "maxConnectionsPerFlow is not in force on live traffic yet";
+            add(Kind::PriorityLevel, name, what);
+        }
+    }
+    for schema in &in_force.dangling {
+        let what = format!("there is no PriorityLevel {:?}", schema.level);
+        add(Kind::FlowSchema, &schema.name, &what);
+    }
+    for schema in in_force.schemas.iter().map(|active| &active.schema) {
+        let rules = schema.rules.iter();
+        let mut sources = rules.flat_map(|rule| rule.sources.iter().chain(&rule.except_sources));
+        if sources.any(Source::needs_identity) {
+            let what = "pods are not told apart by namespace, service account or labels yet: such \
+                        subjects fit no connection";
+            add(Kind::FlowSchema, &schema.name, what);
+        }
+        if !schema.linger.is_zero() {
+            add(
+                Kind::FlowSchema,
+                &schema.name,
+                "`linger` is not in force on live traffic yet",
+            );
+        }
+        if schema.deadlines != Deadlines::default() {
+            add(
+                Kind::FlowSchema,
+                &schema.name,
+                "`deadlines` are not in force on live traffic yet",
+            );
+        }
+        if schema.width > 1 {
+            let what = "a connection takes one seat, whatever `seats` says";
+            add(Kind::FlowSchema, &schema.name, what);
+        }
+    }
+    unmet
+}
+
+impl Agent {
+    /// Takes over changed objects of connection admission, if there are any; `again` writes all.
+    pub(super) async fn follow_admission(&mut self, again: bool) -> anyhow::Result<()> {
+        let Some(admission) = &mut self.admission else {
+            return Ok(());
+        };
+        let changed = admission.follow(self.syncer.writer(), &self.seats, again);
+        if changed && self.in_sync_since.is_some() {
+            self.syncer.writer().settle();
+            self.publish_state().await;
+        }
+        Ok(())
+    }
+
+    /// Sets the limits of levels anew.
+    pub(super) fn set_level_limits(&mut self) {
+        if let Some(admission) = &mut self.admission {
+            admission.set_limits(&self.syncer.writer().numbered(), &self.seats);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! `node-lb admission levels`: priority levels and flow schemas on this node, live.
+
+use std::{thread, time::Duration};
+
+use anyhow::ensure;
+use clap::Args;
+use serde::Serialize;
+
+use crate::{
+    agent::status::{FlowSchema, PriorityLevel, Status},
+    cli::{
+        local_api::LocalApi,
+        output::{Output, aligned},
+        status,
+    },
+};
+
+/// How often `--watch` shows them.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Show priority levels and flow schemas on this node, and the connections in them now
+#[derive(Args, Debug)]
+pub struct Command {
+    #[command(flatten)]
+    agent: LocalApi,
+
+    /// Show them every second, until interrupted
+    #[arg(short, long)]
+    watch: bool,
+
+    /// Format of the output
+    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
+    output: Output,
+}
+
+/// What is shown.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    /// `audit` or `enforce`.
+    admission: String,
+    priority_levels: Vec<PriorityLevel>,
+    flow_schemas: Vec<FlowSchema>,
+    problems: Vec<String>,
+}
+
+impl Command {
+    /// # Errors
+    /// If no agent answers, or it does not classify connections.
+    pub fn run(self) -> anyhow::Result<()> {
+        loop {
+            let report = Report::of(status::of(&self.agent)?)?;
+            crate::cli::print(&self.output.text(&report, render)?)?;
+            if !self.watch {
+                return Ok(());
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Report {
+    fn of(status: Status) -> anyhow::Result<Self> {
+        let Status {
+            admission,
+            priority_levels,
+            flow_schemas,
+            admission_problems,
+            ..
+        } = status;
+        ensure!(
+            matches!(admission.as_str(), "audit" | "enforce"),
+            "the agent on this node does not classify connections; run it with --admission audit, \
+             --max-connections and --admission-objects"
+        );
+        Ok(Self {
+            admission,
+            priority_levels,
+            flow_schemas,
+            problems: admission_problems,
+        })
+    }
+}
+
+fn render(report: &Report) -> String {
+    let mut levels = vec![
+        [
+            "PRIORITY LEVEL",
+            "IN USE",
+            "HIGHEST",
+            "LIMIT",
+            "NOMINAL",
+            "MIN",
+            "MAX",
+            "REFUSED",
+            "OVER LIMIT",
+        ]
+        .map(str::to_owned),
+    ];
+    levels.extend(report.priority_levels.iter().map(|level| {
+        let of_limited = |number: u32| match level.exempt {
+            true => "-".to_owned(),
+            false => number.to_string(),
+        };
+        [
+            level.name.clone(),
+            level.in_use.to_string(),
+            level.highest.to_string(),
+            of_limited(level.limit),
+            level.nominal.to_string(),
+            of_limited(level.min),
+            of_limited(level.max),
+            level.refused.to_string(),
+            level.over.to_string(),
+        ]
+    }));
+    let mut schemas = vec![
+        [
+            "FLOW SCHEMA",
+            "PRIORITY LEVEL",
+            "ADMITTED",
+            "REFUSED",
+            "OVER LIMIT",
+        ]
+        .map(str::to_owned),
+    ];
+    schemas.extend(report.flow_schemas.iter().map(|schema| {
+        [
+            schema.name.clone(),
+            schema.priority_level.clone(),
+            schema.admitted.to_string(),
+            schema.refused.to_string(),
+            schema.over.to_string(),
+        ]
+    }));
+    let problems = report.problems.iter();
+    let problems: Vec<_> = problems
+        .map(|problem| format!("Problem: {problem}\n"))
+        .collect();
+    let parts = [
+        format!("Mode: {}\n", report.admission),
+        aligned(&levels),
+        aligned(&schemas),
+        problems.concat(),
+    ];
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,487 @@
+//! Flow schemas and priority levels in the maps: their numbers, and which schema takes the
+//! connections to each frontend.
+//!
+//! A configuration is written beside the one before. Then each frontend goes over to it by one
+//! write. So a connection is classified by the one or the other, never by a mix.
+
+mod classes;
+mod sources;
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    mem::{offset_of, take},
+    net::IpAddr,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use lb_admission::{
+    classify::{Classifier, DestinationClass, ServiceFrontend},
+    configuration::InForce,
+    level::{CATCH_ALL, Level},
+    limits::Limits,
+    schema::{Ingress, RejectAnswer},
+};
+use lb_common::{
+    abi::{self, Decision},
+    flow::{
+        Seats,
+        limit::{FIRST_LEVEL, limit_flag},
+    },
+};
+use lb_datapath::maps::{Elements, Maps, WriteError};
+use thiserror::Error;
+
+use self::{
+    classes::{Classes, Content, UNKNOWN},
+    sources::Sets,
+};
+use super::{
+    MapFill,
+    owners::{Found, Owners, owner},
+};
+use crate::{config::AdmissionMode, plan::ServicePortName};
+
+/// What is in the maps, for those who read what is counted there.
+#[derive(Debug, Default)]
+pub struct Numbered(RwLock<Known>);
+
+/// Priority levels and flow schemas with their numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// In the order of names.
+    pub levels: Vec<NumberedLevel>,
+    /// In the order in which they are asked.
+    pub schemas: Vec<NumberedSchema>,
+    /// Addresses that no class could be made for: their connections belong to the level
+    /// `catch-all`.
+    pub unclassified: usize,
+}
+
+/// A priority level.
+#[derive(Clone, Debug)]
+pub struct NumberedLevel {
+    pub level: Level,
+    /// What it may have.
+    pub limits: Limits,
+    /// Index into `LEVELS`.
+    pub number: u32,
+}
+
+/// A flow schema.
+#[derive(Clone, Debug)]
+pub struct NumberedSchema {
+    pub name: String,
+    /// Name of its level.
+    pub level: String,
+    /// Index into `FLOW_SCHEMAS`.
+    pub number: u32,
+}
+
+impl Numbered {
+    /// What is in the maps now.
+    pub fn known(&self) -> Known {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        known.clone()
+    }
+
+    /// Changes it as a whole, so a thread that panicked leaves nothing half done.
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Why a configuration is not in the maps. The one before stays in force.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum NotInForce {
+    #[error(
+        "no number is free for PriorityLevel {0:?}: other levels that are not configured any more \
+         still have connections"
+    )]
+    Level(String),
+    #[error("no number is free for FlowSchema {0:?}: FLOW_SCHEMAS is full")]
+    Schema(String),
+    #[error("no room for the networks of the FlowSchemas' rules: {0}")]
+    Networks(WriteError),
+}
+
+/// Writes flow schemas and priority levels.
+pub(super) struct SchemaBook {
+    levels: Names,
+    schemas: Names,
+    classes: Classes,
+    sets: Sets,
+    compiled: Option<Compiled>,
+    numbered: Arc<Numbered>,
+    /// Whether there may be classes that no frontend has any more.
+    has_garbage: bool,
+}
+
+/// The numbers of those who have a name.
+#[derive(Debug)]
+struct Names {
+    held: BTreeMap<String, u32>,
+    owners: Owners,
+}
+
+/// The configuration that frontends get their classes by.
+struct Compiled {
+    classifier: Classifier,
+    /// Its set of networks; 0 if it has none, because no schema depends on the source.
+    set: u32,
+    /// Numbers of schemas, in the order in which they are asked.
+    schemas: Vec<u16>,
+    by_destination: HashMap<DestinationClass, u16>,
+}
+
+impl Names {
+    fn new(numbers: std::ops::Range<u32>) -> Self {
+        Self {
+            held: BTreeMap::new(),
+            owners: Owners::new(numbers),
+        }
+    }
+
+    /// The number of a name, and whether its element has to be written.
+    fn number(
+        &mut self,
+        name: &str,
+        grace: impl FnOnce(),
+        is_used: impl Fn(u32) -> bool,
+    ) -> Option<Found> {
+        if let Some(index) = self.held.get(name) {
+            return Some(Found {
+                index: *index,
+                is_new: false,
+            });
+        }
+        let found = self.owners.find(owner(name), grace, is_used)?;
+        self.held.insert(name.to_owned(), found.index);
+        Some(found)
+    }
+
+    /// Keeps only the numbers of these names.
+    fn retain(&mut self, names: &HashSet<&str>) {
+        let (kept, gone) = take(&mut self.held)
+            .into_iter()
+            .partition(|(name, _)| names.contains(name.as_str()));
+        self.held = kept;
+        for (name, number) in BTreeMap::into_iter(gone) {
+            self.owners.retire(owner(&name), number);
+        }
+    }
+}
+
+impl SchemaBook {
+    /// Of maps that hold nothing.
+    pub fn new(maps: &Maps) -> Self {
+        Self {
+            levels: Names::new(FIRST_LEVEL..maps.levels.len()),
+            schemas: Names::new(1..maps.flow_schemas.len().min(u32::from(u16::MAX) + 1)),
+            classes: Classes::new(maps),
+            sets: Sets::default(),
+            compiled: None,
+            numbered: Arc::default(),
+            has_garbage: false,
+        }
+    }
+
+    /// Tells those who read what an earlier book has written.
+    pub fn share(&mut self, numbered: Arc<Numbered>) {
+        self.numbered = numbered;
+    }
+
+    /// What is in the maps, for others to read.
+    pub fn numbered(&self) -> Arc<Numbered> {
+        self.numbered.clone()
+    }
+
+    /// Takes over what the maps hold; `classes` are those that frontends have.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be read.
+    pub fn inherit(
+        &mut self,
+        classes: impl IntoIterator<Item = u16>,
+        maps: &Maps,
+    ) -> Result<(), WriteError> {
+        let levels = &maps.levels;
+        self.levels.owners.inherit(|index| levels.read(index).owner);
+        let schemas = &maps.flow_schemas;
+        let owner = |index| schemas.read(index).owner;
+        self.schemas.owners.inherit(owner);
+        self.classes.inherit(classes, maps);
+        self.sets = Sets::read(maps)?;
+        self.has_garbage = true;
+        Ok(())
+    }
+
+    /// To be called when all frontends have the classes of this configuration.
+    pub fn finish_adoption(&mut self) {
+        // Levels that are nobody's any more take no connections, whatever their limits are.
+        let _ = self.levels.owners.finish_adoption();
+        let _ = self.schemas.owners.finish_adoption();
+    }
+
+    /// Writes a configuration: frontends that get their class from now on belong to it.
+    /// `limits` are those of [`InForce::levels`].
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for it. The one before stays in force.
+    pub fn set(
+        &mut self,
+        in_force: &InForce,
+        mode: AdmissionMode,
+        limits: &[Limits],
+        maps: &Maps,
+    ) -> Result<(), NotInForce> {
+        match self.try_set(in_force, mode, limits, maps) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let known = self.numbered.known();
+                let levels = known.levels.iter().map(|known| known.level.name.as_str());
+                self.levels.retain(&levels.collect());
+                let schemas = known.schemas.iter().map(|known| known.name.as_str());
+                self.schemas.retain(&schemas.collect());
+                Err(error)
+            }
+        }
+    }
+
+    fn try_set(
+        &mut self,
+        in_force: &InForce,
+        mode: AdmissionMode,
+        limits: &[Limits],
+        maps: &Maps,
+    ) -> Result<(), NotInForce> {
+        let mut levels = Vec::new();
+        for (level, limits) in in_force.levels.iter().zip(limits) {
+            let is_used = |index| maps.levels.read(index).used() != 0;
+            let found = self.levels.number(&level.name, &maps.grace, is_used);
+            let found = found.ok_or_else(|| NotInForce::Level(level.name.clone()))?;
+            if found.is_new {
+                let element = Seats {
+                    // It begins with its own.
+                    limit: level.limited().map_or(0, |_| limits.nominal),
+                    owner: owner(&level.name),
+                    ..Seats::default()
+                };
+                maps.levels.write(found.index, &element);
+            }
+            publish(&*maps.levels, found.index, level_flags(level, mode));
+            levels.push(NumberedLevel {
+                level: level.clone(),
+                limits: *limits,
+                number: found.index,
+            });
+        }
+        let mut schemas = Vec::new();
+        for active in &in_force.schemas {
+            let schema = &active.schema;
+            let found = self.schemas.number(&schema.name, &maps.grace, |_| false);
+            let found = found.ok_or_else(|| NotInForce::Schema(schema.name.clone()))?;
+            if found.is_new {
+                let element = abi::FlowSchema {
+                    owner: owner(&schema.name),
+                    ..abi::FlowSchema::default()
+                };
+                maps.flow_schemas.write(found.index, &element);
+            }
+            schemas.push(NumberedSchema {
+                name: schema.name.clone(),
+                level: schema.level.clone(),
+                number: found.index,
+            });
+        }
+        let classifier = Classifier::new(&in_force.schemas);
+        let set = match classifier.networks().any(|(_, class)| {
+            let mut all = classifier.networks();
+            all.any(|(_, other)| other != class)
+        }) {
+            true => self
+                .sets
+                .add(classifier.networks(), maps)
+                .map_err(NotInForce::Networks)?,
+            false => 0,
+        };
+
+        // Nothing can fail any more.
+        for (active, numbered) in in_force.schemas.iter().zip(&schemas) {
+            let index = numbered.number;
+            let level = levels[active.level].number;
+            let answer = answer(active.schema.answers.concurrency_limit) as u32;
+            let elements = &maps.flow_schemas;
+            elements.publish(index, offset_of!(abi::FlowSchema, answer), answer);
+            elements.publish(index, offset_of!(abi::FlowSchema, level), level);
+            if active.schema.name == CATCH_ALL {
+                let all = Decision::new([index as u16; 3]);
+                self.classes.set_unknown(all, maps);
+            }
+        }
+        self.compiled = Some(Compiled {
+            classifier,
+            set,
+            schemas: schemas.iter().map(|schema| schema.number as u16).collect(),
+            by_destination: HashMap::new(),
+        });
+        let names = levels.iter().map(|numbered| numbered.level.name.as_str());
+        self.levels.retain(&names.collect());
+        let names = schemas.iter().map(|numbered| numbered.name.as_str());
+        self.schemas.retain(&names.collect());
+        self.has_garbage = true;
+        self.numbered.change(|known| {
+            *known = Known {
+                levels,
+                schemas,
+                unclassified: 0,
+            };
+        });
+        Ok(())
+    }
+
+    /// The class of an address of a service port; `port` is the Service's own port.
+    pub fn class(
+        &mut self,
+        name: &ServicePortName,
+        port: u16,
+        address: IpAddr,
+        maps: &Maps,
+    ) -> u16 {
+        let Some(compiled) = &mut self.compiled else {
+            return UNKNOWN;
+        };
+        let destination = compiled.classifier.destination_class(&ServiceFrontend {
+            namespace: &name.service.namespace,
+            service: &name.service.name,
+            port,
+            protocol: name.protocol,
+            address: Some(address),
+        });
+        if let Some(class) = compiled.by_destination.get(&destination) {
+            return *class;
+        }
+        let content = compiled.content(destination);
+        match self.classes.number(content, maps) {
+            Some(class) => {
+                compiled.by_destination.insert(destination, class);
+                class
+            }
+            None => {
+                self.numbered.change(|known| known.unclassified += 1);
+                UNKNOWN
+            }
+        }
+    }
+
+    /// Whether an address's class depends on the address.
+    pub fn asks_for_address(&self) -> bool {
+        let compiled = self.compiled.as_ref();
+        compiled.is_some_and(|compiled| compiled.classifier.asks_for_address())
+    }
+
+    /// Whether [`Self::retain`] may find something.
+    pub fn has_garbage(&self) -> bool {
+        self.has_garbage
+    }
+
+    /// Makes the room of classes free that are none of these. No program uses them any more.
+    pub fn retain(&mut self, used: &HashSet<u16>, maps: &Maps) {
+        self.has_garbage = false;
+        self.classes.retain(used);
+        let mut sets = self.classes.sets();
+        if let Some(compiled) = &mut self.compiled {
+            compiled
+                .by_destination
+                .retain(|_, class| used.contains(class));
+            sets.insert(compiled.set);
+        }
+        self.sets.retain(&sets, maps);
+    }
+
+    /// How full the maps are.
+    pub fn fill(&self, maps: &Maps) -> [MapFill; 5] {
+        let fill = |map, entries, capacity| MapFill {
+            map,
+            entries,
+            capacity,
+        };
+        let [classes, decisions] = self.classes.used();
+        let (levels, schemas) = (&self.levels.held, &self.schemas.held);
+        [
+            fill(
+                "LEVELS",
+                levels.len() as u32,
+                maps.levels.len() - FIRST_LEVEL,
+            ),
+            fill(
+                "FLOW_SCHEMAS",
+                schemas.len() as u32,
+                maps.flow_schemas.len() - 1,
+            ),
+            fill(
+                "DESTINATION_CLASSES",
+                classes,
+                maps.destination_classes.len() - 1,
+            ),
+            fill(
+                "SOURCE_CLASSES",
+                self.sets.entries(),
+                maps.source_classes.capacity(),
+            ),
+            fill("DECISIONS", decisions, maps.decisions.len()),
+        ]
+    }
+}
+
+impl Compiled {
+    /// What the class of a destination says.
+    fn content(&self, destination: DestinationClass) -> Content {
+        let decision = |source| {
+            let number = |ingress| {
+                let schema = self.classifier.decide(ingress, source, destination);
+                self.schemas[schema]
+            };
+            // In the order of `lb_common::service::Origin`.
+            Decision::new([Ingress::Pod, Ingress::Node, Ingress::External].map(number))
+        };
+        if self.set == 0 {
+            let (_, source) = self.classifier.networks().next().unzip();
+            return Content::Any(decision(source.unwrap_or(0)));
+        }
+        let decisions: Arc<[_]> = (0..self.classifier.source_classes())
+            .map(decision)
+            .collect();
+        let mut met = self.classifier.networks().map(|(_, class)| class as usize);
+        let first = met.next().map(|class| decisions[class]);
+        match first {
+            Some(first) if met.all(|class| decisions[class] == first) => Content::Any(first),
+            _ => Content::BySource {
+                set: self.set,
+                decisions,
+            },
+        }
+    }
+}
+
+/// The flags of a level's limit.
+fn level_flags(level: &Level, mode: AdmissionMode) -> u32 {
+    let strict = level.limited().map_or(0, |_| limit_flag::STRICT);
+    match mode {
+        AdmissionMode::Audit => strict | limit_flag::AUDIT,
+        _ => strict,
+    }
+}
+
+fn publish(levels: &dyn Elements<Seats>, number: u32, flags: u32) {
+    levels.publish(number, offset_of!(Seats, flags), flags);
+}
+
+fn answer(answer: RejectAnswer) -> abi::RejectAnswer {
+    match answer {
+        RejectAnswer::Reset => abi::RejectAnswer::Reset,
+        RejectAnswer::Icmp => abi::RejectAnswer::Icmp,
+        RejectAnswer::Drop => abi::RejectAnswer::Drop,
+    }
+}

@@ -1,0 +1,62 @@
+//! Sets of networks in `SOURCE_CLASSES`, by which flow schemas tell sources apart. Each configuration
+//! has one of its own, so that frontends go over to it one by one.
+
+use std::collections::{BTreeMap, HashSet};
+
+use ipnet::IpNet;
+use lb_datapath::maps::{Maps, SourceKey, WriteError};
+
+use super::super::source_ranges::key;
+
+/// The sets in the trie.
+#[derive(Default)]
+pub struct Sets(BTreeMap<u32, Vec<SourceKey>>);
+
+impl Sets {
+    /// Takes over the sets in the trie.
+    pub fn read(maps: &Maps) -> Result<Self, WriteError> {
+        let mut sets = Self::default();
+        for (key, _) in maps.source_classes.all()? {
+            let set = u32::from_be(key.data().set);
+            sets.0.entry(set).or_default().push(key);
+        }
+        Ok(sets)
+    }
+
+    /// Writes a new set: networks and the classes of their sources. Returns its number.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for it. None of it is left in the trie then.
+    pub fn add(
+        &mut self,
+        networks: impl Iterator<Item = (IpNet, u32)>,
+        maps: &Maps,
+    ) -> Result<u32, WriteError> {
+        let is_free = |set: &u32| !self.0.contains_key(set);
+        let set = (1..u32::MAX).find(is_free).unwrap_or(u32::MAX);
+        let (keys, classes): (Vec<_>, Vec<_>) = networks
+            .map(|(network, class)| (key(set, &network), class))
+            .unzip();
+        if let Err(incomplete) = maps.source_classes.insert(&keys, &classes) {
+            // If the kernel refuses, this does no harm: nobody refers to them.
+            let _ = maps.source_classes.remove(&keys[..incomplete.done]);
+            return Err(incomplete.error);
+        }
+        self.0.insert(set, keys);
+        Ok(set)
+    }
+
+    /// Removes all sets but these. No program uses the others any more.
+    pub fn retain(&mut self, used: &HashSet<u32>, maps: &Maps) {
+        self.0.retain(|set, keys| {
+            // If the kernel refuses, the number is not used again before it has agreed.
+            used.contains(set) || maps.source_classes.remove(keys).is_err()
+        });
+    }
+
+    /// Entries in the trie.
+    pub fn entries(&self) -> u32 {
+        self.0.values().map(Vec::len).sum::<usize>() as u32
+    }
+}

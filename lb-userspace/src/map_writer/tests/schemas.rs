@@ -1,0 +1,311 @@
+//! Flow schemas and priority levels: what programs find in the maps, and what becomes of it.
+
+use lb_admission::configuration::InForce;
+use lb_common::{
+    abi::{Decision, FlowSchema},
+    flow::{Seats, limit::limit_flag},
+    service::Origin,
+};
+
+use super::*;
+use crate::{admission::objects::Objects, config::AdmissionMode, map_writer::NotInForce};
+
+/// Seats of the node.
+const SEATS: u32 = 1000;
+
+fn level(name: &str) -> String {
+    format!(
+        "---\napiVersion: node-lb.io/v1alpha1\nkind: PriorityLevel\nmetadata: {{name: {name}}}\n\
+         spec: {{type: Limited, limited: {{limitResponse: {{type: Reject}}}}}}\n"
+    )
+}
+
+/// A schema with one rule: `from` are its subjects, `to` its destinations.
+fn schema(name: &str, level: &str, from: &str, to: &str) -> String {
+    format!(
+        "---\napiVersion: node-lb.io/v1alpha1\nkind: FlowSchema\nmetadata: {{name: {name}}}\n\
+         spec: {{priorityLevelConfiguration: {{name: {level}}}, matchingPrecedence: 100, \
+         rules: [{{subjects: [{from}], destinations: [{to}]}}]}}\n"
+    )
+}
+
+const ANYONE: &str = "{kind: Any}";
+const FIRST: &str = "{namespaces: [default], services: [s1]}";
+
+fn in_force(text: &[String]) -> InForce {
+    let mut objects = Objects::default();
+    objects.read([("a.yaml".into(), Ok(text.concat().into_bytes()))]);
+    assert_eq!(objects.errors, []);
+    objects.configuration.in_force()
+}
+
+impl Bench {
+    fn admit(&mut self, text: &[String], mode: AdmissionMode) -> Result<(), NotInForce> {
+        let in_force = in_force(text);
+        let limits = in_force.limits(SEATS);
+        let result = self.writer.set_schemas(&in_force, mode, &limits);
+        self.writer.settle();
+        self.writer.tidy();
+        result
+    }
+
+    fn program(&mut self, spec: &Spec) {
+        let plan = spec.plan();
+        self.writer.apply(Key::of(&plan), Some(&plan)).unwrap();
+        self.writer.settle();
+    }
+
+    /// The schema and the level that connections to a Service's first address belong to, by their
+    /// names.
+    fn taken(&self, spec: &Spec, source: &str, origin: Origin) -> (String, String) {
+        let plan = spec.plan();
+        let claim = claims(&Key::of(&plan), &*plan.frontends).next().unwrap();
+        let state = self.kernel.state();
+        let class = state.destination_classes[usize::from(state.frontends[&claim.address].class)];
+        let mut decision: Decision = class.decision;
+        if class.set != 0 {
+            let source = source.parse::<Ipv4Addr>().unwrap().to_ipv6_mapped();
+            let networks = state.source_classes.iter();
+            let found = networks.filter(|((set, bits, octets), _)| {
+                let shift = 128 - (bits - 32);
+                let network = u128::from_be_bytes(*octets);
+                *set == class.set
+                    && u128::from(source).checked_shr(shift) == network.checked_shr(shift)
+            });
+            let longest = found.max_by_key(|((_, bits, _), _)| *bits);
+            decision = state.decisions[(class.first + longest.unwrap().1) as usize];
+        }
+        let number = decision.of(origin as u32);
+        let level = state.flow_schemas[number as usize].level;
+        drop(state);
+        let known = self.writer.numbered().known();
+        let schema = known.schemas.iter().find(|schema| schema.number == number);
+        let schema = schema.unwrap_or_else(|| panic!("no schema has number {number}"));
+        let of_schema = known.levels.iter().find(|known| known.number == level);
+        assert_eq!(
+            of_schema.map(|level| &level.level.name),
+            Some(&schema.level)
+        );
+        (schema.name.clone(), schema.level.clone())
+    }
+
+    fn schema_at(&self, spec: &Spec) -> String {
+        self.taken(spec, "192.0.2.1", Origin::Outside).0
+    }
+
+    fn seats_of_level(&self, name: &str) -> (u32, Seats) {
+        let known = self.writer.numbered().known();
+        let level = known.levels.iter().find(|known| known.level.name == name);
+        let number = level.unwrap().number;
+        (number, self.kernel.state().levels[number as usize])
+    }
+}
+
+#[test]
+fn connections_to_a_service_belong_to_the_schema_that_takes_them() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program(&spec(1, [1]));
+    let text = [level("one"), schema("first", "one", ANYONE, FIRST)];
+    bench.admit(&text, AdmissionMode::Enforce).unwrap();
+    // One that comes later is classified as well.
+    bench.program(&spec(2, [1]));
+    assert_eq!(bench.schema_at(&spec(1, [1])), "first");
+    assert_eq!(bench.schema_at(&spec(2, [1])), "catch-all");
+
+    let (_, seats) = bench.seats_of_level("one");
+    // 30 of 35 shares.
+    assert_eq!((seats.limit, seats.flags), (858, limit_flag::STRICT));
+    let (_, exempt) = bench.seats_of_level("exempt");
+    assert_eq!((exempt.limit, exempt.flags), (0, 0));
+    bench.admit(&text, AdmissionMode::Audit).unwrap();
+    let (_, seats) = bench.seats_of_level("one");
+    assert_eq!(seats.flags, limit_flag::STRICT | limit_flag::AUDIT);
+}
+
+#[test]
+fn sources_and_origins_matter_where_a_rule_says_so() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program(&spec(1, [1]));
+    bench.program(&spec(2, [1]));
+    let network = "{kind: CIDR, cidr: {cidr: 10.1.0.0/16, except: [10.1.7.0/24]}}";
+    let text = [level("one"), schema("from-network", "one", network, FIRST)];
+    bench.admit(&text, AdmissionMode::Enforce).unwrap();
+    let first = spec(1, [1]);
+    for (source, expected) in [
+        ("10.1.2.3", "from-network"),
+        ("10.1.7.3", "catch-all"),
+        ("10.2.0.1", "catch-all"),
+    ] {
+        let (schema, _) = bench.taken(&first, source, Origin::Pod);
+        assert_eq!(schema, expected, "{source}");
+    }
+    // Nobody looks up the sources of connections to the other one.
+    let state = bench.kernel.state();
+    let plain = state.frontends.values().filter(|entry| {
+        let class = state.destination_classes[usize::from(entry.class)];
+        class.set == 0
+    });
+    assert_eq!(plain.count(), 1);
+}
+
+#[test]
+fn what_is_replaced_becomes_free_when_nobody_can_see_it() {
+    let mut bench = Bench::new(ROOMY);
+    for number in 1..6 {
+        bench.program(&spec(number, [1]));
+    }
+    let network = |octet: u32| format!("{{kind: CIDR, cidr: {{cidr: 10.{octet}.0.0/16}}}}");
+    for round in 0..200 {
+        let text = [
+            level("one"),
+            schema("a", "one", &network(round % 250), FIRST),
+            schema(
+                "b",
+                "one",
+                ANYONE,
+                "{namespaces: [default], services: [s2]}",
+            ),
+        ];
+        bench.admit(&text, AdmissionMode::Enforce).unwrap();
+        assert_eq!(bench.schema_at(&spec(2, [1])), "b");
+        let source = format!("10.{}.0.1", round % 250);
+        assert_eq!(bench.taken(&spec(1, [1]), &source, Origin::Pod).0, "a");
+    }
+    let fill = bench.writer.fill();
+    let entries = |map| fill.iter().find(|fill| fill.map == map).unwrap().entries;
+    assert_eq!((entries("LEVELS"), entries("FLOW_SCHEMAS")), (3, 4));
+    assert!(entries("DESTINATION_CLASSES") <= 3 && entries("SOURCE_CLASSES") <= 6);
+}
+
+#[test]
+fn a_later_agent_finds_levels_and_what_they_hold() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program(&spec(1, [1]));
+    let text = [level("one"), schema("first", "one", ANYONE, FIRST)];
+    bench.admit(&text, AdmissionMode::Enforce).unwrap();
+    let (number, seats) = bench.seats_of_level("one");
+    bench.kernel.state().levels[number as usize] = Seats {
+        word: 7,
+        limit: 5,
+        ..seats
+    };
+
+    let writer = MapWriter::new(bench.kernel.maps(), NodeFacts::default()).unwrap();
+    bench.writer = writer;
+    // Other levels come first in the alphabet now.
+    let text = [
+        level("aaa"),
+        level("one"),
+        schema("first", "one", ANYONE, FIRST),
+    ];
+    let in_force = in_force(&text);
+    let limits = in_force.limits(SEATS);
+    bench
+        .writer
+        .set_schemas(&in_force, AdmissionMode::Enforce, &limits)
+        .unwrap();
+    bench.program(&spec(1, [1]));
+    bench.writer.finish_adoption();
+    bench.writer.tidy();
+    assert_eq!(bench.schema_at(&spec(1, [1])), "first");
+    let (again, seats) = bench.seats_of_level("one");
+    assert_eq!((again, seats.used(), seats.limit), (number, 7, 5));
+}
+
+#[test]
+fn a_level_with_connections_keeps_its_number() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program(&spec(1, [1]));
+    let of = |name: &str| [level(name), schema("first", name, ANYONE, FIRST)];
+    bench.admit(&of("one"), AdmissionMode::Enforce).unwrap();
+    let (number, _) = bench.seats_of_level("one");
+    bench.kernel.state().levels[number as usize].word = 3;
+    // There are six numbers, three of them for the level and the mandatory ones.
+    for name in ["two", "three", "four", "five", "six"] {
+        bench.admit(&of(name), AdmissionMode::Enforce).unwrap();
+        assert_ne!(bench.seats_of_level(name).0, number);
+    }
+    bench.admit(&of("one"), AdmissionMode::Enforce).unwrap();
+    let (again, seats) = bench.seats_of_level("one");
+    assert_eq!((again, seats.used()), (number, 3));
+}
+
+#[test]
+fn what_has_no_room_leaves_everything_as_it_was() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program(&spec(1, [1]));
+    let one = [level("one"), schema("first", "one", ANYONE, FIRST)];
+    bench.admit(&one, AdmissionMode::Enforce).unwrap();
+
+    let too_many: Vec<_> = (0..7).map(|n| level(&format!("l{n}"))).collect();
+    let refused = bench.admit(&too_many, AdmissionMode::Enforce);
+    assert!(matches!(refused, Err(NotInForce::Level(_))), "{refused:?}");
+    assert_eq!(bench.schema_at(&spec(1, [1])), "first");
+
+    let many = |from: u32| {
+        let network = |n| format!("{{kind: CIDR, cidr: {{cidr: 10.{n}.0.0/16}}}}");
+        let networks: Vec<_> = (from..from + 60).map(network).collect();
+        schema(&format!("many-{from}"), "one", &networks.join(", "), FIRST)
+    };
+    let text = [level("one"), many(0), many(100)];
+    let refused = bench.admit(&text, AdmissionMode::Enforce);
+    assert!(
+        matches!(refused, Err(NotInForce::Networks(_))),
+        "{refused:?}"
+    );
+    assert_eq!(bench.schema_at(&spec(1, [1])), "first");
+    let left = bench.kernel.state().source_classes.len();
+    assert_eq!(left, 0, "nothing of it is left");
+
+    // And there is room for others again.
+    let two = [level("two"), schema("second", "two", ANYONE, FIRST)];
+    bench.admit(&two, AdmissionMode::Enforce).unwrap();
+    assert_eq!(bench.schema_at(&spec(1, [1])), "second");
+}
+
+#[test]
+fn a_schema_goes_to_another_level_in_one_step() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program(&spec(1, [1]));
+    let levels = [level("one"), level("two")];
+    let with = |name| [levels.concat(), schema("first", name, ANYONE, FIRST)];
+    bench.admit(&with("one"), AdmissionMode::Enforce).unwrap();
+    let writes = bench.kernel.state().frontends.clone();
+    bench.admit(&with("two"), AdmissionMode::Enforce).unwrap();
+    let (schema, level) = bench.taken(&spec(1, [1]), "192.0.2.1", Origin::Node);
+    assert_eq!((&*schema, &*level), ("first", "two"));
+    assert_eq!(bench.kernel.state().frontends, writes, "the same classes");
+    let counted: Vec<FlowSchema> = bench.kernel.state().flow_schemas.clone();
+    assert!(counted.iter().all(|schema| schema.admitted == 0));
+}
+
+#[test]
+fn a_rule_by_the_services_port_holds_for_node_ports() {
+    let mut bench = Bench::new(ROOMY);
+    let by_port = |port: u16| {
+        let to = format!("{{namespaces: ['*'], ports: [{port}]}}");
+        [level("one"), schema("by-port", "one", ANYONE, &to)]
+    };
+    let service = Spec {
+        node_port: 30_080,
+        ..spec(1, [1])
+    };
+    bench.program(&service);
+    bench.admit(&by_port(80), AdmissionMode::Enforce).unwrap();
+    let classes = |bench: &Bench| -> HashSet<u16> {
+        let state = bench.kernel.state();
+        state.frontends.values().map(|entry| entry.class).collect()
+    };
+    assert_eq!(bench.schema_at(&service), "by-port");
+    assert_eq!(classes(&bench).len(), 1, "all frontends");
+    bench.program(&Spec {
+        port: 81,
+        ..service.clone()
+    });
+    let moved = Spec {
+        port: 81,
+        ..service
+    };
+    assert_eq!(bench.schema_at(&moved), "catch-all");
+    assert_eq!(classes(&bench).len(), 1);
+}

@@ -1,0 +1,166 @@
+//! Metrics of connection admission, with the names and labels of API Priority and Fairness.
+
+use lb_admission::limits::Limits;
+use prometheus::proto::{Metric, MetricFamily, MetricType};
+
+use super::kernel::{counter, family, gauge};
+
+/// A priority level, and what is counted of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LevelCount {
+    pub name: String,
+    /// Whether its connections are only counted.
+    pub is_exempt: bool,
+    /// What it may have.
+    pub limits: Limits,
+    /// The most connections at the moment.
+    pub limit: u32,
+    pub in_use: u32,
+    /// The most in use in the latest second.
+    pub highest: u32,
+    /// Connections refused.
+    pub refused: u64,
+    /// Connections let in above the limit, because it is only audited.
+    pub over: u64,
+    /// Connections counted without regard to the limit, because they were in progress.
+    pub recovered: u64,
+    /// Connections let in without being counted, because the cluster depends on their Service.
+    pub exempted: u64,
+}
+
+/// A flow schema, and what became of the connections that it took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchemaCount {
+    pub name: String,
+    /// Name of its priority level.
+    pub level: String,
+    /// Connections let in.
+    pub admitted: u64,
+    /// Those of them above a limit that is only audited.
+    pub over: u64,
+    pub refused: u64,
+}
+
+impl LevelCount {
+    /// A metric of this kind with the level's label.
+    fn metric(&self, of_kind: fn(&[(&str, &str)], u64) -> Metric, value: u64) -> Metric {
+        of_kind(&[("priority_level", &self.name)], value)
+    }
+}
+
+impl SchemaCount {
+    fn counter(&self, value: u64) -> Metric {
+        let labels = [
+            ("flow_schema", &*self.name),
+            ("priority_level", &*self.level),
+        ];
+        counter(&labels, value)
+    }
+
+    /// Refused connections. Levels refuse for one reason only: all of their seats are in use.
+    fn rejected(&self) -> Metric {
+        let labels = [
+            ("flow_schema", &*self.name),
+            ("priority_level", &*self.level),
+            ("reason", "concurrency-limit"),
+        ];
+        counter(&labels, self.refused)
+    }
+}
+
+/// The families of all levels and schemas. Those of levels are without metrics if there is none.
+pub(super) fn families(
+    levels: &[LevelCount],
+    schemas: &[SchemaCount],
+    unclassified: u64,
+) -> Vec<MetricFamily> {
+    let of_levels = |name, help, of_kind, value: fn(&LevelCount) -> u64| {
+        let kind = match name {
+            name if str::ends_with(name, "_total") => MetricType::COUNTER,
+            _ => MetricType::GAUGE,
+        };
+        let metrics = levels.iter();
+        let metrics = metrics.map(move |level| level.metric(of_kind, value(level)));
+        family(name, help, kind, metrics)
+    };
+    let of_limited = |name, help, value: fn(&LevelCount) -> u64| {
+        let metrics = levels.iter().filter(|level| !level.is_exempt);
+        let metrics = metrics.map(|level| level.metric(gauge, value(level)));
+        family(name, help, MetricType::GAUGE, metrics)
+    };
+    let unclassified = (!levels.is_empty()).then(|| gauge(&[], unclassified));
+    vec![
+        of_levels(
+            "node_lb_flowcontrol_nominal_limit_seats",
+            "A priority level's own part of the node's seats.",
+            gauge,
+            |level| level.limits.nominal.into(),
+        ),
+        of_limited(
+            "node_lb_flowcontrol_current_limit_seats",
+            "The most connections that a priority level may have at the moment; those that are exempt are \
+             left out.",
+            |level| level.limit.into(),
+        ),
+        of_limited(
+            "node_lb_flowcontrol_lower_limit_seats",
+            "What a priority level keeps, whatever others borrow.",
+            |level| level.limits.min.into(),
+        ),
+        of_limited(
+            "node_lb_flowcontrol_upper_limit_seats",
+            "What a priority level may have with all that it may borrow.",
+            |level| level.limits.max.into(),
+        ),
+        of_levels(
+            "node_lb_flowcontrol_current_executing_seats",
+            "Connections in a priority level.",
+            gauge,
+            |level| level.in_use.into(),
+        ),
+        of_levels(
+            "node_lb_flowcontrol_highest_executing_seats",
+            "The most connections in a priority level in the latest second.",
+            gauge,
+            |level| level.highest.into(),
+        ),
+        of_levels(
+            "node_lb_flowcontrol_recovered_connections_total",
+            "Connections counted without regard to the limit, because they were in progress.",
+            counter,
+            |level| level.recovered,
+        ),
+        of_levels(
+            "node_lb_flowcontrol_exempted_connections_total",
+            "Connections let in above the limit and not counted, because the cluster depends on their \
+             Service.",
+            counter,
+            |level| level.exempted,
+        ),
+        family(
+            "node_lb_flowcontrol_dispatched_connections_total",
+            "Connections let in, by flow schema.",
+            MetricType::COUNTER,
+            schemas.iter().map(|schema| schema.counter(schema.admitted)),
+        ),
+        family(
+            "node_lb_flowcontrol_over_limit_connections_total",
+            "Connections let in above the limit, because it is only audited, by flow schema.",
+            MetricType::COUNTER,
+            schemas.iter().map(|schema| schema.counter(schema.over)),
+        ),
+        family(
+            "node_lb_flowcontrol_rejected_connections_total",
+            "Connections refused, by flow schema and reason.",
+            MetricType::COUNTER,
+            schemas.iter().map(SchemaCount::rejected),
+        ),
+        family(
+            "node_lb_flowcontrol_unclassified_addresses",
+            "Addresses of Services that there was no room to classify; their connections belong to the \
+             level catch-all.",
+            MetricType::GAUGE,
+            unclassified.into_iter(),
+        ),
+    ]
+}

@@ -1,0 +1,299 @@
+//! Priority levels: a tenant that takes all of its level's seats is refused alone, objects change
+//! under load, levels go while they have connections, and agents that are killed leave no seat
+//! behind.
+
+use std::{fs, path::PathBuf, thread, time::Duration};
+
+use anyhow::{Context as _, Result};
+use lb_tests::{
+    Family, Held, Load, Request,
+    attack::{Flood, FloodKind},
+    traffic::{RunningLoad, allow_many_files},
+};
+use node_lb::agent::status::{FlowSchema, PriorityLevel};
+
+use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
+
+const NOISY: u8 = 1;
+const QUIET: u8 = 2;
+/// Seats of the node. Three levels with the same shares divide them; catch-all has half as many.
+const SEATS: u32 = 700;
+const OF_LEVEL: usize = 200;
+/// Spoofed SYNs in a second.
+const FLOOD: u32 = 20_000;
+/// The agent looks at all flows every second or two, and corrects what it has seen twice.
+const SOON: Duration = Duration::from_secs(30);
+
+/// A node with a noisy and a quiet tenant, and a directory of objects that its agent follows.
+struct Tenants {
+    ground: Ground,
+    objects: tempfile::TempDir,
+}
+
+impl Tenants {
+    fn new(mode: &str, more: &[&str]) -> Result<Self> {
+        let objects = tempfile::tempdir()?;
+        let seats = format!("--max-connections={SEATS}");
+        let path = format!("--admission-objects={}", objects.path().display());
+        let mode = format!("--admission={mode}");
+        for number in [NOISY, QUIET] {
+            fs::write(file(&objects, number), tenant(number, 10))?;
+        }
+        fs::write(objects.path().join("other.yaml"), level("other", 10))?;
+        let arguments = [&[&*seats, &*path, &*mode], more].concat();
+        let ground = Ground::with(ONE_NODE, &arguments)?;
+        for (number, pod) in [(NOISY, "pod-1-1"), (QUIET, "pod-1-2")] {
+            ground.service(number, Source::Kept, &[ground.pod(pod)])?;
+        }
+        Ok(Self { ground, objects })
+    }
+
+    /// What the agent counts of a tenant's level.
+    fn level(&self, number: u8) -> Result<PriorityLevel> {
+        let status = self.ground.balanced.status(1)?;
+        let name = name(number);
+        let mut levels = status.priority_levels.into_iter();
+        levels
+            .find(|level| level.name == name)
+            .with_context(|| format!("no level {name}"))
+    }
+
+    fn schema(&self, name: &str) -> Result<FlowSchema> {
+        let status = self.ground.balanced.status(1)?;
+        let mut schemas = status.flow_schemas.into_iter();
+        let found = schemas.find(|schema| schema.name == name);
+        found.with_context(|| format!("no schema {name}"))
+    }
+
+    /// Waits until a tenant's level has so many connections.
+    fn in_use(&self, number: u8, wanted: usize) -> Result<Duration, String> {
+        within(SOON, || {
+            let level = self.level(number).map_err(|error| format!("{error:#}"))?;
+            match level.in_use as usize == wanted {
+                true => Ok(()),
+                false => {
+                    let flows = self.ground.balanced.flows(1);
+                    let left = flows.unwrap_or_default().into_iter().take(3);
+                    let left: Vec<_> = left.collect();
+                    let in_use = level.in_use;
+                    Err(format!("{in_use} in use, not {wanted}; flows: {left:?}"))
+                }
+            }
+        })
+    }
+
+    /// As many connections to the noisy one as are let in, of so many that are tried; the number of
+    /// those that were refused by a reset, and not by silence.
+    fn open(&self, family: Family, tries: usize) -> (Vec<Held>, usize) {
+        let target = self.ground.outside(family, NOISY);
+        let mut refused = 0;
+        let mut held = Vec::new();
+        for _ in 0..tries {
+            match Held::open(&self.ground.attacker, target) {
+                Ok(connection) => held.push(connection),
+                Err(error) => match format!("{error:#}") {
+                    text if text.contains("refused") => refused += 1,
+                    text => println!("connection {}: {text}", held.len() + refused),
+                },
+            }
+        }
+        (held, refused)
+    }
+
+    /// Connections to the quiet one.
+    fn quiet_load(&self, family: Family) -> Result<RunningLoad> {
+        let target = self.ground.outside(family, QUIET);
+        let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
+        load.workers(2).start(self.ground.client())
+    }
+}
+
+fn name(number: u8) -> String {
+    format!("tenant-{number}")
+}
+
+fn file(objects: &tempfile::TempDir, number: u8) -> PathBuf {
+    objects.path().join(name(number) + ".yaml")
+}
+
+fn level(name: &str, shares: u32) -> String {
+    format!(
+        "apiVersion: node-lb.io/v1alpha1\nkind: PriorityLevel\nmetadata: {{name: {name}}}\n\
+         spec: {{type: Limited, limited: {{nominalConcurrencyShares: {shares}, \
+         borrowingLimitPercent: 0, limitResponse: {{type: Reject}}}}}}\n"
+    )
+}
+
+/// A level with so many shares, and a schema for the Service of a tenant.
+fn tenant(number: u8, shares: u32) -> String {
+    let name = name(number);
+    let level = level(&name, shares);
+    format!(
+        "{level}---\napiVersion: node-lb.io/v1alpha1\nkind: FlowSchema\nmetadata: {{name: {name}}}\n\
+         spec: {{priorityLevelConfiguration: {{name: {name}}}, rules: [{{subjects: [{{kind: Any}}], \
+         destinations: [{{namespaces: ['*'], services: [service-{number}]}}]}}]}}\n"
+    )
+}
+
+fn a_noisy_tenant_is_refused_alone(xdp: &str) -> Result<()> {
+    allow_many_files()?;
+    let tenants = Tenants::new("enforce", &[xdp])?;
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let quiet = tenants.quiet_load(family)?;
+        let (held, refused) = tenants.open(family, OF_LEVEL + 50);
+        findings.note(
+            (held.len(), refused) == (OF_LEVEL, 50),
+            format!("{family:?}: {} let in, {refused} reset", held.len()),
+        );
+        let found = tenants.level(NOISY)?;
+        findings.note(
+            found.in_use as usize == OF_LEVEL && found.limit as usize == OF_LEVEL,
+            format!("{found:?}"),
+        );
+        let flood = Flood::new(FloodKind::Syn, [tenants.ground.outside(family, NOISY)]);
+        let flood = flood.rate(FLOOD);
+        let flood = flood.run_for(
+            attack_time(Duration::from_secs(2)),
+            &tenants.ground.attacker,
+        )?;
+        let found = tenants.level(NOISY)?;
+        findings.note(
+            found.in_use as usize <= OF_LEVEL,
+            format!("{flood}: {found:?}"),
+        );
+        let quiet = quiet.stop()?;
+        findings.note(
+            quiet.failed == 0 && quiet.ok > 0 && quiet.repeated_syns.is_empty(),
+            format!("quiet: {quiet}"),
+        );
+        drop(held);
+        let empty = tenants.in_use(NOISY, 0);
+        findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+        // In the second of the flood, most are refused without an answer.
+        thread::sleep(Duration::from_secs(1));
+    }
+    let schema = tenants.schema(&name(NOISY))?;
+    findings.note(
+        schema.admitted >= 2 * OF_LEVEL as u64 && schema.refused >= 100 && schema.over == 0,
+        format!("{schema:?}"),
+    );
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn a_noisy_tenant_is_refused_alone_by_xdp() -> Result<()> {
+    a_noisy_tenant_is_refused_alone("--xdp-mode=native")
+}
+
+#[test]
+fn a_noisy_tenant_is_refused_alone_by_tc() -> Result<()> {
+    a_noisy_tenant_is_refused_alone("--xdp-mode=off")
+}
+
+#[test]
+fn an_audit_refuses_nobody_and_tells_who_would_be() -> Result<()> {
+    allow_many_files()?;
+    let tenants = Tenants::new("audit", &[])?;
+    let mut findings = Findings::default();
+    let (held, refused) = tenants.open(Family::V4, OF_LEVEL + 50);
+    findings.note(
+        (held.len(), refused) == (OF_LEVEL + 50, 0),
+        format!("{} let in, {refused} reset", held.len()),
+    );
+    let (found, schema) = (tenants.level(NOISY)?, tenants.schema(&name(NOISY))?);
+    findings.note(
+        found.in_use as usize == OF_LEVEL + 50 && found.over == 50 && schema.over == 50,
+        format!("{found:?}, {schema:?}"),
+    );
+    findings.assert_good();
+    Ok(())
+}
+
+/// Objects change, levels go and come back, and an agent is killed, all with connections.
+#[test]
+fn levels_change_under_load() -> Result<()> {
+    allow_many_files()?;
+    let mut tenants = Tenants::new("enforce", &[])?;
+    let mut findings = Findings::default();
+    let family = Family::V4;
+    let quiet = tenants.quiet_load(family)?;
+    let (mut held, _) = tenants.open(family, OF_LEVEL);
+    findings.note(held.len() == OF_LEVEL, format!("{} let in", held.len()));
+
+    // Half as many shares of 30: nothing is cut, and nobody is let in.
+    fs::write(file(&tenants.objects, NOISY), tenant(NOISY, 5))?;
+    let limited = within(SOON, || match tenants.level(NOISY) {
+        Ok(level) if (level.limit as usize) < OF_LEVEL => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    findings.note(limited.is_ok(), format!("limited: {limited:?}"));
+    let alive = held.iter_mut().filter_map(|held| held.ask().ok()).count();
+    findings.note(
+        alive == OF_LEVEL,
+        format!("{alive} alive under a lower limit"),
+    );
+    let (more, _) = tenants.open(family, 5);
+    findings.note(more.is_empty(), format!("{} more let in", more.len()));
+
+    // What is not valid changes nothing.
+    fs::write(
+        file(&tenants.objects, NOISY),
+        tenant(NOISY, 5) + "---\nkind: [",
+    )?;
+    let told = within(SOON, || {
+        let status = tenants.ground.balanced.status(1);
+        let problems = status.map_err(|e| format!("{e:#}"))?.admission_problems;
+        match problems.is_empty() {
+            true => Err("no problem is told".to_owned()),
+            false => Ok(()),
+        }
+    });
+    findings.note(told.is_ok(), format!("told: {told:?}"));
+    let found = tenants.level(NOISY)?;
+    findings.note(found.in_use as usize == OF_LEVEL, format!("{found:?}"));
+
+    // The level goes: its connections stay, new ones belong to catch-all.
+    fs::remove_file(file(&tenants.objects, NOISY))?;
+    let gone = within(SOON, || match tenants.level(NOISY) {
+        Ok(level) => Err(format!("{level:?}")),
+        Err(_) => Ok(()),
+    });
+    findings.note(gone.is_ok(), format!("gone: {gone:?}"));
+    let before = tenants.schema("catch-all")?.admitted;
+    let (others, _) = tenants.open(family, 5);
+    let counted = tenants.schema("catch-all")?.admitted - before;
+    findings.note(
+        (others.len(), counted) == (5, 5),
+        format!("{} let in, {counted} by catch-all", others.len()),
+    );
+
+    // It comes back, with those that it has still.
+    fs::write(file(&tenants.objects, NOISY), tenant(NOISY, 10))?;
+    let back = tenants.in_use(NOISY, OF_LEVEL);
+    findings.note(back.is_ok(), format!("back: {back:?}"));
+
+    // The agent is killed, and half of them end without one.
+    held.truncate(OF_LEVEL / 2);
+    tenants.ground.balanced.kill_agents()?;
+    drop(held.split_off(OF_LEVEL / 4));
+    tenants.ground.balanced.start_agents()?;
+    let right = tenants.in_use(NOISY, OF_LEVEL / 4);
+    findings.note(right.is_ok(), format!("after the kill: {right:?}"));
+    let (more, refused) = tenants.open(family, OF_LEVEL);
+    findings.note(
+        more.len() == OF_LEVEL - OF_LEVEL / 4 && refused == OF_LEVEL / 4,
+        format!("{} more let in, {refused} reset", more.len()),
+    );
+    drop((held, more, others));
+    let empty = tenants.in_use(NOISY, 0);
+    findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+    let quiet = quiet.stop()?;
+    findings.note(
+        quiet.failed == 0 && quiet.ok > 0 && quiet.repeated_syns.is_empty(),
+        format!("quiet: {quiet}"),
+    );
+    findings.assert_good();
+    Ok(())
+}
