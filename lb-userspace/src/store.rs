@@ -8,7 +8,7 @@ use std::{
 };
 
 use lb_objects::{
-    EndpointSlice, IpFamily, Kind, Node, Object, ObjectName, ObjectRef, Problem, Service,
+    AsWritten, EndpointSlice, IpFamily, Kind, Node, Object, ObjectName, ObjectRef, Problem, Service,
 };
 
 use crate::{by_name::ByName, source::Event};
@@ -26,6 +26,10 @@ pub struct Store {
     /// The same slices by their own names: the Service that one belongs to may change.
     slices_by_name: ByName<EndpointSlice>,
     node: Option<Arc<Node>>,
+    /// Objects of connection admission, and whether all there are have come.
+    admission: BTreeMap<ObjectRef, Arc<AsWritten>>,
+    admission_synced: bool,
+    admission_changed: bool,
     problems: BTreeMap<String, Vec<Problem>>,
     problems_total: u64,
     synced: bool,
@@ -66,6 +70,9 @@ impl Store {
             slices: HashMap::new(),
             slices_by_name: ByName::default(),
             node: None,
+            admission: BTreeMap::new(),
+            admission_synced: false,
+            admission_changed: false,
             problems: BTreeMap::new(),
             problems_total: 0,
             synced: false,
@@ -86,10 +93,18 @@ impl Store {
                     applied.endpoint_slices += usize::from(self.apply_slice(slice));
                 }
                 Event::Apply(Object::Node(node)) => self.apply_node(node),
+                Event::Apply(Object::Admission(manifest)) => {
+                    self.admission_changed = true;
+                    self.admission.insert(manifest.reference.clone(), manifest);
+                }
                 Event::Delete(reference) => self.delete(reference, &mut applied),
                 Event::Problems { origin, problems } => self.note_problems(origin, problems),
                 Event::EndpointsChanged { slice, at } => self.note_trigger(&slice, at),
                 Event::Synced => self.synced = true,
+                Event::AdmissionSynced => {
+                    self.admission_synced = true;
+                    self.admission_changed = true;
+                }
             }
         }
         applied
@@ -131,6 +146,13 @@ impl Store {
     /// This node, once the source has it.
     pub fn node(&self) -> Option<&Arc<Node>> {
         self.node.as_ref()
+    }
+
+    /// The objects of connection admission, if they have changed since the last call; `None` also
+    /// until all there are have come once.
+    pub fn take_admission(&mut self) -> Option<Vec<Arc<AsWritten>>> {
+        let changed = self.admission_synced && mem::take(&mut self.admission_changed);
+        changed.then(|| self.admission.values().cloned().collect())
     }
 
     /// All present problems, sorted by origin.
@@ -202,6 +224,9 @@ impl Store {
                     self.changes.triggers.remove(&owner);
                     self.remove_slice(&owner, &reference.name.name);
                 }
+            }
+            Kind::PriorityLevel | Kind::FlowSchema => {
+                self.admission_changed |= self.admission.remove(&reference).is_some();
             }
             Kind::Node => {
                 let is_ours = *reference.name.name == *self.node_name;

@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
 //! Kubernetes objects in node-lb's form: Services, EndpointSlices and Nodes, and how they are read
-//! from JSON and YAML.
+//! from JSON and YAML. Those of connection admission are handed on as they are written.
 //!
 //! Kubernetes' own types occur only in [`kubernetes`]: code that takes a [`Service`] does not see
 //! them. Nothing in this crate does I/O.
@@ -18,7 +18,7 @@ pub mod text;
 
 pub use self::{
     model::*,
-    object::{Kind, Object, ObjectRef},
+    object::{AsWritten, Kind, Object, ObjectRef},
     problem::{Problem, Refused, quoted, shortened},
     shared_name::SharedName,
 };

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use serde_json::Value;
+
 use crate::{EndpointSlice, Node, ObjectName, Service, problem::shortened};
 
 /// An object in node-lb's own form. It is cheap to clone.
@@ -10,6 +12,16 @@ pub enum Object {
     Service(Arc<Service>),
     EndpointSlice(Arc<EndpointSlice>),
     Node(Arc<Node>),
+    /// Of connection admission, as it is written.
+    Admission(Arc<AsWritten>),
+}
+
+/// An object that is read elsewhere: what it is, and its JSON without what only the API server
+/// writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AsWritten {
+    pub reference: ObjectRef,
+    pub json: Value,
 }
 
 impl Object {
@@ -19,6 +31,7 @@ impl Object {
             Self::Service(_) => Kind::Service,
             Self::EndpointSlice(_) => Kind::EndpointSlice,
             Self::Node(_) => Kind::Node,
+            Self::Admission(manifest) => manifest.reference.kind,
         }
     }
 
@@ -37,6 +50,7 @@ impl Object {
                 kind: Kind::Node,
                 name: ObjectName::new(String::new(), node.name.clone()),
             },
+            Self::Admission(manifest) => manifest.reference.clone(),
         }
     }
 }
@@ -47,11 +61,15 @@ pub enum Kind {
     Service,
     EndpointSlice,
     Node,
+    PriorityLevel,
+    FlowSchema,
 }
 
 impl Kind {
-    /// All kinds.
+    /// What a service proxy needs.
     pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
+    /// What connection admission is configured by. A cluster need not have these kinds.
+    pub const ADMISSION: [Self; 2] = [Self::PriorityLevel, Self::FlowSchema];
 
     /// The resource's name in the API's URLs and in roles, such as `services`.
     pub fn resource(self) -> &'static str {
@@ -59,12 +77,14 @@ impl Kind {
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::Node => "nodes",
+            Self::PriorityLevel => "prioritylevels",
+            Self::FlowSchema => "flowschemas",
         }
     }
 
-    /// Whether objects of the kind have a namespace. Nodes have none.
+    /// Whether objects of the kind have a namespace.
     pub fn is_namespaced(self) -> bool {
-        self != Self::Node
+        matches!(self, Self::Service | Self::EndpointSlice)
     }
 }
 
@@ -74,11 +94,13 @@ impl fmt::Display for Kind {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
+            Self::PriorityLevel => "PriorityLevel",
+            Self::FlowSchema => "FlowSchema",
         })
     }
 }
 
-/// Identity of an object. The namespace of a Node is empty.
+/// Identity of an object. The namespace is empty if the kind has none.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectRef {
     pub kind: Kind,

@@ -7,12 +7,14 @@ use std::{
 };
 
 use lb_admission::{configuration::InForce, deadlines::Deadlines, objects::Kind, schema::Source};
+use lb_objects::AsWritten;
 
 use super::Agent;
 use crate::{
     admission::{
         files::Followed,
         levels::{Levels, PERIOD},
+        objects::{Objects, Text},
     },
     config::{AdmissionConfig, AdmissionMode},
     flows::SeatTable,
@@ -24,48 +26,90 @@ pub struct Admission {
     config: AdmissionConfig,
     /// Seats of the node.
     seats: u32,
-    /// `None` without any files: then there are the mandatory objects only.
+    /// `None` without any files.
     followed: Option<Followed>,
+    /// What has come from the API server, in the form of files, and what of it is read.
+    received: Option<Vec<Text>>,
+    read: Objects,
     in_force: Option<InForce>,
     levels: Option<Levels>,
     /// Why the latest configuration is not in force, if so.
     problem: Option<String>,
+    /// Whether the API server's objects have not come yet, and are worth waiting for.
+    is_waiting: bool,
     origin: Instant,
 }
+
+/// How long the objects in the maps stay as an agent before has left them, while the API server does
+/// not say what there is.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often [`Admission::set_limits`] is to be called.
 pub const LIMITS: Duration = Duration::from_nanos(PERIOD);
 
 impl Admission {
-    /// `None` if connection admission is off. `seats` are those of the node.
-    pub fn new(config: &AdmissionConfig, seats: u32) -> Option<Self> {
+    /// `None` if connection admission is off. `seats` are those of the node; `of_api` says whether
+    /// objects come from the API server, which [`Self::set_objects`] delivers.
+    pub fn new(config: &AdmissionConfig, seats: u32, of_api: bool) -> Option<Self> {
         (config.mode != AdmissionMode::Off).then(|| Self {
             config: config.clone(),
             seats,
             followed: config.objects.clone().map(Followed::new),
+            received: None,
+            read: Objects::default(),
             in_force: None,
             levels: None,
             problem: None,
+            is_waiting: of_api,
             origin: Instant::now(),
         })
+    }
+
+    /// Takes over all objects that the API server has.
+    pub fn set_objects(&mut self, objects: &[Arc<AsWritten>]) {
+        let text = |object: &Arc<AsWritten>| {
+            let reference = &object.reference;
+            // Their names in messages; `.json` says how they are read.
+            let name = format!("{}.json", reference.to_string().replace(' ', "/"));
+            (name.into(), Ok(object.json.to_string().into_bytes()))
+        };
+        self.received = Some(objects.iter().map(text).collect());
+        self.is_waiting = false;
+    }
+
+    /// Whether objects are to come that have not, so that nothing is known of what is wanted.
+    fn awaits_objects(&mut self) -> bool {
+        if self.is_waiting && self.origin.elapsed() >= PATIENCE {
+            self.is_waiting = false;
+            tracing::warn!(
+                "connection admission: the API server has not listed PriorityLevels and \
+                 FlowSchemas; the mandatory ones are in force until it does"
+            );
+        }
+        self.is_waiting
     }
 
     /// Reads the objects if they have changed, and puts them in force. Whether frontends may belong
     /// to another class now, which [`MapWriter::settle`] has to write. At the first call, and after
     /// `again`, everything is written.
     pub fn follow(&mut self, writer: &mut MapWriter, seats: &SeatTable, again: bool) -> bool {
-        let changed = self.followed.as_mut().is_some_and(Followed::look);
+        if self.awaits_objects() {
+            return false;
+        }
+        let mut changed = self.followed.as_mut().is_some_and(Followed::look);
+        if let Some(texts) = self.received.take() {
+            self.read.read(texts);
+            changed = true;
+        }
         if !changed && !again && self.in_force.is_some() {
             return false;
         }
         if changed {
-            for problem in self.files_problems() {
+            for problem in self.objects_problems() {
                 tracing::warn!("connection admission: {problem}");
             }
         }
-        let objects = self.followed.as_ref().map(Followed::objects);
-        let configuration = objects.map(|objects| objects.configuration.clone());
-        let in_force = configuration.unwrap_or_default().in_force();
+        let in_force = self.objects().configuration.in_force();
         if self.in_force.as_ref() == Some(&in_force) && !again {
             return false;
         }
@@ -112,6 +156,11 @@ impl Admission {
         Ok(())
     }
 
+    /// Whether there is a configuration in the maps.
+    pub fn is_in_force(&self) -> bool {
+        self.in_force.is_some()
+    }
+
     /// Sets the limits of levels by what they hold and want.
     pub fn set_limits(&mut self, numbered: &Arc<Numbered>, seats: &SeatTable) {
         let now = self.now();
@@ -138,19 +187,26 @@ impl Admission {
     /// What is wrong with objects, and what they ask for that is not done yet.
     pub fn problems(&self) -> Vec<String> {
         let unmet = self.in_force.iter().flat_map(unmet);
-        self.files_problems()
+        self.objects_problems()
+            .into_iter()
             .chain(self.problem.clone())
             .chain(unmet)
             .collect()
     }
 
-    fn files_problems(&self) -> impl Iterator<Item = String> + use<> {
-        let problems: Vec<_> = self
-            .followed
-            .iter()
-            .flat_map(|followed| followed.problems())
-            .collect();
-        problems.into_iter()
+    /// What is read, from files or from the API server.
+    fn objects(&self) -> &Objects {
+        match &self.followed {
+            Some(followed) => followed.objects(),
+            None => &self.read,
+        }
+    }
+
+    fn objects_problems(&self) -> Vec<String> {
+        match &self.followed {
+            Some(followed) => followed.problems().collect(),
+            None => self.read.errors.iter().map(ToString::to_string).collect(),
+        }
     }
 
     fn now(&self) -> u64 {
@@ -218,6 +274,7 @@ impl Agent {
         let changed = admission.follow(self.syncer.writer(), &self.seats, again);
         if changed && self.in_sync_since.is_some() {
             self.syncer.writer().settle();
+            self.kernel.begin_admission();
             self.publish_state().await;
         }
         Ok(())

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use lb_objects::Kind;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
-    config::{Config, SourceSpec},
+    config::{AdmissionMode, Config, SourceSpec},
     events::Recorder,
     metrics::Metrics,
     source::{
@@ -26,6 +27,8 @@ const API_SERVERS: &str = "api-servers";
 pub struct Feed {
     /// The state of each resource of the source.
     pub health: Arc<SourceHealth>,
+    /// The state of the resources of connection admission, if the API server is asked for them.
+    pub admission: Option<Arc<SourceHealth>>,
     /// Where the API server is, if it is the source.
     pub api_servers: Arc<ApiServers>,
     /// Writes Events: what users have to know about their Services.
@@ -56,12 +59,19 @@ impl Feed {
             }
             SourceSpec::Dir(_) => ApiServers::default(),
         });
+        let follows = config.source == SourceSpec::Kubernetes
+            && config.admission.mode != AdmissionMode::Off
+            && config.admission.objects.is_none();
+        let admission =
+            follows.then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
         let (source, events): (Box<dyn Source>, _) = match &config.source {
             SourceSpec::Kubernetes => {
                 let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
                 let (servers, node) = (api_servers.clone(), &config.node_name);
                 let source = ApiSource::open_with(access, servers, node, metrics).await?;
-                let source = source.reporting_to(health.clone());
+                let source = source
+                    .reporting_to(health.clone())
+                    .following_admission(admission.clone());
                 let recorder = Recorder::start(source.writer(), &config.node_name, events);
                 (Box::new(source), recorder)
             }
@@ -73,6 +83,7 @@ impl Feed {
         let (sender, batches) = mpsc::channel(QUEUE);
         Ok(Self {
             health,
+            admission,
             api_servers,
             events,
             batches,

@@ -225,7 +225,8 @@ impl Agent {
             service_health_servers(listen, &servers, proxy_health.clone(), &metrics);
         let (catalog, progress) = (servers.catalog.clone(), Arc::<Progress>::default());
         let seats = Arc::new(SeatTable::open(&kernel.loaded)?);
-        let admission = Admission::new(&config.admission, config.max_connections);
+        let of_api = feed.admission.is_some();
+        let admission = Admission::new(&config.admission, config.max_connections, of_api);
         seats.limit_node(match admission {
             // Its levels share the seats.
             Some(_) => 0,
@@ -412,6 +413,12 @@ impl Agent {
             arrivals.push((received, self.store.apply(events)));
             self.tell_of_refused(refused);
         }
+        if let Some(admission) = &mut self.admission
+            && let Some(objects) = self.store.take_admission()
+        {
+            // They are in force from the next quiet moment on, however often they change.
+            admission.set_objects(&objects);
+        }
         self.metrics
             .source_problems
             .set(self.store.problems().count() as i64);
@@ -452,7 +459,7 @@ impl Agent {
         }
         if first {
             self.syncer.writer().finish_adoption();
-            if self.admission.is_some() {
+            if self.admission.as_ref().is_some_and(Admission::is_in_force) {
                 self.kernel.begin_admission();
             }
             self.in_sync_since = Some(SystemTime::now());
@@ -505,14 +512,17 @@ impl Agent {
             let kind = match event {
                 Event::Apply(object) => object.kind(),
                 Event::Delete(object) => object.kind,
-                Event::EndpointsChanged { .. } | Event::Problems { .. } | Event::Synced => continue,
+                Event::EndpointsChanged { .. }
+                | Event::Problems { .. }
+                | Event::Synced
+                | Event::AdmissionSynced => continue,
             };
             let (total, pending) = match kind {
                 Kind::Service => (&metrics.service_changes, &metrics.service_changes_pending),
                 Kind::EndpointSlice => {
                     (&metrics.endpoint_changes, &metrics.endpoint_changes_pending)
                 }
-                Kind::Node => continue,
+                Kind::Node | Kind::PriorityLevel | Kind::FlowSchema => continue,
             };
             total.inc();
             pending.inc();

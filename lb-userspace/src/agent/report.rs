@@ -82,11 +82,7 @@ impl Agent {
             },
             trace: self.tracer.running(),
             admission: self.config.admission.mode.name().to_owned(),
-            admission_problems: self
-                .admission
-                .as_ref()
-                .map(Admission::problems)
-                .unwrap_or_default(),
+            admission_problems: self.admission_problems(),
             ..Status::default()
         }
     }
@@ -105,6 +101,15 @@ impl Agent {
             resources.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
         let refused = self.store.problems().map(ToString::to_string);
         behind.chain(refused).collect()
+    }
+
+    /// What is wrong with the objects of connection admission, and why they cannot be followed.
+    fn admission_problems(&self) -> Vec<String> {
+        let health = self.feed.admission.iter();
+        let behind = health.flat_map(|health| health.states());
+        let behind = behind.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
+        let objects = self.admission.iter().flat_map(Admission::problems);
+        behind.chain(objects).collect()
     }
 
     /// What of this node is in the way of the agent's work.

@@ -134,8 +134,8 @@ pub struct Flags {
     #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
     pub admission: AdmissionMode,
 
-    /// File or directory with PriorityLevels and FlowSchemas, which is followed [default: the
-    /// mandatory ones only]
+    /// File or directory with PriorityLevels and FlowSchemas, which is followed [default: those of
+    /// the API server, or the mandatory ones only]
     #[arg(long, value_name = "PATH")]
     pub admission_objects: Option<PathBuf>,
 

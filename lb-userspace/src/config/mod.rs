@@ -89,7 +89,8 @@ impl Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionConfig {
     pub mode: AdmissionMode,
-    /// File or directory with the objects; without it there are only the mandatory ones.
+    /// File or directory with the objects; without it they are the API server's, if that is the
+    /// source.
     pub objects: Option<PathBuf>,
 }
 

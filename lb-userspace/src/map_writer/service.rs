@@ -258,6 +258,7 @@ impl MapWriter {
         for claim in claims(key, new) {
             let address = claim.address.0.ip();
             let class = self.schemas.class(&key.name, port, address, &self.maps);
+            let class = class.unwrap_or_else(|| self.frontends.class_at(&claim.address, id));
             self.frontends.stake(&claim, &claimant, id, class);
         }
         outcome
@@ -275,15 +276,13 @@ impl MapWriter {
             };
             let mut class = None;
             for claim in claims(key, &*programmed.frontends) {
-                let class = match class {
-                    Some(class) if !asks_for_address => class,
-                    _ => {
-                        let address = claim.address.0.ip();
-                        let port = programmed.port;
-                        *class.insert(self.schemas.class(&key.name, port, address, &self.maps))
-                    }
-                };
-                self.frontends.stake(&claim, claimant, programmed.id, class);
+                if class.is_none() || asks_for_address {
+                    let (address, port) = (claim.address.0.ip(), programmed.port);
+                    class = self.schemas.class(&key.name, port, address, &self.maps);
+                }
+                if let Some(class) = class {
+                    self.frontends.stake(&claim, claimant, programmed.id, class);
+                }
             }
         }
     }

@@ -59,4 +59,6 @@ pub enum Event {
     EndpointsChanged { slice: ObjectName, at: SystemTime },
     /// Everything that existed at the start has been applied.
     Synced,
+    /// The same of the objects of connection admission, which the rest does not wait for.
+    AdmissionSynced,
 }

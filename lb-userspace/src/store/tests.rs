@@ -5,6 +5,36 @@ use lb_objects::{Algorithm, Endpoint, Refused, RemovedEndpoints, ServiceType, Tr
 use super::*;
 
 #[test]
+fn objects_of_admission_are_told_when_all_are_there() {
+    let object = |name: &str, shares: u32| {
+        let reference = ObjectRef {
+            kind: Kind::PriorityLevel,
+            name: ObjectName::new("", name),
+        };
+        let json = serde_json::json!({"spec": {"shares": shares}});
+        Event::Apply(Object::Admission(Arc::new(AsWritten { reference, json })))
+    };
+    let mut store = Store::new("node-1");
+    store.apply([object("a", 1), Event::Synced]);
+    assert_eq!(store.take_admission(), None);
+    store.apply([object("b", 2), Event::AdmissionSynced]);
+    assert_eq!(store.take_admission().unwrap().len(), 2);
+    assert_eq!(store.take_admission(), None);
+    assert!(
+        store.take_changes().is_empty(),
+        "no Service is planned again"
+    );
+
+    store.apply([object("b", 3)]);
+    let changed = store.take_admission().unwrap();
+    assert_eq!(changed[1].json["spec"]["shares"], 3);
+    let gone = changed[0].reference.clone();
+    store.apply([Event::Delete(gone.clone()), Event::Delete(gone)]);
+    assert_eq!(store.take_admission().unwrap().len(), 1);
+    assert_eq!(store.take_admission(), None);
+}
+
+#[test]
 fn nothing_changed_before_everything_is_there() {
     let mut store = Store::new("node-1");
     store.apply([

@@ -42,7 +42,14 @@ pub struct Stream(mpsc::Sender<Chunk>);
 impl FakeApi {
     /// The server, and a client that is connected only to it.
     pub fn start() -> (Self, kube::Client) {
-        let names = ["services", "endpointslices", "nodes", "events"];
+        let names = [
+            "services",
+            "endpointslices",
+            "nodes",
+            "events",
+            "prioritylevels",
+            "flowschemas",
+        ];
         let (senders, calls): (HashMap<_, _>, HashMap<_, _>) = names
             .into_iter()
             .map(|name| {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use lb_objects::{Object, Problem, Service};
+use lb_objects::{Kind, Object, Problem, Service};
 use node_lb::{
     metrics::Metrics,
     source::{Batch, Event, Source as _, api::ApiSource, health::SourceHealth},
@@ -44,9 +44,15 @@ impl Follower {
 
     /// A source for which the test answers every request.
     pub fn start_scripted() -> Self {
+        Self::following(None)
+    }
+
+    /// The same; objects of connection admission are followed if there is a state for them.
+    pub fn following(admission: Option<Arc<SourceHealth>>) -> Self {
         let (api, client) = FakeApi::start();
         let metrics = Metrics::new();
         let source = ApiSource::with_client(client, "node-1", metrics.api.clone());
+        let source = source.following_admission(admission);
         let health = source.health();
         let (sender, events) = mpsc::channel(16);
         Self {
@@ -144,6 +150,8 @@ impl Follower {
                 self.services.insert(name, service.clone());
             }
             Event::Apply(_) | Event::EndpointsChanged { .. } => {}
+            Event::Delete(reference) if Kind::ADMISSION.contains(&reference.kind) => {}
+            Event::AdmissionSynced => {}
             Event::Delete(reference) => {
                 let name = reference.name.name.to_string();
                 assert!(

@@ -1,5 +1,6 @@
 //! The API server as a source, with an API server that does what a test says.
 
+mod admission;
 mod connection;
 mod events;
 mod fake;

@@ -1,6 +1,7 @@
 //! node-lb against a real etcd, kube-apiserver and kube-controller-manager. Needs root, and what
 //! `cargo xtask setup` builds.
 
+mod admission;
 mod chaos;
 mod connection;
 mod deploy;

@@ -6,7 +6,10 @@ pub mod field;
 mod node;
 mod service;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use k8s_openapi::{
     api::{core::v1 as core, discovery::v1 as discovery},
@@ -14,9 +17,9 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{Kind, Object, ObjectName, ObjectRef, Problem, Refused};
+use crate::{AsWritten, Kind, Object, ObjectName, ObjectRef, Problem, Refused};
 use field::{Findings, Invalid};
 
 /// The namespace of an object without one, as in kubectl.
@@ -126,7 +129,39 @@ pub fn translate_json(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> 
         Kind::Service => from_json::<core::Service>(json),
         Kind::EndpointSlice => from_json::<discovery::EndpointSlice>(json),
         Kind::Node => from_json::<core::Node>(json),
+        Kind::PriorityLevel | Kind::FlowSchema => as_written(kind, json),
     }
+}
+
+/// An object that is read elsewhere. What the API server adds is left out, so that only what its
+/// author changes is a change.
+fn as_written(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> {
+    let mut object: Value = serde_json::from_slice(json)?;
+    let text = |object: &Value, key| {
+        let text = object.pointer(key).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let resource_version = text(&object, "/metadata/resourceVersion");
+    let name = text(&object, "/metadata/name");
+    let reference = object_ref(kind, "", &name);
+    let written = json!({
+        "apiVersion": object["apiVersion"].take(),
+        "kind": kind.to_string(),
+        "metadata": {"name": name},
+        "spec": object["spec"].take(),
+    });
+    Ok(Versioned {
+        resource_version,
+        endpoints_changed: None,
+        translated: Translated {
+            outcome: Outcome::Use(Object::Admission(Arc::new(AsWritten {
+                reference: reference.clone(),
+                json: written,
+            }))),
+            reference,
+            problems: Vec::new(),
+        },
+    })
 }
 
 fn from_json<T: Translate>(json: &[u8]) -> serde_json::Result<Versioned> {

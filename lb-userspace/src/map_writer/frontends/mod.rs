@@ -173,6 +173,13 @@ impl Frontends {
         self.present.get(address).map(|entry| entry.service)
     }
 
+    /// The class of an address that leads to this service, as the maps have it; 0 if it does not.
+    pub fn class_at(&self, address: &Address, service: u32) -> u16 {
+        let entry = self.present.get(address);
+        let entry = entry.filter(|entry| entry.service == service);
+        entry.map_or(0, |entry| entry.class)
+    }
+
     /// The services that addresses lead to, as the maps have it.
     pub fn services(&self) -> impl Iterator<Item = u32> {
         self.present.iter().map(|(_, entry)| entry.service)

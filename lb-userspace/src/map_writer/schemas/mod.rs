@@ -341,17 +341,16 @@ impl SchemaBook {
         Ok(())
     }
 
-    /// The class of an address of a service port; `port` is the Service's own port.
+    /// The class of an address of a service port; `port` is the Service's own port. `None` if there
+    /// is no configuration: the address keeps the class that it has.
     pub fn class(
         &mut self,
         name: &ServicePortName,
         port: u16,
         address: IpAddr,
         maps: &Maps,
-    ) -> u16 {
-        let Some(compiled) = &mut self.compiled else {
-            return UNKNOWN;
-        };
+    ) -> Option<u16> {
+        let compiled = self.compiled.as_mut()?;
         let destination = compiled.classifier.destination_class(&ServiceFrontend {
             namespace: &name.service.namespace,
             service: &name.service.name,
@@ -360,19 +359,15 @@ impl SchemaBook {
             address: Some(address),
         });
         if let Some(class) = compiled.by_destination.get(&destination) {
-            return *class;
+            return Some(*class);
         }
         let content = compiled.content(destination);
-        match self.classes.number(content, maps) {
-            Some(class) => {
-                compiled.by_destination.insert(destination, class);
-                class
-            }
-            None => {
-                self.numbered.change(|known| known.unclassified += 1);
-                UNKNOWN
-            }
+        let class = self.classes.number(content, maps);
+        match class {
+            Some(class) => drop(compiled.by_destination.insert(destination, class)),
+            None => self.numbered.change(|known| known.unclassified += 1),
         }
+        Some(class.unwrap_or(UNKNOWN))
     }
 
     /// Whether an address's class depends on the address.

@@ -18,6 +18,8 @@
 //! - A watch that breaks is continued where it was. Only if its history is gone (410) is there a
 //!   new list, and nodes spread these over some seconds.
 //! - Until all three resources have been listed once, there is no [`super::Event::Synced`].
+//! - The objects of connection admission are followed if they are asked for, but nobody waits for
+//!   them: a cluster need not have their kinds.
 
 mod backoff;
 mod body;
@@ -37,13 +39,15 @@ use std::sync::Arc;
 
 use tokio::{sync::mpsc, task::JoinSet};
 
-use super::{Batch, Source, SourceFuture, health::SourceHealth};
+use lb_objects::Kind;
+
+use super::{Batch, Event, Source, SourceFuture, health::SourceHealth};
 use crate::{config::ApiAccess, metrics::ApiMetrics};
 pub(crate) use backoff::{Backoff, up_to};
 use client::ApiClient;
 pub use connection::Connection;
 pub use failure::Failure;
-use reflector::Reflector;
+use reflector::{Group, Reflector};
 use resource::Resource;
 pub use servers::{ApiServers, Way};
 pub use writer::ApiWriter;
@@ -53,6 +57,8 @@ pub struct ApiSource {
     connection: Arc<Connection>,
     resources: Vec<Resource>,
     health: Arc<SourceHealth>,
+    /// The state of the resources of connection admission, if they are followed.
+    admission: Option<Arc<SourceHealth>>,
     metrics: ApiMetrics,
 }
 
@@ -96,7 +102,18 @@ impl ApiSource {
                 resources.iter().map(|resource| resource.name),
             )),
             resources,
+            admission: None,
             metrics,
+        }
+    }
+
+    /// Also follows the objects of connection admission, and reports their state to `health`, which
+    /// has the resources of [`Kind::ADMISSION`].
+    #[must_use]
+    pub fn following_admission(self, health: Option<Arc<SourceHealth>>) -> Self {
+        Self {
+            admission: health,
+            ..self
         }
     }
 
@@ -121,10 +138,23 @@ impl Source for ApiSource {
     fn run(self: Box<Self>, events: mpsc::Sender<Batch>) -> SourceFuture {
         Box::pin(async move {
             let mut reflectors = JoinSet::new();
-            for resource in self.resources {
+            let group = Group {
+                health: self.health,
+                complete: Event::Synced,
+            };
+            let needed = self.resources.into_iter();
+            let needed = needed.map(|resource| (resource, group.clone()));
+            let admission = self.admission.into_iter().flat_map(|health| {
+                let group = Group {
+                    health,
+                    complete: Event::AdmissionSynced,
+                };
+                Kind::ADMISSION.map(|kind| (Resource::of_admission(kind), group.clone()))
+            });
+            for (resource, group) in needed.chain(admission) {
                 let connection = self.connection.clone();
                 let client = ApiClient::new(connection, resource, self.metrics.clone());
-                let reflector = Reflector::new(client, self.health.clone(), events.clone());
+                let reflector = Reflector::new(client, group, events.clone());
                 reflectors.spawn(reflector.run());
             }
             tokio::select! {

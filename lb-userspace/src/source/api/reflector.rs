@@ -40,10 +40,20 @@ const STEADY: Duration = Duration::from_secs(10);
 /// How many objects of the first list are passed on together.
 const BATCH: usize = 500;
 
+/// Resources that belong together.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The state of each of them.
+    pub health: Arc<SourceHealth>,
+    /// Sent once, when all of them have been listed.
+    pub complete: Event,
+}
+
 /// Follows one resource.
 pub struct Reflector {
     client: ApiClient,
     health: Arc<SourceHealth>,
+    complete: Event,
     events: mpsc::Sender<Batch>,
     known: Known,
     /// Events that are not passed on yet.
@@ -68,11 +78,14 @@ pub struct Reflector {
 }
 
 impl Reflector {
-    pub fn new(client: ApiClient, health: Arc<SourceHealth>, events: mpsc::Sender<Batch>) -> Self {
+    /// Of a resource of a group.
+    pub fn new(client: ApiClient, group: Group, events: mpsc::Sender<Batch>) -> Self {
+        let Group { health, complete } = group;
         Self {
             known: Known::new(client.resource.kind),
             client,
             health,
+            complete,
             events,
             pending: Vec::new(),
             received: std::time::Instant::now(),
@@ -304,7 +317,7 @@ impl Reflector {
     async fn announce_list(&mut self) {
         self.send_all().await;
         if self.health.synced(self.client.resource.name) {
-            self.pending.push(Event::Synced);
+            self.pending.push(self.complete.clone());
         }
         self.send_all().await;
     }

@@ -61,6 +61,19 @@ impl Resource {
         }
     }
 
+    /// The objects of a kind of connection admission.
+    pub fn of_admission(kind: Kind) -> Self {
+        Self {
+            kind,
+            name: kind.resource(),
+            path: match kind {
+                Kind::PriorityLevel => "/apis/node-lb.io/v1alpha1/prioritylevels",
+                _ => "/apis/node-lb.io/v1alpha1/flowschemas",
+            },
+            selectors: Vec::new(),
+        }
+    }
+
     /// Path and query of a request.
     pub fn uri(&self, request: &Request<'_>) -> String {
         // The query starts after the path.

@@ -1,0 +1,94 @@
+//! The objects of connection admission: followed like others, but nobody waits for them.
+
+use std::{sync::Arc, time::Duration};
+
+use lb_objects::{Kind, Object, ObjectRef};
+use node_lb::source::{Event, health::SourceHealth};
+use serde_json::{Value, json};
+
+use crate::{follower::Follower, objects::service};
+
+fn follow() -> (Follower, Arc<SourceHealth>) {
+    let health = Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource)));
+    let mut follower = Follower::following(Some(health.clone()));
+    follower.api.serve_empty("endpointslices");
+    follower.api.serve_empty("nodes");
+    (follower, health)
+}
+
+fn level(version: u64, shares: u32) -> Value {
+    json!({
+        "apiVersion": "node-lb.io/v1alpha1",
+        "kind": "PriorityLevel",
+        "metadata": {
+            "name": "tenant",
+            "resourceVersion": version.to_string(),
+            "managedFields": [{"manager": "kubectl", "time": version}],
+        },
+        "spec": {"type": "Limited", "limited": {"nominalConcurrencyShares": shares}},
+        "status": {"conditions": []},
+    })
+}
+
+/// The only object of a batch, as its author wrote it.
+fn written(events: &[Event]) -> (ObjectRef, Value) {
+    let [Event::Apply(Object::Admission(object))] = events else {
+        panic!("{events:?}");
+    };
+    (object.reference.clone(), object.json.clone())
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_come_as_they_are_written() {
+    let (mut follower, health) = follow();
+    let _services = follower.listed(&[service("a", 1)], 5).await;
+    assert_eq!(follower.synced, 1, "nobody waits for levels");
+
+    let call = follower.api.next("prioritylevels").await;
+    assert_eq!(call.path, "/apis/node-lb.io/v1alpha1/prioritylevels");
+    let levels = call.stream();
+    levels.event("ADDED", &level(6, 10)).await;
+    levels.bookmark(6, true).await;
+    let (reference, json) = written(&follower.batch().await);
+    assert_eq!(reference.to_string(), "PriorityLevel tenant");
+    assert_eq!(
+        json,
+        json!({
+            "apiVersion": "node-lb.io/v1alpha1",
+            "kind": "PriorityLevel",
+            "metadata": {"name": "tenant"},
+            "spec": {"type": "Limited", "limited": {"nominalConcurrencyShares": 10}},
+        })
+    );
+    let schemas = follower.api.next("flowschemas").await.stream();
+    schemas.bookmark(6, true).await;
+    assert_eq!(follower.batch().await, [Event::AdmissionSynced]);
+    assert!(health.all_synced());
+
+    levels.event("MODIFIED", &level(7, 20)).await;
+    let (_, json) = written(&follower.batch().await);
+    assert_eq!(json["spec"]["limited"]["nominalConcurrencyShares"], 20);
+    levels.event("DELETED", &level(8, 20)).await;
+    assert_eq!(follower.batch().await, [Event::Delete(reference)]);
+    assert_eq!(follower.synced, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_without_these_kinds_is_served_and_asked_seldom() {
+    let (mut follower, health) = follow();
+    let _services = follower.listed(&[service("a", 1)], 5).await;
+    assert_eq!((follower.names(), follower.synced), (vec!["a"], 1));
+    assert!(follower.health.all_synced());
+    let mut asked = 0;
+    let refused = async {
+        loop {
+            follower.api.next("prioritylevels").await.refuse(404, None);
+            asked += 1;
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(600), refused).await;
+    assert!((2..=40).contains(&asked), "{asked} requests in ten minutes");
+    assert!(!health.all_synced());
+    let error = health.states()[0].error.clone().unwrap_or_default();
+    assert!(error.contains("404"), "{error}");
+}
