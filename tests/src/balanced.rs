@@ -200,6 +200,14 @@ impl Balanced {
         serde_json::from_str(&text).context("this is not a status")
     }
 
+    /// What `node-lb admission levels` shows on a node.
+    pub fn levels(&self, index: usize) -> Result<String> {
+        let node = self.lab.node(index);
+        let program = node_lb()?.display().to_string();
+        let socket = socket(node).display().to_string();
+        node.run(&format!("{program} admission levels --socket {socket}"))
+    }
+
     /// Waits until no UDP flow leads to any of `hosts` any more on nodes with running agents.
     pub fn wait_until_datagrams_leave(&self, hosts: &[&Host]) -> Result<()> {
         let leads_there = |flow: &FlowReport| {

@@ -1,11 +1,12 @@
-//! `cargo xtask demo`: services, a rolling update, health checks and a restart, shown in a lab on
-//! this machine. Fails if any promise is broken.
+//! `cargo xtask demo`: services, a rolling update, health checks, a restart and priority levels, shown
+//! in a lab on this machine. Fails if any promise is broken.
 
 mod acts;
 mod api_server;
 mod inspect;
 mod manifests;
 mod screen;
+mod tenants;
 mod world;
 
 use std::process::ExitCode;
@@ -62,6 +63,7 @@ fn run(cli: &Cli, screen: &mut Screen) -> Result<()> {
     acts::rolling_update(screen, &mut *world)?;
     acts::drain(screen, &mut *world)?;
     acts::restart(screen, world.ground_mut())?;
+    tenants::tenants(screen, world.ground_mut())?;
 
     screen.verdict(start.elapsed());
     world.end(cli.keep)
