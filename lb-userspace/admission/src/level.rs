@@ -44,6 +44,8 @@ pub struct Limited {
     pub borrowing_limit_percent: Option<u32>,
     pub response: LimitResponse,
     pub connections: ConnectionLimits,
+    /// Whether connections that find no seat are only counted, and let in.
+    pub audited: bool,
 }
 
 /// What happens to a connection that finds no seat.
@@ -101,6 +103,7 @@ impl Level {
                 borrowing_limit_percent: None,
                 response: LimitResponse::Reject,
                 connections: ConnectionLimits::default(),
+                audited: false,
             }),
         }
     }

@@ -40,8 +40,8 @@ pub struct Admission {
     origin: Instant,
 }
 
-/// How long the objects in the maps stay as an agent before has left them, while the API server does
-/// not say what there is.
+/// How long an API server that says that it does not know these kinds may be wrong: one that has just
+/// started may.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often [`Admission::set_limits`] is to be called.
@@ -77,13 +77,15 @@ impl Admission {
         self.is_waiting = false;
     }
 
-    /// Whether objects are to come that have not, so that nothing is known of what is wanted.
-    fn awaits_objects(&mut self) -> bool {
-        if self.is_waiting && self.origin.elapsed() >= PATIENCE {
+    /// Whether the API server may have objects that have not come yet. Until they have, what an agent
+    /// before has left in the maps stays in force. `is_absent` says that the server does not know their
+    /// kinds.
+    fn awaits_objects(&mut self, is_absent: bool) -> bool {
+        if self.is_waiting && is_absent && self.origin.elapsed() >= PATIENCE {
             self.is_waiting = false;
             tracing::warn!(
-                "connection admission: the API server has not listed PriorityLevels and \
-                 FlowSchemas; the mandatory ones are in force until it does"
+                "connection admission: the API server does not know PriorityLevels and FlowSchemas; \
+                 the mandatory ones are in force (install deploy/crds)"
             );
         }
         self.is_waiting
@@ -91,9 +93,15 @@ impl Admission {
 
     /// Reads the objects if they have changed, and puts them in force. Whether frontends may belong
     /// to another class now, which [`MapWriter::settle`] has to write. At the first call, and after
-    /// `again`, everything is written.
-    pub fn follow(&mut self, writer: &mut MapWriter, seats: &SeatTable, again: bool) -> bool {
-        if self.awaits_objects() {
+    /// `again`, everything is written. `is_absent` says that the API server does not know the kinds.
+    pub fn follow(
+        &mut self,
+        writer: &mut MapWriter,
+        seats: &SeatTable,
+        again: bool,
+        is_absent: bool,
+    ) -> bool {
+        if self.awaits_objects(is_absent) {
             return false;
         }
         let mut changed = self.followed.as_mut().is_some_and(Followed::look);
@@ -133,17 +141,16 @@ impl Admission {
         seats: &SeatTable,
     ) -> Result<(), String> {
         let limits = in_force.limits(self.seats);
-        let now = self.now();
-        let mut levels = self.levels.take();
-        let configured = match &mut levels {
-            Some(levels) => levels.configure(&in_force, self.seats, now),
-            None => Levels::new(&in_force, self.seats, now).map(|new| levels = Some(new)),
-        };
-        self.levels = levels;
-        configured.map_err(|error| error.to_string())?;
         writer
             .set_schemas(&in_force, self.config.mode, &limits)
             .map_err(|error| error.to_string())?;
+        let now = self.now();
+        // Levels that are valid are possible, so this does not fail.
+        match &mut self.levels {
+            Some(levels) => levels.configure(&in_force, self.seats, now),
+            None => Levels::new(&in_force, self.seats, now).map(|new| self.levels = Some(new)),
+        }
+        .map_err(|error| error.to_string())?;
         let (levels, schemas) = (in_force.levels.len(), in_force.schemas.len());
         self.in_force = Some(in_force);
         self.set_limits(&writer.numbered(), seats);
@@ -217,7 +224,7 @@ impl Admission {
 /// What a configuration asks for that the data plane does not do.
 fn unmet(in_force: &InForce) -> Vec<String> {
     let mut unmet = Vec::new();
-    let mut add = |kind: Kind, name: &str, what: &str| unmet.push(format!("{kind} {name}: {what}"));
+    let mut add = |kind: Kind, name: &str, what: &str| unmet.push(format!("{kind}/{name}: {what}"));
     for level in &in_force.levels {
         let name = &level.name;
         if level.queuing().is_some() {
@@ -271,7 +278,9 @@ impl Agent {
         let Some(admission) = &mut self.admission else {
             return Ok(());
         };
-        let changed = admission.follow(self.syncer.writer(), &self.seats, again);
+        let health = self.feed.admission.as_ref();
+        let is_absent = health.is_some_and(|health| health.some_absent());
+        let changed = admission.follow(self.syncer.writer(), &self.seats, again, is_absent);
         if changed && self.in_sync_since.is_some() {
             self.syncer.writer().settle();
             self.kernel.begin_admission();
@@ -285,5 +294,60 @@ impl Agent {
         if let Some(admission) = &mut self.admission {
             admission.set_limits(&self.syncer.writer().numbered(), &self.seats);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_done_on_live_traffic_is_told() {
+        let text = "
+apiVersion: node-lb.io/v1alpha1
+kind: PriorityLevel
+metadata: {name: shop}
+spec:
+  type: Limited
+  limited: {limitResponse: {type: Queue, queuing: {}}, connections: {maxConnectionsPerFlow: 3}}
+---
+apiVersion: node-lb.io/v1alpha1
+kind: FlowSchema
+metadata: {name: shop}
+spec:
+  priorityLevelConfiguration: {name: shop}
+  seats: 2
+  linger: 1s
+  deadlines: {clientIdle: 5m}
+  rules: [{subjects: [{kind: Namespace, namespace: {name: shop}}], destinations: [{namespaces: ['*']}]}]
+---
+apiVersion: node-lb.io/v1alpha1
+kind: FlowSchema
+metadata: {name: lost}
+spec: {priorityLevelConfiguration: {name: nowhere}}
+";
+        let mut objects = Objects::default();
+        objects.read([("a.yaml".into(), Ok(text.as_bytes().to_vec()))]);
+        assert_eq!(objects.errors, []);
+        let unmet = unmet(&objects.configuration.in_force());
+        let expected = [
+            "PriorityLevel/shop: connections do not wait",
+            "PriorityLevel/shop: maxConnectionsPerFlow",
+            "FlowSchema/lost: there is no PriorityLevel \"nowhere\"",
+            "FlowSchema/shop: pods are not told apart",
+            "FlowSchema/shop: `linger`",
+            "FlowSchema/shop: `deadlines`",
+            "FlowSchema/shop: a connection takes one seat",
+        ];
+        assert_eq!(unmet.len(), expected.len(), "{unmet:#?}");
+        for (found, expected) in unmet.iter().zip(expected) {
+            assert!(found.starts_with(expected), "{found}");
+        }
+        // The mandatory objects ask for nothing else.
+        assert_eq!(unmet_of_nothing(), Vec::<String>::new());
+    }
+
+    fn unmet_of_nothing() -> Vec<String> {
+        unmet(&Objects::default().configuration.in_force())
     }
 }

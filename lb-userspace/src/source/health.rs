@@ -24,6 +24,8 @@ pub struct ResourceHealth {
     pub last_sync: Option<SystemTime>,
     /// Why it cannot be kept up to date at the moment.
     pub error: Option<String>,
+    /// Whether that is because the source does not know such a resource.
+    pub absent: bool,
 }
 
 impl SourceHealth {
@@ -34,6 +36,7 @@ impl SourceHealth {
             synced: false,
             last_sync: None,
             error: None,
+            absent: false,
         };
         Self {
             states: Mutex::new(names.into_iter().map(state).collect()),
@@ -90,15 +93,28 @@ impl SourceHealth {
             if state.synced {
                 state.last_sync = Some(SystemTime::now());
             }
+            state.absent = false;
             state.error.take().is_some()
         })
     }
 
-    /// Notes why a resource cannot be kept up to date. Returns true if that is new.
-    pub(crate) fn failed(&self, name: &str, error: String) -> bool {
+    /// Notes why a resource cannot be kept up to date; `absent` says that the source does not know
+    /// it. Returns true if that is new.
+    pub(crate) fn failed(&self, name: &str, error: String, absent: bool) -> bool {
         let mut states = self.lock();
         let state = states.iter_mut().find(|state| state.name == name);
-        state.is_some_and(|state| state.error.replace(error.clone()) != Some(error))
+        state.is_some_and(|state| {
+            state.absent = absent;
+            state.error.replace(error.clone()) != Some(error)
+        })
+    }
+
+    /// Whether the source knows some of the resources not at all, and all others have been complete
+    /// once.
+    pub fn some_absent(&self) -> bool {
+        let states = self.lock();
+        let absent = |state: &ResourceHealth| !state.synced && state.absent;
+        states.iter().any(absent) && states.iter().all(|state| state.synced || state.absent)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<ResourceHealth>> {
@@ -111,6 +127,7 @@ impl ResourceHealth {
         self.synced = true;
         self.last_sync = Some(SystemTime::now());
         self.error = None;
+        self.absent = false;
     }
 }
 
@@ -141,12 +158,27 @@ mod tests {
     }
 
     #[test]
+    fn what_the_source_does_not_know_is_absent_until_it_does() {
+        let health = SourceHealth::new(["a", "b"]);
+        assert!(!health.some_absent());
+        health.failed("a", "404".to_owned(), true);
+        assert!(!health.some_absent(), "nothing is known of the other one");
+        health.synced("b");
+        assert!(health.some_absent());
+        health.failed("a", "unreachable".to_owned(), false);
+        assert!(!health.some_absent());
+        health.failed("a", "404".to_owned(), true);
+        health.synced("a");
+        assert!(!health.some_absent() && health.all_synced());
+    }
+
+    #[test]
     fn trouble_is_told_once_and_does_not_unsync() {
         let health = SourceHealth::new(["services"]);
         health.synced("services");
-        assert!(health.failed("services", "refused".to_owned()));
-        assert!(!health.failed("services", "refused".to_owned()));
-        assert!(health.failed("services", "forbidden".to_owned()));
+        assert!(health.failed("services", "refused".to_owned(), false));
+        assert!(!health.failed("services", "refused".to_owned(), false));
+        assert!(health.failed("services", "forbidden".to_owned(), false));
         let state = &health.states()[0];
         assert!(state.synced && state.error.as_deref() == Some("forbidden"));
         assert!(health.current("services"));

@@ -63,6 +63,11 @@ pub struct LimitedSpec {
     /// Limits inside the level that protect its flows from connections that last long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionsSpec>,
+
+    /// `Enforce`, or `Audit` to let in connections that find no free seat, and to count them only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["Audit", "Enforce"], "default" = "Enforce"))]
+    pub mode: Option<String>,
 }
 
 /// What happens to a connection that finds no free seat.

@@ -53,6 +53,7 @@ fn queues_are_picked_as_by_upstream() {
                 queue_length_limit: 10,
             }),
             connections: ConnectionLimits::default(),
+            audited: false,
         });
         let shape = Shape::new(&kind).unwrap();
         let mut set = QueueSet::new(shape, Policy::Exact, 0);
@@ -143,6 +144,7 @@ proptest! {
                     _ => LimitResponse::Queue(queuing),
                 },
                 connections: ConnectionLimits::default(),
+                audited: false,
             });
             Shape::new(&kind).unwrap()
         };

@@ -45,6 +45,7 @@ fn level(vector: &Value) -> Level {
                     }),
                 },
                 connections: ConnectionLimits::default(),
+                audited: false,
             }),
         },
     }
@@ -116,6 +117,7 @@ fn no_numbers_are_too_large() {
             borrowing_limit_percent: Some(u32::MAX),
             response: LimitResponse::Reject,
             connections: ConnectionLimits::default(),
+            audited: false,
         }),
         ..Level::catch_all()
     };

@@ -52,6 +52,37 @@ fn every_rule_holds() {
     assert_eq!(table.len(), 57);
 }
 
+#[test]
+fn a_level_enforces_its_limit_or_audits_it() {
+    let level = |mode: Option<&str>| {
+        let limited = LimitedSpec {
+            limit_response: LimitResponseSpec {
+                type_: "Reject".to_owned(),
+                ..LimitResponseSpec::default()
+            },
+            mode: mode.map(str::to_owned),
+            ..LimitedSpec::default()
+        };
+        let spec = PriorityLevelSpec {
+            type_: "Limited".to_owned(),
+            limited: Some(limited),
+            ..PriorityLevelSpec::default()
+        };
+        validate::level("a", &spec)
+    };
+    for (mode, audited) in [
+        (None, false),
+        (Some("Enforce"), false),
+        (Some("Audit"), true),
+    ] {
+        let valid = level(mode).unwrap().value;
+        assert_eq!(valid.limited().unwrap().audited, audited, "{mode:?}");
+    }
+    let errors = level(Some("audit")).unwrap_err();
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0].field, "spec.limited.mode");
+}
+
 /// The field of node-lb's objects that corresponds to a field of the vectors.
 fn own_field(field: &str) -> String {
     match field {
@@ -124,7 +155,7 @@ fn limited_spec(input: &Value) -> LimitedSpec {
                 .to_owned(),
             queuing: None,
         },
-        connections: None,
+        ..LimitedSpec::default()
     }
 }
 

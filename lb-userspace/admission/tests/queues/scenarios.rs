@@ -59,6 +59,7 @@ impl Scenario {
                 borrowing_limit_percent: None,
                 response,
                 connections: ConnectionLimits::default(),
+                audited: false,
             }),
         }
     }

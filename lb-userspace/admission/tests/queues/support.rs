@@ -32,6 +32,7 @@ pub fn kind(queues: u32, hand_size: u32, queue_length_limit: u32) -> LevelKind {
             }),
         },
         connections: ConnectionLimits::default(),
+        audited: false,
     })
 }
 

@@ -281,6 +281,7 @@ impl Config {
             borrowing_limit_percent: None,
             response,
             connections: ConnectionLimits::default(),
+            audited: false,
         })
     }
 }

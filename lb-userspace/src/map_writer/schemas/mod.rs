@@ -462,10 +462,12 @@ impl Compiled {
 
 /// The flags of a level's limit.
 fn level_flags(level: &Level, mode: AdmissionMode) -> u32 {
-    let strict = level.limited().map_or(0, |_| limit_flag::STRICT);
-    match mode {
-        AdmissionMode::Audit => strict | limit_flag::AUDIT,
-        _ => strict,
+    let limited = level.limited();
+    let strict = limited.map_or(0, |_| limit_flag::STRICT);
+    let audited = limited.is_some_and(|limited| limited.audited);
+    match audited || mode == AdmissionMode::Audit {
+        true => strict | limit_flag::AUDIT,
+        false => strict,
     }
 }
 

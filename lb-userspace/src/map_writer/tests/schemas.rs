@@ -120,6 +120,12 @@ fn connections_to_a_service_belong_to_the_schema_that_takes_them() {
     bench.admit(&text, AdmissionMode::Audit).unwrap();
     let (_, seats) = bench.seats_of_level("one");
     assert_eq!(seats.flags, limit_flag::STRICT | limit_flag::AUDIT);
+    // A level may be audited alone.
+    let audited = text.map(|text| text.replace("limitResponse", "mode: Audit, limitResponse"));
+    bench.admit(&audited, AdmissionMode::Enforce).unwrap();
+    let flags = |name| bench.seats_of_level(name).1.flags;
+    assert_eq!(flags("one"), limit_flag::STRICT | limit_flag::AUDIT);
+    assert_eq!(flags("catch-all"), limit_flag::STRICT);
 }
 
 #[test]

@@ -124,6 +124,11 @@ impl Failure {
         )
     }
 
+    /// Whether the server does not know the resource.
+    pub fn is_absence(&self) -> bool {
+        matches!(self, Self::Refused { code: 404, .. })
+    }
+
     /// Whether the server will never accept this request.
     pub fn is_final(&self) -> bool {
         matches!(

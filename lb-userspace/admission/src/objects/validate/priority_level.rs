@@ -23,6 +23,7 @@ const MAX_QUEUE_LENGTH: i32 = level::MAX_QUEUE_LENGTH as i32;
 
 const TYPES: [&str; 2] = ["Exempt", "Limited"];
 const RESPONSES: [&str; 2] = ["Queue", "Reject"];
+const MODES: [&str; 2] = ["Audit", "Enforce"];
 
 /// The level that an object describes.
 ///
@@ -90,7 +91,16 @@ fn limited(path: &Path, spec: &LimitedSpec, level: &mut Level, findings: &mut Fi
             .map_or_else(ConnectionLimits::default, |spec| {
                 connections(&path.field("connections"), spec, findings)
             }),
+        audited: audited(path, spec, findings),
     });
+}
+
+fn audited(path: &Path, spec: &LimitedSpec, findings: &mut Findings) -> bool {
+    let mode = spec.mode.as_deref().unwrap_or("Enforce");
+    if !MODES.contains(&mode) {
+        findings.unsupported(&path.field("mode"), mode, &MODES);
+    }
+    mode == "Audit"
 }
 
 fn shares_of(path: &Path, shares: i32, findings: &mut Findings) -> u32 {

@@ -106,7 +106,7 @@ impl Reflector {
         self.client.metrics.retry(name, verb);
         let message = failure.to_string();
         let seconds = wait.as_secs_f32();
-        match self.health.failed(name, message) {
+        match self.health.failed(name, message, failure.is_absence()) {
             true => tracing::warn!(
                 resource = name,
                 verb,

@@ -42,6 +42,7 @@ pub fn measure(queues: u32, parked: u32) -> Result<Cost> {
             queue_length_limit: parked,
         }),
         connections: ConnectionLimits::default(),
+        audited: false,
     });
     let mut set = QueueSet::new(Shape::new(&kind)?, Policy::Connections, 0);
     set.set_limit(SEATS, 0);

@@ -142,6 +142,7 @@ fn simulate(
                 queue_length_limit: 50,
             }),
             connections: ConnectionLimits::default(),
+            audited: false,
         }),
     };
     let workload: Workload = serde_json::from_value(json!({
