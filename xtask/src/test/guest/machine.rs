@@ -27,6 +27,9 @@ const PROBE_LIMIT: Duration = Duration::from_secs(10);
 /// Any failure stops the machine, without a restart. There are no attackers, and mitigations cost
 /// most where a processor is emulated.
 const PARAMETERS: &str = "quiet panic=-1 oops=panic mitigations=off";
+/// How often a machine is started that goes off before its kernel is up. Emulated processors may run
+/// into code that the kernel is just patching, which has nothing to do with the tests.
+const BOOTS: usize = 3;
 /// How many of the console's last lines are shown if a guest did not finish.
 const LAST_WORDS: usize = 25;
 
@@ -76,11 +79,26 @@ pub struct Guest {
 
 impl Guest {
     /// Boots the kernel and returns the outcome of each test. A test without a report has failed.
+    /// An emulated kernel that does not come up is booted again.
     ///
     /// # Errors
     ///
     /// If QEMU cannot be run.
     pub fn run(&self, accelerator: Accelerator) -> Result<Vec<Outcome>> {
+        let mut boots = 1;
+        loop {
+            let progress = self.boot(accelerator)?;
+            let again = accelerator == Accelerator::Tcg && !progress.is_up && boots < BOOTS;
+            if !again {
+                return Ok(progress.outcomes());
+            }
+            boots += 1;
+            println!("Linux {}: it is booted again", self.kernel.release);
+        }
+    }
+
+    /// What a machine reports from its start until it is off.
+    fn boot(&self, accelerator: Accelerator) -> Result<Progress<'_>> {
         let mut qemu = command(&self.kernel, accelerator);
         let console = format!("file:{}", self.console.display());
         qemu.arg("-initrd").arg(&self.image);
@@ -98,7 +116,7 @@ impl Guest {
             println!("The end of {}:", self.console.display());
             println!("{}", last_lines(&self.console, LAST_WORDS));
         }
-        Ok(progress.outcomes())
+        Ok(progress)
     }
 }
 
@@ -110,6 +128,8 @@ pub fn all_lost(series: Series, tests: &[String]) -> Vec<Outcome> {
 /// What a guest has reported so far.
 struct Progress<'a> {
     series: Series,
+    /// Whether the kernel has come up.
+    is_up: bool,
     missing: BTreeSet<&'a str>,
     ended: Vec<Outcome>,
 }
@@ -118,6 +138,7 @@ impl<'a> Progress<'a> {
     fn new(series: Series, tests: &'a [String]) -> Self {
         Self {
             series,
+            is_up: false,
             missing: tests.iter().map(String::as_str).collect(),
             ended: Vec::new(),
         }
@@ -150,6 +171,7 @@ impl<'a> Progress<'a> {
             while let Some(report) = reader.next()? {
                 match report {
                     Report::Up { release, after } => {
+                        self.is_up = true;
                         println!("Linux {release} is up after {:.1} s.", after.as_secs_f64());
                     }
                     Report::Begun { name } => current = Some(name),
@@ -320,6 +342,7 @@ mod tests {
         drop(sender);
         let mut progress = Progress::new(Series::amd64("6.1"), &tests);
         let problem = progress.follow(&chunks).err();
+        assert_eq!(progress.is_up, reports.starts_with("up"));
         let outcomes = progress.outcomes().into_iter();
         let ended = outcomes.map(|ended| format!("{} {:?}", ended.name, ended.verdict));
         (
