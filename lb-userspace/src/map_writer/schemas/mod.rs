@@ -2,7 +2,8 @@
 //! connections to each frontend.
 //!
 //! A configuration is written beside the one before. Then each frontend goes over to it by one
-//! write. So a connection is classified by the one or the other, never by a mix.
+//! write. So a connection is classified by the rules of the one or the other, never by a mix. Only
+//! where a schema goes to another level, it does so for all frontends at once.
 
 mod classes;
 mod sources;
