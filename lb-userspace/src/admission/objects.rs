@@ -4,13 +4,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, mem,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use lb_admission::{
     configuration::Configuration,
     objects::{Document, Finding, Manifest, ObjectRef},
 };
-use lb_objects::text::Broken;
+use lb_objects::{AsWritten, text::Broken};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -84,6 +85,15 @@ impl Objects {
         for gone in before.values().flatten().filter(|r| !present.contains(r)) {
             self.configuration.delete(gone);
         }
+    }
+
+    /// Takes over all objects that an API server has.
+    pub fn read_from_api(&mut self, objects: &[Arc<AsWritten>]) {
+        self.read(objects.iter().map(|object| {
+            // A name for messages; `.json` says how it is read.
+            let name = object.reference.to_string().replace(' ', "/") + ".json";
+            (name.into(), Ok(object.json.to_string().into_bytes()))
+        }));
     }
 
     /// Takes over a file's objects, and returns whose they are. `seen` are those of files before it,

@@ -14,7 +14,7 @@ use crate::{
     admission::{
         files::Followed,
         levels::{Levels, PERIOD},
-        objects::{Objects, Text},
+        objects::Objects,
     },
     config::{AdmissionConfig, AdmissionMode},
     flows::SeatTable,
@@ -28,8 +28,8 @@ pub struct Admission {
     seats: u32,
     /// `None` without any files.
     followed: Option<Followed>,
-    /// What has come from the API server, in the form of files, and what of it is read.
-    received: Option<Vec<Text>>,
+    /// What has come from the API server, and what of it is read.
+    received: Option<Vec<Arc<AsWritten>>>,
     read: Objects,
     in_force: Option<InForce>,
     levels: Option<Levels>,
@@ -66,14 +66,8 @@ impl Admission {
     }
 
     /// Takes over all objects that the API server has.
-    pub fn set_objects(&mut self, objects: &[Arc<AsWritten>]) {
-        let text = |object: &Arc<AsWritten>| {
-            let reference = &object.reference;
-            // Their names in messages; `.json` says how they are read.
-            let name = format!("{}.json", reference.to_string().replace(' ', "/"));
-            (name.into(), Ok(object.json.to_string().into_bytes()))
-        };
-        self.received = Some(objects.iter().map(text).collect());
+    pub fn set_objects(&mut self, objects: Vec<Arc<AsWritten>>) {
+        self.received = Some(objects);
         self.is_waiting = false;
     }
 
@@ -105,8 +99,8 @@ impl Admission {
             return false;
         }
         let mut changed = self.followed.as_mut().is_some_and(Followed::look);
-        if let Some(texts) = self.received.take() {
-            self.read.read(texts);
+        if let Some(objects) = self.received.take() {
+            self.read.read_from_api(&objects);
             changed = true;
         }
         if !changed && !again && self.in_force.is_some() {

@@ -7,7 +7,7 @@ use lb_objects::Kind;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
-    config::{AdmissionMode, Config, SourceSpec},
+    config::{Config, SourceSpec},
     events::Recorder,
     metrics::Metrics,
     source::{
@@ -59,11 +59,9 @@ impl Feed {
             }
             SourceSpec::Dir(_) => ApiServers::default(),
         });
-        let follows = config.source == SourceSpec::Kubernetes
-            && config.admission.mode != AdmissionMode::Off
-            && config.admission.objects.is_none();
-        let admission =
-            follows.then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
+        let admission = config
+            .follows_admission()
+            .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
         let (source, events): (Box<dyn Source>, _) = match &config.source {
             SourceSpec::Kubernetes => {
                 let (access, metrics) = (config.api_access.clone(), metrics.api.clone());

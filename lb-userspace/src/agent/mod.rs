@@ -417,7 +417,7 @@ impl Agent {
             && let Some(objects) = self.store.take_admission()
         {
             // They are in force from the next quiet moment on, however often they change.
-            admission.set_objects(&objects);
+            admission.set_objects(objects);
         }
         self.metrics
             .source_problems

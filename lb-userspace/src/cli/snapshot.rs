@@ -3,14 +3,15 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::bail;
-use lb_objects::Node;
+use lb_objects::{AsWritten, Kind, Node};
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 use crate::{
@@ -24,6 +25,9 @@ use crate::{
 
 /// How long the API server may take to list everything.
 const LIST_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How often to look what keeps it.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How long it may fail to answer. This is enough for a second attempt.
 const FAILURE_DEADLINE: Duration = Duration::from_secs(5);
@@ -100,6 +104,11 @@ impl Snapshot {
         &self.local_node
     }
 
+    /// The API server's objects of connection admission, if they are asked for.
+    pub fn admission(&mut self) -> Vec<Arc<AsWritten>> {
+        self.store.take_admission().unwrap_or_default()
+    }
+
     /// The plan of every Service, sorted by name.
     pub fn plans(&self) -> Vec<ServicePlan> {
         let mut services: Vec<_> = self.store.services().collect();
@@ -130,25 +139,42 @@ fn addresses(node: &Node, store: &Store) -> BTreeSet<IpAddr> {
 /// Everything the API server has.
 async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
     let metrics = Metrics::new().api;
+    let admission = config
+        .follows_admission()
+        .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
     let source = ApiSource::open(config.api_access.clone(), &config.node_name, metrics).await?;
+    let source = source.following_admission(admission.clone());
     let health = source.health();
     let (sender, mut batches) = mpsc::channel::<Batch>(1);
+    let start = Instant::now();
     let collect = async {
         let mut events = Vec::new();
-        while let Some(batch) = batches.recv().await {
+        let (mut misses_some, mut misses_admission) = (true, admission.is_some());
+        while misses_some || misses_admission {
+            let batch = match timeout(LOOK, batches.recv()).await {
+                Ok(Some(batch)) => batch,
+                Ok(None) => break,
+                Err(_) => {
+                    let health = admission.as_ref().filter(|_| !misses_some);
+                    misses_admission &= health.is_none_or(|health| may_come(health, start));
+                    continue;
+                }
+            };
             for event in batch.events {
                 match event {
-                    Event::Synced => return events,
+                    Event::Synced => misses_some = false,
                     Event::Problems { problems, .. } => {
                         problems.iter().for_each(|problem| warn(problem));
                     }
-                    event => events.push(event),
+                    event => {
+                        misses_admission &= event != Event::AdmissionSynced;
+                        events.push(event);
+                    }
                 }
             }
         }
         events
     };
-    let start = Instant::now();
     tokio::select! {
         events = collect => Ok(events),
         ended = Box::new(source).run(sender) => {
@@ -159,6 +185,19 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
             bail!("the API server has not listed everything within {LIST_DEADLINE:?}")
         }
         error = lasting_failure(&health, start + FAILURE_DEADLINE) => bail!(error),
+    }
+}
+
+/// Whether resources that a cluster need not have may still come; if not, says why.
+fn may_come(health: &SourceHealth, start: Instant) -> bool {
+    let is_over = health.some_absent() || start.elapsed() >= FAILURE_DEADLINE;
+    let mut errors = health.states().into_iter().filter_map(|state| state.error);
+    match errors.next().filter(|_| is_over) {
+        Some(error) => {
+            warn(&format_args!("no PriorityLevels and FlowSchemas: {error}"));
+            false
+        }
+        None => true,
     }
 }
 

@@ -71,6 +71,13 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether the objects of connection admission are the API server's.
+    pub fn follows_admission(&self) -> bool {
+        self.source == SourceSpec::Kubernetes
+            && self.admission.mode != AdmissionMode::Off
+            && self.admission.objects.is_none()
+    }
+
     /// This node as configured, completed by its Node object if there is one. The configured
     /// addresses come after the object's, so the node IP is the object's.
     pub fn this_node(&self, object: Option<&Node>) -> Node {

@@ -3,7 +3,9 @@
 use std::{fs, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use lb_tests::{Cluster, Family, Held, control_plane::ClusterSpec, traffic::allow_many_files};
+use lb_tests::{
+    Cluster, Family, Held, balanced::node_lb, control_plane::ClusterSpec, traffic::allow_many_files,
+};
 use node_lb::agent::status::PriorityLevel;
 use serde_json::json;
 
@@ -85,6 +87,19 @@ fn open(cluster: &Cluster, target: SocketAddr, tries: usize) -> Vec<Held> {
     tries.filter_map(Result::ok).collect()
 }
 
+/// What `explain` says of a connection to it: it asks the API server as the agent does.
+fn explained(cluster: &Cluster, target: SocketAddr) -> String {
+    let kubeconfig = cluster.control_plane.admin_kubeconfig();
+    let from = cluster.lab().pod("pod-1-1").ip(Family::V4);
+    let command = format!(
+        "{} explain --kubeconfig {} --node node-1 --from {from} --to {target} \
+         --admission=enforce --max-connections={SEATS}",
+        node_lb().unwrap().display(),
+        kubeconfig.display()
+    );
+    cluster.lab().node(1).run(&command).unwrap()
+}
+
 #[test]
 fn levels_follow_the_api_server_and_outlive_it() {
     allow_many_files().unwrap();
@@ -102,6 +117,8 @@ fn levels_follow_the_api_server_and_outlive_it() {
     let problems = cluster.ground.status(1).unwrap().admission_problems;
     let told = problems.iter().any(|text| text.contains("prioritylevels"));
     assert!(told, "{problems:?}");
+    let text = explained(&cluster, target);
+    assert!(text.contains("FlowSchema catch-all takes it"), "{text}");
 
     let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/crds");
     let crds = format!("--kustomize={crds}");
@@ -114,6 +131,12 @@ fn levels_follow_the_api_server_and_outlive_it() {
     let held = open(&cluster, target, 25);
     assert_eq!(held.len(), 20);
     until(&mut cluster, 20, 20);
+    let text = explained(&cluster, target);
+    let words = [
+        "FlowSchema tenant takes it",
+        "The limit of PriorityLevel tenant is 20",
+    ];
+    assert!(words.iter().all(|words| text.contains(words)), "{text}");
 
     apply(&cluster, &objects(1)).unwrap();
     until(&mut cluster, 5, 20);

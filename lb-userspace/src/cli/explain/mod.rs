@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 
 use self::{
@@ -13,7 +13,10 @@ use self::{
 };
 use super::{output::json, snapshot::Snapshot};
 use crate::{
-    admission::files::Followed,
+    admission::{
+        files::{files_of, text},
+        objects::Objects,
+    },
     config::{AdmissionConfig, AdmissionMode, Config, Flags},
     map_writer::{NodeFacts, Reserved, Settings},
     memory::ProgrammedTables,
@@ -70,9 +73,9 @@ impl Command {
             "--from {from} and --to {to} are not of one IP family"
         );
         let config = Config::try_from(self.flags)?;
-        let snapshot = Snapshot::load(&config)?;
+        let mut snapshot = Snapshot::load(&config)?;
         let mut tables = tables(&snapshot, &config);
-        admit(&mut tables, &config)?;
+        admit(&mut tables, &mut snapshot, &config)?;
         let packet = FirstPacket {
             source: from,
             destination: to,
@@ -97,19 +100,28 @@ impl Command {
 }
 
 /// Adds the flow schemas and priority levels, if connections are classified.
-fn admit(tables: &mut ProgrammedTables, config: &Config) -> anyhow::Result<()> {
+fn admit(
+    tables: &mut ProgrammedTables,
+    snapshot: &mut Snapshot,
+    config: &Config,
+) -> anyhow::Result<()> {
     let AdmissionConfig { mode, objects } = &config.admission;
     if *mode == AdmissionMode::Off {
         return Ok(());
     }
-    let mut followed = objects.clone().map(Followed::new);
-    followed.as_mut().map(Followed::look);
-    for problem in followed.iter().flat_map(Followed::problems) {
-        eprintln!("warning: {problem}");
+    let mut read = Objects::default();
+    match objects {
+        Some(path) => {
+            let files =
+                files_of(path).with_context(|| format!("cannot list {}", path.display()))?;
+            read.read(files.iter().map(|file| text(file)));
+        }
+        None => read.read_from_api(&snapshot.admission()),
     }
-    let objects = followed.as_ref().map(Followed::objects);
-    let configuration = objects.map(|objects| objects.configuration.clone());
-    let in_force = configuration.unwrap_or_default().in_force();
+    for error in &read.errors {
+        eprintln!("warning: {error}");
+    }
+    let in_force = read.configuration.in_force();
     tables.admit(&in_force, *mode, config.max_connections)?;
     Ok(())
 }
