@@ -8,6 +8,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use anyhow::Context as _;
+
 use super::objects::{Objects, Text};
 use crate::source::dir::is_manifest;
 
@@ -18,11 +20,17 @@ const MAX_FILE: u64 = 16 << 20;
 /// times have steps of some milliseconds.
 const UNSETTLED: Duration = Duration::from_millis(100);
 
-/// The file itself, or a directory's manifests sorted by name.
+/// The contents of the file, or of each of a directory's manifests, sorted by name.
 ///
 /// # Errors
 /// If a directory cannot be listed.
-pub fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn texts(path: &Path) -> anyhow::Result<Vec<Text>> {
+    let files = files_of(path).with_context(|| format!("cannot list {}", path.display()))?;
+    Ok(files.iter().map(|file| text(file)).collect())
+}
+
+/// The file itself, or a directory's manifests sorted by name.
+fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -98,7 +106,7 @@ impl Followed {
 }
 
 /// A file's contents, or why they cannot be read.
-pub fn text(path: &Path) -> Text {
+fn text(path: &Path) -> Text {
     let read = || match fs::metadata(path) {
         Ok(metadata) if metadata.len() > MAX_FILE => Err("it is larger than 16 MiB".to_owned()),
         Ok(_) => fs::read(path).map_err(|error| error.to_string()),

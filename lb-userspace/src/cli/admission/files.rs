@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use lb_admission::{
     configuration::Configuration,
@@ -11,10 +11,7 @@ use lb_admission::{
 };
 
 use crate::{
-    admission::{
-        files::{files_of, text},
-        objects::Objects,
-    },
+    admission::{files, objects::Objects},
     cli::print_error,
 };
 
@@ -47,9 +44,7 @@ impl Files {
             texts.push(("suggested.yaml".into(), Ok(SUGGESTED.as_bytes().to_vec())));
         }
         for path in &self.files {
-            let files =
-                files_of(path).with_context(|| format!("cannot list {}", path.display()))?;
-            texts.extend(files.iter().map(|file| text(file)));
+            texts.extend(files::texts(path)?);
         }
         for (path, text) in &texts {
             if let Err(error) = text {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
 use self::{
@@ -13,10 +13,7 @@ use self::{
 };
 use super::{output::json, snapshot::Snapshot};
 use crate::{
-    admission::{
-        files::{files_of, text},
-        objects::Objects,
-    },
+    admission::{files, objects::Objects},
     config::{AdmissionConfig, AdmissionMode, Config, Flags},
     map_writer::{NodeFacts, Reserved, Settings},
     memory::ProgrammedTables,
@@ -111,11 +108,7 @@ fn admit(
     }
     let mut read = Objects::default();
     match objects {
-        Some(path) => {
-            let files =
-                files_of(path).with_context(|| format!("cannot list {}", path.display()))?;
-            read.read(files.iter().map(|file| text(file)));
-        }
+        Some(path) => read.read(files::texts(path)?),
         None => read.read_from_api(&snapshot.admission()),
     }
     for error in &read.errors {
