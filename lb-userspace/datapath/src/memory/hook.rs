@@ -10,9 +10,7 @@ use lb_common::{
         ServiceFlows, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{
-        Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, limit, slots::Slots, steps::Plain,
-    },
+    flow::{Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, slots::Slots, steps::Plain},
     frame::Frame,
     parse, pipeline,
     tables::{NextHop, Services, Tables},
@@ -205,11 +203,8 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
     }
 
     fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
-        let storage = &self.tables.storage;
-        match index.checked_sub(limit::LEVELS) {
-            None => storage.seats.pointer(index),
-            Some(level) => storage.levels.pointer(level),
-        }
+        let (map, index) = self.tables.limit(index);
+        map.pointer(index)
     }
 
     fn secret(&self) -> [u64; 2] {
