@@ -120,9 +120,9 @@ fn stray_source_ranges_go() {
     {
         let mut state = bench.kernel.state();
         // Entries of no set, of a set that is not in use, and with a prefix over several sets.
-        state.source_ranges.insert((0, 32, [0; 16]));
-        state.source_ranges.insert((77, 160, [1; 16]));
-        state.source_ranges.insert((78, 16, [1; 16]));
+        state.source_ranges.insert((0, 32, [0; 16]), 1);
+        state.source_ranges.insert((77, 160, [1; 16]), 1);
+        state.source_ranges.insert((78, 16, [1; 16]), 1);
     }
     bench.restart();
     bench.apply_all();

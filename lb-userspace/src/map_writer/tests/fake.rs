@@ -65,6 +65,9 @@ pub struct PlanView {
     pub tables: Option<[Vec<SocketAddr>; 2]>,
 }
 
+/// Set, prefix length, address.
+type Network = (u32, u32, [u8; 16]);
+
 /// An element of an array, or a set of source ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Element {
@@ -95,11 +98,9 @@ pub struct State {
     pub flow_schemas: Vec<FlowSchema>,
     pub destination_classes: Vec<DestinationClass>,
     pub decisions: Vec<Decision>,
-    /// Set, prefix length, address.
-    pub source_classes: BTreeMap<(u32, u32, [u8; 16]), u32>,
+    pub source_classes: BTreeMap<Network, u32>,
     pub maglev: Vec<MaglevRows>,
-    /// Set, prefix length, address.
-    pub source_ranges: BTreeSet<(u32, u32, [u8; 16])>,
+    pub source_ranges: BTreeMap<Network, u8>,
     /// What programs may find at each address now; `None` while nothing is checked.
     pub allowed: Option<HashMap<Address, HashSet<Option<View>>>>,
     /// Elements that a program may be using.
@@ -134,7 +135,7 @@ impl Kernel {
             decisions: vec![Decision::default(); sizes.classes],
             source_classes: BTreeMap::new(),
             maglev: vec![MaglevRows::default(); sizes.maglev],
-            source_ranges: BTreeSet::new(),
+            source_ranges: BTreeMap::new(),
             allowed: None,
             seen: HashSet::new(),
             writes: 0,
@@ -264,7 +265,7 @@ impl State {
             affinity_seconds: plan.affinity_seconds,
             source_ranges: self
                 .source_ranges
-                .iter()
+                .keys()
                 .filter(|(set, ..)| *set == plan.source_set && *set != 0)
                 .map(|(_, prefix, address)| (*prefix, *address))
                 .collect(),
@@ -513,65 +514,56 @@ impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
     }
 }
 
-impl Entries<SourceKey, u8> for Kernel {
-    fn capacity(&self) -> u32 {
-        self.state().sizes.source_ranges as u32
+/// Value of a trie of networks.
+trait OfNetwork: Copy + Send + Sync {
+    const MAP: &'static str;
+    const ELEMENT: fn(u32) -> Element;
+    fn trie(state: &mut State) -> &mut BTreeMap<Network, Self>;
+    fn room(sizes: &Sizes) -> usize;
+}
+
+impl OfNetwork for u8 {
+    const MAP: &'static str = "SOURCE_RANGES";
+    const ELEMENT: fn(u32) -> Element = Element::Set;
+
+    fn trie(state: &mut State) -> &mut BTreeMap<Network, Self> {
+        &mut state.source_ranges
     }
 
-    fn insert(&self, keys: &[SourceKey], _: &[u8]) -> Result<(), Incomplete> {
-        let mut state = self.state();
-        state.calls += 1;
-        for (done, key) in keys.iter().enumerate() {
-            let entry = range(key);
-            state.before(Element::Set(entry.0));
-            if state.source_ranges.len() == state.sizes.source_ranges {
-                let error = WriteError("SOURCE_RANGES is full".into());
-                return Err(Incomplete { done, error });
-            }
-            state.source_ranges.insert(entry);
-            state.after();
-        }
-        Ok(())
-    }
-
-    fn remove(&self, keys: &[SourceKey]) -> Result<(), WriteError> {
-        let mut state = self.state();
-        state.calls += 1;
-        for key in keys {
-            let entry = range(key);
-            state.before(Element::Set(entry.0));
-            if state.source_ranges.remove(&entry) {
-                state.after();
-            }
-        }
-        Ok(())
-    }
-
-    fn all(&self) -> Result<Vec<(SourceKey, u8)>, WriteError> {
-        let state = self.state();
-        let entries = state.source_ranges.iter();
-        Ok(entries
-            .map(|(set, prefix, octets)| (source_key(*set, *prefix, *octets), 1))
-            .collect())
+    fn room(sizes: &Sizes) -> usize {
+        sizes.source_ranges
     }
 }
 
-impl Entries<SourceKey, u32> for Kernel {
-    fn capacity(&self) -> u32 {
-        self.state().sizes.classes as u32
+impl OfNetwork for u32 {
+    const MAP: &'static str = "SOURCE_CLASSES";
+    const ELEMENT: fn(u32) -> Element = Element::Networks;
+
+    fn trie(state: &mut State) -> &mut BTreeMap<Network, Self> {
+        &mut state.source_classes
     }
 
-    fn insert(&self, keys: &[SourceKey], classes: &[u32]) -> Result<(), Incomplete> {
+    fn room(sizes: &Sizes) -> usize {
+        sizes.classes
+    }
+}
+
+impl<V: OfNetwork> Entries<SourceKey, V> for Kernel {
+    fn capacity(&self) -> u32 {
+        V::room(&self.state().sizes) as u32
+    }
+
+    fn insert(&self, keys: &[SourceKey], values: &[V]) -> Result<(), Incomplete> {
         let mut state = self.state();
         state.calls += 1;
-        for (done, (key, class)) in keys.iter().zip(classes).enumerate() {
-            let entry = range(key);
-            state.before(Element::Networks(entry.0));
-            if state.source_classes.len() == state.sizes.classes {
-                let error = WriteError("SOURCE_CLASSES is full".into());
+        for (done, (key, value)) in keys.iter().zip(values).enumerate() {
+            let entry = network(key);
+            state.before(V::ELEMENT(entry.0));
+            if V::trie(&mut state).len() == V::room(&state.sizes) {
+                let error = WriteError(format!("{} is full", V::MAP));
                 return Err(Incomplete { done, error });
             }
-            state.source_classes.insert(entry, *class);
+            V::trie(&mut state).insert(entry, *value);
             state.after();
         }
         Ok(())
@@ -581,20 +573,20 @@ impl Entries<SourceKey, u32> for Kernel {
         let mut state = self.state();
         state.calls += 1;
         for key in keys {
-            let entry = range(key);
-            state.before(Element::Networks(entry.0));
-            if state.source_classes.remove(&entry).is_some() {
+            let entry = network(key);
+            state.before(V::ELEMENT(entry.0));
+            if V::trie(&mut state).remove(&entry).is_some() {
                 state.after();
             }
         }
         Ok(())
     }
 
-    fn all(&self) -> Result<Vec<(SourceKey, u32)>, WriteError> {
-        let state = self.state();
-        let entries = state.source_classes.iter();
+    fn all(&self) -> Result<Vec<(SourceKey, V)>, WriteError> {
+        let mut state = self.state();
+        let entries = V::trie(&mut state).iter();
         Ok(entries
-            .map(|((set, prefix, octets), class)| (source_key(*set, *prefix, *octets), *class))
+            .map(|((set, prefix, octets), value)| (source_key(*set, *prefix, *octets), *value))
             .collect())
     }
 }
@@ -607,7 +599,7 @@ fn source_key(set: u32, prefix: u32, octets: [u8; 16]) -> SourceKey {
     SourceKey::new(prefix, data)
 }
 
-fn range(key: &SourceKey) -> (u32, u32, [u8; 16]) {
+fn network(key: &SourceKey) -> Network {
     let data = key.data();
     (
         u32::from_be(data.set),
