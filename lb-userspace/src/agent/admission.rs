@@ -168,14 +168,14 @@ impl Admission {
         let Some(levels) = &mut self.levels else {
             return;
         };
-        let known = numbered.known().levels;
-        for known in &known {
+        let known = numbered.known();
+        for known in &known.levels {
             let counted = seats.read_level(known.number);
             levels.observe(&known.level.name, &counted, now);
         }
         levels.advance(now);
         for (name, limit) in levels.limits() {
-            let known = known.iter().find(|known| known.level.name == name);
+            let known = known.levels.iter().find(|known| known.level.name == name);
             // One that is no longer configured takes nobody, whatever its limit is.
             if let Some(known) = known
                 && known.level.limited().is_some()

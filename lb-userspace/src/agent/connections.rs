@@ -74,12 +74,12 @@ impl Connections {
 
     /// Every priority level, in the order of names.
     pub fn levels(&self) -> Vec<LevelCount> {
-        let levels = self.numbered.known().levels.into_iter();
-        let count = |known: NumberedLevel| {
+        let known = self.numbered.known();
+        let count = |known: &NumberedLevel| {
             let seats = self.seats.read_level(known.number);
             LevelCount {
                 is_exempt: known.level.limited().is_none(),
-                name: known.level.name,
+                name: known.level.name.clone(),
                 limits: known.limits,
                 limit: seats.limit,
                 in_use: u32::try_from(seats.used()).unwrap_or(0),
@@ -90,23 +90,23 @@ impl Connections {
                 exempted: seats.exempted,
             }
         };
-        levels.map(count).collect()
+        known.levels.iter().map(count).collect()
     }
 
     /// Every flow schema, in the order in which they are asked.
     pub fn schemas(&self) -> Vec<SchemaCount> {
-        let schemas = self.numbered.known().schemas.into_iter();
-        let count = |known: NumberedSchema| {
+        let known = self.numbered.known();
+        let count = |known: &NumberedSchema| {
             let counted = self.schemas.read(known.number);
             SchemaCount {
-                name: known.name,
-                level: known.level,
+                name: known.name.clone(),
+                level: known.level.clone(),
                 admitted: counted.admitted,
                 over: counted.over,
                 refused: counted.refused,
             }
         };
-        schemas.map(count).collect()
+        known.schemas.iter().map(count).collect()
     }
 
     /// Addresses with connections that belong to the level `catch-all`, because there is no room to

@@ -73,8 +73,8 @@ fn tables(scene: &Scene, text: &str, mode: AdmissionMode, level: u32) -> Program
 
 /// Index of a level's limit.
 fn index(tables: &ProgrammedTables, level: &str) -> u32 {
-    let known = tables.numbered().known().levels;
-    let found = known.iter().find(|known| known.level.name == level);
+    let known = tables.numbered().known();
+    let found = known.levels.iter().find(|known| known.level.name == level);
     LEVELS + found.unwrap().number
 }
 
@@ -100,9 +100,9 @@ fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
 
 /// Connections of a schema: let in, let in above the limit, and refused.
 fn counted(tables: &ProgrammedTables, schema: &str) -> (u64, u64, u64) {
-    let known = tables.numbered().known().schemas;
-    let found = known.iter().find(|known| known.name == schema).unwrap();
-    let counted = tables.flow_schema(found.number);
+    let known = tables.numbered().known();
+    let found = known.schemas.iter().find(|known| known.name == schema);
+    let counted = tables.flow_schema(found.unwrap().number);
     (counted.admitted, counted.over, counted.refused)
 }
 

@@ -242,8 +242,9 @@ fn schema<A: Family>(
     let hook = tables.tc();
     let frontend = service::addressed(&hook, tuple);
     let number = pipeline::schema_of(&hook, tuple, ifindex, frontend);
-    let mut schemas = tables.numbered().known().schemas.into_iter();
-    schemas.find(|schema| schema.number == number)
+    let known = tables.numbered().known();
+    let mut schemas = known.schemas.iter();
+    schemas.find(|schema| schema.number == number).cloned()
 }
 
 fn candidates<A: Family>(

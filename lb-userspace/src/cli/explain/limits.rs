@@ -101,7 +101,7 @@ impl InUse {
             };
             tables.set_seats(limit.index, &seats);
         }
-        for known in numbered.known().levels {
+        for known in &numbered.known().levels {
             let index = LEVELS + known.number;
             if let Some(level) = self.of_level(&known.level.name) {
                 let seats = Seats {

@@ -9,7 +9,7 @@ mod classes;
 mod sources;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     mem::{offset_of, take},
     net::IpAddr,
     sync::{Arc, PoisonError, RwLock},
@@ -44,7 +44,7 @@ use crate::{config::AdmissionMode, plan::ServicePortName};
 
 /// What is in the maps, for those who read what is counted there.
 #[derive(Debug, Default)]
-pub struct Numbered(RwLock<Known>);
+pub struct Numbered(RwLock<Arc<Known>>);
 
 /// Priority levels and flow schemas with their numbers.
 #[derive(Clone, Debug, Default)]
@@ -80,14 +80,15 @@ pub struct NumberedSchema {
 
 impl Numbered {
     /// What is in the maps now.
-    pub fn known(&self) -> Known {
+    pub fn known(&self) -> Arc<Known> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         known.clone()
     }
 
     /// Changes it as a whole, so a thread that panicked leaves nothing half done.
     fn change(&self, change: impl FnOnce(&mut Known)) {
-        change(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut known));
     }
 }
 
@@ -129,6 +130,8 @@ struct Compiled {
     classifier: Classifier,
     /// Its set of networks; 0 if it has none, because no schema depends on the source.
     set: u32,
+    /// The classes of sources that some network has.
+    sources: BTreeSet<u32>,
     /// Numbers of schemas, in the order in which they are asked.
     schemas: Vec<u16>,
     by_destination: HashMap<DestinationClass, u16>,
@@ -237,17 +240,15 @@ impl SchemaBook {
         limits: &[Limits],
         maps: &Maps,
     ) -> Result<(), NotInForce> {
-        match self.try_set(in_force, mode, limits, maps) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                let known = self.numbered.known();
-                let levels = known.levels.iter().map(|known| known.level.name.as_str());
-                self.levels.retain(&levels.collect());
-                let schemas = known.schemas.iter().map(|known| known.name.as_str());
-                self.schemas.retain(&schemas.collect());
-                Err(error)
-            }
-        }
+        let written = self.try_set(in_force, mode, limits, maps);
+        // Names that are not in force need no number, be they of the one before or, after an error,
+        // of this one.
+        let known = self.numbered.known();
+        let levels = known.levels.iter().map(|known| known.level.name.as_str());
+        self.levels.retain(&levels.collect());
+        let schemas = known.schemas.iter().map(|known| known.name.as_str());
+        self.schemas.retain(&schemas.collect());
+        written
     }
 
     fn try_set(
@@ -297,15 +298,13 @@ impl SchemaBook {
             });
         }
         let classifier = Classifier::new(&in_force.schemas);
-        let set = match classifier.networks().any(|(_, class)| {
-            let mut all = classifier.networks();
-            all.any(|(_, other)| other != class)
-        }) {
-            true => self
+        let sources: BTreeSet<_> = classifier.networks().map(|(_, class)| class).collect();
+        let set = match sources.len() {
+            0 | 1 => 0,
+            _ => self
                 .sets
                 .add(classifier.networks(), maps)
                 .map_err(NotInForce::Networks)?,
-            false => 0,
         };
 
         // Nothing can fail any more.
@@ -324,13 +323,10 @@ impl SchemaBook {
         self.compiled = Some(Compiled {
             classifier,
             set,
+            sources,
             schemas: schemas.iter().map(|schema| schema.number as u16).collect(),
             by_destination: HashMap::new(),
         });
-        let names = levels.iter().map(|numbered| numbered.level.name.as_str());
-        self.levels.retain(&names.collect());
-        let names = schemas.iter().map(|numbered| numbered.name.as_str());
-        self.schemas.retain(&names.collect());
         self.has_garbage = true;
         self.numbered.change(|known| {
             *known = Known {
@@ -442,17 +438,12 @@ impl Compiled {
             // In the order of `lb_common::service::Origin`.
             Decision::new([Ingress::Pod, Ingress::Node, Ingress::External].map(number))
         };
-        if self.set == 0 {
-            let (_, source) = self.classifier.networks().next().unzip();
-            return Content::Any(decision(source.unwrap_or(0)));
-        }
         let decisions: Arc<[_]> = (0..self.classifier.source_classes())
             .map(decision)
             .collect();
-        let mut met = self.classifier.networks().map(|(_, class)| class as usize);
-        let first = met.next().map(|class| decisions[class]);
-        match first {
-            Some(first) if met.all(|class| decisions[class] == first) => Content::Any(first),
+        let mut met = self.sources.iter().map(|class| decisions[*class as usize]);
+        match met.next() {
+            Some(first) if met.all(|other| other == first) => Content::Any(first),
             _ => Content::BySource {
                 set: self.set,
                 decisions,
