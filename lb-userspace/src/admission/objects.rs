@@ -59,16 +59,25 @@ impl Objects {
         self.errors.clear();
         self.notes.clear();
         self.others.clear();
+        let parsed: Vec<_> = texts.into_iter().map(parse).collect();
+        // What is gone leaves its room to what comes.
+        let mut gone: BTreeSet<_> = before.values().flatten().collect();
+        for (path, manifest) in &parsed {
+            match manifest {
+                Ok(manifest) => manifest.documents.iter().for_each(|document| {
+                    gone.remove(&document.reference);
+                }),
+                Err(_) => before.get(path).into_iter().flatten().for_each(|kept| {
+                    gone.remove(kept);
+                }),
+            }
+        }
+        for gone in gone {
+            self.configuration.delete(gone);
+        }
         let mut seen = BTreeMap::new();
-        for (path, text) in texts {
-            let text = text.map_err(|error| format!("cannot be read: {error}"));
-            let parsed = text.and_then(|text| {
-                Manifest::parse(&path, &text).map_err(|Broken { line, message }| {
-                    let line = line.map(|line| format!("line {line}: "));
-                    format!("{}{message}", line.unwrap_or_default())
-                })
-            });
-            match parsed {
+        for (path, manifest) in parsed {
+            match manifest {
                 Ok(manifest) => {
                     self.others.extend(manifest.others);
                     let references = self.take(&path, manifest.documents, &mut seen);
@@ -80,10 +89,6 @@ impl Objects {
                     self.files.insert(path, kept);
                 }
             }
-        }
-        let present: BTreeSet<_> = self.files.values().flatten().collect();
-        for gone in before.values().flatten().filter(|r| !present.contains(r)) {
-            self.configuration.delete(gone);
         }
     }
 
@@ -146,8 +151,22 @@ impl Objects {
     }
 }
 
+/// A file's objects, or why there are none.
+fn parse((path, text): Text) -> (PathBuf, Result<Manifest, String>) {
+    let text = text.map_err(|error| format!("cannot be read: {error}"));
+    let parsed = text.and_then(|text| {
+        Manifest::parse(&path, &text).map_err(|Broken { line, message }| {
+            let line = line.map(|line| format!("line {line}: "));
+            format!("{}{message}", line.unwrap_or_default())
+        })
+    });
+    (path, parsed)
+}
+
 #[cfg(test)]
 mod tests {
+    use lb_admission::level::MAX_LEVELS;
+
     use super::*;
 
     fn level(name: &str, shares: &str) -> String {
@@ -202,5 +221,20 @@ mod tests {
         assert_eq!(shares(&objects), [(b, 21), catch_all.clone()]);
         objects.read([]);
         assert_eq!(shares(&objects), [catch_all]);
+    }
+
+    #[test]
+    fn what_is_gone_leaves_its_room_to_what_comes() {
+        let all = |prefix: &str| -> String {
+            let levels = 2..MAX_LEVELS;
+            let level = |number| format!("---\n{}", level(&format!("{prefix}{number}"), "10"));
+            levels.map(level).collect()
+        };
+        let mut objects = Objects::default();
+        for prefix in ["a", "b"] {
+            objects.read([text("1.yaml", &all(prefix))]);
+            assert_eq!(objects.errors, []);
+            assert_eq!(shares(&objects)[0].0, format!("{prefix}10"));
+        }
     }
 }
