@@ -61,10 +61,32 @@ impl Levels {
         self.controller.configure(&levels, server_limit, now)
     }
 
-    /// Takes over what the kernel has counted of a level. Levels that are not configured are
-    /// ignored.
-    pub fn observe(&mut self, name: &str, counted: &Seats, now: u64) {
-        let Some(level) = self.controller.find(name) else {
+    /// Takes over what the kernel has counted of all levels. Of those that are not among them nobody
+    /// is left.
+    pub fn observe_all(&mut self, counted: &BTreeMap<&str, Seats>, now: u64) {
+        self.seen
+            .retain(|name, _| self.controller.find_present(name).is_some());
+        for (name, counted) in counted {
+            self.observe(name, counted, now);
+        }
+        let seen = self.seen.iter().map(|(name, seen)| (name.clone(), *seen));
+        let left: Vec<_> = seen
+            .filter(|(name, _)| !counted.contains_key(name.as_str()))
+            .collect();
+        for (name, seen) in left {
+            let nobody = Seats {
+                word: u64::from(seen.taken) << 32,
+                refused: seen.refused,
+                ..Seats::default()
+            };
+            self.observe(&name, &nobody, now);
+        }
+    }
+
+    /// Takes over what the kernel has counted of a level, which may be one that is no longer
+    /// configured but still has connections. Others are ignored.
+    fn observe(&mut self, name: &str, counted: &Seats, now: u64) {
+        let Some(level) = self.controller.find_present(name) else {
             return;
         };
         let is_new = !self.seen.contains_key(name);
@@ -204,6 +226,36 @@ mod tests {
             levels.advance(now);
         }
         assert!((500..=502).contains(&used), "{used}");
+    }
+
+    #[test]
+    fn a_level_that_is_deleted_keeps_its_seats_until_its_connections_end() {
+        let all = in_force();
+        let mut fewer = all.clone();
+        fewer.levels.retain(|level| level.name != "other");
+        for knows_the_number in [true, false] {
+            let mut levels = Levels::new(&all, 1050, 0).unwrap();
+            let mut step = 0;
+            let mut pass = |levels: &mut Levels, of_other: Option<Seats>| {
+                // More than the time after which limits follow at the latest.
+                for _ in 0..60 {
+                    step += 1;
+                    let lender = Some(("lender", counted(0, 0)));
+                    let other = of_other.map(|seats| ("other", seats));
+                    let all = lender.into_iter().chain(other).collect();
+                    levels.observe_all(&all, step * PERIOD);
+                    levels.advance(step * PERIOD);
+                }
+                step * PERIOD
+            };
+            let now = pass(&mut levels, Some(counted(40, 40)));
+            levels.configure(&fewer, 1050, now).unwrap();
+            pass(&mut levels, Some(counted(40, 40)));
+            assert!(levels.limits().any(|(name, _)| name == "other"));
+            pass(&mut levels, knows_the_number.then(|| counted(40, 0)));
+            assert!(levels.limits().all(|(name, _)| name != "other"));
+            assert!(levels.seen.len() < 3, "{:?}", levels.seen);
+        }
     }
 
     #[test]

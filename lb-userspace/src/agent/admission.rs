@@ -169,10 +169,16 @@ impl Admission {
             return;
         };
         let known = numbered.known();
-        for known in &known.levels {
-            let counted = seats.read_level(known.number);
-            levels.observe(&known.level.name, &counted, now);
-        }
+        let configured = known.levels.iter();
+        let configured = configured.map(|known| (&*known.level.name, known.number));
+        let leaving = known
+            .leaving
+            .iter()
+            .map(|(name, number)| (&**name, *number));
+        let counted = configured
+            .chain(leaving)
+            .map(|(name, number)| (name, seats.read_level(number)));
+        levels.observe_all(&counted.collect(), now);
         levels.advance(now);
         for (name, limit) in levels.limits() {
             let known = known.levels.iter().find(|known| known.level.name == name);

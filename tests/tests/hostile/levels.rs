@@ -297,3 +297,29 @@ fn levels_change_under_load() -> Result<()> {
     findings.assert_good();
     Ok(())
 }
+
+/// Until its connections end, others do not get the seats that they hold.
+#[test]
+fn a_deleted_level_leaves_its_seats_to_others() -> Result<()> {
+    const OF_FEWER: u32 = 280;
+    allow_many_files()?;
+    let tenants = Tenants::new("enforce", &[])?;
+    let mut findings = Findings::default();
+    let (held, _) = tenants.open(Family::V4, OF_LEVEL);
+    findings.note(held.len() == OF_LEVEL, format!("{} let in", held.len()));
+    fs::remove_file(file(&tenants.objects, NOISY))?;
+    // Ten of 25 shares, where there were ten of 35.
+    let limited = |limit: u32| {
+        within(SOON, || match tenants.level(QUIET) {
+            Ok(level) if level.nominal == OF_FEWER && level.limit == limit => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+    };
+    let while_held = limited(OF_LEVEL as u32);
+    findings.note(while_held.is_ok(), format!("while held: {while_held:?}"));
+    drop(held);
+    let after = limited(OF_FEWER);
+    findings.note(after.is_ok(), format!("after: {after:?}"));
+    findings.assert_good();
+    Ok(())
+}

@@ -177,6 +177,12 @@ impl Controller {
         self.levels.iter().position(is_it).map(LevelId)
     }
 
+    /// The level with this name, also if it is no longer configured but still has connections.
+    pub fn find_present(&self, name: &str) -> Option<LevelId> {
+        let is_it = |known: &Controlled| known.level.name == name && known.stage != Stage::Gone;
+        self.levels.iter().position(is_it).map(LevelId)
+    }
+
     /// The name of a level.
     pub fn name(&self, level: LevelId) -> &str {
         &self.levels[level.0].level.name

@@ -51,6 +51,9 @@ pub struct Numbered(RwLock<Arc<Known>>);
 pub struct Known {
     /// In the order of names.
     pub levels: Vec<NumberedLevel>,
+    /// Names and numbers of levels that are not configured any more. They take no connections, but
+    /// may have some.
+    pub leaving: BTreeMap<String, u32>,
     /// In the order in which they are asked.
     pub schemas: Vec<NumberedSchema>,
     /// Addresses that no class could be made for: their connections belong to the level
@@ -329,8 +332,18 @@ impl SchemaBook {
         });
         self.has_garbage = true;
         self.numbered.change(|known| {
+            let mut leaving = take(&mut known.leaving);
+            let before = take(&mut known.levels).into_iter();
+            leaving.extend(before.map(|known| (known.level.name, known.number)));
+            // A number that another level has now was nobody's any more.
+            leaving.retain(|name, number| {
+                let is_it =
+                    |known: &NumberedLevel| known.level.name == *name || known.number == *number;
+                !levels.iter().any(is_it)
+            });
             *known = Known {
                 levels,
+                leaving,
                 schemas,
                 unclassified: 0,
             };
