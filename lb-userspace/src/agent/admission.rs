@@ -33,8 +33,8 @@ pub struct Admission {
     read: Objects,
     in_force: Option<InForce>,
     levels: Option<Levels>,
-    /// Why the latest configuration is not in force, if so.
-    problem: Option<String>,
+    /// Why the latest configuration is not in force, if so, and when to try again.
+    problem: Option<(String, Instant)>,
     /// Whether the API server's objects have not come yet, and are worth waiting for.
     is_waiting: bool,
     origin: Instant,
@@ -43,6 +43,10 @@ pub struct Admission {
 /// How long an API server that says that it does not know these kinds may be wrong: one that has just
 /// started may.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// When a configuration is tried again that found no room: connections end, and levels that nobody
+/// wants any more with them.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// How often [`Admission::set_limits`] is to be called.
 pub const LIMITS: Duration = Duration::from_nanos(PERIOD);
@@ -103,7 +107,9 @@ impl Admission {
             self.read.read_from_api(&objects);
             changed = true;
         }
-        if !changed && !again && self.in_force.is_some() {
+        let tries_again = |(_, at): &(String, Instant)| Instant::now() >= *at;
+        let tries_again = again || self.problem.as_ref().is_some_and(tries_again);
+        if !changed && !tries_again && self.in_force.is_some() {
             return false;
         }
         if changed {
@@ -113,6 +119,7 @@ impl Admission {
         }
         let in_force = self.objects().configuration.in_force();
         if self.in_force.as_ref() == Some(&in_force) && !again {
+            self.problem = None;
             return false;
         }
         match self.put_in_force(in_force, writer, seats) {
@@ -121,8 +128,11 @@ impl Admission {
                 true
             }
             Err(error) => {
-                tracing::error!("connection admission stays as it was: {error}");
-                self.problem = Some(error);
+                let told = self.problem.take().map(|(told, _)| told);
+                if told.as_ref() != Some(&error) {
+                    tracing::error!("connection admission stays as it was: {error}");
+                }
+                self.problem = Some((error, Instant::now() + RETRY));
                 false
             }
         }
@@ -196,7 +206,7 @@ impl Admission {
         let unmet = self.in_force.iter().flat_map(unmet);
         self.objects_problems()
             .into_iter()
-            .chain(self.problem.clone())
+            .chain(self.problem.iter().map(|(problem, _)| problem.clone()))
             .chain(unmet)
             .collect()
     }
@@ -299,7 +309,90 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::HashSet, fs};
+
+    use lb_admission::level::MAX_LEVELS;
+    use lb_common::{
+        abi::Config,
+        flow::{Seats, limit::LEVELS},
+    };
+    use lb_datapath::memory::MemoryTables;
+
     use super::*;
+    use crate::map_writer::NodeFacts;
+
+    /// As many levels as there may be besides the mandatory ones.
+    fn levels(prefix: char) -> String {
+        let level = |number| {
+            format!(
+                "---\napiVersion: node-lb.io/v1alpha1\nkind: PriorityLevel\n\
+                 metadata: {{name: {prefix}-{number}}}\n\
+                 spec: {{type: Limited, limited: {{limitResponse: {{type: Reject}}}}}}\n"
+            )
+        };
+        (2..MAX_LEVELS).map(level).collect()
+    }
+
+    #[test]
+    fn objects_without_room_are_tried_again_until_they_have_it_or_are_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = AdmissionConfig {
+            mode: AdmissionMode::Enforce,
+            objects: Some(directory.path().to_owned()),
+        };
+        let tables = MemoryTables::new(Config::default(), HashSet::new(), 2);
+        let seats = SeatTable::in_memory();
+        let mut writer = MapWriter::empty(tables.maps(), NodeFacts::default());
+        let mut admission = Admission::new(&config, 10_000, false).unwrap();
+        let follow = |prefix, admission: &mut Admission, writer: &mut MapWriter| {
+            fs::write(directory.path().join("a.yaml"), levels(prefix)).unwrap();
+            let changed = admission.follow(writer, &seats, false, false);
+            let problems = admission.problems();
+            (
+                changed,
+                problems.iter().any(|p| p.contains("no number is free")),
+            )
+        };
+        assert_eq!(follow('a', &mut admission, &mut writer), (true, false));
+        let first = writer.numbered().known();
+        let use_first = |seats_of_each| {
+            for level in &first.levels {
+                let index = LEVELS + level.number;
+                let word = seats_of_each;
+                tables.set_seats(
+                    index,
+                    &Seats {
+                        word,
+                        ..tables.seats(index)
+                    },
+                );
+            }
+        };
+        use_first(1);
+        assert_eq!(follow('b', &mut admission, &mut writer), (true, false));
+        assert_eq!(follow('c', &mut admission, &mut writer), (false, true));
+        let in_force = writer.numbered().known();
+        assert!(
+            in_force
+                .levels
+                .iter()
+                .any(|known| known.level.name == "b-2")
+        );
+
+        // What is in force is what is wanted again.
+        assert_eq!(follow('b', &mut admission, &mut writer), (false, false));
+
+        assert_eq!(follow('c', &mut admission, &mut writer), (false, true));
+        use_first(0);
+        // The limits have forgotten the levels of before as well.
+        admission.origin -= Duration::from_secs(60);
+        admission.set_limits(&writer.numbered(), &seats);
+        // Nothing has changed, and the time has come.
+        admission.problem.as_mut().unwrap().1 = Instant::now();
+        let changed = admission.follow(&mut writer, &seats, false, false);
+        assert!(changed, "{:?}", admission.problems());
+        assert_eq!(admission.problems(), Vec::<String>::new());
+    }
 
     #[test]
     fn what_is_not_done_on_live_traffic_is_told() {
