@@ -92,6 +92,9 @@ pub mod flow_flag {
     /// The endpoint is gone, or has left a service that asks for a reset: a side that still sends
     /// to the other one is reset.
     pub const GONE: u32 = 1 << 12;
+    /// Of a half-open flow: its handshake was complete when there was no seat for it, so its client is
+    /// reset.
+    pub const REFUSED: u32 = GONE | RST;
     /// Where the direction's window scale (RFC 7323) begins.
     pub const SCALE_SHIFT: u32 = 8;
     /// Its four bits.

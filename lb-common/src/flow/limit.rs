@@ -44,7 +44,8 @@ pub struct Seats {
     pub over: u64,
     /// [`limit_flag`]s.
     pub flags: u32,
-    pub pad: u32,
+    /// Not 0 while many handshakes have been open for long: see [`is_pressed`].
+    pub pressed: u32,
 }
 
 /// Bits of [`Seats::flags`].
@@ -88,6 +89,15 @@ pub fn is_full(seats: NonNull<Seats>) -> bool {
 #[inline(always)]
 pub fn is_audited(seats: NonNull<Seats>) -> bool {
     flags(seats.as_ptr()) & limit_flag::AUDIT != 0
+}
+
+/// Whether handshakes hold no seats: a connection takes them when its handshake is complete. The
+/// agent decides so while many handshakes have been open for longer than real ones are. Else spoofed
+/// SYNs would hold all seats.
+#[inline(always)]
+pub fn is_pressed(seats: NonNull<Seats>) -> bool {
+    // SAFETY: elements of maps stay; a word that the agent stores as a whole.
+    unsafe { (&raw const (*seats.as_ptr()).pressed).read_volatile() != 0 }
 }
 
 /// The most seats that may be in use; negative if there is no limit.

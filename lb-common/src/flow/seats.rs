@@ -8,6 +8,9 @@
 //!
 //! Seats are taken before the bit is set, and given back after it was taken out. So there are never
 //! fewer in use than bits.
+//!
+//! A TCP connection takes its seats with its SYN, because its endpoint pays from then on. While a limit
+//! [is pressed](super::limit::is_pressed), it takes them at the end of its handshake.
 
 use super::{
     Flow, Record, Stage, flow_flag,
@@ -16,7 +19,7 @@ use super::{
     slots::Slots,
     tag,
 };
-use crate::{addr::Address, opaque::rolled};
+use crate::{addr::Address, opaque::rolled, parse::TCP};
 
 /// Bits that the id of a service has in a record.
 pub const SERVICE_BITS: u32 = 20;
@@ -177,6 +180,29 @@ impl Place {
     }
 }
 
+/// How a flow begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With a SYN.
+    Handshake,
+    /// With a datagram.
+    Datagram,
+    /// With a segment of a TCP connection in progress, whose flow was lost.
+    Midway,
+}
+
+impl Start {
+    /// Of a flow whose first packet has this protocol and `opens` a TCP connection or not.
+    #[inline(always)]
+    pub fn of(protocol: u8, opens: bool) -> Self {
+        match protocol {
+            TCP if opens => Self::Handshake,
+            TCP => Self::Midway,
+            _ => Self::Datagram,
+        }
+    }
+}
+
 /// The seats that a new flow asks for: its [`Place`], and how it asks.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -187,15 +213,26 @@ impl Asked {
     pub const NOTHING: Self = Self(0);
     const EXEMPT: u32 = 1 << 24;
     const RECOVERED: u32 = 1 << 25;
+    const HANDSHAKE: u32 = 1 << 26;
 
     /// Asks for the seats of a place. An exempt flow is let in when there is no seat, too, and is
     /// not counted then. One that was lost while its connection was in progress gets its seats
-    /// whatever the limits are.
+    /// whatever the limits are. One that begins with a handshake may have to take them later.
     #[inline(always)]
-    pub fn new(place: Place, is_exempt: bool, is_recovered: bool) -> Self {
+    pub fn new(place: Place, is_exempt: bool, start: Start) -> Self {
         let exempt = if is_exempt { Self::EXEMPT } else { 0 };
-        let recovered = if is_recovered { Self::RECOVERED } else { 0 };
-        Self(place.number() | exempt | recovered)
+        let start = match start {
+            Start::Handshake => Self::HANDSHAKE,
+            Start::Datagram => 0,
+            Start::Midway => Self::RECOVERED,
+        };
+        Self(place.number() | exempt | start)
+    }
+
+    /// Asks for the seats of a place at the end of a handshake.
+    #[inline(always)]
+    pub fn late(place: Place, is_exempt: bool) -> Self {
+        Self::new(place, is_exempt, Start::Datagram)
     }
 
     #[inline(always)]
@@ -211,6 +248,11 @@ impl Asked {
     #[inline(always)]
     pub fn is_recovered(self) -> bool {
         self.0 & Self::RECOVERED != 0
+    }
+
+    #[inline(always)]
+    pub fn is_handshake(self) -> bool {
+        self.0 & Self::HANDSHAKE != 0
     }
 
     #[inline(always)]
@@ -237,7 +279,17 @@ impl<A> Flow<A> {
     /// The limits that the flow counts against now, if this is its endpoint's direction.
     #[inline(always)]
     pub fn place(&self) -> Place {
-        match self.flags & flow_flag::REPLY != 0 && tag::state(self.tag) == tag::SEATED {
+        match tag::state(self.tag) == tag::SEATED {
+            true => self.own_place(),
+            false => Place::NONE,
+        }
+    }
+
+    /// The limits that the flow counts against while it has its seats, if this is its endpoint's
+    /// direction.
+    #[inline(always)]
+    pub fn own_place(&self) -> Place {
+        match self.flags & flow_flag::REPLY != 0 {
             true => Place::read(self.service, self.flags),
             false => Place::NONE,
         }
@@ -341,7 +393,10 @@ pub fn follow<A: Address, S: Slots<A>>(
         if !is_provisional(there, back) {
             release(slots, reply);
         }
-    } else if tag::state(read_tag(reply)) == tag::LIVE && !may_be_copy(slots, back) {
+    } else if tag::state(read_tag(reply)) == tag::LIVE
+        && tag::state(read_tag(forward)) == tag::LIVE
+        && !may_be_copy(slots, back)
+    {
         match from_endpoint {
             true => take_again(slots, reply),
             // The endpoint's next packet shows that it goes on.
@@ -352,7 +407,7 @@ pub fn follow<A: Address, S: Slots<A>>(
 
 /// Whether the seats of a flow with these flags may be with its record in another table.
 #[inline(always)]
-fn may_be_copy<A: Address, S: Slots<A>>(slots: &S, flags: u32) -> bool {
+pub fn may_be_copy<A: Address, S: Slots<A>>(slots: &S, flags: u32) -> bool {
     slots.other_mask() != 0 && flags & flow_flag::COPIED != 0
 }
 

@@ -9,10 +9,11 @@ use crate::{
     answer::Message,
     atomic,
     flow::{
-        claim,
-        limit::{Seats, is_audited, is_full, take_anyway, take_audited, try_take},
-        seats::{self, Asked, Place},
-        table,
+        Record, claim,
+        limit::{Seats, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take},
+        record::{self, read_tag},
+        seats::{self, Asked, Place, Start},
+        table, tag,
     },
     parse::TCP,
     tables::Tables,
@@ -20,9 +21,9 @@ use crate::{
 };
 
 /// What a new flow of a service asks for at a priority level; level 0 means that no flow schema
-/// concerns it. No limit is looked at for it. `picks_up` says that its connection is in progress.
+/// concerns it. No limit is looked at for it.
 #[inline(always)]
-pub fn asks(config: &Config, plan: &Plan, level: u32, picks_up: bool) -> Asked {
+pub fn asks(config: &Config, plan: &Plan, level: u32, start: Start) -> Asked {
     let mut place = Place::of_service(plan.seats);
     if config.flags & config_flag::ADMISSION != 0 {
         place = place.and(Place::of_level(level));
@@ -33,7 +34,7 @@ pub fn asks(config: &Config, plan: &Plan, level: u32, picks_up: bool) -> Asked {
     }
     match place.is_none() {
         true => Asked::NOTHING,
-        false => Asked::new(place, plan.has(plan_flag::EXEMPT), picks_up),
+        false => Asked::new(place, plan.has(plan_flag::EXEMPT), start),
     }
 }
 
@@ -54,8 +55,8 @@ pub(super) fn is_refused<A: Address, T: Tables<A>>(
     plan: &Plan,
     opens: bool,
 ) -> bool {
-    let picks_up = work.tuple.protocol == TCP && !opens;
-    let asked = asks(tables.config(), plan, work.level, picks_up);
+    let start = Start::of(work.tuple.protocol, opens);
+    let asked = asks(tables.config(), plan, work.level, start);
     !asked.is_nothing() && refuses(tables, work, asked)
 }
 
@@ -90,12 +91,22 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
 
 /// [`take`]'s answer where there is no seat.
 pub(super) const REFUSED: u32 = u32::MAX;
+/// A bit beside the number of a [`Place`]: its seats are to be taken at the end of the handshake.
+pub(super) const LATER: u32 = 1 << 31;
 
 /// Takes the seats that a new flow of a flow schema asks for, all or none: the number of the
-/// [`Place`] that it has now, or [`REFUSED`].
+/// [`Place`] that it has now, perhaps with [`LATER`], or [`REFUSED`].
 #[inline(never)]
 pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
     let wanted = asked.place();
+    if asked.is_handshake() && is_under_pressure(tables, wanted) {
+        if let Some(full) = in_the_way(tables, asked) {
+            count_refused(tables, asked, full, schema);
+            return REFUSED;
+        }
+        count_admitted(tables, schema, false);
+        return wanted.number() | LATER;
+    }
     let mut place = Place::NONE;
     if wanted.service() != 0
         && let Some(limit) = tables.seats(wanted.service())
@@ -134,6 +145,50 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
     }
     count_admitted(tables, schema, is_over);
     place.number()
+}
+
+/// Whether one of a place's limits is pressed.
+#[inline(always)]
+fn is_under_pressure<A: Address, T: Tables<A>>(tables: &T, place: Place) -> bool {
+    place.service() != 0 && tables.seats(place.service()).is_some_and(is_pressed)
+        || place.has_shared() && tables.seats(place.shared()).is_some_and(is_pressed)
+}
+
+/// Whether a connection may go on whose handshake is complete: it has its seats, or takes them now.
+/// `forward` and `reply` are its flow's directions.
+#[inline(always)]
+pub(super) fn has_seats<A: Address, T: Tables<A>>(
+    tables: &T,
+    forward: Record<A>,
+    reply: Record<A>,
+) -> bool {
+    tag::state(read_tag(reply)) != tag::LIVE
+        || Place::of(reply).is_none()
+        || take_late(tables, forward, reply)
+}
+
+/// The rest of [`has_seats`]. Out of line: flows have their seats unless a limit is pressed.
+#[inline(never)]
+fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Record<A>) -> bool {
+    let (seen, place) = (read_tag(reply), Place::of(reply));
+    if tag::state(seen) != tag::LIVE || seats::may_be_copy(tables, record::flags(reply)) {
+        // Another CPU has taken them, or the agent has it looked at again.
+        return true;
+    }
+    // SAFETY: records stay valid, and this does not change while they are in use.
+    let service = unsafe { forward.as_ref() }.service;
+    let plan = tables.plan(service);
+    let is_exempt = plan.is_some_and(|plan| plan.has(plan_flag::EXEMPT));
+    let taken = take(tables, Asked::late(place, is_exempt), 0);
+    if taken == REFUSED {
+        // Another CPU may have had the last one for the same flow.
+        return tag::state(read_tag(reply)) != tag::LIVE;
+    }
+    let taken = Place::from_u32(taken);
+    if taken != place || !record::advance(reply, seen, tag::SEATED) {
+        seats::give_back(tables, taken);
+    }
+    true
 }
 
 /// How the client of a connection is told that there is no seat for it: [`Work::refusal`].

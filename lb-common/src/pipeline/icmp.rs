@@ -56,7 +56,10 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
         return stop;
     }
     // No ICMP error about an ICMP error (RFC 1122, 3.2.2).
-    if matches!(way, Way::TimeExceeded | Way::TooBig | Way::Gone) {
+    if matches!(
+        way,
+        Way::TimeExceeded | Way::TooBig | Way::Gone | Way::NoSeat
+    ) {
         return Verdict::drop(way.reason());
     }
     match rewrite::translate_error(frame, network, &work.tuple, quoted.get(), flow) {

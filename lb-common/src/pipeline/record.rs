@@ -1,7 +1,7 @@
 //! Writes a flow's two records: chooses an endpoint, claims the places, and fills both directions.
 
 use super::{
-    admit::{self, REFUSED},
+    admit::{self, LATER, REFUSED},
     failing::{elsewhere, turns_away},
     half_open::{enter, give_port, is_pressed},
 };
@@ -15,7 +15,7 @@ use crate::{
         flow_flag,
         record::read_tag,
         resize,
-        seats::Place,
+        seats::{Place, Start},
         slots::Purpose,
         table, tag, tcp,
     },
@@ -99,7 +99,12 @@ fn try_begin<A: Address, T: Tables<A>>(
         endpoint: endpoint.id,
         service: plan.service,
         flags,
-        asked: admit::asks(config, plan, work.level, picks_up),
+        asked: admit::asks(
+            config,
+            plan,
+            work.level,
+            Start::of(work.tuple.protocol, opens),
+        ),
     };
     // Neither record has been looked at so far, so that the waits for their memory overlap.
     approach(tables, work);
@@ -206,13 +211,14 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     if place == 0 {
         reply.publish(tag::LIVE);
     } else {
+        let is_seated = place & LATER == 0;
         let place = Place::from_u32(place);
         // SAFETY: as above.
         unsafe {
             (*back.as_ptr()).service = place.beside(service);
             (*back.as_ptr()).flags |= place.in_flags();
         }
-        reply.publish(tag::SEATED);
+        reply.publish(if is_seated { tag::SEATED } else { tag::LIVE });
     }
     let published = tag::with_state(read_tag(there), tag::HALF);
     forward.publish(tag::HALF);

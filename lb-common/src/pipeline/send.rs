@@ -8,6 +8,8 @@ use crate::{
     flow::{
         Ethernet, Record, flow_flag,
         hop::{self, Hop, hop_flag},
+        record::{flags, read_tag},
+        tag,
     },
     frame::Frame,
     opaque::settled,
@@ -40,7 +42,7 @@ pub(super) fn send<A: Address, T: Tables<A>, F: Frame>(
     }
     work.answerer = tables.config().node();
     work.message = match way {
-        Way::Gone => {
+        Way::Gone | Way::NoSeat => {
             work.answerer = work.tuple.destination;
             Message::RESET
         }
@@ -77,6 +79,8 @@ pub(super) enum Way {
     Withheld,
     /// Nowhere: the endpoint is gone.
     Gone,
+    /// Nowhere: there was no seat for the connection at the end of its handshake.
+    NoSeat,
     TimeExceeded,
     TooBig,
 }
@@ -116,6 +120,7 @@ impl Way {
             Self::LaterHook => Reason::LaterHook,
             Self::Withheld => Reason::EndpointRefused,
             Self::Gone => Reason::EndpointGone,
+            Self::NoSeat => Reason::ConcurrencyLimit,
             Self::TimeExceeded => Reason::TimeExceeded,
             Self::TooBig => Reason::TooBig,
             _ => Reason::NoRoute,
@@ -135,6 +140,7 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
     let flow = unsafe { record.as_ref() };
     if flow.has(flow_flag::WITHHELD | flow_flag::GONE) {
         return match flow.has(flow_flag::GONE) {
+            true if is_refused(record) => Way::NoSeat,
             true => Way::Gone,
             false => Way::Withheld,
         };
@@ -167,6 +173,14 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
         return Way::TooBig;
     }
     Way::Hop
+}
+
+/// Whether a direction is the client's of a flow for which there was no seat.
+#[inline(always)]
+fn is_refused<A: Address>(record: Record<A>) -> bool {
+    use flow_flag::REFUSED;
+    let flags = flags(record);
+    flags & (REFUSED | flow_flag::REPLY) == REFUSED && tag::state(read_tag(record)) == tag::HALF
 }
 
 /// The next hop that a flow keeps. It may be no longer valid.

@@ -1,10 +1,12 @@
 //! What packets show of their flow's connection: how far it has come, and that it lives.
 
-use super::{failing, gone};
+use super::{admit, failing, gone};
 use crate::{
     addr::Address,
     flow::{
-        Flow, Record, flow_flag, foreign,
+        Flow, Record,
+        flow_flag::{self, REFUSED},
+        foreign,
         record::{clear, flags, in_order, read_tag, set},
         seats::{self, Place},
         table, tag,
@@ -244,6 +246,11 @@ fn watch_tcp<A: Address, T: Tables<A>>(
         return;
     }
     if half && proves(flow, other, segment) {
+        let is_refused = flags(forward) & REFUSED == REFUSED;
+        if is_refused || !admit::has_seats(tables, forward, reply) {
+            set(forward, REFUSED);
+            return;
+        }
         prove(tables, forward, reply);
     } else if half && !flow.has(flow_flag::REPLY) {
         return;

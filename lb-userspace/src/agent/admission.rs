@@ -155,6 +155,11 @@ impl Admission {
             None => Levels::new(&in_force, self.seats, now).map(|new| self.levels = Some(new)),
         }
         .map_err(|error| error.to_string())?;
+        for known in &writer.numbered().known().levels {
+            let limited = known.level.limited();
+            let most = limited.and_then(|limited| limited.connections.max_half_open_seats);
+            seats.set_patience(known.number, most);
+        }
         let (levels, schemas) = (in_force.levels.len(), in_force.schemas.len());
         self.in_force = Some(in_force);
         self.set_limits(&writer.numbered(), seats);

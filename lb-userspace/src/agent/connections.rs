@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use lb_common::{
     abi::FlowSchema,
-    flow::{Seats, limit::NODE},
+    flow::{
+        Seats,
+        limit::{LEVELS, NODE},
+    },
 };
 use lb_datapath::bpf::MappedArray;
 use lb_objects::ObjectName;
@@ -87,6 +90,8 @@ impl Connections {
                 refused: seats.refused,
                 over: seats.over,
                 recovered: seats.recovered,
+                slow_handshakes: self.seats.slow_handshakes(LEVELS + known.number),
+                is_pressed: seats.pressed != 0,
                 exempted: seats.exempted,
             }
         };
@@ -127,6 +132,7 @@ impl Connections {
             refused,
             recovered,
             exempted,
+            pressed,
             ..
         } = seats;
         LimitCount {
@@ -138,6 +144,8 @@ impl Connections {
             refused,
             recovered,
             exempted,
+            slow_handshakes: self.seats.slow_handshakes(index),
+            is_pressed: pressed != 0,
         }
     }
 }

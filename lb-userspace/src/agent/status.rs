@@ -130,6 +130,12 @@ pub struct ConnectionLimit {
     pub highest: u32,
     /// Connections refused so far.
     pub refused: u64,
+    /// TCP handshakes within it that have been open for a second at least.
+    #[serde(default)]
+    pub slow_handshakes: u32,
+    /// Whether these are so many that handshakes take no places.
+    #[serde(default)]
+    pub pressed: bool,
 }
 
 impl From<&LimitCount> for ConnectionLimit {
@@ -141,6 +147,8 @@ impl From<&LimitCount> for ConnectionLimit {
             in_use: count.in_use,
             highest: count.highest,
             refused: count.refused,
+            slow_handshakes: count.slow_handshakes,
+            pressed: count.is_pressed,
         }
     }
 }
@@ -166,6 +174,11 @@ pub struct PriorityLevel {
     pub refused: u64,
     /// Connections let in above the limit so far, because it is only audited.
     pub over: u64,
+    /// As for [`ConnectionLimit`].
+    #[serde(default)]
+    pub slow_handshakes: u32,
+    #[serde(default)]
+    pub pressed: bool,
 }
 
 impl From<&LevelCount> for PriorityLevel {
@@ -181,6 +194,8 @@ impl From<&LevelCount> for PriorityLevel {
             max: count.limits.max,
             refused: count.refused,
             over: count.over,
+            slow_handshakes: count.slow_handshakes,
+            pressed: count.is_pressed,
         }
     }
 }

@@ -161,9 +161,16 @@ fn render(status: &Status) -> String {
             true => ", long-running",
             false => "",
         };
+        let pressed = match limit.pressed {
+            true => format!(
+                ", under pressure: {} slow handshakes, so handshakes take no place",
+                limit.slow_handshakes
+            ),
+            false => String::new(),
+        };
         format!(
             "{whose}: {in_use} in use ({highest} at most in the last second), {most}, \
-             {refused} refused{long_running}"
+             {refused} refused{long_running}{pressed}"
         )
     });
     lines.extend(list("Connections", limits));
@@ -217,7 +224,8 @@ fn render(status: &Status) -> String {
     text
 }
 
-/// How many connections priority levels have, and which of them have none left.
+/// How many connections priority levels have, and which of them have no seat left or are under
+/// pressure.
 fn admission(status: &Status) -> String {
     let levels = &status.priority_levels;
     let in_use: u64 = levels.iter().map(|level| u64::from(level.in_use)).sum();
@@ -232,8 +240,17 @@ fn admission(status: &Status) -> String {
         true => "none is at its limit".to_owned(),
         false => format!("at their limit: {}", full.join(", ")),
     };
+    let pressed = levels.iter().filter(|level| level.pressed);
+    let pressed: Vec<_> = pressed.map(|level| level.name.as_str()).collect();
+    let pressed = match pressed.is_empty() {
+        true => String::new(),
+        false => format!(
+            ", under pressure by slow handshakes: {}",
+            pressed.join(", ")
+        ),
+    };
     format!(
-        "{}: {in_use} connections in {} priority levels, {full} (`node-lb admission levels`)",
+        "{}: {in_use} connections in {} priority levels, {full}{pressed} (`node-lb admission levels`)",
         status.admission,
         levels.len()
     )

@@ -2,11 +2,11 @@
 
 use lb_common::{
     addr::Address,
-    flow::{Flow, Stage, Timeouts, flow_flag, tag},
+    flow::{Flow, Stage, Timeouts, flow_flag, seats::Place, tag},
 };
 
 use super::{
-    records::protocol,
+    records::{Connection, protocol},
     stats::{Removed, ServiceCounts, TableStats},
 };
 
@@ -34,6 +34,10 @@ pub struct Findings {
     pub unpaired: Vec<Sighting>,
     /// Endpoints' directions of flows that are closed and hold seats.
     pub closed: Vec<u32>,
+    /// The same of flows in their handshakes that count against a limit.
+    pub shaking_hands: Vec<u32>,
+    /// The same of flows that are established and do not hold the seats that they should.
+    pub unseated: Vec<u32>,
 }
 
 /// A pass in progress.
@@ -59,6 +63,8 @@ impl<'a> Pass<'a> {
     const LIVE: u8 = 1 << 7;
     /// Of the client's direction: the flow is half-open. Of the endpoint's: it holds its seats.
     const HALF: u8 = 1 << 6;
+    /// Of the endpoint's direction: the flow counts against a limit.
+    const PLACED: u8 = 1 << 5;
     /// The [`flow_flag`]s on which a stage depends, at their places.
     const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
 
@@ -96,7 +102,11 @@ impl<'a> Pass<'a> {
             tag::HALF => Self::HALF,
             _ => 0,
         };
-        let own = Self::LIVE | half | (flow.flags & Self::SHOWN) as u8;
+        let placed = match flow.own_place().is_none() {
+            true => 0,
+            false => Self::PLACED,
+        };
+        let own = Self::LIVE | half | placed | (flow.flags & Self::SHOWN) as u8;
         self.seen[index as usize] = own;
         let other = match flow.peer < index {
             true => self.seen[flow.peer as usize],
@@ -118,12 +128,26 @@ impl<'a> Pass<'a> {
         let stage = Stage::of(state, shown(forward), shown(reply));
         self.stats.flows.add(protocol(flow), stage);
         self.services.add(flow.service_id(), state == tag::HALF);
-        if stage == Stage::Closed && reply & Self::HALF != 0 {
-            let is_reply = flow.has(flow_flag::REPLY);
-            self.found
-                .closed
-                .push(if is_reply { index } else { flow.peer });
-        }
+        let is_seated = reply & Self::HALF != 0;
+        let list = match stage {
+            _ if reply & Self::PLACED == 0 => return,
+            Stage::Unreplied | Stage::Handshake => &mut self.found.shaking_hands,
+            Stage::Closed if is_seated => &mut self.found.closed,
+            Stage::Established | Stage::HalfClosed if !is_seated => &mut self.found.unseated,
+            _ => return,
+        };
+        let is_reply = flow.has(flow_flag::REPLY);
+        list.push(if is_reply { index } else { flow.peer });
+    }
+
+    /// Half-open flows of a connection's service that have been counted so far.
+    pub fn half_open<A: Address>(&self, connection: &Connection<A>) -> u32 {
+        self.services.half_open(connection.forward.service_id())
+    }
+
+    /// Counts a slow handshake within these limits.
+    pub fn count_slow(&mut self, place: Place) {
+        self.services.add_slow(place);
     }
 
     /// Subtracts a record whose other half was counted: both have been ended.

@@ -17,8 +17,15 @@ use lb_common::flow::{
     Seats,
     limit::{LEVEL_NUMBERS, LEVELS, LIMITS, NODE},
     seats::Place,
+    stage::idle,
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
+
+/// Ticks for which a limit stays pressed without too many slow handshakes: half a minute at least. A
+/// flood that comes in waves finds it as it was.
+const CALM: u32 = 256;
+/// A limit is pressed if more than one part in so many of it could be slow handshakes.
+const PATIENCE_PART: u32 = 4;
 
 /// The limits in `SEATS` and `LEVELS`, which programs count as well, by their indexes: see
 /// [`lb_common::flow::limit`].
@@ -28,6 +35,12 @@ pub struct SeatTable {
     levels: Arc<MappedArray<Seats>>,
     /// The most seats in use in the latest second, by index.
     highest: Mutex<HashMap<u32, u32>>,
+    /// How many slow handshakes a priority level bears before it is pressed, by the level's number.
+    patience: Mutex<HashMap<u32, u32>>,
+    /// Slow handshakes, by index.
+    slow_handshakes: Mutex<HashMap<u32, u32>>,
+    /// The tick at which a pressed limit last had too many of them, by index.
+    pressed_at: Mutex<HashMap<u32, u32>>,
     corrected: AtomicU64,
 }
 
@@ -48,6 +61,9 @@ impl SeatTable {
             limits,
             levels,
             highest: Mutex::default(),
+            patience: Mutex::default(),
+            slow_handshakes: Mutex::default(),
+            pressed_at: Mutex::default(),
             corrected: AtomicU64::new(0),
         }
     }
@@ -86,6 +102,62 @@ impl SeatTable {
         word.store(limit, SeqCst);
     }
 
+    /// Sets how many slow handshakes a priority level bears before it is pressed; `None` means a
+    /// quarter of its limit, as for other limits.
+    pub fn set_patience(&self, level: u32, handshakes: Option<u32>) {
+        let mut patience = lock(&self.patience);
+        match handshakes {
+            Some(handshakes) => _ = patience.insert(level, handshakes),
+            None => _ = patience.remove(&level),
+        }
+    }
+
+    /// Decides at tick `now` which limits [are pressed](lb_common::flow::limit::is_pressed): those
+    /// with too many [slow handshakes](super::stats::ServiceCounts::slow_handshakes), now or within
+    /// [`CALM`]. `slow` says how many there are, by index.
+    pub fn press(&self, now: u32, slow: impl Fn(u32) -> u32) {
+        let (patience, mut known) = (lock(&self.patience), lock(&self.slow_handshakes));
+        let mut pressed_at = lock(&self.pressed_at);
+        known.clear();
+        for index in self.indexes() {
+            let Seats { limit, pressed, .. } = self.read(index);
+            let of_level = index.checked_sub(LEVELS);
+            let most = of_level.and_then(|level| patience.get(&level).copied());
+            let most = most.unwrap_or(limit / PATIENCE_PART);
+            let slow = slow(index);
+            if slow != 0 {
+                known.insert(index, slow);
+            }
+            if pressed == 0 && slow <= most {
+                continue;
+            }
+            if slow > most {
+                pressed_at.insert(index, now);
+            }
+            let at = *pressed_at.entry(index).or_insert(now);
+            let is_pressed = limit != 0 && idle(at, now) < CALM;
+            if !is_pressed {
+                pressed_at.remove(&index);
+            }
+            if is_pressed != (pressed != 0) {
+                self.pressed_word(index).store(is_pressed.into(), SeqCst);
+            }
+        }
+    }
+
+    /// The slow handshakes that the latest pass has found within a limit.
+    pub fn slow_handshakes(&self, index: u32) -> u32 {
+        lock(&self.slow_handshakes)
+            .get(&index)
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Whether a limit is pressed.
+    pub fn is_pressed(&self, index: u32) -> bool {
+        self.pressed_word(index).load(Relaxed) != 0
+    }
+
     /// Gives back the seats of a flow that has ended.
     pub fn give_back(&self, place: Place) {
         for index in place.limits() {
@@ -95,7 +167,7 @@ impl SeatTable {
 
     /// Begins a new second: [`Self::highest`] tells of the one that ends.
     pub fn tick(&self) {
-        let mut highest = self.lock();
+        let mut highest = lock(&self.highest);
         highest.clear();
         for index in self.indexes() {
             let used = used(self.word(index).load(Relaxed));
@@ -109,7 +181,7 @@ impl SeatTable {
 
     /// The most seats that were in use in the latest second.
     pub fn highest(&self, index: u32) -> u32 {
-        let known = self.lock().get(&index).copied();
+        let known = lock(&self.highest).get(&index).copied();
         let present = used(self.word(index).load(Relaxed)).max(0) as u32;
         known.unwrap_or(present)
     }
@@ -122,6 +194,11 @@ impl SeatTable {
     fn word(&self, index: u32) -> &AtomicU64 {
         let (map, index) = self.element(index);
         map.u64_at(index, offset_of!(Seats, word))
+    }
+
+    fn pressed_word(&self, index: u32) -> &AtomicU32 {
+        let (map, index) = self.element(index);
+        map.u32_at(index, offset_of!(Seats, pressed))
     }
 
     fn highest_word(&self, index: u32) -> &AtomicU32 {
@@ -162,11 +239,11 @@ impl SeatTable {
             "corrected the number of connections within a limit"
         );
     }
+}
 
-    // Whole after each change, so a thread that panicked leaves nothing half done.
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, u32>> {
-        self.highest.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+// Whole after each change, so a thread that panicked leaves nothing half done.
+fn lock(numbers: &Mutex<HashMap<u32, u32>>) -> MutexGuard<'_, HashMap<u32, u32>> {
+    numbers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn used(word: u64) -> i32 {

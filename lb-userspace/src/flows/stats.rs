@@ -94,6 +94,7 @@ pub struct Counted {
 pub struct ServiceCounts {
     flows: Vec<ServiceFlows>,
     seats: Vec<u32>,
+    slow_handshakes: Vec<u32>,
 }
 
 /// The live flows of a service.
@@ -145,14 +146,21 @@ impl ServiceCounts {
         self.seats.get(limit as usize).copied().unwrap_or(0)
     }
 
+    /// TCP connections within a limit whose handshake is slow: it has been open for a second at least,
+    /// or would have been, if its service had not so many that none stays for so long.
+    pub fn slow_handshakes(&self, limit: u32) -> u32 {
+        self.slow_handshakes
+            .get(limit as usize)
+            .copied()
+            .unwrap_or(0)
+    }
+
     pub(super) fn add_seats(&mut self, place: Place) {
-        if place.is_none() {
-            return;
-        }
-        self.seats.resize(LIMITS + LEVEL_NUMBERS, 0);
-        for index in place.limits() {
-            self.seats[index as usize] += 1;
-        }
+        add_place(&mut self.seats, place);
+    }
+
+    pub(super) fn add_slow(&mut self, place: Place) {
+        add_place(&mut self.slow_handshakes, place);
     }
 
     pub(super) fn add(&mut self, service: u32, half_open: bool) {
@@ -167,6 +175,17 @@ impl ServiceCounts {
         let flows = &mut self.flows[index];
         flows.all += 1;
         flows.half_open += u32::from(half_open);
+    }
+}
+
+/// Adds one to the numbers of all limits of a place.
+fn add_place(numbers: &mut Vec<u32>, place: Place) {
+    if place.is_none() {
+        return;
+    }
+    numbers.resize(LIMITS + LEVEL_NUMBERS, 0);
+    for index in place.limits() {
+        numbers[index as usize] += 1;
     }
 }
 

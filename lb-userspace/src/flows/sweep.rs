@@ -63,7 +63,8 @@ pub type Count = Box<dyn Fn(u32, Counted) + Send>;
 /// A function that gives back the seats of a place.
 pub type GiveBack = Box<dyn Fn(Place) + Send>;
 
-/// How many ticks an endpoint has been silent when its client's RST counts: a second at least.
+/// How many ticks an endpoint has been silent when its client's RST counts, and both sides when a
+/// handshake is open for long: a second at least.
 const SILENT: u32 = 9;
 
 /// A flow table, and what the latest pass found that the next step needs.
@@ -74,6 +75,8 @@ pub struct TableSweeper<A, R> {
     /// Number of records less one.
     mask: u32,
     secret: [u64; 2],
+    /// From so many half-open flows of a service on, no handshake may get old.
+    many_half_open: u32,
     passes: u64,
     latest: Findings,
     dead: Vec<Sighting>,
@@ -100,6 +103,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             records,
             mask,
             secret,
+            many_half_open: u32::MAX,
             passes: 0,
             latest: Findings::default(),
             dead: Vec::new(),
@@ -108,6 +112,17 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             give_back,
             address: PhantomData,
         })
+    }
+
+    /// Sets how many half-open flows a service may have before newer ones replace the oldest. Then no
+    /// handshake may get old enough to be slow. Real clients have a part of the places, so half of
+    /// them are a sign of that.
+    #[must_use]
+    pub fn with_half_open_budget(self, flows: u32) -> Self {
+        Self {
+            many_half_open: flows.div_ceil(2),
+            ..self
+        }
     }
 
     /// Looks at every record, ends flows that are over at tick `now`, and cleans tombs.
@@ -142,6 +157,21 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         for reply in std::mem::take(&mut pass.found.closed) {
             self.release_closed(reply, pass.now);
         }
+        for reply in std::mem::take(&mut pass.found.unseated) {
+            self.seat_again(reply);
+        }
+        let mut shaking_hands = std::mem::take(&mut pass.found.shaking_hands);
+        shaking_hands.retain(|reply| {
+            let open = self.handshake(*reply);
+            if let Some(connection) = &open {
+                let is_slow = idle(connection.last_seen(), pass.now) >= SILENT;
+                if is_slow || pass.half_open(connection) >= self.many_half_open {
+                    pass.count_slow(connection.reply.own_place());
+                }
+            }
+            open.is_some()
+        });
+        pass.found.shaking_hands = shaking_hands;
         let all_known = self.settle_claims(&mut pass);
         self.has_orphan = pass.has_orphan();
         if let Some(passed) = pass.passed.filter(|_| all_known) {
@@ -452,6 +482,35 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let is_silent = idle(reply.last_seen, now) >= SILENT;
         if connection.stage() == Stage::Closed && (is_silent || !is_provisional(flags.0, flags.1)) {
             self.unseat(index, &reply);
+        }
+    }
+
+    /// Gives back the seats of flows in their handshakes, if one of their limits is pressed. They take
+    /// them once their handshakes are complete.
+    pub fn unseat_handshakes(&self, is_pressed: impl Fn(u32) -> bool) {
+        for reply in &self.latest.shaking_hands {
+            if let Some(connection) = self.handshake(*reply)
+                && connection.reply.place().limits().any(&is_pressed)
+            {
+                self.unseat(*reply, &connection.reply);
+            }
+        }
+    }
+
+    /// The TCP connection whose endpoint's direction is at an index, if it is in its handshake.
+    fn handshake(&self, reply: u32) -> Option<Connection<A>> {
+        let connection = Connection::new(&self.records, reply, &self.records.read(reply))?;
+        let is_open = matches!(connection.stage(), Stage::Unreplied | Stage::Handshake);
+        (is_open && !connection.forward.has(flow_flag::UDP)).then_some(connection)
+    }
+
+    /// Has an established flow take its seats with its endpoint's next packet. It proved itself at
+    /// the moment at which they were given back, or while the table's size changed.
+    fn seat_again(&self, index: u32) {
+        let reply = self.records.read(index);
+        if !reply.has(flow_flag::WATCH) && !reply.own_place().is_none() {
+            let flags = self.records.flags(index);
+            flags.fetch_or(flow_flag::WATCH, Ordering::SeqCst);
         }
     }
 

@@ -68,6 +68,8 @@ pub struct Kernel {
     pub grace: Box<dyn Fn() + Send>,
     pub counters: Arc<dyn Counters>,
     pub seats: Arc<SeatTable>,
+    /// Half-open flows of a service, at most, before newer ones replace the oldest.
+    pub half_open_budget: u32,
     /// Tells programs how long flows may be silent from now on.
     pub set_timeouts: Box<dyn Fn(&Timeouts) + Send>,
     /// Tells programs which part of the tables one service may take from now on:
@@ -168,7 +170,11 @@ impl FlowSweeper {
         sockets: Option<UdpSockets>,
     ) -> io::Result<Self> {
         let limits = Arc::new(limits);
-        let timeouts = limits.read(0).timeouts;
+        let abi::Limits {
+            timeouts,
+            half_open_mask,
+            ..
+        } = limits.read(0);
         let rate = TickRate::of(config)
             .ok_or_else(|| misfit("CONFIG has no clock rate: hz is 0 or tick_shift above 31"))?;
         let jiffies = Jiffies::open().map_err(|error| {
@@ -180,6 +186,7 @@ impl FlowSweeper {
             grace: Box::new(synchronize_rcu),
             counters: Arc::new(counters),
             seats,
+            half_open_budget: half_open_mask.saturating_add(1),
             set_timeouts: {
                 let limits = limits.clone();
                 Box::new(move |timeouts| set_timeouts(&limits, timeouts))
@@ -231,9 +238,11 @@ impl FlowSweeper {
         );
         let worker = Worker {
             v4: sweep4
-                .ok_or_else(|| misfit("FLOWS4 does not have as many records as CONFIG says"))?,
+                .ok_or_else(|| misfit("FLOWS4 does not have as many records as CONFIG says"))?
+                .with_half_open_budget(kernel.half_open_budget),
             v6: sweep6
-                .ok_or_else(|| misfit("FLOWS6 does not have as many records as CONFIG says"))?,
+                .ok_or_else(|| misfit("FLOWS6 does not have as many records as CONFIG says"))?
+                .with_half_open_budget(kernel.half_open_budget),
             configured: timeouts,
             timeouts,
             rate,
@@ -435,8 +444,11 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         let v6 = self
             .v6
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
-        self.recount
-            .end(&self.kernel.seats, |limit| services.seats(limit));
+        let seats = &self.kernel.seats;
+        self.recount.end(seats, |limit| services.seats(limit));
+        seats.press(now, |limit| services.slow_handshakes(limit));
+        self.v4.unseat_handshakes(|limit| seats.is_pressed(limit));
+        self.v6.unseat_handshakes(|limit| seats.is_pressed(limit));
         if v4.adopted + v6.adopted != 0 {
             let records = v4.adopted + v6.adopted;
             tracing::info!(records, "took over flow records of another version");

@@ -26,6 +26,10 @@ pub struct LevelCount {
     pub recovered: u64,
     /// Connections let in without being counted, because the cluster depends on their Service.
     pub exempted: u64,
+    /// TCP handshakes that have been open for a second at least.
+    pub slow_handshakes: u32,
+    /// Whether these are so many that handshakes take no seats.
+    pub is_pressed: bool,
 }
 
 /// A flow schema, and what became of the connections that it took.
@@ -136,6 +140,16 @@ pub(super) fn families(
              Service.",
             counter,
             |level| level.exempted,
+        ),
+        of_limited(
+            "node_lb_flowcontrol_slow_handshakes",
+            "TCP handshakes in a priority level that have been open for a second at least.",
+            |level| level.slow_handshakes.into(),
+        ),
+        of_limited(
+            "node_lb_flowcontrol_pressed",
+            "1 while so many handshakes are slow that they take no seats.",
+            |level| level.is_pressed.into(),
         ),
         family(
             "node_lb_flowcontrol_dispatched_connections_total",

@@ -90,6 +90,10 @@ pub struct LimitCount {
     pub recovered: u64,
     /// Connections let in without being counted, because the cluster depends on their Service.
     pub exempted: u64,
+    /// TCP handshakes that have been open for a second at least.
+    pub slow_handshakes: u32,
+    /// Whether these are so many that handshakes take no places.
+    pub is_pressed: bool,
 }
 
 impl LimitCount {
@@ -306,6 +310,18 @@ impl Sample {
                  Service.",
                 MetricType::COUNTER,
                 limits().map(|limit| limit.metric(counter, limit.exempted)),
+            ),
+            family(
+                "node_lb_connection_limit_slow_handshakes",
+                "TCP handshakes within the limit that have been open for a second at least.",
+                MetricType::GAUGE,
+                limits().map(|limit| limit.metric(gauge, limit.slow_handshakes.into())),
+            ),
+            family(
+                "node_lb_connection_limit_pressed",
+                "1 while so many handshakes are slow that they take no places.",
+                MetricType::GAUGE,
+                limits().map(|limit| limit.metric(gauge, limit.is_pressed.into())),
             ),
             family(
                 "node_lb_long_running_connections",

@@ -16,6 +16,8 @@ fn status() -> Status {
         max: 1000,
         refused: 4,
         over: 5,
+        slow_handshakes: limit,
+        pressed: limit > 0,
     };
     Status {
         admission: "enforce".to_owned(),
@@ -46,9 +48,9 @@ fn levels_and_schemas_are_shown_as_the_agent_tells_them() {
         "\
 Mode: enforce
 
-PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT
-exempt          7       8        -      100      -    -     4        5
-tenants         100     101      120    100      50   1000  4        5
+PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT  SLOW HANDSHAKES
+exempt          7       8        -      100      -    -     4        5           0
+tenants         100     101      120    100      50   1000  4        5           120 (pressed)
 
 FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  OVER LIMIT
 shop         tenants         1000      40       3

@@ -1,11 +1,13 @@
 //! Seats that the sweeper gives back.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, sync::Arc};
 
 use lb_common::flow::{
-    flow_flag::{FIN, FIN_ACKED, RST, SEEN},
-    limit::NODE,
-    seats::Place,
+    Seats,
+    flow_flag::{FIN, FIN_ACKED, RST, SEEN, WATCH},
+    limit::{LEVELS, NODE},
+    record,
+    seats::{self, Place},
     tag,
 };
 
@@ -78,7 +80,7 @@ fn half_a_flow_gives_its_seats_back() {
     let flow = seated(1).seen(SEEN, SEEN);
     let forward = table.open(&flow).unwrap();
     // As an agent that was killed between the two directions.
-    lb_common::flow::record::kill(forward, 0);
+    record::kill(forward, 0);
     let mut sweeping = Sweeping::new(&table);
     (1..=4).for_each(|now| sweeping.pass(now));
     assert_eq!(in_use(&table), [0; 2]);
@@ -94,4 +96,128 @@ fn a_program_and_the_sweeper_give_seats_back_once() {
     table.end_slowly(forward, || sweeping.borrow_mut().pass(100_000));
     (100_001..=100_004).for_each(|now| sweeping.borrow_mut().pass(now));
     assert_eq!(in_use(&table), [0; 2]);
+}
+
+/// A limit of eight connections of the Service.
+fn limited() -> Arc<Table> {
+    let table = Table::new(64);
+    let limit = Seats {
+        limit: 8,
+        ..Seats::default()
+    };
+    table.limits.write(7, &limit);
+    table
+}
+
+#[test]
+fn handshakes_that_stay_open_give_their_seats_back_if_they_are_many() {
+    // A quarter of the limit is not many.
+    for (many, handshakes) in [(false, 2), (true, 3)] {
+        let table = limited();
+        table.open(&seated(1).seen(SEEN, SEEN)).unwrap();
+        let flows = (2..2 + handshakes).map(|client| match client % 2 {
+            0 => seated(client).half().seen(SEEN, 0),
+            _ => seated(client).half().seen(SEEN, SEEN),
+        });
+        assert!(
+            flows
+                .map(|flow| table.open(&flow))
+                .all(|opened| opened.is_some())
+        );
+        let mut sweeping = Sweeping::new(&table);
+        let all = 1 + handshakes as i32;
+        sweeping.pass(8);
+        assert_eq!(
+            (in_use(&table), table.seats.is_pressed(7)),
+            ([all; 2], false)
+        );
+        sweeping.pass(9);
+        assert_eq!(sweeping.services.slow_handshakes(7), handshakes);
+        let left = if many { 1 } else { all };
+        assert_eq!(
+            (in_use(&table), table.seats.is_pressed(7)),
+            ([left; 2], many)
+        );
+        assert!(!table.seats.is_pressed(NODE), "it has no limit");
+        // A handshake times out after a minute, and others may follow within half of one.
+        sweeping.pass(9 + 255);
+        assert_eq!((in_use(&table)[0], table.seats.is_pressed(7)), (1, many));
+        sweeping.pass(9 + 256);
+        assert_eq!((in_use(&table), table.seats.is_pressed(7)), ([1; 2], false));
+    }
+}
+
+#[test]
+fn what_is_no_open_handshake_keeps_its_seats_under_pressure() {
+    let table = limited();
+    let datagrams = |client| NewFlow {
+        place: Place::of_service(7),
+        ..NewFlow::udp(client).half().seen(SEEN, SEEN)
+    };
+    assert!((1..=4).all(|client| table.open(&datagrams(client)).is_some()));
+    let mut sweeping = Sweeping::new(&table);
+    sweeping.pass(20);
+    assert_eq!(in_use(&table)[1], 4);
+    assert!(!table.seats.is_pressed(7));
+
+    let handshake = |client| seated(client).half().seen(SEEN, 0);
+    assert!((5..=7).all(|client| table.open(&handshake(client)).is_some()));
+    table.open(&handshake(8).at(15)).unwrap();
+    sweeping.pass(20);
+    assert!(table.seats.is_pressed(7));
+    assert_eq!(in_use(&table), [0, 4], "the datagrams");
+}
+
+/// As newer handshakes replace the oldest, none gets old enough to be slow.
+#[test]
+fn a_flood_beyond_the_budget_of_half_open_flows_puts_a_limit_under_pressure() {
+    for (budget, is_pressed) in [(12, false), (10, true)] {
+        let table = limited();
+        let handshake = |client| seated(client).half().seen(SEEN, 0).at(7);
+        assert!((1..=5).all(|client| table.open(&handshake(client)).is_some()));
+        let mut sweeping = Sweeping::new(&table).with_half_open_budget(budget);
+        sweeping.pass(8);
+        assert_eq!(
+            (in_use(&table), table.seats.is_pressed(7)),
+            ([if is_pressed { 0 } else { 5 }; 2], is_pressed)
+        );
+    }
+}
+
+#[test]
+fn a_level_has_the_patience_that_its_object_says() {
+    let table = limited();
+    let level = 5;
+    table.seats.limit_level(level, 8);
+    let index = LEVELS + level;
+    let mut now = 0;
+    let mut is_pressed = |slow| {
+        now += 1_000;
+        let of = |limit| if limit == index { slow } else { 0 };
+        table.seats.press(now, of);
+        table.seats.is_pressed(index)
+    };
+    assert_eq!([2, 3, 5].map(&mut is_pressed), [false, true, true]);
+    table.seats.set_patience(level, Some(4));
+    assert_eq!([3, 4, 5].map(&mut is_pressed), [false, false, true]);
+    table.seats.set_patience(level, None);
+    assert_eq!([2, 3].map(&mut is_pressed), [false, true]);
+}
+
+#[test]
+fn an_established_flow_without_its_seats_is_looked_at_again() {
+    let table = Table::new(64);
+    let flow = seated(1).seen(SEEN, SEEN);
+    table.open(&flow).unwrap();
+    let (_, reply) = table.pair(&flow).unwrap();
+    let mut sweeping = Sweeping::new(&table);
+    sweeping.pass(1);
+    assert_eq!(record::flags(reply) & WATCH, 0);
+    seats::release(&*table, reply);
+    assert_eq!(in_use(&table), [0; 2]);
+    sweeping.pass(2);
+    assert_eq!(record::flags(reply) & WATCH, WATCH);
+    // As the endpoint's next packet does.
+    seats::follow(&*table, reply, table.pair(&flow).unwrap().0, true);
+    assert_eq!(in_use(&table), [1; 2]);
 }

@@ -306,6 +306,7 @@ impl Records<Ip4> for View {
 
 /// A sweeper and what it has reported.
 pub struct Sweeping {
+    table: Arc<Table>,
     sweeper: TableSweeper<Ip4, View>,
     configured: Timeouts,
     /// The timeouts in force, which are shorter under pressure.
@@ -332,6 +333,7 @@ impl Sweeping {
         let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, count, give_back);
         let configured = timeouts(&FlowTimeouts::default(), RATE);
         Self {
+            table: table.clone(),
             sweeper: sweeper.unwrap(),
             reads,
             configured,
@@ -340,6 +342,12 @@ impl Sweeping {
             services: ServiceCounts::default(),
             removed: Removed::default(),
         }
+    }
+
+    /// Has newer half-open flows replace the oldest from so many on.
+    pub fn with_half_open_budget(self, flows: u32) -> Self {
+        let sweeper = self.sweeper.with_half_open_budget(flows);
+        Self { sweeper, ..self }
     }
 
     /// Has all flows stay for so many silent seconds.
@@ -364,6 +372,10 @@ impl Sweeping {
         self.stats = self
             .sweeper
             .scan(now, &self.timeouts, &mut self.services, &mut self.removed);
+        let seats = &self.table.seats;
+        seats.press(now, |limit| self.services.slow_handshakes(limit));
+        self.sweeper
+            .unseat_handshakes(|limit| seats.is_pressed(limit));
         if self.sweeper.needs_grace() {
             grace();
         }

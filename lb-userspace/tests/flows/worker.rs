@@ -184,6 +184,7 @@ fn a_mask_larger_than_the_table_is_refused() {
         v6: NoFlows::new(),
     };
     let kernel = Kernel {
+        half_open_budget: u32::MAX,
         tick: Box::new(|| Ok(0)),
         grace: Box::new(|| {}),
         counters: Arc::new(Uncounted),
@@ -218,6 +219,7 @@ fn start_with(
         v6: NoFlows::new(),
     };
     let kernel = Kernel {
+        half_open_budget: u32::MAX,
         tick: Box::new(move || Ok(now)),
         grace: Box::new(grace),
         counters: Arc::new(Uncounted),

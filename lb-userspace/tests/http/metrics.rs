@@ -166,6 +166,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_connection_limit_refused_total{scope="node",namespace="",service=""} 6"#,
             r#"node_lb_connection_limit_recovered_total{scope="node",namespace="",service=""} 7"#,
             r#"node_lb_connection_limit_exempted_total{scope="node",namespace="",service=""} 8"#,
+            r#"node_lb_connection_limit_slow_handshakes{scope="node",namespace="",service=""} 26"#,
+            r#"node_lb_connection_limit_pressed{scope="node",namespace="",service=""} 1"#,
             r#"node_lb_connection_limit_in_use{scope="service",namespace="shop",service="db"} 3"#,
             r#"node_lb_long_running_connections{scope="service",namespace="shop",service="db"} 3"#,
             "node_lb_connection_limit_corrected_total 2",
@@ -176,6 +178,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_flowcontrol_current_executing_seats{priority_level="exempt"} 3"#,
             r#"node_lb_flowcontrol_current_executing_seats{priority_level="tenants"} 9"#,
             "# TYPE node_lb_flowcontrol_recovered_connections_total counter",
+            r#"node_lb_flowcontrol_slow_handshakes{priority_level="tenants"} 11"#,
+            r#"node_lb_flowcontrol_pressed{priority_level="tenants"} 0"#,
             r#"node_lb_flowcontrol_dispatched_connections_total{flow_schema="shop",priority_level="tenants"} 30"#,
             r#"node_lb_flowcontrol_over_limit_connections_total{flow_schema="shop",priority_level="tenants"} 4"#,
             r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="concurrency-limit"} 5"#,
@@ -228,6 +232,8 @@ fn node_limit() -> LimitCount {
         refused: 6,
         recovered: 7,
         exempted: 8,
+        slow_handshakes: 26,
+        is_pressed: true,
     }
 }
 
@@ -261,6 +267,8 @@ fn level(name: &str, is_exempt: bool) -> LevelCount {
         over: 4,
         recovered: 1,
         exempted: 2,
+        slow_handshakes: 11,
+        is_pressed: false,
     }
 }
 

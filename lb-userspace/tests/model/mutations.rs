@@ -47,6 +47,8 @@ pub enum Mutation {
     SeatTakenBeforeClaim,
     /// A seat's bit is read and then written, without a compare-and-swap: two may give it back.
     SeatTakenOutWithoutSwap,
+    /// The same when a flow takes its seat at the end of its handshake.
+    SeatTakenWithoutSwap,
     /// A flow that ends does not give its seat back.
     SeatNeverReturned,
     /// A flow that ends gives its seat back twice.
@@ -65,6 +67,7 @@ impl Mutation {
             Self::SettledWithoutSwap => state == tag::LIVE,
             Self::KilledWithoutSwap => state == tag::DEAD,
             Self::SeatTakenOutWithoutSwap => is_seated && state == tag::LIVE,
+            Self::SeatTakenWithoutSwap => state == tag::SEATED && world.is_reply(index),
             _ => false,
         };
         if without_swap {
@@ -128,6 +131,7 @@ caught! {
     what_has_ended_is_not_copied: EndedFlowsCopied by scenarios::replaced,
     seats_are_taken_after_the_claim: SeatTakenBeforeClaim by seats::last,
     seats_are_taken_out_in_one_step: SeatTakenOutWithoutSwap by seats::over_twice,
+    seats_are_taken_late_in_one_step: SeatTakenWithoutSwap by seats::proved_twice,
     seats_come_back: SeatNeverReturned by seats::reopened,
     seats_come_back_once: SeatReturnedTwice by seats::reopened,
     seats_move_with_their_flow: SeatCopied by seats::copied,

@@ -162,3 +162,82 @@ pub fn copied() -> Scenario {
 fn a_flow_that_is_copied_takes_its_seat_along() {
     copied().holds();
 }
+
+/// Limits are pressed, and two clients complete their handshakes, for which there is one seat. The
+/// proof of one of them comes twice.
+pub fn late() -> Scenario {
+    Scenario {
+        setup: limited(3, [2, 1]),
+        preemptions: 2,
+        threads: |world| {
+            world.press();
+            for number in 0..2 {
+                let packets = [Kind::First, Kind::Answer];
+                before(world, &packets.map(|kind| (client(number), kind)));
+            }
+            vec![
+                cpu(world, 0, &[(0, Kind::Proof)]),
+                cpu(world, 1, &[(1, Kind::Proof)]),
+                cpu(world, 2, &[(0, Kind::Proof)]),
+            ]
+        },
+        end: |_| {},
+    }
+}
+
+#[test]
+fn the_last_seat_is_taken_once_at_the_end_of_a_handshake() {
+    late().holds();
+}
+
+/// Limits are pressed, and the proof of a client comes twice.
+pub fn proved_twice() -> Scenario {
+    Scenario {
+        setup: limited(2, [2, 2]),
+        threads: |world| {
+            world.press();
+            let packets = [Kind::First, Kind::Answer];
+            before(world, &packets.map(|kind| (client(0), kind)));
+            let proof = |number| cpu(world, number, &[(0, Kind::Proof)]);
+            vec![proof(0), proof(1)]
+        },
+        end: |world| {
+            if world.counted(1).used() != 1 {
+                world.violation("the connection has no seat");
+            }
+        },
+        ..late()
+    }
+}
+
+#[test]
+fn a_handshake_that_is_complete_twice_takes_one_seat() {
+    proved_twice().holds();
+}
+
+/// Limits come under pressure at the moment at which a handshake is complete, so the agent takes
+/// the flow's seats away.
+pub fn pressed_in_between() -> Scenario {
+    Scenario {
+        setup: limited(2, [2, 2]),
+        preemptions: 2,
+        threads: |world| {
+            before(
+                world,
+                &[(client(0), Kind::First), (client(0), Kind::Answer)],
+            );
+            world.press();
+            vec![
+                cpu(world, 0, &[(0, Kind::Proof), (0, Kind::Reset)]),
+                cpu(world, 1, &[(0, Kind::Data)]),
+                sweeper(world, 1),
+            ]
+        },
+        end: |_| {},
+    }
+}
+
+#[test]
+fn a_handshake_that_is_complete_as_pressure_begins_has_its_seat_once() {
+    pressed_in_between().holds();
+}

@@ -118,6 +118,8 @@ impl Sweeping {
         let mut services = ServiceCounts::default();
         self.sweeper
             .scan(now, &TIMEOUTS, &mut services, &mut self.removed);
+        self.sweeper
+            .unseat_handshakes(|limit| self.world.counted(limit as usize).pressed != 0);
         if self.sweeper.needs_grace() && !self.world.mutated(Mutation::NoGraceForSweeper) {
             self.world.grace();
         }

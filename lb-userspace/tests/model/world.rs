@@ -434,6 +434,14 @@ impl World {
         unsafe { self.seats[index].get().read_volatile() }
     }
 
+    /// Puts both limits under pressure, without a switch.
+    pub fn press(&self) {
+        for seats in &self.seats {
+            // SAFETY: all threads of an execution run in turn.
+            unsafe { (*seats.get()).pressed = 1 };
+        }
+    }
+
     /// The agent gives seats back.
     pub fn seats_given_back(&self, place: Place) {
         for index in places(place) {

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Index of the Service's limit.
-const SERVICE: u32 = 1;
+pub const SERVICE: u32 = 1;
 
 /// Scenes of both families and protocols with these limits.
 fn limited(limits: Limits) -> impl Iterator<Item = Scene> {
@@ -32,12 +32,12 @@ fn limited(limits: Limits) -> impl Iterator<Item = Scene> {
 }
 
 /// Those of TCP.
-fn limited_tcp(limits: Limits) -> impl Iterator<Item = Scene> {
+pub fn limited_tcp(limits: Limits) -> impl Iterator<Item = Scene> {
     limited(limits).filter(|scene| scene.protocol == TCP)
 }
 
 /// A limit of the Service alone.
-fn of_service(most: u32) -> Limits {
+pub fn of_service(most: u32) -> Limits {
     Limits {
         service: most,
         ..Limits::default()
@@ -45,7 +45,7 @@ fn of_service(most: u32) -> Limits {
 }
 
 /// The seats in use, after a check that flows hold them.
-fn in_use(scene: &Scene, tables: &ProgrammedTables, index: u32) -> u32 {
+pub fn in_use(scene: &Scene, tables: &ProgrammedTables, index: u32) -> u32 {
     fn held<A: Family>(tables: &ProgrammedTables, index: u32) -> usize {
         let former = tables.former_flows::<A>().into_iter();
         let live = former
@@ -66,11 +66,11 @@ fn in_use(scene: &Scene, tables: &ProgrammedTables, index: u32) -> u32 {
     held as u32
 }
 
-fn open(scene: &Scene, tables: &ProgrammedTables, port: u16) -> Outcome {
+pub fn open(scene: &Scene, tables: &ProgrammedTables, port: u16) -> Outcome {
     ingress(tables, &scene.opening(port))
 }
 
-fn assert_refused(scene: &Scene, outcome: &Outcome) {
+pub fn assert_refused(scene: &Scene, outcome: &Outcome) {
     assert_eq!(
         (outcome.action, outcome.reason),
         (Action::Answer, Reason::ConcurrencyLimit)

@@ -102,7 +102,12 @@ impl Tenants {
 
     /// Connections to the quiet one.
     fn quiet_load(&self, family: Family) -> Result<RunningLoad> {
-        let target = self.ground.outside(family, QUIET);
+        self.load(family, QUIET)
+    }
+
+    /// Connections to a tenant, each for a request.
+    fn load(&self, family: Family, number: u8) -> Result<RunningLoad> {
+        let target = self.ground.outside(family, number);
         let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
         load.workers(2).start(self.ground.client())
     }
@@ -190,6 +195,66 @@ fn a_noisy_tenant_is_refused_alone_by_xdp() -> Result<()> {
 #[test]
 fn a_noisy_tenant_is_refused_alone_by_tc() -> Result<()> {
     a_noisy_tenant_is_refused_alone("--xdp-mode=off")
+}
+
+/// A flood to a tenant's own Service would take all of its level's seats. Its handshakes stay open, so
+/// after a moment handshakes take none.
+fn spoofed_syns_leave_a_level_to_its_clients(xdp: &str) -> Result<()> {
+    allow_many_files()?;
+    let tenants = Tenants::new("enforce", &[xdp])?;
+    let mut findings = Findings::default();
+    for (family, rate) in [
+        (Family::V4, FLOOD),
+        (Family::V6, FLOOD),
+        (Family::V4, OF_LEVEL as u32),
+    ] {
+        let (held, _) = tenants.open(family, 3);
+        let flood = Flood::new(FloodKind::Syn, [tenants.ground.outside(family, NOISY)]);
+        let flood = flood.rate(rate).start(&tenants.ground.attacker)?;
+        let relieved = within(SOON, || match tenants.level(NOISY) {
+            Ok(level) if level.pressed && (level.in_use as usize) < OF_LEVEL => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        let load = tenants.load(family, NOISY)?;
+        thread::sleep(attack_time(Duration::from_secs(3)));
+        let (load, level) = (load.stop()?, tenants.level(NOISY)?);
+        let flood = flood.stop()?;
+        let told = format!("{family:?}, {flood}, relieved in {relieved:?}: {load}, {level:?}");
+        println!("{told}");
+        findings.note(
+            relieved.is_ok()
+                && load.failed == 0
+                && load.ok > 100
+                && load.repeated_syns.is_empty()
+                && level.in_use as usize <= OF_LEVEL,
+            told,
+        );
+        // Whoever completes the handshake counts.
+        let (more, refused) = tenants.open(family, OF_LEVEL + 50);
+        findings.note(
+            (held.len(), more.len(), refused) == (3, OF_LEVEL - 3, 53),
+            format!(
+                "{} held, {} let in, {refused} reset",
+                held.len(),
+                more.len()
+            ),
+        );
+        drop((held, more));
+        let empty = tenants.in_use(NOISY, 0);
+        findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+    }
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn spoofed_syns_leave_a_level_to_its_clients_by_xdp() -> Result<()> {
+    spoofed_syns_leave_a_level_to_its_clients("--xdp-mode=native")
+}
+
+#[test]
+fn spoofed_syns_leave_a_level_to_its_clients_by_tc() -> Result<()> {
+    spoofed_syns_leave_a_level_to_its_clients("--xdp-mode=off")
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Limits of connections: a greedy Service is refused alone, a limit changes under load, and an
 //! agent that is killed leaves no seat behind.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use lb_tests::{
@@ -189,6 +189,45 @@ fn a_flood_fills_the_limit_of_its_service_alone() -> Result<()> {
             good.failed == 0 && good.ok > 0 && good.repeated_syns.is_empty(),
             format!("neighbour: {good}"),
         );
+    }
+    findings.assert_good();
+    Ok(())
+}
+
+/// Spoofed SYNs to a Service without a limit of its own would take all places of the node. Their
+/// handshakes stay open, so after a moment handshakes take none.
+#[test]
+fn a_flood_leaves_the_nodes_limit_to_those_who_complete_their_handshakes() -> Result<()> {
+    let most = format!("--max-connections={LIMIT}");
+    let ground = Ground::with(ONE_NODE, &[&most])?;
+    for (number, pod) in [(GREEDY, "pod-1-1"), (NEIGHBOUR, "pod-1-2")] {
+        ground.service(number, Source::Translated, &[ground.pod(pod)])?;
+    }
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let target = ground.outside(family, GREEDY);
+        let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
+        let flood = flood.start(&ground.attacker)?;
+        let relieved = within(SOON, || match ground.balanced.status(1) {
+            Ok(status) if status.connection_limits.iter().any(|limit| limit.pressed) => Ok(()),
+            other => Err(format!(
+                "{:?}",
+                other.map(|status| status.connection_limits)
+            )),
+        });
+        let neighbour = good_load(&ground, family)?;
+        let own = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
+        let own = own.start(ground.client())?;
+        thread::sleep(attack_time(Duration::from_secs(3)));
+        let (own, neighbour) = (own.stop()?, neighbour.stop()?);
+        let flood = flood.stop()?;
+        findings.note(relieved.is_ok(), format!("{family:?}: {relieved:?}"));
+        for (whose, load) in [("its own clients", own), ("neighbour", neighbour)] {
+            findings.note(
+                load.failed == 0 && load.ok > 100 && load.repeated_syns.is_empty(),
+                format!("{family:?}, {flood}, {whose}: {load}"),
+            );
+        }
     }
     findings.assert_good();
     Ok(())

@@ -94,6 +94,7 @@ fn render(report: &Report) -> String {
             "MAX",
             "REFUSED",
             "OVER LIMIT",
+            "SLOW HANDSHAKES",
         ]
         .map(str::to_owned),
     ];
@@ -112,6 +113,10 @@ fn render(report: &Report) -> String {
             of_limited(level.max),
             level.refused.to_string(),
             level.over.to_string(),
+            match level.pressed {
+                true => format!("{} (pressed)", level.slow_handshakes),
+                false => level.slow_handshakes.to_string(),
+            },
         ]
     }));
     let mut schemas = vec![

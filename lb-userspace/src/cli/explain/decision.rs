@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{self, FrontendKey, FrontendKind, RejectAnswer, config_flag, plan_flag},
     addr::{Address, Ip4, Ip6},
+    flow::seats::Start,
     parse::{self, Tuple, tcp_flag},
     pipeline,
     select::{Policy, Range},
@@ -140,7 +141,12 @@ impl<'a> Decision<'a> {
                 let level = element.map_or(0, |schema| schema.level);
                 let answer = element.map_or(0, |schema| schema.answer);
                 decision.answer = RejectAnswer::from_u32(answer);
-                let asked = pipeline::asks(&tables.config, route.plan, level, false);
+                let asked = pipeline::asks(
+                    &tables.config,
+                    route.plan,
+                    level,
+                    Start::of(tuple.protocol, true),
+                );
                 match pipeline::in_the_way::<A, _>(&hook, asked) {
                     Some(_) => match decision.answer {
                         RejectAnswer::Drop => (Verdict::Drop, Reason::ConcurrencyLimit),

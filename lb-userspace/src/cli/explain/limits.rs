@@ -7,6 +7,7 @@ use lb_common::{
     flow::{
         Seats,
         limit::{LEVELS, NODE, limit_flag},
+        seats::Start,
     },
     pipeline,
 };
@@ -124,7 +125,7 @@ impl InUse {
         schema: Option<&NumberedSchema>,
     ) -> Vec<Limit> {
         let level = schema.map_or(0, |schema| tables.flow_schema(schema.number).level);
-        let place = pipeline::asks(&tables.config, plan, level, false).place();
+        let place = pipeline::asks(&tables.config, plan, level, Start::Datagram).place();
         let exempt = plan.has(plan_flag::EXEMPT);
         let limit = |whose, index, in_use| {
             let Seats { limit, flags, .. } = tables.seats(index);

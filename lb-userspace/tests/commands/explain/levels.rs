@@ -70,6 +70,8 @@ fn agent(in_use: u32) -> Status {
         max: limit,
         refused: 0,
         over: 0,
+        slow_handshakes: 0,
+        pressed: false,
     };
     Status {
         priority_levels: vec![level("catch-all", 1, 100), level("customers", in_use, 310)],

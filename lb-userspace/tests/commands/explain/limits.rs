@@ -39,6 +39,8 @@ fn beside_an_agent<T>(in_use: [u32; 2], explain: impl FnOnce(&str) -> T) -> T {
         in_use,
         highest: in_use,
         refused: 0,
+        slow_handshakes: 0,
+        pressed: false,
     };
     let status = Status {
         connection_limits: vec![
