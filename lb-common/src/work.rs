@@ -65,6 +65,7 @@ impl<A: Address> Work<A> {
             _ => (trail.tuple.source_port, trail.tuple.destination_port) = (0, 0),
         }
         trail.service = self.frontend.service_or_none();
+        trail.schema = self.schema;
         trail.hook = hook as u32;
         trail.ifindex = ifindex;
         trail.action = verdict.action as u32;

@@ -182,6 +182,10 @@ fn lines<A: Lines>(trail: &Trail<A>, id: u32) -> u64 {
         count += 1;
         trace_service(id, trail.service);
     }
+    if trail.schema != 0 {
+        count += 1;
+        trace_schema(id, trail.schema);
+    }
     if trail.has_endpoint() {
         count += 1;
         let connection = &trail.connection;
@@ -245,6 +249,14 @@ pub extern "C" fn trace_flow(id: u32, known: u32, flags: u32) -> u64 {
 #[inline(never)]
 pub extern "C" fn trace_service(id: u32, service: u32) -> u64 {
     info!(&(), "{} service {}", id, service);
+    0
+}
+
+/// Which flow schema takes the connection that it asks for.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn trace_schema(id: u32, schema: u32) -> u64 {
+    info!(&(), "{} schema {}", id, schema);
     0
 }
 

@@ -16,6 +16,7 @@ pub(super) fn start<A: Address, T: Tables<A>>(_tables: &T, work: &mut Work<A>) {
     if T::TRACES {
         work.trail.start();
         work.frontend = Addressed::to(None);
+        work.schema = 0;
     }
 }
 

@@ -23,6 +23,9 @@ pub struct Trail<A> {
     pub flags: u32,
     /// Service id, 0 if it is to none.
     pub service: u32,
+    /// Number of the flow schema that takes the connection that the packet asks for; 0 if none does, or
+    /// it asks for none.
+    pub schema: u32,
     /// TCP header flags.
     pub segment_flags: u32,
     /// A [`Hook`].
@@ -120,6 +123,7 @@ impl<A: Address> Trail<A> {
         self.headers = Headers::Ports;
         self.segment_flags = 0;
         self.flow = Known::No;
+        self.schema = 0;
         self.hook = Hook::Socket as u32;
         self.ifindex = 0;
         self.leaves_by = 0;

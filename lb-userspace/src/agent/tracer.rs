@@ -254,8 +254,16 @@ impl Agent {
 
     fn names(&mut self) -> Names {
         let devices = self.watcher.devices().iter();
+        let schemas = self.syncer.writer().numbered().known();
+        let schemas = schemas.schemas.iter();
+        let schemas = schemas.map(|known| {
+            let names = (known.name.clone(), known.level.clone());
+            (known.number, names)
+        });
+        let schemas = schemas.collect();
         let services = self.syncer.writer().ids();
         Names {
+            schemas,
             devices: devices
                 .map(|device| (device.index, device.name.clone()))
                 .collect(),

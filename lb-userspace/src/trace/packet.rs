@@ -40,6 +40,9 @@ pub struct Packet {
     pub flow_facts: Vec<String>,
     /// `namespace/name:port`.
     pub service: Option<String>,
+    /// The flow schema that takes the connection that the packet asks for, and its priority level.
+    pub flow_schema: Option<String>,
+    pub priority_level: Option<String>,
     pub endpoint: Option<SocketAddr>,
     /// As it leaves.
     pub rewritten_source: Option<SocketAddr>,
@@ -57,6 +60,8 @@ pub struct Names {
     pub devices: HashMap<u32, String>,
     /// Service ports by service id.
     pub services: HashMap<u32, String>,
+    /// Flow schemas by their numbers, and their priority levels.
+    pub schemas: HashMap<u32, (String, String)>,
 }
 
 /// Makes packets of lines, which may be mixed with those of other CPUs.
@@ -151,6 +156,15 @@ impl Assembler {
                 let name = self.names.services.get(&id).cloned();
                 packet.service = Some(name.unwrap_or_else(|| format!("number {id}")));
             }
+            "schema" => {
+                let number = number(1)? as u32;
+                let known = self.names.schemas.get(&number).cloned();
+                let (schema, level) = known.map_or_else(
+                    || (format!("number {number}"), None),
+                    |(schema, level)| (schema, Some(level)),
+                );
+                (packet.flow_schema, packet.priority_level) = (Some(schema), level);
+            }
             "way" => {
                 packet.way = (*WAYS.get(number(1)? as usize)?).to_owned();
                 packet.leaves_by = self.device(number(2)? as u32);
@@ -216,6 +230,7 @@ mod tests {
         let names = Names {
             devices: HashMap::from([(2, "eth0".to_owned())]),
             services: HashMap::from([(5, "shop/web:http".to_owned())]),
+            schemas: HashMap::from([(9, ("tenants".to_owned(), "low".to_owned()))]),
         };
         let mut assembler = Assembler::new(names, Duration::from_micros(10));
         let lines = [
@@ -228,6 +243,8 @@ mod tests {
             "1 flow 1 786432",
             "1 service 5",
             "2 service 6",
+            "1 schema 9",
+            "2 schema 8",
             "2 way 0 0",
             "2 reason 3",
             "1 address 2 2001:db8::1 80",
@@ -241,6 +258,8 @@ mod tests {
         let [socket, segment] = packets.try_into().unwrap();
         assert_eq!((socket.number, &*socket.hook), (2, "socket"));
         assert_eq!(socket.service.as_deref(), Some("number 6"));
+        assert_eq!(socket.flow_schema.as_deref(), Some("number 8"));
+        assert_eq!(socket.priority_level, None);
         assert_eq!(socket.reason, "not-service");
         assert_eq!(segment.device.as_deref(), Some("eth0"));
         assert_eq!(segment.microseconds, 5);
@@ -249,6 +268,8 @@ mod tests {
         assert_eq!(segment.endpoint, Some("[2001:db8::1]:80".parse().unwrap()));
         assert_eq!(segment.flow_facts, ["source NAT", "past the host's stack"]);
         assert_eq!(segment.service.as_deref(), Some("shop/web:http"));
+        assert_eq!(segment.flow_schema.as_deref(), Some("tenants"));
+        assert_eq!(segment.priority_level.as_deref(), Some("low"));
         assert_eq!(segment.leaves_by.as_deref(), Some("number 9"));
         assert_eq!(segment.reason, "to-endpoint");
         assert_eq!(assembler.rest(), []);

@@ -2,15 +2,19 @@
 //! under load, levels go while they have connections, and agents that are killed leave no seat
 //! behind.
 
-use std::{fs, path::PathBuf, thread, time::Duration};
+use std::{fs, path::PathBuf, process::Stdio, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use lb_tests::{
     Family, Held, Load, Request,
     attack::{Flood, FloodKind},
+    balanced,
     traffic::{RunningLoad, allow_many_files},
 };
-use node_lb::agent::status::{FlowSchema, PriorityLevel};
+use node_lb::{
+    agent::status::{FlowSchema, PriorityLevel},
+    trace::Packet,
+};
 
 use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
 
@@ -360,6 +364,39 @@ fn levels_change_under_load() -> Result<()> {
         format!("quiet: {quiet}"),
     );
     findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn a_trace_names_the_schema_and_the_level() -> Result<()> {
+    let tenants = Tenants::new("enforce", &[])?;
+    let balanced = &tenants.ground.balanced;
+    let node = balanced.lab.node(1);
+    let mut trace = node.command(balanced::node_lb()?)?;
+    trace
+        .arg("trace")
+        .arg("--socket")
+        .arg(balanced::socket(node));
+    trace.args(["--limit=1", "-o", "json"]);
+    let trace = trace.stdout(Stdio::piped()).spawn()?;
+    within(SOON, || match balanced.status(1) {
+        Ok(status)
+            if status
+                .trace
+                .as_ref()
+                .is_some_and(|trace| trace.starts_with("runs")) =>
+        {
+            Ok(())
+        }
+        other => Err(format!("{:?}", other.map(|status| status.trace))),
+    })
+    .map_err(anyhow::Error::msg)?;
+    let (held, _) = tenants.open(Family::V4, 1);
+    assert_eq!(held.len(), 1);
+    let traced = trace.wait_with_output()?;
+    let packet: Packet = serde_json::from_slice(&traced.stdout)?;
+    assert_eq!(packet.flow_schema, Some(name(NOISY)));
+    assert_eq!(packet.priority_level, Some(name(NOISY)));
     Ok(())
 }
 

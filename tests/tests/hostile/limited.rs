@@ -222,9 +222,14 @@ fn a_flood_leaves_the_nodes_limit_to_those_who_complete_their_handshakes() -> Re
         let (own, neighbour) = (own.stop()?, neighbour.stop()?);
         let flood = flood.stop()?;
         findings.note(relieved.is_ok(), format!("{family:?}: {relieved:?}"));
-        for (whose, load) in [("its own clients", own), ("neighbour", neighbour)] {
+        // Some ports of source NAT towards the flooded endpoint are in use when a client needs them.
+        let of_own = (own.ok / 100) as usize;
+        for (whose, load, repeated) in [
+            ("its own clients", own, of_own),
+            ("neighbour", neighbour, 0),
+        ] {
             findings.note(
-                load.failed == 0 && load.ok > 100 && load.repeated_syns.is_empty(),
+                load.failed == 0 && load.ok > 100 && load.repeated_syns.len() <= repeated,
                 format!("{family:?}, {flood}, {whose}: {load}"),
             );
         }

@@ -34,6 +34,11 @@ pub fn packet(packet: &Packet) -> String {
     if let Some(service) = &packet.service {
         steps.push(("service", service.clone()));
     }
+    if let Some(schema) = &packet.flow_schema {
+        let level = packet.priority_level.iter();
+        let level: String = level.map(|level| format!(", level {level}")).collect();
+        steps.push(("admission", format!("schema {schema}{level}")));
+    }
     if let Some(endpoint) = packet.endpoint {
         steps.push(("endpoint", endpoint.to_string()));
     }
@@ -98,6 +103,8 @@ mod tests {
             flow: Some("opened".to_owned()),
             flow_facts: vec!["source NAT".to_owned()],
             service: Some("shop/web:http".to_owned()),
+            flow_schema: Some("tenants".to_owned()),
+            priority_level: Some("low".to_owned()),
             endpoint: Some("10.0.1.5:8080".parse().unwrap()),
             way: "redirect".to_owned(),
             leaves_by: Some("eth0".to_owned()),
@@ -109,6 +116,7 @@ mod tests {
     parse     TCP 192.0.2.7:40000 > 10.96.0.1:80 SYN
     flow      opened, source NAT
     service   shop/web:http
+    admission schema tenants, level low
     endpoint  10.0.1.5:8080
     way       redirect to eth0
     reason    opened
