@@ -114,11 +114,12 @@ impl SeatTable {
 
     /// Decides at tick `now` which limits [are pressed](lb_common::flow::limit::is_pressed): those
     /// with too many [slow handshakes](super::stats::ServiceCounts::slow_handshakes), now or within
-    /// [`CALM`]. `slow` says how many there are, by index.
-    pub fn press(&self, now: u32, slow: impl Fn(u32) -> u32) {
+    /// [`CALM`]. `slow` says how many there are, by index. Returns whether there is one.
+    pub fn press(&self, now: u32, slow: impl Fn(u32) -> u32) -> bool {
         let (patience, mut known) = (lock(&self.patience), lock(&self.slow_handshakes));
         let mut pressed_at = lock(&self.pressed_at);
         known.clear();
+        let mut some_are = false;
         for index in self.indexes() {
             let Seats { limit, pressed, .. } = self.read(index);
             let of_level = index.checked_sub(LEVELS);
@@ -142,7 +143,9 @@ impl SeatTable {
             if is_pressed != (pressed != 0) {
                 self.pressed_word(index).store(is_pressed.into(), SeqCst);
             }
+            some_are |= is_pressed;
         }
+        some_are
     }
 
     /// The slow handshakes that the latest pass has found within a limit.

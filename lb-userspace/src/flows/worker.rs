@@ -446,9 +446,10 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
         let seats = &self.kernel.seats;
         self.recount.end(seats, |limit| services.seats(limit));
-        seats.press(now, |limit| services.slow_handshakes(limit));
-        self.v4.unseat_handshakes(|limit| seats.is_pressed(limit));
-        self.v6.unseat_handshakes(|limit| seats.is_pressed(limit));
+        if seats.press(now, |limit| services.slow_handshakes(limit)) {
+            self.v4.unseat_handshakes(|limit| seats.is_pressed(limit));
+            self.v6.unseat_handshakes(|limit| seats.is_pressed(limit));
+        }
         if v4.adopted + v6.adopted != 0 {
             let records = v4.adopted + v6.adopted;
             tracing::info!(records, "took over flow records of another version");
