@@ -229,10 +229,14 @@ impl Asked {
         Self(place.number() | exempt | start)
     }
 
-    /// Asks for the seats of a place at the end of a handshake.
+    /// Asks for the seats of a place at the end of a handshake, or of a flow that began without one.
     #[inline(always)]
-    pub fn late(place: Place, is_exempt: bool) -> Self {
-        Self::new(place, is_exempt, Start::Datagram)
+    pub fn late(place: Place, is_exempt: bool, is_recovered: bool) -> Self {
+        let start = match is_recovered {
+            true => Start::Midway,
+            false => Start::Datagram,
+        };
+        Self::new(place, is_exempt, start)
     }
 
     #[inline(always)]

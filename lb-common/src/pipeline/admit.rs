@@ -9,7 +9,7 @@ use crate::{
     answer::Message,
     atomic,
     flow::{
-        Record, claim,
+        Record, claim, flow_flag,
         limit::{Seats, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take},
         record::{self, read_tag},
         seats::{self, Asked, Place, Start},
@@ -175,11 +175,12 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
         // Another CPU has taken them, or the agent has it looked at again.
         return true;
     }
-    // SAFETY: records stay valid, and this does not change while they are in use.
-    let service = unsafe { forward.as_ref() }.service;
-    let plan = tables.plan(service);
+    // SAFETY: records stay valid, and what is read does not change while they are in use.
+    let there = unsafe { forward.as_ref() };
+    let plan = tables.plan(there.service);
     let is_exempt = plan.is_some_and(|plan| plan.has(plan_flag::EXEMPT));
-    let taken = take(tables, Asked::late(place, is_exempt), 0);
+    let asked = Asked::late(place, is_exempt, there.has(flow_flag::PICKED_UP));
+    let taken = take(tables, asked, 0);
     if taken == REFUSED {
         // Another CPU may have had the last one for the same flow.
         return tag::state(read_tag(reply)) != tag::LIVE;

@@ -2,12 +2,17 @@
 //! its seats when its handshake is complete.
 
 use lb_common::{
+    addr::{Ip4, Ip6},
     flow::{
         Stage,
         limit::{NODE, Seats},
+        seats,
+        slots::Slots,
     },
     verdict::{Action, Reason},
 };
+use lb_datapath::memory::Family;
+use lb_objects::IpFamily;
 use lb_packet::tcp_flag::{ACK, FIN, RST, SYN};
 use node_lb::memory::ProgrammedTables;
 
@@ -182,5 +187,39 @@ fn a_segment_in_progress_is_no_way_around_a_pressed_limit() {
         assert_eq!(in_use(&scene, &tables, SERVICE), 1, "it counts at once");
         assert_refused(&scene, &ingress(&tables, &scene.opening(5000)));
         assert_eq!(flows(&tables, &scene), usize::from(HANDSHAKES) + 1);
+    }
+}
+
+/// The agent takes the seats of what has not proved itself, and nobody may cut a connection in progress.
+#[test]
+fn a_connection_in_progress_that_has_lost_its_seat_takes_it_again_above_the_limit() {
+    for scene in limited_tcp(of_service(1)) {
+        let tables = scene.tables();
+        let mut talk = Conversation::new(&scene, &tables, 4000);
+        talk.send(Side::Client, ACK, b"data");
+        assert_eq!(in_use(&scene, &tables, SERVICE), 1);
+        unseat_all(&scene, &tables);
+        assert_eq!(in_use(&scene, &tables, SERVICE), 0);
+        assert_eq!(open(&scene, &tables, 5000).reason, Reason::Opened);
+        talk.send(Side::Endpoint, ACK, b"data");
+        assert_eq!(talk.stage(), Some(Stage::Established));
+        assert_eq!(in_use(&scene, &tables, SERVICE), 2);
+        let outcome = talk.send(Side::Client, ACK, b"data");
+        assert_eq!(outcome.reason, Reason::ToEndpoint);
+    }
+}
+
+/// Takes the seats of all flows away, as the agent does with those in their handshakes.
+fn unseat_all(scene: &Scene, tables: &ProgrammedTables) {
+    fn unseat<A: Family>(tables: &ProgrammedTables) {
+        let hook = tables.tc();
+        let mask = Slots::<A>::mask(&hook);
+        for record in (0..=mask).filter_map(|index| Slots::<A>::slot(&hook, index)) {
+            seats::release(&hook, record);
+        }
+    }
+    match scene.family {
+        IpFamily::V4 => unseat::<Ip4>(tables),
+        IpFamily::V6 => unseat::<Ip6>(tables),
     }
 }
