@@ -92,6 +92,8 @@ pub mod flow_flag {
     /// The endpoint is gone, or has left a service that asks for a reset: a side that still sends
     /// to the other one is reset.
     pub const GONE: u32 = 1 << 12;
+    /// Of the client's direction: the flow takes its seats when its handshake is complete.
+    pub const LATE: u32 = 1 << 13;
     /// Of a half-open flow: its handshake was complete when there was no seat for it, so its client is
     /// reset.
     pub const REFUSED: u32 = GONE | RST;

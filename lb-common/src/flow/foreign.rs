@@ -18,6 +18,7 @@ pub const OURS: u32 = flow_flag::FIN_ACKED
     | flow_flag::MISFIT
     | flow_flag::WITHHELD
     | flow_flag::GONE
+    | flow_flag::LATE
     | flow_flag::SCALE
     | flow_flag::OLD_HOP
     | flow_flag::OLD_XDP;

@@ -398,8 +398,8 @@ pub fn follow<A: Address, S: Slots<A>>(
             release(slots, reply);
         }
     } else if tag::state(read_tag(reply)) == tag::LIVE
-        && tag::state(read_tag(forward)) == tag::LIVE
         && !may_be_copy(slots, back)
+        && !is_yet_to_take(forward)
     {
         match from_endpoint {
             true => take_again(slots, reply),
@@ -407,6 +407,12 @@ pub fn follow<A: Address, S: Slots<A>>(
             false => set(reply, flow_flag::WATCH),
         }
     }
+}
+
+/// Whether a flow, whose client's direction this is, takes its seats at the end of its handshake.
+#[inline(always)]
+pub fn is_yet_to_take<A: Address>(forward: Record<A>) -> bool {
+    record::flags(forward) & flow_flag::LATE != 0 && tag::state(read_tag(forward)) == tag::HALF
 }
 
 /// Whether the seats of a flow with these flags may be with its record in another table.

@@ -162,7 +162,8 @@ pub(super) fn has_seats<A: Address, T: Tables<A>>(
     forward: Record<A>,
     reply: Record<A>,
 ) -> bool {
-    tag::state(read_tag(reply)) != tag::LIVE
+    !seats::is_yet_to_take(forward)
+        || tag::state(read_tag(reply)) != tag::LIVE
         || Place::of(reply).is_none()
         || take_late(tables, forward, reply)
 }

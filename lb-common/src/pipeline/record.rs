@@ -217,6 +217,9 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         unsafe {
             (*back.as_ptr()).service = place.beside(service);
             (*back.as_ptr()).flags |= place.in_flags();
+            if !is_seated {
+                (*there.as_ptr()).flags |= flow_flag::LATE;
+            }
         }
         reply.publish(if is_seated { tag::SEATED } else { tag::LIVE });
     }

@@ -131,6 +131,8 @@ impl<'a> Pass<'a> {
         let is_seated = reply & Self::HALF != 0;
         let list = match stage {
             _ if reply & Self::PLACED == 0 => return,
+            // A datagram begins no handshake.
+            Stage::Unreplied | Stage::Handshake if flow.has(flow_flag::UDP) => return,
             Stage::Unreplied | Stage::Handshake => &mut self.found.shaking_hands,
             Stage::Closed if is_seated => &mut self.found.closed,
             Stage::Established | Stage::HalfClosed if !is_seated => &mut self.found.unseated,

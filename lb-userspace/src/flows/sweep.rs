@@ -492,6 +492,8 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             if let Some(connection) = self.handshake(*reply)
                 && connection.reply.place().limits().any(&is_pressed)
             {
+                let forward = self.records.flags(connection.reply.peer);
+                forward.fetch_or(flow_flag::LATE, Ordering::SeqCst);
                 self.unseat(*reply, &connection.reply);
             }
         }

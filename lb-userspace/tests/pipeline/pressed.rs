@@ -4,8 +4,9 @@
 use lb_common::{
     addr::{Ip4, Ip6},
     flow::{
-        Stage,
+        Stage, flow_flag,
         limit::{NODE, Seats},
+        record::set,
         seats,
         slots::Slots,
     },
@@ -215,6 +216,7 @@ fn unseat_all(scene: &Scene, tables: &ProgrammedTables) {
         let hook = tables.tc();
         let mask = Slots::<A>::mask(&hook);
         for record in (0..=mask).filter_map(|index| Slots::<A>::slot(&hook, index)) {
+            set(record, flow_flag::LATE);
             seats::release(&hook, record);
         }
     }
