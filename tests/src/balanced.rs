@@ -4,6 +4,7 @@ use std::{
     env, fs, mem,
     net::SocketAddr,
     path::{Path, PathBuf},
+    process::{Child, Stdio},
     time::Duration,
 };
 
@@ -198,6 +199,26 @@ impl Balanced {
         let socket = socket(node).display().to_string();
         let text = node.run(&format!("{program} status -o json --socket {socket}"))?;
         serde_json::from_str(&text).context("this is not a status")
+    }
+
+    /// `node-lb trace` on node number `index`, with these arguments; its output is for the caller.
+    pub fn trace(&self, index: usize, arguments: &[&str]) -> Result<Child> {
+        let node = self.lab.node(index);
+        let mut command = node.command(node_lb()?)?;
+        command
+            .arg("trace")
+            .arg("--socket")
+            .arg(socket(node))
+            .args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped());
+        command.spawn().context("`node-lb trace` does not start")
+    }
+
+    /// Whether packets are traced on node number `index`.
+    pub fn is_tracing(&self, index: usize) -> Result<bool> {
+        let trace = self.status(index)?.trace;
+        Ok(trace.is_some_and(|trace| trace.starts_with("runs")))
     }
 
     /// What `node-lb admission levels` shows on a node.

@@ -1,31 +1,11 @@
 //! Traces of live packets: programs are exchanged for those that log, and back, and nobody notices.
 
-use std::process::{Child, Stdio};
-
-use lb_tests::{Balanced, balanced, traffic::Protocol};
+use lb_tests::traffic::Protocol;
 use node_lb::trace::Packet;
 
 use super::restart::attached;
 use super::support::{Everywhere, Policy, ground, load_balancer_ip, wait_for_programs};
 use lb_tests::Family;
-
-/// Starts `node-lb trace` on node 1.
-fn trace(ground: &Balanced, arguments: &[&str]) -> Child {
-    let node = ground.lab.node(1);
-    let mut command = node.command(balanced::node_lb().unwrap()).unwrap();
-    command
-        .arg("trace")
-        .arg("--socket")
-        .arg(balanced::socket(node))
-        .args(arguments);
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
-    command.stderr(Stdio::piped()).spawn().unwrap()
-}
-
-fn runs(ground: &Balanced) -> bool {
-    let trace = ground.status(1).unwrap().trace;
-    trace.is_some_and(|trace| trace.starts_with("runs"))
-}
 
 #[test]
 fn packets_are_traced_under_load_and_programs_put_back() {
@@ -35,7 +15,9 @@ fn packets_are_traced_under_load_and_programs_put_back() {
 
     let vip = load_balancer_ip(Family::V4, Protocol::Http);
     let to = vip.to_string();
-    let traced = trace(&ground, &["--to", &to, "--limit=12", "-o", "json"]);
+    let traced = ground
+        .trace(1, &["--to", &to, "--limit=12", "-o", "json"])
+        .unwrap();
     let traced = traced.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&traced.stderr).into_owned();
     assert!(traced.status.success(), "{told}");
@@ -59,10 +41,12 @@ fn packets_are_traced_under_load_and_programs_put_back() {
     assert!(seen > 12, "others' packets were looked at as well: {told}");
     assert_eq!(attached(&ground), before, "as it was");
 
-    let mut endless = trace(&ground, &["--reason=not-writable", "--seconds=300"]);
-    wait_for_programs("a trace that runs", || runs(&ground));
+    let mut endless = ground
+        .trace(1, &["--reason=not-writable", "--seconds=300"])
+        .unwrap();
+    wait_for_programs("a trace that runs", || ground.is_tracing(1).unwrap());
     assert_ne!(attached(&ground), before, "programs that log");
-    let second = trace(&ground, &[]).wait_with_output().unwrap();
+    let second = ground.trace(1, &[]).unwrap().wait_with_output().unwrap();
     let refused = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(refused.contains("409"), "{refused}");
     endless.kill().unwrap();
@@ -72,8 +56,10 @@ fn packets_are_traced_under_load_and_programs_put_back() {
     });
     assert_eq!(ground.status(1).unwrap().trace, None);
 
-    let mut endless = trace(&ground, &["--reason=not-writable", "--seconds=300"]);
-    wait_for_programs("another trace that runs", || runs(&ground));
+    let mut endless = ground
+        .trace(1, &["--reason=not-writable", "--seconds=300"])
+        .unwrap();
+    wait_for_programs("another trace that runs", || ground.is_tracing(1).unwrap());
     ground.kill_agents().unwrap();
     endless.wait().unwrap();
     assert_ne!(attached(&ground), before, "nobody has put them back");

@@ -2,13 +2,12 @@
 //! under load, levels go while they have connections, and agents that are killed leave no seat
 //! behind.
 
-use std::{fs, path::PathBuf, process::Stdio, thread, time::Duration};
+use std::{fs, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use lb_tests::{
     Family, Held, Load, Request,
     attack::{Flood, FloodKind},
-    balanced,
     traffic::{RunningLoad, allow_many_files},
 };
 use node_lb::{
@@ -371,24 +370,10 @@ fn levels_change_under_load() -> Result<()> {
 fn a_trace_names_the_schema_and_the_level() -> Result<()> {
     let tenants = Tenants::new("enforce", &[])?;
     let balanced = &tenants.ground.balanced;
-    let node = balanced.lab.node(1);
-    let mut trace = node.command(balanced::node_lb()?)?;
-    trace
-        .arg("trace")
-        .arg("--socket")
-        .arg(balanced::socket(node));
-    trace.args(["--limit=1", "-o", "json"]);
-    let trace = trace.stdout(Stdio::piped()).spawn()?;
-    within(SOON, || match balanced.status(1) {
-        Ok(status)
-            if status
-                .trace
-                .as_ref()
-                .is_some_and(|trace| trace.starts_with("runs")) =>
-        {
-            Ok(())
-        }
-        other => Err(format!("{:?}", other.map(|status| status.trace))),
+    let trace = balanced.trace(1, &["--limit=1", "-o", "json"])?;
+    within(SOON, || match balanced.is_tracing(1) {
+        Ok(true) => Ok(()),
+        other => Err(format!("{other:?}")),
     })
     .map_err(anyhow::Error::msg)?;
     let (held, _) = tenants.open(Family::V4, 1);
