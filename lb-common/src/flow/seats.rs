@@ -415,6 +415,15 @@ pub fn is_yet_to_take<A: Address>(forward: Record<A>) -> bool {
     record::flags(forward) & flow_flag::LATE != 0 && tag::state(read_tag(forward)) == tag::HALF
 }
 
+/// Whether a direction is the client's of a flow for which there was no seat at the end of its
+/// handshake.
+#[inline(always)]
+pub fn is_refused<A: Address>(record: Record<A>) -> bool {
+    use flow_flag::{REFUSED, REPLY};
+    record::flags(record) & (REFUSED | REPLY) == REFUSED
+        && tag::state(read_tag(record)) == tag::HALF
+}
+
 /// Whether the seats of a flow with these flags may be with its record in another table.
 #[inline(always)]
 pub fn may_be_copy<A: Address, S: Slots<A>>(slots: &S, flags: u32) -> bool {

@@ -162,10 +162,7 @@ pub(super) fn has_seats<A: Address, T: Tables<A>>(
     forward: Record<A>,
     reply: Record<A>,
 ) -> bool {
-    !seats::is_yet_to_take(forward)
-        || tag::state(read_tag(reply)) != tag::LIVE
-        || Place::of(reply).is_none()
-        || take_late(tables, forward, reply)
+    !seats::is_yet_to_take(forward) || take_late(tables, forward, reply)
 }
 
 /// The rest of [`has_seats`]. Out of line: flows have their seats unless a limit is pressed.

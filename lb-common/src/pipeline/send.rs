@@ -8,8 +8,7 @@ use crate::{
     flow::{
         Ethernet, Record, flow_flag,
         hop::{self, Hop, hop_flag},
-        record::{flags, read_tag},
-        tag,
+        seats,
     },
     frame::Frame,
     opaque::settled,
@@ -140,7 +139,7 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
     let flow = unsafe { record.as_ref() };
     if flow.has(flow_flag::WITHHELD | flow_flag::GONE) {
         return match flow.has(flow_flag::GONE) {
-            true if is_refused(record) => Way::NoSeat,
+            true if seats::is_refused(record) => Way::NoSeat,
             true => Way::Gone,
             false => Way::Withheld,
         };
@@ -173,14 +172,6 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
         return Way::TooBig;
     }
     Way::Hop
-}
-
-/// Whether a direction is the client's of a flow for which there was no seat.
-#[inline(always)]
-fn is_refused<A: Address>(record: Record<A>) -> bool {
-    use flow_flag::REFUSED;
-    let flags = flags(record);
-    flags & (REFUSED | flow_flag::REPLY) == REFUSED && tag::state(read_tag(record)) == tag::HALF
 }
 
 /// The next hop that a flow keeps. It may be no longer valid.

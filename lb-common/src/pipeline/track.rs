@@ -4,9 +4,7 @@ use super::{admit, failing, gone};
 use crate::{
     addr::Address,
     flow::{
-        Flow, Record,
-        flow_flag::{self, REFUSED},
-        foreign,
+        Flow, Record, flow_flag, foreign,
         record::{clear, flags, in_order, read_tag, set},
         seats::{self, Place},
         table, tag,
@@ -246,9 +244,8 @@ fn watch_tcp<A: Address, T: Tables<A>>(
         return;
     }
     if half && proves(flow, other, segment) {
-        let is_refused = flags(forward) & REFUSED == REFUSED;
-        if is_refused || !admit::has_seats(tables, forward, reply) {
-            set(forward, REFUSED);
+        if seats::is_refused(forward) || !admit::has_seats(tables, forward, reply) {
+            set(forward, flow_flag::REFUSED);
             return;
         }
         prove(tables, forward, reply);

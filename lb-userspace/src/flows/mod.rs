@@ -10,6 +10,7 @@ pub mod arrivals;
 mod diag;
 mod limits;
 mod pass;
+mod pressure;
 pub mod records;
 mod report;
 pub mod seats;

@@ -17,15 +17,10 @@ use lb_common::flow::{
     Seats,
     limit::{LEVEL_NUMBERS, LEVELS, LIMITS, NODE},
     seats::Place,
-    stage::idle,
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
 
-/// Ticks for which a limit stays pressed without too many slow handshakes: half a minute at least. A
-/// flood that comes in waves finds it as it was.
-const CALM: u32 = 256;
-/// A limit is pressed if more than one part in so many of it could be slow handshakes.
-const PATIENCE_PART: u32 = 4;
+use super::pressure::Pressure;
 
 /// The limits in `SEATS` and `LEVELS`, which programs count as well, by their indexes: see
 /// [`lb_common::flow::limit`].
@@ -35,12 +30,7 @@ pub struct SeatTable {
     levels: Arc<MappedArray<Seats>>,
     /// The most seats in use in the latest second, by index.
     highest: Mutex<HashMap<u32, u32>>,
-    /// How many slow handshakes a priority level bears before it is pressed, by the level's number.
-    patience: Mutex<HashMap<u32, u32>>,
-    /// Slow handshakes, by index.
-    slow_handshakes: Mutex<HashMap<u32, u32>>,
-    /// The tick at which a pressed limit last had too many of them, by index.
-    pressed_at: Mutex<HashMap<u32, u32>>,
+    pressure: Mutex<Pressure>,
     corrected: AtomicU64,
 }
 
@@ -61,9 +51,7 @@ impl SeatTable {
             limits,
             levels,
             highest: Mutex::default(),
-            patience: Mutex::default(),
-            slow_handshakes: Mutex::default(),
-            pressed_at: Mutex::default(),
+            pressure: Mutex::default(),
             corrected: AtomicU64::new(0),
         }
     }
@@ -105,42 +93,19 @@ impl SeatTable {
     /// Sets how many slow handshakes a priority level bears before it is pressed; `None` means a
     /// quarter of its limit, as for other limits.
     pub fn set_patience(&self, level: u32, handshakes: Option<u32>) {
-        let mut patience = lock(&self.patience);
-        match handshakes {
-            Some(handshakes) => _ = patience.insert(level, handshakes),
-            None => _ = patience.remove(&level),
-        }
+        lock(&self.pressure).set_patience(level, handshakes);
     }
 
     /// Decides at tick `now` which limits [are pressed](lb_common::flow::limit::is_pressed): those
-    /// with too many [slow handshakes](super::stats::ServiceCounts::slow_handshakes), now or within
-    /// [`CALM`]. `slow` says how many there are, by index. Returns whether there is one.
+    /// with too many [slow handshakes](super::stats::ServiceCounts::slow_handshakes), now or a short
+    /// while ago. `slow` says how many there are, by index. Returns whether there is one.
     pub fn press(&self, now: u32, slow: impl Fn(u32) -> u32) -> bool {
-        let (patience, mut known) = (lock(&self.patience), lock(&self.slow_handshakes));
-        let mut pressed_at = lock(&self.pressed_at);
-        known.clear();
+        let mut pressure = lock(&self.pressure);
         let mut some_are = false;
         for index in self.indexes() {
-            let Seats { limit, pressed, .. } = self.read(index);
-            let of_level = index.checked_sub(LEVELS);
-            let most = of_level.and_then(|level| patience.get(&level).copied());
-            let most = most.unwrap_or(limit / PATIENCE_PART);
-            let slow = slow(index);
-            if slow != 0 {
-                known.insert(index, slow);
-            }
-            if pressed == 0 && slow <= most {
-                continue;
-            }
-            if slow > most {
-                pressed_at.insert(index, now);
-            }
-            let at = *pressed_at.entry(index).or_insert(now);
-            let is_pressed = limit != 0 && idle(at, now) < CALM;
-            if !is_pressed {
-                pressed_at.remove(&index);
-            }
-            if is_pressed != (pressed != 0) {
+            let read = self.read(index);
+            let is_pressed = pressure.presses(index, &read, slow(index), now);
+            if is_pressed != (read.pressed != 0) {
                 self.pressed_word(index).store(is_pressed.into(), SeqCst);
             }
             some_are |= is_pressed;
@@ -150,10 +115,7 @@ impl SeatTable {
 
     /// The slow handshakes that the latest pass has found within a limit.
     pub fn slow_handshakes(&self, index: u32) -> u32 {
-        lock(&self.slow_handshakes)
-            .get(&index)
-            .copied()
-            .unwrap_or(0)
+        lock(&self.pressure).slow(index)
     }
 
     /// Whether a limit is pressed.
@@ -245,7 +207,7 @@ impl SeatTable {
 }
 
 // Whole after each change, so a thread that panicked leaves nothing half done.
-fn lock(numbers: &Mutex<HashMap<u32, u32>>) -> MutexGuard<'_, HashMap<u32, u32>> {
+fn lock<T>(numbers: &Mutex<T>) -> MutexGuard<'_, T> {
     numbers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -161,15 +161,15 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             self.seat_again(reply);
         }
         let mut shaking_hands = std::mem::take(&mut pass.found.shaking_hands);
+        // Those that hold seats are for `unseat_handshakes`.
         shaking_hands.retain(|reply| {
-            let open = self.handshake(*reply);
-            if let Some(connection) = &open {
+            self.handshake(*reply).is_some_and(|connection| {
                 let is_slow = idle(connection.last_seen(), pass.now) >= SILENT;
-                if is_slow || pass.half_open(connection) >= self.many_half_open {
+                if is_slow || pass.half_open(&connection) >= self.many_half_open {
                     pass.count_slow(connection.reply.own_place());
                 }
-            }
-            open.is_some()
+                !connection.reply.place().is_none()
+            })
         });
         pass.found.shaking_hands = shaking_hands;
         let all_known = self.settle_claims(&mut pass);
