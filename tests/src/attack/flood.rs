@@ -16,12 +16,14 @@ use crate::traffic::{Job, Running};
 
 use super::{Forged, Wire};
 
-/// A flood that is being prepared, from random addresses in [`SPOOFED`] and random ports.
+/// A flood that is being prepared, from random addresses in [`SPOOFED`] or from one, and random ports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[must_use = "call `start`"]
 pub struct Flood {
     kind: FloodKind,
     targets: Vec<SocketAddr>,
+    /// The address of the host that is said to flood.
+    source: Option<IpAddr>,
     /// Frames per second; `None` means as fast as one CPU sends.
     rate: Option<u32>,
     /// The most frames.
@@ -45,9 +47,16 @@ impl Flood {
         Self {
             kind,
             targets: targets.into_iter().collect(),
+            source: None,
             rate: None,
             limit: 200_000_000,
         }
+    }
+
+    /// Forges the address of one host, of the targets' family.
+    pub fn source(mut self, address: IpAddr) -> Self {
+        self.source = Some(address);
+        self
     }
 
     /// Sends so many frames per second, over all targets.
@@ -176,7 +185,8 @@ impl Job for Flood {
         while sent < self.limit && stop.try_recv() == Err(TryRecvError::Empty) {
             for batch in frames.chunks_mut(Wire::BATCH) {
                 for frame in &mut *batch {
-                    vary(frame, self.kind, family, &mut random);
+                    let source = self.source.unwrap_or_else(|| spoofed(family, &mut random));
+                    vary(frame, self.kind, source, &mut random);
                 }
                 sent += wire.send_all(batch).context("cannot send a flood")? as u64;
             }
@@ -193,9 +203,9 @@ impl Job for Flood {
     }
 }
 
-/// Gives a frame another source, and other numbers.
-fn vary(frame: &mut Forged, kind: FloodKind, family: Family, random: &mut fastrand::Rng) {
-    let source: IpAddr = match family {
+/// An address that no host has.
+fn spoofed(family: Family, random: &mut fastrand::Rng) -> IpAddr {
+    match family {
         Family::V4 => {
             let host = random.u32(1..!u32::from(SPOOFED.v4.netmask()));
             Ipv4Addr::from(u32::from(SPOOFED.v4.addr()) | host).into()
@@ -204,7 +214,11 @@ fn vary(frame: &mut Forged, kind: FloodKind, family: Family, random: &mut fastra
             let host = u128::from(random.u64(1..));
             Ipv6Addr::from(u128::from(SPOOFED.v6.addr()) | host).into()
         }
-    };
+    }
+}
+
+/// Gives a frame this source, another port, and other numbers.
+fn vary(frame: &mut Forged, kind: FloodKind, source: IpAddr, random: &mut fastrand::Rng) {
     frame.set_source(source, random.u16(1024..));
     match kind {
         FloodKind::Syn => frame.set_numbers(random.u32(..), 0),
