@@ -12,7 +12,7 @@ use core::cmp::Ordering;
 
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
-    flow::Timeouts,
+    flow::{Timeouts, party::PartyRule},
 };
 
 /// Version of the layouts in this file; part of the path that maps are pinned under.
@@ -608,7 +608,12 @@ pub struct FlowSchema {
     pub refused: u64,
     /// Hash of its name, by which a later agent recognises it; 0 means that it is nobody's.
     pub owner: u64,
-    pub pad: [u64; 3],
+    /// What tells its parties apart, and how many connections each may have.
+    pub rule: PartyRule,
+    /// Connections that were refused because their party had as many as it may have.
+    pub refused_parties: u64,
+    /// Connections that were let in and not counted in their party, because there was no room for it.
+    pub uncounted: u64,
 }
 
 /// How a client is told that its connection is refused.

@@ -28,6 +28,30 @@ pub unsafe fn compare_and_swap(word: *mut u32, old: u32, new: u32) -> bool {
     }
 }
 
+/// [`compare_and_swap`] for a word of 64 bits.
+///
+/// # Safety
+///
+/// As for [`compare_and_swap`].
+#[inline(always)]
+pub unsafe fn compare_and_swap_wide(word: *mut u64, old: u64, new: u64) -> bool {
+    before(word, Access::Update);
+    #[cfg(target_arch = "bpf")]
+    {
+        use core::intrinsics::{AtomicOrdering::SeqCst, atomic_cxchg};
+        // SAFETY: the caller's promise.
+        unsafe { atomic_cxchg::<u64, { SeqCst }, { SeqCst }>(word, old, new).0 == old }
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU64::from_ptr(word) }
+            .compare_exchange(old, new, SeqCst, SeqCst)
+            .is_ok()
+    }
+}
+
 /// Reads `*word`. On the host, everything after this is read after it; in the kernel, only what is
 /// read through [`crate::flow::record::behind`].
 ///

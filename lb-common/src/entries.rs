@@ -18,6 +18,7 @@ pub const HOPS: usize = 16_384;
 pub const SEATS: usize = crate::flow::limit::LIMITS;
 pub const LEVELS: usize = crate::flow::limit::LEVEL_NUMBERS;
 pub const FLOW_SCHEMAS: usize = 8_192;
+pub const PARTIES: usize = crate::flow::party::PARTIES;
 pub const DESTINATION_CLASSES: usize = 65_536;
 pub const SOURCE_CLASSES: usize = 65_536;
 pub const DECISIONS: usize = 131_072;

@@ -84,7 +84,7 @@ pub trait Services<A: Address> {
             // SAFETY: elements of maps stay; the word is a counter.
             unsafe {
                 match reason {
-                    Reason::NoEndpoints | Reason::ConcurrencyLimit => {
+                    Reason::NoEndpoints | Reason::ConcurrencyLimit | Reason::FlowLimit => {
                         atomic::add(&raw mut (*stats).rejected, 1);
                     }
                     _ => atomic::add(&raw mut (*stats).dropped, 1),

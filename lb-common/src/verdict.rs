@@ -105,6 +105,17 @@ reasons! {
     /// As many connections are open as the limit of the node or of the Service allows: the client
     /// is refused.
     ConcurrencyLimit = "concurrency-limit",
+    /// The client's party has as many connections of its flow schema as its priority level allows
+    /// (`maxConnectionsPerFlow`): the client is refused.
+    FlowLimit = "flow-limit",
+}
+
+impl Reason {
+    /// Whether it says that a limit of connections is reached.
+    #[inline(always)]
+    pub fn is_limit(self) -> bool {
+        matches!(self, Self::ConcurrencyLimit | Self::FlowLimit)
+    }
 }
 
 /// Number of reasons.

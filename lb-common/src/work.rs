@@ -4,7 +4,7 @@ use crate::{
     abi::{Device, FragmentKey, Frontend, FrontendKind},
     addr::Address,
     answer::Message,
-    flow::{Hop, claim::Refused, seats::Asked},
+    flow::{Hop, claim::Refused, party::Taker, seats::Asked},
     parse::{Segment, Tuple},
     trace::{Headers, Trail},
     verdict::{Hook, Reason, Verdict},
@@ -39,6 +39,10 @@ pub struct Work<A> {
     /// packet opens a flow; 0 means none.
     pub schema: u32,
     pub level: u32,
+    /// The same schema, and where the source is; and how many connections a party of it may have, 0 if
+    /// they are not counted.
+    pub taker: Taker,
+    pub most: u32,
     /// A flow that is being opened.
     pub opening: Opening,
     /// Id of an endpoint that a connection has left; 0 means none.

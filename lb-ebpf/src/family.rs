@@ -38,6 +38,10 @@ pub trait FamilyMaps: Address {
     fn copy_index(tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::flow::resize::end_other`], likewise.
     fn end_other(index: u32);
+    /// [`lb_common::flow::seats::join_party`], likewise.
+    fn join_party(forward: u32, ports: u32, most: u32) -> u64;
+    /// [`lb_common::flow::seats::leave_party`], likewise.
+    fn leave_party(forward: u32, ports: u32);
     /// [`lb_common::pipeline::copy_slot`], likewise; a [`lb_common::pipeline::Copied`].
     fn copy_slot(index: u32) -> u64;
     /// Logs a packet if somebody traces it.

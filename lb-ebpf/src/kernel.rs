@@ -18,6 +18,7 @@ use lb_common::{
         Ethernet, Hop, Record, Seats, Timeouts,
         hop::Hops,
         limit,
+        party::PartyRule,
         slots::{Purpose, Slots, Steps},
     },
     parse::{Segment, Tuple},
@@ -31,7 +32,7 @@ use crate::{
     maps::{
         AFFINITY, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_MEMORY,
         ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVELS, LIMITS, LOCAL_ADDRESSES,
-        MAGLEV, PACKETS, PLANS, REJECT_BUDGET, SEATS, SERVICE_FLOWS, SERVICE_SHORTAGES,
+        MAGLEV, PACKETS, PARTIES, PLANS, REJECT_BUDGET, SEATS, SERVICE_FLOWS, SERVICE_SHORTAGES,
         SERVICE_STATS, SERVICES, SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES, WAYS_BACK,
     },
 };
@@ -232,6 +233,18 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<
     }
 
     #[inline(always)]
+    fn party_rule(&self, schema: u32) -> Option<NonNull<PartyRule>> {
+        let schema = FLOW_SCHEMAS.get_ptr_mut(schema)?;
+        // SAFETY: an element of a map.
+        NonNull::new(unsafe { &raw mut (*schema).rule })
+    }
+
+    #[inline(always)]
+    fn party(&self, index: u32) -> Option<NonNull<u64>> {
+        PARTIES.get_ptr_mut(index).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
     fn count_half_open(&self, service: u32, change: i32) {
         if let Some(stats) = SERVICE_STATS.get_ptr_mut(service) {
             // SAFETY: a counter in a map, only ever added to.
@@ -269,6 +282,16 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     #[inline(always)]
     fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
         A::gives_way(index, segment, purpose)
+    }
+
+    #[inline(always)]
+    fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64 {
+        A::join_party(forward, ports, most)
+    }
+
+    #[inline(always)]
+    fn leave_party(&self, forward: u32, ports: u32) {
+        A::leave_party(forward, ports);
     }
 
     #[inline(always)]

@@ -133,6 +133,10 @@ pub static LEVELS: Array<Seats, { entries::LEVELS }, MMAP> = Array::new();
 #[btf_map]
 pub static FLOW_SCHEMAS: Array<FlowSchema, { entries::FLOW_SCHEMAS }, MMAP> = Array::new();
 
+/// Parties that hold seats: a part of each one's hash and its connections.
+#[btf_map]
+pub static PARTIES: Array<u64, { entries::PARTIES }, MMAP> = Array::new();
+
 /// Class of a frontend → the flow schema that takes its connections.
 #[btf_map]
 pub static DESTINATION_CLASSES: Array<DestinationClass, { entries::DESTINATION_CLASSES }, MMAP> =

@@ -4,7 +4,7 @@
 use lb_common::{
     abi::{Frontend, FrontendKey},
     addr::{Ip4, Ip6},
-    flow::{Flow, claim, end, resize, slots::Purpose, table},
+    flow::{Flow, claim, end, party, resize, seats, slots::Purpose, table},
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
     trace::Trail,
@@ -129,6 +129,34 @@ pub extern "C" fn gives_way6(segment: *const Segment, index: u32, purpose: u32) 
     gives_way::<Ip6>(segment, index, purpose)
 }
 
+/// [`FamilyMaps::join_party`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn join_party4(forward: u32, ports: u32, most: u32) -> u64 {
+    join_party::<Ip4>(forward, ports, most)
+}
+
+/// [`FamilyMaps::leave_party`] for IPv4. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn leave_party4(forward: u32, ports: u32) -> u64 {
+    leave_party::<Ip4>(forward, ports)
+}
+
+/// [`FamilyMaps::join_party`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn join_party6(forward: u32, ports: u32, most: u32) -> u64 {
+    join_party::<Ip6>(forward, ports, most)
+}
+
+/// [`FamilyMaps::leave_party`] for IPv6. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn leave_party6(forward: u32, ports: u32) -> u64 {
+    leave_party::<Ip6>(forward, ports)
+}
+
 /// [`FamilyMaps::find_other_index`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -195,6 +223,22 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
         (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
         _ => u64::MAX,
     }
+}
+
+#[inline(always)]
+fn join_party<A: FamilyMaps>(forward: u32, ports: u32, most: u32) -> u64 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(party::NO_ROOM, |kernel| {
+        seats::join_party::<A, _>(&kernel, forward, ports, most)
+    })
+}
+
+#[inline(always)]
+fn leave_party<A: FamilyMaps>(forward: u32, ports: u32) -> u64 {
+    if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
+        seats::leave_party::<A, _>(&kernel, forward, ports);
+    }
+    0
 }
 
 #[inline(always)]
@@ -351,6 +395,16 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
+    fn join_party(forward: u32, ports: u32, most: u32) -> u64 {
+        join_party4(forward, ports, most)
+    }
+
+    #[inline(always)]
+    fn leave_party(forward: u32, ports: u32) {
+        leave_party4(forward, ports);
+    }
+
+    #[inline(always)]
     fn copy_slot(index: u32) -> u64 {
         copy_slot4(index)
     }
@@ -441,6 +495,16 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn end_other(index: u32) {
         end_other6(index);
+    }
+
+    #[inline(always)]
+    fn join_party(forward: u32, ports: u32, most: u32) -> u64 {
+        join_party6(forward, ports, most)
+    }
+
+    #[inline(always)]
+    fn leave_party(forward: u32, ports: u32) {
+        leave_party6(forward, ports);
     }
 
     #[inline(always)]

@@ -20,7 +20,7 @@ use lb_objects::Protocol;
 use lb_tests::{PinRoot, eventually, programs};
 use node_lb::{
     config::FlowTimeouts,
-    flows::{FlowSweeper, FlowTables, SeatTable, ServiceCounters, UdpSockets, timeouts},
+    flows::{FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, UdpSockets, timeouts},
 };
 
 #[test]
@@ -93,8 +93,17 @@ fn flows_in_the_kernels_tables_are_ended() {
     );
     let counters = ServiceCounters::open(&loaded).unwrap();
     let seats = Arc::new(SeatTable::open(&loaded).unwrap());
-    let sweeper =
-        FlowSweeper::start(tables, &config, limits, counters, seats, Some(sockets)).unwrap();
+    let parties = Parties::open(&loaded).unwrap();
+    let sweeper = FlowSweeper::start(
+        tables,
+        &config,
+        limits,
+        counters,
+        seats,
+        parties,
+        Some(sockets),
+    )
+    .unwrap();
     eventually(|| match sweeper.stats().passes {
         passes @ 0..2 => Err(format!("{passes} passes")),
         _ => Ok(()),

@@ -6,7 +6,7 @@
 
 use super::{
     Record,
-    end::replaces,
+    end::{made_way, replaces},
     record::{look, read_tag},
     slots::{Purpose, Slots},
     table::{GROUP, GROUPS, hash, home, position},
@@ -107,7 +107,7 @@ pub fn claim<A: Address, S: Slots<A>>(
         outcome = Outcome(slots.claim_index(tuple, hash));
     }
     if outcome.over() != 0 {
-        slots.gives_way(outcome.over(), segment, Purpose::Nothing);
+        made_way(slots, outcome.over(), segment, Purpose::Nothing);
     }
     claimed(slots, tuple, hash, outcome, refused)
 }

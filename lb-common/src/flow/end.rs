@@ -18,6 +18,22 @@ pub const SILENCE: u32 = 3;
 /// one, if its endpoint is gone. A client that still talks to that endpoint has not sent the SYN.
 const PAUSE: u32 = 1;
 
+/// Whether the flow of the record at `index` makes way for `purpose`. If so, it has been ended.
+#[inline(always)]
+pub fn made_way<A: Address, S: Slots<A>>(
+    slots: &S,
+    index: u32,
+    segment: &Segment,
+    purpose: Purpose,
+) -> bool {
+    let ended = slots.gives_way(index, segment, purpose);
+    if ended {
+        // Here, where enough of the stack is left.
+        seats::leave_ended(slots, index);
+    }
+    ended
+}
+
 /// Whether the flow of the record at `index` makes way for a new one with the same addresses and
 /// ports. If so, it has been ended, in the other table too.
 #[inline(always)]
@@ -27,7 +43,7 @@ pub fn replaces<A: Address, S: Slots<A>>(
     segment: &Segment,
     purpose: Purpose,
 ) -> bool {
-    let ended = slots.gives_way(index, segment, purpose);
+    let ended = made_way(slots, index, segment, purpose);
     if ended {
         replaced(slots, index);
     }
@@ -42,7 +58,7 @@ pub fn replaced<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     }
 }
 
-/// Whether the flow of the record at `index` makes way for `purpose`. If so, it has been ended.
+/// The step behind [`made_way`].
 #[inline(always)]
 pub fn gives_way<A: Address, S: Slots<A>>(
     slots: &S,
@@ -180,7 +196,7 @@ pub fn evict<A: Address, S: Slots<A>>(
 #[inline(always)]
 fn count_ended<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, tag: u32) {
     // SAFETY: records stay valid, and a dead one keeps its fields.
-    let service = unsafe { forward.as_ref() }.service;
+    let service = unsafe { forward.as_ref() }.service_id();
     slots.count_flows(service, -1);
     if tag::state(tag) == tag::HALF {
         slots.count_half_open(service, -1);

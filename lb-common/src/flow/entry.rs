@@ -45,8 +45,9 @@ pub struct Flow<A> {
     pub detail: u32,
     /// Index of the other direction's record.
     pub peer: u32,
-    /// Service id: [`Self::service_id`]. In the endpoint's direction, above it a part of the flow's
-    /// [`Place`](super::seats::Place).
+    /// Service id: [`Self::service_id`]. Above it, in the endpoint's direction, a part of the flow's
+    /// [`Place`](super::seats::Place), and in the client's, one of its
+    /// [`Taker`](super::party::Taker).
     pub service: u32,
 }
 
@@ -61,8 +62,8 @@ pub struct Rewrite<A> {
 }
 
 /// Bits of [`Flow::flags`]. The lower half is what the direction's packets have shown so far, the
-/// upper half does not change. Bits 24-30 are none: in the endpoint's direction they are a part of
-/// the flow's [`Place`](super::seats::Place).
+/// upper half does not change. Bits 24-30 are none: they are parts of the same as bits of
+/// [`Flow::service`].
 ///
 /// The first versions of node-lb kept a next hop in the record, where there are numbers now. Their
 /// programs may use the same table, before or after ours, or at the same time while programs are
@@ -197,11 +198,23 @@ pub mod tag {
         tag & !(KIND | UNPROVEN) | state
     }
 
+    /// The tag of a record that has died. It shows whether the record held seats.
+    #[inline(always)]
+    pub fn dead(tag: u32) -> u32 {
+        tag & !KIND | DEAD
+    }
+
+    /// Whether a record of the endpoint's direction has died, by a program, with its seats.
+    #[inline(always)]
+    pub fn died_seated(tag: u32) -> bool {
+        tag & UNPROVEN != 0 && matches!(tag & KIND, DEAD | EVICTED)
+    }
+
     /// The tag of a record whose flow gives way at this
     /// [`moment`](super::super::slots::Slots::moment).
     #[inline(always)]
     pub fn evicted(tag: u32, moment: u64) -> u32 {
-        with_state(tag, EVICTED) & !HASH | (moment as u32) << 16
+        (tag & !KIND | EVICTED) & !HASH | (moment as u32) << 16
     }
 
     /// How long before this moment an `EVICTED` record died, in the same unit: never more than it

@@ -78,7 +78,7 @@ pub fn kill_if<A>(record: Record<A>, seen: u32, now: u32) -> bool {
     // found the record before may write the same word. Any of the values will do, because all are
     // of this moment.
     unsafe { last_seen.write_volatile(now) };
-    advance(record, seen, tag::DEAD)
+    swap(record, seen, tag::dead(seen))
 }
 
 /// Ends a record of a flow that gives way at this moment, if its tag is still `seen`. Returns

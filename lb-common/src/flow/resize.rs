@@ -117,6 +117,7 @@ pub fn end_other<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     let (forward, reply) = in_order(other, peer);
     let now = slots.now();
     kill(forward, now);
+    // If it had its seats there, the agent's recount finds that its party counts one too many.
     seats::kill(slots, reply, now);
 }
 

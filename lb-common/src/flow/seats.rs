@@ -15,6 +15,7 @@
 use super::{
     Flow, Record, Stage, flow_flag,
     limit::{FIRST_LEVEL, LEVEL_NUMBERS, LEVELS, LIMITS, NODE, give, take_anyway},
+    party::{self, PartyRule, party},
     record::{self, in_order, kill_if, read_tag, set},
     slots::Slots,
     tag,
@@ -316,7 +317,8 @@ pub fn give_back<A: Address, S: Slots<A>>(slots: &S, place: Place) {
 }
 
 /// Ends the endpoint's direction of a flow at tick `now`, and gives back its seats if it holds
-/// them. Returns whether this call ended it.
+/// them. Returns whether this call ended it. Its party is left to [`leave_ended`], for which more of
+/// the stack may be needed than is left here.
 #[inline(never)]
 pub fn kill<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, now: u32) -> bool {
     for _ in rolled(ATTEMPTS) {
@@ -332,7 +334,29 @@ pub fn kill<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, now: u32) -> b
     false
 }
 
-/// [`kill`] for a half-open flow that gives way at this moment.
+/// Counts the party of a flow less that the caller has ended, by the index of either direction, if the
+/// flow had its seats.
+#[inline(never)]
+pub fn leave_ended<A: Address, S: Slots<A>>(slots: &S, index: u32) {
+    let Some(record) = slots.slot(index) else {
+        return;
+    };
+    // SAFETY: records stay valid, also after their end.
+    let flow = unsafe { record.as_ref() };
+    let reply = match flow.has(flow_flag::REPLY) {
+        true => Some(record),
+        false => slots.slot(flow.peer),
+    };
+    if let Some(reply) = reply
+        && tag::died_seated(read_tag(reply))
+        && Place::of(reply).level() != 0
+    {
+        let (forward, ports) = client_of(reply);
+        slots.leave_party(forward, ports);
+    }
+}
+
+/// [`kill`] for a half-open flow that gives way at this moment, likewise without its party.
 #[inline(never)]
 pub fn evict<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, moment: u64) {
     for _ in rolled(ATTEMPTS) {
@@ -355,6 +379,95 @@ fn left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, seen: u32) {
     }
 }
 
+/// Gives back the seats of a flow, whose endpoint's direction is `reply`, and counts its party less.
+#[inline(always)]
+fn leave<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
+    let place = Place::of(reply);
+    give_back(slots, place);
+    if place.level() != 0 {
+        let (forward, ports) = client_of(reply);
+        slots.leave_party(forward, ports);
+    }
+}
+
+/// The index of a flow's client's direction, and the [ports](ports_of) by which it is recognised.
+#[inline(always)]
+pub fn client_of<A: Address>(reply: Record<A>) -> (u32, u32) {
+    // SAFETY: records stay valid, also after their end.
+    let back = unsafe { reply.as_ref() };
+    (back.peer, ports_of(back.source_port, back.destination_port))
+}
+
+/// An endpoint's port and the one that it answers to.
+#[inline(always)]
+fn ports_of(endpoint: u16, client: u16) -> u32 {
+    u32::from(endpoint) | u32::from(client) << 16
+}
+
+/// The [ports](ports_of) by the record of a flow's client's direction.
+#[inline(always)]
+fn ports_there<A>(forward: &Flow<A>) -> u32 {
+    let to = &forward.rewrite;
+    ports_of(to.destination_port, to.source_port)
+}
+
+/// Whether the directions of a flow, which may have ended, still belong together.
+pub fn is_client_of<A>(forward: &Flow<A>, reply: &Flow<A>) -> bool {
+    ports_there(forward) == ports_of(reply.source_port, reply.destination_port)
+}
+
+/// The party of a flow, whose client's direction this is, by the rule of the schema that has taken it;
+/// 0 if none is counted.
+#[inline(always)]
+pub fn party_of<A: Address>(forward: &Flow<A>, rule: PartyRule, secret: [u64; 2]) -> u64 {
+    let taker = forward.taker();
+    if rule.most == 0 || taker.schema() == 0 {
+        return 0;
+    }
+    let service = forward.service_id();
+    party(rule.by, taker, &forward.source, service, secret)
+}
+
+/// The party of a flow by the index of its client's direction; 0 if none is counted, or if that
+/// direction has other [ports](ports_of): in another table, or after the flow's end, the record may be
+/// another flow's.
+#[inline(always)]
+fn party_at<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) -> u64 {
+    let Some(forward) = slots.slot(forward) else {
+        return 0;
+    };
+    // SAFETY: records stay valid, also after their end.
+    let there = unsafe { forward.as_ref() };
+    let Some(rule) = slots.party_rule(there.taker().schema()) else {
+        return 0;
+    };
+    // SAFETY: elements of maps stay; words that the agent stores one by one.
+    let rule = unsafe { rule.as_ptr().read_volatile() };
+    match ports_there(there) == ports {
+        true => party_of(there, rule, slots.secret()),
+        false => 0,
+    }
+}
+
+/// Counts a flow in its party, if that has less than `most`: an answer of [`party::join`]. See
+/// [`party_at`] for `forward` and `ports`.
+#[inline(always)]
+pub fn join_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32, most: u32) -> u64 {
+    match party_at(slots, forward, ports) {
+        0 => party::JOINED,
+        party => party::join(|index| slots.party(index), party, most),
+    }
+}
+
+/// Counts a flow's party less.
+#[inline(always)]
+pub fn leave_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) {
+    let party = party_at(slots, forward, ports);
+    if party != 0 {
+        party::leave(|index| slots.party(index), party);
+    }
+}
+
 /// Takes the seat's bit out of the endpoint's direction of a flow. Returns whether it was there:
 /// then the caller has the seats.
 #[inline(always)]
@@ -370,7 +483,7 @@ pub fn take_out<A: Address>(reply: Record<A>) -> bool {
 #[inline(always)]
 pub fn release<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
     if take_out(reply) {
-        give_back(slots, Place::of(reply));
+        leave(slots, reply);
     }
 }
 
@@ -458,6 +571,9 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
     }
     if !record::advance(reply, seen, tag::SEATED) {
         give_back(slots, place);
+    } else if place.level() != 0 {
+        let (forward, ports) = client_of(reply);
+        slots.join_party(forward, ports, party::ANY);
     }
 }
 

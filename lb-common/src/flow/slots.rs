@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use super::{Record, Timeouts, limit::Seats};
+use super::{Record, Timeouts, limit::Seats, party::PartyRule};
 use crate::{
     addr::Address,
     parse::{Segment, Tuple},
@@ -36,6 +36,14 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     fn seats(&self, _index: u32) -> Option<NonNull<Seats>> {
         None
     }
+    /// The rule for parties of a flow schema, by the schema's number.
+    fn party_rule(&self, _schema: u32) -> Option<NonNull<PartyRule>> {
+        None
+    }
+    /// The element of `PARTIES` at an index.
+    fn party(&self, _index: u32) -> Option<NonNull<u64>> {
+        None
+    }
     /// Number of records of the other table less one, while the table's size changes (see
     /// [`super::resize`]); 0 if there is none.
     fn other_mask(&self) -> u32 {
@@ -58,6 +66,10 @@ pub trait Steps<A: Address> {
     fn has_rival(&self, tuple: &Tuple<A>, hash: u64, outcome: u64) -> bool;
     /// [`gives_way`](super::end::gives_way).
     fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    /// [`join_party`](super::seats::join_party).
+    fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64;
+    /// [`leave_party`](super::seats::leave_party).
+    fn leave_party(&self, forward: u32, ports: u32);
     /// [`find_other_index`](super::table::find_other_index).
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64;
     /// [`copy_index`](super::resize::copy_index).

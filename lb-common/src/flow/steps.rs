@@ -1,7 +1,7 @@
 //! The steps of searches and claims as plain functions, for code that no verifier checks.
 
 use super::{
-    claim, end, resize,
+    claim, end, resize, seats,
     slots::{Purpose, Slots, Steps},
     table,
 };
@@ -28,6 +28,14 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
 
     fn gives_way(&self, index: u32, segment: &Segment, purpose: Purpose) -> bool {
         end::gives_way(self, index, segment, purpose)
+    }
+
+    fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64 {
+        seats::join_party(self, forward, ports, most)
+    }
+
+    fn leave_party(&self, forward: u32, ports: u32) {
+        seats::leave_party(self, forward, ports);
     }
 
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {

@@ -125,7 +125,7 @@ pub fn settle<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>) -> bool {
         return false;
     }
     // SAFETY: records stay valid until every program that can see them ends.
-    slots.count_half_open(unsafe { forward.as_ref() }.service, -1);
+    slots.count_half_open(unsafe { forward.as_ref() }.service_id(), -1);
     true
 }
 
@@ -169,7 +169,7 @@ fn apart(hash: u64, groups: u32, first: u32, group: u32) -> u32 {
 }
 
 #[inline(always)]
-fn mix(value: u64, multiplier: u64) -> u64 {
+pub(super) fn mix(value: u64, multiplier: u64) -> u64 {
     let product = value.wrapping_mul(multiplier);
     product ^ product >> 32
 }

@@ -11,6 +11,7 @@ use crate::{
     flow::{
         Record, claim, flow_flag,
         limit::{Seats, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take},
+        party::{self, ANY, FULL, HANDSHAKE, JOINED},
         record::{self, read_tag},
         seats::{self, Asked, Place, Start},
         table, tag,
@@ -93,9 +94,11 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
 pub(super) const REFUSED: u32 = u32::MAX;
 /// A bit beside the number of a [`Place`]: its seats are to be taken at the end of the handshake.
 pub(super) const LATER: u32 = 1 << 31;
+/// A bit beside the number of a [`Place`]: it is above a limit that is only audited.
+pub(super) const OVER: u32 = 1 << 30;
 
 /// Takes the seats that a new flow of a flow schema asks for, all or none: the number of the
-/// [`Place`] that it has now, perhaps with [`LATER`], or [`REFUSED`].
+/// [`Place`] that it has now, perhaps with [`LATER`] or [`OVER`], or [`REFUSED`].
 #[inline(never)]
 pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
     let wanted = asked.place();
@@ -104,7 +107,6 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
             count_refused(tables, asked, full, schema);
             return REFUSED;
         }
-        count_admitted(tables, schema, false);
         return wanted.number() | LATER;
     }
     let mut place = Place::NONE;
@@ -121,7 +123,7 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
             return REFUSED;
         }
     }
-    let mut is_over = false;
+    let mut over = 0;
     if wanted.has_shared()
         && let Some(limit) = tables.seats(wanted.shared())
     {
@@ -132,7 +134,7 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
             place = place.and(wanted.only_shared());
         } else if is_audited(limit) {
             take_audited(limit);
-            is_over = true;
+            over = OVER;
             place = place.and(wanted.only_shared());
         } else if !asked.is_exempt() {
             seats::give_back(tables, place);
@@ -143,8 +145,7 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
     if place != wanted {
         count_exempted(tables, wanted, place);
     }
-    count_admitted(tables, schema, is_over);
-    place.number()
+    place.number() | over
 }
 
 /// Whether one of a place's limits is pressed.
@@ -175,7 +176,7 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     }
     // SAFETY: records stay valid, and what is read does not change while they are in use.
     let there = unsafe { forward.as_ref() };
-    let plan = tables.plan(there.service);
+    let plan = tables.plan(there.service_id());
     let is_exempt = plan.is_some_and(|plan| plan.has(plan_flag::EXEMPT));
     let asked = Asked::late(place, is_exempt, there.has(flow_flag::PICKED_UP));
     let taken = take(tables, asked, 0);
@@ -184,10 +185,65 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
         return tag::state(read_tag(reply)) != tag::LIVE;
     }
     let taken = Place::from_u32(taken);
+    let (index, ports) = seats::client_of(reply);
+    let is_member = taken.level() != 0;
+    if is_member && join(tables, asked, there.taker().schema(), index, ports) == FULL {
+        seats::give_back(tables, taken);
+        return false;
+    }
     if taken != place || !record::advance(reply, seen, tag::SEATED) {
         seats::give_back(tables, taken);
+        if is_member {
+            tables.leave_party(index, ports);
+        }
     }
     true
+}
+
+/// [`join`]'s answer where a flow is counted above what its party may have, which is only audited.
+pub(super) const JOINED_OVER: u64 = 4;
+
+/// Counts a flow that asks for seats in its party: [`JOINED`], [`JOINED_OVER`], [`FULL`] or, if that is
+/// for the end of its handshake, [`party::LATER`]. `forward` is the index of its
+/// client's direction, which is filled in, and `ports` are what [`seats::client_of`] says.
+#[inline(never)]
+pub(super) fn join<A: Address, T: Tables<A>>(
+    tables: &T,
+    asked: Asked,
+    schema: u32,
+    forward: u32,
+    ports: u32,
+) -> u64 {
+    let Some(schema) = known(tables, schema).map(NonNull::as_ptr) else {
+        return JOINED;
+    };
+    // SAFETY: elements of maps stay; a word that the agent stores as a whole.
+    let most = unsafe { (&raw const (*schema).rule.most).read_volatile() };
+    let is_let_in = asked.is_exempt() || asked.is_recovered();
+    let handshake = match asked.is_handshake() {
+        true => HANDSHAKE,
+        false => 0,
+    };
+    let joins = |most| tables.join_party(forward, ports, most | handshake);
+    let mut joined = joins(if is_let_in { ANY } else { most & ANY });
+    let mut counted = JOINED;
+    if joined == FULL && !is_let_in {
+        let level = tables.seats(asked.place().shared());
+        if !level.is_some_and(is_audited) {
+            // SAFETY: elements of maps stay; the word is a counter.
+            unsafe { atomic::add(&raw mut (*schema).refused_parties, 1) };
+            return FULL;
+        }
+        counted = JOINED_OVER;
+        joined = joins(ANY);
+    }
+    match joined {
+        party::LATER => return party::LATER,
+        JOINED => {}
+        // SAFETY: as above.
+        _ => unsafe { atomic::add(&raw mut (*schema).uncounted, 1) },
+    }
+    counted
 }
 
 /// How the client of a connection is told that there is no seat for it: [`Work::refusal`].
@@ -233,7 +289,7 @@ fn known<A: Address, T: Tables<A>>(tables: &T, schema: u32) -> Option<NonNull<Fl
 
 /// Counts a connection that was let in.
 #[inline(always)]
-fn count_admitted<A: Address, T: Tables<A>>(tables: &T, schema: u32, is_over: bool) {
+pub(super) fn count_admitted<A: Address, T: Tables<A>>(tables: &T, schema: u32, is_over: bool) {
     if let Some(schema) = known(tables, schema) {
         let schema = schema.as_ptr();
         // SAFETY: elements of maps stay; the words are counters.

@@ -7,8 +7,9 @@
 use crate::{
     abi::config_flag,
     addr::Address,
+    flow::party::Taker,
     parse::Tuple,
-    service,
+    service::{self, Origin},
     tables::Tables,
     work::{Addressed, Work},
 };
@@ -18,6 +19,8 @@ use crate::{
 pub(super) fn classify<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex: u32) {
     work.schema = 0;
     work.level = 0;
+    work.taker = Taker::default();
+    work.most = 0;
     if tables.config().flags & config_flag::ADMISSION != 0 {
         take_class(tables, work, ifindex);
     }
@@ -32,6 +35,13 @@ fn take_class<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex:
     {
         // SAFETY: elements of maps stay; a word that the agent stores as a whole.
         work.level = unsafe { (&raw const (*schema.as_ptr()).level).read_volatile() };
+        // SAFETY: as above, but word by word.
+        let rule = unsafe { (&raw const (*schema.as_ptr()).rule).read_volatile() };
+        // Where the source is matters to parties only.
+        let is_inside =
+            rule.most != 0 && service::origin(tables, &work.tuple, ifindex) != Origin::Outside;
+        work.taker = Taker::new(work.schema, is_inside);
+        work.most = rule.most;
     }
 }
 

@@ -129,7 +129,7 @@ pub(super) fn is_withheld<A: Address, T: Tables<A>>(tables: &T, forward: Record<
 /// Whether a service has another endpoint than a flow's, which is not avoided itself.
 #[inline(always)]
 fn has_alternative<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool {
-    let Some(plan) = tables.plan(flow.service) else {
+    let Some(plan) = tables.plan(flow.service_id()) else {
         return false;
     };
     // The policy by which it was chosen is not known here. The smaller set is safe.

@@ -43,7 +43,7 @@ pub(super) fn is_gone<A: Address, T: Tables<A>>(
 /// gone, or another version opened the flow.
 #[inline(always)]
 fn has_left<A: Address, T: Tables<A>>(tables: &T, flow: &Flow<A>) -> bool {
-    let Some(plan) = tables.plan(flow.service) else {
+    let Some(plan) = tables.plan(flow.service_id()) else {
         return false;
     };
     flow.detail != 0 && !service::still_has(tables, plan, flow.detail, flow)

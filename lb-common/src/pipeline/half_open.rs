@@ -34,9 +34,12 @@ pub fn is_pressed<A: Address, T: Tables<A>>(tables: &T, service: u32) -> bool {
     tables.half_open(service) >= WITHOUT_RING
 }
 
+/// No record.
+pub(super) const NOBODY: u64 = u64::MAX;
+
 /// Counts a flow that was just opened, and ends the service's oldest half-open one if the budget is
-/// used up. `index` is the flow's own, of the client's direction, and `tag` the one it was
-/// published with.
+/// used up: returns the index of that one's client's direction, or [`NOBODY`]. `index` is the new
+/// flow's own, of the client's direction, and `tag` the one it was published with.
 #[inline(always)]
 pub(super) fn enter<A: Address, T: Tables<A>>(
     tables: &T,
@@ -44,11 +47,12 @@ pub(super) fn enter<A: Address, T: Tables<A>>(
     service: u32,
     index: u32,
     tag: u32,
-) {
+) -> u64 {
     let before = tables.half_open(service);
     tables.count_half_open(service, 1);
-    if before >= WITHOUT_RING {
-        take_place(tables, work, service, index, tag);
+    match before >= WITHOUT_RING {
+        true => take_place(tables, work, service, index, tag),
+        false => NOBODY,
     }
 }
 
@@ -61,17 +65,17 @@ fn take_place<A: Address, T: Tables<A>>(
     service: u32,
     index: u32,
     tag: u32,
-) {
+) -> u64 {
     let ring = service % RINGS;
     let Some(cursor) = tables.half_open_cursor(ring) else {
-        return;
+        return NOBODY;
     };
     // SAFETY: a valid word that is only accessed atomically.
     let turn = unsafe { atomic::fetch_add(cursor.as_ptr(), 1) };
     let mask = tables.half_open_mask();
     let place = ring.wrapping_mul(mask.wrapping_add(1)) | turn & mask;
     let Some(place) = tables.half_open_place(place) else {
-        return;
+        return NOBODY;
     };
     // SAFETY: a word of a map's element, only reached through atomics.
     work.memory =
@@ -79,14 +83,16 @@ fn take_place<A: Address, T: Tables<A>>(
     let (index, tag) = (work.memory as u32, (work.memory >> 32) as u32);
     if let Some((seen, forward)) = tables.slot(index).map(look)
         && seen == tag
+        && give_way(tables, forward, tag)
     {
-        give_way(tables, forward, tag);
+        return u64::from(index);
     }
+    NOBODY
 }
 
 /// Ends the half-open flow that has the port in [`Work::other`], if it has been silent for a while
 /// and its service uses more than a part of its ring. The more attempts have failed, the shorter
-/// the while. Returns whether the port is free now.
+/// the while. Returns the index of its endpoint's direction if the port is free now, or [`NOBODY`].
 ///
 /// Each service has its own budget, but the ports towards an endpoint are shared by all services to
 /// which the endpoint belongs.
@@ -95,14 +101,14 @@ pub(super) fn give_port<A: Address, T: Tables<A>>(
     tables: &T,
     work: &Work<A>,
     attempts: u32,
-) -> bool {
+) -> u64 {
     let found = u32::try_from(tables.find_index(&work.other));
     let Some(reply) = found.ok().and_then(|index| tables.slot(index)) else {
-        return false;
+        return NOBODY;
     };
     // SAFETY: records stay valid until every program that can see them ends.
     let Some(forward) = tables.slot(unsafe { reply.as_ref() }.peer) else {
-        return false;
+        return NOBODY;
     };
     let (tag, forward) = look(forward);
     // SAFETY: records stay valid until every program that can see them ends.
@@ -112,7 +118,11 @@ pub(super) fn give_port<A: Address, T: Tables<A>>(
     let many = WITHOUT_RING.max(tables.half_open_mask() / RING_PART);
     let silence = tables.now().wrapping_sub(flow.last_seen) as i32;
     let is_silent = silence >= SILENCE >> (attempts / PATIENCE);
-    holds && tables.half_open(flow.service) >= many && is_silent && give_way(tables, forward, tag)
+    let is_many = tables.half_open(flow.service_id()) >= many;
+    match holds && is_many && is_silent && give_way(tables, forward, tag) {
+        true => found.map_or(NOBODY, u64::from),
+        false => NOBODY,
+    }
 }
 
 /// Ends a flow if its client's direction still has this tag, unless the flow has proved itself.
@@ -130,7 +140,7 @@ fn give_way<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, tag: u32) 
     let ended = end::evict(tables, forward, reply, tag);
     if ended {
         // A dead record keeps its fields.
-        tables.count_gave_way(flow.service);
+        tables.count_gave_way(flow.service_id());
     }
     ended
 }

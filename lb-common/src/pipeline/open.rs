@@ -15,7 +15,7 @@ use crate::{
     answer::Message,
     flow::{
         Record,
-        end::{replaced, replaces},
+        end::{made_way, replaced, replaces},
         flow_flag,
         record::look,
         resize::{self, NONE, RACED},
@@ -125,7 +125,7 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
     };
     if opens && refusal == Refusal::Pass {
         make_way(tables, work);
-    } else if opens && reason != Reason::ConcurrencyLimit {
+    } else if opens && !reason.is_limit() {
         // The packet may have come before, and opened a flow then.
         let purpose = match reason {
             Reason::NoEndpoints => Purpose::Afresh,
@@ -234,7 +234,7 @@ fn moves_on<A: Address, T: Tables<A>>(
     index: u64,
 ) -> bool {
     let purpose = Purpose::from_u32(judge(tables, work, route, index) as u32);
-    let moves = tables.gives_way(index as u32, &work.segment, purpose);
+    let moves = made_way(tables, index as u32, &work.segment, purpose);
     if moves {
         leave_endpoint(tables, work);
     }
@@ -262,7 +262,7 @@ fn judge<A: Address, T: Tables<A>>(
     let endpoint = flow.detail;
     // The endpoint of a flow that another version opened is not known.
     let is_known = endpoint != 0 && !flow.is_foreign();
-    let serves = flow.service == route.plan.service
+    let serves = flow.service_id() == route.plan.service
         && (!is_known || service::still_has(tables, route.plan, endpoint, flow));
     // The segment that a flow was picked up with was no SYN that an endpoint had to answer.
     if !flow.has(flow_flag::PICKED_UP) {
@@ -304,7 +304,7 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
         Refusal::Reject => {
             work.answerer = work.tuple.destination;
             work.message = match work.reason {
-                Reason::ConcurrencyLimit => admit::message(tables, work),
+                Reason::ConcurrencyLimit | Reason::FlowLimit => admit::message(tables, work),
                 _ => Message::port_unreachable::<A>(),
             };
             answer(tables, frame, network, work)

@@ -1,7 +1,7 @@
 //! Writes a flow's two records: chooses an endpoint, claims the places, and fills both directions.
 
 use super::{
-    admit::{self, LATER, REFUSED},
+    admit::{self, JOINED_OVER, LATER, OVER, REFUSED},
     failing::{elsewhere, turns_away},
     half_open::{enter, give_port, is_pressed},
 };
@@ -12,10 +12,10 @@ use crate::{
     flow::{
         Flow, Record, Rewrite,
         claim::{self, Claim, Refused},
-        flow_flag,
+        flow_flag, party,
         record::read_tag,
         resize,
-        seats::{Place, Start},
+        seats::{Place, Start, client_of, give_back, leave_ended},
         slots::Purpose,
         table, tag, tcp,
     },
@@ -208,25 +208,51 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         (*back.as_ptr()).last_seen = now;
     }
     fill(work, there, back, flags, service);
-    if place == 0 {
+    let mut is_over = place & OVER != 0;
+    let is_later = place & LATER != 0;
+    let place = Place::from_u32(place);
+    if place.is_none() {
         reply.publish(tag::LIVE);
     } else {
-        let is_seated = place & LATER == 0;
-        let place = Place::from_u32(place);
+        let mut is_seated = !is_later;
         // SAFETY: as above.
         unsafe {
             (*back.as_ptr()).service = place.beside(service);
             (*back.as_ptr()).flags |= place.in_flags();
+        }
+        if is_seated && work.most != 0 && place.level() != 0 {
+            let (index, ports) = client_of(back);
+            let joined = admit::join(tables, asked, work.schema, index, ports);
+            is_seated = matches!(joined, party::JOINED | JOINED_OVER);
+            is_over |= joined == JOINED_OVER;
             if !is_seated {
-                (*there.as_ptr()).flags |= flow_flag::LATE;
+                give_back(tables, place);
+            }
+            if joined == party::FULL {
+                reply.release();
+                forward.release();
+                work.refusal = admit::refusal(tables, work);
+                work.reason = Reason::FlowLimit;
+                tables.count_refusal(service, work.reason);
+                return None;
             }
         }
+        if !is_seated {
+            // SAFETY: as above.
+            unsafe { (*there.as_ptr()).flags |= flow_flag::LATE };
+        }
         reply.publish(if is_seated { tag::SEATED } else { tag::LIVE });
+    }
+    if !asked.is_nothing() {
+        admit::count_admitted(tables, work.schema, is_over);
     }
     let published = tag::with_state(read_tag(there), tag::HALF);
     forward.publish(tag::HALF);
     tables.count_flows(service, 1);
-    enter(tables, work, service, index, published);
+    let ended = enter(tables, work, service, index, published);
+    if let Ok(ended) = u32::try_from(ended) {
+        leave_ended(tables, ended);
+    }
     tables.count_connection(service, endpoint);
     work.reason = Reason::Opened;
     Some(())
@@ -278,7 +304,8 @@ fn fill<A: Address>(
     back.detail = 0;
     back.hop = 0;
     core::mem::swap(&mut there.peer, &mut back.peer);
-    there.service = service;
+    there.service = work.taker.beside(service);
+    there.flags |= work.taker.in_flags();
     back.service = service;
 }
 
@@ -312,9 +339,12 @@ fn claim_reply<A: Address, T: Tables<A>>(
                 return claimed;
             }
         }
-        if source_nat && work.refused == Refused::Exists && give_port(tables, work, attempt as u32)
-        {
-            continue;
+        if source_nat && work.refused == Refused::Exists {
+            let given = give_port(tables, work, attempt as u32);
+            if let Ok(ended) = u32::try_from(given) {
+                leave_ended(tables, ended);
+                continue;
+            }
         }
         // If a client's address is kept, so is its port, unless the same client's port already goes
         // to the same endpoint through another frontend.

@@ -52,6 +52,16 @@ pub enum DistinguisherMethod {
     DestinationService,
 }
 
+impl DistinguisherMethod {
+    /// Whether it tells pods apart by what only is known of a pod that is known.
+    pub fn needs_identity(&self) -> bool {
+        match self {
+            Self::SourceNamespace | Self::SourceServiceAccount | Self::SourceNode => true,
+            Self::SourceIp | Self::SourcePrefix(_) | Self::DestinationService => false,
+        }
+    }
+}
+
 /// How much of an address [`DistinguisherMethod::SourcePrefix`] looks at, in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixLengths {

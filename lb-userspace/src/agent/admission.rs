@@ -247,11 +247,6 @@ fn unmet(in_force: &InForce) -> Vec<String> {
                 "connections do not wait on live traffic yet; who finds no seat is refused at once";
             add(Kind::PriorityLevel, name, what);
         }
-        let limits = level.limited().map(|limited| limited.connections);
-        if limits.is_some_and(|limits| limits.max_connections_per_flow.is_some()) {
-            let what = "maxConnectionsPerFlow is not in force on live traffic yet";
-            add(Kind::PriorityLevel, name, what);
-        }
     }
     for schema in &in_force.dangling {
         let what = format!("there is no PriorityLevel {:?}", schema.level);
@@ -263,6 +258,14 @@ fn unmet(in_force: &InForce) -> Vec<String> {
         if sources.any(Source::needs_identity) {
             let what = "pods are not told apart by namespace, service account or labels yet: such \
                         subjects fit no connection";
+            add(Kind::FlowSchema, &schema.name, what);
+        }
+        if schema
+            .distinguisher
+            .is_some_and(|method| method.needs_identity())
+        {
+            let what = "pods are not told apart by namespace, service account or node yet: each source \
+                        address is a flow of its own";
             add(Kind::FlowSchema, &schema.name, what);
         }
         if !schema.linger.is_zero() {
@@ -430,7 +433,6 @@ spec: {priorityLevelConfiguration: {name: nowhere}}
         let unmet = unmet(&objects.configuration.in_force());
         let expected = [
             "PriorityLevel/shop: connections do not wait",
-            "PriorityLevel/shop: maxConnectionsPerFlow",
             "FlowSchema/lost: there is no PriorityLevel \"nowhere\"",
             "FlowSchema/shop: pods are not told apart",
             "FlowSchema/shop: `linger`",

@@ -109,6 +109,8 @@ impl Connections {
                 admitted: counted.admitted,
                 over: counted.over,
                 refused: counted.refused,
+                flow_limit: counted.refused_parties,
+                uncounted: counted.uncounted,
             }
         };
         known.schemas.iter().map(count).collect()

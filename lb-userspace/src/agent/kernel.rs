@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     config::{AdmissionMode, Config},
-    flows::{self, FlowSweeper, FlowTables, SeatTable, ServiceCounters, UdpSockets},
+    flows::{self, FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, UdpSockets},
     map_writer::{self, MapFill},
     plan::{LocalDetector, LocalNode},
 };
@@ -360,6 +360,7 @@ impl Kernel {
             limits,
             counters,
             seats,
+            Parties::open(&self.loaded)?,
             Some(sockets),
         )
         .context("cannot start ageing flows")

@@ -210,7 +210,11 @@ pub struct FlowSchema {
     pub admitted: u64,
     /// Those of them above a limit that is only audited.
     pub over: u64,
+    /// Connections refused so far because no seat was free.
     pub refused: u64,
+    /// Those refused because their client had as many as one may have (`maxConnectionsPerFlow`).
+    #[serde(default)]
+    pub flow_limit: u64,
 }
 
 impl From<&SchemaCount> for FlowSchema {
@@ -221,6 +225,7 @@ impl From<&SchemaCount> for FlowSchema {
             admitted: count.admitted,
             over: count.over,
             refused: count.refused,
+            flow_limit: count.flow_limit,
         }
     }
 }

@@ -34,7 +34,8 @@ pub struct Findings {
     pub unpaired: Vec<Sighting>,
     /// Endpoints' directions of flows that are closed and hold seats.
     pub closed: Vec<u32>,
-    /// The same of flows in their handshakes that count against a limit.
+    /// The same of flows whose handshakes are not complete, or were ended by a reset, and that count
+    /// against a limit.
     pub shaking_hands: Vec<u32>,
     /// The same of flows that are established and do not hold the seats that they should.
     pub unseated: Vec<u32>,
@@ -45,6 +46,8 @@ pub struct Pass<'a> {
     pub found: Findings,
     /// Records that a search for a live flow passes over, if this pass cleans tombs.
     pub passed: Option<Bitmap>,
+    /// Flows of parties: the index of the endpoint's direction, and the party.
+    pub members: Vec<(u32, u64)>,
     /// Flags of live records, with [`Self::LIVE`]. A pass is several times faster if it reads the
     /// other half of a pair from here, because in the table that is a cold cache line.
     seen: Vec<u8>,
@@ -65,6 +68,8 @@ impl<'a> Pass<'a> {
     const HALF: u8 = 1 << 6;
     /// Of the endpoint's direction: the flow counts against a limit.
     const PLACED: u8 = 1 << 5;
+    /// The same of the limit of a priority level.
+    const LEVELED: u8 = 1 << 4;
     /// The [`flow_flag`]s on which a stage depends, at their places.
     const SHOWN: u32 = flow_flag::SEEN | flow_flag::FIN | flow_flag::FIN_ACKED | flow_flag::RST;
 
@@ -80,6 +85,7 @@ impl<'a> Pass<'a> {
         Self {
             found: Findings::default(),
             passed,
+            members: Vec::new(),
             seen: vec![0; mask as usize + 1],
             halves: 0,
             pairs: 0,
@@ -106,7 +112,11 @@ impl<'a> Pass<'a> {
             true => 0,
             false => Self::PLACED,
         };
-        let own = Self::LIVE | half | placed | (flow.flags & Self::SHOWN) as u8;
+        let leveled = match flow.own_place().level() {
+            0 => 0,
+            _ => Self::LEVELED,
+        };
+        let own = Self::LIVE | half | placed | leveled | (flow.flags & Self::SHOWN) as u8;
         self.seen[index as usize] = own;
         let other = match flow.peer < index {
             true => self.seen[flow.peer as usize],
@@ -128,18 +138,41 @@ impl<'a> Pass<'a> {
         let stage = Stage::of(state, shown(forward), shown(reply));
         self.stats.flows.add(protocol(flow), stage);
         self.services.add(flow.service_id(), state == tag::HALF);
+        if reply & Self::PLACED == 0 {
+            return;
+        }
         let is_seated = reply & Self::HALF != 0;
-        let list = match stage {
-            _ if reply & Self::PLACED == 0 => return,
-            // A datagram begins no handshake.
-            Stage::Unreplied | Stage::Handshake if flow.has(flow_flag::UDP) => return,
-            Stage::Unreplied | Stage::Handshake => &mut self.found.shaking_hands,
-            Stage::Closed if is_seated => &mut self.found.closed,
-            Stage::Established | Stage::HalfClosed if !is_seated => &mut self.found.unseated,
-            _ => return,
-        };
         let is_reply = flow.has(flow_flag::REPLY);
-        list.push(if is_reply { index } else { flow.peer });
+        let reply = if is_reply { index } else { flow.peer };
+        let found = &mut self.found;
+        // A datagram begins no handshake.
+        if state == tag::HALF && !flow.has(flow_flag::UDP) {
+            found.shaking_hands.push(reply);
+        }
+        match stage {
+            Stage::Closed if is_seated => found.closed.push(reply),
+            Stage::Established | Stage::HalfClosed if !is_seated => found.unseated.push(reply),
+            _ => {}
+        }
+    }
+
+    /// Whether it matters whose flows are.
+    pub fn counts_parties(&self) -> bool {
+        self.services.counts_parties()
+    }
+
+    /// Counts the flows of parties that hold the seat of a level. To be called when all records have
+    /// been counted.
+    pub fn count_members(&mut self) {
+        let seated = Self::LIVE | Self::HALF | Self::LEVELED;
+        for (reply, party) in std::mem::take(&mut self.members) {
+            let seen = self.seen.get(reply as usize).copied().unwrap_or(0);
+            if seen & seated == seated
+                && let Some(count) = self.services.of_party(party)
+            {
+                count.seated += 1;
+            }
+        }
     }
 
     /// Half-open flows of a connection's service that have been counted so far.
@@ -150,6 +183,14 @@ impl<'a> Pass<'a> {
     /// Counts a slow handshake within these limits.
     pub fn count_slow(&mut self, place: Place) {
         self.services.add_slow(place);
+    }
+
+    /// Counts a slow handshake of a party, which may have so many connections.
+    pub fn count_slow_of(&mut self, party: u64, most: u32) {
+        if let Some(count) = self.services.of_party(party) {
+            count.slow_handshakes += 1;
+            count.most = most;
+        }
     }
 
     /// Subtracts a record whose other half was counted: both have been ended.

@@ -1,6 +1,6 @@
-//! Which limits have so many slow handshakes that handshakes hold no seats.
+//! Which limits, and which parties, have so many slow handshakes that handshakes hold no seats.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, hash::Hash};
 
 use lb_common::flow::{Seats, limit::LEVELS, stage::idle};
 
@@ -10,6 +10,42 @@ const CALM: u32 = 256;
 /// A limit is pressed if more than one part in so many of it could be slow handshakes.
 const PART: u32 = 4;
 
+/// How many slow handshakes a limit bears.
+pub fn patience(limit: u32) -> u32 {
+    limit / PART
+}
+
+/// The ticks at which what is pressed last had too many slow handshakes.
+#[derive(Debug)]
+pub struct Signs<K>(HashMap<K, u32>);
+
+impl<K> Default for Signs<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Eq + Hash> Signs<K> {
+    /// Whether what may be pressed already is pressed from tick `now` on.
+    pub fn press(&mut self, whose: K, is_pressed: bool, has_too_many: bool, now: u32) -> bool {
+        if has_too_many {
+            self.0.insert(whose, now);
+            return true;
+        }
+        if !is_pressed {
+            return false;
+        }
+        // An earlier agent may have pressed it.
+        let at = self.0.get(&whose).copied().unwrap_or(now);
+        let stays = idle(at, now) < CALM;
+        match stays {
+            true => _ = self.0.insert(whose, at),
+            false => _ = self.0.remove(&whose),
+        }
+        stays
+    }
+}
+
 /// What is known of the slow handshakes within limits, by the limits' indexes.
 #[derive(Debug, Default)]
 pub struct Pressure {
@@ -17,8 +53,7 @@ pub struct Pressure {
     patience: HashMap<u32, u32>,
     /// How many there are.
     slow: HashMap<u32, u32>,
-    /// The tick at which a pressed limit last had too many.
-    pressed_at: HashMap<u32, u32>,
+    signs: Signs<u32>,
 }
 
 impl Pressure {
@@ -43,20 +78,14 @@ impl Pressure {
             slow => _ = self.slow.insert(index, slow),
         }
         let level = index.checked_sub(LEVELS);
-        let patience = level.and_then(|level| self.patience.get(&level).copied());
-        if read.limit != 0 && slow > patience.unwrap_or(read.limit / PART) {
-            self.pressed_at.insert(index, now);
-            return true;
-        }
-        if read.pressed == 0 {
-            return false;
-        }
-        // An earlier agent may have pressed it.
-        let at = *self.pressed_at.entry(index).or_insert(now);
-        let stays = read.limit != 0 && idle(at, now) < CALM;
-        if !stays {
-            self.pressed_at.remove(&index);
-        }
-        stays
+        let own = level.and_then(|level| self.patience.get(&level).copied());
+        let has_too_many = slow > own.unwrap_or(patience(read.limit));
+        let is_limit = read.limit != 0;
+        self.signs.press(
+            index,
+            is_limit && read.pressed != 0,
+            is_limit && has_too_many,
+            now,
+        )
     }
 }

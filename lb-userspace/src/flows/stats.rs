@@ -1,6 +1,9 @@
 //! Counts of flows, for metrics and status.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use lb_common::flow::{
     Stage,
@@ -95,6 +98,19 @@ pub struct ServiceCounts {
     flows: Vec<ServiceFlows>,
     seats: Vec<u32>,
     slow_handshakes: Vec<u32>,
+    /// `None` if parties are not counted.
+    parties: Option<HashMap<u64, PartyCount>>,
+}
+
+/// The flows of a party.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartyCount {
+    /// Those that hold a level's seat.
+    pub seated: u32,
+    /// TCP connections whose handshake is slow.
+    pub slow_handshakes: u32,
+    /// The most connections that it may have.
+    pub most: u32,
 }
 
 /// The live flows of a service.
@@ -147,12 +163,37 @@ impl ServiceCounts {
     }
 
     /// TCP connections within a limit whose handshake is slow: it has been open for a second at least,
-    /// or would have been, if its service had not so many that none stays for so long.
+    /// or would have been, if its service had not so many that none stays for so long, or if a reset
+    /// from its client had not ended it.
     pub fn slow_handshakes(&self, limit: u32) -> u32 {
         self.slow_handshakes
             .get(limit as usize)
             .copied()
             .unwrap_or(0)
+    }
+
+    /// Counts parties as well.
+    #[must_use]
+    pub fn with_parties(self) -> Self {
+        Self {
+            parties: Some(HashMap::new()),
+            ..self
+        }
+    }
+
+    pub(super) fn counts_parties(&self) -> bool {
+        self.parties.is_some()
+    }
+
+    /// The flows of each party. They are not kept.
+    pub fn take_parties(&mut self) -> HashMap<u64, PartyCount> {
+        self.parties.take().unwrap_or_default()
+    }
+
+    /// The numbers of a party, if parties are counted.
+    pub(super) fn of_party(&mut self, party: u64) -> Option<&mut PartyCount> {
+        let parties = self.parties.as_mut()?;
+        Some(parties.entry(party).or_default())
     }
 
     pub(super) fn add_seats(&mut self, place: Place) {

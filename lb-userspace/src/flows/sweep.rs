@@ -30,7 +30,12 @@
 //!   what its claim passed over, and nothing is cleaned in this pass. Dead records are not searched
 //!   for, so they do not count.
 
-use std::{marker::PhantomData, mem::offset_of, sync::atomic::Ordering, time::Duration};
+use std::{
+    marker::PhantomData,
+    mem::offset_of,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use lb_common::{
     addr::Address,
@@ -47,6 +52,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{
     ageing::{expired, may_have_expired},
+    parties::Parties,
     pass::{Bitmap, Findings, Pass, Sighting},
     records::{Connection, Records, other_direction},
     stale::Staleness,
@@ -84,6 +90,7 @@ pub struct TableSweeper<A, R> {
     has_orphan: bool,
     count: Count,
     give_back: GiveBack,
+    parties: Arc<Parties>,
     address: PhantomData<fn() -> A>,
 }
 
@@ -96,6 +103,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         secret: [u64; 2],
         count: Count,
         give_back: GiveBack,
+        parties: Arc<Parties>,
     ) -> Option<Self> {
         let fits =
             mask < records.len() && (mask + 1).is_power_of_two() && mask >= GROUPS * GROUP - 1;
@@ -110,6 +118,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             has_orphan: false,
             count,
             give_back,
+            parties,
             address: PhantomData,
         })
     }
@@ -154,9 +163,6 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 }
             }
         }
-        for reply in std::mem::take(&mut pass.found.closed) {
-            self.release_closed(reply, pass.now);
-        }
         for reply in std::mem::take(&mut pass.found.unseated) {
             self.seat_again(reply);
         }
@@ -164,14 +170,28 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         // Those that hold seats are for `unseat_handshakes`.
         shaking_hands.retain(|reply| {
             self.handshake(*reply).is_some_and(|connection| {
-                let is_slow = idle(connection.last_seen(), pass.now) >= SILENT;
-                if is_slow || pass.half_open(&connection) >= self.many_half_open {
+                let is_old = idle(connection.last_seen(), pass.now) >= SILENT;
+                let is_slow = match connection.stage() {
+                    // As long as it keeps its seats, or would keep them.
+                    Stage::Closed => !is_old || !connection.reply.place().is_none(),
+                    _ => is_old || pass.half_open(&connection) >= self.many_half_open,
+                };
+                if is_slow {
                     pass.count_slow(connection.reply.own_place());
+                    if pass.counts_parties()
+                        && let Some((party, most)) = self.party(&connection.forward)
+                    {
+                        pass.count_slow_of(party, most);
+                    }
                 }
                 !connection.reply.place().is_none()
             })
         });
         pass.found.shaking_hands = shaking_hands;
+        for reply in std::mem::take(&mut pass.found.closed) {
+            self.release_closed(reply, pass.now);
+        }
+        pass.count_members();
         let all_known = self.settle_claims(&mut pass);
         self.has_orphan = pass.has_orphan();
         if let Some(passed) = pass.passed.filter(|_| all_known) {
@@ -208,13 +228,13 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 continue;
             }
             let flow = self.records.read(index);
-            if flow.has(flow_flag::REPLY) || !stale.concerns(flow.service) {
+            if flow.has(flow_flag::REPLY) || !stale.concerns(flow.service_id()) {
                 continue;
             }
             let Some(connection) = Connection::new(&self.records, index, &flow) else {
                 continue;
             };
-            let over = stale.confirm(flow.service, connection.endpoint());
+            let over = stale.confirm(flow.service_id(), connection.endpoint());
             if over.is_none() {
                 continue;
             }
@@ -272,6 +292,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             return;
         }
         pass.count(sighting.index, &flow);
+        if pass.counts_parties() && !flow.has(flow_flag::REPLY) {
+            let party = self.party(&flow);
+            pass.members
+                .extend(party.map(|(party, _)| (flow.peer, party)));
+        }
         if self.has_orphan && self.is_alone(sighting.index, &flow) {
             self.unpaired(sighting, pass);
         }
@@ -303,7 +328,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 flows: 0,
                 half_open: 1,
             };
-            (self.count)(flow.service, more);
+            (self.count)(flow.service_id(), more);
             if !flow.has(flow_flag::UDP) {
                 // Its numbers are unknown, so the first ones that answer them count as proof.
                 set(flow.peer, flow_flag::SEEN);
@@ -438,7 +463,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             flows: -1,
             half_open: -i32::from(tag::state(forward.tag) == tag::HALF),
         };
-        (self.count)(forward.service, fewer);
+        (self.count)(forward.service_id(), fewer);
         Some(dead)
     }
 
@@ -485,12 +510,18 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// Gives back the seats of flows in their handshakes, if one of their limits is pressed. They take
-    /// them once their handshakes are complete.
+    /// The party of a flow by its client's direction, and how many connections it may have.
+    fn party(&self, forward: &Flow<A>) -> Option<(u64, u32)> {
+        self.parties.of(forward, self.secret)
+    }
+
+    /// Gives back the seats of flows in their handshakes, if one of their limits, or their party, is
+    /// pressed. They take them once their handshakes are complete.
     pub fn unseat_handshakes(&self, is_pressed: impl Fn(u32) -> bool) {
         for reply in &self.latest.shaking_hands {
             if let Some(connection) = self.handshake(*reply)
-                && connection.reply.place().limits().any(&is_pressed)
+                && (connection.reply.place().limits().any(&is_pressed)
+                    || self.is_party_pressed(&connection.forward))
             {
                 let forward = self.records.flags(connection.reply.peer);
                 forward.fetch_or(flow_flag::LATE, Ordering::SeqCst);
@@ -499,11 +530,24 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// The TCP connection whose endpoint's direction is at an index, if it is in its handshake.
+    fn is_party_pressed(&self, forward: &Flow<A>) -> bool {
+        let party = self.party(forward);
+        party.is_some_and(|(party, _)| self.parties.is_pressed(party))
+    }
+
+    /// The TCP connection whose endpoint's direction is at an index, if it is in its handshake, or if
+    /// only its client has ended that: the host whose address was forged answers with a reset.
     fn handshake(&self, reply: u32) -> Option<Connection<A>> {
         let connection = Connection::new(&self.records, reply, &self.records.read(reply))?;
-        let is_open = matches!(connection.stage(), Stage::Unreplied | Stage::Handshake);
-        (is_open && !connection.forward.has(flow_flag::UDP)).then_some(connection)
+        let Connection { forward, reply } = &connection;
+        let is_open = match connection.stage() {
+            Stage::Unreplied | Stage::Handshake => true,
+            Stage::Closed => {
+                tag::state(forward.tag) == tag::HALF && is_provisional(forward.flags, reply.flags)
+            }
+            Stage::Established | Stage::HalfClosed => false,
+        };
+        (is_open && !forward.has(flow_flag::UDP)).then_some(connection)
     }
 
     /// Has an established flow take its seats with its endpoint's next packet. It proved itself at
@@ -525,6 +569,10 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         .place();
         if !place.is_none() {
             (self.give_back)(place);
+        }
+        if place.level() != 0 && flow.peer < self.records.len() {
+            let forward = self.records.read(flow.peer);
+            self.parties.leave(&forward, flow, self.secret);
         }
     }
 

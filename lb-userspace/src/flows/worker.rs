@@ -23,7 +23,8 @@ use lb_datapath::{
 };
 
 use super::{
-    SeatTable, Stale, Stats, UdpSockets,
+    Parties, SeatTable, Stale, Stats, UdpSockets,
+    parties::PartyRecount,
     records::Records,
     seats::Recount,
     sockets::SocketError,
@@ -68,6 +69,7 @@ pub struct Kernel {
     pub grace: Box<dyn Fn() + Send>,
     pub counters: Arc<dyn Counters>,
     pub seats: Arc<SeatTable>,
+    pub parties: Arc<Parties>,
     /// Half-open flows of a service, at most, before newer ones replace the oldest.
     pub half_open_budget: u32,
     /// Tells programs how long flows may be silent from now on.
@@ -167,6 +169,7 @@ impl FlowSweeper {
         limits: MappedArray<abi::Limits>,
         counters: ServiceCounters,
         seats: Arc<SeatTable>,
+        parties: Parties,
         sockets: Option<UdpSockets>,
     ) -> io::Result<Self> {
         let limits = Arc::new(limits);
@@ -186,6 +189,7 @@ impl FlowSweeper {
             grace: Box::new(synchronize_rcu),
             counters: Arc::new(counters),
             seats,
+            parties: Arc::new(parties),
             half_open_budget: half_open_mask.saturating_add(1),
             set_timeouts: {
                 let limits = limits.clone();
@@ -228,6 +232,7 @@ impl FlowSweeper {
             config.secret,
             count(),
             give_back(),
+            kernel.parties.clone(),
         );
         let sweep6 = TableSweeper::new(
             tables.v6,
@@ -235,6 +240,7 @@ impl FlowSweeper {
             config.secret,
             count(),
             give_back(),
+            kernel.parties.clone(),
         );
         let worker = Worker {
             v4: sweep4
@@ -248,6 +254,7 @@ impl FlowSweeper {
             rate,
             kernel,
             recount: Recount::default(),
+            party_recount: PartyRecount::default(),
             removed: Removed::default(),
             passes: 0,
             second_look: Stale::default(),
@@ -395,6 +402,7 @@ struct Worker<R4, R6> {
     rate: TickRate,
     kernel: Kernel,
     recount: Recount,
+    party_recount: PartyRecount,
     removed: Removed,
     passes: u64,
     /// To be ended once more after a grace period, because a program may have been opening a flow
@@ -438,6 +446,10 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         // The agent before may have been of a version that does not count flows.
         let counted_before = (self.passes == 0).then(|| self.kernel.counters.read());
         self.recount.begin(&self.kernel.seats);
+        let counts_parties = self.party_recount.begin(&self.kernel.parties);
+        if counts_parties {
+            services = services.with_parties();
+        }
         let v4 = self
             .v4
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
@@ -446,7 +458,11 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
         let seats = &self.kernel.seats;
         self.recount.end(seats, |limit| services.seats(limit));
-        if seats.press(now, |limit| services.slow_handshakes(limit)) {
+        let (parties, counted) = (&self.kernel.parties, services.take_parties());
+        self.party_recount.end(parties, &counted);
+        let some_limits = seats.press(now, |limit| services.slow_handshakes(limit));
+        let some_parties = counts_parties && parties.press(now, &counted);
+        if some_limits || some_parties {
             self.v4.unseat_handshakes(|limit| seats.is_pressed(limit));
             self.v6.unseat_handshakes(|limit| seats.is_pressed(limit));
         }

@@ -42,7 +42,13 @@ pub struct SchemaCount {
     pub admitted: u64,
     /// Those of them above a limit that is only audited.
     pub over: u64,
+    /// Those refused because no seat was free.
     pub refused: u64,
+    /// Those refused because their flow, in the sense of API Priority and Fairness, had as many as one
+    /// may have.
+    pub flow_limit: u64,
+    /// Those let in that no flow counts, because there was no room for it.
+    pub uncounted: u64,
 }
 
 impl LevelCount {
@@ -61,14 +67,20 @@ impl SchemaCount {
         counter(&labels, value)
     }
 
-    /// Refused connections. Levels refuse for one reason only: all of their seats are in use.
-    fn rejected(&self) -> Metric {
-        let labels = [
-            ("flow_schema", &*self.name),
-            ("priority_level", &*self.level),
-            ("reason", "concurrency-limit"),
-        ];
-        counter(&labels, self.refused)
+    /// Refused connections, by reason.
+    fn rejected(&self) -> [Metric; 2] {
+        let of = |reason, value| {
+            let labels = [
+                ("flow_schema", &*self.name),
+                ("priority_level", &*self.level),
+                ("reason", reason),
+            ];
+            counter(&labels, value)
+        };
+        [
+            of("concurrency-limit", self.refused),
+            of("flow-limit", self.flow_limit),
+        ]
     }
 }
 
@@ -167,7 +179,16 @@ pub(super) fn families(
             "node_lb_flowcontrol_rejected_connections_total",
             "Connections refused, by flow schema and reason.",
             MetricType::COUNTER,
-            schemas.iter().map(SchemaCount::rejected),
+            schemas.iter().flat_map(SchemaCount::rejected),
+        ),
+        family(
+            "node_lb_flowcontrol_uncounted_connections_total",
+            "Connections let in that are not counted in their flow, because there was no room for it, by \
+             flow schema.",
+            MetricType::COUNTER,
+            schemas
+                .iter()
+                .map(|schema| schema.counter(schema.uncounted)),
         ),
         family(
             "node_lb_flowcontrol_unclassified_addresses",

@@ -31,6 +31,7 @@ fn status() -> Status {
             admitted: 1000,
             over: 3,
             refused: 40,
+            flow_limit: 6,
         }],
         admission_problems: vec!["a.yaml: cannot be read: no permission".to_owned()],
         ..Status::default()
@@ -52,8 +53,8 @@ PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT 
 exempt          7       8        -      100      -    -     4        5           0
 tenants         100     101      120    100      50   1000  4        5           120 (pressed)
 
-FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  OVER LIMIT
-shop         tenants         1000      40       3
+FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT
+shop         tenants         1000      40       6           3
 
 Problem: a.yaml: cannot be read: no permission
 "

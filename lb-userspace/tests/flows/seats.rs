@@ -184,6 +184,30 @@ fn a_flood_beyond_the_budget_of_half_open_flows_puts_a_limit_under_pressure() {
     }
 }
 
+/// A host whose address was forged answers with a reset. One by the endpoint is no sign of a flood.
+#[test]
+fn handshakes_that_the_client_resets_put_a_limit_under_pressure() {
+    for (forward, reply, is_pressed) in [(SEEN | RST, SEEN, true), (SEEN, SEEN | RST, false)] {
+        let table = limited();
+        let handshake = |client| seated(client).half().seen(forward, reply).at(7);
+        assert!((1..=5).all(|client| table.open(&handshake(client)).is_some()));
+        let mut sweeping = Sweeping::new(&table);
+        sweeping.timeouts_are(60);
+        sweeping.pass(8);
+        assert_eq!(
+            (in_use(&table), table.seats.is_pressed(7)),
+            ([0; 2], is_pressed)
+        );
+        // It counts until it gives its seats back.
+        table.open(&handshake(6)).unwrap();
+        sweeping.pass(17);
+        let slow = table.seats.slow_handshakes(7);
+        assert_eq!(slow, u32::from(is_pressed));
+        sweeping.pass(18);
+        assert_eq!(table.seats.slow_handshakes(7), 0);
+    }
+}
+
 #[test]
 fn a_level_has_the_patience_that_its_object_says() {
     let table = limited();

@@ -11,15 +11,17 @@ use std::{
 };
 
 use lb_common::{
+    abi::FlowSchema,
     addr::Ip4,
     flow::{
         Flow, Record, Timeouts,
         claim::{self, Claim, Refused},
         flow_flag,
         limit::{self, Seats},
+        party::{self, PartyRule, Taker},
         record::{self, read_tag},
-        seats::{self, Place},
-        slots::{Purpose, Slots},
+        seats::{self, Place, client_of},
+        slots::{Purpose, Slots, Steps},
         steps::Plain,
         table, tag,
     },
@@ -29,7 +31,7 @@ use lb_datapath::{TickRate, bpf::MappedArray};
 use node_lb::{
     config::FlowTimeouts,
     flows::{
-        Records, SeatTable,
+        Parties, Records, SeatTable,
         stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
@@ -64,6 +66,11 @@ pub struct Table {
     pub limits: Arc<MappedArray<Seats>>,
     /// The same as the agent sees them.
     pub seats: SeatTable,
+    levels: Arc<MappedArray<Seats>>,
+    /// Parties, which programs and the agent count.
+    pub parties: Arc<Parties>,
+    elements: Arc<MappedArray<u64>>,
+    pub schemas: Arc<MappedArray<FlowSchema>>,
 }
 
 // SAFETY: used as the kernel and the agent use their shared memory: tags are accessed atomically,
@@ -83,15 +90,29 @@ impl Table {
         let empty = || UnsafeCell::new(Flow::default());
         let limits = Arc::new(MappedArray::in_memory(limit::LIMITS as u32));
         let levels = Arc::new(MappedArray::in_memory(limit::LEVEL_NUMBERS as u32));
+        let elements = Arc::new(MappedArray::in_memory(party::PARTIES as u32));
+        let schemas = Arc::new(MappedArray::in_memory(16));
         Arc::new(Self {
             records: (0..records).map(|_| empty()).collect(),
             clock: AtomicU32::new(0),
             timeouts,
             half_open: AtomicI32::new(0),
             flows: AtomicI32::new(0),
-            seats: SeatTable::new(limits.clone(), levels),
+            seats: SeatTable::new(limits.clone(), levels.clone()),
             limits,
+            levels,
+            parties: Arc::new(Parties::new(elements.clone(), schemas.clone())),
+            elements,
+            schemas,
         })
+    }
+
+    /// The connections of each party that has some.
+    pub fn members(&self) -> Vec<u32> {
+        let elements = self.elements.iter(0..self.elements.len());
+        let counts =
+            elements.map(|(index, element)| party::Members::read(index, element).connections);
+        counts.filter(|count| *count != 0).collect()
     }
 
     /// All flows.
@@ -131,6 +152,8 @@ impl Table {
             };
             let flags = transport | source_nat;
             fill(there, &tuple, &answers, flow, flags | flow.seen.0);
+            there.service = flow.taker.beside(flow.service);
+            there.flags |= flow.taker.in_flags();
             fill(
                 back,
                 &answers,
@@ -164,7 +187,14 @@ impl Table {
             }
         }
         // SAFETY: the record is claimed, so it belongs to this thread.
-        unsafe { reply.as_mut() }.service = flow.place.beside(flow.service);
+        let back = unsafe { reply.as_mut() };
+        back.service = flow.place.beside(flow.service);
+        back.flags |= flow.place.in_flags();
+        if flow.place.level() != 0 {
+            limit::take_anyway(self.levels.pointer(flow.place.level()).unwrap());
+            let (forward, ports) = client_of(reply);
+            assert_eq!(self.join_party(forward, ports, u32::MAX), party::JOINED);
+        }
         tag::SEATED
     }
 
@@ -246,6 +276,16 @@ unsafe impl Slots<Ip4> for Table {
 
     fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
         self.limits.pointer(index)
+    }
+
+    fn party_rule(&self, schema: u32) -> Option<NonNull<PartyRule>> {
+        let schema = self.schemas.pointer(schema)?;
+        // SAFETY: an element, of which this is a part.
+        NonNull::new(unsafe { &raw mut (*schema.as_ptr()).rule })
+    }
+
+    fn party(&self, index: u32) -> Option<NonNull<u64>> {
+        self.elements.pointer(index)
     }
 
     fn secret(&self) -> [u64; 2] {
@@ -330,7 +370,14 @@ impl Sweeping {
         });
         let given_back = table.clone();
         let give_back = Box::new(move |place| given_back.seats.give_back(place));
-        let sweeper = TableSweeper::new(view, table.len() - 1, SECRET, count, give_back);
+        let sweeper = TableSweeper::new(
+            view,
+            table.len() - 1,
+            SECRET,
+            count,
+            give_back,
+            table.parties.clone(),
+        );
         let configured = timeouts(&FlowTimeouts::default(), RATE);
         Self {
             table: table.clone(),
@@ -368,12 +415,17 @@ impl Sweeping {
 
     /// A whole pass, with a function that waits for programs.
     pub fn pass_with(&mut self, now: u32, grace: impl FnOnce()) {
-        self.services = ServiceCounts::default();
+        self.services = match self.table.parties.are_counted() {
+            true => ServiceCounts::default().with_parties(),
+            false => ServiceCounts::default(),
+        };
         self.stats = self
             .sweeper
             .scan(now, &self.timeouts, &mut self.services, &mut self.removed);
         let seats = &self.table.seats;
         seats.press(now, |limit| self.services.slow_handshakes(limit));
+        let counted = self.services.clone().take_parties();
+        self.table.parties.press(now, &counted);
         self.sweeper
             .unseat_handshakes(|limit| seats.is_pressed(limit));
         if self.sweeper.needs_grace() {
@@ -410,6 +462,8 @@ pub struct NewFlow {
     pub last_seen: u32,
     /// The limits that it counts against.
     pub place: Place,
+    /// The flow schema that has taken it.
+    pub taker: Taker,
 }
 
 impl NewFlow {
@@ -425,6 +479,7 @@ impl NewFlow {
             half: false,
             last_seen: 0,
             place: Place::NONE,
+            taker: Taker::default(),
         }
     }
 

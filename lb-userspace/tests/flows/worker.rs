@@ -23,8 +23,8 @@ use lb_common::{
 use node_lb::{
     config::FlowTimeouts,
     flows::{
-        Counters, FlowSweeper, FlowTables, Kernel, Records, SeatTable, Stale, stats::Counted,
-        timeouts,
+        Counters, FlowSweeper, FlowTables, Kernel, Parties, Records, SeatTable, Stale,
+        stats::Counted, timeouts,
     },
 };
 
@@ -190,6 +190,7 @@ fn a_mask_larger_than_the_table_is_refused() {
         counters: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
         seats: Arc::new(SeatTable::in_memory()),
+        parties: Arc::new(Parties::in_memory()),
         set_shares: Box::new(|_| {}),
         sockets: None,
     };
@@ -225,6 +226,7 @@ fn start_with(
         counters: Arc::new(Uncounted),
         set_timeouts: Box::new(|_| {}),
         seats: Arc::new(SeatTable::in_memory()),
+        parties: Arc::new(Parties::in_memory()),
         set_shares: Box::new(set_shares),
         sockets: None,
     };

@@ -183,6 +183,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_flowcontrol_dispatched_connections_total{flow_schema="shop",priority_level="tenants"} 30"#,
             r#"node_lb_flowcontrol_over_limit_connections_total{flow_schema="shop",priority_level="tenants"} 4"#,
             r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="concurrency-limit"} 5"#,
+            r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="flow-limit"} 6"#,
+            r#"node_lb_flowcontrol_uncounted_connections_total{flow_schema="shop",priority_level="tenants"} 7"#,
             "node_lb_flowcontrol_unclassified_addresses 0",
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             r#"node_lb_map_entries{map="FRONTENDS4"} 7"#,
@@ -305,6 +307,8 @@ fn sample() -> Sample {
             admitted: 30,
             over: 4,
             refused: 5,
+            flow_limit: 6,
+            uncounted: 7,
         }],
         unclassified: 0,
         devices: vec![DeviceMode {

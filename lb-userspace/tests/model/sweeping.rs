@@ -13,7 +13,7 @@ use lb_common::{
     flow::{Flow, tag},
 };
 use node_lb::flows::{
-    Records, Stale,
+    Parties, Records, Stale,
     stats::{Counted, Removed, ServiceCounts},
     sweep::TableSweeper,
 };
@@ -93,9 +93,11 @@ impl Sweeping {
         });
         let given_back = world.clone();
         let give_back = Box::new(move |place| given_back.seats_given_back(place));
+        let parties = Arc::new(Parties::in_memory());
+        let sweeper = TableSweeper::new(view, RECORDS - 1, SECRET, count, give_back, parties);
         Self {
             world: world.clone(),
-            sweeper: TableSweeper::new(view, RECORDS - 1, SECRET, count, give_back).unwrap(),
+            sweeper: sweeper.unwrap(),
             removed: Removed::default(),
         }
     }

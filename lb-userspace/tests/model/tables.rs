@@ -14,7 +14,7 @@ use lb_common::{
         claim::{self, GRACE},
         end,
         hop::Hops,
-        resize,
+        resize, seats,
         slots::{Purpose, Slots, Steps},
         table,
     },
@@ -171,6 +171,14 @@ unsafe impl Slots<Ip4> for Cpu {
 }
 
 impl Steps<Ip4> for Cpu {
+    fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64 {
+        seats::join_party(self, forward, ports, most)
+    }
+
+    fn leave_party(&self, forward: u32, ports: u32) {
+        seats::leave_party(self, forward, ports);
+    }
+
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
         // Consecutive checks see the same, so only one of them takes its turn.
         if self.looked.get() {

@@ -330,7 +330,7 @@ impl World {
         for (index, before) in self.seen[cpu].take() {
             self.switch(index as usize);
             // An eviction changes everything but the generation.
-            let generation = |tag| tag::evicted(tag, 0);
+            let generation = |tag| tag::evicted(tag::with_state(tag, tag::DEAD), 0);
             if generation(before) != generation(self.tag(index)) {
                 self.violation(format!(
                     "record {index} is another flow's before its program has ended"

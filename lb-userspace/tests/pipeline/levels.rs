@@ -65,21 +65,21 @@ fn admit(tables: &mut ProgrammedTables, text: &str, mode: AdmissionMode, level: 
     tables.admit(&in_force, mode, seats_for(level)).unwrap();
 }
 
-fn tables(scene: &Scene, text: &str, mode: AdmissionMode, level: u32) -> ProgrammedTables {
+pub fn tables(scene: &Scene, text: &str, mode: AdmissionMode, level: u32) -> ProgrammedTables {
     let mut tables = scene.tables();
     admit(&mut tables, text, mode, level);
     tables
 }
 
 /// Index of a level's limit.
-fn index(tables: &ProgrammedTables, level: &str) -> u32 {
+pub fn index(tables: &ProgrammedTables, level: &str) -> u32 {
     let known = tables.numbered().known();
     let found = known.levels.iter().find(|known| known.level.name == level);
     LEVELS + found.unwrap().number
 }
 
 /// What is counted of a level, after a check that flows hold what is in use.
-fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
+pub fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
     fn held<A: Family>(tables: &ProgrammedTables, index: u32) -> usize {
         let former = tables.former_flows::<A>().into_iter();
         let flows = former.chain([tables.flows::<A>()]);
@@ -99,7 +99,7 @@ fn level(scene: &Scene, tables: &ProgrammedTables, name: &str) -> Seats {
 }
 
 /// Connections of a schema: let in, let in above the limit, and refused.
-fn counted(tables: &ProgrammedTables, schema: &str) -> (u64, u64, u64) {
+pub fn counted(tables: &ProgrammedTables, schema: &str) -> (u64, u64, u64) {
     let known = tables.numbered().known();
     let found = known.schemas.iter().find(|known| known.name == schema);
     let counted = tables.flow_schema(found.unwrap().number);

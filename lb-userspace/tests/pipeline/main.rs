@@ -21,6 +21,7 @@ mod limits;
 mod martians;
 mod moving;
 mod next_hops;
+mod parties;
 mod pressed;
 mod resize;
 mod resize_beside;

@@ -27,7 +27,7 @@ use crate::{
 /// Connections that are in their handshakes.
 const HANDSHAKES: u16 = 50;
 
-fn press(tables: &ProgrammedTables, index: u32, is_pressed: bool) {
+pub fn press(tables: &ProgrammedTables, index: u32, is_pressed: bool) {
     let seats = Seats {
         pressed: is_pressed.into(),
         ..tables.seats(index)

@@ -162,7 +162,7 @@ impl Expected {
         let opens = self.opens.unwrap_or(self.reason == Reason::Opened);
         let ingress = at != At::TcEgress;
         let rejected = match self.reason {
-            Reason::NoEndpoints | Reason::ConcurrencyLimit => true,
+            Reason::NoEndpoints | Reason::ConcurrencyLimit | Reason::FlowLimit => true,
             Reason::AnswerRateLimited => !opens,
             _ => false,
         };

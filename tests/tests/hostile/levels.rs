@@ -143,6 +143,21 @@ fn tenant(number: u8, shares: u32) -> String {
     )
 }
 
+/// The same, where each client may have so many connections, and the level bears many handshakes.
+fn with_parts(number: u8, most: usize) -> String {
+    let objects = tenant(number, 10)
+        .replace(
+            "limitResponse",
+            &format!(
+                "connections: {{maxConnectionsPerFlow: {most}, maxHalfOpenSeats: {OF_LEVEL}}}, \
+                 limitResponse"
+            ),
+        )
+        .replace("rules:", "distinguisherMethod: {type: BySourceIP}, rules:");
+    assert!(objects.contains("maxConnectionsPerFlow") && objects.contains("BySourceIP"));
+    objects
+}
+
 fn a_noisy_tenant_is_refused_alone(xdp: &str) -> Result<()> {
     allow_many_files()?;
     let tenants = Tenants::new("enforce", &[xdp])?;
@@ -258,6 +273,109 @@ fn spoofed_syns_leave_a_level_to_its_clients_by_xdp() -> Result<()> {
 #[test]
 fn spoofed_syns_leave_a_level_to_its_clients_by_tc() -> Result<()> {
     spoofed_syns_leave_a_level_to_its_clients("--xdp-mode=off")
+}
+
+/// One client of a tenant opens all that it can. It has its own part, and the others the rest, also if
+/// it was there before its limit.
+fn a_greedy_client_has_its_own_part_of_a_level(family: Family, xdp: &str) -> Result<()> {
+    const MOST: usize = 50;
+    allow_many_files()?;
+    let mut tenants = Tenants::new("enforce", &[xdp])?;
+    let mut findings = Findings::default();
+    let (mut held, _) = tenants.open(family, MOST + 30);
+    findings.note(held.len() == MOST + 30, format!("{} let in", held.len()));
+    let load = tenants.load(family, NOISY)?;
+    fs::write(file(&tenants.objects, NOISY), with_parts(NOISY, MOST))?;
+    let limited = within(SOON, || match tenants.open(family, 1) {
+        (none, 1) if none.is_empty() => Ok(()),
+        (more, refused) => Err(format!("{} let in, {refused} reset", more.len())),
+    });
+    let alive = held.iter_mut().filter_map(|held| held.ask().ok()).count();
+    findings.note(
+        limited.is_ok() && alive == MOST + 30,
+        format!("{family:?}: limited {limited:?}, {alive} alive"),
+    );
+    held.truncate(MOST - 10);
+    // Agents come and go meanwhile.
+    tenants.ground.balanced.kill_agents()?;
+    let back = within(SOON, || {
+        let (more, refused) = tenants.open(family, MOST);
+        match (more.len(), refused) {
+            (10, 40) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    findings.note(
+        back.is_ok(),
+        format!("{family:?}: without an agent {back:?}"),
+    );
+    tenants.ground.balanced.start_agents()?;
+    let schema = tenants.schema(&name(NOISY))?;
+    findings.note(
+        schema.flow_limit >= 40 && schema.refused == 0,
+        format!("{schema:?}"),
+    );
+    let load = load.stop()?;
+    findings.note(
+        load.failed == 0 && load.ok > 0 && load.repeated_syns.is_empty(),
+        format!("{family:?}: {load}"),
+    );
+    drop(held);
+    let empty = tenants.in_use(NOISY, 0);
+    findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn a_greedy_client_has_its_own_part_of_a_level_by_xdp() -> Result<()> {
+    a_greedy_client_has_its_own_part_of_a_level(Family::V4, "--xdp-mode=native")
+}
+
+#[test]
+fn a_greedy_client_has_its_own_part_of_a_level_by_tc() -> Result<()> {
+    a_greedy_client_has_its_own_part_of_a_level(Family::V6, "--xdp-mode=off")
+}
+
+/// Somebody forges a client's address, so that its part is full. The client's own kernel resets what it
+/// has not begun.
+fn forged_syns_leave_a_client_its_part(family: Family, xdp: &str) -> Result<()> {
+    // Enough for the client's part, and too few for the level to be under pressure.
+    const MOST: usize = 20;
+    const RATE: u32 = 30;
+    allow_many_files()?;
+    let tenants = Tenants::new("enforce", &[xdp])?;
+    fs::write(file(&tenants.objects, NOISY), with_parts(NOISY, MOST))?;
+    let mut findings = Findings::default();
+    let client = tenants.ground.client().addresses().of(family);
+    let target = tenants.ground.outside(family, NOISY);
+    let flood = Flood::new(FloodKind::Syn, [target]).source(client);
+    let flood = flood.rate(RATE).start(&tenants.ground.attacker)?;
+    // The agent has seen it.
+    thread::sleep(attack_time(Duration::from_secs(6)));
+    let load = tenants.load(family, NOISY)?;
+    thread::sleep(attack_time(Duration::from_secs(3)));
+    let (load, level) = (load.stop()?, tenants.level(NOISY)?);
+    let flood = flood.stop()?;
+    let told = format!("{family:?}, {flood}: {load}, {level:?}");
+    println!("{told}");
+    let is_good =
+        load.failed == 0 && load.ok > 100 && load.repeated_syns.is_empty() && !level.pressed;
+    findings.note(is_good, told);
+    let empty = tenants.in_use(NOISY, 0);
+    findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn forged_syns_leave_a_client_its_part_by_xdp() -> Result<()> {
+    forged_syns_leave_a_client_its_part(Family::V4, "--xdp-mode=native")
+}
+
+#[test]
+fn forged_syns_leave_a_client_its_part_by_tc() -> Result<()> {
+    forged_syns_leave_a_client_its_part(Family::V6, "--xdp-mode=off")
 }
 
 #[test]

@@ -39,7 +39,7 @@ use lb_datapath::{
 use lb_tests::oracle::{self, service::MAGLEV_ROWS};
 pub use lb_tests::oracle::{expected::*, scene::SNAT_PORT};
 use node_lb::{
-    flows::{FlowSweeper, FlowTables, SeatTable, ServiceCounters},
+    flows::{FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters},
     map_writer::maglev,
 };
 
@@ -422,8 +422,9 @@ impl World {
         let loaded = load(OBJECT, &self.programs.pins, &[], &settings()).unwrap();
         let counters = ServiceCounters::open(&loaded).unwrap();
         let seats = Arc::new(SeatTable::open(&loaded).unwrap());
+        let parties = Parties::open(&loaded).unwrap();
         let config = self.config.read(0);
-        FlowSweeper::start(tables, &config, limits, counters, seats, None).unwrap()
+        FlowSweeper::start(tables, &config, limits, counters, seats, parties, None).unwrap()
     }
 
     /// The records of the IPv4 table.

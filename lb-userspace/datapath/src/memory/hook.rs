@@ -10,7 +10,10 @@ use lb_common::{
         ServiceFlows, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, slots::Slots, steps::Plain},
+    flow::{
+        Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, party::PartyRule, slots::Slots,
+        steps::Plain,
+    },
     frame::Frame,
     parse, pipeline,
     tables::{NextHop, Services, Tables},
@@ -205,6 +208,16 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
     fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
         let (map, index) = self.tables.limit(index);
         map.pointer(index)
+    }
+
+    fn party_rule(&self, schema: u32) -> Option<NonNull<PartyRule>> {
+        let schema = self.tables.storage.flow_schemas.pointer(schema)?;
+        // SAFETY: an element, of which this is a part.
+        NonNull::new(unsafe { &raw mut (*schema.as_ptr()).rule })
+    }
+
+    fn party(&self, index: u32) -> Option<NonNull<u64>> {
+        self.tables.storage.parties.pointer(index)
     }
 
     fn secret(&self) -> [u64; 2] {

@@ -229,6 +229,25 @@ impl MemoryTables {
         self.storage.flow_schemas.read(number)
     }
 
+    /// The connections of each party that has some.
+    pub fn parties(&self) -> Vec<u32> {
+        let elements = self.storage.parties.iter(0..self.storage.parties.len());
+        let counts =
+            elements.map(|(index, element)| flow::party::Members::read(index, element).connections);
+        counts.filter(|count| *count != 0).collect()
+    }
+
+    /// Marks all parties that have connections as pressed.
+    pub fn press_parties(&self) {
+        let parties = &self.storage.parties;
+        for (index, element) in parties.iter(0..parties.len()) {
+            let members = flow::party::Members::read(index, element);
+            if members.connections != 0 {
+                flow::party::press(|index| parties.pointer(index), members.party, true);
+            }
+        }
+    }
+
     /// Counts of the service's connections that found no room.
     pub fn shortages(&self, service: u32) -> Shortages {
         self.storage.service_shortages.read(service)

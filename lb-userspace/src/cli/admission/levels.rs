@@ -125,6 +125,7 @@ fn render(report: &Report) -> String {
             "PRIORITY LEVEL",
             "ADMITTED",
             "REFUSED",
+            "FLOW LIMIT",
             "OVER LIMIT",
         ]
         .map(str::to_owned),
@@ -135,6 +136,7 @@ fn render(report: &Report) -> String {
             schema.priority_level.clone(),
             schema.admitted.to_string(),
             schema.refused.to_string(),
+            schema.flow_limit.to_string(),
             schema.over.to_string(),
         ]
     }));

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{self, FrontendKey, FrontendKind, RejectAnswer, config_flag, plan_flag},
     addr::{Address, Ip4, Ip6},
-    flow::seats::Start,
+    flow::{party::PartyRule, seats::Start},
     parse::{self, Tuple, tcp_flag},
     pipeline,
     select::{Policy, Range},
@@ -46,6 +46,9 @@ pub struct Decision<'a> {
     pub candidates: Vec<Candidate>,
     /// The flow schema that takes it, if there are any.
     pub schema: Option<NumberedSchema>,
+    /// How many connections of the schema its flow, in the sense of API Priority and Fairness, may
+    /// have, and what else belongs to that; `None` if there is no such limit.
+    pub part: Option<PartyRule>,
     /// How the client is told if a limit is reached.
     pub answer: RejectAnswer,
     /// The limits of connections that this one counts against.
@@ -111,6 +114,7 @@ impl<'a> Decision<'a> {
             left_to_node: tables.left_to_node(packet.destination, packet.protocol),
             candidates: Vec::new(),
             schema: None,
+            part: None,
             answer: RejectAnswer::Reset,
             limits: Vec::new(),
             node: Some(IpAddr::from(tables.config.node::<A>().to_mapped()))
@@ -140,6 +144,8 @@ impl<'a> Decision<'a> {
                 let element = schema.map(|schema| tables.flow_schema(schema.number));
                 let level = element.map_or(0, |schema| schema.level);
                 let answer = element.map_or(0, |schema| schema.answer);
+                let rule = element.map(|schema| schema.rule);
+                decision.part = rule.filter(|rule| rule.most != 0);
                 decision.answer = RejectAnswer::from_u32(answer);
                 let asked = pipeline::asks(
                     &tables.config,

@@ -33,6 +33,12 @@ pub struct Report {
     /// The flow schema that takes the connection; absent without connection admission.
     #[serde(rename = "flowSchema", skip_serializing_if = "Option::is_none")]
     flow_schema: Option<String>,
+    /// How many connections the flow may have that this one belongs to; absent without such a limit.
+    #[serde(
+        rename = "maxConnectionsPerFlow",
+        skip_serializing_if = "Option::is_none"
+    )]
+    max_connections_per_flow: Option<u32>,
     /// The limits of connections that this one counts against; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<LimitReport>,
@@ -90,6 +96,7 @@ impl From<&Decision<'_>> for Report {
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),
             flow_schema: decision.schema.as_ref().map(|schema| schema.name.clone()),
+            max_connections_per_flow: decision.part.map(|rule| rule.most),
             limits: decision.limits.iter().map(Into::into).collect(),
         }
     }

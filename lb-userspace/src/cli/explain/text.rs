@@ -1,9 +1,10 @@
 //! A decision in sentences, one per line.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use lb_common::{
     abi::{FrontendKind, RejectAnswer, plan_flag},
+    flow::party::{PartyRule, party_by},
     select::Policy,
     service::Origin,
     verdict::Reason,
@@ -38,6 +39,7 @@ pub fn render(decision: &Decision<'_>) -> String {
                 let NumberedSchema { name, level, .. } = schema;
                 format!("FlowSchema {name} takes it, with PriorityLevel {level}.")
             }));
+            sentences.extend(decision.part.map(|rule| part(decision, rule)));
             sentences.extend(decision.limits.iter().map(limit));
         }
     }
@@ -109,14 +111,18 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
         Reason::NoEndpoints => "No endpoint on any node is ready, or still serves while it \
             terminates; the client gets ICMP port unreachable."
             .to_owned(),
-        Reason::ConcurrencyLimit => {
+        Reason::ConcurrencyLimit | Reason::FlowLimit => {
             let answer = match (decision.answer, decision.packet.protocol) {
                 (RejectAnswer::Drop, _) => "no answer",
                 (RejectAnswer::Icmp, Protocol::Tcp) => "ICMP administratively prohibited",
                 (RejectAnswer::Reset, Protocol::Tcp) => "a RST",
                 _ => "ICMP port unreachable",
             };
-            format!("A limit of connections is reached; the client gets {answer}.")
+            let limit = match decision.reason {
+                Reason::FlowLimit => "The client has as many connections as one flow may have",
+                _ => "A limit of connections is reached",
+            };
+            format!("{limit}; the client gets {answer}.")
         }
         _ => format!(
             "{} is Local, and no endpoint on this node is usable, but others are. The packet \
@@ -124,6 +130,26 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
             policy_field(frontend)
         ),
     }
+}
+
+/// How many connections a flow may have, and what belongs to it.
+fn part(decision: &Decision<'_>, rule: PartyRule) -> String {
+    let PartyRule { most, by } = rule;
+    let (bits, all) = match decision.packet.source {
+        IpAddr::V4(_) => (by & 0xff, 32),
+        IpAddr::V6(_) => (by >> 8 & 0xff, 128),
+    };
+    let is_whole = by & party_by::WHOLE_INSIDE != 0 && decision.origin != Origin::Outside;
+    let whose = match bits {
+        _ if by & party_by::SERVICE != 0 => "each service port".to_owned(),
+        bits if is_whole || bits >= all => "each source address".to_owned(),
+        0 => "all clients together".to_owned(),
+        bits => format!("each source network (/{bits})"),
+    };
+    format!(
+        "Of its connections, {whose} may have {most} at a time (maxConnectionsPerFlow); \
+         `node-lb admission levels` shows how many more were refused (FLOW LIMIT)."
+    )
 }
 
 /// What a limit says, and what it would do now.

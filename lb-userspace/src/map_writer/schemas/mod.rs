@@ -6,6 +6,7 @@
 //! where a schema goes to another level, it does so for all frontends at once.
 
 mod classes;
+mod parties;
 mod sources;
 
 use std::{
@@ -318,6 +319,9 @@ impl SchemaBook {
             let elements = &maps.flow_schemas;
             elements.publish(index, offset_of!(abi::FlowSchema, answer), answer);
             elements.publish(index, offset_of!(abi::FlowSchema, level), level);
+            let rule = parties::rule(&active.schema, &in_force.levels[active.level]);
+            elements.publish(index, offset_of!(abi::FlowSchema, rule.by), rule.by);
+            elements.publish(index, offset_of!(abi::FlowSchema, rule.most), rule.most);
             if active.schema.name == CATCH_ALL {
                 let all = Decision::new([index as u16; 3]);
                 self.classes.set_unknown(all, maps);

@@ -364,6 +364,8 @@ impl Poke for FlowSchema {
         let field = match offset {
             _ if offset == offset_of!(FlowSchema, level) => &mut self.level,
             _ if offset == offset_of!(FlowSchema, answer) => &mut self.answer,
+            _ if offset == offset_of!(FlowSchema, rule.most) => &mut self.rule.most,
+            _ if offset == offset_of!(FlowSchema, rule.by) => &mut self.rule.by,
             _ => panic!("{offset} is not changed alone"),
         };
         *field = value as u32;

@@ -30,13 +30,19 @@ const OBJECTS: &str = "
 apiVersion: node-lb.io/v1alpha1
 kind: PriorityLevel
 metadata: {name: customers}
-spec: {type: Limited, limited: {nominalConcurrencyShares: 15, limitResponse: {type: Reject}}}
+spec:
+  type: Limited
+  limited:
+    nominalConcurrencyShares: 15
+    limitResponse: {type: Reject}
+    connections: {maxConnectionsPerFlow: 20}
 ---
 apiVersion: node-lb.io/v1alpha1
 kind: FlowSchema
 metadata: {name: customers}
 spec:
   priorityLevelConfiguration: {name: customers}
+  distinguisherMethod: {type: BySourcePrefix, sourcePrefix: {ipv4: 28}}
   rejectAnswer: {concurrencyLimit: Drop}
   rules:
   - subjects: [{kind: CIDR, cidr: {cidr: 203.0.113.0/24}}]
@@ -92,6 +98,8 @@ fn the_schema_and_the_level_are_named_with_what_they_would_do_now() {
     assert!(
         text.ends_with(
             "FlowSchema customers takes it, with PriorityLevel customers.
+Of its connections, each source network (/28) may have 20 at a time (maxConnectionsPerFlow); \
+             `node-lb admission levels` shows how many more were refused (FLOW LIMIT).
 The limit of PriorityLevel customers is 310 connections; 7 are open now.
 "
         ),
@@ -105,6 +113,7 @@ The limit of PriorityLevel customers is 310 connections; 7 are open now.
     });
     assert_eq!(elsewhere["verdict"], "forward");
     assert_eq!(elsewhere["flowSchema"], "catch-all");
+    assert!(elsewhere.get("maxConnectionsPerFlow").is_none());
 
     let full = beside_an_agent(&agent(310), |socket| {
         explain_json(
@@ -120,6 +129,7 @@ The limit of PriorityLevel customers is 310 connections; 7 are open now.
             &json!("customers")
         )
     );
+    assert_eq!(full["maxConnectionsPerFlow"], 20);
     assert_eq!(
         full["limits"],
         json!([{"service": null, "priorityLevel": "customers", "limit": 310, "inUse": 310,

@@ -94,6 +94,10 @@ const LEVEL_OF_SOURCE4: Service = Service {
     destination: Destination::LevelOfSource,
     ..TCP4
 };
+const LEVEL_OF_PARTIES4: Service = Service {
+    destination: Destination::LevelOfParties,
+    ..TCP4
+};
 
 /// All cases, in their order. Cases that share flows follow each other.
 pub const CASES: &[Case] = &[
@@ -137,6 +141,7 @@ pub const CASES: &[Case] = &[
     new("tcp4-limited-new", LIMITED4, 0, M1),
     new("tcp4-level-new", LEVEL4, 0, M1),
     new("tcp4-source-level-new", LEVEL_OF_SOURCE4, 0, M1),
+    new("tcp4-party-level-new", LEVEL_OF_PARTIES4, 0, M1),
     new("tcp6-new", TCP6, 0, M1),
     new("tcp6-new-1m", TCP6, M1, M1 / 8),
     new("udp4-new", UDP4, 0, M1),

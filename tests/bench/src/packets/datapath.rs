@@ -20,7 +20,9 @@ use lb_common::{
         SourceRangeKey, config_flag, device_flag, endpoint_flag, plan_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, Record, Seats, Timeouts, slots::Slots, steps::Plain, table, tag},
+    flow::{
+        Flow, Record, Seats, Timeouts, party::PartyRule, slots::Slots, steps::Plain, table, tag,
+    },
     parse::{TCP, Tuple, UDP},
     pipeline::RINGS,
     verdict::{Hook, Reason},
@@ -264,7 +266,7 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<MappedArray<Config>> {
 }
 
 /// A level that all connections are within, and classes that lead there: number 1 whoever connects,
-/// number 2 if the client's network says so.
+/// number 2 if the client's network says so, and number 3 as far as its other connections allow.
 fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
     let far_away = Seats {
         limit: i32::MAX.cast_unsigned(),
@@ -275,7 +277,16 @@ fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
         level: LEVEL,
         ..FlowSchema::default()
     };
-    MappedArray::new(&array(ebpf, "FLOW_SCHEMAS")?)?.write(SCHEMA.into(), &schema);
+    let schemas = MappedArray::new(&array(ebpf, "FLOW_SCHEMAS")?)?;
+    schemas.write(SCHEMA.into(), &schema);
+    let of_parties = FlowSchema {
+        rule: PartyRule {
+            most: far_away.limit,
+            by: 32,
+        },
+        ..schema
+    };
+    schemas.write((SCHEMA + 1).into(), &of_parties);
     let decision = Decision::new([SCHEMA; 3]);
     let decisions = MappedArray::new(&array(ebpf, "DECISIONS")?)?;
     decisions.write(1, &decision);
@@ -285,6 +296,11 @@ fn program_admission(ebpf: &mut Ebpf) -> Result<()> {
         ..DestinationClass::default()
     };
     classes.write(1, &any);
+    let of_parties = DestinationClass {
+        decision: Decision::new([SCHEMA + 1; 3]),
+        ..any
+    };
+    classes.write(3, &of_parties);
     let by_source = DestinationClass {
         set: NETWORKS,
         first: 0,
@@ -412,6 +428,7 @@ where
         class: match destination {
             Destination::Level => 1,
             Destination::LevelOfSource => 2,
+            Destination::LevelOfParties => 3,
             _ => 0,
         },
     };

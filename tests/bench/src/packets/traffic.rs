@@ -43,19 +43,22 @@ pub enum Destination {
     Level,
     /// The same, and the schema depends on the client's address.
     LevelOfSource,
+    /// As [`Self::Level`], and each client may have so many connections of the schema.
+    LevelOfParties,
     /// An address that no service has.
     Stranger,
 }
 
 impl Destination {
     /// The services, in the order of their ids, which start at 1.
-    pub const SERVICES: [Self; 6] = [
+    pub const SERVICES: [Self; 7] = [
         Self::Remote,
         Self::Local,
         Self::Empty,
         Self::Limited,
         Self::Level,
         Self::LevelOfSource,
+        Self::LevelOfParties,
     ];
 
     /// Whether the endpoints are on other nodes.
@@ -65,7 +68,10 @@ impl Destination {
 
     /// Whether connections are classified by flow schemas.
     pub fn is_classified(self) -> bool {
-        matches!(self, Self::Level | Self::LevelOfSource)
+        matches!(
+            self,
+            Self::Level | Self::LevelOfSource | Self::LevelOfParties
+        )
     }
 
     /// Address and port of the frontend.
@@ -77,6 +83,7 @@ impl Destination {
             Self::Limited => (FRONTEND[family], 83),
             Self::Level => (FRONTEND[family], 84),
             Self::LevelOfSource => (FRONTEND[family], 85),
+            Self::LevelOfParties => (FRONTEND[family], 86),
             Self::Stranger => (STRANGER[family], 80),
         }
     }

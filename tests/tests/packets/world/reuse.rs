@@ -152,6 +152,7 @@ fn clear(name: &str, map: MapData) {
         "FLOWS6" => zero::<[u64; 16]>(&map),
         "HOPS" => zero::<[u64; 4]>(&map),
         "SEATS" | "LEVELS" => zero::<Seats>(&map),
+        "PARTIES" => zero::<u64>(&map),
         "FLOW_SCHEMAS" => zero::<FlowSchema>(&map),
         "DESTINATION_CLASSES" => zero::<DestinationClass>(&map),
         "SOURCE_CLASSES" => empty::<Key<SourceRangeKey>, u32>(&map),

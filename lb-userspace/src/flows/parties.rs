@@ -1,0 +1,373 @@
+//! The connections of each party: counted less for programs, and counted anew.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::SeqCst},
+};
+
+use lb_common::{
+    abi::FlowSchema,
+    addr::Address,
+    flow::{
+        Flow,
+        party::{self, ANY, Members, NO_ROOM, PARTIES},
+        seats::{is_client_of, party_of},
+    },
+};
+use lb_datapath::{Loaded, bpf::MappedArray};
+
+use super::{
+    pressure::{Signs, patience},
+    stats::PartyCount,
+};
+
+/// `PARTIES`, in which programs count as well, and the rules of flow schemas: see
+/// [`lb_common::flow::party`].
+#[derive(Debug)]
+pub struct Parties {
+    elements: Arc<MappedArray<u64>>,
+    schemas: Arc<MappedArray<FlowSchema>>,
+    pressure: Mutex<Pressure>,
+}
+
+/// The parties that are pressed.
+#[derive(Debug, Default)]
+struct Pressure {
+    signs: Signs<u64>,
+    pressed: HashSet<u64>,
+}
+
+impl Parties {
+    /// The maps of the programs in the kernel.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be opened or mapped into memory.
+    pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
+        Ok(Self::new(
+            Arc::new(MappedArray::new(&loaded.map("PARTIES")?)?),
+            Arc::new(MappedArray::new(&loaded.map("FLOW_SCHEMAS")?)?),
+        ))
+    }
+
+    /// Parties in memory, and the schemas whose they are.
+    pub fn new(elements: Arc<MappedArray<u64>>, schemas: Arc<MappedArray<FlowSchema>>) -> Self {
+        Self {
+            elements,
+            schemas,
+            pressure: Mutex::default(),
+        }
+    }
+
+    /// Parties of this process alone, without rules.
+    pub fn in_memory() -> Self {
+        Self::new(
+            Arc::new(MappedArray::in_memory(PARTIES as u32)),
+            Arc::new(MappedArray::in_memory(
+                lb_common::entries::FLOW_SCHEMAS as u32,
+            )),
+        )
+    }
+
+    /// Whether a flow schema counts its parties, or something of such a schema is left.
+    pub fn are_counted(&self) -> bool {
+        let mut schemas = self.schemas.iter(1..self.schemas.len());
+        schemas.any(|(_, schema)| schema.rule.most != 0) || self.all().iter().any(is_used)
+    }
+
+    /// The party of a flow by its client's direction, and how many connections it may have; `None` if
+    /// it is not counted.
+    pub fn of<A: Address>(&self, forward: &Flow<A>, secret: [u64; 2]) -> Option<(u64, u32)> {
+        let schema = forward.taker().schema();
+        if schema == 0 || schema >= self.schemas.len() {
+            return None;
+        }
+        let rule = self.schemas.read(schema).rule;
+        let party = party_of(forward, rule, secret);
+        (party != 0).then_some((party, rule.most))
+    }
+
+    /// Counts the party of a flow less whose directions these are, or were.
+    pub fn leave<A: Address>(&self, forward: &Flow<A>, reply: &Flow<A>, secret: [u64; 2]) {
+        if let Some((party, _)) = self.of(forward, secret)
+            && is_client_of(forward, reply)
+        {
+            party::leave(|index| self.elements.pointer(index), party);
+        }
+    }
+
+    /// The connections of a party.
+    pub fn connections(&self, party: u64) -> u32 {
+        let all = self.all();
+        let own = all.iter().filter(|members| members.party == party);
+        own.map(|members| members.connections).sum()
+    }
+
+    /// Decides at tick `now` which parties are pressed: those with too many slow handshakes, now or a
+    /// short while ago. Returns whether there is one.
+    pub fn press(&self, now: u32, counted: &HashMap<u64, PartyCount>) -> bool {
+        // Whole after each change, so a thread that panicked leaves nothing half done.
+        let mut pressure = self.pressure.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.all().into_iter();
+        let before = before.filter(|members| members.is_pressed);
+        let before: HashSet<_> = before.map(|members| members.party).collect();
+        let has_too_many = |party: &&u64| {
+            let count = &counted[*party];
+            count.slow_handshakes > patience(count.most)
+        };
+        let flooded: HashSet<_> = counted.keys().filter(has_too_many).copied().collect();
+        pressure.pressed.clear();
+        let flows = flooded.difference(&before).count();
+        if flows != 0 {
+            tracing::info!(
+                flows,
+                "many handshakes stay open: connections of these flows take their seats at their end"
+            );
+        }
+        for party in before.union(&flooded).copied() {
+            let (was_pressed, has_too_many) = (before.contains(&party), flooded.contains(&party));
+            let is_pressed = pressure.signs.press(party, was_pressed, has_too_many, now);
+            if is_pressed != was_pressed {
+                party::press(|index| self.elements.pointer(index), party, is_pressed);
+            }
+            if is_pressed {
+                pressure.pressed.insert(party);
+            }
+        }
+        !pressure.pressed.is_empty()
+    }
+
+    /// Whether a party is pressed.
+    pub fn is_pressed(&self, party: u64) -> bool {
+        let pressure = self.pressure.lock().unwrap_or_else(PoisonError::into_inner);
+        pressure.pressed.contains(&party)
+    }
+
+    /// What each element says.
+    fn all(&self) -> Vec<Members> {
+        let elements = self.elements.iter(0..self.elements.len());
+        let read = |(index, element)| Members::read(index, element);
+        elements.map(read).collect()
+    }
+
+    /// Changes what an element counts, if that is still `seen`.
+    fn set(&self, index: u32, seen: u32, connections: u32) {
+        let word = self.elements.u64_at(index, 0);
+        let before = word.load(SeqCst);
+        if Members::read(index, before).connections == seen {
+            let after = before - u64::from(seen) + u64::from(connections);
+            // If a program counts meanwhile, the next scan shows whether it is right.
+            let _ = word.compare_exchange(before, after, SeqCst, SeqCst);
+        }
+    }
+
+    /// Counts so many connections of a party more.
+    fn add(&self, party: u64, connections: u32) {
+        for _ in 0..connections {
+            if party::join(|index| self.elements.pointer(index), party, ANY) == NO_ROOM {
+                return;
+            }
+        }
+    }
+}
+
+fn is_used(members: &Members) -> bool {
+    members.connections != 0 || members.is_pressed
+}
+
+/// Compares what programs count with the flows of each party that hold seats, and corrects the
+/// difference. There is one when the rule for parties changes, because other flows belong together
+/// then, and where an agent, or a program of another version, has ended flows.
+///
+/// A difference counts if an element was the same before a scan and after it, and two scans in a row
+/// show it: see [`super::seats::Recount`].
+#[derive(Debug, Default)]
+pub struct PartyRecount {
+    /// Empty if nothing is counted.
+    before: Vec<Members>,
+    /// By how many connections elements and, without an element, parties were wrong at the latest
+    /// scan.
+    suspected: HashMap<(Option<u32>, u64), i64>,
+}
+
+impl PartyRecount {
+    /// To be called before a scan. Returns whether the scan has to count parties.
+    pub fn begin(&mut self, parties: &Parties) -> bool {
+        self.before = match parties.are_counted() {
+            true => parties.all(),
+            false => Vec::new(),
+        };
+        !self.before.is_empty()
+    }
+
+    /// To be called after it, with what it has counted.
+    pub fn end(&mut self, parties: &Parties, counted: &HashMap<u64, PartyCount>) {
+        let earlier = std::mem::take(&mut self.suspected);
+        if self.before.is_empty() {
+            return;
+        }
+        let seated = counted.iter().map(|(party, count)| (*party, count.seated));
+        let mut held: HashMap<_, _> = seated.filter(|(_, seated)| *seated != 0).collect();
+        let mut corrected = 0;
+        let mut judge = |of: (Option<u32>, u64), drift: i64| {
+            let again = earlier.get(&of).copied().unwrap_or(0);
+            if again.signum() != drift.signum() {
+                self.suspected.insert(of, drift);
+                return 0;
+            }
+            let certain = drift.abs().min(again.abs()) * drift.signum();
+            corrected += certain.abs();
+            certain
+        };
+        for (index, (before, after)) in (0..).zip(self.before.iter().zip(parties.all())) {
+            let Members {
+                party, connections, ..
+            } = after;
+            if connections == 0 {
+                if before.connections != 0 {
+                    // It became free, perhaps behind the scan.
+                    held.remove(&before.party);
+                }
+                continue;
+            }
+            // If two elements count the same party, the first one stays.
+            let held = held.remove(&party).unwrap_or(0);
+            let drift = i64::from(connections) - i64::from(held);
+            if *before != after || drift == 0 {
+                continue;
+            }
+            let certain = judge((Some(index), party), drift);
+            if certain != 0 {
+                let right = (i64::from(connections) - certain).max(0);
+                parties.set(index, connections, right as u32);
+            }
+        }
+        for (party, connections) in held {
+            let certain = judge((None, party), -i64::from(connections));
+            parties.add(party, certain.unsigned_abs() as u32);
+        }
+        if corrected != 0 {
+            tracing::info!(corrected, "corrected the numbers of connections of parties");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::flow::party::{FULL, HANDSHAKE, JOINED, LATER};
+
+    use super::*;
+
+    const ONE: u64 = 0x8123_4560_0001_2340;
+    const OTHER: u64 = 0x8123_4570_0001_2340;
+
+    fn counted() -> Parties {
+        let parties = Parties::in_memory();
+        parties.add(ONE, 3);
+        parties.add(OTHER, 1);
+        parties
+    }
+
+    fn counts(seated: [(u64, u32); 2]) -> HashMap<u64, PartyCount> {
+        let count = |(party, seated)| {
+            let count = PartyCount {
+                seated,
+                ..PartyCount::default()
+            };
+            (party, count)
+        };
+        seated.into_iter().map(count).collect()
+    }
+
+    #[test]
+    fn what_two_scans_show_is_corrected() {
+        let parties = counted();
+        let mut recount = PartyRecount::default();
+        let mut scan = |one, other| {
+            recount.begin(&parties);
+            recount.end(&parties, &counts([(ONE, one), (OTHER, other)]));
+            (parties.connections(ONE), parties.connections(OTHER))
+        };
+        assert_eq!(scan(3, 1), (3, 1));
+        assert_eq!(scan(1, 1), (3, 1), "seen once");
+        assert_eq!(scan(3, 1), (3, 1), "and gone");
+        assert_eq!(scan(1, 2), (3, 1));
+        assert_eq!(scan(2, 3), (2, 2), "no more than both scans show");
+        assert_eq!((scan(2, 0), scan(2, 0)), ((2, 2), (2, 0)));
+        assert_eq!((scan(2, 5), scan(2, 5)), ((2, 0), (2, 5)), "no element");
+        assert_eq!((scan(0, 0), scan(0, 0)), ((2, 5), (0, 0)));
+        assert!(!parties.are_counted());
+    }
+
+    #[test]
+    fn a_party_that_changes_meanwhile_is_left_alone() {
+        let parties = counted();
+        let mut recount = PartyRecount::default();
+        for _ in 0..4 {
+            recount.begin(&parties);
+            parties.add(ONE, 1);
+            recount.end(&parties, &counts([(ONE, 1), (OTHER, 1)]));
+        }
+        assert_eq!(parties.connections(ONE), 7);
+    }
+
+    #[test]
+    fn of_two_elements_for_a_party_one_stays() {
+        let parties = counted();
+        let own = parties
+            .all()
+            .iter()
+            .position(|members| members.party == ONE);
+        let second = own.unwrap() as u32 + 2;
+        let element = parties.elements.u64_at(own.unwrap() as u32, 0).load(SeqCst);
+        parties.elements.u64_at(second, 0).store(element, SeqCst);
+        assert_eq!(parties.connections(ONE), 6);
+        let mut recount = PartyRecount::default();
+        for _ in 0..2 {
+            recount.begin(&parties);
+            recount.end(&parties, &counts([(ONE, 6), (OTHER, 1)]));
+        }
+        assert_eq!(
+            (parties.connections(ONE), parties.connections(OTHER)),
+            (6, 1)
+        );
+        assert_eq!(
+            parties.elements.u64_at(second, 0).load(SeqCst) & 0xf_ffff,
+            0
+        );
+    }
+
+    #[test]
+    fn a_party_with_many_slow_handshakes_is_pressed_for_a_while() {
+        let parties = counted();
+        let slow = |slow_handshakes| {
+            let count = PartyCount {
+                slow_handshakes,
+                most: 8,
+                ..PartyCount::default()
+            };
+            HashMap::from([(ONE, count)])
+        };
+        assert!(!parties.press(1, &slow(2)));
+        assert!(parties.press(2, &slow(3)));
+        assert!(parties.is_pressed(ONE) && !parties.is_pressed(OTHER));
+        assert!(parties.press(200, &slow(0)), "not yet");
+        // Its connections end, and it stays pressed.
+        for _ in 0..3 {
+            party::leave(|index| parties.elements.pointer(index), ONE);
+        }
+        assert_eq!(parties.connections(ONE), 0);
+        let join = |most| party::join(|index| parties.elements.pointer(index), ONE, most);
+        assert_eq!(join(1 | HANDSHAKE), LATER);
+        assert_eq!((join(1), join(1 | HANDSHAKE)), (JOINED, FULL));
+        // As another agent sees it.
+        let elements = parties.elements.clone();
+        let parties = Parties::new(elements, parties.schemas.clone());
+        assert!(parties.press(300, &slow(0)));
+        assert!(!parties.press(556, &slow(0)));
+        assert_eq!(
+            (parties.is_pressed(ONE), join(2 | HANDSHAKE)),
+            (false, JOINED)
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! How the kernel tells the flows of a flow schema apart, which it calls parties.
+
+use lb_admission::{
+    level::Level,
+    schema::{DistinguisherMethod, PrefixLengths, Schema},
+};
+use lb_common::flow::party::{PartyRule, party_by};
+
+/// The rule for connections that a schema takes and a level serves. Sources are told apart by their
+/// addresses, because identities are not known in the kernel, and Services by their ports.
+pub fn rule(schema: &Schema, level: &Level) -> PartyRule {
+    let limits = level.limited().map(|limited| limited.connections);
+    let most = limits.and_then(|limits| limits.max_connections_per_flow);
+    let by = match schema.distinguisher {
+        None => 0,
+        Some(DistinguisherMethod::DestinationService) => party_by::SERVICE,
+        Some(DistinguisherMethod::SourcePrefix(lengths)) => bits(lengths),
+        // One IPv6 client outside the cluster has a /64.
+        Some(DistinguisherMethod::SourceIp) => {
+            bits(PrefixLengths { ipv4: 32, ipv6: 64 }) | party_by::WHOLE_INSIDE
+        }
+        // Without a known identity, as in `lb_admission::classify`.
+        Some(
+            DistinguisherMethod::SourceNamespace
+            | DistinguisherMethod::SourceServiceAccount
+            | DistinguisherMethod::SourceNode,
+        ) => bits(PrefixLengths::default()) | party_by::WHOLE_INSIDE,
+    };
+    PartyRule {
+        most: most.unwrap_or(0),
+        by,
+    }
+}
+
+fn bits(lengths: PrefixLengths) -> u32 {
+    u32::from(lengths.ipv4) | u32::from(lengths.ipv6) << 8
+}

@@ -1,0 +1,83 @@
+//! Parties that the sweeper counts less.
+
+use lb_common::{
+    abi::FlowSchema,
+    flow::{
+        flow_flag::SEEN,
+        party::{PartyRule, Taker},
+        seats::Place,
+    },
+};
+
+use super::table::{NewFlow, Sweeping, Table};
+
+const SCHEMA: u32 = 5;
+
+/// A flow that counts against the limit of a level, and in a party of its flow schema.
+fn member(client: u32) -> NewFlow {
+    NewFlow {
+        place: Place::of_level(9),
+        taker: Taker::new(SCHEMA, false),
+        ..NewFlow::tcp(client).seen(SEEN, SEEN)
+    }
+}
+
+fn table() -> std::sync::Arc<Table> {
+    let table = Table::new(64);
+    set_rule(&table, 100);
+    table
+}
+
+/// Sets how many connections a party may have. All clients of the schema are one party.
+fn set_rule(table: &Table, most: u32) {
+    let schema = FlowSchema {
+        rule: PartyRule { most, by: 0 },
+        ..FlowSchema::default()
+    };
+    table.schemas.write(SCHEMA, &schema);
+}
+
+#[test]
+fn a_flow_that_expires_leaves_its_party() {
+    let table = table();
+    table.open(&member(1)).unwrap();
+    table.open(&member(2).at(90_000)).unwrap();
+    assert_eq!(table.members(), [2]);
+    let mut sweeping = Sweeping::new(&table);
+    sweeping.pass(90_001);
+    assert_eq!(table.members(), [1]);
+}
+
+#[test]
+fn flows_that_were_there_before_the_rule_are_counted() {
+    let table = table();
+    set_rule(&table, 0);
+    for client in 1..=3 {
+        table.open(&member(client)).unwrap();
+    }
+    assert!(table.members().is_empty());
+    let mut sweeping = Sweeping::new(&table);
+    assert!(!table.parties.are_counted());
+    set_rule(&table, 2);
+    assert!(table.parties.are_counted());
+    sweeping.pass(1);
+    let counted = sweeping.services.take_parties();
+    let seated: Vec<_> = counted.values().map(|count| count.seated).collect();
+    assert_eq!(seated, [3]);
+}
+
+#[test]
+fn slow_handshakes_of_a_pressed_party_hold_no_seats() {
+    let table = table();
+    set_rule(&table, 8);
+    for client in 1..=3 {
+        table.open(&member(client).half().seen(SEEN, 0)).unwrap();
+    }
+    table.open(&member(4)).unwrap();
+    assert_eq!(table.members(), [4]);
+    let mut sweeping = Sweeping::new(&table);
+    sweeping.pass(8);
+    assert_eq!(table.members(), [4], "not slow yet");
+    sweeping.pass(9);
+    assert_eq!(table.members(), [1], "the one that is established");
+}
