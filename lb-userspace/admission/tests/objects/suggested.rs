@@ -95,6 +95,6 @@ fn examples_of_the_guide_are_valid() {
         .map(|rest| format!("---\n{}", rest.split("```").next().unwrap()))
         .collect();
     let in_force = configuration(&objects).in_force();
-    assert_eq!(in_force.levels.len(), 4);
-    assert_eq!(in_force.schemas.len(), 4);
+    assert_eq!(in_force.levels.len(), 5);
+    assert_eq!(in_force.schemas.len(), 5);
 }
