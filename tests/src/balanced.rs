@@ -223,10 +223,19 @@ impl Balanced {
 
     /// What `node-lb admission levels` shows on a node.
     pub fn levels(&self, index: usize) -> Result<String> {
+        self.admission(index, "levels")
+    }
+
+    /// What `node-lb admission connections` shows on a node.
+    pub fn connections(&self, index: usize) -> Result<String> {
+        self.admission(index, "connections")
+    }
+
+    fn admission(&self, index: usize, what: &str) -> Result<String> {
         let node = self.lab.node(index);
         let program = node_lb()?.display().to_string();
         let socket = socket(node).display().to_string();
-        node.run(&format!("{program} admission levels --socket {socket}"))
+        node.run(&format!("{program} admission {what} --socket {socket}"))
     }
 
     /// Waits until no UDP flow leads to any of `hosts` any more on nodes with running agents.

@@ -81,6 +81,12 @@ impl Taker {
         self.0 & Self::SCHEMA
     }
 
+    /// Whether the source is a pod or the node.
+    #[inline(always)]
+    pub fn is_inside(self) -> bool {
+        self.0 & Self::INSIDE != 0
+    }
+
     /// [`Flow::service`] of a flow of this service, in the client's direction.
     #[inline(always)]
     pub fn beside(self, service: u32) -> u32 {
@@ -108,7 +114,7 @@ impl<A> Flow<A> {
 /// lie beside.
 #[inline(always)]
 pub fn party<A: Address>(by: u32, taker: Taker, source: &A, service: u32, secret: [u64; 2]) -> u64 {
-    let is_whole = by & party_by::WHOLE_INSIDE != 0 && taker.0 & Taker::INSIDE != 0;
+    let is_whole = by & party_by::WHOLE_INSIDE != 0 && taker.is_inside();
     let (high, low) = match is_whole {
         true => source.halves(),
         false => prefix(source, by),

@@ -15,13 +15,18 @@ use lb_common::{
 use lb_datapath::{Jiffies, TickRate, bpf::MappedArray};
 
 use super::local_api::flows::{FlowSource, NewFlows};
-use crate::flows::{FlowReport, Records, records::which};
+use crate::flows::{
+    FlowReport, Records,
+    holders::{Held, Holder, Holders},
+    records::which,
+};
 
 /// Both tables, and the clock that dates their records.
 pub struct KernelFlows {
     v4: MapData,
     v6: MapData,
     config: MappedArray<abi::Config>,
+    schemas: MappedArray<abi::FlowSchema>,
     jiffies: Arc<Jiffies>,
 }
 
@@ -34,17 +39,23 @@ struct Tables {
 }
 
 impl KernelFlows {
-    /// The maps `FLOWS4`, `FLOWS6` and `CONFIG`.
+    /// The maps `FLOWS4`, `FLOWS6`, `CONFIG` and `FLOW_SCHEMAS`.
     ///
     /// # Errors
     ///
     /// If the kernel's clock cannot be read.
-    pub fn new(v4: MapData, v6: MapData, config: MappedArray<abi::Config>) -> anyhow::Result<Self> {
+    pub fn new(
+        v4: MapData,
+        v6: MapData,
+        config: MappedArray<abi::Config>,
+        schemas: MappedArray<abi::FlowSchema>,
+    ) -> anyhow::Result<Self> {
         let jiffies = Jiffies::open().context("cannot read the kernel's clock")?;
         Ok(Self {
             v4,
             v6,
             config,
+            schemas,
             jiffies: Arc::new(jiffies),
         })
     }
@@ -78,6 +89,18 @@ impl FlowSource for KernelFlows {
         let flows: Vec<_> = all.by_ref().take(limit).collect();
         let more = all.next().is_some();
         Ok((flows, more))
+    }
+
+    fn holders(&self, limit: usize) -> anyhow::Result<(Vec<(Holder, Held)>, bool)> {
+        let tables = self.tables()?;
+        let rule = |schema| {
+            let is_known = schema < self.schemas.len();
+            is_known.then(|| self.schemas.read(schema).rule)
+        };
+        let mut holders = Holders::default();
+        holders.add(&tables.v4, rule);
+        holders.add(&tables.v6, rule);
+        Ok(holders.largest(limit))
     }
 
     fn follow(&self) -> anyhow::Result<Box<dyn NewFlows>> {

@@ -376,6 +376,7 @@ impl Kernel {
             self.loaded.map("FLOWS4")?,
             self.loaded.map("FLOWS6")?,
             MappedArray::new(&self.loaded.map("CONFIG")?)?,
+            MappedArray::new(&self.loaded.map("FLOW_SCHEMAS")?)?,
         )
     }
 

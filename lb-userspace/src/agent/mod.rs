@@ -322,8 +322,14 @@ impl Agent {
         self.publish_state().await;
         let bulletin = self.bulletin.clone();
         let (ask_for_trace, mut trace_asked) = mpsc::channel(TRACE_QUEUE);
-        self.servers
-            .serve_locally(&self.config, flows, bulletin.clone(), ask_for_trace)?;
+        let numbered = self.syncer.writer().numbered();
+        self.servers.serve_locally(
+            &self.config,
+            flows,
+            numbered,
+            bulletin.clone(),
+            ask_for_trace,
+        )?;
 
         let stop = process.stop();
         let mut quiet = tokio::time::interval(QUIET);

@@ -25,6 +25,7 @@ use crate::{
         readiness::{Condition, Readiness},
     },
     http::{self, Bind as _, Handler, Limits, LocalServer, Stack},
+    map_writer::Numbered,
     metrics::Metrics,
     source::health::SourceHealth,
 };
@@ -180,6 +181,7 @@ impl Servers {
         &mut self,
         config: &Config,
         flows: Arc<dyn FlowSource>,
+        numbered: Arc<Numbered>,
         bulletin: Arc<Bulletin>,
         trace: mpsc::Sender<TraceRequest>,
     ) -> anyhow::Result<()> {
@@ -190,6 +192,7 @@ impl Servers {
             readiness: self.readiness.clone(),
             configz: self.configz.clone(),
             status: Arc::new(move || bulletin.status()),
+            numbered,
             trace,
         };
         let started = http::bind_unix(&config.socket).and_then(|listener| {

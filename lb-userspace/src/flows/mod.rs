@@ -8,6 +8,7 @@
 mod ageing;
 pub mod arrivals;
 mod diag;
+pub mod holders;
 mod limits;
 mod parties;
 mod pass;

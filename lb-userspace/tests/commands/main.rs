@@ -10,10 +10,12 @@ use std::{
 };
 
 use node_lb::agent::status::Status;
+use serde::Serialize;
 use serde_json::Value;
 use tempfile::TempDir;
 
 mod admission;
+mod admission_connections;
 mod admission_levels;
 mod admission_recorded;
 mod admission_simulate;
@@ -24,16 +26,22 @@ mod plan;
 /// Runs something beside an agent that answers one request for its status; `run` gets the path of
 /// its socket.
 fn beside_an_agent<T>(status: &Status, run: impl FnOnce(&str) -> T) -> T {
+    beside_an_agent_of("/status", status, run)
+}
+
+/// The same beside an agent that is asked for this path.
+fn beside_an_agent_of<T>(path: &str, answer: &impl Serialize, run: impl FnOnce(&str) -> T) -> T {
+    let expected = format!("GET {path} ");
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("agent.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let body = serde_json::to_string(status).unwrap();
+    let body = serde_json::to_string(answer).unwrap();
     let agent = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         // It comes in pieces.
         let lines = BufReader::new(&stream).lines().map(Result::unwrap);
         let request: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
-        assert!(request[0].starts_with("GET /status "), "{request:?}");
+        assert!(request[0].starts_with(&expected), "{request:?}");
         write!(stream, "HTTP/1.0 200 OK\r\n\r\n{body}").unwrap();
     });
     let result = run(socket.to_str().unwrap());

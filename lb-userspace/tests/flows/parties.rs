@@ -1,15 +1,16 @@
-//! Parties that the sweeper counts less.
+//! Parties: counted less by the sweeper, and shown.
 
 use lb_common::{
     abi::FlowSchema,
     flow::{
         flow_flag::SEEN,
-        party::{PartyRule, Taker},
+        party::{PartyRule, Taker, party_by},
         seats::Place,
     },
 };
+use node_lb::flows::holders::{Holder, Holders, Whose};
 
-use super::table::{NewFlow, Sweeping, Table};
+use super::table::{NewFlow, Sweeping, Table, View};
 
 const SCHEMA: u32 = 5;
 
@@ -80,4 +81,37 @@ fn slow_handshakes_of_a_pressed_party_hold_no_seats() {
     assert_eq!(table.members(), [4], "not slow yet");
     sweeping.pass(9);
     assert_eq!(table.members(), [1], "the one that is established");
+}
+
+#[test]
+fn those_who_hold_seats_are_counted_by_what_their_flows_have_in_common() {
+    let table = table();
+    for client in 1..=5 {
+        table.open(&member(client)).unwrap();
+    }
+    table.open(&member(6).half().seen(SEEN, 0)).unwrap();
+    // Without a seat.
+    table.open(&NewFlow::tcp(7).seen(SEEN, SEEN)).unwrap();
+    let held = |by, limit| {
+        let mut holders = Holders::default();
+        holders.add(&View::new(&table), |schema| {
+            assert_eq!(schema, SCHEMA);
+            Some(PartyRule { most: 0, by })
+        });
+        holders.largest(limit)
+    };
+    let (all, more) = held(0, 1);
+    let holder = |whose| Holder {
+        schema: SCHEMA,
+        whose,
+    };
+    assert_eq!((all[0].0, more), (holder(Whose::Schema), false));
+    assert_eq!((all[0].1.seats, all[0].1.handshakes), (6, 1));
+    let (all, _) = held(party_by::SERVICE, 9);
+    assert_eq!(all[0].0, holder(Whose::Service(1)));
+    // All clients have one address here.
+    let (all, _) = held(24, 9);
+    assert!(matches!(all[0].0.whose, Whose::Source(network) if network.prefix_len() == 24));
+    assert_eq!((all.len(), all[0].1.seats), (1, 6));
+    assert_eq!(held(32, 0), (vec![], true));
 }

@@ -18,7 +18,10 @@ use node_lb::{
         },
         status::Status,
     },
-    flows::FlowReport,
+    flows::{
+        FlowReport,
+        holders::{Held, Holder, Whose},
+    },
     health::readiness::Readiness,
     http::Server,
     plan::{LocalNode, PlanOptions, ServicePlan, plan},
@@ -138,6 +141,7 @@ async fn until_the_cluster_is_known_nothing_wide_is_served_and_nothing_hangs() {
         ("/api/v1/services?limit=10", 200),
         ("/flows", 200),
         ("/flows?limit=1", 200),
+        ("/connections", 200),
         ("/configz", 200),
         ("/status", 200),
         ("/readyz", 200),
@@ -173,6 +177,37 @@ async fn flows_are_bounded_and_have_their_service_s_name() {
     assert_eq!(page["items"].as_array().unwrap().len(), 3);
     assert_eq!(page["truncated"], false);
     assert_eq!(agent.get("/flows?limit=x").await.0, 400);
+}
+
+/// Schemas have no names here.
+#[tokio::test]
+async fn those_who_hold_seats_are_told_by_what_their_flows_have_in_common() {
+    let agent = Agent::start();
+    agent.put("shop", "web", &["10.1.0.1"]);
+    let (_, page) = agent.get("/connections").await;
+    let told = |index: usize| {
+        (
+            &page["items"][index]["flow"],
+            &page["items"][index]["flowSchema"],
+        )
+    };
+    assert_eq!(told(0), (&json!("192.0.2.1"), &json!("#1")));
+    assert_eq!(told(1), (&json!("2001:db8:1::/64"), &json!("#2")));
+    assert_eq!(told(2), (&json!("shop/web:http"), &json!("#3")));
+    assert_eq!(told(3), (&json!("*"), &json!("#4")));
+    let first = &page["items"][0];
+    assert_eq!(
+        (&first["connections"], &first["handshakes"]),
+        (&json!(9), &json!(1))
+    );
+    assert_eq!(
+        (first.get("limit"), &page["truncated"]),
+        (None, &json!(false))
+    );
+    let (_, page) = agent.get("/connections?limit=2").await;
+    assert_eq!(page["items"].as_array().unwrap().len(), 2);
+    assert_eq!(page["truncated"], true);
+    assert_eq!(agent.get("/connections?limit=x").await.0, 400);
 }
 
 #[tokio::test]
@@ -253,6 +288,7 @@ impl Agent {
             readiness: Arc::new(Readiness::new()),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
             status: Arc::new(status),
+            numbered: Arc::default(),
             trace,
         };
         Self {
@@ -345,6 +381,24 @@ impl FlowSource for ThreeFlows {
     fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)> {
         let flows = (1000..1003).map(flow).take(limit).collect();
         Ok((flows, limit < 3))
+    }
+
+    fn holders(&self, limit: usize) -> anyhow::Result<(Vec<(Holder, Held)>, bool)> {
+        let held = |schema: u32, whose| {
+            let held = Held {
+                seats: 10 - schema,
+                handshakes: 1,
+                frontend: (([10, 96, 0, 1], 80).into(), Protocol::Tcp),
+            };
+            (Holder { schema, whose }, held)
+        };
+        let all = [
+            held(1, Whose::Source("192.0.2.1/32".parse()?)),
+            held(2, Whose::Source("2001:db8:1::/64".parse()?)),
+            held(3, Whose::Service(7)),
+            held(4, Whose::Schema),
+        ];
+        Ok((all.into_iter().take(limit).collect(), limit < 4))
     }
 
     fn follow(&self) -> anyhow::Result<Box<dyn NewFlows>> {

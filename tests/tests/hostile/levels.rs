@@ -5,6 +5,7 @@
 use std::{fs, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
+use ipnet::IpNet;
 use lb_tests::{
     Family, Held, Load, Request,
     attack::{Flood, FloodKind},
@@ -310,6 +311,19 @@ fn a_greedy_client_has_its_own_part_of_a_level(family: Family, xdp: &str) -> Res
         format!("{family:?}: without an agent {back:?}"),
     );
     tenants.ground.balanced.start_agents()?;
+    let shown = tenants.ground.balanced.connections(1)?;
+    let attacker = tenants.ground.attacker.addresses().of(family);
+    // Of an IPv6 client outside the cluster its network is shown.
+    let named = match family {
+        Family::V4 => attacker.to_string(),
+        Family::V6 => IpNet::new(attacker, 64)?.trunc().to_string(),
+    };
+    let row = shown.lines().find(|line| line.contains(&named));
+    let cells: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
+    findings.note(
+        cells == ["tenant-1", "tenant-1", &named, "40", "50", "0"],
+        shown,
+    );
     let schema = tenants.schema(&name(NOISY))?;
     findings.note(
         schema.flow_limit >= 40 && schema.refused == 0,

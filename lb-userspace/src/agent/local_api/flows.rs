@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -9,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::stream;
 use hyper::StatusCode;
+use lb_objects::Protocol;
 use serde::Serialize;
 use tokio::{
     task::spawn_blocking,
@@ -18,7 +20,10 @@ use tokio::{
 use super::{HEARTBEAT, limit, line, object};
 use crate::{
     agent::catalog::Catalog,
-    flows::FlowReport,
+    flows::{
+        FlowReport,
+        holders::{Held, Holder},
+    },
     http::{Body, Request, Response, error_status, response, run_blocking},
 };
 
@@ -37,6 +42,14 @@ pub trait FlowSource: Send + Sync + 'static {
     ///
     /// If the tables cannot be read.
     fn flows(&self, limit: usize) -> anyhow::Result<(Vec<FlowReport>, bool)>;
+
+    /// At most `limit` flows of flow schemas, in the sense of API Priority and Fairness, that have
+    /// connections; those with the most first. Also whether there are more. Blocks while it reads.
+    ///
+    /// # Errors
+    ///
+    /// If the tables cannot be read.
+    fn holders(&self, limit: usize) -> anyhow::Result<(Vec<(Holder, Held)>, bool)>;
 
     /// Follows the flows that are opened from now on.
     ///
@@ -166,7 +179,17 @@ impl Follower {
 
 /// Adds to the flows the names of the Services that own their frontends.
 fn name_services(flows: &mut [FlowReport], catalog: &Catalog) {
-    let frontends: HashSet<_> = flows.iter().map(FlowReport::key).collect();
+    let names = service_names(&flows.iter().map(FlowReport::key).collect(), catalog);
+    for flow in flows {
+        flow.service = names.get(&flow.key()).cloned();
+    }
+}
+
+/// The names of the service ports that own frontends.
+pub fn service_names(
+    frontends: &HashSet<(SocketAddr, Protocol)>,
+    catalog: &Catalog,
+) -> HashMap<(SocketAddr, Protocol), String> {
     let mut names = HashMap::new();
     for plan in catalog.all() {
         for port in &plan.ports {
@@ -177,7 +200,5 @@ fn name_services(flows: &mut [FlowReport], catalog: &Catalog) {
             names.extend(found.map(|frontend| (*frontend, port.name.to_string())));
         }
     }
-    for flow in flows {
-        flow.service = names.get(&flow.key()).cloned();
-    }
+    names
 }

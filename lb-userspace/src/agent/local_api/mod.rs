@@ -1,6 +1,7 @@
 //! The local API, on a Unix socket that only root may use: what the agent has programmed, the flows
 //! in the kernel, the settings, and the agent's state.
 
+pub mod connections;
 pub mod flows;
 pub mod services;
 pub mod trace;
@@ -23,6 +24,7 @@ use crate::{
         Class, Handler, Request, Response, error_status, has_flag, json, not_found, query_value,
         run_blocking,
     },
+    map_writer::Numbered,
 };
 
 /// A stream is never silent for longer than this. A client that has vanished is noticed only by
@@ -31,6 +33,8 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The path of flows.
 const FLOWS: &str = "/flows";
+/// The path of those who hold seats.
+const CONNECTIONS: &str = "/connections";
 
 /// Answers local commands.
 pub struct LocalApi {
@@ -42,6 +46,8 @@ pub struct LocalApi {
     pub configz: Bytes,
     /// `/status`, which takes time and waits for nobody.
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    /// The flow schemas and priority levels in force.
+    pub numbered: Arc<Numbered>,
     /// Has the agent trace packets.
     pub trace: mpsc::Sender<TraceRequest>,
 }
@@ -91,6 +97,10 @@ impl Handler for LocalApi {
                 flows::follow(self.flows.clone(), self.catalog.clone())
             }
             FLOWS => flows::list(&request, self.flows.clone(), self.catalog.clone()).await,
+            CONNECTIONS => {
+                let (flows, catalog) = (self.flows.clone(), self.catalog.clone());
+                connections::list(&request, flows, catalog, self.numbered.clone()).await
+            }
             TRACE => trace::start(&request, &self.trace).await,
             path if Readiness::serves(path) => self.readiness.answer(uri),
             path => match service_name(path) {

@@ -1,10 +1,11 @@
-//! `node-lb admission`: connection admission from files, without root or kernel; only `levels` asks
-//! the agent, and `record` reads the node's flow tables.
+//! `node-lb admission`: connection admission from files, without root or kernel; only `levels` and
+//! `connections` ask the agent, and `record` reads the node's flow tables.
 
 use clap::{Args, Subcommand};
 
 mod check;
 mod cluster;
+mod connections;
 mod crds;
 mod defaults;
 mod explain;
@@ -31,6 +32,7 @@ enum Admission {
     Explain(explain::Command),
     Simulate(simulate::Command),
     Levels(levels::Command),
+    Connections(connections::Command),
     Record(record::Command),
     Suggest(suggest::Command),
     Defaults(defaults::Command),
@@ -45,6 +47,7 @@ impl Command {
             Admission::Explain(command) => command.run(),
             Admission::Simulate(command) => command.run(),
             Admission::Levels(command) => command.run(),
+            Admission::Connections(command) => command.run(),
             Admission::Record(command) => command.run(),
             Admission::Suggest(command) => command.run(),
             Admission::Defaults(command) => command.run(),

@@ -94,6 +94,7 @@ pub fn tenants(screen: &mut Screen, ground: &mut Balanced) -> Result<()> {
     let noisy = level(ground, "noisy")?;
     screen.say("Levels in force: --admission=enforce");
     screen.command("node-lb admission levels", &ground.levels(1)?);
+    screen.command("node-lb admission connections", &ground.connections(1)?);
     let held = connections.len();
     drop(connections);
     screen.promise(

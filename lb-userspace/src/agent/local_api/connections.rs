@@ -1,0 +1,119 @@
+//! `/connections`: who holds the seats of priority levels.
+
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    flows::{FlowSource, service_names},
+    limit, object,
+};
+use crate::{
+    agent::catalog::Catalog,
+    flows::holders::{Held, Holder, Whose},
+    http::{Request, Response, error_status, run_blocking},
+    map_writer::Numbered,
+};
+
+/// How many are told of without `?limit=`.
+const USUAL: usize = 20;
+/// The most in one answer.
+const MOST: usize = 10_000;
+
+/// The connections of one flow of a flow schema.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowConnections {
+    pub flow_schema: String,
+    pub priority_level: String,
+    /// What they have in common: an address, a network, a service port (`namespace/name:port`), or `*`
+    /// for all connections of the schema.
+    pub flow: String,
+    /// Those that hold a seat.
+    pub connections: u32,
+    /// The most that the flow may have (`maxConnectionsPerFlow`); absent if there is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+    /// TCP connections whose handshake is not complete, with a seat or without.
+    pub handshakes: u32,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Page {
+    /// Those with the most connections first.
+    pub items: Vec<FlowConnections>,
+    /// Whether there are more.
+    pub truncated: bool,
+}
+
+/// At most `?limit=` flows, those with the most connections first.
+pub async fn list(
+    request: &Request,
+    flows: Arc<dyn FlowSource>,
+    catalog: Arc<Catalog>,
+    numbered: Arc<Numbered>,
+) -> Response {
+    let limit = match limit(request.uri()) {
+        Ok(limit) => limit.unwrap_or(USUAL).min(MOST),
+        Err(refusal) => return *refusal,
+    };
+    let read = run_blocking(request, move || {
+        let (holders, truncated) = flows.holders(limit)?;
+        let items = named(&holders, &catalog, &numbered);
+        anyhow::Ok(Page { items, truncated })
+    })
+    .await;
+    match read.map_err(anyhow::Error::from).and_then(|page| page) {
+        Ok(page) => object(&page),
+        Err(error) => error_status(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "InternalError",
+            format_args!("cannot read the flows: {error:#}"),
+        ),
+    }
+}
+
+/// The same with names. Schemas that are not in force any more are told by their numbers.
+fn named(
+    holders: &[(Holder, Held)],
+    catalog: &Catalog,
+    numbered: &Numbered,
+) -> Vec<FlowConnections> {
+    let frontends = holders.iter().map(|(_, held)| held.frontend).collect();
+    let services = service_names(&frontends, catalog);
+    let known = numbered.known();
+    let name = |(holder, held): &(Holder, Held)| {
+        let mut schemas = known.schemas.iter();
+        let schema = schemas.find(|schema| schema.number == holder.schema);
+        let limit = schema.and_then(|schema| {
+            let mut levels = known.levels.iter();
+            let level = levels.find(|known| known.level.name == schema.level)?;
+            let limits = level.level.limited()?.connections;
+            limits.max_connections_per_flow
+        });
+        FlowConnections {
+            flow_schema: schema.map_or_else(
+                || format!("#{}", holder.schema),
+                |schema| schema.name.clone(),
+            ),
+            priority_level: schema.map_or_else(String::new, |schema| schema.level.clone()),
+            flow: match holder.whose {
+                Whose::Schema => "*".to_owned(),
+                Whose::Source(network) if network.prefix_len() == network.max_prefix_len() => {
+                    network.addr().to_string()
+                }
+                Whose::Source(network) => network.to_string(),
+                Whose::Service(id) => match services.get(&held.frontend) {
+                    Some(service) => service.clone(),
+                    None => format!("service {id}"),
+                },
+            },
+            connections: held.seats,
+            limit,
+            handshakes: held.handshakes,
+        }
+    };
+    holders.iter().map(name).collect()
+}
