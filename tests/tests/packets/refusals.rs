@@ -110,6 +110,48 @@ fn beyond_a_limit_of_connections_clients_are_told_at_once() {
 }
 
 #[test]
+fn a_client_with_as_many_connections_as_it_may_have_is_told_at_once() {
+    world(|world| {
+        world.configure(|config| config.snat_count = 100);
+        for scene in Scene::both() {
+            for protocol in [TCP, UDP] {
+                let frontend = (scene.node, 30_080);
+                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+                world.add(&spec.remote(scene.remote, 8080));
+                for at in At::INGRESS {
+                    world.forget();
+                    world.admit_parties(2);
+                    let request = |port| {
+                        let request = first(protocol, (scene.client, port), frontend);
+                        request.macs(EXTERNAL_MAC, ROUTER_MAC)
+                    };
+                    for port in [40_000, 40_001] {
+                        let found = world.run(at, EXTERNAL, &request(port).bytes());
+                        assert_eq!(found.counted[0].1, Reason::Opened, "{found:?}");
+                    }
+                    assert_eq!(world.parties(), [2]);
+                    let third = request(40_002);
+                    let client = (scene.client, 40_002);
+                    world.check(
+                        "the third one is refused, in the name of the frontend",
+                        at,
+                        EXTERNAL,
+                        &third,
+                        Expected::transmits(
+                            &refusal(&third, frontend, client, 0x1122_3345),
+                            Reason::FlowLimit,
+                        ),
+                    );
+                    assert_eq!(world.parties(), [2]);
+                    let again = world.run(at, EXTERNAL, &request(40_000).bytes());
+                    assert_eq!(again.counted[0].1, Reason::ToEndpoint, "{again:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn an_answer_quotes_options_and_extensions() {
     world(|world| {
         for scene in Scene::both() {

@@ -19,12 +19,16 @@ use aya::{
 };
 use lb_common::{
     abi::{
-        self, Config, Device, Endpoint, EndpointState, FragmentKey, Frontend, FrontendKey, Limits,
-        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceStats,
-        Shortages, SourceRangeKey, config_flag, device_flag,
+        self, Config, Decision, DestinationClass, Device, Endpoint, EndpointState, FlowSchema,
+        FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
+        Service, ServiceFlows, ServiceStats, Shortages, SourceRangeKey, config_flag, device_flag,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{Flow, Seats, Timeouts, limit::NODE},
+    flow::{
+        Flow, Seats, Timeouts,
+        limit::{FIRST_LEVEL, NODE},
+        party::{Members, PartyRule},
+    },
     pipeline::RINGS,
     select::Policy,
     trace::{Filter, Trace},
@@ -477,6 +481,56 @@ impl World {
     /// A limit of connections, and what is counted of it.
     pub fn limit_counts(&self, index: u32) -> Seats {
         self.seats.read(index)
+    }
+
+    /// Has one flow schema take all connections, with a level that all are within; no source may have
+    /// more than `most` of them. Nobody has any yet.
+    pub fn admit_parties(&self, most: u32) {
+        const SCHEMA: u16 = 1;
+        self.configure(|config| config.flags |= config_flag::ADMISSION);
+        let map = |name| self.programs.map(name);
+        let far_away = Seats {
+            limit: i32::MAX.cast_unsigned(),
+            ..Seats::default()
+        };
+        let level = FIRST_LEVEL;
+        let levels = MappedArray::new(&map("LEVELS")).unwrap();
+        levels.write(level, &far_away);
+        let rule = PartyRule {
+            most,
+            by: 32 | 128 << 8,
+        };
+        let schema = FlowSchema {
+            level,
+            rule,
+            ..FlowSchema::default()
+        };
+        let schemas = MappedArray::new(&map("FLOW_SCHEMAS")).unwrap();
+        schemas.write(SCHEMA.into(), &schema);
+        let class = DestinationClass {
+            decision: Decision::new([SCHEMA; 3]),
+            ..DestinationClass::default()
+        };
+        // The class of frontends that have none of their own.
+        MappedArray::new(&map("DESTINATION_CLASSES"))
+            .unwrap()
+            .write(0, &class);
+        let parties = self.party_elements();
+        for index in 0..parties.len() {
+            parties.write(index, &0);
+        }
+    }
+
+    /// The connections of each party that has some.
+    pub fn parties(&self) -> Vec<u32> {
+        let parties = self.party_elements();
+        let elements = parties.iter(0..parties.len());
+        let counts = elements.map(|(index, element)| Members::read(index, element).connections);
+        counts.filter(|connections| *connections != 0).collect()
+    }
+
+    fn party_elements(&self) -> MappedArray<u64> {
+        MappedArray::new(&self.programs.map("PARTIES")).unwrap()
     }
 
     /// Forgets flows.
