@@ -238,21 +238,22 @@ pub fn leave(element: impl Fn(u32) -> Option<NonNull<u64>>, party: u64) {
     }
 }
 
-/// Marks a party as pressed or not, for the agent: if need be, in an element of its own. Does nothing if
-/// there is no room for one.
-pub fn press(element: impl Fn(u32) -> Option<NonNull<u64>>, party: u64, is_pressed: bool) {
+/// Marks a party as pressed or not, for the agent: if need be, in an element of its own. Returns whether
+/// the party is so now: there may be no room for an element.
+pub fn press(element: impl Fn(u32) -> Option<NonNull<u64>>, party: u64, is_pressed: bool) -> bool {
     while let Some(own) = element(find(&element, party, NOWHERE)) {
         let seen = read(own);
         let next = match (is_of(seen, party), is_pressed) {
             (true, true) => seen | PRESSED,
             (true, false) => seen & !PRESSED,
             (false, true) if seen & CONTENT == 0 => party & !CONTENT | PRESSED,
-            (false, _) => return,
+            (false, _) => return !is_pressed,
         };
         if swap(own, seen, next) {
-            return;
+            return true;
         }
     }
+    !is_pressed
 }
 
 /// An index that `PARTIES` does not have.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::SeqCst},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::SeqCst},
 };
 
 use lb_common::{
@@ -27,15 +27,12 @@ use super::{
 pub struct Parties {
     elements: Arc<MappedArray<u64>>,
     schemas: Arc<MappedArray<FlowSchema>>,
-    pressure: Mutex<Pressure>,
+    pressed: Mutex<Signs<u64>>,
 }
 
-/// The parties that are pressed.
-#[derive(Debug, Default)]
-struct Pressure {
-    signs: Signs<u64>,
-    pressed: HashSet<u64>,
-}
+/// The most parties that are pressed. Whoever forges the addresses of many must leave room for others to
+/// be counted.
+const MOST_PRESSED: usize = PARTIES / 8;
 
 impl Parties {
     /// The maps of the programs in the kernel.
@@ -55,7 +52,7 @@ impl Parties {
         Self {
             elements,
             schemas,
-            pressure: Mutex::default(),
+            pressed: Mutex::default(),
         }
     }
 
@@ -72,7 +69,7 @@ impl Parties {
     /// Whether a flow schema counts its parties, or something of such a schema is left.
     pub fn are_counted(&self) -> bool {
         let mut schemas = self.schemas.iter(1..self.schemas.len());
-        schemas.any(|(_, schema)| schema.rule.most != 0) || self.all().iter().any(is_used)
+        schemas.any(|(_, schema)| schema.rule.most != 0) || self.all().any(is_used)
     }
 
     /// The party of a flow by its client's direction, and how many connections it may have; `None` if
@@ -98,56 +95,72 @@ impl Parties {
 
     /// The connections of a party.
     pub fn connections(&self, party: u64) -> u32 {
-        let all = self.all();
-        let own = all.iter().filter(|members| members.party == party);
+        let own = self.all().filter(|members| members.party == party);
         own.map(|members| members.connections).sum()
     }
 
     /// Decides at tick `now` which parties are pressed: those with too many slow handshakes, now or a
-    /// short while ago. Returns whether there is one.
-    pub fn press(&self, now: u32, counted: &HashMap<u64, PartyCount>) -> bool {
-        // Whole after each change, so a thread that panicked leaves nothing half done.
-        let mut pressure = self.pressure.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.all().into_iter();
-        let before = before.filter(|members| members.is_pressed);
-        let before: HashSet<_> = before.map(|members| members.party).collect();
-        let has_too_many = |party: &&u64| {
-            let count = &counted[*party];
-            count.slow_handshakes > patience(count.most)
+    /// short while ago. In a level that is pressed itself, none need be. Returns whether there is one.
+    pub fn press(
+        &self,
+        now: u32,
+        counted: &HashMap<u64, PartyCount>,
+        is_level_pressed: impl Fn(u32) -> bool,
+    ) -> bool {
+        let before: HashSet<_> = self
+            .all()
+            .filter(|members| members.is_pressed)
+            .map(|members| members.party)
+            .collect();
+        let has_too_many = |(_, count): &(&u64, &PartyCount)| {
+            count.slow_handshakes > patience(count.most) && !is_level_pressed(count.level)
         };
-        let flooded: HashSet<_> = counted.keys().filter(has_too_many).copied().collect();
-        pressure.pressed.clear();
-        let flows = flooded.difference(&before).count();
+        let flooded = counted.iter().filter(has_too_many);
+        let flooded: HashSet<_> = flooded.map(|(party, _)| *party).collect();
+        let mut pressed = self.pressed();
+        for party in &before {
+            if !pressed.press(*party, true, flooded.contains(party), now) {
+                self.mark(*party, false);
+            }
+        }
+        let mut flows = 0;
+        for party in flooded.difference(&before) {
+            if pressed.len() >= MOST_PRESSED {
+                break;
+            }
+            pressed.press(*party, false, true, now);
+            match self.mark(*party, true) {
+                true => flows += 1,
+                false => pressed.forget(party),
+            }
+        }
         if flows != 0 {
             tracing::info!(
                 flows,
                 "many handshakes stay open: connections of these flows take their seats at their end"
             );
         }
-        for party in before.union(&flooded).copied() {
-            let (was_pressed, has_too_many) = (before.contains(&party), flooded.contains(&party));
-            let is_pressed = pressure.signs.press(party, was_pressed, has_too_many, now);
-            if is_pressed != was_pressed {
-                party::press(|index| self.elements.pointer(index), party, is_pressed);
-            }
-            if is_pressed {
-                pressure.pressed.insert(party);
-            }
-        }
-        !pressure.pressed.is_empty()
+        pressed.len() != 0
+    }
+
+    fn mark(&self, party: u64, is_pressed: bool) -> bool {
+        party::press(|index| self.elements.pointer(index), party, is_pressed)
     }
 
     /// Whether a party is pressed.
     pub fn is_pressed(&self, party: u64) -> bool {
-        let pressure = self.pressure.lock().unwrap_or_else(PoisonError::into_inner);
-        pressure.pressed.contains(&party)
+        self.pressed().contains(&party)
+    }
+
+    // Whole after each change, so a thread that panicked leaves nothing half done.
+    fn pressed(&self) -> MutexGuard<'_, Signs<u64>> {
+        self.pressed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What each element says.
-    fn all(&self) -> Vec<Members> {
+    fn all(&self) -> impl Iterator<Item = Members> + '_ {
         let elements = self.elements.iter(0..self.elements.len());
-        let read = |(index, element)| Members::read(index, element);
-        elements.map(read).collect()
+        elements.map(|(index, element)| Members::read(index, element))
     }
 
     /// Changes what an element counts, if that is still `seen`.
@@ -171,7 +184,7 @@ impl Parties {
     }
 }
 
-fn is_used(members: &Members) -> bool {
+fn is_used(members: Members) -> bool {
     members.connections != 0 || members.is_pressed
 }
 
@@ -194,7 +207,7 @@ impl PartyRecount {
     /// To be called before a scan. Returns whether the scan has to count parties.
     pub fn begin(&mut self, parties: &Parties) -> bool {
         self.before = match parties.are_counted() {
-            true => parties.all(),
+            true => parties.all().collect(),
             false => Vec::new(),
         };
         !self.before.is_empty()
@@ -314,10 +327,7 @@ mod tests {
     #[test]
     fn of_two_elements_for_a_party_one_stays() {
         let parties = counted();
-        let own = parties
-            .all()
-            .iter()
-            .position(|members| members.party == ONE);
+        let own = parties.all().position(|members| members.party == ONE);
         let second = own.unwrap() as u32 + 2;
         let element = parties.elements.u64_at(own.unwrap() as u32, 0).load(SeqCst);
         parties.elements.u64_at(second, 0).store(element, SeqCst);
@@ -348,10 +358,10 @@ mod tests {
             };
             HashMap::from([(ONE, count)])
         };
-        assert!(!parties.press(1, &slow(2)));
-        assert!(parties.press(2, &slow(3)));
+        assert!(!parties.press(1, &slow(2), |_| false));
+        assert!(parties.press(2, &slow(3), |_| false));
         assert!(parties.is_pressed(ONE) && !parties.is_pressed(OTHER));
-        assert!(parties.press(200, &slow(0)), "not yet");
+        assert!(parties.press(200, &slow(0), |_| false), "not yet");
         // Its connections end, and it stays pressed.
         for _ in 0..3 {
             party::leave(|index| parties.elements.pointer(index), ONE);
@@ -363,11 +373,41 @@ mod tests {
         // As another agent sees it.
         let elements = parties.elements.clone();
         let parties = Parties::new(elements, parties.schemas.clone());
-        assert!(parties.press(300, &slow(0)));
-        assert!(!parties.press(556, &slow(0)));
+        assert!(parties.press(300, &slow(0), |_| false));
+        assert!(!parties.press(556, &slow(0), |_| false));
         assert_eq!(
             (parties.is_pressed(ONE), join(2 | HANDSHAKE)),
             (false, JOINED)
         );
+    }
+
+    #[test]
+    fn forged_clients_beyond_number_leave_room_for_others() {
+        let parties = Parties::in_memory();
+        let flood = |first: u64, level| {
+            let count = PartyCount {
+                slow_handshakes: 1,
+                most: 2,
+                level,
+                ..PartyCount::default()
+            };
+            // Of one home each, as hashes are.
+            let party = |number: u64| 1 << 63 | number << 24 | ((number * 8) % PARTIES as u64);
+            let numbers = first..first + PARTIES as u64 / 2;
+            HashMap::from_iter(numbers.map(|number| (party(number), count)))
+        };
+        assert!(!parties.press(1, &flood(0, 9), |level| level == 9));
+        assert!(!parties.are_counted());
+        for now in 1..=4 {
+            assert!(parties.press(now, &flood(u64::from(now) << 20, 9), |_| false));
+            let used = parties.all().filter(|members| is_used(*members)).count();
+            assert_eq!(
+                (used, parties.pressed().len()),
+                (MOST_PRESSED, MOST_PRESSED)
+            );
+        }
+        assert!(!parties.press(4 + 256, &HashMap::new(), |_| false));
+        assert!(!parties.are_counted());
+        assert_eq!(parties.pressed().len(), 0);
     }
 }

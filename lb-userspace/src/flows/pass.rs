@@ -185,11 +185,11 @@ impl<'a> Pass<'a> {
         self.services.add_slow(place);
     }
 
-    /// Counts a slow handshake of a party, which may have so many connections.
-    pub fn count_slow_of(&mut self, party: u64, most: u32) {
+    /// Counts a slow handshake in a priority level of a party, which may have so many connections.
+    pub fn count_slow_of(&mut self, (party, most): (u64, u32), level: u32) {
         if let Some(count) = self.services.of_party(party) {
             count.slow_handshakes += 1;
-            count.most = most;
+            (count.most, count.level) = (most, level);
         }
     }
 

@@ -15,7 +15,7 @@ pub fn patience(limit: u32) -> u32 {
     limit / PART
 }
 
-/// The ticks at which what is pressed last had too many slow handshakes.
+/// What is pressed, and the tick at which each last had too many slow handshakes.
 #[derive(Debug)]
 pub struct Signs<K>(HashMap<K, u32>);
 
@@ -32,17 +32,27 @@ impl<K: Eq + Hash> Signs<K> {
             self.0.insert(whose, now);
             return true;
         }
-        if !is_pressed {
-            return false;
-        }
         // An earlier agent may have pressed it.
-        let at = self.0.get(&whose).copied().unwrap_or(now);
-        let stays = idle(at, now) < CALM;
-        match stays {
-            true => _ = self.0.insert(whose, at),
-            false => _ = self.0.remove(&whose),
+        let at = self.0.remove(&whose).unwrap_or(now);
+        let stays = is_pressed && idle(at, now) < CALM;
+        if stays {
+            self.0.insert(whose, at);
         }
         stays
+    }
+
+    /// Forgets one that could not be pressed.
+    pub fn forget(&mut self, whose: &K) {
+        self.0.remove(whose);
+    }
+
+    /// Whether one is pressed.
+    pub fn contains(&self, whose: &K) -> bool {
+        self.0.contains_key(whose)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 }
 

@@ -109,8 +109,9 @@ pub struct PartyCount {
     pub seated: u32,
     /// TCP connections whose handshake is slow.
     pub slow_handshakes: u32,
-    /// The most connections that it may have.
+    /// The most connections that it may have, and the priority level of the latest slow handshake.
     pub most: u32,
+    pub level: u32,
 }
 
 /// The live flows of a service.

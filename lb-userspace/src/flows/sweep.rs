@@ -177,11 +177,12 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                     _ => is_old || pass.half_open(&connection) >= self.many_half_open,
                 };
                 if is_slow {
-                    pass.count_slow(connection.reply.own_place());
+                    let place = connection.reply.own_place();
+                    pass.count_slow(place);
                     if pass.counts_parties()
-                        && let Some((party, most)) = self.party(&connection.forward)
+                        && let Some(party) = self.party(&connection.forward)
                     {
-                        pass.count_slow_of(party, most);
+                        pass.count_slow_of(party, place.level());
                     }
                 }
                 !connection.reply.place().is_none()

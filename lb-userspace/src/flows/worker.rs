@@ -15,7 +15,7 @@ use std::{
 use lb_common::{
     abi,
     addr::{Ip4, Ip6},
-    flow::{Flow, Timeouts},
+    flow::{Flow, Timeouts, limit::LEVELS},
 };
 use lb_datapath::{
     Jiffies, Loaded, TickRate,
@@ -461,7 +461,8 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         let (parties, counted) = (&self.kernel.parties, services.take_parties());
         self.party_recount.end(parties, &counted);
         let some_limits = seats.press(now, |limit| services.slow_handshakes(limit));
-        let some_parties = counts_parties && parties.press(now, &counted);
+        let is_level_pressed = |level| seats.is_pressed(LEVELS + level);
+        let some_parties = counts_parties && parties.press(now, &counted, is_level_pressed);
         if some_limits || some_parties {
             self.v4.unseat_handshakes(|limit| seats.is_pressed(limit));
             self.v6.unseat_handshakes(|limit| seats.is_pressed(limit));

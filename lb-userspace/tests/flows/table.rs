@@ -17,7 +17,7 @@ use lb_common::{
         Flow, Record, Timeouts,
         claim::{self, Claim, Refused},
         flow_flag,
-        limit::{self, Seats},
+        limit::{self, LEVELS, Seats},
         party::{self, PartyRule, Taker},
         record::{self, read_tag},
         seats::{self, Place, client_of},
@@ -425,7 +425,8 @@ impl Sweeping {
         let seats = &self.table.seats;
         seats.press(now, |limit| self.services.slow_handshakes(limit));
         let counted = self.services.clone().take_parties();
-        self.table.parties.press(now, &counted);
+        let is_level_pressed = |level| seats.is_pressed(LEVELS + level);
+        self.table.parties.press(now, &counted, is_level_pressed);
         self.sweeper
             .unseat_handshakes(|limit| seats.is_pressed(limit));
         if self.sweeper.needs_grace() {

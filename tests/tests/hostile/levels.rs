@@ -6,6 +6,8 @@ use std::{fs, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
+use lb_common::flow::party::Members;
+use lb_datapath::bpf::MappedArray;
 use lb_tests::{
     Family, Held, Load, Request,
     attack::{Flood, FloodKind},
@@ -36,8 +38,13 @@ struct Tenants {
 
 impl Tenants {
     fn new(mode: &str, more: &[&str]) -> Result<Self> {
+        Self::with_seats(SEATS, mode, more)
+    }
+
+    /// On a node with so many seats.
+    fn with_seats(seats: u32, mode: &str, more: &[&str]) -> Result<Self> {
         let objects = tempfile::tempdir()?;
-        let seats = format!("--max-connections={SEATS}");
+        let seats = format!("--max-connections={seats}");
         let path = format!("--admission-objects={}", objects.path().display());
         let mode = format!("--admission={mode}");
         for number in [NOISY, QUIET] {
@@ -390,6 +397,51 @@ fn forged_syns_leave_a_client_its_part_by_xdp() -> Result<()> {
 #[test]
 fn forged_syns_leave_a_client_its_part_by_tc() -> Result<()> {
     forged_syns_leave_a_client_its_part(Family::V6, "--xdp-mode=off")
+}
+
+/// SYNs from more clients than there is room for, in a level that bears all of their handshakes. Each
+/// client's part is so small that one handshake puts it under pressure.
+#[test]
+fn forged_clients_leave_room_for_others_to_be_counted() -> Result<()> {
+    const MANY_SEATS: u32 = 400_000;
+    const MOST: usize = 2;
+    allow_many_files()?;
+    let tenants = Tenants::with_seats(MANY_SEATS, "enforce", &["--xdp-mode=native"])?;
+    let objects = with_parts(NOISY, MOST).replace(
+        &format!("maxHalfOpenSeats: {OF_LEVEL}"),
+        &format!("maxHalfOpenSeats: {MANY_SEATS}"),
+    );
+    fs::write(file(&tenants.objects, NOISY), objects)?;
+    let mut findings = Findings::default();
+    let family = Family::V4;
+    let target = tenants.ground.outside(family, NOISY);
+    let maps = tenants.ground.balanced.map_dir(1)?;
+    let parties = MappedArray::<u64>::from_pin(&maps.join("PARTIES"))?;
+    let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
+    let flood = flood.start(&tenants.ground.attacker)?;
+    thread::sleep(attack_time(Duration::from_secs(12)));
+    let (held, refused) = tenants.open(family, 20);
+    let level = tenants.level(NOISY)?;
+    let members = parties.iter(0..parties.len());
+    let members = members.map(|(index, element)| Members::read(index, element));
+    let pressed = members.filter(|members| members.is_pressed).count();
+    let metric = |name| tenants.ground.balanced.metric(1, name);
+    let uncounted = metric("node_lb_flowcontrol_uncounted_connections_total")?;
+    let told = format!(
+        "{} let in, {refused} reset; {pressed} parties are under pressure, {uncounted} connections \
+         uncounted; {level:?}",
+        held.len(),
+    );
+    let flood = flood.stop()?;
+    findings.note(
+        (held.len(), refused) == (MOST, 20 - MOST)
+            && !level.pressed
+            && (1..=parties.len() as usize / 8).contains(&pressed)
+            && uncounted < 1000.0,
+        format!("{flood}: {told}"),
+    );
+    findings.assert_good();
+    Ok(())
 }
 
 #[test]
