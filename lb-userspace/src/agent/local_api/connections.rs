@@ -2,24 +2,21 @@
 
 use std::sync::Arc;
 
-use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::{
     flows::{FlowSource, service_names},
-    limit, object,
+    page,
 };
 use crate::{
     agent::catalog::Catalog,
     flows::holders::{Held, Holder, Whose},
-    http::{Request, Response, error_status, run_blocking},
+    http::{Request, Response},
     map_writer::Numbered,
 };
 
 /// How many are told of without `?limit=`.
 const USUAL: usize = 20;
-/// The most in one answer.
-const MOST: usize = 10_000;
 
 /// The connections of one flow of a flow schema.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,24 +52,12 @@ pub async fn list(
     catalog: Arc<Catalog>,
     numbered: Arc<Numbered>,
 ) -> Response {
-    let limit = match limit(request.uri()) {
-        Ok(limit) => limit.unwrap_or(USUAL).min(MOST),
-        Err(refusal) => return *refusal,
-    };
-    let read = run_blocking(request, move || {
+    page(request, USUAL, move |limit| {
         let (holders, truncated) = flows.holders(limit)?;
         let items = named(&holders, &catalog, &numbered);
-        anyhow::Ok(Page { items, truncated })
+        Ok(Page { items, truncated })
     })
-    .await;
-    match read.map_err(anyhow::Error::from).and_then(|page| page) {
-        Ok(page) => object(&page),
-        Err(error) => error_status(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "InternalError",
-            format_args!("cannot read the flows: {error:#}"),
-        ),
-    }
+    .await
 }
 
 /// The same with names. Schemas that are not in force any more are told by their numbers.

@@ -17,18 +17,16 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{HEARTBEAT, limit, line, object};
+use super::{HEARTBEAT, MOST, line, page};
 use crate::{
     agent::catalog::Catalog,
     flows::{
         FlowReport,
         holders::{Held, Holder},
     },
-    http::{Body, Request, Response, error_status, response, run_blocking},
+    http::{Body, Request, Response, response},
 };
 
-/// The most flows in one answer.
-const MOST: usize = 10_000;
 /// How often new flows are looked for.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The most new flows in the answer of one interval; more are only counted.
@@ -89,24 +87,12 @@ pub async fn list(
     flows: Arc<dyn FlowSource>,
     catalog: Arc<Catalog>,
 ) -> Response {
-    let limit = match limit(request.uri()) {
-        Ok(limit) => limit.unwrap_or(MOST).min(MOST),
-        Err(refusal) => return *refusal,
-    };
-    let read = run_blocking(request, move || {
+    page(request, MOST, move |limit| {
         let (mut items, truncated) = flows.flows(limit)?;
         name_services(&mut items, &catalog);
-        anyhow::Ok(Page { items, truncated })
+        Ok(Page { items, truncated })
     })
-    .await;
-    match read.map_err(anyhow::Error::from).and_then(|page| page) {
-        Ok(page) => object(&page),
-        Err(error) => error_status(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "InternalError",
-            format_args!("cannot read the flows: {error:#}"),
-        ),
-    }
+    .await
 }
 
 /// Each flow that is opened from now on, as one line of JSON. A line `{"skipped":N}` says that N

@@ -31,6 +31,9 @@ use crate::{
 /// writing to it.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
+/// The most flows in one answer.
+const MOST: usize = 10_000;
+
 /// The path of flows.
 const FLOWS: &str = "/flows";
 /// The path of those who hold seats.
@@ -134,6 +137,28 @@ fn limit(uri: &Uri) -> Result<Option<usize>, Box<Response>> {
                 message,
             )))
         }
+    }
+}
+
+/// At most `?limit=` objects as the whole answer, `usual` without it. `read` reads so many from the flow
+/// tables; it may block.
+async fn page<T: serde::Serialize + Send + 'static>(
+    request: &Request,
+    usual: usize,
+    read: impl FnOnce(usize) -> anyhow::Result<T> + Send + 'static,
+) -> Response {
+    let limit = match limit(request.uri()) {
+        Ok(limit) => limit.unwrap_or(usual).min(MOST),
+        Err(refusal) => return *refusal,
+    };
+    let read = run_blocking(request, move || read(limit)).await;
+    match read.map_err(anyhow::Error::from).and_then(|page| page) {
+        Ok(page) => object(&page),
+        Err(error) => error_status(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "InternalError",
+            format_args!("cannot read the flows: {error:#}"),
+        ),
     }
 }
 
