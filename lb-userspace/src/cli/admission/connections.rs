@@ -1,10 +1,11 @@
 //! `node-lb admission connections`: who holds the seats of priority levels on this node, live.
 
-use std::{os::unix::net::UnixStream, thread, time::Duration};
+use std::{os::unix::net::UnixStream, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 
+use super::Watch;
 use crate::{
     agent::local_api::connections::Page,
     cli::{
@@ -16,8 +17,6 @@ use crate::{
 
 /// How long the agent may be silent: it looks at all flows.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How often `--watch` shows them.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Show who holds the seats of priority levels on this node: the flows of each flow schema, those with
 /// the most connections first
@@ -30,9 +29,8 @@ pub struct Command {
     #[arg(short, long, value_name = "FLOWS", default_value_t = 20)]
     limit: u32,
 
-    /// Show them every second, until interrupted
-    #[arg(short, long)]
-    watch: bool,
+    #[command(flatten)]
+    watch: Watch,
 
     /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
@@ -43,14 +41,7 @@ impl Command {
     /// # Errors
     /// If no agent answers.
     pub fn run(self) -> anyhow::Result<()> {
-        loop {
-            let page = self.page()?;
-            crate::cli::print(&self.output.text(&page, render)?)?;
-            if !self.watch {
-                return Ok(());
-            }
-            thread::sleep(PAUSE);
-        }
+        self.watch.print(|| self.output.text(&self.page()?, render))
     }
 
     fn page(&self) -> anyhow::Result<Page> {

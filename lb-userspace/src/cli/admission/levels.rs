@@ -1,11 +1,10 @@
 //! `node-lb admission levels`: priority levels and flow schemas on this node, live.
 
-use std::{thread, time::Duration};
-
 use anyhow::ensure;
 use clap::Args;
 use serde::Serialize;
 
+use super::Watch;
 use crate::{
     agent::status::{FlowSchema, PriorityLevel, Status},
     cli::{
@@ -15,18 +14,14 @@ use crate::{
     },
 };
 
-/// How often `--watch` shows them.
-const PAUSE: Duration = Duration::from_secs(1);
-
 /// Show priority levels and flow schemas on this node, and the connections in them now
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]
     agent: LocalApi,
 
-    /// Show them every second, until interrupted
-    #[arg(short, long)]
-    watch: bool,
+    #[command(flatten)]
+    watch: Watch,
 
     /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
@@ -48,14 +43,10 @@ impl Command {
     /// # Errors
     /// If no agent answers, or it does not classify connections.
     pub fn run(self) -> anyhow::Result<()> {
-        loop {
+        self.watch.print(|| {
             let report = Report::of(status::of(&self.agent)?)?;
-            crate::cli::print(&self.output.text(&report, render)?)?;
-            if !self.watch {
-                return Ok(());
-            }
-            thread::sleep(PAUSE);
-        }
+            self.output.text(&report, render)
+        })
     }
 }
 

@@ -1,6 +1,8 @@
 //! `node-lb admission`: connection admission from files, without root or kernel; only `levels` and
 //! `connections` ask the agent, and `record` reads the node's flow tables.
 
+use std::{thread, time::Duration};
+
 use clap::{Args, Subcommand};
 
 mod check;
@@ -37,6 +39,33 @@ enum Admission {
     Suggest(suggest::Command),
     Defaults(defaults::Command),
     Crds(crds::Command),
+}
+
+/// How often [`Watch`] shows something.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether to go on showing something.
+#[derive(Args, Debug)]
+struct Watch {
+    /// Show them every second, until interrupted
+    #[arg(short, long)]
+    watch: bool,
+}
+
+impl Watch {
+    /// Prints what `show` returns, once or every second.
+    ///
+    /// # Errors
+    /// If `show` fails, or nothing can be printed.
+    fn print(&self, show: impl Fn() -> anyhow::Result<String>) -> anyhow::Result<()> {
+        loop {
+            super::print(&show()?)?;
+            if !self.watch {
+                return Ok(());
+            }
+            thread::sleep(PAUSE);
+        }
+    }
 }
 
 impl Command {
