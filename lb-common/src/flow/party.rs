@@ -10,7 +10,7 @@
 //! forged, stay open. As with a [limit](super::limit::is_pressed) that is pressed, its connections are
 //! then counted at the end of their handshakes.
 
-use core::ptr::NonNull;
+use core::{net::IpAddr, ptr::NonNull};
 
 use super::{Flow, flow_flag, seats::SERVICE_BITS, table::mix};
 use crate::{
@@ -45,6 +45,33 @@ pub struct PartyRule {
     pub most: u32,
     /// Bits 0-7 and 8-15: how many bits of an IPv4 or IPv6 source tell. Above: [`party_by`].
     pub by: u32,
+}
+
+/// What the connections of one party have in common, besides their flow schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Common {
+    Nothing,
+    Service,
+    /// So many first bits of their sources.
+    Source(u32),
+}
+
+impl PartyRule {
+    /// For a source, which may be a pod or the node. [`party`] decides the same in the kernel.
+    pub fn common(self, source: IpAddr, is_inside: bool) -> Common {
+        if self.by & party_by::SERVICE != 0 {
+            return Common::Service;
+        }
+        let (bits, all) = match source {
+            IpAddr::V4(_) => (self.by & 0xff, 32),
+            IpAddr::V6(_) => (self.by >> 8 & 0xff, 128),
+        };
+        match bits {
+            _ if self.by & party_by::WHOLE_INSIDE != 0 && is_inside => Common::Source(all),
+            0 => Common::Nothing,
+            bits => Common::Source(bits.min(all)),
+        }
+    }
 }
 
 /// Bits of [`PartyRule::by`].

@@ -9,7 +9,7 @@ use lb_common::{
     addr::Address,
     flow::{
         Flow, Stage, flow_flag,
-        party::{PartyRule, party_by},
+        party::{Common, PartyRule},
         tag,
     },
 };
@@ -93,7 +93,7 @@ impl Holders {
         }
         let holder = Holder {
             schema,
-            whose: whose(rule.by, forward),
+            whose: whose(rule, forward),
         };
         if self.all.len() >= MOST && !self.all.contains_key(&holder) {
             self.left_out += 1;
@@ -134,20 +134,13 @@ impl Holders {
     }
 }
 
-/// Whose a flow is by a [`PartyRule::by`]; this is its client's direction.
-fn whose<A: Address>(by: u32, forward: &Flow<A>) -> Whose {
-    if by & party_by::SERVICE != 0 {
-        return Whose::Service(forward.service_id());
-    }
+/// Whose a flow is by a rule; this is its client's direction.
+fn whose<A: Address>(rule: PartyRule, forward: &Flow<A>) -> Whose {
     let source = socket_addr(forward.source, 0).ip();
-    let (bits, all) = match source.is_ipv4() {
-        true => (by & 0xff, 32),
-        false => (by >> 8 & 0xff, 128),
-    };
-    let is_whole = by & party_by::WHOLE_INSIDE != 0 && forward.taker().is_inside();
-    let bits = if is_whole { all } else { bits.min(all) };
-    match IpNet::new(source, bits as u8) {
-        Ok(network) if bits != 0 => Whose::Source(network.trunc()),
-        _ => Whose::Schema,
+    match rule.common(source, forward.taker().is_inside()) {
+        Common::Nothing => Whose::Schema,
+        Common::Service => Whose::Service(forward.service_id()),
+        Common::Source(bits) => IpNet::new(source, bits as u8)
+            .map_or(Whose::Schema, |network| Whose::Source(network.trunc())),
     }
 }

@@ -1,10 +1,10 @@
 //! A decision in sentences, one per line.
 
-use std::{net::IpAddr, time::Duration};
+use std::time::Duration;
 
 use lb_common::{
     abi::{FrontendKind, RejectAnswer, plan_flag},
-    flow::party::{PartyRule, party_by},
+    flow::party::{Common, PartyRule},
     select::Policy,
     service::Origin,
     verdict::Reason,
@@ -134,17 +134,13 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
 
 /// How many connections a flow may have, and what belongs to it.
 fn part(decision: &Decision<'_>, rule: PartyRule) -> String {
-    let PartyRule { most, by } = rule;
-    let (bits, all) = match decision.packet.source {
-        IpAddr::V4(_) => (by & 0xff, 32),
-        IpAddr::V6(_) => (by >> 8 & 0xff, 128),
-    };
-    let is_whole = by & party_by::WHOLE_INSIDE != 0 && decision.origin != Origin::Outside;
-    let whose = match bits {
-        _ if by & party_by::SERVICE != 0 => "each service port".to_owned(),
-        bits if is_whole || bits >= all => "each source address".to_owned(),
-        0 => "all clients together".to_owned(),
-        bits => format!("each source network (/{bits})"),
+    let (most, source) = (rule.most, decision.packet.source);
+    let whose = match rule.common(source, decision.origin != Origin::Outside) {
+        Common::Service => "each service port".to_owned(),
+        Common::Nothing => "all clients together".to_owned(),
+        Common::Source(32) if source.is_ipv4() => "each source address".to_owned(),
+        Common::Source(128) => "each source address".to_owned(),
+        Common::Source(bits) => format!("each source network (/{bits})"),
     };
     format!(
         "Of its connections, {whose} may have {most} at a time (maxConnectionsPerFlow); \
