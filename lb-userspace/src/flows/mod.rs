@@ -8,6 +8,7 @@
 mod ageing;
 pub mod arrivals;
 mod diag;
+mod drift;
 pub mod holders;
 mod limits;
 mod parties;

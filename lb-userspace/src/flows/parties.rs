@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    mem::offset_of,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::SeqCst},
 };
 
@@ -17,6 +18,7 @@ use lb_common::{
 use lb_datapath::{Loaded, bpf::MappedArray};
 
 use super::{
+    drift::Drifts,
     pressure::{Signs, patience},
     stats::PartyCount,
 };
@@ -68,8 +70,13 @@ impl Parties {
 
     /// Whether a flow schema counts its parties, or something of such a schema is left.
     pub fn are_counted(&self) -> bool {
-        let mut schemas = self.schemas.iter(1..self.schemas.len());
-        schemas.any(|(_, schema)| schema.rule.most != 0) || self.all().any(is_used)
+        self.have_rules() || self.all().any(is_used)
+    }
+
+    /// Whether a flow schema counts its parties.
+    fn have_rules(&self) -> bool {
+        let most = offset_of!(FlowSchema, rule.most);
+        (1..self.schemas.len()).any(|schema| self.schemas.u32_at(schema, most).load(SeqCst) != 0)
     }
 
     /// The party of a flow by its client's direction, and how many connections it may have; `None` if
@@ -193,45 +200,40 @@ fn is_used(members: Members) -> bool {
 /// then, and where an agent, or a program of another version, has ended flows.
 ///
 /// A difference counts if an element was the same before a scan and after it, and two scans in a row
-/// show it: see [`super::seats::Recount`].
+/// show it.
 #[derive(Debug, Default)]
 pub struct PartyRecount {
     /// Empty if nothing is counted.
     before: Vec<Members>,
-    /// By how many connections elements and, without an element, parties were wrong at the latest
-    /// scan.
-    suspected: HashMap<(Option<u32>, u64), i64>,
+    /// Of elements and, without an element, of parties.
+    drifts: Drifts<(Option<u32>, u64)>,
+    /// Whether nothing was counted at the latest scan. Without a rule, it stays so.
+    is_over: bool,
 }
 
 impl PartyRecount {
     /// To be called before a scan. Returns whether the scan has to count parties.
     pub fn begin(&mut self, parties: &Parties) -> bool {
-        self.before = match parties.are_counted() {
-            true => parties.all().collect(),
-            false => Vec::new(),
+        self.is_over = match self.is_over {
+            true => !parties.have_rules(),
+            false => !parties.are_counted(),
         };
-        !self.before.is_empty()
+        self.before = match self.is_over {
+            true => Vec::new(),
+            false => parties.all().collect(),
+        };
+        !self.is_over
     }
 
     /// To be called after it, with what it has counted.
     pub fn end(&mut self, parties: &Parties, counted: &HashMap<u64, PartyCount>) {
-        let earlier = std::mem::take(&mut self.suspected);
+        self.drifts.begin();
         if self.before.is_empty() {
             return;
         }
         let seated = counted.iter().map(|(party, count)| (*party, count.seated));
         let mut held: HashMap<_, _> = seated.filter(|(_, seated)| *seated != 0).collect();
         let mut corrected = 0;
-        let mut judge = |of: (Option<u32>, u64), drift: i64| {
-            let again = earlier.get(&of).copied().unwrap_or(0);
-            if again.signum() != drift.signum() {
-                self.suspected.insert(of, drift);
-                return 0;
-            }
-            let certain = drift.abs().min(again.abs()) * drift.signum();
-            corrected += certain.abs();
-            certain
-        };
         for (index, (before, after)) in (0..).zip(self.before.iter().zip(parties.all())) {
             let Members {
                 party, connections, ..
@@ -249,14 +251,16 @@ impl PartyRecount {
             if *before != after || drift == 0 {
                 continue;
             }
-            let certain = judge((Some(index), party), drift);
+            let certain = self.drifts.certain((Some(index), party), drift);
+            corrected += certain.abs();
             if certain != 0 {
                 let right = (i64::from(connections) - certain).max(0);
                 parties.set(index, connections, right as u32);
             }
         }
         for (party, connections) in held {
-            let certain = judge((None, party), -i64::from(connections));
+            let certain = self.drifts.certain((None, party), -i64::from(connections));
+            corrected += certain.abs();
             parties.add(party, certain.unsigned_abs() as u32);
         }
         if corrected != 0 {

@@ -20,7 +20,7 @@ use lb_common::flow::{
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
 
-use super::pressure::Pressure;
+use super::{drift::Drifts, pressure::Pressure};
 
 /// The limits in `SEATS` and `LEVELS`, which programs count as well, by their indexes: see
 /// [`lb_common::flow::limit`].
@@ -226,8 +226,7 @@ fn used(word: u64) -> i32 {
 #[derive(Debug, Default)]
 pub struct Recount {
     before: Vec<Seats>,
-    /// Drifts that the latest scan showed.
-    suspected: HashMap<u32, i32>,
+    drifts: Drifts<u32>,
 }
 
 impl Recount {
@@ -238,19 +237,16 @@ impl Recount {
 
     /// To be called after it; `held` are the seats of a limit that flows were seen to hold.
     pub fn end(&mut self, table: &SeatTable, held: impl Fn(u32) -> u32) {
-        let earlier = std::mem::take(&mut self.suspected);
+        self.drifts.begin();
         for (index, (before, after)) in table.indexes().zip(self.before.iter().zip(table.all())) {
             let drift = drift(before, &after, held(index));
             if drift == 0 {
                 continue;
             }
-            let again = earlier.get(&index).copied().unwrap_or(0);
-            if again.signum() != drift.signum() {
-                self.suspected.insert(index, drift);
-                continue;
+            let certain = self.drifts.certain(index, drift.into()) as i32;
+            if certain != 0 {
+                table.correct(index, certain);
             }
-            let certain = drift.unsigned_abs().min(again.unsigned_abs()) as i32;
-            table.correct(index, certain * drift.signum());
         }
     }
 }
