@@ -17,7 +17,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -141,7 +141,7 @@ impl Job for Serve {
         });
         let mut ports = JoinSet::new();
         for port in self.http {
-            let listener = listen(self.address, port).await?;
+            let listener = listen(self.address, port)?;
             ports.spawn(accept(
                 listener,
                 Arc::clone(&me),
@@ -150,7 +150,7 @@ impl Job for Serve {
             ));
         }
         for port in self.tcp {
-            let listener = listen(self.address, port).await?;
+            let listener = listen(self.address, port)?;
             ports.spawn(accept(
                 listener,
                 Arc::clone(&me),
@@ -214,11 +214,22 @@ const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);
 
-async fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
+/// The connections that may wait until the server accepts them. It may have to wait for a processor
+/// itself, and the SYNs beyond the 128 that are usual would be lost.
+const BACKLOG: u32 = 65_535;
+
+fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
     let address = SocketAddr::new(address, port);
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot bind TCP {address}"))
+    let listen = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().with_context(|| format!("cannot listen on TCP {address}"))
 }
 
 /// Returns when everything that was sent before closing has arrived.
