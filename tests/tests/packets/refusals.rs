@@ -8,7 +8,7 @@ use super::{
     conversations::first,
     scene::{EXTERNAL, EXTERNAL_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene},
     service::{Class, ServiceSpec, TCP, UDP},
-    world::{At, Expected, world},
+    world::{At, Expected, World, world},
 };
 
 #[test]
@@ -63,92 +63,73 @@ fn a_service_without_endpoints_answers_port_unreachable() {
 #[test]
 fn beyond_a_limit_of_connections_clients_are_told_at_once() {
     world(|world| {
-        world.configure(|config| {
-            config.flags |= config_flag::CONNECTION_LIMIT;
-            config.snat_count = 100;
-        });
-        for scene in Scene::both() {
-            for protocol in [TCP, UDP] {
-                let frontend = (scene.node, 30_080);
-                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
-                world.add(&spec.remote(scene.remote, 8080));
-                world.limit_connections(NODE, 2);
-                for at in At::INGRESS {
-                    world.forget();
-                    let request = |port| {
-                        let request = first(protocol, (scene.client, port), frontend);
-                        request.macs(EXTERNAL_MAC, ROUTER_MAC)
-                    };
-                    for port in [40_000, 40_001] {
-                        let found = world.run(at, EXTERNAL, &request(port).bytes());
-                        assert_eq!(found.counted[0].1, Reason::Opened, "{found:?}");
-                    }
-                    let third = request(40_002);
-                    // The number after the SYN.
-                    let next = 0x1122_3345;
-                    let client = (scene.client, 40_002);
-                    for _ in 0..2 {
-                        world.check(
-                            "the third one is refused, in the name of the frontend",
-                            at,
-                            EXTERNAL,
-                            &third,
-                            Expected::transmits(
-                                &refusal(&third, frontend, client, next),
-                                Reason::ConcurrencyLimit,
-                            ),
-                        );
-                    }
-                    let found = world.run(at, EXTERNAL, &request(40_000).bytes());
-                    assert_eq!(found.counted[0].1, Reason::ToEndpoint, "{found:?}");
-                    let counts = world.limit_counts(NODE);
-                    assert_eq!((counts.used(), counts.highest, counts.refused), (2, 2, 2));
-                }
+        world.configure(|config| config.flags |= config_flag::CONNECTION_LIMIT);
+        third_is_refused(world, Reason::ConcurrencyLimit, |world, when| match when {
+            When::Before => world.limit_connections(NODE, 2),
+            When::After => {
+                let counts = world.limit_counts(NODE);
+                assert_eq!((counts.used(), counts.highest, counts.refused), (2, 2, 2));
             }
-        }
+        });
     });
 }
 
 #[test]
 fn a_client_with_as_many_connections_as_it_may_have_is_told_at_once() {
     world(|world| {
-        world.configure(|config| config.snat_count = 100);
-        for scene in Scene::both() {
-            for protocol in [TCP, UDP] {
-                let frontend = (scene.node, 30_080);
-                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
-                world.add(&spec.remote(scene.remote, 8080));
-                for at in At::INGRESS {
-                    world.forget();
-                    world.admit_parties(2);
-                    let request = |port| {
-                        let request = first(protocol, (scene.client, port), frontend);
-                        request.macs(EXTERNAL_MAC, ROUTER_MAC)
-                    };
-                    for port in [40_000, 40_001] {
-                        let found = world.run(at, EXTERNAL, &request(port).bytes());
-                        assert_eq!(found.counted[0].1, Reason::Opened, "{found:?}");
-                    }
-                    assert_eq!(world.parties(), [2]);
-                    let third = request(40_002);
-                    let client = (scene.client, 40_002);
+        third_is_refused(world, Reason::FlowLimit, |world, when| match when {
+            When::Before => world.admit_parties(2),
+            When::After => assert_eq!(world.parties(), [2]),
+        });
+    });
+}
+
+/// When [`third_is_refused`] has something done.
+#[derive(Clone, Copy)]
+enum When {
+    /// Before any packet.
+    Before,
+    After,
+}
+
+/// Asserts that of a client's connections two are let in, and the third is refused for a reason.
+fn third_is_refused(world: &mut World, reason: Reason, at_times: impl Fn(&mut World, When)) {
+    world.configure(|config| config.snat_count = 100);
+    for scene in Scene::both() {
+        for protocol in [TCP, UDP] {
+            let frontend = (scene.node, 30_080);
+            let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+            world.add(&spec.remote(scene.remote, 8080));
+            for at in At::INGRESS {
+                world.forget();
+                at_times(world, When::Before);
+                let request = |port| {
+                    let request = first(protocol, (scene.client, port), frontend);
+                    request.macs(EXTERNAL_MAC, ROUTER_MAC)
+                };
+                for port in [40_000, 40_001] {
+                    let found = world.run(at, EXTERNAL, &request(port).bytes());
+                    assert_eq!(found.counted[0].1, Reason::Opened, "{found:?}");
+                }
+                let third = request(40_002);
+                // The number after the SYN.
+                let next = 0x1122_3345;
+                let client = (scene.client, 40_002);
+                for _ in 0..2 {
                     world.check(
                         "the third one is refused, in the name of the frontend",
                         at,
                         EXTERNAL,
                         &third,
-                        Expected::transmits(
-                            &refusal(&third, frontend, client, 0x1122_3345),
-                            Reason::FlowLimit,
-                        ),
+                        Expected::transmits(&refusal(&third, frontend, client, next), reason),
                     );
-                    assert_eq!(world.parties(), [2]);
-                    let again = world.run(at, EXTERNAL, &request(40_000).bytes());
-                    assert_eq!(again.counted[0].1, Reason::ToEndpoint, "{again:?}");
                 }
+                let found = world.run(at, EXTERNAL, &request(40_000).bytes());
+                assert_eq!(found.counted[0].1, Reason::ToEndpoint, "{found:?}");
+                at_times(world, When::After);
             }
         }
-    });
+    }
 }
 
 #[test]
