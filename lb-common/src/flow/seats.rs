@@ -349,10 +349,8 @@ pub fn leave_ended<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     };
     if let Some(reply) = reply
         && tag::died_seated(read_tag(reply))
-        && Place::of(reply).level() != 0
     {
-        let (forward, ports) = client_of(reply);
-        slots.leave_party(forward, ports);
+        leave_party_of(slots, reply, Place::of(reply));
     }
 }
 
@@ -384,6 +382,12 @@ fn left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, seen: u32) {
 fn leave<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
     let place = Place::of(reply);
     give_back(slots, place);
+    leave_party_of(slots, reply, place);
+}
+
+/// Counts the party of a flow less that had the seats of this place.
+#[inline(always)]
+fn leave_party_of<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, place: Place) {
     if place.level() != 0 {
         let (forward, ports) = client_of(reply);
         slots.leave_party(forward, ports);

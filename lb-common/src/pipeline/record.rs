@@ -186,10 +186,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     if place == REFUSED {
         reply.release();
         forward.release();
-        work.refusal = admit::refusal(tables, work);
-        work.reason = Reason::ConcurrencyLimit;
-        tables.count_refusal(service, work.reason);
-        return None;
+        return refuse(tables, work, Reason::ConcurrencyLimit);
     }
     let (there, back) = (forward.record(), reply.record());
     let now = tables.now();
@@ -231,10 +228,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
             if joined == party::FULL {
                 reply.release();
                 forward.release();
-                work.refusal = admit::refusal(tables, work);
-                work.reason = Reason::FlowLimit;
-                tables.count_refusal(service, work.reason);
-                return None;
+                return refuse(tables, work, Reason::FlowLimit);
             }
         }
         if !is_seated {
@@ -256,6 +250,15 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     tables.count_connection(service, endpoint);
     work.reason = Reason::Opened;
     Some(())
+}
+
+/// Refuses a connection because a limit is reached.
+#[inline(always)]
+fn refuse<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, reason: Reason) -> Option<()> {
+    work.refusal = admit::refusal(tables, work);
+    work.reason = reason;
+    tables.count_refusal(work.opening.service, reason);
+    None
 }
 
 /// Writes what identifies the endpoint's answers into [`Work::other`].
