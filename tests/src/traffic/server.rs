@@ -214,9 +214,10 @@ const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);
 
-/// The connections that may wait until the server accepts them. It may have to wait for a processor
-/// itself, and the SYNs beyond the 128 that are usual would be lost.
-const BACKLOG: u32 = 65_535;
+/// The connections that may wait until the server accepts them, which may have to wait for a processor
+/// itself; the SYNs beyond the 128 that are usual would be lost. With many more, its kernel would keep
+/// the handshakes of a flood and repeat its answers, and not use SYN cookies.
+const BACKLOG: u32 = 1024;
 
 fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
     let address = SocketAddr::new(address, port);
