@@ -12,7 +12,7 @@ use core::cmp::Ordering;
 
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
-    flow::{Timeouts, party::PartyRule},
+    flow::{Timeouts, deadline::DEADLINES, party::PartyRule},
 };
 
 /// Version of the layouts in this file; part of the path that maps are pinned under.
@@ -62,7 +62,7 @@ layout! {
     Limits = 56,
     DestinationClass = 24,
     Decision = 8,
-    FlowSchema = 64,
+    FlowSchema = 128,
     SocketKey = 32,
     Socket = 24,
     RejectBudget = 8,
@@ -614,6 +614,13 @@ pub struct FlowSchema {
     pub refused_parties: u64,
     /// Connections that were let in and not counted in their party, because there was no room for it.
     pub uncounted: u64,
+    /// When its connections have run into each [`Deadline`](crate::flow::Deadline), in ticks of the coarse clock; 0 means
+    /// never.
+    pub deadlines: [u32; DEADLINES],
+    /// 1 if those who run into one are only counted.
+    pub is_audited: u32,
+    /// Connections that have run into each.
+    pub expired: [u64; DEADLINES],
 }
 
 /// How a client is told that its connection is refused.

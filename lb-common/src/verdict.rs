@@ -108,6 +108,8 @@ reasons! {
     /// The client's party has as many connections of its flow schema as its priority level allows
     /// (`maxConnectionsPerFlow`): the client is refused.
     FlowLimit = "flow-limit",
+    /// The connection has run into a deadline of its flow schema: whoever still sends is reset.
+    DeadlineExceeded = "deadline-exceeded",
 }
 
 impl Reason {

@@ -154,7 +154,7 @@ where
         next: 0,
         acknowledged: 0,
         window: 0,
-        misfit_since: 0,
+        mark: 0,
         detail: 0,
         peer,
         service: 1,

@@ -37,8 +37,9 @@ pub struct Flow<A> {
     pub acknowledged: u32,
     /// TCP: the window that it offers, before scaling.
     pub window: u16,
-    /// TCP, with [`flow_flag::MISFIT`]: the tick since when, its lower half.
-    pub misfit_since: u16,
+    /// TCP: what the direction's latest data acknowledged, its lower half; with [`flow_flag::MISFIT`],
+    /// the tick since when, its lower half.
+    pub mark: u16,
     /// In the client's direction, the endpoint id. In the endpoint's direction of a TCP flow: until
     /// the connection has proved itself, the number of its first byte; later, the timestamp of the
     /// client's FIN, 0 if it had none.
@@ -85,7 +86,7 @@ pub mod flow_flag {
     pub const CLOSED_FIRST: u32 = 1 << 4;
     /// The next packet may change the connection's stage: look at it closely.
     pub const WATCH: u32 = 1 << 5;
-    /// Segments have not fitted the numbers seen before, since [`super::Flow::misfit_since`].
+    /// Segments have not fitted the numbers seen before, since [`super::Flow::mark`].
     pub const MISFIT: u32 = 1 << 6;
     /// The endpoint refused the connection, and the client was not told, because another endpoint
     /// may take it.
@@ -95,6 +96,9 @@ pub mod flow_flag {
     pub const GONE: u32 = 1 << 12;
     /// Of the client's direction: the flow takes its seats when its handshake is complete.
     pub const LATE: u32 = 1 << 13;
+    /// Of both directions of a flow that has run into a [deadline](super::deadline): whoever sends is
+    /// reset.
+    pub const EXPIRED: u32 = GONE | WITHHELD;
     /// Of a half-open flow: its handshake was complete when there was no seat for it, so its client is
     /// reset.
     pub const REFUSED: u32 = GONE | RST;

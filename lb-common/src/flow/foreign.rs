@@ -52,7 +52,7 @@ pub fn adopt<A: Address>(record: Record<A>, now: u32) {
         (*flow).next = 0;
         (*flow).acknowledged = 0;
         (*flow).window = 0;
-        (*flow).misfit_since = (now as u16).wrapping_sub(tcp::PATIENCE);
+        (*flow).mark = (now as u16).wrapping_sub(tcp::PATIENCE);
         (*flow).detail = 0;
     }
     let flags = record::flags(record);

@@ -219,7 +219,7 @@ fn fill<A: Address>(from: Record<A>, mut to: Record<A>) {
     to.next = from.next;
     to.acknowledged = from.acknowledged;
     to.window = from.window;
-    to.misfit_since = from.misfit_since;
+    to.mark = from.mark;
     to.detail = from.detail;
     to.service = from.service;
 }

@@ -517,6 +517,9 @@ pub fn follow<A: Address, S: Slots<A>>(
     } else if tag::state(read_tag(reply)) == tag::LIVE
         && !may_be_copy(slots, back)
         && !is_yet_to_take(forward)
+        // Whoever goes on is about to be reset. A client's own reset, which its endpoint need not obey,
+        // takes the mark from its direction alone.
+        && (there | back) & flow_flag::GONE == 0
     {
         match from_endpoint {
             true => take_again(slots, reply),

@@ -301,9 +301,11 @@ fn fill<A: Address>(
     there.next = segment.next;
     there.acknowledged = segment.acknowledged;
     there.window = segment.window;
+    there.mark = 0;
     back.next = 0;
     back.acknowledged = 0;
     back.window = 0;
+    back.mark = 0;
     back.detail = 0;
     back.hop = 0;
     core::mem::swap(&mut there.peer, &mut back.peer);

@@ -41,7 +41,7 @@ pub(super) fn send<A: Address, T: Tables<A>, F: Frame>(
     }
     work.answerer = tables.config().node();
     work.message = match way {
-        Way::Gone | Way::NoSeat => {
+        Way::Gone | Way::NoSeat | Way::Expired => {
             work.answerer = work.tuple.destination;
             Message::RESET
         }
@@ -78,6 +78,8 @@ pub(super) enum Way {
     Withheld,
     /// Nowhere: the endpoint is gone.
     Gone,
+    /// Nowhere: the connection has run into a deadline.
+    Expired,
     /// Nowhere: there was no seat for the connection at the end of its handshake.
     NoSeat,
     TimeExceeded,
@@ -119,6 +121,7 @@ impl Way {
             Self::LaterHook => Reason::LaterHook,
             Self::Withheld => Reason::EndpointRefused,
             Self::Gone => Reason::EndpointGone,
+            Self::Expired => Reason::DeadlineExceeded,
             Self::NoSeat => Reason::ConcurrencyLimit,
             Self::TimeExceeded => Reason::TimeExceeded,
             Self::TooBig => Reason::TooBig,
@@ -138,10 +141,11 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
     if flow.has(flow_flag::WITHHELD | flow_flag::GONE) {
-        return match flow.has(flow_flag::GONE) {
-            true if seats::is_refused(record) => Way::NoSeat,
-            true => Way::Gone,
-            false => Way::Withheld,
+        return match flow.flags & flow_flag::EXPIRED {
+            flow_flag::EXPIRED => Way::Expired,
+            flow_flag::WITHHELD => Way::Withheld,
+            _ if seats::is_refused(record) => Way::NoSeat,
+            _ => Way::Gone,
         };
     }
     if !flow.has(flow_flag::FORWARD) {
@@ -289,7 +293,10 @@ pub(super) fn leave<A: Address, F: Frame>(
         return Verdict::pass(Reason::NotService);
     }
     if flow.has(flow_flag::WITHHELD) {
-        return Verdict::drop(Reason::EndpointRefused);
+        return Verdict::drop(match flow.has(flow_flag::GONE) {
+            true => Reason::DeadlineExceeded,
+            false => Reason::EndpointRefused,
+        });
     }
     let whole = network.fragment != Fragment::Later;
     match rewrite::translate(frame, network, flow, whole) {

@@ -56,6 +56,9 @@ fn note<A: Address>(flow: &mut Flow<A>, segment: &Segment) {
     let ended = flow.has(flow_flag::FIN);
     if flow.next != segment.next && (!ended || after(segment.next, flow.next)) {
         flow.next = segment.next;
+        if segment.next != segment.sequence && !flow.has(flow_flag::MISFIT) {
+            flow.mark = segment.acknowledged as u16;
+        }
     }
     if flow.acknowledged != segment.acknowledged {
         flow.acknowledged = segment.acknowledged;
@@ -184,7 +187,7 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     peer: Record<A>,
     work: &Work<A>,
 ) {
-    use flow_flag::{FIN, FIN_ACKED, GONE, MISFIT, PICKED_UP, RST, SEEN, WATCH};
+    use flow_flag::{EXPIRED, FIN, FIN_ACKED, GONE, MISFIT, PICKED_UP, RST, SEEN, WATCH};
     // SAFETY: records stay valid; numbers may be written by several CPUs at once and any of the
     // values will do. Flags change under these references, by the functions of `record` only: see
     // `has`.
@@ -196,8 +199,8 @@ fn watch_tcp<A: Address, T: Tables<A>>(
         if may_reset(flow, other, segment) {
             set(record, RST);
             if has(record, GONE) {
-                // It goes to the endpoint: one that has left its service may still be there.
-                clear(record, GONE);
+                // It goes on: an endpoint that has left its service may still be there.
+                clear(record, EXPIRED);
             }
             // A side that goes on sending did not accept it.
             set(peer, WATCH);
@@ -236,8 +239,9 @@ fn watch_tcp<A: Address, T: Tables<A>>(
     if has(peer, FIN) && !has(peer, FIN_ACKED) && segment.acknowledged == other.next {
         set(peer, FIN_ACKED);
     }
-    // If clients are to be told at once, the agent marks that the endpoint is gone. Not in a
-    // handshake, because the check stores a time where the endpoint's first number is.
+    // If clients are to be told at once, the agent marks that the endpoint is gone, or that a deadline
+    // has passed. Not in a handshake, because the check stores a time where the endpoint's first number
+    // is.
     if !half && (has(record, GONE) || repeated && gone::is_gone(tables, record, peer)) {
         // Its own connection must be marked as well.
         set(record, GONE | RST);
@@ -282,9 +286,9 @@ fn outlasted<A: Address>(record: Record<A>, peer: Record<A>, now: u32) -> bool {
         return false;
     }
     if flow.has(MISFIT) {
-        return (now as u16).wrapping_sub(flow.misfit_since) >= tcp::PATIENCE;
+        return (now as u16).wrapping_sub(flow.mark) >= tcp::PATIENCE;
     }
-    flow.misfit_since = now as u16;
+    flow.mark = now as u16;
     set(record, MISFIT);
     // Its next segment shows whether it has accepted this one.
     set(peer, WATCH);
@@ -326,6 +330,9 @@ fn watch_syn<A: Address, T: Tables<A>>(
     }
     if flow.has(REPLY) {
         flow.detail = segment.sequence.wrapping_add(1);
+        // It is the client's turn. SAFETY: records stay valid; any of the values that CPUs write at
+        // once will do.
+        unsafe { (*peer.as_ptr()).mark = segment.sequence as u16 };
         failing::note_success(tables, other.detail);
     }
     flow.next = segment.next;

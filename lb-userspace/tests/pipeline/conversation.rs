@@ -4,7 +4,12 @@ use std::net::SocketAddr;
 
 use lb_common::{
     addr::{Ip4, Ip6},
-    flow::{Flow, Stage, flow_flag, record::read_tag, slots::Slots, tag},
+    flow::{
+        Flow, Stage, deadline, flow_flag,
+        record::{flags, read_tag, set},
+        slots::Slots,
+        tag,
+    },
 };
 use lb_datapath::memory::Family;
 use lb_objects::IpFamily;
@@ -146,6 +151,18 @@ impl<'a> Conversation<'a> {
         }
     }
 
+    /// Whether its client waits for its endpoint, and not the other way round.
+    pub fn awaits_endpoint(&self) -> bool {
+        fn awaits<A: Family>(talk: &Conversation<'_>) -> bool {
+            let (there, back) = talk.records::<A>().expect("a flow");
+            deadline::awaits_endpoint(&there, &back)
+        }
+        match self.scene.family {
+            IpFamily::V4 => awaits::<Ip4>(self),
+            IpFamily::V6 => awaits::<Ip6>(self),
+        }
+    }
+
     fn stage_of<A: Family>(&self) -> Option<Stage> {
         let (there, back) = self.records::<A>()?;
         Some(Stage::of(there.tag, there.flags, back.flags))
@@ -160,6 +177,27 @@ impl<'a> Conversation<'a> {
         assert!(tag::in_use(read_tag(back)), "half a flow");
         // SAFETY: only this thread uses the tables.
         Some((there, unsafe { *back.as_ref() }))
+    }
+}
+
+/// Sets flags of the client's and the endpoint's direction of all flows, as the agent does.
+pub fn mark(scene: &Scene, tables: &ProgrammedTables, there: u32, back: u32) {
+    fn mark<A: Family>(tables: &ProgrammedTables, there: u32, back: u32) {
+        let flows = tables.flows::<A>();
+        let records = (0..=flows.mask()).filter_map(|index| flows.slot(index));
+        for record in records.filter(|record| tag::in_use(read_tag(*record))) {
+            let flags = match flags(record) & flow_flag::REPLY {
+                0 => there,
+                _ => back,
+            };
+            if flags != 0 {
+                set(record, flags | flow_flag::WATCH);
+            }
+        }
+    }
+    match scene.family {
+        IpFamily::V4 => mark::<Ip4>(tables, there, back),
+        IpFamily::V6 => mark::<Ip6>(tables, there, back),
     }
 }
 

@@ -3,17 +3,9 @@
 use std::net::SocketAddr;
 
 use lb_common::{
-    addr::{Ip4, Ip6},
-    flow::{
-        Stage, flow_flag,
-        record::{flags, read_tag, set},
-        slots::Slots,
-        tag,
-    },
+    flow::{Stage, flow_flag},
     verdict::{Action, Reason},
 };
-use lb_datapath::memory::Family;
-use lb_objects::IpFamily;
 use lb_packet::{
     ETHERNET,
     tcp_flag::{ACK, RST, SYN},
@@ -22,7 +14,7 @@ use lb_packet::{
 use node_lb::memory::ProgrammedTables;
 
 use crate::{
-    conversation::{Conversation, Side},
+    conversation::{Conversation, Side, mark},
     hooks::Outcome,
     moving::{program_without, scenes},
     scene::Scene,
@@ -123,7 +115,7 @@ fn a_client_of_an_endpoint_that_has_left_is_told_at_once_if_its_service_wants_it
         let tables = scene.tables();
         let mut talk = Conversation::established(&scene, &tables, 1);
         talk.send(Side::Client, ACK, DATA);
-        mark_as_gone(&scene, &tables);
+        mark(&scene, &tables, flow_flag::GONE, 0);
         let there = talk.there;
         // What the endpoint still had to send reaches the client.
         let answer = talk.send(Side::Endpoint, ACK, DATA);
@@ -151,29 +143,12 @@ fn a_blind_reset_does_not_reach_an_endpoint_that_has_left() {
     for scene in scenes(2) {
         let tables = scene.tables();
         let mut talk = Conversation::established(&scene, &tables, 1);
-        mark_as_gone(&scene, &tables);
+        mark(&scene, &tables, flow_flag::GONE, 0);
         let mut reset = talk.segment(Side::Client, RST);
         reset.sequence = reset.sequence.wrapping_add(1 << 30);
         let outcome = talk.deliver(Side::Client, reset, b"");
         assert_ne!(outcome.reason, Reason::ToEndpoint);
         assert_eq!(ask(&mut talk).reason, Reason::EndpointGone);
-    }
-}
-
-/// Marks the client's direction of all flows, as the agent does.
-fn mark_as_gone(scene: &Scene, tables: &ProgrammedTables) {
-    fn mark<A: Family>(tables: &ProgrammedTables) {
-        let flows = tables.flows::<A>();
-        let records = (0..=flows.mask()).filter_map(|index| flows.slot(index));
-        for record in records.filter(|record| tag::in_use(read_tag(*record))) {
-            if flags(record) & flow_flag::REPLY == 0 {
-                set(record, flow_flag::GONE | flow_flag::WATCH);
-            }
-        }
-    }
-    match scene.family {
-        IpFamily::V4 => mark::<Ip4>(tables),
-        IpFamily::V6 => mark::<Ip6>(tables),
     }
 }
 

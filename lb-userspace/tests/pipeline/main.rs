@@ -7,6 +7,7 @@ mod scene;
 mod answers;
 mod budgets;
 mod connections;
+mod deadlines;
 mod failing;
 mod flow_table;
 mod forget;
