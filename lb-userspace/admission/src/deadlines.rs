@@ -1,6 +1,7 @@
 //! Deadlines of a connection, by the rules for deadlines of requests (KEP-4460): no value, zero or
 //! less means the default; more than the maximum means the maximum; text that is not a duration
-//! makes the object invalid. Deadlines are set once, when the connection is admitted.
+//! makes the object invalid. No packet of a connection puts its deadlines off. What is silent, and when
+//! a connection is ended, `node_lb::flows` decides.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_admission::{configuration::InForce, deadlines::Deadlines, objects::Kind, schema::Source};
+use lb_admission::{configuration::InForce, objects::Kind, schema::Source};
 use lb_objects::AsWritten;
 
 use super::Agent;
@@ -275,13 +275,6 @@ fn unmet(in_force: &InForce) -> Vec<String> {
                 "`linger` is not in force on live traffic yet",
             );
         }
-        if schema.deadlines != Deadlines::default() {
-            add(
-                Kind::FlowSchema,
-                &schema.name,
-                "`deadlines` are not in force on live traffic yet",
-            );
-        }
         if schema.width > 1 {
             let what = "a connection takes one seat, whatever `seats` says";
             add(Kind::FlowSchema, &schema.name, what);
@@ -436,7 +429,6 @@ spec: {priorityLevelConfiguration: {name: nowhere}}
             "FlowSchema/lost: there is no PriorityLevel \"nowhere\"",
             "FlowSchema/shop: pods are not told apart",
             "FlowSchema/shop: `linger`",
-            "FlowSchema/shop: `deadlines`",
             "FlowSchema/shop: a connection takes one seat",
         ];
         assert_eq!(unmet.len(), expected.len(), "{unmet:#?}");

@@ -111,6 +111,7 @@ impl Connections {
                 refused: counted.refused,
                 flow_limit: counted.refused_parties,
                 uncounted: counted.uncounted,
+                expired: counted.expired,
             }
         };
         known.schemas.iter().map(count).collect()

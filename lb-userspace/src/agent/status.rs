@@ -1,11 +1,12 @@
 //! The agent's state for people: what `node-lb status` shows.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     time::SystemTime,
 };
 
-use lb_common::pipeline::WITHOUT_RING;
+use lb_common::{flow::Deadline, pipeline::WITHOUT_RING};
 use lb_datapath::{XdpMode, devices::Role};
 use serde::{Deserialize, Serialize};
 
@@ -215,6 +216,9 @@ pub struct FlowSchema {
     /// Those refused because their client had as many as one may have (`maxConnectionsPerFlow`).
     #[serde(default)]
     pub flow_limit: u64,
+    /// Those that ran into each deadline that the schema sets, or would have if it were not only audited.
+    #[serde(default)]
+    pub expired: BTreeMap<String, u64>,
 }
 
 impl From<&SchemaCount> for FlowSchema {
@@ -226,6 +230,16 @@ impl From<&SchemaCount> for FlowSchema {
             over: count.over,
             refused: count.refused,
             flow_limit: count.flow_limit,
+            expired: Deadline::ALL
+                .iter()
+                .map(|deadline| {
+                    (
+                        deadline.name().to_owned(),
+                        count.expired[*deadline as usize],
+                    )
+                })
+                .filter(|(_, connections)| *connections != 0)
+                .collect(),
         }
     }
 }

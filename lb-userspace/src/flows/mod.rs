@@ -7,6 +7,7 @@
 
 mod ageing;
 pub mod arrivals;
+mod deadlines;
 mod diag;
 mod drift;
 pub mod holders;

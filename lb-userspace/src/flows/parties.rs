@@ -68,6 +68,11 @@ impl Parties {
         )
     }
 
+    /// The flow schemas whose parties they are.
+    pub fn schemas(&self) -> Arc<MappedArray<FlowSchema>> {
+        self.schemas.clone()
+    }
+
     /// Whether a flow schema counts its parties, or something of such a schema is left.
     pub fn are_counted(&self) -> bool {
         self.have_rules() || self.all().any(is_used)

@@ -46,6 +46,8 @@ pub struct Pass<'a> {
     pub found: Findings,
     /// Records that a search for a live flow passes over, if this pass cleans tombs.
     pub passed: Option<Bitmap>,
+    /// Endpoints' directions of flows that have deadlines.
+    pub bound: Vec<u32>,
     /// Flows of parties: the index of the endpoint's direction, and the party.
     pub members: Vec<(u32, u64)>,
     /// Flags of live records, with [`Self::LIVE`]. A pass is several times faster if it reads the
@@ -85,6 +87,7 @@ impl<'a> Pass<'a> {
         Self {
             found: Findings::default(),
             passed,
+            bound: Vec::new(),
             members: Vec::new(),
             seen: vec![0; mask as usize + 1],
             halves: 0,

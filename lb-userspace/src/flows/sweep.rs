@@ -52,9 +52,10 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{
     ageing::{expired, may_have_expired},
+    deadlines::Deadlines,
     parties::Parties,
     pass::{Bitmap, Findings, Pass, Sighting},
-    records::{Connection, Records, other_direction},
+    records::{Connection, Records, other_direction, which},
     stale::Staleness,
     stats::{Counted, Removed, ServiceCounts, TableStats},
 };
@@ -90,6 +91,7 @@ pub struct TableSweeper<A, R> {
     has_orphan: bool,
     count: Count,
     give_back: GiveBack,
+    deadlines: Deadlines,
     parties: Arc<Parties>,
     address: PhantomData<fn() -> A>,
 }
@@ -118,6 +120,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             has_orphan: false,
             count,
             give_back,
+            deadlines: Deadlines::new(parties.schemas()),
             parties,
             address: PhantomData,
         })
@@ -145,6 +148,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         let start = cpu_time();
         self.passes += 1;
         self.dead.clear();
+        self.deadlines.begin_pass();
         let passed = self.cleans(self.passes).then(|| Bitmap::new(self.mask));
         let mut pass = Pass::new(self.mask, now, *timeouts, services, removed, passed);
         for index in 0..=self.mask {
@@ -188,9 +192,13 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 !connection.reply.place().is_none()
             })
         });
+        self.end_late_handshakes(&mut shaking_hands, pass.now);
         pass.found.shaking_hands = shaking_hands;
         for reply in std::mem::take(&mut pass.found.closed) {
             self.release_closed(reply, pass.now);
+        }
+        for reply in std::mem::take(&mut pass.bound) {
+            self.end_late(reply, pass.now);
         }
         pass.count_members();
         let all_known = self.settle_claims(&mut pass);
@@ -258,19 +266,81 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
     /// Marks a TCP flow, so that its client is told that the endpoint is gone when it sends again.
     /// Returns whether the mark is new.
     fn disown(&self, seen: Sighting, flow: &Flow<A>) -> bool {
-        use flow_flag::{GONE, WATCH};
-        let is_same = || self.look(seen.index).tag == seen.tag;
-        if flow.has(GONE) || flow.is_foreign() || !is_same() {
+        !flow.has(flow_flag::GONE) && self.mark_lost(seen, flow, flow_flag::GONE)
+    }
+
+    /// Sets flags by which the sender of a direction's next packet is reset. Returns whether they are set.
+    fn mark_lost(&self, seen: Sighting, flow: &Flow<A>, mark: u32) -> bool {
+        let is_same = || which(self.look(seen.index).tag) == which(seen.tag);
+        if flow.is_foreign() || !is_same() {
             return false;
         }
         let flags = self.records.flags(seen.index);
-        flags.fetch_or(GONE | WATCH, Ordering::SeqCst);
+        flags.fetch_or(mark | flow_flag::WATCH, Ordering::SeqCst);
         // If this thread was delayed, another flow may have taken the record meanwhile.
         let same = is_same();
         if !same {
-            flags.fetch_and(!GONE, Ordering::SeqCst);
+            flags.fetch_and(!mark, Ordering::SeqCst);
         }
         same
+    }
+
+    /// Ends a flow that has run into a deadline; `index` is that of its endpoint's direction. A TCP
+    /// connection keeps its records, by which both sides are reset when they send again: without them
+    /// it would be taken for one that was lost.
+    fn end_late(&mut self, index: u32, now: u32) {
+        let reply = self.records.read(index);
+        let Some(connection) = Connection::new(&self.records, index, &reply) else {
+            return;
+        };
+        let forward = &connection.forward;
+        if forward.has(flow_flag::GONE) {
+            // It is being ended.
+            return;
+        }
+        let Some(deadline) = self.deadlines.passed(index, &connection, now) else {
+            return;
+        };
+        let is_ended = if forward.has(flow_flag::UDP) {
+            let both = self.end(&connection);
+            let is_ended = both.is_some();
+            self.dead.extend(both.into_iter().flatten().flatten());
+            is_ended
+        } else {
+            let seen = Sighting::of(reply.peer, forward);
+            let is_marked = self.mark_lost(seen, forward, flow_flag::EXPIRED);
+            if is_marked {
+                self.mark_lost(Sighting::of(index, &reply), &reply, flow_flag::EXPIRED);
+                self.unseat(index, &reply);
+            }
+            is_marked
+        };
+        if is_ended {
+            self.deadlines.count(forward, deadline);
+        }
+    }
+
+    /// Gives back the seats of flows whose handshakes have taken too long, and leaves those flows out of
+    /// `shaking_hands`. They take seats once their handshakes are complete.
+    fn end_late_handshakes(&mut self, shaking_hands: &mut Vec<u32>, now: u32) {
+        shaking_hands.retain(|reply| {
+            let Some(connection) = self.handshake(*reply) else {
+                return true;
+            };
+            let deadline = self.deadlines.passed(*reply, &connection, now);
+            if let Some(deadline) = deadline {
+                self.unseat_until_proved(*reply, &connection);
+                self.deadlines.count(&connection.forward, deadline);
+            }
+            deadline.is_none()
+        });
+    }
+
+    /// Has a flow take its seats at the end of its handshake, and not now.
+    fn unseat_until_proved(&self, reply: u32, connection: &Connection<A>) {
+        let forward = self.records.flags(connection.reply.peer);
+        forward.fetch_or(flow_flag::LATE, Ordering::SeqCst);
+        self.unseat(reply, &connection.reply);
     }
 
     /// Looks at a live record.
@@ -293,6 +363,9 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             return;
         }
         pass.count(sighting.index, &flow);
+        if !flow.has(flow_flag::REPLY) && self.deadlines.concern(&flow) {
+            pass.bound.push(flow.peer);
+        }
         if pass.counts_parties() && !flow.has(flow_flag::REPLY) {
             let party = self.party(&flow);
             pass.members
@@ -524,9 +597,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 && (connection.reply.place().limits().any(&is_pressed)
                     || self.is_party_pressed(&connection.forward))
             {
-                let forward = self.records.flags(connection.reply.peer);
-                forward.fetch_or(flow_flag::LATE, Ordering::SeqCst);
-                self.unseat(*reply, &connection.reply);
+                self.unseat_until_proved(*reply, &connection);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Metrics of connection admission, with the names and labels of API Priority and Fairness.
 
 use lb_admission::limits::Limits;
+use lb_common::flow::{Deadline, deadline::DEADLINES};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 
 use super::kernel::{counter, family, gauge};
@@ -49,6 +50,8 @@ pub struct SchemaCount {
     pub flow_limit: u64,
     /// Those let in that no flow counts, because there was no room for it.
     pub uncounted: u64,
+    /// Those that have run into each deadline, by its number.
+    pub expired: [u64; DEADLINES],
 }
 
 impl LevelCount {
@@ -81,6 +84,18 @@ impl SchemaCount {
             of("concurrency-limit", self.refused),
             of("flow-limit", self.flow_limit),
         ]
+    }
+
+    /// Connections that ran into a deadline, by which one.
+    fn expired(&self) -> [Metric; DEADLINES] {
+        Deadline::ALL.map(|deadline| {
+            let labels = [
+                ("deadline", deadline.name()),
+                ("flow_schema", &*self.name),
+                ("priority_level", &*self.level),
+            ];
+            counter(&labels, self.expired[deadline as usize])
+        })
     }
 }
 
@@ -189,6 +204,13 @@ pub(super) fn families(
             schemas
                 .iter()
                 .map(|schema| schema.counter(schema.uncounted)),
+        ),
+        family(
+            "node_lb_flowcontrol_expired_connections_total",
+            "Connections that ran into a deadline, or would have if it were not only audited, by flow \
+             schema and deadline.",
+            MetricType::COUNTER,
+            schemas.iter().flat_map(SchemaCount::expired),
         ),
         family(
             "node_lb_flowcontrol_unclassified_addresses",

@@ -32,6 +32,9 @@ fn status() -> Status {
             over: 3,
             refused: 40,
             flow_limit: 6,
+            expired: [("client-idle", 7), ("lifetime", 1)]
+                .map(|(deadline, connections)| (deadline.to_owned(), connections))
+                .into(),
         }],
         admission_problems: vec!["a.yaml: cannot be read: no permission".to_owned()],
         ..Status::default()
@@ -53,8 +56,8 @@ PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT 
 exempt          7       8        -      100      -    -     4        5           0
 tenants         100     101      120    100      50   1000  4        5           120 (pressed)
 
-FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT
-shop         tenants         1000      40       6           3
+FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT  EXPIRED
+shop         tenants         1000      40       6           3           7 client-idle, 1 lifetime
 
 Problem: a.yaml: cannot be read: no permission
 "

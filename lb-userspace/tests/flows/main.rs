@@ -4,6 +4,7 @@
 mod ageing;
 mod arrivals;
 mod beside_programs;
+mod deadlines;
 mod parties;
 mod seats;
 mod stale;

@@ -115,6 +115,11 @@ impl Table {
         counts.filter(|count| *count != 0).collect()
     }
 
+    /// Sets the tick of the clock.
+    pub fn tick(&self, now: u32) {
+        self.clock.store(now, Ordering::SeqCst);
+    }
+
     /// All flows.
     pub fn flows(&self) -> i32 {
         self.flows.load(Ordering::SeqCst)

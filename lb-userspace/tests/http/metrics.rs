@@ -185,6 +185,8 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="concurrency-limit"} 5"#,
             r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="flow-limit"} 6"#,
             r#"node_lb_flowcontrol_uncounted_connections_total{flow_schema="shop",priority_level="tenants"} 7"#,
+            r#"node_lb_flowcontrol_expired_connections_total{deadline="client-idle",flow_schema="shop",priority_level="tenants"} 2"#,
+            r#"node_lb_flowcontrol_expired_connections_total{deadline="lifetime",flow_schema="shop",priority_level="tenants"} 5"#,
             "node_lb_flowcontrol_unclassified_addresses 0",
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
             r#"node_lb_map_entries{map="FRONTENDS4"} 7"#,
@@ -309,6 +311,7 @@ fn sample() -> Sample {
             refused: 5,
             flow_limit: 6,
             uncounted: 7,
+            expired: [1, 2, 3, 4, 5],
         }],
         unclassified: 0,
         devices: vec![DeviceMode {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Socket, TcpKeepalive, Type};
 
 use super::tcp::{self, Numbers};
 use super::wire::{Answer, Ask};
@@ -67,6 +67,15 @@ impl Held {
             local: local.context("a TCP socket without address")?,
             stream: BufReader::new(socket),
         })
+    }
+
+    /// Has the client's kernel ask so often whether the server is there.
+    pub fn keep_alive(&self, every: Duration) -> Result<()> {
+        let keepalive = TcpKeepalive::new().with_time(every).with_interval(every);
+        let socket = self.stream.get_ref();
+        socket
+            .set_tcp_keepalive(&keepalive)
+            .context("cannot set keepalive")
     }
 
     /// Sends a question, and waits for the answer.

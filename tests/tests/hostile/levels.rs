@@ -20,24 +20,24 @@ use node_lb::{
 
 use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
 
-const NOISY: u8 = 1;
+pub const NOISY: u8 = 1;
 const QUIET: u8 = 2;
 /// Seats of the node. Three levels with the same shares divide them; catch-all has half as many.
 const SEATS: u32 = 700;
-const OF_LEVEL: usize = 200;
+pub const OF_LEVEL: usize = 200;
 /// Spoofed SYNs in a second.
 const FLOOD: u32 = 20_000;
 /// The agent looks at all flows every second or two, and corrects what it has seen twice.
-const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_secs(30);
 
 /// A node with a noisy and a quiet tenant, and a directory of objects that its agent follows.
-struct Tenants {
-    ground: Ground,
-    objects: tempfile::TempDir,
+pub struct Tenants {
+    pub ground: Ground,
+    pub objects: tempfile::TempDir,
 }
 
 impl Tenants {
-    fn new(mode: &str, more: &[&str]) -> Result<Self> {
+    pub fn new(mode: &str, more: &[&str]) -> Result<Self> {
         Self::with_seats(SEATS, mode, more)
     }
 
@@ -60,7 +60,7 @@ impl Tenants {
     }
 
     /// What the agent counts of a tenant's level.
-    fn level(&self, number: u8) -> Result<PriorityLevel> {
+    pub fn level(&self, number: u8) -> Result<PriorityLevel> {
         let status = self.ground.balanced.status(1)?;
         let name = name(number);
         let mut levels = status.priority_levels.into_iter();
@@ -69,7 +69,7 @@ impl Tenants {
             .with_context(|| format!("no level {name}"))
     }
 
-    fn schema(&self, name: &str) -> Result<FlowSchema> {
+    pub fn schema(&self, name: &str) -> Result<FlowSchema> {
         let status = self.ground.balanced.status(1)?;
         let mut schemas = status.flow_schemas.into_iter();
         let found = schemas.find(|schema| schema.name == name);
@@ -77,7 +77,7 @@ impl Tenants {
     }
 
     /// Waits until a tenant's level has so many connections.
-    fn in_use(&self, number: u8, wanted: usize) -> Result<Duration, String> {
+    pub fn in_use(&self, number: u8, wanted: usize) -> Result<Duration, String> {
         within(SOON, || {
             let level = self.level(number).map_err(|error| format!("{error:#}"))?;
             match level.in_use as usize == wanted {
@@ -95,7 +95,7 @@ impl Tenants {
 
     /// As many connections to the noisy one as are let in, of so many that are tried; the number of
     /// those that were refused by a reset, and not by silence.
-    fn open(&self, family: Family, tries: usize) -> (Vec<Held>, usize) {
+    pub fn open(&self, family: Family, tries: usize) -> (Vec<Held>, usize) {
         let target = self.ground.outside(family, NOISY);
         let mut refused = 0;
         let mut held = Vec::new();
@@ -117,18 +117,18 @@ impl Tenants {
     }
 
     /// Connections to a tenant, each for a request.
-    fn load(&self, family: Family, number: u8) -> Result<RunningLoad> {
+    pub fn load(&self, family: Family, number: u8) -> Result<RunningLoad> {
         let target = self.ground.outside(family, number);
         let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
         load.workers(2).start(self.ground.client())
     }
 }
 
-fn name(number: u8) -> String {
+pub fn name(number: u8) -> String {
     format!("tenant-{number}")
 }
 
-fn file(objects: &tempfile::TempDir, number: u8) -> PathBuf {
+pub fn file(objects: &tempfile::TempDir, number: u8) -> PathBuf {
     objects.path().join(name(number) + ".yaml")
 }
 
@@ -141,7 +141,7 @@ fn level(name: &str, shares: u32) -> String {
 }
 
 /// A level with so many shares, and a schema for the Service of a tenant.
-fn tenant(number: u8, shares: u32) -> String {
+pub fn tenant(number: u8, shares: u32) -> String {
     let name = name(number);
     let level = level(&name, shares);
     format!(

@@ -8,6 +8,7 @@
 mod astray;
 mod blind;
 mod callers;
+mod deadlines;
 mod floods;
 mod forged;
 mod ghosts;

@@ -120,7 +120,7 @@ pub struct DeadlinesSpec {
     pub connect_patience: Option<String>,
 
     /// Time from the first packet to the endpoint until the end of the handshake: default 3s, at
-    /// most 10s.
+    /// most 10s. After that, a handshake holds no seats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("pattern" = super::crd::DURATION_PATTERN))]
     pub handshake: Option<String>,

@@ -118,6 +118,7 @@ fn render(report: &Report) -> String {
             "REFUSED",
             "FLOW LIMIT",
             "OVER LIMIT",
+            "EXPIRED",
         ]
         .map(str::to_owned),
     ];
@@ -129,6 +130,7 @@ fn render(report: &Report) -> String {
             schema.refused.to_string(),
             schema.flow_limit.to_string(),
             schema.over.to_string(),
+            expired(schema),
         ]
     }));
     let problems = report.problems.iter();
@@ -143,4 +145,15 @@ fn render(report: &Report) -> String {
     ];
     let parts = parts.into_iter().filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join("\n")
+}
+
+/// How many connections ran into which deadline.
+fn expired(schema: &FlowSchema) -> String {
+    let by_deadline = schema.expired.iter();
+    let by_deadline =
+        by_deadline.map(|(deadline, connections)| format!("{connections} {deadline}"));
+    match by_deadline.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "0".to_owned(),
+        some => some,
+    }
 }

@@ -6,6 +6,7 @@
 //! where a schema goes to another level, it does so for all frontends at once.
 
 mod classes;
+mod deadlines;
 mod parties;
 mod sources;
 
@@ -30,7 +31,10 @@ use lb_common::{
         limit::{FIRST_LEVEL, limit_flag},
     },
 };
-use lb_datapath::maps::{Elements, Maps, WriteError};
+use lb_datapath::{
+    TickRate,
+    maps::{Elements, Maps, WriteError},
+};
 use thiserror::Error;
 
 use self::{
@@ -322,6 +326,14 @@ impl SchemaBook {
             let rule = parties::rule(&active.schema, &in_force.levels[active.level]);
             elements.publish(index, offset_of!(abi::FlowSchema, rule.by), rule.by);
             elements.publish(index, offset_of!(abi::FlowSchema, rule.most), rule.most);
+            let is_audited = level_flags(&in_force.levels[active.level], mode) & limit_flag::AUDIT;
+            let is_audited = u32::from(is_audited != 0);
+            elements.publish(index, offset_of!(abi::FlowSchema, is_audited), is_audited);
+            let ticks = deadlines::in_ticks(&active.schema.deadlines, TickRate::of_kernel());
+            for (ticks, place) in ticks.into_iter().zip(0..) {
+                let offset = offset_of!(abi::FlowSchema, deadlines) + 4 * place;
+                elements.publish(index, offset, ticks);
+            }
             if active.schema.name == CATCH_ALL {
                 let all = Decision::new([index as u16; 3]);
                 self.classes.set_unknown(all, maps);

@@ -13,7 +13,7 @@ use lb_common::{
         FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
-    flow::Seats,
+    flow::{Seats, deadline::DEADLINES},
 };
 use lb_datapath::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError};
 
@@ -361,11 +361,16 @@ impl Poke for Seats {
 
 impl Poke for FlowSchema {
     fn poke(&mut self, offset: usize, value: u64) {
+        let deadlines = offset_of!(FlowSchema, deadlines);
         let field = match offset {
             _ if offset == offset_of!(FlowSchema, level) => &mut self.level,
             _ if offset == offset_of!(FlowSchema, answer) => &mut self.answer,
             _ if offset == offset_of!(FlowSchema, rule.most) => &mut self.rule.most,
             _ if offset == offset_of!(FlowSchema, rule.by) => &mut self.rule.by,
+            _ if offset == offset_of!(FlowSchema, is_audited) => &mut self.is_audited,
+            _ if (deadlines..deadlines + 4 * DEADLINES).contains(&offset) => {
+                &mut self.deadlines[(offset - deadlines) / 4]
+            }
             _ => panic!("{offset} is not changed alone"),
         };
         *field = value as u32;

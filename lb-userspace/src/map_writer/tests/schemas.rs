@@ -1,11 +1,14 @@
 //! Flow schemas and priority levels: what programs find in the maps, and what becomes of it.
 
+use std::time::Duration;
+
 use lb_admission::configuration::InForce;
 use lb_common::{
     abi::{Decision, FlowSchema},
     flow::{Seats, limit::limit_flag},
     service::Origin,
 };
+use lb_datapath::TickRate;
 
 use super::*;
 use crate::{admission::objects::Objects, config::AdmissionMode, map_writer::NotInForce};
@@ -283,6 +286,32 @@ fn a_schema_goes_to_another_level_in_one_step() {
     assert_eq!(bench.kernel.state().frontends, writes, "the same classes");
     let counted: Vec<FlowSchema> = bench.kernel.state().flow_schemas.clone();
     assert!(counted.iter().all(|schema| schema.admitted == 0));
+}
+
+#[test]
+fn deadlines_are_in_ticks_and_end_nothing_in_an_audit() {
+    let mut bench = Bench::new(ROOMY);
+    let schema = schema("first", "one", ANYONE, FIRST);
+    let with = schema.replace(
+        "rules:",
+        "deadlines: {clientIdle: 30s, lifetime: 1h}, rules:",
+    );
+    let rate = TickRate::of_kernel();
+    let ticks = |seconds| rate.ticks(Duration::from_secs(seconds));
+    let mut found = |schema: &str, mode| {
+        bench
+            .admit(&[level("one"), schema.to_owned()], mode)
+            .unwrap();
+        let known = bench.writer.numbered().known();
+        let first = known.schemas.iter().find(|known| known.name == "first");
+        let element = bench.kernel.state().flow_schemas[first.unwrap().number as usize];
+        (element.deadlines, element.is_audited)
+    };
+    let all = [ticks(3), ticks(30), 0, 0, ticks(3600)];
+    assert_eq!(found(&with, AdmissionMode::Enforce), (all, 0));
+    assert_eq!(found(&with, AdmissionMode::Audit), (all, 1));
+    let none = [ticks(3), 0, 0, 0, 0];
+    assert_eq!(found(&schema, AdmissionMode::Enforce), (none, 0));
 }
 
 #[test]
