@@ -1,11 +1,11 @@
 //! Connections that get no endpoint: they are rejected, dropped, or not node-lb's.
 
 use lb_common::{abi::config_flag, flow::limit::NODE, verdict::Reason};
-use lb_packet::{Packet, tcp_flag};
+use lb_packet::{Packet, Read, tcp_flag};
 use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer, refusal};
 
 use super::{
-    conversations::first,
+    conversations::{first, packet},
     scene::{EXTERNAL, EXTERNAL_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene},
     service::{Class, ServiceSpec, TCP, UDP},
     world::{At, Expected, World, world},
@@ -71,6 +71,40 @@ fn beyond_a_limit_of_connections_clients_are_told_at_once() {
                 assert_eq!((counts.used(), counts.highest, counts.refused), (2, 2, 2));
             }
         });
+    });
+}
+
+#[test]
+fn both_sides_of_a_connection_past_its_deadline_are_reset() {
+    world(|world| {
+        world.configure(|config| config.snat_count = 100);
+        for scene in Scene::both() {
+            let (client, frontend) = ((scene.client, 40_000), (scene.node, 30_080));
+            let endpoint = (scene.remote, 8080);
+            let spec = ServiceSpec::new(TCP).node_port(frontend.0, frontend.1);
+            world.add(&spec.remote(endpoint.0, endpoint.1));
+            for at in At::INGRESS {
+                world.forget();
+                let syn = first(TCP, client, frontend).macs(EXTERNAL_MAC, ROUTER_MAC);
+                let opened = world.run(at, EXTERNAL, &syn.bytes());
+                assert_eq!(opened.counted[0].1, Reason::Opened, "{opened:?}");
+                let there = Read::frame(&opened.frame);
+                world.expire_flows();
+                let sides = [
+                    (client, frontend),
+                    (endpoint, (there.from().ip(), there.from().port())),
+                ];
+                for (from, to) in sides.into_iter().chain(sides) {
+                    let segment = packet(TCP, from, to).macs(EXTERNAL_MAC, ROUTER_MAC);
+                    let told = world.run(at, EXTERNAL, &segment.bytes());
+                    assert_eq!(told.counted[0].1, Reason::DeadlineExceeded, "{told:?}");
+                    let answer = Read::frame(&told.frame);
+                    answer.assert_checksums();
+                    let ways = (answer.from(), answer.to(), answer.payload()[13]);
+                    assert_eq!(ways, (to.into(), from.into(), tcp_flag::RST));
+                }
+            }
+        }
     });
 }
 

@@ -25,9 +25,10 @@ use lb_common::{
     },
     addr::{Address, Ip4, Ip6},
     flow::{
-        Flow, Seats, Timeouts,
+        Flow, Seats, Timeouts, flow_flag,
         limit::{FIRST_LEVEL, NODE},
         party::{Members, PartyRule},
+        tag,
     },
     pipeline::RINGS,
     select::Policy,
@@ -531,6 +532,25 @@ impl World {
 
     fn party_elements(&self) -> MappedArray<u64> {
         MappedArray::new(&self.programs.map("PARTIES")).unwrap()
+    }
+
+    /// Marks all flows as past a deadline, as the agent does.
+    pub fn expire_flows(&self) {
+        let mark = flow_flag::EXPIRED | flow_flag::WATCH;
+        for index in 0..FLOWS {
+            if tag::in_use(self.flows4.u32_at(index, 0).load(Ordering::SeqCst)) {
+                let offset = offset_of!(Flow<Ip4>, flags);
+                self.flows4
+                    .u32_at(index, offset)
+                    .fetch_or(mark, Ordering::SeqCst);
+            }
+            if tag::in_use(self.flows6.u32_at(index, 0).load(Ordering::SeqCst)) {
+                let offset = offset_of!(Flow<Ip6>, flags);
+                self.flows6
+                    .u32_at(index, offset)
+                    .fetch_or(mark, Ordering::SeqCst);
+            }
+        }
     }
 
     /// Forgets flows.
