@@ -55,6 +55,7 @@ use super::{
     deadlines::Deadlines,
     parties::Parties,
     pass::{Bitmap, Findings, Pass, Sighting},
+    probe::Probe,
     records::{Connection, Records, other_direction, which},
     stale::Staleness,
     stats::{Counted, Removed, ServiceCounts, TableStats},
@@ -74,6 +75,11 @@ pub type GiveBack = Box<dyn Fn(Place) + Send>;
 /// handshake is open for long: a second at least.
 const SILENT: u32 = 9;
 
+/// How often both sides of a connection that has run into a deadline are asked for a sign of life.
+const PROBES: u32 = 3;
+/// The most such connections that are asked in one pass.
+const MOST_PROBED: usize = 1000;
+
 /// A flow table, and what the latest pass found that the next step needs.
 ///
 /// A pass is [`Self::scan`], a grace period if [`Self::needs_grace`], and [`Self::release`].
@@ -92,6 +98,9 @@ pub struct TableSweeper<A, R> {
     count: Count,
     give_back: GiveBack,
     deadlines: Deadlines,
+    /// Endpoints' directions of TCP flows that have run into a deadline, and how often their sides have
+    /// been asked.
+    expired: Vec<(Sighting, u32)>,
     parties: Arc<Parties>,
     address: PhantomData<fn() -> A>,
 }
@@ -121,6 +130,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             count,
             give_back,
             deadlines: Deadlines::new(parties.schemas()),
+            expired: Vec::new(),
             parties,
             address: PhantomData,
         })
@@ -310,14 +320,40 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             let seen = Sighting::of(reply.peer, forward);
             let is_marked = self.mark_lost(seen, forward, flow_flag::EXPIRED);
             if is_marked {
-                self.mark_lost(Sighting::of(index, &reply), &reply, flow_flag::EXPIRED);
+                let answers = Sighting::of(index, &reply);
+                self.mark_lost(answers, &reply, flow_flag::EXPIRED);
                 self.unseat(index, &reply);
+                self.expired.push((answers, 0));
             }
             is_marked
         };
         if is_ended {
             self.deadlines.count(forward, deadline);
         }
+    }
+
+    /// What to ask the sides of connections that have run into a deadline, so that they send something
+    /// and are reset: each one in the next three passes, but no more than a thousand
+    /// connections at once.
+    pub fn probes(&mut self) -> Vec<Probe> {
+        let later = self.expired.split_off(self.expired.len().min(MOST_PROBED));
+        let mut probes = Vec::new();
+        let mut again = Vec::new();
+        for (seen, times) in std::mem::take(&mut self.expired) {
+            let reply = self.records.read(seen.index);
+            let connection = Connection::new(&self.records, seen.index, &reply);
+            let Some(connection) = connection.filter(|_| which(reply.tag) == which(seen.tag))
+            else {
+                continue;
+            };
+            probes.extend(Probe::both(&connection));
+            if times + 1 < PROBES {
+                again.push((seen, times + 1));
+            }
+        }
+        self.expired = later;
+        self.expired.append(&mut again);
+        probes
     }
 
     /// Gives back the seats of flows whose handshakes have taken too long, and leaves those flows out of

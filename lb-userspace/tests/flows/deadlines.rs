@@ -1,6 +1,6 @@
 //! Flows that run into a deadline of their flow schema.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use lb_common::{
     abi::FlowSchema,
@@ -15,6 +15,8 @@ use lb_common::{
         seats::Place,
     },
 };
+
+use node_lb::flows::Probe;
 
 use super::table::{NewFlow, Sweeping, Table};
 
@@ -259,6 +261,44 @@ fn datagrams_end_their_flow() {
         assert_eq!(bench.expired()[deadline as usize], 1);
         assert_eq!(bench.table.flows(), 0);
     }
+}
+
+/// Nobody sends anything, so both sides are asked, with numbers that make them answer.
+#[test]
+fn silent_sides_are_asked_for_a_sign_of_life() {
+    let mut bench = Bench::new(&[Deadline::ClientIdle]);
+    bench.client_says(1);
+    bench.endpoint_says(1);
+    bench.sweeping.pass(1);
+    assert_eq!(bench.sweeping.probes(), []);
+    bench.until_expired(2).unwrap();
+    let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let (client, frontend) = (address("192.0.0.0:2"), address("10.96.0.1:80"));
+    let of_client = Probe {
+        from: client,
+        to: bench.flow.endpoint(),
+        next: 1005,
+        acknowledged: 2,
+    };
+    let of_endpoint = Probe {
+        from: frontend,
+        to: client,
+        next: 2,
+        acknowledged: 1005,
+    };
+    for _ in 0..3 {
+        assert_eq!(bench.sweeping.probes(), [of_endpoint, of_client]);
+    }
+    assert_eq!(bench.sweeping.probes(), []);
+
+    // Not in the name of another connection.
+    let mut bench = Bench::new(&[Deadline::ClientIdle]);
+    bench.until_expired(2).unwrap();
+    assert_eq!(bench.sweeping.probes().len(), 2);
+    bench.table.end(bench.there);
+    bench.table.tick(5 * LIMIT);
+    bench.table.open(&bench.flow.at(5 * LIMIT)).unwrap();
+    assert_eq!(bench.sweeping.probes(), []);
 }
 
 #[test]

@@ -31,7 +31,7 @@ use lb_datapath::{TickRate, bpf::MappedArray};
 use node_lb::{
     config::FlowTimeouts,
     flows::{
-        Parties, Records, SeatTable,
+        Parties, Probe, Records, SeatTable,
         stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
@@ -444,6 +444,11 @@ impl Sweeping {
     /// Number of records read since the last call.
     pub fn reads(&self) -> u64 {
         self.reads.swap(0, Ordering::Relaxed)
+    }
+
+    /// What the sides of expired flows are asked after the latest pass.
+    pub fn probes(&mut self) -> Vec<Probe> {
+        self.sweeper.probes()
     }
 
     pub fn sweeper(&self) -> &TableSweeper<Ip4, View> {
