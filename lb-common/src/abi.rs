@@ -614,8 +614,8 @@ pub struct FlowSchema {
     pub refused_parties: u64,
     /// Connections that were let in and not counted in their party, because there was no room for it.
     pub uncounted: u64,
-    /// When its connections have run into each [`Deadline`](crate::flow::Deadline), in ticks of the coarse clock; 0 means
-    /// never.
+    /// When its connections have run into each [`Deadline`](crate::flow::Deadline), in ticks of the
+    /// coarse clock; 0 means never.
     pub deadlines: [u32; DEADLINES],
     /// 1 if those who run into one are only counted.
     pub is_audited: u32,

@@ -4,7 +4,7 @@
 //! lies ([`slots`]) and is found ([`table`]), where its packets leave ([`hop`]), how far its
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
 //! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be ([`limit`]),
-//! also of one client ([`party`]), which ones count ([`seats`]), and for how long ([`deadline`]), what
+//! also of one client ([`party`]), which ones count ([`seats`]) and for how long ([`deadline`]), what
 //! becomes of the records of other versions ([`foreign`]), and how flows get into a table of another size
 //! ([`resize`]). [`steps`] ties these together where there is no verifier.
 

@@ -79,6 +79,9 @@ const SILENT: u32 = 9;
 const PROBES: u32 = 3;
 /// The most such connections that are asked in one pass.
 const MOST_PROBED: usize = 1000;
+/// The most that wait to be asked. A client that lets more of them run into a deadline learns of it when
+/// it sends.
+const MOST_EXPIRED: usize = 100_000;
 
 /// A flow table, and what the latest pass found that the next step needs.
 ///
@@ -323,7 +326,9 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 let answers = Sighting::of(index, &reply);
                 self.mark_lost(answers, &reply, flow_flag::EXPIRED);
                 self.unseat(index, &reply);
-                self.expired.push((answers, 0));
+                if self.expired.len() < MOST_EXPIRED {
+                    self.expired.push((answers, 0));
+                }
             }
             is_marked
         };
