@@ -17,7 +17,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -141,7 +141,7 @@ impl Job for Serve {
         });
         let mut ports = JoinSet::new();
         for port in self.http {
-            let listener = listen(self.address, port)?;
+            let listener = listen(self.address, port).await?;
             ports.spawn(accept(
                 listener,
                 Arc::clone(&me),
@@ -150,7 +150,7 @@ impl Job for Serve {
             ));
         }
         for port in self.tcp {
-            let listener = listen(self.address, port)?;
+            let listener = listen(self.address, port).await?;
             ports.spawn(accept(
                 listener,
                 Arc::clone(&me),
@@ -214,23 +214,11 @@ const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);
 
-/// The connections that may wait until the server accepts them, which may have to wait for a processor
-/// itself; the SYNs beyond the 128 that are usual would be lost. With many more, its kernel would keep
-/// the handshakes of a flood and repeat its answers, and not use SYN cookies.
-const BACKLOG: u32 = 1024;
-
-fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
+async fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
     let address = SocketAddr::new(address, port);
-    let listen = || {
-        let socket = match address {
-            SocketAddr::V4(_) => TcpSocket::new_v4()?,
-            SocketAddr::V6(_) => TcpSocket::new_v6()?,
-        };
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    listen().with_context(|| format!("cannot listen on TCP {address}"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot bind TCP {address}"))
 }
 
 /// Returns when everything that was sent before closing has arrived.

@@ -96,19 +96,7 @@ impl Tenants {
     /// As many connections to the noisy one as are let in, of so many that are tried; the number of
     /// those that were refused by a reset, and not by silence.
     pub fn open(&self, family: Family, tries: usize) -> (Vec<Held>, usize) {
-        let target = self.ground.outside(family, NOISY);
-        let mut refused = 0;
-        let mut held = Vec::new();
-        for _ in 0..tries {
-            match Held::open(&self.ground.attacker, target) {
-                Ok(connection) => held.push(connection),
-                Err(error) => match format!("{error:#}") {
-                    text if text.contains("refused") => refused += 1,
-                    text => println!("connection {}: {text}", held.len() + refused),
-                },
-            }
-        }
-        (held, refused)
+        self.ground.open(self.ground.outside(family, NOISY), tries)
     }
 
     /// Connections to the quiet one.

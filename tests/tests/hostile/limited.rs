@@ -1,7 +1,7 @@
 //! Limits of connections: a greedy Service is refused alone, a limit changes under load, and an
 //! agent that is killed leaves no seat behind.
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use lb_tests::{
@@ -58,20 +58,6 @@ fn limited(ground: &Ground, most: usize) -> Result<()> {
     })
 }
 
-/// As many connections as are let in, of so many that are tried; the number of those that were
-/// refused by a reset, and not by silence.
-fn open(ground: &Ground, target: SocketAddr, tries: usize) -> (Vec<Held>, usize) {
-    let mut refused = 0;
-    let mut held = Vec::new();
-    for _ in 0..tries {
-        match Held::open(&ground.attacker, target) {
-            Ok(connection) => held.push(connection),
-            Err(error) => refused += usize::from(format!("{error:#}").contains("refused")),
-        }
-    }
-    (held, refused)
-}
-
 /// Connections to the neighbour.
 fn good_load(ground: &Ground, family: Family) -> Result<RunningLoad> {
     let target = ground.outside(family, NEIGHBOUR);
@@ -89,7 +75,7 @@ fn a_greedy_service_is_refused_alone(xdp: &str) -> Result<()> {
         let greedy = ground.outside(family, GREEDY);
         let good = good_load(&ground, family)?;
 
-        let (held, refused) = open(&ground, greedy, LIMIT + 50);
+        let (held, refused) = ground.open(greedy, LIMIT + 50);
         findings.note(
             (held.len(), refused) == (LIMIT, 50),
             format!("{family:?}: {} let in, {refused} reset", held.len()),
@@ -102,12 +88,12 @@ fn a_greedy_service_is_refused_alone(xdp: &str) -> Result<()> {
         let mut held = held;
         let alive = held.iter_mut().filter_map(|held| held.ask().ok()).count();
         findings.note(alive == LIMIT, format!("{alive} alive under a lower limit"));
-        let (more, _) = open(&ground, greedy, 5);
+        let (more, _) = ground.open(greedy, 5);
         findings.note(more.is_empty(), format!("{} more let in", more.len()));
         held.truncate(LOWERED - 10);
         let drained = in_use(&ground, Some(GREEDY), LOWERED - 10);
         findings.note(drained.is_ok(), format!("drained: {drained:?}"));
-        let (more, refused) = open(&ground, greedy, 15);
+        let (more, refused) = ground.open(greedy, 15);
         findings.note(
             (more.len(), refused) == (10, 5),
             format!("{} let in, {refused} reset", more.len()),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use lb_tests::traffic::RunningServer;
-use lb_tests::{Balanced, Endpoint, Family, Host, Pod, Serve, Service, Topology};
+use lb_tests::{Balanced, Endpoint, Family, Held, Host, Pod, Serve, Service, Topology};
 
 /// The port at which pods serve lines over TCP, and datagrams.
 pub const TARGET: u16 = 9090;
@@ -142,9 +142,39 @@ impl Ground {
         slices.with_all(endpoints).apply()
     }
 
+    /// As many connections of the attacker as are let in, of so many that are tried; and the number of
+    /// those that were refused by a reset, and not by silence.
+    pub fn open(&self, target: SocketAddr, tries: usize) -> (Vec<Held>, usize) {
+        let mut refused = 0;
+        let mut held = Vec::new();
+        for _ in 0..tries {
+            match Held::open(&self.attacker, target) {
+                Ok(connection) => held.push(connection),
+                Err(error) => match format!("{error:#}") {
+                    text if text.contains("refused") => refused += 1,
+                    text => println!("connection {}: {text}", held.len() + refused),
+                },
+            }
+            await_server(&mut held);
+        }
+        (held, refused)
+    }
+
     /// Node 1's address with the node port of Service number `number`.
     pub fn outside(&self, family: Family, number: u8) -> SocketAddr {
         self.balanced.lab.node(1).at(family, node_port(number))
+    }
+}
+
+/// Waits, after every few connections, until their server has accepted them. It may have to wait for a
+/// processor itself, and then the SYNs beyond its backlog (128 in Rust's library) are lost in its kernel.
+fn await_server(held: &mut [Held]) {
+    const FEW: usize = 32;
+    let is_one_of_few = held.len().is_multiple_of(FEW);
+    if let Some(latest) = held.last_mut().filter(|_| is_one_of_few)
+        && let Err(error) = latest.ask()
+    {
+        println!("no answer: {error:#}");
     }
 }
 
