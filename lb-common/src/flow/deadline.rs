@@ -9,7 +9,7 @@ use crate::addr::Address;
 
 /// What a deadline limits.
 #[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
     /// The time from the SYN to the end of the handshake in which the connection has seats.
     Handshake,

@@ -231,13 +231,9 @@ impl From<&SchemaCount> for FlowSchema {
             refused: count.refused,
             flow_limit: count.flow_limit,
             expired: Deadline::ALL
-                .iter()
-                .map(|deadline| {
-                    (
-                        deadline.name().to_owned(),
-                        count.expired[*deadline as usize],
-                    )
-                })
+                .map(|deadline| deadline.name().to_owned())
+                .into_iter()
+                .zip(count.expired)
                 .filter(|(_, connections)| *connections != 0)
                 .collect(),
         }

@@ -37,7 +37,7 @@ pub struct Deadlines {
     before: HashMap<u32, Clock>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Rule {
     /// In ticks; 0 means never.
     after: [u32; DEADLINES],

@@ -55,8 +55,8 @@ use super::{
     deadlines::Deadlines,
     parties::Parties,
     pass::{Bitmap, Findings, Pass, Sighting},
-    probe::Probe,
     records::{Connection, Records, other_direction, which},
+    reset::Reset,
     stale::Staleness,
     stats::{Counted, Removed, ServiceCounts, TableStats},
 };
@@ -75,12 +75,11 @@ pub type GiveBack = Box<dyn Fn(Place) + Send>;
 /// handshake is open for long: a second at least.
 const SILENT: u32 = 9;
 
-/// How often both sides of a connection that has run into a deadline are asked for a sign of life.
-const PROBES: u32 = 3;
-/// The most such connections that are asked in one pass.
-const MOST_PROBED: usize = 1000;
-/// The most that wait to be asked. A client that lets more of them run into a deadline learns of it when
-/// it sends.
+/// How often both sides of a connection that has run into a deadline are reset: a reset may be lost.
+const RESETS: u32 = 3;
+/// The most such connections that are reset in one pass.
+const MOST_RESET: usize = 1000;
+/// The most that wait for it. Sides of further ones learn of the deadline when they send.
 const MOST_EXPIRED: usize = 100_000;
 
 /// A flow table, and what the latest pass found that the next step needs.
@@ -102,7 +101,7 @@ pub struct TableSweeper<A, R> {
     give_back: GiveBack,
     deadlines: Deadlines,
     /// Endpoints' directions of TCP flows that have run into a deadline, and how often their sides have
-    /// been asked.
+    /// been reset.
     expired: Vec<(Sighting, u32)>,
     parties: Arc<Parties>,
     address: PhantomData<fn() -> A>,
@@ -337,28 +336,27 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
         }
     }
 
-    /// What to ask the sides of connections that have run into a deadline, so that they send something
-    /// and are reset: each one in the next three passes, but no more than a thousand
-    /// connections at once.
-    pub fn probes(&mut self) -> Vec<Probe> {
-        let later = self.expired.split_off(self.expired.len().min(MOST_PROBED));
-        let mut probes = Vec::new();
-        let mut again = Vec::new();
-        for (seen, times) in std::mem::take(&mut self.expired) {
+    /// The resets that are due of both sides of connections that have run into a deadline: of each one in
+    /// three passes, and of no more than a thousand connections in one. After that, a connection is
+    /// closed, so its records become free.
+    pub fn resets(&mut self) -> Vec<Reset> {
+        let later = self.expired.split_off(self.expired.len().min(MOST_RESET));
+        let due = std::mem::replace(&mut self.expired, later);
+        let mut resets = Vec::new();
+        for (seen, times) in due {
             let reply = self.records.read(seen.index);
             let connection = Connection::new(&self.records, seen.index, &reply);
             let Some(connection) = connection.filter(|_| which(reply.tag) == which(seen.tag))
             else {
                 continue;
             };
-            probes.extend(Probe::both(&connection));
-            if times + 1 < PROBES {
-                again.push((seen, times + 1));
+            resets.extend(Reset::both(&connection));
+            match times + 1 {
+                RESETS => drop(self.mark_lost(seen, &reply, flow_flag::RST)),
+                times => self.expired.push((seen, times)),
             }
         }
-        self.expired = later;
-        self.expired.append(&mut again);
-        probes
+        resets
     }
 
     /// Gives back the seats of flows whose handshakes have taken too long, and leaves those flows out of

@@ -23,10 +23,10 @@ use lb_datapath::{
 };
 
 use super::{
-    Parties, Probe, SeatTable, Stale, Stats, UdpSockets,
+    Parties, Reset, SeatTable, Stale, Stats, UdpSockets,
     parties::PartyRecount,
-    probe::Ask,
     records::Records,
+    reset::Sender,
     seats::Recount,
     sockets::SocketError,
     stale::Staleness,
@@ -78,8 +78,8 @@ pub struct Kernel {
     /// Tells programs which part of the tables one service may take from now on:
     /// [`abi::Limits::shares`].
     pub set_shares: Box<dyn Fn([u16; 2]) + Send>,
-    /// Asks a side of a connection for a sign of life.
-    pub probe: Ask,
+    /// Resets a side of a connection.
+    pub reset: Sender,
     /// `None` if no sockets are translated.
     pub sockets: Option<UdpSockets>,
 }
@@ -199,7 +199,7 @@ impl FlowSweeper {
                 Box::new(move |timeouts| set_timeouts(&limits, timeouts))
             },
             set_shares: Box::new(move |shares| set_shares(&limits, shares)),
-            probe: Box::new(Probe::send),
+            reset: Box::new(Reset::send),
             sockets,
         };
         Self::start_with(tables, config, timeouts, rate, kernel)
@@ -490,7 +490,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         if !second_look.is_empty() {
             self.end_stale(&second_look);
         }
-        self.probe_expired();
+        self.reset_expired();
         self.squeeze(v4.fill().max(v6.fill()));
         (self.kernel.set_shares)([v4.live(), v6.live()].map(share));
         self.passes += 1;
@@ -510,21 +510,20 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         }
     }
 
-    /// Has the sides of connections that have run into a deadline send something, by which they learn of
-    /// it. A side that cannot be asked learns of it when it sends by itself.
-    fn probe_expired(&mut self) {
-        let probes = self.v4.probes().into_iter().chain(self.v6.probes());
-        let failed = probes.filter_map(|probe| {
-            let error = (self.kernel.probe)(&probe).err()?;
-            Some((probe, error))
+    /// Resets both sides of connections that have run into a deadline. A side that cannot be reset now is
+    /// when it sends.
+    fn reset_expired(&mut self) {
+        let resets = self.v4.resets().into_iter().chain(self.v6.resets());
+        let mut failed = resets.filter_map(|reset| {
+            let error = (self.kernel.reset)(&reset).err()?;
+            Some((reset, error))
         });
-        let failed: Vec<_> = failed.collect();
-        if let Some((probe, error)) = failed.first() {
-            let (sides, Probe { from, to, .. }) = (failed.len(), probe);
+        if let Some((Reset { from, to, .. }, error)) = failed.next() {
+            let sides = 1 + failed.count();
             tracing::debug!(
                 sides,
-                "cannot ask for a sign of life, and reset, sides of connections that have run into a \
-                 deadline; first {to} for {from}: {error}"
+                "cannot reset sides of connections that have run into a deadline; first {to} for {from}: \
+                 {error}"
             );
         }
     }

@@ -8,7 +8,7 @@ use lb_common::{
     flow::{
         Deadline, Flow, Record,
         deadline::DEADLINES,
-        flow_flag::{EXPIRED, FIN, LATE, SEEN},
+        flow_flag::{EXPIRED, FIN, LATE, RST, SEEN},
         limit::LEVELS,
         party::{PartyRule, Taker},
         record,
@@ -16,7 +16,7 @@ use lb_common::{
     },
 };
 
-use node_lb::flows::Probe;
+use node_lb::flows::Reset;
 
 use super::table::{NewFlow, Sweeping, Table};
 
@@ -83,13 +83,17 @@ impl Bench {
         self.change(|there, back| {
             there.next = there.next.wrapping_add(5);
             there.mark = back.next as u16;
+            back.acknowledged = there.next;
         });
         self.acknowledge(now);
     }
 
     /// The endpoint sends data, and the client acknowledges it.
     fn endpoint_says(&mut self, now: u32) {
-        self.change(|_, back| back.next = back.next.wrapping_add(5));
+        self.change(|there, back| {
+            back.next = back.next.wrapping_add(5);
+            there.acknowledged = back.next;
+        });
         self.acknowledge(now);
     }
 
@@ -263,42 +267,48 @@ fn datagrams_end_their_flow() {
     }
 }
 
-/// Nobody sends anything, so both sides are asked, with numbers that make them answer.
+/// Nobody sends anything, so both sides are reset, with the numbers that they expect.
 #[test]
-fn silent_sides_are_asked_for_a_sign_of_life() {
+fn silent_sides_are_reset_and_their_flow_ends() {
     let mut bench = Bench::new(&[Deadline::ClientIdle]);
     bench.client_says(1);
     bench.endpoint_says(1);
     bench.sweeping.pass(1);
-    assert_eq!(bench.sweeping.probes(), []);
-    bench.until_expired(2).unwrap();
+    assert_eq!(bench.sweeping.resets(), []);
+    let (end, _) = bench.until_expired(2).unwrap();
     let address = |text: &str| text.parse::<SocketAddr>().unwrap();
     let (client, frontend) = (address("192.0.0.0:2"), address("10.96.0.1:80"));
-    let of_client = Probe {
-        from: client,
-        to: bench.flow.endpoint(),
-        next: 1005,
-        acknowledged: 2,
-    };
-    let of_endpoint = Probe {
+    let of_client = Reset {
         from: frontend,
         to: client,
-        next: 2,
+        sequence: 2,
         acknowledged: 1005,
     };
+    let of_endpoint = Reset {
+        from: client,
+        to: bench.flow.endpoint(),
+        sequence: 1005,
+        acknowledged: 2,
+    };
     for _ in 0..3 {
-        assert_eq!(bench.sweeping.probes(), [of_endpoint, of_client]);
+        assert_eq!(record::flags(bench.back) & RST, 0, "it may be lost");
+        assert_eq!(bench.sweeping.resets(), [of_client, of_endpoint]);
     }
-    assert_eq!(bench.sweeping.probes(), []);
+    assert_eq!(bench.sweeping.resets(), []);
+    assert_eq!(record::flags(bench.back) & RST, RST);
+    // As long as closed connections stay.
+    bench.sweeping.timeouts_are(5);
+    bench.sweeping.pass(end + 6);
+    assert!(!bench.table.has(&bench.flow));
 
     // Not in the name of another connection.
     let mut bench = Bench::new(&[Deadline::ClientIdle]);
     bench.until_expired(2).unwrap();
-    assert_eq!(bench.sweeping.probes().len(), 2);
+    assert_eq!(bench.sweeping.resets().len(), 2);
     bench.table.end(bench.there);
     bench.table.tick(5 * LIMIT);
     bench.table.open(&bench.flow.at(5 * LIMIT)).unwrap();
-    assert_eq!(bench.sweeping.probes(), []);
+    assert_eq!(bench.sweeping.resets(), []);
 }
 
 #[test]

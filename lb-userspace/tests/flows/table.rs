@@ -31,7 +31,7 @@ use lb_datapath::{TickRate, bpf::MappedArray};
 use node_lb::{
     config::FlowTimeouts,
     flows::{
-        Parties, Probe, Records, SeatTable,
+        Parties, Records, Reset, SeatTable,
         stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
@@ -446,9 +446,9 @@ impl Sweeping {
         self.reads.swap(0, Ordering::Relaxed)
     }
 
-    /// What the sides of expired flows are asked after the latest pass.
-    pub fn probes(&mut self) -> Vec<Probe> {
-        self.sweeper.probes()
+    /// The resets that are due after the latest pass.
+    pub fn resets(&mut self) -> Vec<Reset> {
+        self.sweeper.resets()
     }
 
     pub fn sweeper(&self) -> &TableSweeper<Ip4, View> {

@@ -192,7 +192,7 @@ fn a_mask_larger_than_the_table_is_refused() {
         seats: Arc::new(SeatTable::in_memory()),
         parties: Arc::new(Parties::in_memory()),
         set_shares: Box::new(|_| {}),
-        probe: Box::new(|_| Ok(())),
+        reset: Box::new(|_| Ok(())),
         sockets: None,
     };
     let error =
@@ -229,7 +229,7 @@ fn start_with(
         seats: Arc::new(SeatTable::in_memory()),
         parties: Arc::new(Parties::in_memory()),
         set_shares: Box::new(set_shares),
-        probe: Box::new(|_| Ok(())),
+        reset: Box::new(|_| Ok(())),
         sockets: None,
     };
     let timeouts = timeouts(&FlowTimeouts::default(), RATE);

@@ -10,6 +10,16 @@ use super::{
     support::{Findings, attack_time, within},
 };
 
+/// Rules as Flannel's: what is not of a pod comes to pods from the node. By these the kernel also tracks
+/// connections.
+const MASQUERADE: &str = "table inet to_pods {
+    chain postrouting {
+        type nat hook postrouting priority srcnat
+        ip saddr != 10.244.0.0/16 ip daddr 10.244.0.0/16 masquerade
+        ip6 saddr != fd00:10:244::/48 ip6 daddr fd00:10:244::/48 masquerade
+    }
+}";
+
 /// What a deadline is set to.
 const LIMIT: Duration = Duration::from_secs(4);
 
@@ -34,6 +44,8 @@ fn with(deadlines: &str, mode: &str, more: &[&str]) -> Result<Tenants> {
 /// A client takes a whole level and says nothing. Its kernel answers for it that it is there.
 fn idle_connections_make_room(family: Family, xdp: &str) -> Result<()> {
     let tenants = with("clientIdle: 4s", "enforce", &[xdp])?;
+    let node = tenants.ground.balanced.lab.node(1);
+    node.feed("nft -f -", MASQUERADE)?;
     let mut findings = Findings::default();
     let target = tenants.ground.outside(family, NOISY);
     let mut busy = Held::open(tenants.ground.client(), target)?;
@@ -58,7 +70,7 @@ fn idle_connections_make_room(family: Family, xdp: &str) -> Result<()> {
         freed.as_ref().is_ok_and(|after| *after > LIMIT / 2),
         format!("{family:?}: the seats are free after {freed:?}"),
     );
-    // Both kernels know of it, though nobody has asked them for anything: so the server is not burdened
+    // Both kernels know of it, though nobody has sent them anything: so the server is not burdened
     // by those who come after.
     let pod = tenants.ground.pod("pod-1-1");
     let told = within(SOON, || {
@@ -74,6 +86,24 @@ fn idle_connections_make_room(family: Family, xdp: &str) -> Result<()> {
     findings.note(
         told.is_ok(),
         format!("{family:?}: both sides know after {told:?}"),
+    );
+    let tracked = node.run("cat /proc/sys/net/netfilter/nf_conntrack_count")?;
+    let tracked: usize = tracked.trim().parse()?;
+    findings.note(
+        tracked < OF_LEVEL / 2,
+        format!("{tracked} connections are tracked by the node"),
+    );
+    let forgotten = within(SOON, || {
+        busy.ask().map_err(|error| format!("busy: {error:#}"))?;
+        let flows = tenants.ground.balanced.flows(1);
+        match flows.map_err(|error| format!("{error:#}"))?.len() {
+            1 => Ok(()),
+            flows => Err(format!("{flows} flows")),
+        }
+    });
+    findings.note(
+        forgotten.is_ok(),
+        format!("the records are free after {forgotten:?}"),
     );
     let load = tenants.load(family, NOISY)?;
     std::thread::sleep(attack_time(Duration::from_secs(2)));

@@ -1,53 +1,51 @@
-//! Asks a side of a TCP connection for a sign of life, in the other side's name.
+//! Resets a side of a TCP connection in the other side's name.
 //!
-//! A side that is asked with a number that it has received already says what it expects (RFC 9293,
-//! 3.10.7.4), as with TCP's keepalive. So a connection that is to be reset, but in which nobody sends
-//! anything, can be reset: by what the programs answer to that.
+//! Both sides of a connection that has run into a deadline are reset when they send. One that does not
+//! send would keep its socket.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
 use lb_common::addr::Address;
 use nix::sys::socket::sockopt::{IpTransparent, ReuseAddr, TcpRepair};
-use nix::{errno::Errno, setsockopt_impl, sockopt_impl, sys::socket::setsockopt};
+use nix::{setsockopt_impl, sockopt_impl, sys::socket::setsockopt};
 use socket2::{Domain, Socket, Type};
 
 use super::records::{Connection, socket_addr};
 
-/// A question to one side.
+/// A reset of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// The side in whose name it is asked.
+pub struct Reset {
+    /// The side in whose name it is sent.
     pub from: SocketAddr,
-    /// The side that is asked.
+    /// The side that is reset.
     pub to: SocketAddr,
-    /// The number after the last one that `to` has received of `from`.
-    pub next: u32,
-    /// The same of what `from` has received.
+    /// The number that `to` expects of `from` (RFC 9293, 3.10.7.4): it has said so itself.
+    pub sequence: u32,
+    /// The same of what `from` expects.
     pub acknowledged: u32,
 }
 
-/// A function that sends a question.
-pub type Ask = Box<dyn Fn(&Probe) -> io::Result<()> + Send>;
+/// A function that sends a reset.
+pub type Sender = Box<dyn Fn(&Reset) -> io::Result<()> + Send>;
 
-impl Probe {
+impl Reset {
     /// Of the client and of the endpoint of a connection.
     pub fn both<A: Address>(connection: &Connection<A>) -> [Self; 2] {
         let Connection { forward, reply } = connection;
-        let [of_client, of_endpoint] = [(forward, reply), (reply, forward)].map(|(flow, other)| {
+        [(reply, forward), (forward, reply)].map(|(flow, other)| {
             let to = &flow.rewrite;
             Self {
                 from: socket_addr(to.source, to.source_port),
                 to: socket_addr(to.destination, to.destination_port),
-                next: flow.next,
-                acknowledged: other.next,
+                sequence: other.acknowledged,
+                acknowledged: flow.acknowledged,
             }
-        });
-        [of_endpoint, of_client]
+        })
     }
 
-    /// Sends it from a socket that takes the place of `from` for a moment. For that, Linux does not ask
-    /// for a handshake where it is allowed to repair sockets (`CAP_NET_ADMIN`); it sends such a question
-    /// by itself when the repair ends.
+    /// Sends it from a socket that takes the place of `from` for a moment. For that, Linux asks for no
+    /// handshake where it is allowed to repair sockets (`CAP_NET_ADMIN`). Connection tracking takes a
+    /// reset of no connection for invalid: it leaves no entry, and no rule gives it another source.
     ///
     /// # Errors
     ///
@@ -60,22 +58,25 @@ impl Probe {
             SocketAddr::V6(_) => setsockopt(&socket, Ipv6Transparent, &true)?,
         }
         setsockopt(&socket, ReuseAddr, &true)?;
-        for (queue, number) in [(SEND_QUEUE, self.next), (RECEIVE_QUEUE, self.acknowledged)] {
+        for (queue, number) in [
+            (SEND_QUEUE, self.sequence),
+            (RECEIVE_QUEUE, self.acknowledged),
+        ] {
             setsockopt(&socket, RepairQueue, &queue)?;
             setsockopt(&socket, QueueNumber, &number)?;
         }
         socket.bind(&self.from.into())?;
         socket.connect(&self.to.into())?;
-        let asked: Result<(), Errno> = setsockopt(&socket, TcpRepair, &OFF);
-        // A socket under repair is closed without a word.
-        setsockopt(&socket, TcpRepair, &ON)?;
-        Ok(asked?)
+        // From here on, the end of the socket resets the other side.
+        socket.set_linger(Some(Duration::ZERO))?;
+        Ok(setsockopt(&socket, TcpRepair, &OFF_QUIETLY)?)
     }
 }
 
 // Of linux/tcp.h, as the next ones.
 const ON: u32 = 1;
-const OFF: u32 = 0;
+/// Without a segment that asks for the other side's window. The kernel knows it as -1.
+const OFF_QUIETLY: u32 = u32::MAX;
 const RECEIVE_QUEUE: u32 = 1;
 const SEND_QUEUE: u32 = 2;
 
