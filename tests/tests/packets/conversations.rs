@@ -33,7 +33,7 @@ pub fn first(protocol: u8, from: Address, to: Address) -> Packet {
 }
 
 /// Runs a test for both families, both protocols and all programs at ingress.
-fn everywhere(world: &mut World, mut test: impl FnMut(&mut World, Scene, u8, At)) {
+pub fn everywhere(world: &mut World, mut test: impl FnMut(&mut World, Scene, u8, At)) {
     for scene in Scene::both() {
         for protocol in [TCP, UDP] {
             for at in At::INGRESS {

@@ -5,7 +5,7 @@ use lb_packet::pseudo_header_sum;
 use lb_tests::oracle::expected::{TIME_EXCEEDED, TOO_BIG, answer};
 
 use super::{
-    conversations::{first, packet},
+    conversations::{everywhere, first, packet},
     scene::{
         self, EXTERNAL, EXTERNAL_MAC, NARROW_MAC, NARROW_MTU, NARROW_PEER_MAC, PEER_MAC,
         ROUTER_MAC, Scene,
@@ -17,31 +17,27 @@ use super::{
 #[test]
 fn a_packet_at_the_end_of_its_life_is_answered() {
     world(|world| {
-        for scene in Scene::both() {
-            for protocol in [TCP, UDP] {
-                let frontend = (scene.node, 30_080);
-                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
-                world.add(&spec.remote(scene.remote, 8080));
-                for at in At::INGRESS {
-                    for ttl in [0, 1] {
-                        world.forget();
-                        let request = first(protocol, (scene.client, 40_000), frontend).ttl(ttl);
-                        let request = request.macs(EXTERNAL_MAC, ROUTER_MAC);
-                        let expected = Expected::transmits(
-                            &answer(&request, scene.node, TIME_EXCEEDED, 0),
-                            Reason::TimeExceeded,
-                        );
-                        world.check(
-                            "traceroute sees the node",
-                            at,
-                            EXTERNAL,
-                            &request,
-                            expected.and_opens(),
-                        );
-                    }
-                }
+        everywhere(world, |world, scene, protocol, at| {
+            let frontend = (scene.node, 30_080);
+            let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+            world.add(&spec.remote(scene.remote, 8080));
+            for ttl in [0, 1] {
+                world.forget();
+                let request = first(protocol, (scene.client, 40_000), frontend).ttl(ttl);
+                let request = request.macs(EXTERNAL_MAC, ROUTER_MAC);
+                let expected = Expected::transmits(
+                    &answer(&request, scene.node, TIME_EXCEEDED, 0),
+                    Reason::TimeExceeded,
+                );
+                world.check(
+                    "traceroute sees the node",
+                    at,
+                    EXTERNAL,
+                    &request,
+                    expected.and_opens(),
+                );
             }
-        }
+        });
     });
 }
 

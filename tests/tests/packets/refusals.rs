@@ -5,7 +5,7 @@ use lb_packet::{Packet, Read, tcp_flag};
 use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer, refusal};
 
 use super::{
-    conversations::{first, packet},
+    conversations::{everywhere, first, packet},
     scene::{EXTERNAL, EXTERNAL_MAC, POD, POD_MAC, POD_SIDE_MAC, ROUTER_MAC, Scene},
     service::{Class, ServiceSpec, TCP, UDP},
     world::{At, Expected, World, world},
@@ -129,41 +129,36 @@ enum When {
 /// Asserts that of a client's connections two are let in, and the third is refused for a reason.
 fn third_is_refused(world: &mut World, reason: Reason, at_times: impl Fn(&mut World, When)) {
     world.configure(|config| config.snat_count = 100);
-    for scene in Scene::both() {
-        for protocol in [TCP, UDP] {
-            let frontend = (scene.node, 30_080);
-            let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
-            world.add(&spec.remote(scene.remote, 8080));
-            for at in At::INGRESS {
-                world.forget();
-                at_times(world, When::Before);
-                let request = |port| {
-                    let request = first(protocol, (scene.client, port), frontend);
-                    request.macs(EXTERNAL_MAC, ROUTER_MAC)
-                };
-                for port in [40_000, 40_001] {
-                    let found = world.run(at, EXTERNAL, &request(port).bytes());
-                    assert_eq!(found.counted[0].1, Reason::Opened, "{found:?}");
-                }
-                let third = request(40_002);
-                // The number after the SYN.
-                let next = 0x1122_3345;
-                let client = (scene.client, 40_002);
-                for _ in 0..2 {
-                    world.check(
-                        "the third one is refused, in the name of the frontend",
-                        at,
-                        EXTERNAL,
-                        &third,
-                        Expected::transmits(&refusal(&third, frontend, client, next), reason),
-                    );
-                }
-                let found = world.run(at, EXTERNAL, &request(40_000).bytes());
-                assert_eq!(found.counted[0].1, Reason::ToEndpoint, "{found:?}");
-                at_times(world, When::After);
-            }
+    everywhere(world, |world, scene, protocol, at| {
+        let frontend = (scene.node, 30_080);
+        let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+        world.add(&spec.remote(scene.remote, 8080));
+        at_times(world, When::Before);
+        let request = |port| {
+            let request = first(protocol, (scene.client, port), frontend);
+            request.macs(EXTERNAL_MAC, ROUTER_MAC)
+        };
+        for port in [40_000, 40_001] {
+            let found = world.run(at, EXTERNAL, &request(port).bytes());
+            assert_eq!(found.counted[0].1, Reason::Opened, "{found:?}");
         }
-    }
+        let third = request(40_002);
+        // The number after the SYN.
+        let next = 0x1122_3345;
+        let client = (scene.client, 40_002);
+        for _ in 0..2 {
+            world.check(
+                "the third one is refused, in the name of the frontend",
+                at,
+                EXTERNAL,
+                &third,
+                Expected::transmits(&refusal(&third, frontend, client, next), reason),
+            );
+        }
+        let found = world.run(at, EXTERNAL, &request(40_000).bytes());
+        assert_eq!(found.counted[0].1, Reason::ToEndpoint, "{found:?}");
+        at_times(world, When::After);
+    });
 }
 
 #[test]
