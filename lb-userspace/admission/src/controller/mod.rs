@@ -212,20 +212,33 @@ impl Controller {
 
     /// A connection asks a level for seats.
     pub fn arrive(&mut self, level: LevelId, arrival: Arrival, now: u64) -> Verdict {
-        let known = &mut self.levels[level.0];
-        let verdict = known.set.arrive(arrival, now);
-        if matches!(verdict, Verdict::Queued(_)) && self.policy == Policy::Connections {
-            let limit = known.set.limit();
-            let wanted = known.set.seats_in_use() + known.set.seats_waiting();
-            let may_help = limit < known.max && !known.pinned && !known.has_asked;
-            if wanted > u64::from(limit) && may_help {
-                // Once in a period: what is left of it changes little.
-                known.has_asked = true;
-                let soon = now.max(self.adjusted_at.saturating_add(MIN_INTERVAL));
-                self.asked_for = Some(self.asked_for.map_or(soon, |at| at.min(soon)));
-            }
-        }
+        let verdict = self.levels[level.0].set.arrive(arrival, now);
+        self.note_arrival(level, &verdict, now);
         verdict
+    }
+
+    /// See [`QueueSet::arrive_in`].
+    pub fn arrive_in(&mut self, level: LevelId, queue: u32, arrival: Arrival, now: u64) -> Verdict {
+        let verdict = self.levels[level.0].set.arrive_in(queue, arrival, now);
+        self.note_arrival(level, &verdict, now);
+        verdict
+    }
+
+    /// Has limits adjusted soon if a connection waits and that may help it.
+    fn note_arrival(&mut self, level: LevelId, verdict: &Verdict, now: u64) {
+        if !matches!(verdict, Verdict::Queued(_)) || self.policy != Policy::Connections {
+            return;
+        }
+        let known = &mut self.levels[level.0];
+        let limit = known.set.limit();
+        let wanted = known.set.seats_in_use() + known.set.seats_waiting();
+        let may_help = limit < known.max && !known.pinned && !known.has_asked;
+        if wanted > u64::from(limit) && may_help {
+            // Once in a period: what is left of it changes little.
+            known.has_asked = true;
+            let soon = now.max(self.adjusted_at.saturating_add(MIN_INTERVAL));
+            self.asked_for = Some(self.asked_for.map_or(soon, |at| at.min(soon)));
+        }
     }
 
     /// See [`QueueSet::establish`].
@@ -243,9 +256,19 @@ impl Controller {
         self.levels[level.0].set.abort(grant, now);
     }
 
+    /// See [`QueueSet::hand_over`].
+    pub fn hand_over(&mut self, level: LevelId, grant: Grant, now: u64) {
+        self.levels[level.0].set.hand_over(grant, now);
+    }
+
     /// See [`QueueSet::observe`].
     pub fn observe(&mut self, level: LevelId, queue: u32, holds: Holds, now: u64) {
         self.levels[level.0].set.observe(queue, holds, now);
+    }
+
+    /// See [`QueueSet::observe_anew`].
+    pub fn observe_anew(&mut self, level: LevelId, now: u64) {
+        self.levels[level.0].set.observe_anew(now);
     }
 
     /// See [`QueueSet::observe_without_queue`].
@@ -279,6 +302,18 @@ impl Controller {
     /// See [`QueueSet::refuse`].
     pub fn refuse(&mut self, level: LevelId, connection: Handle, now: u64) -> bool {
         self.levels[level.0].set.refuse(connection, now)
+    }
+
+    /// Takes the waiting connections of levels that are no longer configured out of their queues.
+    /// Those would be dispatched in time, too: this is for a caller who cannot let them in there.
+    pub fn evict_leaving(&mut self, now: u64) -> Vec<(LevelId, Handle)> {
+        let levels = self.levels.iter_mut().enumerate();
+        let leaving = levels.filter(|(_, known)| known.stage == Stage::Quiescing);
+        let evicted = leaving.flat_map(|(index, known)| {
+            let evicted = known.set.evict(now).into_iter();
+            evicted.map(move |connection| (LevelId(index), connection))
+        });
+        evicted.collect()
     }
 
     /// Whether any timer of a queue is set (adjustments of limits not counted).

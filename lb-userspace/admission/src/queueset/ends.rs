@@ -5,6 +5,7 @@ use super::{
     connection::{Connection, Handle, NONE, State},
     grant::Seats,
     holds::Holds,
+    queue::Queues,
 };
 use crate::seat_seconds::SeatSeconds;
 
@@ -61,6 +62,28 @@ impl QueueSet {
         self.free(grant.seats, now, Holds::forget);
     }
 
+    /// Somebody else counts the connection from now on. Until that one's numbers are observed
+    /// ([`Self::observe`]), its seats stay with the queue in which it waited.
+    pub fn hand_over(&mut self, mut grant: Grant, now: u64) {
+        self.synchronise(now);
+        self.close_half_open(&mut grant);
+        let Seats {
+            arrival,
+            queue,
+            counted,
+            ..
+        } = grant.seats;
+        self.counts.end(&arrival);
+        self.counts.release(&arrival);
+        if counted {
+            self.leave_flow(arrival.hash, now, |flow| flow.is_observed = true);
+        }
+        if let Some(slot) = queue {
+            self.reorder(slot);
+        }
+        self.ready = true;
+    }
+
     /// A waiting connection leaves. False if it is not waiting.
     pub fn cancel(&mut self, handle: Handle, now: u64) -> bool {
         self.remove_waiter(handle, Rejection::TimeOut, now)
@@ -72,13 +95,26 @@ impl QueueSet {
         self.remove_waiter(handle, Rejection::QueueFull, now)
     }
 
+    /// Takes all waiting connections out of their queues, to be asked for elsewhere. Those of a queue
+    /// stay in order.
+    pub fn evict(&mut self, now: u64) -> Vec<Handle> {
+        self.synchronise(now);
+        let mut evicted = Vec::with_capacity(self.waiting as usize);
+        let head = |queues: &Queues| queues.at(*queues.with_waiters().first()?).head();
+        while let Some(index) = head(&self.queues) {
+            evicted.push(self.connections.handle(index));
+            self.drop_waiter(index, None, now);
+        }
+        evicted
+    }
+
     fn remove_waiter(&mut self, handle: Handle, reason: Rejection, now: u64) -> bool {
         let found = self.connections.find(handle);
         let Some(index) = found.filter(|&index| self.connections.at(index).is_waiting()) else {
             return false;
         };
         self.synchronise(now);
-        self.drop_waiter(index, reason, now);
+        self.drop_waiter(index, Some(reason), now);
         true
     }
 
@@ -96,7 +132,7 @@ impl QueueSet {
         self.synchronise(at);
         let entry = *self.connections.at(index);
         if entry.is_waiting() {
-            self.drop_waiter(index, Rejection::TimeOut, at);
+            self.drop_waiter(index, Some(Rejection::TimeOut), at);
             return Some((at, Expiry::TimedOut(handle)));
         }
         self.connections.remove(index);
@@ -111,7 +147,8 @@ impl QueueSet {
         Some((at, Expiry::Released))
     }
 
-    fn drop_waiter(&mut self, index: u32, reason: Rejection, now: u64) {
+    /// Takes a waiting connection out of its queue; `reason` says why it gets no seat, if so.
+    fn drop_waiter(&mut self, index: u32, reason: Option<Rejection>, now: u64) {
         self.timers.cancel(index, &mut self.connections);
         let entry = *self.connections.at(index);
         self.queues.take(index, &mut self.connections);
@@ -123,9 +160,11 @@ impl QueueSet {
         self.seats_waiting -= u64::from(entry.width());
         self.requested_seats -= u64::from(entry.width());
         self.counts.wait_no_more(&entry.arrival);
-        self.counts.reject(&entry.arrival, reason);
+        if let Some(reason) = reason {
+            self.counts.reject(&entry.arrival, reason);
+        }
         if self.policy.charges_continuously() {
-            self.change_flow(entry.arrival.hash, now, |flow| {
+            self.leave_flow(entry.arrival.hash, now, |flow| {
                 flow.waiting = flow.waiting.saturating_sub(1);
                 flow.connections = flow.connections.saturating_sub(1);
             });
@@ -192,7 +231,7 @@ impl QueueSet {
         give_back(&mut self.holds, width, taken_at);
         self.counts.release(&arrival);
         if counted {
-            self.change_flow(arrival.hash, now, |flow| {
+            self.leave_flow(arrival.hash, now, |flow| {
                 flow.connections = flow.connections.saturating_sub(1);
                 flow.seats = flow.seats.saturating_sub(u64::from(width));
             });

@@ -14,6 +14,16 @@ use crate::{seat_seconds::SeatSeconds, shuffle::Dealer};
 impl QueueSet {
     /// A connection asks for seats.
     pub fn arrive(&mut self, arrival: Arrival, now: u64) -> Verdict {
+        self.ask(arrival, None, now)
+    }
+
+    /// The same for a connection whose queue the caller has chosen, by its index. If hands are not
+    /// dealt of such a queue (any more), this queue set chooses.
+    pub fn arrive_in(&mut self, queue: u32, arrival: Arrival, now: u64) -> Verdict {
+        self.ask(arrival, Some(queue), now)
+    }
+
+    fn ask(&mut self, arrival: Arrival, queue: Option<u32>, now: u64) -> Verdict {
         self.synchronise(now);
         let width = arrival.width();
         if self.counts_flows() && self.is_flow_full(arrival.hash) {
@@ -31,7 +41,11 @@ impl QueueSet {
             Kind::Exempt | Kind::Reject => return Verdict::Admitted(self.admit(arrival, now)),
         };
 
-        let slot = self.choose_queue(&dealer, &arrival, now);
+        let chosen = queue.filter(|&queue| queue < dealer.deck_size());
+        let slot = match chosen {
+            Some(queue) => self.queues.slot(queue),
+            None => self.choose_queue(&dealer, &arrival, now),
+        };
         let no_room = match self.policy.keeps_defects() {
             true => self.holds.seats >= u64::from(self.limit),
             // All that could be dispatched already has been.
@@ -55,6 +69,7 @@ impl QueueSet {
             self.timers.set(index, deadline, &mut self.connections);
         }
         self.mixed_hands &= self.waiting > 0;
+        self.mixed_hands |= chosen.is_some_and(|queue| !dealer.deal(arrival.hash).contains(&queue));
         self.waiting += 1;
         self.seats_waiting += u64::from(width);
         self.requested_seats += u64::from(width);
@@ -139,6 +154,12 @@ impl QueueSet {
         }
     }
 
+    /// The same when a connection leaves.
+    pub(super) fn leave_flow(&mut self, hash: u64, now: u64, change: impl FnOnce(&mut Flow)) {
+        self.change_flow(hash, now, change);
+        self.flows.let_go(hash);
+    }
+
     /// The queue of the flow's hand for an arrival: the one with the least waiting work. Of equals,
     /// for connections, one whose own holds do not keep the arrival waiting; then the one that has
     /// been charged least; then the next in turn.
@@ -182,6 +203,7 @@ impl QueueSet {
 
     fn reject(&mut self, arrival: &Arrival, rejection: Rejection) -> Verdict {
         self.counts.reject(arrival, rejection);
+        self.flows.let_go(arrival.hash);
         Verdict::Rejected(rejection)
     }
 }

@@ -20,6 +20,8 @@ pub struct Flow {
     pub waiting: u32,
     /// Seats held, lingering ones included.
     pub seats: u64,
+    /// Whether somebody else counts its seats.
+    pub is_observed: bool,
     /// Whether it is in the list of idle flows, since when, and its neighbours there.
     is_idle: bool,
     idle_since: u64,
@@ -111,12 +113,24 @@ impl Flows {
         after.waiting > 0 && after.seats < before.seats
     }
 
+    /// Forgets a flow of which seats are observed and none waits: nobody says when they come back.
+    pub fn let_go(&mut self, hash: u64) {
+        let Some(&place) = self.by_hash.get(&hash) else {
+            return;
+        };
+        let flow = &self.places[place as usize];
+        if flow.is_observed && flow.waiting == 0 && !flow.is_idle {
+            self.forget(place);
+        }
+    }
+
     fn add(&mut self, hash: u64) -> u32 {
         let flow = Flow {
             hash,
             connections: 0,
             waiting: 0,
             seats: 0,
+            is_observed: false,
             is_idle: false,
             idle_since: 0,
             older: NONE,
@@ -153,6 +167,10 @@ impl Flows {
             return;
         }
         self.unlist(place);
+        self.forget(place);
+    }
+
+    fn forget(&mut self, place: u32) {
         self.by_hash.remove(&self.places[place as usize].hash);
         self.free.push(place);
     }
@@ -255,6 +273,28 @@ mod tests {
         flows.expire(5 + MEMORY);
         assert!(flows.find(1).is_none());
         assert_eq!(flows.claimants(), 3);
+    }
+
+    #[test]
+    fn flows_that_others_count_are_forgotten_when_none_waits() {
+        let mut flows = Flows::new();
+        flows.remember(3);
+        for (hash, waiting, seats, is_known) in [(1, 1, 4, true), (2, 0, 4, false), (3, 0, 0, true)]
+        {
+            flows.change(hash, 0, |flow| {
+                flow.connections = waiting + seats;
+                flow.waiting = waiting;
+                flow.seats = u64::from(seats);
+                flow.is_observed = true;
+            });
+            flows.let_go(hash);
+            assert_eq!(flows.find(hash).is_some(), is_known, "{hash}");
+        }
+        take(&mut flows, 4, 0);
+        flows.let_go(4);
+        flows.let_go(5);
+        assert!(flows.find(4).is_some(), "this one is counted here");
+        assert_eq!(flows.places.len(), 3, "places are used again");
     }
 
     #[test]

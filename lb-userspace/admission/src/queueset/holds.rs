@@ -1,5 +1,7 @@
 //! What the connections of a queue hold, as numbers, and for how long they hold it.
 
+use std::ops::AddAssign;
+
 use crate::seat_seconds::SeatSeconds;
 
 /// Lent seats should come back within so many nanoseconds.
@@ -58,6 +60,17 @@ impl Holds {
     /// All seat-seconds so far.
     pub fn used(&self, now: u64) -> SeatSeconds {
         self.released_time + self.held_time(now)
+    }
+}
+
+impl AddAssign for Holds {
+    fn add_assign(&mut self, other: Self) {
+        self.executing = self.executing.saturating_add(other.executing);
+        self.seats += other.seats;
+        self.half_open += other.half_open;
+        self.taken_at += other.taken_at;
+        self.released += other.released;
+        self.released_time += other.released_time;
     }
 }
 

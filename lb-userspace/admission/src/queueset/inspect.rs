@@ -75,7 +75,17 @@ impl QueueSet {
         self.borrowed_released
     }
 
-    /// Arrivals that chose a queue, rejected ones included.
+    /// Queues of which flows are dealt hands.
+    pub fn deck_size(&self) -> u32 {
+        self.kind.queues()
+    }
+
+    /// All queues, also those that are kept beyond these until they are empty.
+    pub fn queue_count(&self) -> u32 {
+        self.queues.len()
+    }
+
+    /// Arrivals for which a queue was chosen here, rejected ones included.
     pub fn enqueues(&self) -> u64 {
         self.enqueues
     }

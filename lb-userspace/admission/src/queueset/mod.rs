@@ -13,7 +13,8 @@
 //!    timer.
 //!
 //! Connections that hold seats are numbers: per queue, per flow, and in sum. Whoever lets
-//! connections in beside this queue set tells it those numbers ([`QueueSet::observe`]).
+//! connections in beside this queue set tells it those numbers ([`QueueSet::observe`]); it may also
+//! choose queues ([`QueueSet::arrive_in`]) and take over who was admitted ([`QueueSet::hand_over`]).
 //!
 //! Once the highest number of connections has been reached, decisions allocate no memory. Arrivals
 //! and ends cost the logarithm of the number of timers, and dispatches that of the number of
@@ -92,7 +93,7 @@ pub struct QueueSet {
     tick: Tick,
     /// Whether connections may wait in other queues than those of their present hands.
     mixed_hands: bool,
-    /// Arrivals that chose a queue.
+    /// Arrivals for which a queue was chosen here.
     enqueues: u64,
 
     waiting: u32,

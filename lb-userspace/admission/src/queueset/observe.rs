@@ -37,7 +37,27 @@ impl QueueSet {
         self.remove_surplus(slot);
     }
 
-    /// Sets what the connections of a level without queues hold.
+    /// Somebody else counts queues anew, from zero, because there are others. What was observed of
+    /// queues, all of it, belongs to connections in no queue from now on. Charges stay.
+    pub fn observe_anew(&mut self, now: u64) {
+        self.synchronise(now);
+        // Queues after one that is removed move up.
+        for queue in (0..self.queues.len()).rev() {
+            let slot = self.queues.slot(queue);
+            let usage = self.queues.at(slot).usage(now);
+            let held = self.queues.hold(slot, std::mem::take);
+            let queue = self.queues.at_mut(slot);
+            queue.set_usage(usage, now);
+            queue.observed = false;
+            self.observed_without_queue += held;
+            self.requested_seats = self.requested_seats.saturating_sub(held.seats);
+            self.reorder(slot);
+            self.remove_surplus(slot);
+        }
+        self.ready = true;
+    }
+
+    /// Sets what the connections hold that are in no queue, as all are at a level without queues.
     pub fn observe_without_queue(&mut self, holds: Holds, now: u64) {
         self.synchronise(now);
         let before = std::mem::replace(&mut self.observed_without_queue, holds);
@@ -46,7 +66,7 @@ impl QueueSet {
     }
 
     /// Sets how many connections of a flow hold seats, and how many seats. Its waiting connections
-    /// are known here.
+    /// are known here. The flow is forgotten when none waits any more.
     pub fn observe_flow(&mut self, hash: u64, connections: u32, seats: u64, now: u64) {
         if !self.counts_flows() {
             return;
@@ -55,6 +75,7 @@ impl QueueSet {
         self.change_flow(hash, now, |flow| {
             flow.connections = flow.waiting.saturating_add(connections);
             flow.seats = seats;
+            flow.is_observed = true;
         });
         self.ready = true;
     }
