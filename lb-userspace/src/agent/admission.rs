@@ -192,7 +192,7 @@ impl Admission {
             .map(|(name, number)| (&**name, *number));
         let counted = configured
             .chain(leaving)
-            .map(|(name, number)| (name, seats.read_level(number)));
+            .map(|(name, number)| (name, seats.read_level(number).into()));
         levels.observe_all(&counted.collect(), now);
         levels.advance(now);
         for (name, limit) in levels.limits() {

@@ -1,17 +1,33 @@
-//! The limits of priority levels: who lends how many seats to whom, by what levels hold.
+//! The levels of the node: who lends how many seats to whom, and who of those that wait is next.
 //!
-//! The kernel lets connections in and counts them. Every half second the limits are set anew. If the
-//! agent is away, they stay as they are.
+//! The kernel lets connections in and counts them, per level and per queue. Every half second the
+//! limits are set anew. If the agent is away, they stay as they are.
+//!
+//! Where all seats are taken, or others wait, the kernel chooses a queue and leaves the connection to
+//! the agent, which
+//! 1. says what its flow holds ([`Levels::observe_flow`]) and has it wait ([`Levels::park`]),
+//! 2. every few milliseconds takes over what the kernel has counted ([`Levels::observe`]), and turns
+//!    away those that have waited for too long ([`Levels::advance`]),
+//! 3. then asks who is [`Levels::next`], until nobody is. The kernel lets that one in and counts it
+//!    ([`Levels::let_in`]), or does not ([`Levels::not_let_in`]). Between question and answer nothing
+//!    may be observed or configured.
+
+mod seen;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
 use lb_admission::{
     configuration::InForce,
-    controller::{Controller, LevelError},
-    level::{Level, LevelKind, LimitResponse, Limited},
-    queueset::{Holds, Policy},
+    controller::{Controller, Event, LevelError, LevelId},
+    queueset::{
+        Arrival, Dispatch, Expiry, Grant, Handle, Holds, Policy, QueueState, Rejection, Verdict,
+    },
 };
-use lb_common::flow::Seats;
+
+pub use self::seen::Counted;
+use self::seen::{Count, Observed};
 
 /// How often limits are to be set, in nanoseconds.
 pub const PERIOD: u64 = 500_000_000;
@@ -19,19 +35,15 @@ pub const PERIOD: u64 = 500_000_000;
 /// The levels of the node.
 pub struct Levels {
     controller: Controller,
-    /// What each level was seen to hold.
-    seen: BTreeMap<String, Seen>,
+    observed: BTreeMap<String, Observed>,
 }
 
-/// What the kernel has counted of a level.
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    holds: Holds,
-    /// Seats taken so far, modulo 2^32.
-    taken: u32,
-    /// Connections refused so far.
-    refused: u64,
-    at: u64,
+/// Why a connection does not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotParked {
+    /// There is no such level, or it has no queues: the kernel is to be asked again.
+    NoQueue,
+    Rejected(Rejection),
 }
 
 impl Levels {
@@ -40,14 +52,14 @@ impl Levels {
     /// # Errors
     /// If the levels are impossible together, which a valid configuration's never are.
     pub fn new(in_force: &InForce, server_limit: u32, now: u64) -> Result<Self, LevelError> {
-        let levels = without_queues(in_force);
         Ok(Self {
-            controller: Controller::new(&levels, server_limit, Policy::Connections, now)?,
-            seen: BTreeMap::new(),
+            controller: Controller::new(&in_force.levels, server_limit, Policy::Connections, now)?,
+            observed: BTreeMap::new(),
         })
     }
 
-    /// Goes over to another configuration.
+    /// Goes over to another configuration. The kernel counts the queues of a level from zero if their
+    /// number has changed. Who waits goes on waiting; see [`Self::evict_leaving`].
     ///
     /// # Errors
     /// As [`Self::new`]; nothing has changed then.
@@ -57,53 +69,169 @@ impl Levels {
         server_limit: u32,
         now: u64,
     ) -> Result<(), LevelError> {
-        let levels = without_queues(in_force);
-        self.controller.configure(&levels, server_limit, now)
+        self.forget_absent();
+        let controller = &mut self.controller;
+        controller.configure(&in_force.levels, server_limit, now)?;
+        for (name, observed) in &mut self.observed {
+            let Some(level) = controller.find_present(name) else {
+                continue;
+            };
+            let queues = controller.level(level).deck_size();
+            if observed.queues.len() != queues as usize {
+                observed.renew(queues);
+                controller.observe_anew(level, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets levels that are gone: one of the same name is another level.
+    fn forget_absent(&mut self) {
+        self.observed
+            .retain(|name, _| self.controller.find_present(name).is_some());
     }
 
     /// Takes over what the kernel has counted of all levels. Of those that are not among them nobody
     /// is left.
-    pub fn observe_all(&mut self, counted: &BTreeMap<&str, Seats>, now: u64) {
-        self.seen
-            .retain(|name, _| self.controller.find_present(name).is_some());
+    pub fn observe_all(&mut self, counted: &BTreeMap<&str, Counted>, now: u64) {
+        self.forget_absent();
         for (name, counted) in counted {
             self.observe(name, counted, now);
         }
-        let seen = self.seen.iter().map(|(name, seen)| (name.clone(), *seen));
-        let left: Vec<_> = seen
+        let left = self.observed.iter();
+        let left: Vec<_> = left
             .filter(|(name, _)| !counted.contains_key(name.as_str()))
+            .map(|(name, observed)| (name.clone(), observed.nobody()))
             .collect();
-        for (name, seen) in left {
-            let nobody = Seats {
-                word: u64::from(seen.taken) << 32,
-                refused: seen.refused,
-                ..Seats::default()
-            };
+        for (name, nobody) in left {
             self.observe(&name, &nobody, now);
         }
     }
 
     /// Takes over what the kernel has counted of a level, which may be one that is no longer
-    /// configured but still has connections. Others are ignored.
-    fn observe(&mut self, name: &str, counted: &Seats, now: u64) {
-        let Some(level) = self.controller.find_present(name) else {
+    /// configured but still has connections. Others are ignored. Queues that have not changed cost a
+    /// comparison each.
+    pub fn observe(&mut self, name: &str, counted: &Counted, now: u64) {
+        let controller = &mut self.controller;
+        let Some(level) = controller.find_present(name) else {
             return;
         };
-        let is_new = !self.seen.contains_key(name);
-        let seen = self.seen.entry(name.to_owned()).or_default();
-        let refused = match is_new {
-            true => 0,
-            false => counted.refused.saturating_sub(seen.refused),
-        };
-        seen.follow(counted, is_new, now);
-        let controller = &mut self.controller;
-        controller.observe_without_queue(level, seen.holds, now);
-        controller.note_refused(level, refused, now);
+        let set = controller.level(level);
+        let (queues, all_queues) = (set.deck_size(), set.queue_count());
+        let observed = self.observed.entry(name.to_owned());
+        let observed = observed.or_insert_with(|| Observed::new(queues, counted, now));
+        let since = std::mem::replace(&mut observed.at, now);
+
+        // Queues that are kept for their waiters alone are unknown to the kernel. They go when they
+        // are empty; those after them move up then, and are to be observed again.
+        for queue in (queues..all_queues).rev() {
+            controller.observe(level, queue, Holds::default(), now);
+        }
+        let mut outside = Count::of(counted.level.word);
+        for (queue, seen) in (0..queues).zip(&mut observed.queues).rev() {
+            let word = counted.queues.get(queue as usize).copied().unwrap_or(0);
+            let count = Count::of(word);
+            outside = outside.without(count);
+            if seen.told != Some(word) {
+                seen.follow(count, since, now);
+                seen.told = (queues == all_queues).then_some(word);
+                controller.observe(level, queue, seen.holds, now);
+            }
+        }
+        observed.outside.follow(outside, since, now);
+        controller.observe_without_queue(level, observed.outside.holds, now);
+
+        let refused = counted.level.refused;
+        let before = std::mem::replace(&mut observed.refused, refused);
+        controller.note_refused(level, refused.saturating_sub(before), now);
     }
 
-    /// Lets everything happen that is due.
-    pub fn advance(&mut self, now: u64) {
-        while self.controller.fire(now).is_some() {}
+    /// Takes over how many connections of a flow the kernel has let in. To be called before one of it
+    /// is parked, and now and then while it waits.
+    pub fn observe_flow(&mut self, level: &str, flow: u64, connections: u32, now: u64) {
+        if let Some(level) = self.controller.find_present(level) {
+            let seats = u64::from(connections);
+            self.controller
+                .observe_flow(level, flow, connections, seats, now);
+        }
+    }
+
+    /// Has a connection wait, until the deadline at the latest, in a queue that the kernel has chosen
+    /// for its flow, which is given by its hash. `schema` is the number of its flow schema.
+    ///
+    /// # Errors
+    /// If it may not wait.
+    pub fn park(
+        &mut self,
+        level: &str,
+        queue: u32,
+        flow: u64,
+        schema: u32,
+        deadline: u64,
+        now: u64,
+    ) -> Result<(LevelId, Handle), NotParked> {
+        let level = self.controller.find(level).ok_or(NotParked::NoQueue)?;
+        let arrival = Arrival {
+            schema,
+            ..Arrival::connection(flow, 1, 0, Some(deadline))
+        };
+        match self.controller.arrive_in(level, queue, arrival, now) {
+            Verdict::Queued(connection) => Ok((level, connection)),
+            Verdict::Admitted(grant) => {
+                self.controller.abort(level, grant, now);
+                Err(NotParked::NoQueue)
+            }
+            Verdict::Rejected(rejection) => Err(NotParked::Rejected(rejection)),
+        }
+    }
+
+    /// Who is next, if there is a seat. It waits no longer: the kernel is to be asked to let it in.
+    pub fn next(&mut self, now: u64) -> Option<(LevelId, Handle, Grant)> {
+        let (level, dispatch) = self.controller.dispatch(now)?;
+        let Dispatch {
+            connection,
+            mut grant,
+        } = dispatch;
+        // The kernel watches handshakes.
+        self.controller.establish(level, &mut grant, now);
+        let queue = self.controller.level(level).queue_of_grant(&grant);
+        let observed = self.observed.get_mut(self.controller.name(level));
+        if let (Some(queue), Some(observed)) = (queue, observed) {
+            observed.touch(queue);
+        }
+        Some((level, connection, grant))
+    }
+
+    /// The kernel has let it in, and counts it.
+    pub fn let_in(&mut self, level: LevelId, grant: Grant, now: u64) {
+        self.controller.hand_over(level, grant, now);
+    }
+
+    /// The kernel has not let it in.
+    pub fn not_let_in(&mut self, level: LevelId, grant: Grant, now: u64) {
+        self.controller.abort(level, grant, now);
+    }
+
+    /// The client of a waiting connection is gone. False if it does not wait.
+    pub fn cancel(&mut self, level: LevelId, connection: Handle, now: u64) -> bool {
+        self.controller.cancel(level, connection, now)
+    }
+
+    /// Takes those out of their queues that wait at levels which are no longer configured. The kernel
+    /// lets nobody in there: it is to be asked again, by the schemas that are in force now.
+    pub fn evict_leaving(&mut self, now: u64) -> Vec<(LevelId, Handle)> {
+        self.controller.evict_leaving(now)
+    }
+
+    /// Lets everything happen that is due. Returns whose deadline has passed; they wait no longer.
+    pub fn advance(&mut self, now: u64) -> Vec<(LevelId, Handle)> {
+        let mut timed_out = Vec::new();
+        while let Some((_, event)) = self.controller.fire(now) {
+            if let Event::Expiry(level, Expiry::TimedOut(connection)) = event {
+                timed_out.push((level, connection));
+            }
+        }
+        timed_out
     }
 
     /// The limit of each level now.
@@ -111,174 +239,16 @@ impl Levels {
         let levels = self.controller.levels();
         levels.map(|(name, level)| (name, level.limit()))
     }
-}
 
-impl Seen {
-    /// Who has come and gone since is not known one by one. So those that went are taken to have
-    /// been there for as long as the others on average.
-    fn follow(&mut self, counted: &Seats, is_new: bool, now: u64) {
-        let used = u32::try_from(counted.used()).unwrap_or(0);
-        let (came, came_at) = match is_new {
-            true => (used, now),
-            // In the middle of the time since, on average.
-            false => (
-                counted.taken().wrapping_sub(self.taken),
-                self.at + (now - self.at) / 2,
-            ),
-        };
-        let holds = &mut self.holds;
-        holds.take(came, came_at);
-        let went = u32::try_from(holds.seats.saturating_sub(used.into())).unwrap_or(u32::MAX);
-        if went > 0 {
-            let age = holds.held_time(now).per_seat(holds.seats as f64);
-            holds.release(went, now.saturating_sub(age), now);
-        }
-        holds.executing = used;
-        (self.taken, self.refused, self.at) = (counted.taken(), counted.refused, now);
-    }
-}
-
-/// The levels as the kernel knows them: who finds no seat is refused at once.
-fn without_queues(in_force: &InForce) -> Vec<Level> {
-    let without_queues = |level: &Level| Level {
-        kind: match &level.kind {
-            LevelKind::Exempt => LevelKind::Exempt,
-            LevelKind::Limited(limited) => LevelKind::Limited(Limited {
-                response: LimitResponse::Reject,
-                ..limited.clone()
-            }),
-        },
-        ..level.clone()
-    };
-    in_force.levels.iter().map(without_queues).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use lb_admission::configuration::Configuration;
-
-    use super::*;
-    use crate::admission::objects::Objects;
-
-    const SECOND: u64 = 1_000_000_000;
-
-    /// Two levels: one lends half of its seats, the other has as many of its own.
-    fn in_force() -> InForce {
-        let level = |name: &str, lendable: u32| {
-            format!(
-                "---\napiVersion: node-lb.io/v1alpha1\nkind: PriorityLevel\nmetadata: {{name: {name}}}\n\
-                 spec: {{type: Limited, limited: {{nominalConcurrencyShares: 50, \
-                 lendablePercent: {lendable}, limitResponse: {{type: Reject}}}}}}\n"
-            )
-        };
-        let text = level("lender", 50) + &level("other", 0);
-        let mut objects = Objects::default();
-        objects.read([("a.yaml".into(), Ok(text.into_bytes()))]);
-        assert_eq!(objects.errors, []);
-        let configuration: Configuration = objects.configuration;
-        configuration.in_force()
+    /// How many connections wait at a level.
+    pub fn waiting(&self, level: &str) -> u32 {
+        let level = self.controller.find_present(level);
+        level.map_or(0, |level| self.controller.level(level).waiting())
     }
 
-    fn counted(taken: u32, used: u32) -> Seats {
-        Seats {
-            word: u64::from(taken) << 32 | u64::from(used),
-            ..Seats::default()
-        }
-    }
-
-    fn limit(levels: &Levels, name: &str) -> u32 {
-        let mut limits = levels.limits();
-        limits.find(|(known, _)| *known == name).unwrap().1
-    }
-
-    #[test]
-    fn a_level_in_demand_borrows_what_another_does_not_use() {
-        let mut levels = Levels::new(&in_force(), 1050, 0).unwrap();
-        assert!((500..=502).contains(&limit(&levels, "other")));
-        let mut taken = 0;
-        let mut highest = 0;
-        for step in 1..60 {
-            // Connections of a tenth of a second each, as many as it may have.
-            let used = limit(&levels, "other");
-            highest = highest.max(used);
-            taken += used * 5;
-            let now = step * PERIOD;
-            levels.observe("other", &counted(taken, used), now);
-            levels.observe("lender", &counted(0, 0), now);
-            levels.advance(now);
-        }
-        assert!(highest > 700, "{highest}");
-        assert!(limit(&levels, "lender") >= 250, "half is not lent");
-
-        // The lender wants its own back.
-        let mut used = 0;
-        for step in 60..100 {
-            used = limit(&levels, "lender");
-            let now = step * PERIOD;
-            let wants = Seats {
-                refused: 40 * step,
-                ..counted(used * step as u32, used)
-            };
-            levels.observe("lender", &wants, now);
-            let of_other = limit(&levels, "other");
-            taken += of_other * 5;
-            levels.observe("other", &counted(taken, of_other), now);
-            levels.advance(now);
-        }
-        assert!((500..=502).contains(&used), "{used}");
-    }
-
-    #[test]
-    fn a_level_that_is_deleted_keeps_its_seats_until_its_connections_end() {
-        let all = in_force();
-        let mut fewer = all.clone();
-        fewer.levels.retain(|level| level.name != "other");
-        for knows_the_number in [true, false] {
-            let mut levels = Levels::new(&all, 1050, 0).unwrap();
-            let mut step = 0;
-            let mut pass = |levels: &mut Levels, of_other: Option<Seats>| {
-                // More than the time after which limits follow at the latest.
-                for _ in 0..60 {
-                    step += 1;
-                    let lender = Some(("lender", counted(0, 0)));
-                    let other = of_other.map(|seats| ("other", seats));
-                    let all = lender.into_iter().chain(other).collect();
-                    levels.observe_all(&all, step * PERIOD);
-                    levels.advance(step * PERIOD);
-                }
-                step * PERIOD
-            };
-            let now = pass(&mut levels, Some(counted(40, 40)));
-            levels.configure(&fewer, 1050, now).unwrap();
-            pass(&mut levels, Some(counted(40, 40)));
-            assert!(levels.limits().any(|(name, _)| name == "other"));
-            pass(&mut levels, knows_the_number.then(|| counted(40, 0)));
-            assert!(levels.limits().all(|(name, _)| name != "other"));
-            assert!(levels.seen.len() < 3, "{:?}", levels.seen);
-        }
-    }
-
-    #[test]
-    fn who_holds_seats_for_long_borrows_little() {
-        let mut levels = Levels::new(&in_force(), 1050, 0).unwrap();
-        let mut used = 0;
-        for step in 1..200 {
-            used = limit(&levels, "other").max(used);
-            levels.observe("other", &counted(used, used), step * PERIOD);
-            levels.observe("lender", &counted(0, 0), step * PERIOD);
-            levels.advance(step * PERIOD);
-        }
-        assert!(used < 600, "{used}");
-    }
-
-    #[test]
-    fn what_was_there_before_the_agent_came_is_held_from_now_on() {
-        let mut seen = Seen::default();
-        seen.follow(&counted(1000, 40), true, SECOND);
-        assert_eq!((seen.holds.executing, seen.holds.seats), (40, 40));
-        seen.follow(&counted(1010, 30), false, 3 * SECOND);
-        assert_eq!((seen.holds.seats, seen.holds.released), (30, 20));
-        let held = seen.holds.held_time(3 * SECOND).per_seat(30.0);
-        assert!((SECOND..=2 * SECOND).contains(&held), "{held}");
+    /// The queues of a level, with who waits in each, and why.
+    pub fn queues(&self, level: &str) -> Vec<QueueState> {
+        let level = self.controller.find_present(level);
+        level.map_or_else(Vec::new, |level| self.controller.level(level).queues())
     }
 }
