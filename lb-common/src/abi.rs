@@ -13,6 +13,7 @@ use core::cmp::Ordering;
 use crate::{
     addr::{Address, Family, Ip4, Ip6},
     flow::{Timeouts, deadline::DEADLINES, party::PartyRule},
+    verdict::Reason,
 };
 
 /// Version of the layouts in this file; part of the path that maps are pinned under.
@@ -68,6 +69,9 @@ layout! {
     RejectBudget = 8,
     crate::flow::Hop = 32,
     crate::flow::Seats = 64,
+    crate::flow::queue::LevelQueues = 32,
+    crate::flow::queue::Queue = 16,
+    crate::flow::queue::Waiter = 296,
     crate::flow::Flow<Ip4> = 64,
     crate::flow::Flow<Ip6> = 128,
     crate::trace::Trace = 152,
@@ -491,6 +495,25 @@ pub mod copy_word {
     pub const LEFT: usize = 3;
 }
 
+/// Words of the context (`cb`) by which the agent and `end_wait` communicate.
+pub mod turn_word {
+    /// In: [`LET_IN`], [`ASK_AGAIN`], or the [`Reason`](crate::verdict::Reason) to turn the connection away.
+    pub const COMMAND: usize = 0;
+    /// In: to turn it away, the number of its flow schema; to let it in, the
+    /// [card](crate::flow::party::Taker::card) of the queue in which it waited.
+    pub const DETAIL: usize = 1;
+    /// In: the device by which the SYN came and comes in again once the connection has a flow; 0 if
+    /// it does not.
+    pub const IFINDEX: usize = 2;
+    /// Out: the [`Reason`](crate::verdict::Reason) with which that ended.
+    pub const REASON: usize = 3;
+
+    /// The connection has its turn.
+    pub const LET_IN: u32 = u32::MAX;
+    /// Its SYN comes in as if it had not waited.
+    pub const ASK_AGAIN: u32 = u32::MAX - 1;
+}
+
 /// The element of `LIMITS`: what flows may use, and for how long.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -598,8 +621,9 @@ impl Decision {
 pub struct FlowSchema {
     /// Number of its priority level: index into `LEVELS`.
     pub level: u32,
-    /// What a client is told whose connection finds no seat: a [`RejectAnswer`].
-    pub answer: u32,
+    /// What a client is told whose connection finds no seat: a [`RejectAnswer`] of eight bits for
+    /// each of the reasons that [`RejectAnswer::of`] names.
+    pub answers: u32,
     /// Connections that were let in.
     pub admitted: u64,
     /// Those of them that were let in above the limit, because it is only audited.
@@ -636,6 +660,23 @@ pub enum RejectAnswer {
 }
 
 impl RejectAnswer {
+    /// What [`FlowSchema::answers`] say for a reason: bits 0-7 are for [`Reason::ConcurrencyLimit`] and
+    /// [`Reason::FlowLimit`], 8-15 for [`Reason::QueueFull`], and 16-23 for [`Reason::TimeOut`].
+    #[inline(always)]
+    pub fn of(answers: u32, reason: Reason) -> Self {
+        Self::from_u32(match reason {
+            Reason::QueueFull => answers >> 8 & 0xff,
+            Reason::TimeOut => answers >> 16 & 0xff,
+            _ => answers & 0xff,
+        })
+    }
+
+    /// [`FlowSchema::answers`]: what is told where all seats are taken, where the queue is full, and
+    /// after a wait in vain.
+    pub fn join(full: Self, queue_full: Self, time_out: Self) -> u32 {
+        full as u32 | (queue_full as u32) << 8 | (time_out as u32) << 16
+    }
+
     /// The answer with this number; unknown numbers count as a reset.
     #[inline(always)]
     pub fn from_u32(answer: u32) -> Self {

@@ -18,6 +18,10 @@ pub const HOPS: usize = 16_384;
 pub const SEATS: usize = crate::flow::limit::LIMITS;
 pub const LEVELS: usize = crate::flow::limit::LEVEL_NUMBERS;
 pub const FLOW_SCHEMAS: usize = 8_192;
+pub const LEVEL_QUEUES: usize = LEVELS;
+pub const QUEUES: usize = crate::flow::queue::QUEUES;
+/// Bytes.
+pub const WAITERS: usize = 1 << 20;
 pub const PARTIES: usize = crate::flow::party::PARTIES;
 pub const DESTINATION_CLASSES: usize = 65_536;
 pub const SOURCE_CLASSES: usize = 65_536;

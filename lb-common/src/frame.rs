@@ -1,6 +1,12 @@
 //! A packet at a hook, and what hooks do differently.
 
-use crate::{addr::Address, checksum::Difference, flow::Ethernet, packet::Packet, parse::ETHERNET};
+use crate::{
+    addr::Address,
+    checksum::Difference,
+    flow::{Ethernet, queue::KEPT},
+    packet::Packet,
+    parse::ETHERNET,
+};
 
 /// A packet with the header of its link that can be changed in place.
 pub trait Frame {
@@ -40,6 +46,10 @@ pub trait Frame {
     fn add_ethernet(&mut self) -> Option<()> {
         None
     }
+
+    /// Copies the first bytes of the packet. Returns the packet's length with its link header, or `None`
+    /// if its bytes cannot be read.
+    fn copy_to(&self, bytes: &mut [u8; KEPT]) -> Option<u32>;
 
     /// Gives the frame the Ethernet header that it leaves with. `ethertype` is in host order. For
     /// devices that take packets without a header, the kernel removes it.

@@ -6,12 +6,13 @@ use core::ptr::NonNull;
 use crate::{
     abi::{
         Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Plan,
-        ServiceFlows, ServiceStats, Shortages, TunnelSource,
+        EndpointMemory, EndpointState, FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows,
+        ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip6},
     atomic,
     flow::{Hop, hop::Hops, slots::Slots},
+    frame::Frame,
     verdict::Reason,
     work::Work,
 };
@@ -84,7 +85,8 @@ pub trait Services<A: Address> {
             // SAFETY: elements of maps stay; the word is a counter.
             unsafe {
                 match reason {
-                    Reason::NoEndpoints | Reason::ConcurrencyLimit | Reason::FlowLimit => {
+                    Reason::Parked => {}
+                    _ if reason == Reason::NoEndpoints || reason.is_limit() => {
                         atomic::add(&raw mut (*stats).rejected, 1);
                     }
                     _ => atomic::add(&raw mut (*stats).dropped, 1),
@@ -147,8 +149,11 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn source_class(&self, set: u32, address: Ip6) -> u32;
     /// A decision of connection admission.
     fn decision(&self, index: u32) -> Option<Decision>;
-    /// A flow schema, by its number.
-    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>>;
+    /// [`shortest`](crate::flow::queue::shortest) of a level, by its number.
+    fn shortest_queue(&self, level: u32, party: u64) -> u32;
+    /// Hands a SYN of this party to the agent, which keeps it until its connection has its turn. Returns
+    /// whether there was room. `queue` is the index of the queue that counts the connection.
+    fn park<F: Frame>(&self, frame: &F, work: &Work<A>, party: u64, queue: u32) -> bool;
     /// Index of the flow that a packet's first fragment was of.
     fn fragment(&self, key: &FragmentKey) -> Option<u32>;
     /// Remembers the flow of a packet's first fragment, by the flow's index.

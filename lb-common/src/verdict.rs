@@ -110,13 +110,28 @@ reasons! {
     FlowLimit = "flow-limit",
     /// The connection has run into a deadline of its flow schema: whoever still sends is reset.
     DeadlineExceeded = "deadline-exceeded",
+    /// All seats of the connection's priority level are taken, or others wait for one: the agent keeps
+    /// the SYN until the connection has its turn.
+    Parked = "parked",
+    /// All seats of the connection's priority level are taken, and so many others wait for one that it
+    /// must not: the client is refused.
+    QueueFull = "queue-full",
+    /// The connection has waited for a seat as long as it may: the client is refused.
+    TimeOut = "time-out",
 }
 
 impl Reason {
     /// Whether it says that a limit of connections is reached.
     #[inline(always)]
     pub fn is_limit(self) -> bool {
-        matches!(self, Self::ConcurrencyLimit | Self::FlowLimit)
+        matches!(
+            self,
+            Self::ConcurrencyLimit
+                | Self::FlowLimit
+                | Self::Parked
+                | Self::QueueFull
+                | Self::TimeOut
+        )
     }
 }
 

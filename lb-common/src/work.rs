@@ -4,7 +4,12 @@ use crate::{
     abi::{Device, FragmentKey, Frontend, FrontendKind},
     addr::Address,
     answer::Message,
-    flow::{Hop, claim::Refused, party::Taker, seats::Asked},
+    flow::{
+        Hop,
+        claim::Refused,
+        party::Taker,
+        seats::{Asked, Start},
+    },
     parse::{Segment, Tuple},
     trace::{Headers, Trail},
     verdict::{Hook, Reason, Verdict},
@@ -45,6 +50,9 @@ pub struct Work<A> {
     pub most: u32,
     /// A flow that is being opened.
     pub opening: Opening,
+    /// Not 0 if the connection has waited for a seat, and has its turn: bit 0 is set, and above it is its
+    /// queue's [card](Taker::card). Only the agent's program, which has room of its own, sets it.
+    pub has_turn: u32,
     /// Id of an endpoint that a connection has left; 0 means none.
     pub avoided: u32,
     /// Why a record could not be claimed.
@@ -57,6 +65,15 @@ pub struct Work<A> {
 }
 
 impl<A: Address> Work<A> {
+    /// How the flow begins that the packet opens, which may be a SYN.
+    #[inline(always)]
+    pub fn start(&self, opens: bool) -> Start {
+        match Start::of(self.tuple.protocol, opens) {
+            Start::Handshake if self.has_turn != 0 => Start::Turn,
+            start => start,
+        }
+    }
+
     /// Completes the trail at the end of the packet's way.
     #[inline(always)]
     pub fn end_trail(&mut self, hook: Hook, ifindex: u32, verdict: Verdict) {
@@ -157,4 +174,6 @@ pub enum Refusal {
     /// The client is told.
     Reject,
     Drop,
+    /// The connection has to wait for a seat.
+    Park,
 }

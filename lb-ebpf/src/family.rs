@@ -14,6 +14,8 @@ use lb_common::{
 /// that the verifier looks at once.
 pub trait FamilyMaps: Address {
     fn work(hook: Hook) -> Option<*mut Work<Self>>;
+    /// Room for the SYN of a connection that has its turn.
+    fn turn_work() -> Option<*mut Work<Self>>;
     fn frontend(key: &FrontendKey<Self>) -> Option<Frontend>;
     fn flow(index: u32) -> Option<*mut Flow<Self>>;
     /// [`lb_common::pipeline::open_index`] as a function that the verifier looks at once.
@@ -41,7 +43,7 @@ pub trait FamilyMaps: Address {
     /// [`lb_common::flow::seats::join_party`], likewise.
     fn join_party(forward: u32, ports: u32, most: u32) -> u64;
     /// [`lb_common::flow::seats::leave_party`], likewise.
-    fn leave_party(forward: u32, ports: u32);
+    fn leave_party(forward: u32, ports: u32) -> u64;
     /// [`lb_common::pipeline::copy_slot`], likewise; a [`lb_common::pipeline::Copied`].
     fn copy_slot(index: u32) -> u64;
     /// Logs a packet if somebody traces it.

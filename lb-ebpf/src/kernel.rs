@@ -18,9 +18,10 @@ use lb_common::{
         Ethernet, Hop, Record, Seats, Timeouts,
         hop::Hops,
         limit,
-        party::PartyRule,
+        queue::{LevelQueues, Queue},
         slots::{Purpose, Slots, Steps},
     },
+    frame::Frame,
     parse::{Segment, Tuple},
     tables::{NextHop, Services, Tables},
     verdict::{Hook, Reason},
@@ -31,10 +32,12 @@ use crate::{
     family::FamilyMaps,
     maps::{
         AFFINITY, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_MEMORY,
-        ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVELS, LIMITS, LOCAL_ADDRESSES,
-        MAGLEV, PACKETS, PARTIES, PLANS, REJECT_BUDGET, SEATS, SERVICE_FLOWS, SERVICE_SHORTAGES,
-        SERVICE_STATS, SERVICES, SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES, WAYS_BACK,
+        ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVEL_QUEUES, LEVELS, LIMITS,
+        LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES, REJECT_BUDGET, SEATS,
+        SERVICE_FLOWS, SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_CLASSES, SOURCE_RANGES,
+        TUNNEL_SOURCES, WAITERS, WAYS_BACK,
     },
+    steps,
 };
 
 /// The maps and helpers, as a hook sees them.
@@ -233,10 +236,18 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<
     }
 
     #[inline(always)]
-    fn party_rule(&self, schema: u32) -> Option<NonNull<PartyRule>> {
-        let schema = FLOW_SCHEMAS.get_ptr_mut(schema)?;
-        // SAFETY: an element of a map.
-        NonNull::new(unsafe { &raw mut (*schema).rule })
+    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
+        FLOW_SCHEMAS.get_ptr_mut(number).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn level_queues(&self, level: u32) -> Option<NonNull<LevelQueues>> {
+        LEVEL_QUEUES.get_ptr_mut(level).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
+    fn queue(&self, index: u32) -> Option<NonNull<Queue>> {
+        QUEUES.get_ptr_mut(index).and_then(NonNull::new)
     }
 
     #[inline(always)]
@@ -290,8 +301,13 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     }
 
     #[inline(always)]
-    fn leave_party(&self, forward: u32, ports: u32) {
-        A::leave_party(forward, ports);
+    fn leave_party(&self, forward: u32, ports: u32) -> u64 {
+        A::leave_party(forward, ports)
+    }
+
+    #[inline(always)]
+    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
+        steps::charge(level, party, ports, is_over.into());
     }
 
     #[inline(always)]
@@ -438,8 +454,36 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     }
 
     #[inline(always)]
-    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
-        FLOW_SCHEMAS.get_ptr_mut(number).and_then(NonNull::new)
+    fn shortest_queue(&self, level: u32, party: u64) -> u32 {
+        steps::shortest_queue(level, party)
+    }
+
+    #[inline(always)]
+    fn park<F: Frame>(&self, frame: &F, work: &Work<A>, party: u64, queue: u32) -> bool {
+        let Some(mut entry) = WAITERS.reserve(0) else {
+            return false;
+        };
+        let waiter = entry.as_mut_ptr();
+        // SAFETY: room that is this program's alone until it is submitted; every field is written.
+        let copied = unsafe {
+            (*waiter).party = party;
+            (*waiter).level = work.level;
+            (*waiter).schema = work.schema;
+            (*waiter).queue = queue;
+            (*waiter).ifindex = frame.ifindex();
+            (*waiter).has_ethernet = (F::LINK_HEADER != 0).into();
+            (*waiter).is_inside = work.taker.is_inside().into();
+            (*waiter).pad = 0;
+            frame.copy_to(&mut (*waiter).packet)
+        };
+        let Some(length) = copied else {
+            entry.discard(0);
+            return false;
+        };
+        // SAFETY: as above.
+        unsafe { (*waiter).length = length };
+        entry.submit(0);
+        true
     }
 
     #[inline(always)]

@@ -59,6 +59,12 @@ pub fn copy_flows(ctx: TcContext) -> i32 {
     resize::copy_flows(ctx.skb.skb)
 }
 
+/// Ends a connection's wait for a seat. The agent runs it; it is not attached to anything.
+#[classifier]
+pub fn end_wait(ctx: TcContext) -> i32 {
+    tc::end_wait(ctx.skb.skb)
+}
+
 /// `connect` of IPv4 sockets.
 #[cgroup_sock_addr(connect4)]
 pub fn connect4(ctx: SockAddrContext) -> i32 {

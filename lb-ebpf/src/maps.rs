@@ -3,7 +3,7 @@
 use aya_ebpf::{
     Global,
     bindings::BPF_F_MMAPABLE,
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
     macros::btf_map,
 };
 use lb_common::{
@@ -15,7 +15,10 @@ use lb_common::{
     },
     addr::{Ip4, Ip6},
     entries,
-    flow::{Flow, Hop, Seats},
+    flow::{
+        Flow, Hop, Seats,
+        queue::{LevelQueues, Queue, Waiter},
+    },
     pipeline::RINGS,
     trace::Trace,
     verdict::{COUNTERS, Hook},
@@ -136,6 +139,24 @@ pub static FLOW_SCHEMAS: Array<FlowSchema, { entries::FLOW_SCHEMAS }, MMAP> = Ar
 /// Parties that hold seats: a part of each one's hash and its connections.
 #[btf_map]
 pub static PARTIES: Array<u64, { entries::PARTIES }, MMAP> = Array::new();
+
+/// The queues of priority levels, by the levels' numbers.
+#[btf_map]
+pub static LEVEL_QUEUES: Array<LevelQueues, { entries::LEVEL_QUEUES }, MMAP> = Array::new();
+
+/// Queues: the seats that are charged to each, and how many wait in it.
+#[btf_map]
+pub static QUEUES: Array<Queue, { entries::QUEUES }, MMAP> = Array::new();
+
+/// Connections that have begun to wait, for the agent.
+#[btf_map]
+pub static WAITERS: RingBuf<Waiter, { entries::WAITERS }> = RingBuf::new();
+
+/// Room to work on the SYN of a connection that has its turn.
+#[btf_map]
+pub static TURN_WORK4: PerCpuArray<Work<Ip4>, 1> = PerCpuArray::new();
+#[btf_map]
+pub static TURN_WORK6: PerCpuArray<Work<Ip6>, 1> = PerCpuArray::new();
 
 /// Class of a frontend → the flow schema that takes its connections.
 #[btf_map]

@@ -4,7 +4,11 @@
 use lb_common::{
     abi::{Frontend, FrontendKey},
     addr::{Ip4, Ip6},
-    flow::{Flow, claim, end, party, resize, seats, slots::Purpose, table},
+    flow::{
+        Flow, claim, end, party, queue, resize, seats,
+        slots::{Purpose, Slots},
+        table,
+    },
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
     trace::Trail,
@@ -17,7 +21,7 @@ use crate::{
     kernel::Kernel,
     maps::{
         FLOWS4, FLOWS6, FRONTENDS4, FRONTENDS6, HALF_OPEN_CURSORS, HALF_OPEN4, HALF_OPEN6,
-        OTHER_FLOWS4, OTHER_FLOWS6, OTHER_MASK4, OTHER_MASK6, WORK4, WORK6,
+        OTHER_FLOWS4, OTHER_FLOWS6, OTHER_MASK4, OTHER_MASK6, TURN_WORK4, TURN_WORK6, WORK4, WORK6,
     },
     trace::{trace4, trace6},
 };
@@ -136,7 +140,7 @@ pub extern "C" fn join_party4(forward: u32, ports: u32, most: u32) -> u64 {
     join_party::<Ip4>(forward, ports, most)
 }
 
-/// [`FamilyMaps::leave_party`] for IPv4. Always 0.
+/// [`FamilyMaps::leave_party`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn leave_party4(forward: u32, ports: u32) -> u64 {
@@ -150,11 +154,34 @@ pub extern "C" fn join_party6(forward: u32, ports: u32, most: u32) -> u64 {
     join_party::<Ip6>(forward, ports, most)
 }
 
-/// [`FamilyMaps::leave_party`] for IPv6. Always 0.
+/// [`FamilyMaps::leave_party`] for IPv6.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn leave_party6(forward: u32, ports: u32) -> u64 {
     leave_party::<Ip6>(forward, ports)
+}
+
+/// [`lb_common::flow::queue::charge`]. Always 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn charge(level: u32, party: u64, ports: u32, is_over: u32) -> u64 {
+    if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
+        queue::charge::<Ip4, _>(&kernel, level, party, ports, is_over != 0);
+    }
+    0
+}
+
+/// [`lb_common::flow::queue::shortest`] of a level.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn shortest_queue(level: u32, party: u64) -> u32 {
+    let Some(kernel) = Kernel::<_, true, false>::new((), 0) else {
+        return queue::ALL_FULL;
+    };
+    match Slots::<Ip4>::level_queues(&kernel, level) {
+        Some(queues) => queue::shortest::<Ip4, _>(&kernel, &queue::read(queues), party),
+        None => queue::ALL_FULL,
+    }
 }
 
 /// [`FamilyMaps::find_other_index`] for IPv4.
@@ -235,10 +262,10 @@ fn join_party<A: FamilyMaps>(forward: u32, ports: u32, most: u32) -> u64 {
 
 #[inline(always)]
 fn leave_party<A: FamilyMaps>(forward: u32, ports: u32) -> u64 {
-    if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
-        seats::leave_party::<A, _>(&kernel, forward, ports);
-    }
-    0
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(0, |kernel| {
+        seats::leave_party::<A, _>(&kernel, forward, ports)
+    })
 }
 
 #[inline(always)]
@@ -329,6 +356,11 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
+    fn turn_work() -> Option<*mut Work<Self>> {
+        TURN_WORK4.get_ptr_mut(0)
+    }
+
+    #[inline(always)]
     fn frontend(key: &FrontendKey<Self>) -> Option<Frontend> {
         // SAFETY: eight bytes, replaced as a whole.
         unsafe { FRONTENDS4.get(key) }.copied()
@@ -400,8 +432,8 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
-    fn leave_party(forward: u32, ports: u32) {
-        leave_party4(forward, ports);
+    fn leave_party(forward: u32, ports: u32) -> u64 {
+        leave_party4(forward, ports)
     }
 
     #[inline(always)]
@@ -429,6 +461,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn work(hook: Hook) -> Option<*mut Work<Self>> {
         WORK6.get_ptr_mut(hook as u32)
+    }
+
+    #[inline(always)]
+    fn turn_work() -> Option<*mut Work<Self>> {
+        TURN_WORK6.get_ptr_mut(0)
     }
 
     #[inline(always)]
@@ -503,8 +540,8 @@ impl FamilyMaps for Ip6 {
     }
 
     #[inline(always)]
-    fn leave_party(forward: u32, ports: u32) {
-        leave_party6(forward, ports);
+    fn leave_party(forward: u32, ports: u32) -> u64 {
+        leave_party6(forward, ports)
     }
 
     #[inline(always)]

@@ -3,19 +3,20 @@
 
 use aya_ebpf::{
     bindings::{
-        __sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, TC_ACT_SHOT, TC_ACT_UNSPEC,
-        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_hdr_start_off::BPF_HDR_START_MAC,
+        __sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, TC_ACT_SHOT,
+        TC_ACT_UNSPEC, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_hdr_start_off::BPF_HDR_START_MAC,
     },
     helpers::generated::{
-        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes_relative,
-        bpf_skb_pull_data, bpf_skb_store_bytes,
+        bpf_clone_redirect, bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
+        bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes,
+        bpf_skb_load_bytes_relative, bpf_skb_pull_data, bpf_skb_store_bytes,
     },
 };
 use lb_common::{
-    abi::OWN_SOCKET_PRIORITY,
+    abi::{OWN_SOCKET_PRIORITY, turn_word},
     addr::{Address, Family, Ip4, Ip6},
     checksum::Difference,
+    flow::queue::{KEPT, kept},
     frame::Frame,
     packet::Packet,
     parse::{self, ETHERNET},
@@ -89,6 +90,67 @@ impl Direction for Egress {
     ) -> Verdict {
         pipeline::egress(kernel, frame, work)
     }
+}
+
+/// Ends the wait of a connection whose SYN this is, as the words of the context say: gives it a flow, and
+/// has the SYN come in again by its device; or tells its client that it is refused.
+#[inline(always)]
+pub fn end_wait(skb: *mut __sk_buff) -> i32 {
+    // SAFETY: the program's own context.
+    let (command, detail) = unsafe {
+        let words = &(*skb).cb;
+        (words[turn_word::COMMAND], words[turn_word::DETAIL])
+    };
+    let mut frame = SkbFrame::<false> { skb };
+    let Some(kernel) = Kernel::<_, true, false>::new(skb, frame.ifindex()) else {
+        return 0;
+    };
+    let reason = match frame.ethertype() {
+        _ if command == turn_word::ASK_AGAIN => Reason::Malformed,
+        Some(Ip4::ETHERTYPE) => end_wait_of::<Ip4>(&kernel, &mut frame, command, detail),
+        Some(Ip6::ETHERTYPE) => end_wait_of::<Ip6>(&kernel, &mut frame, command, detail),
+        _ => Reason::NotIp,
+    };
+    // SAFETY: the program's own context.
+    let device = unsafe {
+        (*skb).cb[turn_word::REASON] = reason as u32;
+        (*skb).cb[turn_word::IFINDEX]
+    };
+    if device != 0 && !reason.is_limit() {
+        frame.send_copy(device, BPF_F_INGRESS.into());
+    }
+    0
+}
+
+/// Lets a connection in, or tells its client that it is refused. Returns why it has no flow, or that it has
+/// one.
+#[inline(always)]
+fn end_wait_of<A: FamilyMaps>(
+    kernel: &Kernel<*mut __sk_buff, true, false>,
+    frame: &mut SkbFrame<false>,
+    command: u32,
+    detail: u32,
+) -> Reason {
+    let Some(work) = A::turn_work() else {
+        return Reason::NotIp;
+    };
+    // SAFETY: the element is this CPU's, and nobody else uses it while this program runs.
+    let work = unsafe { &mut *work };
+    if command == turn_word::LET_IN {
+        return pipeline::let_in(kernel, frame, work, detail);
+    }
+    let reason = match command {
+        reason if reason == Reason::FlowLimit as u32 => Reason::FlowLimit,
+        reason if reason == Reason::QueueFull as u32 => Reason::QueueFull,
+        _ => Reason::TimeOut,
+    };
+    let verdict = pipeline::turn_away(kernel, frame, work, detail, reason);
+    if verdict.action == Action::Answer {
+        // SAFETY: the program's own context.
+        unsafe { (*frame.skb).tc_index = SENT_ON };
+        frame.send_copy(frame.ifindex(), 0);
+    }
+    reason
 }
 
 #[inline(always)]
@@ -189,6 +251,14 @@ impl<const L3: bool> SkbFrame<L3> {
             }
             sent_on
         }
+    }
+
+    /// Has a copy of the frame leave by a device or, with `BPF_F_INGRESS`, come in by it.
+    #[inline(always)]
+    fn send_copy(&self, ifindex: u32, flags: u64) {
+        // SAFETY: the program's own context, and plain numbers. Without memory, the copy is lost like any
+        // packet.
+        unsafe { bpf_clone_redirect(self.skb, ifindex, flags) };
     }
 
     /// Adds bytes in front of the packet, which are to become an IP header on devices without
@@ -346,6 +416,16 @@ impl<const L3: bool> Frame for SkbFrame<L3> {
     fn change_sum(&mut self, change: Difference) {
         // SAFETY: the program's own context. It fails where the kernel has no sum.
         unsafe { bpf_csum_update(self.skb, change.to_u32()) };
+    }
+
+    #[inline(always)]
+    fn copy_to(&self, bytes: &mut [u8; KEPT]) -> Option<u32> {
+        // SAFETY: the program's own context, and memory as long as said.
+        unsafe {
+            let length = (*self.skb).len;
+            (bpf_skb_load_bytes(self.skb.cast(), 0, bytes.as_mut_ptr().cast(), kept(length)) == 0)
+                .then_some(length)
+        }
     }
 
     #[inline(always)]

@@ -2,11 +2,15 @@
 
 use aya_ebpf::{
     bindings::{xdp_action, xdp_md},
-    helpers::generated::{bpf_redirect, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
+    helpers::generated::{
+        bpf_redirect, bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len,
+        bpf_xdp_load_bytes,
+    },
 };
 use lb_common::{
     addr::{Address, Ip4, Ip6},
     checksum::Difference,
+    flow::queue::{KEPT, kept},
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
     parse, pipeline,
@@ -103,6 +107,16 @@ impl<const VIRTUAL: bool> Frame for XdpFrame<VIRTUAL> {
         udp: bool,
     ) -> Option<()> {
         change_checksum_in_place(self.packet(), offset, pseudo.and(covered), udp)
+    }
+
+    #[inline(always)]
+    fn copy_to(&self, bytes: &mut [u8; KEPT]) -> Option<u32> {
+        // SAFETY: the program's own context, and memory as long as said.
+        unsafe {
+            let length = bpf_xdp_get_buff_len(self.ctx) as u32;
+            (bpf_xdp_load_bytes(self.ctx, 0, bytes.as_mut_ptr().cast(), kept(length)) == 0)
+                .then_some(length)
+        }
     }
 
     #[inline(always)]

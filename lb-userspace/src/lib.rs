@@ -10,6 +10,7 @@
 //! | [`memory`] | the same into tables in memory, for `explain` and tests |
 //! | [`admission`] | the objects of connection admission, and the limits of priority levels |
 //! | [`flows`] | ageing and clean-up of the flow tables |
+//! | [`waiting`] | connections that wait for a seat |
 //! | [`trace`] | what is asked about live packets, and what is told of each |
 //! | [`conntrack_sysctls`] | settings of the kernel's own connection tracking |
 //! | [`health`], [`http`], [`metrics`] | what load balancers, the kubelet and Prometheus ask |
@@ -35,6 +36,7 @@ pub mod admission;
 pub mod conntrack_sysctls;
 pub mod flows;
 pub mod trace;
+pub mod waiting;
 
 pub mod health;
 pub mod http;

@@ -54,6 +54,8 @@ pub mod limit_flag {
     pub const STRICT: u32 = 1 << 0;
     /// Connections above the limit are counted, and let in.
     pub const AUDIT: u32 = 1 << 1;
+    /// Connections that find no seat wait for one, in the [queues](super::queue) of the level.
+    pub const QUEUES: u32 = 1 << 2;
 }
 
 /// [`Seats::word`] after one seat was taken, less what it was before.
@@ -89,6 +91,12 @@ pub fn is_full(seats: NonNull<Seats>) -> bool {
 #[inline(always)]
 pub fn is_audited(seats: NonNull<Seats>) -> bool {
     flags(seats.as_ptr()) & limit_flag::AUDIT != 0
+}
+
+/// Whether connections wait for a seat here that find none.
+#[inline(always)]
+pub fn has_queues(seats: NonNull<Seats>) -> bool {
+    flags(seats.as_ptr()) & (limit_flag::QUEUES | limit_flag::AUDIT) == limit_flag::QUEUES
 }
 
 /// Whether handshakes hold no seats: a connection takes them when its handshake is complete. The

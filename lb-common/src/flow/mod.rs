@@ -3,10 +3,11 @@
 //! In reading order: what a record holds ([`Flow`]), how it changes hands ([`record`]), where it
 //! lies ([`slots`]) and is found ([`table`]), where its packets leave ([`hop`]), how far its
 //! connection has come ([`stage`]), what a TCP segment may say about that ([`tcp`]), when it makes
-//! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be ([`limit`]),
-//! also of one client ([`party`]), which ones count ([`seats`]) and for how long ([`deadline`]), what
-//! becomes of the records of other versions ([`foreign`]), and how flows get into a table of another size
-//! ([`resize`]). [`steps`] ties these together where there is no verifier.
+//! room for another ([`end`]), how a new flow gets one ([`claim`]), how many there may be
+//! ([`limit`]), also of one client ([`party`]), where they wait ([`queue`]), which ones count
+//! ([`seats`]) and for how long ([`deadline`]), what becomes of the records of other versions
+//! ([`foreign`]), and how flows get into a table of another size ([`resize`]). [`steps`] ties these
+//! together where there is no verifier.
 
 pub mod claim;
 pub mod deadline;
@@ -16,6 +17,7 @@ pub mod foreign;
 pub mod hop;
 pub mod limit;
 pub mod party;
+pub mod queue;
 pub mod record;
 pub mod resize;
 pub mod seats;

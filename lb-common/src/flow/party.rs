@@ -41,7 +41,7 @@ const ATTEMPTS: usize = 3;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartyRule {
-    /// The most connections; 0 means that there is no limit, and parties are not counted.
+    /// The most connections; [`ANY`] means that there is no limit, 0 that parties are not counted either.
     pub most: u32,
     /// Bits 0-7 and 8-15: how many bits of an IPv4 or IPv6 source tell. Above: [`party_by`].
     pub by: u32,
@@ -57,6 +57,11 @@ pub enum Common {
 }
 
 impl PartyRule {
+    /// The most connections of a party, if there is a limit.
+    pub fn limit(self) -> Option<u32> {
+        Some(self.most).filter(|most| (1..ANY).contains(most))
+    }
+
     /// For a source, which may be a pod or the node. [`party`] decides the same in the kernel.
     pub fn common(self, source: IpAddr, is_inside: bool) -> Common {
         if self.by & party_by::SERVICE != 0 {
@@ -84,16 +89,19 @@ pub mod party_by {
 
 /// Who has taken a flow: a flow schema, for a source inside the cluster or not.
 ///
-/// Bits 0-12 are the schema's number, 0 for none; bit 13 says that the source is a pod or the node. The
-/// lower twelve bits are in the upper bits of [`Flow::service`] in the client's direction, the others in
-/// bits 24 and 25 of [`Flow::flags`] there.
+/// Bits 0-12 are the schema's number, 0 for none; bit 13 says that the source is a pod or the node; bits
+/// 14-17 are those of [`Self::card`]. The lower twelve bits are in the upper bits of [`Flow::service`] in
+/// the client's direction, the others in bits 24-29 of [`Flow::flags`] there. Other versions have nothing
+/// in the latter, or only in the lower two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taker(u32);
 
 impl Taker {
     const SCHEMA: u32 = (1 << 13) - 1;
     const INSIDE: u32 = 1 << 13;
-    const ALL: u32 = Self::SCHEMA | Self::INSIDE;
+    const CARD_SHIFT: u32 = 14;
+    const CARD: u32 = 0xf;
+    const ALL: u32 = Self::SCHEMA | Self::INSIDE | Self::CARD << Self::CARD_SHIFT;
     /// Bits that lie above the service's id.
     const LOW: u32 = 32 - SERVICE_BITS;
     const FLAGS_SHIFT: u32 = 24;
@@ -106,6 +114,20 @@ impl Taker {
     #[inline(always)]
     pub fn schema(self) -> u32 {
         self.0 & Self::SCHEMA
+    }
+
+    /// The same for a connection that has waited in a queue, with the queue's [`Self::card`].
+    #[inline(always)]
+    #[must_use]
+    pub fn with_card(self, card: u32) -> Self {
+        Self(self.0 | (card & Self::CARD) << Self::CARD_SHIFT)
+    }
+
+    /// Which card of its party's [hand](super::queue::Hand) the queue was in which the connection waited,
+    /// counted from 1; 0 if it did not wait.
+    #[inline(always)]
+    pub fn card(self) -> u32 {
+        self.0 >> Self::CARD_SHIFT & Self::CARD
     }
 
     /// Whether the source is a pod or the node.
@@ -211,6 +233,12 @@ pub const NO_ROOM: u64 = 2;
 /// The party is pressed, so the connection is to be counted at the end of its handshake.
 pub const LATER: u64 = 3;
 
+/// The bits of these answers, which a party does not have.
+pub const ANSWERS: u64 = GROUP as u64 - 1;
+/// Where a [`Taker::card`] is beside a party, which does not have these bits.
+pub const CARD_SHIFT: u32 = 18;
+const _: () = assert!(HOME >> CARD_SHIFT == 0 && (Taker::CARD as u64) << CARD_SHIFT <= CONTENT);
+
 /// A bit beside the most connections that a party may have: the one to be counted begins with a
 /// handshake.
 pub const HANDSHAKE: u32 = 1 << 31;
@@ -281,6 +309,13 @@ pub fn press(element: impl Fn(u32) -> Option<NonNull<u64>>, party: u64, is_press
         }
     }
     !is_pressed
+}
+
+/// The connections of a party, for the agent.
+pub fn connections(element: impl Fn(u32) -> Option<NonNull<u64>>, party: u64) -> u32 {
+    let own = element(find(&element, party, NOWHERE)).map(read);
+    own.filter(|seen| is_of(*seen, party))
+        .map_or(0, |seen| (seen & COUNT) as u32)
 }
 
 /// An index that `PARTIES` does not have.

@@ -15,7 +15,8 @@
 use super::{
     Flow, Record, Stage, flow_flag,
     limit::{FIRST_LEVEL, LEVEL_NUMBERS, LEVELS, LIMITS, NODE, give, take_anyway},
-    party::{self, PartyRule, party},
+    party::{self, PartyRule, Taker, party},
+    queue,
     record::{self, in_order, kill_if, read_tag, set},
     slots::Slots,
     tag,
@@ -186,6 +187,8 @@ impl Place {
 pub enum Start {
     /// With a SYN.
     Handshake,
+    /// With the SYN of a connection that has waited for a seat, and has its turn.
+    Turn,
     /// With a datagram.
     Datagram,
     /// With a segment of a TCP connection in progress, whose flow was lost.
@@ -215,6 +218,7 @@ impl Asked {
     const EXEMPT: u32 = 1 << 24;
     const RECOVERED: u32 = 1 << 25;
     const HANDSHAKE: u32 = 1 << 26;
+    const TURN: u32 = 1 << 27;
 
     /// Asks for the seats of a place. An exempt flow is let in when there is no seat, too, and is
     /// not counted then. One that was lost while its connection was in progress gets its seats
@@ -224,6 +228,7 @@ impl Asked {
         let exempt = if is_exempt { Self::EXEMPT } else { 0 };
         let start = match start {
             Start::Handshake => Self::HANDSHAKE,
+            Start::Turn => Self::HANDSHAKE | Self::TURN,
             Start::Datagram => 0,
             Start::Midway => Self::RECOVERED,
         };
@@ -258,6 +263,12 @@ impl Asked {
     #[inline(always)]
     pub fn is_handshake(self) -> bool {
         self.0 & Self::HANDSHAKE != 0
+    }
+
+    /// Whether it has waited for a seat, and others do not come before it.
+    #[inline(always)]
+    pub fn has_turn(self) -> bool {
+        self.0 & Self::TURN != 0
     }
 
     #[inline(always)]
@@ -390,7 +401,7 @@ fn leave<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
 fn leave_party_of<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, place: Place) {
     if place.level() != 0 {
         let (forward, ports) = client_of(reply);
-        slots.leave_party(forward, ports);
+        part(slots, place.level(), forward, ports);
     }
 }
 
@@ -410,7 +421,7 @@ fn ports_of(endpoint: u16, client: u16) -> u32 {
 
 /// The [ports](ports_of) by the record of a flow's client's direction.
 #[inline(always)]
-fn ports_there<A>(forward: &Flow<A>) -> u32 {
+pub fn ports_there<A>(forward: &Flow<A>) -> u32 {
     let to = &forward.rewrite;
     ports_of(to.destination_port, to.source_port)
 }
@@ -432,44 +443,79 @@ pub fn party_of<A: Address>(forward: &Flow<A>, rule: PartyRule, secret: [u64; 2]
     party(rule.by, taker, &forward.source, service, secret)
 }
 
-/// The party of a flow by the index of its client's direction; 0 if none is counted, or if that
-/// direction has other [ports](ports_of): in another table, or after the flow's end, the record may be
-/// another flow's.
+/// The party of a flow by the index of its client's direction, and who has taken it; 0 if none is
+/// counted, or if that direction has other [ports](ports_of): in another table, or after the flow's
+/// end, the record may be another flow's.
 #[inline(always)]
-fn party_at<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) -> u64 {
+fn party_at<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) -> (u64, Taker) {
     let Some(forward) = slots.slot(forward) else {
-        return 0;
+        return (0, Taker::default());
     };
     // SAFETY: records stay valid, also after their end.
     let there = unsafe { forward.as_ref() };
-    let Some(rule) = slots.party_rule(there.taker().schema()) else {
-        return 0;
+    let taker = there.taker();
+    let Some(schema) = slots.flow_schema(taker.schema()) else {
+        return (0, taker);
     };
     // SAFETY: elements of maps stay; words that the agent stores one by one.
-    let rule = unsafe { rule.as_ptr().read_volatile() };
+    let rule = unsafe { (&raw const (*schema.as_ptr()).rule).read_volatile() };
     match ports_there(there) == ports {
-        true => party_of(there, rule, slots.secret()),
+        true => (party_of(there, rule, slots.secret()), taker),
+        false => (0, taker),
+    }
+}
+
+/// Counts a flow in its party, if that has less than `most`: an answer of [`party::join`], beside the
+/// party and its card if the flow is to be [charged](queue::charge) to a queue now. See [`party_at`]
+/// for `forward` and `ports`.
+#[inline(always)]
+pub fn join_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32, most: u32) -> u64 {
+    let (party, taker) = party_at(slots, forward, ports);
+    if party == 0 {
+        return party::JOINED;
+    }
+    let joined = party::join(|index| slots.party(index), party, most);
+    match matches!(joined, party::JOINED | party::NO_ROOM) && queue::are_used(slots, taker.schema())
+    {
+        true => joined | party | card_of(taker),
+        false => joined,
+    }
+}
+
+/// Counts a flow's party less. Returns the party and its card if its queue is to be charged no longer,
+/// else 0.
+#[inline(always)]
+pub fn leave_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) -> u64 {
+    let (party, taker) = party_at(slots, forward, ports);
+    if party == 0 {
+        return 0;
+    }
+    party::leave(|index| slots.party(index), party);
+    match queue::are_used(slots, taker.schema()) {
+        true => party | card_of(taker),
         false => 0,
     }
 }
 
-/// Counts a flow in its party, if that has less than `most`: an answer of [`party::join`]. See
-/// [`party_at`] for `forward` and `ports`.
+/// A [`Taker::card`] as it is beside a party.
 #[inline(always)]
-pub fn join_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32, most: u32) -> u64 {
-    match party_at(slots, forward, ports) {
-        0 => party::JOINED,
-        party => party::join(|index| slots.party(index), party, most),
-    }
+fn card_of(taker: Taker) -> u64 {
+    u64::from(taker.card()) << party::CARD_SHIFT
 }
 
-/// Counts a flow's party less.
+/// The answer of [`party::join`] in one of [`join_party`] to a flow of a priority level, which is charged to
+/// its queue if need be.
 #[inline(always)]
-pub fn leave_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) {
-    let party = party_at(slots, forward, ports);
-    if party != 0 {
-        party::leave(|index| slots.party(index), party);
-    }
+pub fn charged<A: Address, S: Slots<A>>(slots: &S, level: u32, ports: u32, joined: u64) -> u64 {
+    slots.charge(level, joined & !party::ANSWERS, ports, false);
+    joined & party::ANSWERS
+}
+
+/// Counts the party of a flow of a priority level less, and its queue is charged no longer.
+#[inline(always)]
+pub fn part<A: Address, S: Slots<A>>(slots: &S, level: u32, forward: u32, ports: u32) {
+    let party = slots.leave_party(forward, ports);
+    slots.charge(level, party, ports, true);
 }
 
 /// Takes the seat's bit out of the endpoint's direction of a flow. Returns whether it was there:
@@ -580,7 +626,8 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
         give_back(slots, place);
     } else if place.level() != 0 {
         let (forward, ports) = client_of(reply);
-        slots.join_party(forward, ports, party::ANY);
+        let joined = slots.join_party(forward, ports, party::ANY);
+        charged(slots, place.level(), ports, joined);
     }
 }
 

@@ -2,8 +2,13 @@
 
 use core::ptr::NonNull;
 
-use super::{Record, Timeouts, limit::Seats, party::PartyRule};
+use super::{
+    Record, Timeouts,
+    limit::Seats,
+    queue::{LevelQueues, Queue},
+};
 use crate::{
+    abi::FlowSchema,
     addr::Address,
     parse::{Segment, Tuple},
 };
@@ -36,12 +41,20 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     fn seats(&self, _index: u32) -> Option<NonNull<Seats>> {
         None
     }
-    /// The rule for parties of a flow schema, by the schema's number.
-    fn party_rule(&self, _schema: u32) -> Option<NonNull<PartyRule>> {
+    /// A flow schema, by its number.
+    fn flow_schema(&self, _number: u32) -> Option<NonNull<FlowSchema>> {
         None
     }
     /// The element of `PARTIES` at an index.
     fn party(&self, _index: u32) -> Option<NonNull<u64>> {
+        None
+    }
+    /// The queues of a priority level, by the level's number.
+    fn level_queues(&self, _level: u32) -> Option<NonNull<LevelQueues>> {
+        None
+    }
+    /// The element of `QUEUES` at an index.
+    fn queue(&self, _index: u32) -> Option<NonNull<Queue>> {
         None
     }
     /// Number of records of the other table less one, while the table's size changes (see
@@ -69,7 +82,9 @@ pub trait Steps<A: Address> {
     /// [`join_party`](super::seats::join_party).
     fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64;
     /// [`leave_party`](super::seats::leave_party).
-    fn leave_party(&self, forward: u32, ports: u32);
+    fn leave_party(&self, forward: u32, ports: u32) -> u64;
+    /// [`charge`](super::queue::charge).
+    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool);
     /// [`find_other_index`](super::table::find_other_index).
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64;
     /// [`copy_index`](super::resize::copy_index).

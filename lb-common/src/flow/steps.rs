@@ -1,7 +1,7 @@
 //! The steps of searches and claims as plain functions, for code that no verifier checks.
 
 use super::{
-    claim, end, resize, seats,
+    claim, end, queue, resize, seats,
     slots::{Purpose, Slots, Steps},
     table,
 };
@@ -34,8 +34,12 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
         seats::join_party(self, forward, ports, most)
     }
 
-    fn leave_party(&self, forward: u32, ports: u32) {
-        seats::leave_party(self, forward, ports);
+    fn leave_party(&self, forward: u32, ports: u32) -> u64 {
+        seats::leave_party(self, forward, ports)
+    }
+
+    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
+        queue::charge(self, level, party, ports, is_over);
     }
 
     fn find_other_index(&self, tuple: &Tuple<A>) -> u64 {

@@ -10,14 +10,18 @@ use crate::{
     atomic,
     flow::{
         Record, claim, flow_flag,
-        limit::{Seats, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take},
+        limit::{
+            Seats, has_queues, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take,
+        },
         party::{self, ANY, FULL, HANDSHAKE, JOINED},
+        queue::{self, Line},
         record::{self, read_tag},
         seats::{self, Asked, Place, Start},
         table, tag,
     },
     parse::TCP,
     tables::Tables,
+    verdict::Reason,
     work::{Refusal, Work},
 };
 
@@ -45,25 +49,28 @@ pub enum Full {
     Service,
     /// The node's, or that of a priority level.
     Shared,
+    /// That of a priority level, for whose seats connections wait; or some wait already.
+    Queue,
 }
 
-/// Whether a packet that would open a flow is refused at once, because a limit is reached: decided
-/// by plain reads. One whose flow exists, or is being opened, is not.
+/// Whether a packet that would open a flow is refused at once, or has to wait, because a limit is reached:
+/// decided by plain reads. [`Work::refusal`] and [`Work::reason`] say so then. One whose flow exists, or
+/// is being opened, is not.
 #[inline(always)]
-pub(super) fn is_refused<A: Address, T: Tables<A>>(
+pub(super) fn is_barred<A: Address, T: Tables<A>>(
     tables: &T,
     work: &mut Work<A>,
     plan: &Plan,
     opens: bool,
 ) -> bool {
-    let start = Start::of(work.tuple.protocol, opens);
+    let start = work.start(opens);
     let asked = asks(tables.config(), plan, work.level, start);
-    !asked.is_nothing() && refuses(tables, work, asked)
+    !asked.is_nothing() && bars(tables, work, asked)
 }
 
-/// The rest of [`is_refused`]. Out of line: most nodes have no limit.
+/// The rest of [`is_barred`]. Out of line: most nodes have no limit.
 #[inline(never)]
-fn refuses<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, asked: Asked) -> bool {
+fn bars<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, asked: Asked) -> bool {
     let Some(full) = in_the_way(tables, asked) else {
         return false;
     };
@@ -71,8 +78,23 @@ fn refuses<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, asked: Aske
     if !claim::is_unknown(tables, &work.tuple, hash) {
         return false;
     }
+    if full == Full::Queue {
+        refuse(tables, work, Reason::Parked);
+        return true;
+    }
     count_refused(tables, asked, full, work.schema);
+    refuse(tables, work, Reason::ConcurrencyLimit);
     true
+}
+
+/// Notes that a connection is refused, or has to wait, because a limit is reached.
+#[inline(always)]
+pub(super) fn refuse<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, reason: Reason) {
+    work.reason = reason;
+    work.refusal = match reason {
+        Reason::Parked => Refusal::Park,
+        _ => refusal(tables, work),
+    };
 }
 
 /// The limit that is in the way of what a new flow asks for at this moment.
@@ -86,19 +108,38 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
     if place.service() != 0 && tables.seats(place.service()).is_some_and(is_in_the_way) {
         return Some(Full::Service);
     }
-    let shared = place.has_shared() && tables.seats(place.shared()).is_some_and(is_in_the_way);
-    shared.then_some(Full::Shared)
+    if !place.has_shared() {
+        return None;
+    }
+    let seats = tables.seats(place.shared())?;
+    match line(tables, asked, seats) {
+        Line::None => is_in_the_way(seats).then_some(Full::Shared),
+        Line::Empty => is_full(seats).then_some(Full::Queue),
+        Line::Waiting => (is_full(seats) || !asked.has_turn()).then_some(Full::Queue),
+    }
+}
+
+/// Who waits before the seats of a connection's level, if it may wait, too. One whose handshake holds no
+/// seat does not.
+#[inline(always)]
+fn line<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats>) -> Line {
+    match asked.is_handshake() && has_queues(level) && !is_pressed(level) {
+        true => queue::line(tables, asked.place().level()),
+        false => Line::None,
+    }
 }
 
 /// [`take`]'s answer where there is no seat.
 pub(super) const REFUSED: u32 = u32::MAX;
+/// [`take`]'s answer where the connection has to wait for one.
+pub(super) const WAITS: u32 = u32::MAX - 1;
 /// A bit beside the number of a [`Place`]: its seats are to be taken at the end of the handshake.
 pub(super) const LATER: u32 = 1 << 31;
 /// A bit beside the number of a [`Place`]: it is above a limit that is only audited.
 pub(super) const OVER: u32 = 1 << 30;
 
 /// Takes the seats that a new flow of a flow schema asks for, all or none: the number of the
-/// [`Place`] that it has now, perhaps with [`LATER`] or [`OVER`], or [`REFUSED`].
+/// [`Place`] that it has now, perhaps with [`LATER`] or [`OVER`], or [`REFUSED`] or [`WAITS`].
 #[inline(never)]
 pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
     let wanted = asked.place();
@@ -127,10 +168,12 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
     if wanted.has_shared()
         && let Some(limit) = tables.seats(wanted.shared())
     {
+        let line = line(tables, asked, limit);
+        let comes_next = line != Line::Waiting || asked.has_turn() || asked.is_exempt();
         if asked.is_recovered() {
             take_anyway(limit);
             place = place.and(wanted.only_shared());
-        } else if try_take(limit) {
+        } else if comes_next && try_take(limit) {
             place = place.and(wanted.only_shared());
         } else if is_audited(limit) {
             take_audited(limit);
@@ -138,6 +181,9 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
             place = place.and(wanted.only_shared());
         } else if !asked.is_exempt() {
             seats::give_back(tables, place);
+            if line != Line::None {
+                return WAITS;
+            }
             count_refused(tables, asked, Full::Shared, schema);
             return REFUSED;
         }
@@ -187,14 +233,17 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     let taken = Place::from_u32(taken);
     let (index, ports) = seats::client_of(reply);
     let is_member = taken.level() != 0;
-    if is_member && join(tables, asked, there.taker().schema(), index, ports) == FULL {
-        seats::give_back(tables, taken);
-        return false;
+    if is_member {
+        let joined = join(tables, asked, there.taker().schema(), index, ports);
+        if seats::charged(tables, taken.level(), ports, joined) == FULL {
+            seats::give_back(tables, taken);
+            return false;
+        }
     }
     if taken != place || !record::advance(reply, seen, tag::SEATED) {
         seats::give_back(tables, taken);
         if is_member {
-            tables.leave_party(index, ports);
+            seats::part(tables, taken.level(), index, ports);
         }
     }
     true
@@ -204,8 +253,9 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
 pub(super) const JOINED_OVER: u64 = 4;
 
 /// Counts a flow that asks for seats in its party: [`JOINED`], [`JOINED_OVER`], [`FULL`] or, if that is
-/// for the end of its handshake, [`party::LATER`]. `forward` is the index of its
-/// client's direction, which is filled in, and `ports` are what [`seats::client_of`] says.
+/// for the end of its handshake, [`party::LATER`]; for [`seats::charged`], which is due then. `forward` is
+/// the index of its client's direction, which is filled in, and `ports` are what [`seats::client_of`]
+/// says.
 #[inline(never)]
 pub(super) fn join<A: Address, T: Tables<A>>(
     tables: &T,
@@ -224,8 +274,8 @@ pub(super) fn join<A: Address, T: Tables<A>>(
         true => HANDSHAKE,
         false => 0,
     };
-    let joins = |most| tables.join_party(forward, ports, most | handshake);
-    let mut joined = joins(if is_let_in { ANY } else { most & ANY });
+    let own = if is_let_in { ANY } else { most & ANY };
+    let mut joined = tables.join_party(forward, ports, own | handshake);
     let mut counted = JOINED;
     if joined == FULL && !is_let_in {
         let level = tables.seats(asked.place().shared());
@@ -235,21 +285,21 @@ pub(super) fn join<A: Address, T: Tables<A>>(
             return FULL;
         }
         counted = JOINED_OVER;
-        joined = joins(ANY);
+        joined = tables.join_party(forward, ports, ANY | handshake);
     }
-    match joined {
+    match joined & party::ANSWERS {
         party::LATER => return party::LATER,
         JOINED => {}
         // SAFETY: as above.
         _ => unsafe { atomic::add(&raw mut (*schema).uncounted, 1) },
     }
-    counted
+    counted | joined & !party::ANSWERS
 }
 
-/// How the client of a connection is told that there is no seat for it: [`Work::refusal`].
+/// How the client of a connection is told that there is no seat for it, for [`Work::reason`].
 #[inline(always)]
 pub(super) fn refusal<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Refusal {
-    match answer_of(tables, work.schema) {
+    match answer_of(tables, work) {
         RejectAnswer::Drop => Refusal::Drop,
         _ => Refusal::Reject,
     }
@@ -259,7 +309,7 @@ pub(super) fn refusal<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> R
 #[inline(always)]
 pub(super) fn message<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Message {
     match work.tuple.protocol {
-        TCP => match answer_of(tables, work.schema) {
+        TCP => match answer_of(tables, work) {
             RejectAnswer::Icmp => Message::prohibited::<A>(),
             _ => Message::refusal(work.segment.next),
         },
@@ -267,15 +317,14 @@ pub(super) fn message<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> M
     }
 }
 
-/// What a flow schema has its clients told.
+/// What a flow schema has its clients told, for [`Work::reason`].
 #[inline(never)]
-fn answer_of<A: Address, T: Tables<A>>(tables: &T, schema: u32) -> RejectAnswer {
-    let schema = known(tables, schema);
-    let answer = schema.map_or(0, |schema| {
+fn answer_of<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> RejectAnswer {
+    let answers = known(tables, work.schema).map_or(0, |schema| {
         // SAFETY: elements of maps stay; a word that the agent stores as a whole.
-        unsafe { (&raw const (*schema.as_ptr()).answer).read_volatile() }
+        unsafe { (&raw const (*schema.as_ptr()).answers).read_volatile() }
     });
-    RejectAnswer::from_u32(answer)
+    RejectAnswer::of(answers, work.reason)
 }
 
 /// A flow schema by its number, if that is one.
@@ -307,7 +356,7 @@ pub(super) fn count_admitted<A: Address, T: Tables<A>>(tables: &T, schema: u32, 
 fn count_refused<A: Address, T: Tables<A>>(tables: &T, asked: Asked, full: Full, schema: u32) {
     let index = match full {
         Full::Service => asked.place().service(),
-        Full::Shared => asked.place().shared(),
+        Full::Shared | Full::Queue => asked.place().shared(),
     };
     if let Some(seats) = tables.seats(index) {
         // SAFETY: elements of maps stay; the word is a counter.

@@ -40,7 +40,7 @@ fn take_class<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifindex:
         // Where the source is matters to parties only.
         let is_inside =
             rule.most != 0 && service::origin(tables, &work.tuple, ifindex) != Origin::Outside;
-        work.taker = Taker::new(work.schema, is_inside);
+        work.taker = Taker::new(work.schema, is_inside).with_card(work.has_turn >> 1);
         work.most = rule.most;
     }
 }

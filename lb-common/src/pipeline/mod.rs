@@ -15,10 +15,12 @@ mod icmp;
 mod martian;
 mod note;
 mod open;
+mod park;
 mod record;
 mod resize;
 mod send;
 mod track;
+mod turn;
 
 pub use self::{
     admit::{Full, asks, in_the_way},
@@ -29,6 +31,7 @@ pub use self::{
     open::open_index,
     record::finish_index,
     resize::{Copied, copy_slot},
+    turn::{let_in, turn_away},
 };
 
 use self::{

@@ -6,6 +6,7 @@ use super::{
     classify::classify,
     failing::{Failure, note_failure},
     martian::left_to_kernel,
+    park::park,
     record::begin,
     resize::copied_index,
 };
@@ -108,11 +109,9 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
         Decision::Forward(_) if flags & tcp_flag::RST != 0 => {
             (0, Refusal::Pass, Reason::StrayReset)
         }
-        Decision::Forward(route) if admit::is_refused(tables, work, route.plan, opens) => (
-            route.plan.service,
-            admit::refusal(tables, work),
-            Reason::ConcurrencyLimit,
-        ),
+        Decision::Forward(route) if admit::is_barred(tables, work, route.plan, opens) => {
+            (route.plan.service, work.refusal, work.reason)
+        }
         Decision::Forward(route) => {
             let index = insert_or_join(tables, work, &route);
             if index != NONE {
@@ -298,13 +297,16 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
     network: &Network,
     work: &mut Work<A>,
 ) -> Verdict {
+    if work.refusal == Refusal::Park {
+        park(tables, frame, work);
+    }
     match work.refusal {
         Refusal::Pass => Verdict::pass(work.reason),
-        Refusal::Drop => Verdict::drop(work.reason),
+        Refusal::Drop | Refusal::Park => Verdict::drop(work.reason),
         Refusal::Reject => {
             work.answerer = work.tuple.destination;
             work.message = match work.reason {
-                Reason::ConcurrencyLimit | Reason::FlowLimit => admit::message(tables, work),
+                reason if reason.is_limit() => admit::message(tables, work),
                 _ => Message::port_unreachable::<A>(),
             };
             answer(tables, frame, network, work)

@@ -1,7 +1,7 @@
 //! Writes a flow's two records: chooses an endpoint, claims the places, and fills both directions.
 
 use super::{
-    admit::{self, JOINED_OVER, LATER, OVER, REFUSED},
+    admit::{self, JOINED_OVER, LATER, OVER, REFUSED, WAITS},
     failing::{elsewhere, turns_away},
     half_open::{enter, give_port, is_pressed},
 };
@@ -15,7 +15,7 @@ use crate::{
         flow_flag, party,
         record::read_tag,
         resize,
-        seats::{Place, Start, client_of, give_back, leave_ended},
+        seats::{Place, charged, client_of, give_back, leave_ended},
         slots::Purpose,
         table, tag, tcp,
     },
@@ -99,12 +99,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         endpoint: endpoint.id,
         service: plan.service,
         flags,
-        asked: admit::asks(
-            config,
-            plan,
-            work.level,
-            Start::of(work.tuple.protocol, opens),
-        ),
+        asked: admit::asks(config, plan, work.level, work.start(opens)),
     };
     // Neither record has been looked at so far, so that the waits for their memory overlap.
     approach(tables, work);
@@ -183,10 +178,14 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         true => 0,
         false => admit::take(tables, asked, work.schema),
     };
-    if place == REFUSED {
+    if place == REFUSED || place == WAITS {
         reply.release();
         forward.release();
-        return refuse(tables, work, Reason::ConcurrencyLimit);
+        let reason = match place {
+            WAITS => Reason::Parked,
+            _ => Reason::ConcurrencyLimit,
+        };
+        return refuse(tables, work, reason);
     }
     let (there, back) = (forward.record(), reply.record());
     let now = tables.now();
@@ -220,6 +219,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         if is_seated && work.most != 0 && place.level() != 0 {
             let (index, ports) = client_of(back);
             let joined = admit::join(tables, asked, work.schema, index, ports);
+            let joined = charged(tables, place.level(), ports, joined);
             is_seated = matches!(joined, party::JOINED | JOINED_OVER);
             is_over |= joined == JOINED_OVER;
             if !is_seated {
@@ -252,11 +252,10 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     Some(())
 }
 
-/// Refuses a connection because a limit is reached.
+/// Refuses a connection, or has it wait, because a limit is reached.
 #[inline(always)]
 fn refuse<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, reason: Reason) -> Option<()> {
-    work.refusal = admit::refusal(tables, work);
-    work.reason = reason;
+    admit::refuse(tables, work, reason);
     tables.count_refusal(work.opening.service, reason);
     None
 }

@@ -5,7 +5,8 @@
 //! In order of use: [`preflight`] says whether this node can run the data plane at all; [`Pins`]
 //! finds and locks what earlier agents left; [`load()`] loads programs around the pinned maps;
 //! [`Attacher`] puts them in place of the earlier ones; [`devices`] says where; [`maps`] is what
-//! plans are written to; [`trace`] has programs tell what they decide.
+//! plans are written to; [`trace`] has programs tell what they decide, and
+//! [`waiters`] hand over connections that wait for a seat.
 
 pub mod preflight;
 
@@ -26,6 +27,7 @@ pub mod mirror;
 
 mod clock;
 pub mod heap;
+pub mod waiters;
 
 pub mod bpf;
 pub mod socket_option;

@@ -11,7 +11,10 @@ use lb_common::{
         SourceRangeKey,
     },
     addr::{Ip4, Ip6},
-    flow::Seats,
+    flow::{
+        Seats,
+        queue::{LevelQueues, Queue},
+    },
 };
 use thiserror::Error;
 
@@ -95,6 +98,8 @@ pub struct Maps {
     pub source_ranges: Box<dyn Entries<SourceKey, u8>>,
     pub levels: Arc<dyn Elements<Seats>>,
     pub flow_schemas: Arc<dyn Elements<FlowSchema>>,
+    pub level_queues: Arc<dyn Elements<LevelQueues>>,
+    pub queues: Arc<dyn Elements<Queue>>,
     pub destination_classes: Box<dyn Elements<DestinationClass>>,
     pub source_classes: Box<dyn Entries<SourceKey, u32>>,
     pub decisions: Box<dyn Elements<Decision>>,
@@ -126,6 +131,8 @@ impl Maps {
             source_ranges: Box::new(BatchMap::new(&map("SOURCE_RANGES")?)?),
             levels: Arc::new(MappedArray::new(&map("LEVELS")?)?),
             flow_schemas: Arc::new(MappedArray::new(&map("FLOW_SCHEMAS")?)?),
+            level_queues: Arc::new(MappedArray::new(&map("LEVEL_QUEUES")?)?),
+            queues: Arc::new(MappedArray::new(&map("QUEUES")?)?),
             destination_classes: Box::new(MappedArray::new(&map("DESTINATION_CLASSES")?)?),
             source_classes: Box::new(BatchMap::new(&map("SOURCE_CLASSES")?)?),
             decisions: Box::new(MappedArray::new(&map("DECISIONS")?)?),

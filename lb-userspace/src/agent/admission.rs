@@ -13,12 +13,13 @@ use super::Agent;
 use crate::{
     admission::{
         files::Followed,
-        levels::{Levels, PERIOD},
+        levels::{Counted, Levels, PERIOD},
         objects::Objects,
     },
     config::{AdmissionConfig, AdmissionMode},
-    flows::SeatTable,
+    flows::{Queues, SeatTable},
     map_writer::{MapWriter, Numbered},
+    waiting::{Line, WaitKeeper},
 };
 
 /// What the agent does about connection admission, if anything.
@@ -32,7 +33,8 @@ pub struct Admission {
     received: Option<Vec<Arc<AsWritten>>>,
     read: Objects,
     in_force: Option<InForce>,
-    levels: Option<Levels>,
+    /// The levels, and who waits for their seats.
+    line: Arc<Line>,
     /// Why the latest configuration is not in force, if so, and when to try again.
     problem: Option<(String, Instant)>,
     /// Whether the API server's objects have not come yet, and are worth waiting for.
@@ -54,7 +56,7 @@ pub const LIMITS: Duration = Duration::from_nanos(PERIOD);
 impl Admission {
     /// `None` if connection admission is off. `seats` are those of the node; `of_api` says whether
     /// objects come from the API server, which [`Self::set_objects`] delivers.
-    pub fn new(config: &AdmissionConfig, seats: u32, of_api: bool) -> Option<Self> {
+    pub fn new(config: &AdmissionConfig, seats: u32, of_api: bool, queues: Queues) -> Option<Self> {
         (config.mode != AdmissionMode::Off).then(|| Self {
             config: config.clone(),
             seats,
@@ -62,7 +64,7 @@ impl Admission {
             received: None,
             read: Objects::default(),
             in_force: None,
-            levels: None,
+            line: Arc::new(Line::new(queues)),
             problem: None,
             is_waiting: of_api,
             origin: Instant::now(),
@@ -148,13 +150,16 @@ impl Admission {
         writer
             .set_schemas(&in_force, self.config.mode, &limits)
             .map_err(|error| error.to_string())?;
+        let mut levels = self.line.levels();
+        // Not before: others use the levels, and times must not go back.
         let now = self.now();
         // Levels that are valid are possible, so this does not fail.
-        match &mut self.levels {
+        match levels.as_mut() {
             Some(levels) => levels.configure(&in_force, self.seats, now),
-            None => Levels::new(&in_force, self.seats, now).map(|new| self.levels = Some(new)),
+            None => Levels::new(&in_force, self.seats, now).map(|new| *levels = Some(new)),
         }
         .map_err(|error| error.to_string())?;
+        drop(levels);
         for known in &writer.numbered().known().levels {
             let limited = known.level.limited();
             let most = limited.and_then(|limited| limited.connections.max_half_open_seats);
@@ -172,6 +177,18 @@ impl Admission {
         Ok(())
     }
 
+    /// The levels, and since when their times count.
+    pub fn line(&self) -> (Arc<Line>, Instant) {
+        (self.line.clone(), self.origin)
+    }
+
+    /// Whether connections wait at a level.
+    pub fn has_queues(&self) -> bool {
+        let in_force = self.in_force.iter();
+        let mut levels = in_force.flat_map(|in_force| &in_force.levels);
+        levels.any(|level| level.queuing().is_some())
+    }
+
     /// Whether there is a configuration in the maps.
     pub fn is_in_force(&self) -> bool {
         self.in_force.is_some()
@@ -179,8 +196,9 @@ impl Admission {
 
     /// Sets the limits of levels by what they hold and want.
     pub fn set_limits(&mut self, numbered: &Arc<Numbered>, seats: &SeatTable) {
+        let mut levels = self.line.levels();
         let now = self.now();
-        let Some(levels) = &mut self.levels else {
+        let Some(levels) = levels.as_mut() else {
             return;
         };
         let known = numbered.known();
@@ -190,11 +208,13 @@ impl Admission {
             .leaving
             .iter()
             .map(|(name, number)| (&**name, *number));
-        let counted = configured
-            .chain(leaving)
-            .map(|(name, number)| (name, seats.read_level(number).into()));
+        let counted = configured.chain(leaving).map(|(name, number)| {
+            let mut counted = Counted::default();
+            self.line.read(number, seats, &mut counted);
+            (name, counted)
+        });
         levels.observe_all(&counted.collect(), now);
-        levels.advance(now);
+        self.line.add_late(levels.advance(now));
         for (name, limit) in levels.limits() {
             let known = known.levels.iter().find(|known| known.level.name == name);
             // One that is no longer configured takes nobody, whatever its limit is.
@@ -240,14 +260,6 @@ impl Admission {
 fn unmet(in_force: &InForce) -> Vec<String> {
     let mut unmet = Vec::new();
     let mut add = |kind: Kind, name: &str, what: &str| unmet.push(format!("{kind}/{name}: {what}"));
-    for level in &in_force.levels {
-        let name = &level.name;
-        if level.queuing().is_some() {
-            let what =
-                "connections do not wait on live traffic yet; who finds no seat is refused at once";
-            add(Kind::PriorityLevel, name, what);
-        }
-    }
     for schema in &in_force.dangling {
         let what = format!("there is no PriorityLevel {:?}", schema.level);
         add(Kind::FlowSchema, &schema.name, &what);
@@ -292,12 +304,38 @@ impl Agent {
         let health = self.feed.admission.as_ref();
         let is_absent = health.is_some_and(|health| health.some_absent());
         let changed = admission.follow(self.syncer.writer(), &self.seats, again, is_absent);
+        self.look_after_waiters();
         if changed && self.in_sync_since.is_some() {
             self.syncer.writer().settle();
             self.kernel.begin_admission();
             self.publish_state().await;
         }
         Ok(())
+    }
+
+    /// Starts to look after connections that wait, once there are queues for them. Without that nobody
+    /// waits: who finds no seat is refused at once.
+    fn look_after_waiters(&mut self) {
+        let Some(admission) = &self.admission else {
+            return;
+        };
+        let is_due = self.next_wait_keeper <= Instant::now();
+        if self.wait_keeper.is_some() || !admission.has_queues() || !is_due {
+            return;
+        }
+        let (line, origin) = admission.line();
+        let numbered = self.syncer.writer().numbered();
+        let start = |kernel| Ok(WaitKeeper::start(kernel, line, numbered, origin)?);
+        let kernel = self.kernel.wait_kernel(self.seats.clone());
+        match kernel.and_then(start) {
+            Ok(keeper) => self.wait_keeper = Some(keeper),
+            Err(error) => {
+                tracing::error!(
+                    "connections cannot wait for seats, and are refused at once: {error:#}"
+                );
+                self.next_wait_keeper = Instant::now() + RETRY;
+            }
+        }
     }
 
     /// Sets the limits of levels anew.
@@ -344,7 +382,7 @@ mod tests {
         let tables = MemoryTables::new(Config::default(), HashSet::new(), 2);
         let seats = SeatTable::in_memory();
         let mut writer = MapWriter::empty(tables.maps(), NodeFacts::default());
-        let mut admission = Admission::new(&config, 10_000, false).unwrap();
+        let mut admission = Admission::new(&config, 10_000, false, Queues::in_memory()).unwrap();
         let follow = |prefix, admission: &mut Admission, writer: &mut MapWriter| {
             fs::write(directory.path().join("a.yaml"), levels(prefix)).unwrap();
             let changed = admission.follow(writer, &seats, false, false);
@@ -425,7 +463,6 @@ spec: {priorityLevelConfiguration: {name: nowhere}}
         assert_eq!(objects.errors, []);
         let unmet = unmet(&objects.configuration.in_force());
         let expected = [
-            "PriorityLevel/shop: connections do not wait",
             "FlowSchema/lost: there is no PriorityLevel \"nowhere\"",
             "FlowSchema/shop: pods are not told apart",
             "FlowSchema/shop: `linger`",

@@ -16,6 +16,7 @@ use crate::{
     flows::SeatTable,
     map_writer::{Limited, Numbered, NumberedLevel, NumberedSchema},
     metrics::{LevelCount, LimitCount, SchemaCount},
+    waiting::{Counts, Line},
 };
 
 /// The limits in force and the connections within them. Can be read at any time.
@@ -24,6 +25,8 @@ pub struct Connections {
     limited: Arc<Limited>,
     numbered: Arc<Numbered>,
     schemas: MappedArray<FlowSchema>,
+    /// Those who wait, if connection admission is on.
+    line: Option<Arc<Line>>,
 }
 
 impl Connections {
@@ -32,12 +35,14 @@ impl Connections {
         limited: Arc<Limited>,
         numbered: Arc<Numbered>,
         schemas: MappedArray<FlowSchema>,
+        line: Option<Arc<Line>>,
     ) -> Self {
         Self {
             seats,
             limited,
             numbered,
             schemas,
+            line,
         }
     }
 
@@ -49,6 +54,7 @@ impl Connections {
             Arc::default(),
             Arc::default(),
             MappedArray::in_memory(lb_common::entries::FLOW_SCHEMAS as u32),
+            None,
         )
     }
 
@@ -78,6 +84,7 @@ impl Connections {
     /// Every priority level, in the order of names.
     pub fn levels(&self) -> Vec<LevelCount> {
         let known = self.numbered.known();
+        let line = self.line.as_deref();
         let count = |known: &NumberedLevel| {
             let seats = self.seats.read_level(known.number);
             LevelCount {
@@ -93,6 +100,8 @@ impl Connections {
                 slow_handshakes: self.seats.slow_handshakes(LEVELS + known.number),
                 is_pressed: seats.pressed != 0,
                 exempted: seats.exempted,
+                waiting: line.map_or(0, |line| line.waiting(&known.level.name)),
+                queue_full: line.map_or(0, |line| line.queues.of_level(known.number).refused),
             }
         };
         known.levels.iter().map(count).collect()
@@ -103,15 +112,18 @@ impl Connections {
         let known = self.numbered.known();
         let count = |known: &NumberedSchema| {
             let counted = self.schemas.read(known.number);
+            let line = self.line.as_ref();
+            let waited = line.map_or_else(Counts::default, |line| line.counts(known.number));
             SchemaCount {
                 name: known.name.clone(),
                 level: known.level.clone(),
                 admitted: counted.admitted,
                 over: counted.over,
                 refused: counted.refused,
-                flow_limit: counted.refused_parties,
+                flow_limit: counted.refused_parties + waited.flow_limit,
                 uncounted: counted.uncounted,
                 expired: counted.expired,
+                waited,
             }
         };
         known.schemas.iter().map(count).collect()

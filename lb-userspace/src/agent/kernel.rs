@@ -23,6 +23,7 @@ use lb_datapath::{
     mirror::Mirror,
     pins::Lock,
     trace::{Lines, TraceError},
+    waiters,
 };
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -37,6 +38,7 @@ use crate::{
     flows::{self, FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters, UdpSockets},
     map_writer::{self, MapFill},
     plan::{LocalDetector, LocalNode},
+    waiting,
 };
 
 /// What is left to exchange for a change of the maps' sizes.
@@ -395,6 +397,16 @@ impl Kernel {
     pub fn set_local_addresses(&mut self, addresses: &[IpAddr]) -> Result<usize, WriteError> {
         let own = |address: &IpAddr| ((*address).into(), abi::LocalAddress::default());
         self.local_addresses.set(addresses.iter().map(own))
+    }
+
+    /// What it takes to look after connections that wait for seats.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses the program, or maps cannot be opened.
+    pub fn wait_kernel(&mut self, seats: Arc<SeatTable>) -> anyhow::Result<waiting::Kernel> {
+        self.loaded.ensure(waiters::PROGRAM)?;
+        waiting::Kernel::open(&self.loaded, seats)
     }
 
     /// Has programs classify connections by flow schemas from now on.

@@ -67,7 +67,7 @@ use self::{
 use crate::{
     config::{Config, SocketLb, snat_ports},
     conntrack_sysctls,
-    flows::{FlowSweeper, SeatTable},
+    flows::{FlowSweeper, Queues, SeatTable},
     health::{
         addresses::ListenAddresses,
         clock::SystemClock,
@@ -79,6 +79,7 @@ use crate::{
     plan::{FrontendKind, LocalDetector, api_server},
     source::{Batch, Event, health::SourceHealth},
     store::Store,
+    waiting::WaitKeeper,
 };
 
 /// Half of the time that a change may wait before the agent counts as stuck: kube-proxy's
@@ -163,6 +164,10 @@ struct Agent {
     /// Limits of connections, and how many there are.
     seats: Arc<SeatTable>,
     admission: Option<Admission>,
+    /// Looks after connections that wait for seats, if there are queues for them. If it could not be
+    /// started, when to try again.
+    wait_keeper: Option<WaitKeeper>,
+    next_wait_keeper: Instant,
     metrics: Arc<Metrics>,
     proxy_health: Arc<ProxyHealth>,
     service_health: ServiceHealthServers,
@@ -226,7 +231,8 @@ impl Agent {
         let (catalog, progress) = (servers.catalog.clone(), Arc::<Progress>::default());
         let seats = Arc::new(SeatTable::open(&kernel.loaded)?);
         let of_api = feed.admission.is_some();
-        let admission = Admission::new(&config.admission, config.max_connections, of_api);
+        let queues = Queues::open(&kernel.loaded)?;
+        let admission = Admission::new(&config.admission, config.max_connections, of_api, queues);
         seats.limit_node(match admission {
             // Its levels share the seats.
             Some(_) => 0,
@@ -237,6 +243,7 @@ impl Agent {
             writer.limited(),
             writer.numbered(),
             MappedArray::new(&kernel.loaded.map("FLOW_SCHEMAS")?)?,
+            admission.as_ref().map(|admission| admission.line().0),
         );
         let bulletin = Bulletin::new(
             catalog.clone(),
@@ -261,6 +268,8 @@ impl Agent {
             sweeper: None,
             seats,
             admission,
+            wait_keeper: None,
+            next_wait_keeper: Instant::now(),
             servers,
             predecessor: place.predecessor,
             answers_by: None,

@@ -175,6 +175,12 @@ pub struct PriorityLevel {
     pub refused: u64,
     /// Connections let in above the limit so far, because it is only audited.
     pub over: u64,
+    /// Connections that wait for a seat.
+    #[serde(default)]
+    pub waiting: u32,
+    /// Connections refused so far because too many of their queue waited.
+    #[serde(default)]
+    pub queue_full: u64,
     /// As for [`ConnectionLimit`].
     #[serde(default)]
     pub slow_handshakes: u32,
@@ -195,6 +201,8 @@ impl From<&LevelCount> for PriorityLevel {
             max: count.limits.max,
             refused: count.refused,
             over: count.over,
+            waiting: count.waiting,
+            queue_full: count.queue_full,
             slow_handshakes: count.slow_handshakes,
             pressed: count.is_pressed,
         }
@@ -216,6 +224,14 @@ pub struct FlowSchema {
     /// Those refused because their client had as many as one may have (`maxConnectionsPerFlow`).
     #[serde(default)]
     pub flow_limit: u64,
+    /// Those let in that had to wait for a seat, and for how long on average, in milliseconds.
+    #[serde(default)]
+    pub waited: u64,
+    #[serde(default)]
+    pub mean_wait_ms: u64,
+    /// Those refused because they had waited for as long as they may.
+    #[serde(default)]
+    pub timed_out: u64,
     /// Those that ran into each deadline that the schema sets, or would have if it were not only audited.
     #[serde(default)]
     pub expired: BTreeMap<String, u64>,
@@ -230,6 +246,9 @@ impl From<&SchemaCount> for FlowSchema {
             over: count.over,
             refused: count.refused,
             flow_limit: count.flow_limit,
+            waited: count.waited.let_in,
+            mean_wait_ms: count.waited.mean().as_millis() as u64,
+            timed_out: count.waited.timed_out,
             expired: Deadline::ALL
                 .map(|deadline| deadline.name().to_owned())
                 .into_iter()

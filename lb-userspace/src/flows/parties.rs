@@ -12,7 +12,7 @@ use lb_common::{
     flow::{
         Flow,
         party::{self, ANY, Members, NO_ROOM, PARTIES},
-        seats::{is_client_of, party_of},
+        seats::{is_client_of, party_of, ports_there},
     },
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
@@ -20,6 +20,7 @@ use lb_datapath::{Loaded, bpf::MappedArray};
 use super::{
     drift::Drifts,
     pressure::{Signs, patience},
+    queues::Queues,
     stats::PartyCount,
 };
 
@@ -29,6 +30,7 @@ use super::{
 pub struct Parties {
     elements: Arc<MappedArray<u64>>,
     schemas: Arc<MappedArray<FlowSchema>>,
+    queues: Queues,
     pressed: Mutex<Signs<u64>>,
 }
 
@@ -46,14 +48,20 @@ impl Parties {
         Ok(Self::new(
             Arc::new(MappedArray::new(&loaded.map("PARTIES")?)?),
             Arc::new(MappedArray::new(&loaded.map("FLOW_SCHEMAS")?)?),
+            Queues::open(loaded)?,
         ))
     }
 
     /// Parties in memory, and the schemas whose they are.
-    pub fn new(elements: Arc<MappedArray<u64>>, schemas: Arc<MappedArray<FlowSchema>>) -> Self {
+    pub fn new(
+        elements: Arc<MappedArray<u64>>,
+        schemas: Arc<MappedArray<FlowSchema>>,
+        queues: Queues,
+    ) -> Self {
         Self {
             elements,
             schemas,
+            queues,
             pressed: Mutex::default(),
         }
     }
@@ -65,6 +73,7 @@ impl Parties {
             Arc::new(MappedArray::in_memory(
                 lb_common::entries::FLOW_SCHEMAS as u32,
             )),
+            Queues::in_memory(),
         )
     }
 
@@ -96,19 +105,37 @@ impl Parties {
         (party != 0).then_some((party, rule.most))
     }
 
-    /// Counts the party of a flow less whose directions these are, or were.
+    /// The queues of levels.
+    pub fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    /// Index of the queue that is charged for a flow of a party, by its client's direction, if there is
+    /// one.
+    pub fn queue_of<A: Address>(&self, forward: &Flow<A>, party: u64) -> Option<u32> {
+        let taker = forward.taker();
+        let level = offset_of!(FlowSchema, level);
+        let level = self.schemas.u32_at(taker.schema(), level).load(SeqCst);
+        let ports = ports_there(forward);
+        self.queues.charged(level, party, taker.card(), ports)
+    }
+
+    /// Counts the party of a flow less whose directions these are, or were, and its queue is charged no
+    /// longer.
     pub fn leave<A: Address>(&self, forward: &Flow<A>, reply: &Flow<A>, secret: [u64; 2]) {
         if let Some((party, _)) = self.of(forward, secret)
             && is_client_of(forward, reply)
         {
             party::leave(|index| self.elements.pointer(index), party);
+            if let Some(queue) = self.queue_of(forward, party) {
+                self.queues.give_back(queue, 1);
+            }
         }
     }
 
     /// The connections of a party.
     pub fn connections(&self, party: u64) -> u32 {
-        let own = self.all().filter(|members| members.party == party);
-        own.map(|members| members.connections).sum()
+        party::connections(|index| self.elements.pointer(index), party)
     }
 
     /// Decides at tick `now` which parties are pressed: those with too many slow handshakes, now or a
@@ -340,7 +367,11 @@ mod tests {
         let second = own.unwrap() as u32 + 2;
         let element = parties.elements.u64_at(own.unwrap() as u32, 0).load(SeqCst);
         parties.elements.u64_at(second, 0).store(element, SeqCst);
-        assert_eq!(parties.connections(ONE), 6);
+        let counted = |all: &Parties| -> u32 {
+            let own = all.all().filter(|members| members.party == ONE);
+            own.map(|members| members.connections).sum()
+        };
+        assert_eq!(counted(&parties), 6);
         let mut recount = PartyRecount::default();
         for _ in 0..2 {
             recount.begin(&parties);
@@ -381,7 +412,7 @@ mod tests {
         assert_eq!((join(1), join(1 | HANDSHAKE)), (JOINED, FULL));
         // As another agent sees it.
         let elements = parties.elements.clone();
-        let parties = Parties::new(elements, parties.schemas.clone());
+        let parties = Parties::new(elements, parties.schemas.clone(), Queues::in_memory());
         assert!(parties.press(300, &slow(0), |_| false));
         assert!(!parties.press(556, &slow(0), |_| false));
         assert_eq!(

@@ -48,8 +48,9 @@ pub struct Pass<'a> {
     pub passed: Option<Bitmap>,
     /// Endpoints' directions of flows that have deadlines.
     pub bound: Vec<u32>,
-    /// Flows of parties: the index of the endpoint's direction, and the party.
-    pub members: Vec<(u32, u64)>,
+    /// Flows of parties: the index of the endpoint's direction, the party, and the queue that is charged if
+    /// the flow has its seats.
+    pub members: Vec<(u32, u64, Option<u32>)>,
     /// Flags of live records, with [`Self::LIVE`]. A pass is several times faster if it reads the
     /// other half of a pair from here, because in the table that is a cold cache line.
     seen: Vec<u8>,
@@ -168,12 +169,16 @@ impl<'a> Pass<'a> {
     /// been counted.
     pub fn count_members(&mut self) {
         let seated = Self::LIVE | Self::HALF | Self::LEVELED;
-        for (reply, party) in std::mem::take(&mut self.members) {
+        for (reply, party, queue) in std::mem::take(&mut self.members) {
             let seen = self.seen.get(reply as usize).copied().unwrap_or(0);
-            if seen & seated == seated
-                && let Some(count) = self.services.of_party(party)
-            {
+            if seen & seated != seated {
+                continue;
+            }
+            if let Some(count) = self.services.of_party(party) {
                 count.seated += 1;
+            }
+            if let Some(queue) = queue {
+                self.services.add_charge(queue);
             }
         }
     }

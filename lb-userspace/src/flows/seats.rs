@@ -253,7 +253,7 @@ impl Recount {
 
 /// By how many seats, at least, the number in use is wrong after a scan that has seen `held` of
 /// them.
-fn drift(before: &Seats, after: &Seats, held: u32) -> i32 {
+pub fn drift(before: &Seats, after: &Seats, held: u32) -> i32 {
     let held = i64::from(held);
     let taken = i64::from(after.taken().wrapping_sub(before.taken()));
     let given_back = taken - (i64::from(after.used()) - i64::from(before.used()));

@@ -100,6 +100,8 @@ pub struct ServiceCounts {
     slow_handshakes: Vec<u32>,
     /// `None` if parties are not counted.
     parties: Option<HashMap<u64, PartyCount>>,
+    /// Seats by the index of the queue that is charged for them.
+    queues: HashMap<u32, u32>,
 }
 
 /// The flows of a party.
@@ -189,6 +191,15 @@ impl ServiceCounts {
     /// The flows of each party. They are not kept.
     pub fn take_parties(&mut self) -> HashMap<u64, PartyCount> {
         self.parties.take().unwrap_or_default()
+    }
+
+    /// The seats for which each queue is to be charged, by its index.
+    pub fn queues(&self) -> &HashMap<u32, u32> {
+        &self.queues
+    }
+
+    pub(super) fn add_charge(&mut self, queue: u32) {
+        *self.queues.entry(queue).or_default() += 1;
     }
 
     /// The numbers of a party, if parties are counted.

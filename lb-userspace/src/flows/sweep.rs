@@ -406,9 +406,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             pass.bound.push(flow.peer);
         }
         if pass.counts_parties() && !flow.has(flow_flag::REPLY) {
-            let party = self.party(&flow);
-            pass.members
-                .extend(party.map(|(party, _)| (flow.peer, party)));
+            let parties = &self.parties;
+            pass.members.extend(
+                self.party(&flow)
+                    .map(|(party, _)| (flow.peer, party, parties.queue_of(&flow, party))),
+            );
         }
         if self.has_orphan && self.is_alone(sighting.index, &flow) {
             self.unpaired(sighting, pass);

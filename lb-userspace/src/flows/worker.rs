@@ -25,6 +25,7 @@ use lb_datapath::{
 use super::{
     Parties, Reset, SeatTable, Stale, Stats, UdpSockets,
     parties::PartyRecount,
+    queues::QueueRecount,
     records::Records,
     reset::Sender,
     seats::Recount,
@@ -259,6 +260,7 @@ impl FlowSweeper {
             kernel,
             recount: Recount::default(),
             party_recount: PartyRecount::default(),
+            queue_recount: QueueRecount::default(),
             removed: Removed::default(),
             passes: 0,
             second_look: Stale::default(),
@@ -407,6 +409,7 @@ struct Worker<R4, R6> {
     kernel: Kernel,
     recount: Recount,
     party_recount: PartyRecount,
+    queue_recount: QueueRecount,
     removed: Removed,
     passes: u64,
     /// To be ended once more after a grace period, because a program may have been opening a flow
@@ -451,6 +454,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         let counted_before = (self.passes == 0).then(|| self.kernel.counters.read());
         self.recount.begin(&self.kernel.seats);
         let counts_parties = self.party_recount.begin(&self.kernel.parties);
+        self.queue_recount.begin(self.kernel.parties.queues());
         if counts_parties {
             services = services.with_parties();
         }
@@ -464,6 +468,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         self.recount.end(seats, |limit| services.seats(limit));
         let (parties, counted) = (&self.kernel.parties, services.take_parties());
         self.party_recount.end(parties, &counted);
+        self.queue_recount.end(parties.queues(), services.queues());
         let some_limits = seats.press(now, |limit| services.slow_handshakes(limit));
         let is_level_pressed = |level| seats.is_pressed(LEVELS + level);
         let some_parties = counts_parties && parties.press(now, &counted, is_level_pressed);

@@ -57,7 +57,7 @@ pub use self::{
     frontends::{Purpose, Reserved},
     refusal::{NotProgrammed, Reason},
     roster::{Counts, Roster},
-    schemas::{NotInForce, Numbered, NumberedLevel, NumberedSchema},
+    schemas::{Known, NotInForce, Numbered, NumberedLevel, NumberedSchema},
     seats::{Limit as ConnectionLimit, Limited},
     settings::Settings,
 };

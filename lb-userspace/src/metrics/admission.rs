@@ -5,6 +5,7 @@ use lb_common::flow::{Deadline, deadline::DEADLINES};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 
 use super::kernel::{counter, family, gauge};
+use crate::waiting;
 
 /// A priority level, and what is counted of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,10 @@ pub struct LevelCount {
     pub recovered: u64,
     /// Connections let in without being counted, because the cluster depends on their Service.
     pub exempted: u64,
+    /// Connections that wait for a seat.
+    pub waiting: u32,
+    /// Connections refused because too many of their queue waited.
+    pub queue_full: u64,
     /// TCP handshakes that have been open for a second at least.
     pub slow_handshakes: u32,
     /// Whether these are so many that handshakes take no seats.
@@ -52,6 +57,8 @@ pub struct SchemaCount {
     pub uncounted: u64,
     /// Those that have run into each deadline, by its number.
     pub expired: [u64; DEADLINES],
+    /// Those that had to wait for a seat.
+    pub waited: waiting::Counts,
 }
 
 impl LevelCount {
@@ -71,7 +78,7 @@ impl SchemaCount {
     }
 
     /// Refused connections, by reason.
-    fn rejected(&self) -> [Metric; 2] {
+    fn rejected(&self) -> [Metric; 3] {
         let of = |reason, value| {
             let labels = [
                 ("flow_schema", &*self.name),
@@ -83,6 +90,7 @@ impl SchemaCount {
         [
             of("concurrency-limit", self.refused),
             of("flow-limit", self.flow_limit),
+            of("time-out", self.waited.timed_out),
         ]
     }
 
@@ -149,6 +157,17 @@ pub(super) fn families(
             gauge,
             |level| level.in_use.into(),
         ),
+        of_limited(
+            "node_lb_flowcontrol_current_inqueue_connections",
+            "Connections that wait for a seat of a priority level.",
+            |level| level.waiting.into(),
+        ),
+        of_levels(
+            "node_lb_flowcontrol_queue_full_connections_total",
+            "Connections refused because too many of their queue waited.",
+            counter,
+            |level| level.queue_full,
+        ),
         of_levels(
             "node_lb_flowcontrol_highest_executing_seats",
             "The most connections in a priority level in the latest second.",
@@ -195,6 +214,14 @@ pub(super) fn families(
             "Connections refused, by flow schema and reason.",
             MetricType::COUNTER,
             schemas.iter().flat_map(SchemaCount::rejected),
+        ),
+        family(
+            "node_lb_flowcontrol_waited_connections_total",
+            "Connections let in that had to wait for a seat, by flow schema.",
+            MetricType::COUNTER,
+            schemas
+                .iter()
+                .map(|schema| schema.counter(schema.waited.let_in)),
         ),
         family(
             "node_lb_flowcontrol_uncounted_connections_total",

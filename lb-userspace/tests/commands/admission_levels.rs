@@ -16,6 +16,8 @@ fn status() -> Status {
         max: 1000,
         refused: 4,
         over: 5,
+        waiting: 8,
+        queue_full: 9,
         slow_handshakes: limit,
         pressed: limit > 0,
     };
@@ -32,6 +34,9 @@ fn status() -> Status {
             over: 3,
             refused: 40,
             flow_limit: 6,
+            waited: 70,
+            mean_wait_ms: 12,
+            timed_out: 2,
             expired: [("client-idle", 7), ("lifetime", 1)]
                 .map(|(deadline, connections)| (deadline.to_owned(), connections))
                 .into(),
@@ -52,12 +57,12 @@ fn levels_and_schemas_are_shown_as_the_agent_tells_them() {
         "\
 Mode: enforce
 
-PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT  SLOW HANDSHAKES
-exempt          7       8        -      100      -    -     4        5           0
-tenants         100     101      120    100      50   1000  4        5           120 (pressed)
+PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT  WAITING  QUEUE FULL  SLOW HANDSHAKES
+exempt          7       8        -      100      -    -     4        5           8        9           0
+tenants         100     101      120    100      50   1000  4        5           8        9           120 (pressed)
 
-FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT  EXPIRED
-shop         tenants         1000      40       6           3           7 client-idle, 1 lifetime
+FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT  WAITED           TIME-OUT  EXPIRED
+shop         tenants         1000      40       6           3           70 (12 ms each)  2         7 client-idle, 1 lifetime
 
 Problem: a.yaml: cannot be read: no permission
 "

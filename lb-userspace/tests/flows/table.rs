@@ -18,7 +18,7 @@ use lb_common::{
         claim::{self, Claim, Refused},
         flow_flag,
         limit::{self, LEVELS, Seats},
-        party::{self, PartyRule, Taker},
+        party::{self, Taker},
         record::{self, read_tag},
         seats::{self, Place, client_of},
         slots::{Purpose, Slots, Steps},
@@ -31,7 +31,7 @@ use lb_datapath::{TickRate, bpf::MappedArray};
 use node_lb::{
     config::FlowTimeouts,
     flows::{
-        Parties, Records, Reset, SeatTable,
+        Parties, Queues, Records, Reset, SeatTable,
         stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
@@ -101,7 +101,11 @@ impl Table {
             seats: SeatTable::new(limits.clone(), levels.clone()),
             limits,
             levels,
-            parties: Arc::new(Parties::new(elements.clone(), schemas.clone())),
+            parties: Arc::new(Parties::new(
+                elements.clone(),
+                schemas.clone(),
+                Queues::in_memory(),
+            )),
             elements,
             schemas,
         })
@@ -283,10 +287,8 @@ unsafe impl Slots<Ip4> for Table {
         self.limits.pointer(index)
     }
 
-    fn party_rule(&self, schema: u32) -> Option<NonNull<PartyRule>> {
-        let schema = self.schemas.pointer(schema)?;
-        // SAFETY: an element, of which this is a part.
-        NonNull::new(unsafe { &raw mut (*schema.as_ptr()).rule })
+    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
+        self.schemas.pointer(number)
     }
 
     fn party(&self, index: u32) -> Option<NonNull<u64>> {

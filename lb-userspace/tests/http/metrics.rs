@@ -16,6 +16,7 @@ use node_lb::{
         DeviceMode, KernelSource, LevelCount, LimitCount, Metrics, PacketCount, Sample,
         SchemaCount, ServiceTraffic, XdpMode, set_to_now,
     },
+    waiting::Counts,
 };
 
 use crate::{
@@ -271,6 +272,8 @@ fn level(name: &str, is_exempt: bool) -> LevelCount {
         over: 4,
         recovered: 1,
         exempted: 2,
+        waiting: 12,
+        queue_full: 13,
         slow_handshakes: 11,
         is_pressed: false,
     }
@@ -312,6 +315,12 @@ fn sample() -> Sample {
             flow_limit: 6,
             uncounted: 7,
             expired: [1, 2, 3, 4, 5],
+            waited: Counts {
+                let_in: 14,
+                waited: 0,
+                timed_out: 15,
+                flow_limit: 0,
+            },
         }],
         unclassified: 0,
         devices: vec![DeviceMode {

@@ -5,8 +5,8 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 use lb_common::{
     abi::{
         Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey,
-        FrontendKind, Plan, ServiceFlows, ServiceStats, Shortages, TunnelSource,
+        EndpointMemory, EndpointState, FragmentKey, Frontend, FrontendKey, FrontendKind, Plan,
+        ServiceFlows, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -14,10 +14,11 @@ use lb_common::{
         claim::{self, GRACE},
         end,
         hop::Hops,
-        resize, seats,
+        queue, resize, seats,
         slots::{Purpose, Slots, Steps},
         table,
     },
+    frame::Frame,
     parse::{Segment, Tuple},
     pipeline::{self, WITHOUT_RING},
     tables::{NextHop, Services, Tables},
@@ -175,8 +176,12 @@ impl Steps<Ip4> for Cpu {
         seats::join_party(self, forward, ports, most)
     }
 
-    fn leave_party(&self, forward: u32, ports: u32) {
-        seats::leave_party(self, forward, ports);
+    fn leave_party(&self, forward: u32, ports: u32) -> u64 {
+        seats::leave_party(self, forward, ports)
+    }
+
+    fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
+        queue::charge(self, level, party, ports, is_over);
     }
 
     fn find_index(&self, tuple: &Tuple<Ip4>) -> u64 {
@@ -305,11 +310,15 @@ impl Tables<Ip4> for Cpu {
         0
     }
 
-    fn decision(&self, _index: u32) -> Option<Decision> {
-        None
+    fn shortest_queue(&self, _level: u32, _party: u64) -> u32 {
+        queue::ALL_FULL
     }
 
-    fn flow_schema(&self, _number: u32) -> Option<NonNull<FlowSchema>> {
+    fn park<F: Frame>(&self, _: &F, _: &Work<Ip4>, _party: u64, _queue: u32) -> bool {
+        false
+    }
+
+    fn decision(&self, _index: u32) -> Option<Decision> {
         None
     }
 

@@ -31,3 +31,4 @@ mod seats;
 mod selection;
 mod stress;
 mod vectors;
+mod waiting;

@@ -11,7 +11,9 @@ use crate::budget::{self, RESIZE};
 /// `--nocapture`.
 #[test]
 fn every_program_passes_the_verifier_within_its_budget() {
-    let mut verified = verify(EbpfLoader::new(), &hooks::programs());
+    let mut always = hooks::programs();
+    always.push("end_wait");
+    let mut verified = verify(EbpfLoader::new(), &always);
     // Programs that run while flow tables change their size use another table too.
     let mut loader = EbpfLoader::new();
     for mask in ["OTHER_MASK4", "OTHER_MASK6"] {
@@ -22,7 +24,7 @@ fn every_program_passes_the_verifier_within_its_budget() {
     }
     let mut resizing = hooks::programs();
     resizing.retain(|name| !SOCKETS.iter().any(|hook| name.starts_with(hook)));
-    resizing.push("copy_flows");
+    resizing.extend(["copy_flows", "end_wait"]);
     let resizing = verify(loader, &resizing).into_iter();
     verified.extend(resizing.map(|(name, instructions)| (format!("{name}{RESIZE}"), instructions)));
     // And those for the time in which packets are traced.

@@ -22,3 +22,4 @@ mod short;
 mod silent;
 mod support;
 mod unattended;
+mod waiting;

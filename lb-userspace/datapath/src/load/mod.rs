@@ -29,11 +29,13 @@ pub use shape::MapShape;
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/lb"));
 
 /// Maps that are only pinned where settings say so. Nothing in them lasts: programs use the first
-/// two as memory while they handle a packet, the next two while flow tables change their size, and
+/// four as memory while they handle a packet, the next two while flow tables change their size, and
 /// the others while packets are traced.
-const SCRATCH: [&str; 6] = [
+const SCRATCH: [&str; 8] = [
     "WORK4",
     "WORK6",
+    "TURN_WORK4",
+    "TURN_WORK6",
     "OTHER_FLOWS4",
     "OTHER_FLOWS6",
     "TRACE",

@@ -5,6 +5,7 @@ use std::cell::UnsafeCell;
 use lb_common::{
     addr::{Address, Family},
     checksum::Difference,
+    flow::queue::KEPT,
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
     parse::ETHERNET,
@@ -90,6 +91,14 @@ impl<const MAY_BE_PARTIAL: bool, const L3: bool> Frame for MemoryFrame<MAY_BE_PA
         bytes.splice(..0, std::iter::repeat_n(0, front));
         bytes.resize(length, 0);
         Some(())
+    }
+
+    fn copy_to(&self, bytes: &mut [u8; KEPT]) -> Option<u32> {
+        // SAFETY: as in `packet`; nothing is changed meanwhile.
+        let packet = unsafe { &*self.bytes.get() };
+        let kept = packet.len().min(KEPT);
+        bytes[..kept].copy_from_slice(&packet[..kept]);
+        u32::try_from(packet.len()).ok()
     }
 
     fn add_ethernet(&mut self) -> Option<()> {

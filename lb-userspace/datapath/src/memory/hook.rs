@@ -11,7 +11,10 @@ use lb_common::{
     },
     addr::{Address, Ip4, Ip6},
     flow::{
-        Hop as NextHopEntry, Record, Seats, Timeouts, hop::Hops, party::PartyRule, slots::Slots,
+        Hop as NextHopEntry, Record, Seats, Timeouts,
+        hop::Hops,
+        queue::{self, KEPT, LevelQueues, Queue, Waiter},
+        slots::Slots,
         steps::Plain,
     },
     frame::Frame,
@@ -80,6 +83,28 @@ impl<'a, const ANY_DEVICE: bool> Hook<'a, ANY_DEVICE> {
         match ethertype(frame) {
             Some(Ip4::ETHERTYPE) => pipeline::ingress::<Ip4, _, _>(self, frame, &mut work()),
             Some(Ip6::ETHERTYPE) => pipeline::ingress::<Ip6, _, _>(self, frame, &mut work()),
+            _ => Verdict::pass(Reason::NotIp),
+        }
+    }
+
+    /// Opens the flow of a connection that has waited and has its turn: [`pipeline::let_in`] of its SYN.
+    pub fn let_in<F: Frame>(&self, frame: &F, card: u32) -> Reason {
+        match ethertype(frame) {
+            Some(Ip4::ETHERTYPE) => pipeline::let_in::<Ip4, _, _>(self, frame, &mut work(), card),
+            Some(Ip6::ETHERTYPE) => pipeline::let_in::<Ip6, _, _>(self, frame, &mut work(), card),
+            _ => Reason::NotIp,
+        }
+    }
+
+    /// Tells the client of a connection that has waited that it is refused: [`pipeline::turn_away`].
+    pub fn turn_away<F: Frame>(&self, frame: &mut F, schema: u32, reason: Reason) -> Verdict {
+        match ethertype(frame) {
+            Some(Ip4::ETHERTYPE) => {
+                pipeline::turn_away::<Ip4, _, _>(self, frame, &mut work(), schema, reason)
+            }
+            Some(Ip6::ETHERTYPE) => {
+                pipeline::turn_away::<Ip6, _, _>(self, frame, &mut work(), schema, reason)
+            }
             _ => Verdict::pass(Reason::NotIp),
         }
     }
@@ -210,10 +235,16 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
         map.pointer(index)
     }
 
-    fn party_rule(&self, schema: u32) -> Option<NonNull<PartyRule>> {
-        let schema = self.tables.storage.flow_schemas.pointer(schema)?;
-        // SAFETY: an element, of which this is a part.
-        NonNull::new(unsafe { &raw mut (*schema.as_ptr()).rule })
+    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
+        self.tables.storage.flow_schemas.pointer(number)
+    }
+
+    fn level_queues(&self, level: u32) -> Option<NonNull<LevelQueues>> {
+        self.tables.storage.level_queues.pointer(level)
+    }
+
+    fn queue(&self, index: u32) -> Option<NonNull<Queue>> {
+        self.tables.storage.queues.pointer(index)
     }
 
     fn party(&self, index: u32) -> Option<NonNull<u64>> {
@@ -346,8 +377,31 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
         (index < decisions.len()).then(|| decisions.read(index))
     }
 
-    fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
-        self.tables.storage.flow_schemas.pointer(number)
+    fn shortest_queue(&self, level: u32, party: u64) -> u32 {
+        let queues = Slots::<A>::level_queues(self, level);
+        queues.map_or(queue::ALL_FULL, |queues| {
+            queue::shortest::<A, _>(self, &queue::read(queues), party)
+        })
+    }
+
+    fn park<F: Frame>(&self, frame: &F, work: &Work<A>, party: u64, queue: u32) -> bool {
+        let mut packet = [0; KEPT];
+        let Some(length) = frame.copy_to(&mut packet) else {
+            return false;
+        };
+        self.tables.learnt().waiters.push(Waiter {
+            party,
+            level: work.level,
+            schema: work.schema,
+            queue,
+            ifindex: frame.ifindex(),
+            length,
+            has_ethernet: (F::LINK_HEADER != 0).into(),
+            is_inside: work.taker.is_inside().into(),
+            pad: 0,
+            packet,
+        });
+        true
     }
 
     fn fragment(&self, key: &FragmentKey) -> Option<u32> {

@@ -4,6 +4,7 @@
 use std::{
     collections::{HashMap, HashSet},
     net::IpAddr,
+    ptr::NonNull,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -17,7 +18,10 @@ use lb_common::{
         Shortages,
     },
     addr::{Address, Ip4, Ip6},
-    flow::{self, Timeouts},
+    flow::{
+        self, Timeouts,
+        queue::{LevelQueues, Queue, Waiter},
+    },
     pipeline,
 };
 
@@ -81,6 +85,8 @@ struct Learnt {
     affinity: HashMap<(u32, u32, IpAddr), abi::Affinity>,
     /// By source, destination, identification and protocol.
     fragments: HashMap<(IpAddr, IpAddr, u32, u32), u32>,
+    /// Connections that have begun to wait.
+    waiters: Vec<Waiter>,
 }
 
 impl MemoryTables {
@@ -122,6 +128,26 @@ impl MemoryTables {
     /// [`abi::device_flag::XDP_TARGET`] devices with known neighbours only.
     pub fn xdp(&self) -> Hook<'_, false> {
         Hook::new(self)
+    }
+
+    /// The queues of priority levels, by the levels' numbers.
+    pub fn level_queues(&self) -> &MappedArray<LevelQueues> {
+        &self.storage.level_queues
+    }
+
+    /// A queue of a priority level, by its index.
+    pub fn queue(&self, index: u32) -> Queue {
+        self.storage.queues.read(index)
+    }
+
+    /// The same as a pointer, which is valid as long as these tables.
+    pub fn queue_pointer(&self, index: u32) -> Option<NonNull<Queue>> {
+        self.storage.queues.pointer(index)
+    }
+
+    /// Takes the connections that have begun to wait for a seat, as the agent does.
+    pub fn take_waiters(&self) -> Vec<Waiter> {
+        std::mem::take(&mut self.learnt().waiters)
     }
 
     /// Adds a device with these [`abi::device_flag`]s; returns its interface index.

@@ -15,7 +15,10 @@ use lb_common::{
     },
     addr::{Ip4, Ip6},
     entries,
-    flow::Seats,
+    flow::{
+        Seats,
+        queue::{LevelQueues, Queue},
+    },
 };
 
 use crate::{
@@ -42,6 +45,8 @@ pub struct Storage {
     pub levels: Arc<MappedArray<Seats>>,
     pub flow_schemas: Arc<MappedArray<FlowSchema>>,
     pub parties: Arc<MappedArray<u64>>,
+    pub level_queues: Arc<MappedArray<LevelQueues>>,
+    pub queues: Arc<MappedArray<Queue>>,
     pub destination_classes: Arc<MappedArray<DestinationClass>>,
     pub source_classes: Arc<Trie<u32>>,
     pub decisions: Arc<MappedArray<Decision>>,
@@ -67,6 +72,8 @@ impl Default for Storage {
             levels: array(entries::LEVELS),
             flow_schemas: array(entries::FLOW_SCHEMAS),
             parties: array(entries::PARTIES),
+            level_queues: array(entries::LEVEL_QUEUES),
+            queues: array(entries::QUEUES),
             destination_classes: array(entries::DESTINATION_CLASSES),
             source_classes: Trie::new("SOURCE_CLASSES", entries::SOURCE_CLASSES),
             decisions: array(entries::DECISIONS),
@@ -94,6 +101,8 @@ impl Storage {
             source_ranges: Box::new(self.source_ranges.clone()),
             levels: Arc::new(self.levels.clone()),
             flow_schemas: Arc::new(self.flow_schemas.clone()),
+            level_queues: Arc::new(self.level_queues.clone()),
+            queues: Arc::new(self.queues.clone()),
             destination_classes: Box::new(self.destination_classes.clone()),
             source_classes: Box::new(self.source_classes.clone()),
             decisions: Box::new(self.decisions.clone()),

@@ -85,6 +85,8 @@ fn render(report: &Report) -> String {
             "MAX",
             "REFUSED",
             "OVER LIMIT",
+            "WAITING",
+            "QUEUE FULL",
             "SLOW HANDSHAKES",
         ]
         .map(str::to_owned),
@@ -104,6 +106,8 @@ fn render(report: &Report) -> String {
             of_limited(level.max),
             level.refused.to_string(),
             level.over.to_string(),
+            level.waiting.to_string(),
+            level.queue_full.to_string(),
             match level.pressed {
                 true => format!("{} (pressed)", level.slow_handshakes),
                 false => level.slow_handshakes.to_string(),
@@ -118,6 +122,8 @@ fn render(report: &Report) -> String {
             "REFUSED",
             "FLOW LIMIT",
             "OVER LIMIT",
+            "WAITED",
+            "TIME-OUT",
             "EXPIRED",
         ]
         .map(str::to_owned),
@@ -130,6 +136,11 @@ fn render(report: &Report) -> String {
             schema.refused.to_string(),
             schema.flow_limit.to_string(),
             schema.over.to_string(),
+            match schema.waited {
+                0 => "0".to_owned(),
+                waited => format!("{waited} ({} ms each)", schema.mean_wait_ms),
+            },
+            schema.timed_out.to_string(),
             expired(schema),
         ]
     }));

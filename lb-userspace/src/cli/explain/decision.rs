@@ -8,7 +8,7 @@ use lb_common::{
     addr::{Address, Ip4, Ip6},
     flow::{party::PartyRule, seats::Start},
     parse::{self, Tuple, tcp_flag},
-    pipeline,
+    pipeline::{self, Full},
     select::{Policy, Range},
     service::{self, Origin},
     tables::Services,
@@ -61,6 +61,8 @@ pub struct Decision<'a> {
 pub enum Verdict {
     /// To one of the candidates.
     Forward,
+    /// The connection has to wait for a seat.
+    Wait,
     /// The client is told.
     Reject,
     Drop,
@@ -143,10 +145,10 @@ impl<'a> Decision<'a> {
                 }
                 let element = schema.map(|schema| tables.flow_schema(schema.number));
                 let level = element.map_or(0, |schema| schema.level);
-                let answer = element.map_or(0, |schema| schema.answer);
                 let rule = element.map(|schema| schema.rule);
-                decision.part = rule.filter(|rule| rule.most != 0);
-                decision.answer = RejectAnswer::from_u32(answer);
+                decision.part = rule.filter(|rule| rule.limit().is_some());
+                let answers = element.map_or(0, |schema| schema.answers);
+                decision.answer = RejectAnswer::of(answers, Reason::ConcurrencyLimit);
                 let asked = pipeline::asks(
                     &tables.config,
                     route.plan,
@@ -154,6 +156,7 @@ impl<'a> Decision<'a> {
                     Start::of(tuple.protocol, true),
                 );
                 match pipeline::in_the_way::<A, _>(&hook, asked) {
+                    Some(Full::Queue) => (Verdict::Wait, Reason::Parked),
                     Some(_) => match decision.answer {
                         RejectAnswer::Drop => (Verdict::Drop, Reason::ConcurrencyLimit),
                         _ => (Verdict::Reject, Reason::ConcurrencyLimit),

@@ -7,6 +7,7 @@ use lb_common::{
     flow::{
         Seats,
         limit::{LEVELS, NODE, limit_flag},
+        queue::LevelQueues,
         seats::Start,
     },
     pipeline,
@@ -104,6 +105,16 @@ impl InUse {
         }
         for known in &numbered.known().levels {
             let index = LEVELS + known.number;
+            let queues = tables.level_queues();
+            let of_level = LevelQueues {
+                waiting: self
+                    .of_level(&known.level.name)
+                    .map_or(0, |level| level.waiting),
+                // As with an agent that looks after those who wait.
+                until: 1,
+                ..queues.read(known.number)
+            };
+            queues.write(known.number, &of_level);
             if let Some(level) = self.of_level(&known.level.name) {
                 let seats = Seats {
                     word: level.in_use.into(),

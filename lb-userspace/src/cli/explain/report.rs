@@ -1,6 +1,6 @@
 //! A decision as JSON.
 
-use lb_common::select::Policy;
+use lb_common::{flow::party::PartyRule, select::Policy};
 use lb_objects::TrafficPolicy;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use super::{
 /// What happens to a packet. Fields about the Service are null if it is not addressed to one.
 #[derive(Serialize)]
 pub struct Report {
-    /// `forward`, `reject`, `drop` or `pass`.
+    /// `forward`, `wait`, `reject`, `drop` or `pass`.
     verdict: &'static str,
     /// The reason's name, as in metrics.
     reason: &'static str,
@@ -96,7 +96,7 @@ impl From<&Decision<'_>> for Report {
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),
             flow_schema: decision.schema.as_ref().map(|schema| schema.name.clone()),
-            max_connections_per_flow: decision.part.map(|rule| rule.most),
+            max_connections_per_flow: decision.part.and_then(PartyRule::limit),
             limits: decision.limits.iter().map(Into::into).collect(),
         }
     }
@@ -107,6 +107,7 @@ fn verdict(verdict: Verdict) -> &'static str {
         Verdict::Forward => "forward",
         Verdict::Reject => "reject",
         Verdict::Drop => "drop",
+        Verdict::Wait => "wait",
         Verdict::Pass => "pass",
     }
 }

@@ -39,7 +39,11 @@ pub fn render(decision: &Decision<'_>) -> String {
                 let NumberedSchema { name, level, .. } = schema;
                 format!("FlowSchema {name} takes it, with PriorityLevel {level}.")
             }));
-            sentences.extend(decision.part.map(|rule| part(decision, rule)));
+            sentences.extend(
+                decision
+                    .part
+                    .and_then(|rule| Some(part(decision, rule, rule.limit()?))),
+            );
             sentences.extend(decision.limits.iter().map(limit));
         }
     }
@@ -58,6 +62,7 @@ fn headline(decision: &Decision<'_>) -> String {
         Verdict::Forward => "is forwarded",
         Verdict::Reject => "is rejected",
         Verdict::Drop => "is dropped",
+        Verdict::Wait => "waits for a seat",
         Verdict::Pass => "passes untouched",
     };
     let reason = decision.reason.name();
@@ -108,6 +113,10 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
             let (source, ranges) = (decision.packet.source, ranges.join(", "));
             format!("Its loadBalancerSourceRanges, {ranges}, do not contain {source}.")
         }
+        Reason::Parked => "All seats of its PriorityLevel are taken, or others wait for one: the agent \
+            keeps the SYN until the connection has its turn, or has waited for a quarter of the schema's \
+            connectPatience; it is refused if too many wait in its queue."
+            .to_owned(),
         Reason::NoEndpoints => "No endpoint on any node is ready, or still serves while it \
             terminates; the client gets ICMP port unreachable."
             .to_owned(),
@@ -133,8 +142,8 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
 }
 
 /// How many connections a flow may have, and what belongs to it.
-fn part(decision: &Decision<'_>, rule: PartyRule) -> String {
-    let (most, source) = (rule.most, decision.packet.source);
+fn part(decision: &Decision<'_>, rule: PartyRule, most: u32) -> String {
+    let source = decision.packet.source;
     let whose = match rule.common(source, decision.origin != Origin::Outside) {
         Common::Service => "each service port".to_owned(),
         Common::Nothing => "all clients together".to_owned(),

@@ -8,6 +8,7 @@
 mod classes;
 mod deadlines;
 mod parties;
+mod queues;
 mod sources;
 
 use std::{
@@ -15,6 +16,7 @@ use std::{
     mem::{offset_of, take},
     net::IpAddr,
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
 use lb_admission::{
@@ -22,7 +24,7 @@ use lb_admission::{
     configuration::InForce,
     level::{CATCH_ALL, Level},
     limits::Limits,
-    schema::{Ingress, RejectAnswer},
+    schema::{Ingress, RejectAnswer, RejectAnswers},
 };
 use lb_common::{
     abi::{self, Decision},
@@ -84,6 +86,8 @@ pub struct NumberedSchema {
     pub level: String,
     /// Index into `FLOW_SCHEMAS`.
     pub number: u32,
+    /// How long its connections wait for a seat, at most.
+    pub longest_wait: Duration,
 }
 
 impl Numbered {
@@ -303,6 +307,7 @@ impl SchemaBook {
                 name: schema.name.clone(),
                 level: schema.level.clone(),
                 number: found.index,
+                longest_wait: schema.deadlines.queue_wait(),
             });
         }
         let classifier = Classifier::new(&in_force.schemas);
@@ -319,9 +324,9 @@ impl SchemaBook {
         for (active, numbered) in in_force.schemas.iter().zip(&schemas) {
             let index = numbered.number;
             let level = levels[active.level].number;
-            let answer = answer(active.schema.answers.concurrency_limit) as u32;
+            let answers = answers(&active.schema.answers);
             let elements = &maps.flow_schemas;
-            elements.publish(index, offset_of!(abi::FlowSchema, answer), answer);
+            elements.publish(index, offset_of!(abi::FlowSchema, answers), answers);
             elements.publish(index, offset_of!(abi::FlowSchema, level), level);
             let rule = parties::rule(&active.schema, &in_force.levels[active.level]);
             elements.publish(index, offset_of!(abi::FlowSchema, rule.by), rule.by);
@@ -339,6 +344,10 @@ impl SchemaBook {
                 self.classes.set_unknown(all, maps);
             }
         }
+        let with_queues = levels
+            .iter()
+            .filter_map(|known| Some((known.number, known.level.queuing()?)));
+        queues::write(&with_queues.collect::<Vec<_>>(), maps);
         self.compiled = Some(Compiled {
             classifier,
             set,
@@ -484,16 +493,27 @@ impl Compiled {
 /// The flags of a level's limit.
 fn level_flags(level: &Level, mode: AdmissionMode) -> u32 {
     let limited = level.limited();
-    let strict = limited.map_or(0, |_| limit_flag::STRICT);
-    let audited = limited.is_some_and(|limited| limited.audited);
-    match audited || mode == AdmissionMode::Audit {
-        true => strict | limit_flag::AUDIT,
-        false => strict,
-    }
+    let flag = |flag, is_set| if is_set { flag } else { 0 };
+    let is_audited = limited.is_some_and(|limited| limited.audited);
+    flag(limit_flag::STRICT, limited.is_some())
+        | flag(limit_flag::QUEUES, level.queuing().is_some())
+        | flag(
+            limit_flag::AUDIT,
+            is_audited || mode == AdmissionMode::Audit,
+        )
 }
 
 fn publish(levels: &dyn Elements<Seats>, number: u32, flags: u32) {
     levels.publish(number, offset_of!(Seats, flags), flags);
+}
+
+/// What clients are told for each reason.
+fn answers(answers: &RejectAnswers) -> u32 {
+    abi::RejectAnswer::join(
+        answer(answers.concurrency_limit),
+        answer(answers.queue_full),
+        answer(answers.time_out),
+    )
 }
 
 fn answer(answer: RejectAnswer) -> abi::RejectAnswer {

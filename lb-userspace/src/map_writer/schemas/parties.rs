@@ -4,7 +4,7 @@ use lb_admission::{
     level::Level,
     schema::{DistinguisherMethod, PrefixLengths, Schema},
 };
-use lb_common::flow::party::{PartyRule, party_by};
+use lb_common::flow::party::{ANY, PartyRule, party_by};
 
 /// The rule for connections that a schema takes and a level serves. Sources are told apart by their
 /// addresses, because identities are not known in the kernel, and Services by their ports.
@@ -26,8 +26,10 @@ pub fn rule(schema: &Schema, level: &Level) -> PartyRule {
             | DistinguisherMethod::SourceNode,
         ) => bits(PrefixLengths::default()) | party_by::WHOLE_INSIDE,
     };
+    // Who waits does so in a queue of its flow's hand.
+    let uncounted = if level.queuing().is_some() { ANY } else { 0 };
     PartyRule {
-        most: most.unwrap_or(0),
+        most: most.unwrap_or(uncounted),
         by,
     }
 }

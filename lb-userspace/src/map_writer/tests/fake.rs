@@ -13,7 +13,11 @@ use lb_common::{
         FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
-    flow::{Seats, deadline::DEADLINES},
+    flow::{
+        Seats,
+        deadline::DEADLINES,
+        queue::{LevelQueues, Queue},
+    },
 };
 use lb_datapath::maps::{Elements, Entries, Incomplete, Maps, SourceKey, WriteError};
 
@@ -96,6 +100,8 @@ pub struct State {
     pub seats: Vec<Seats>,
     pub levels: Vec<Seats>,
     pub flow_schemas: Vec<FlowSchema>,
+    pub level_queues: Vec<LevelQueues>,
+    pub queues: Vec<Queue>,
     pub destination_classes: Vec<DestinationClass>,
     pub decisions: Vec<Decision>,
     pub source_classes: BTreeMap<Network, u32>,
@@ -131,6 +137,8 @@ impl Kernel {
             seats: vec![Seats::default(); 8],
             levels: vec![Seats::default(); 8],
             flow_schemas: vec![FlowSchema::default(); 8],
+            level_queues: vec![LevelQueues::default(); 8],
+            queues: vec![Queue::default(); 32],
             destination_classes: vec![DestinationClass::default(); sizes.classes],
             decisions: vec![Decision::default(); sizes.classes],
             source_classes: BTreeMap::new(),
@@ -166,6 +174,8 @@ impl Kernel {
             source_ranges: Box::new(self.clone()),
             levels: self.plain(|s| &mut s.levels).into(),
             flow_schemas: self.plain(|s| &mut s.flow_schemas).into(),
+            level_queues: self.plain(|s| &mut s.level_queues).into(),
+            queues: self.plain(|s| &mut s.queues).into(),
             destination_classes: self.array(|s| &mut s.destination_classes, Element::Class),
             source_classes: Box::new(self.clone()),
             decisions: self.array(|s| &mut s.decisions, Element::Decision),
@@ -359,12 +369,26 @@ impl Poke for Seats {
     }
 }
 
+impl Poke for LevelQueues {
+    fn poke(&mut self, offset: usize, value: u64) {
+        let field = match offset {
+            _ if offset == offset_of!(LevelQueues, first) => &mut self.first,
+            _ if offset == offset_of!(LevelQueues, number) => &mut self.number,
+            _ if offset == offset_of!(LevelQueues, hand) => &mut self.hand,
+            _ if offset == offset_of!(LevelQueues, length) => &mut self.length,
+            _ if offset == offset_of!(LevelQueues, waiting) => &mut self.waiting,
+            _ => panic!("{offset} is not changed alone"),
+        };
+        *field = value as u32;
+    }
+}
+
 impl Poke for FlowSchema {
     fn poke(&mut self, offset: usize, value: u64) {
         let deadlines = offset_of!(FlowSchema, deadlines);
         let field = match offset {
             _ if offset == offset_of!(FlowSchema, level) => &mut self.level,
-            _ if offset == offset_of!(FlowSchema, answer) => &mut self.answer,
+            _ if offset == offset_of!(FlowSchema, answers) => &mut self.answers,
             _ if offset == offset_of!(FlowSchema, rule.most) => &mut self.rule.most,
             _ if offset == offset_of!(FlowSchema, rule.by) => &mut self.rule.by,
             _ if offset == offset_of!(FlowSchema, is_audited) => &mut self.is_audited,
@@ -395,6 +419,7 @@ never_poked!(
     Shortages,
     ServiceFlows,
     MaglevRows,
+    Queue,
     DestinationClass,
     Decision
 );

@@ -76,6 +76,8 @@ fn agent(in_use: u32) -> Status {
         max: limit,
         refused: 0,
         over: 0,
+        waiting: 0,
+        queue_full: 0,
         slow_handshakes: 0,
         pressed: false,
     };

@@ -26,7 +26,10 @@ use lb_common::{
         Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
-    flow::Seats,
+    flow::{
+        Seats,
+        queue::{LevelQueues, Queue},
+    },
     verdict::COUNTERS,
 };
 use lb_datapath::{
@@ -152,7 +155,11 @@ fn clear(name: &str, map: MapData) {
         "FLOWS6" => zero::<[u64; 16]>(&map),
         "HOPS" => zero::<[u64; 4]>(&map),
         "SEATS" | "LEVELS" => zero::<Seats>(&map),
+        // Nobody waits: no agent has promised to look after those who do.
+        "WAITERS" => {}
         "PARTIES" => zero::<u64>(&map),
+        "LEVEL_QUEUES" => zero::<LevelQueues>(&map),
+        "QUEUES" => zero::<Queue>(&map),
         "FLOW_SCHEMAS" => zero::<FlowSchema>(&map),
         "DESTINATION_CLASSES" => zero::<DestinationClass>(&map),
         "SOURCE_CLASSES" => empty::<Key<SourceRangeKey>, u32>(&map),

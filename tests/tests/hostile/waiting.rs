@@ -1,0 +1,195 @@
+//! Connections that wait for a seat: who is next, who is told that it was in vain, and what the endpoint
+//! sees of it.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use lb_tests::{Family, Held, Load, Request, traffic::allow_many_files};
+
+use super::{
+    levels::{NOISY, OF_LEVEL, SOON, Tenants, file, name, tenant},
+    support::{Findings, attack_time, filter_input, within},
+};
+
+/// How long a busy client keeps each connection.
+const HOLD: Duration = Duration::from_millis(200);
+/// Connections that it always has, or wants.
+const WANTED: usize = OF_LEVEL + 40;
+/// Counts the SYNs that reach a pod.
+const SYNS: &str = "tcp flags & (fin | syn | rst | ack) == syn counter";
+
+/// A tenant with queues, where each client is a flow of its own.
+fn with_queues(length: u32) -> String {
+    let objects = tenant(NOISY, 10)
+        .replace(
+            "limitResponse: {type: Reject}",
+            &format!(
+                "limitResponse: {{type: Queue, queuing: {{queues: 64, handSize: 6, \
+                 queueLengthLimit: {length}}}}}"
+            ),
+        )
+        .replace("rules:", "distinguisherMethod: {type: BySourceIP}, rules:");
+    assert!(objects.contains("Queue") && objects.contains("BySourceIP"));
+    objects
+}
+
+fn waiting(length: u32, xdp: &str) -> Result<Tenants> {
+    allow_many_files()?;
+    let tenants = Tenants::new("enforce", &[xdp])?;
+    fs::write(file(&tenants.objects, NOISY), with_queues(length))?;
+    // The agent looks at its files every second.
+    thread::sleep(Duration::from_secs(3));
+    Ok(tenants)
+}
+
+/// SYNs that have reached the pod which serves the noisy one.
+fn syns(tenants: &Tenants) -> Result<u64> {
+    let pod = tenants.ground.pod("pod-1-1");
+    let rules = pod.run("nft list table inet input")?;
+    let words: Vec<_> = rules.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == "packets");
+    let count = at.and_then(|at| words.get(at + 1)).context(rules.clone())?;
+    Ok(count.parse()?)
+}
+
+/// All seats are held, and nobody leaves.
+fn who_waits_in_vain_is_told(family: Family, xdp: &str) -> Result<()> {
+    let mut tenants = waiting(5, xdp)?;
+    let mut findings = Findings::default();
+    let target = tenants.ground.outside(family, NOISY);
+    let (mut held, refused) = tenants.open(family, OF_LEVEL);
+    findings.note(
+        (held.len(), refused) == (OF_LEVEL, 0),
+        format!("{} let in, {refused} reset", held.len()),
+    );
+    // Ten more than fit into the queues of one client's hand.
+    let crowd = Request::tcp(target).deadline(Duration::from_secs(3));
+    let crowd = Load::new(crowd.in_vain()).workers(6 * 5 + 10);
+    let crowd = crowd.start(&tenants.ground.attacker)?;
+    thread::sleep(Duration::from_millis(300));
+    let level = tenants.level(NOISY)?;
+    findings.note(
+        level.waiting == 6 * 5 && level.queue_full >= 10,
+        format!("{level:?}"),
+    );
+    // One leaves: a client of whom nobody waits is next.
+    let quiet = thread::scope(|scope| {
+        let quiet = scope.spawn(|| {
+            let began = Instant::now();
+            let quiet = Held::open_patiently(tenants.ground.client(), target);
+            quiet.map(|quiet| (quiet, began.elapsed()))
+        });
+        thread::sleep(Duration::from_millis(300));
+        held.pop();
+        quiet.join().unwrap()
+    });
+    let quiet = quiet.map(|(mut quiet, took)| (quiet.ask().is_ok(), took));
+    findings.note(
+        matches!(&quiet, Ok((true, took)) if *took < Duration::from_millis(500)),
+        format!("quiet: {quiet:?}"),
+    );
+    drop(held);
+    let crowd = crowd.stop()?;
+    let schema = tenants.schema(&name(NOISY))?;
+    findings.note(
+        schema.timed_out >= 20 && schema.refused == 0,
+        format!("crowd: {crowd}; {schema:?}"),
+    );
+    // Without an agent nobody waits, and who is in stays.
+    let (mut held, _) = tenants.open(family, OF_LEVEL);
+    tenants.ground.balanced.kill_agents()?;
+    thread::sleep(Duration::from_secs(4));
+    let (more, refused) = tenants.open(family, 5);
+    findings.note(
+        (more.len(), refused) == (0, 5),
+        format!("without an agent: {} let in, {refused} reset", more.len()),
+    );
+    let alive = held.iter_mut().filter_map(|held| held.ask().ok()).count();
+    findings.note(
+        alive == held.len(),
+        format!("{alive} of {} alive", held.len()),
+    );
+    tenants.ground.balanced.start_agents()?;
+    let waits = within(SOON, || {
+        let before = Instant::now();
+        let more = Held::open(tenants.ground.client(), target);
+        match more.is_err() && before.elapsed() > Duration::from_millis(800) {
+            true => Ok(()),
+            false => Err(format!("{:?}: {more:?}", before.elapsed())),
+        }
+    });
+    findings.note(waits.is_ok(), format!("with one again: {waits:?}"));
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn who_waits_in_vain_is_told_by_xdp() -> Result<()> {
+    who_waits_in_vain_is_told(Family::V6, "--xdp-mode=native")
+}
+
+#[test]
+fn who_waits_in_vain_is_told_by_tc() -> Result<()> {
+    who_waits_in_vain_is_told(Family::V4, "--xdp-mode=off")
+}
+
+/// A busy client always wants more seats than there are; a quiet one wants one now and then.
+fn a_quiet_client_has_its_turn(family: Family, xdp: &str) -> Result<()> {
+    let tenants = waiting(50, xdp)?;
+    filter_input(tenants.ground.pod("pod-1-1"), SYNS)?;
+    let mut findings = Findings::default();
+    let target = tenants.ground.outside(family, NOISY);
+    let request = Request::tcp(target).deadline(Duration::from_secs(5));
+    let busy = Load::new(request.held_for(HOLD)).workers(WANTED);
+    let busy = busy.start(&tenants.ground.attacker)?;
+    // Until all seats are taken.
+    thread::sleep(2 * HOLD);
+    let quiet = Load::new(request).pause(Duration::from_millis(5));
+    let quiet = quiet.start(tenants.ground.client())?;
+    thread::sleep(attack_time(Duration::from_secs(4)));
+    let level = tenants.level(NOISY)?;
+    let quiet = quiet.stop()?;
+    let busy = busy.stop()?;
+    findings.note(
+        level.in_use as usize <= OF_LEVEL && level.highest as usize == OF_LEVEL,
+        format!("{level:?}"),
+    );
+    findings.note(
+        quiet.failed == 0
+            && quiet.ok > 100
+            && quiet.repeated_syns.is_empty()
+            && quiet.max < 2 * HOLD,
+        format!("quiet: {quiet}"),
+    );
+    findings.note(
+        busy.failed == 0 && busy.ok > 1000 && busy.repeated_syns.is_empty(),
+        format!("busy: {busy}"),
+    );
+    let syns = syns(&tenants)?;
+    findings.note(
+        syns == quiet.ok + busy.ok,
+        format!(
+            "{syns} SYNs at the endpoint for {} connections",
+            quiet.ok + busy.ok
+        ),
+    );
+    let schema = tenants.schema(&name(NOISY))?;
+    findings.note(schema.refused == 0, format!("{schema:?}"));
+    let empty = tenants.in_use(NOISY, 0);
+    findings.note(empty.is_ok(), format!("empty: {empty:?}"));
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn a_quiet_client_has_its_turn_by_xdp() -> Result<()> {
+    a_quiet_client_has_its_turn(Family::V4, "--xdp-mode=native")
+}
+
+#[test]
+fn a_quiet_client_has_its_turn_by_tc() -> Result<()> {
+    a_quiet_client_has_its_turn(Family::V6, "--xdp-mode=off")
+}
