@@ -21,12 +21,12 @@ use node_lb::{
 use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
 
 pub const NOISY: u8 = 1;
-const QUIET: u8 = 2;
+pub const QUIET: u8 = 2;
 /// Seats of the node. Three levels with the same shares divide them; catch-all has half as many.
 const SEATS: u32 = 700;
 pub const OF_LEVEL: usize = 200;
 /// Spoofed SYNs in a second.
-const FLOOD: u32 = 20_000;
+pub const FLOOD: u32 = 20_000;
 /// The agent looks at all flows every second or two, and corrects what it has seen twice.
 pub const SOON: Duration = Duration::from_secs(30);
 

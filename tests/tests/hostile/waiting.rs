@@ -7,10 +7,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use lb_tests::{Family, Held, Load, Request, traffic::allow_many_files};
+use lb_tests::{
+    Family, Held, Load, Request,
+    attack::{Flood, FloodKind},
+    traffic::allow_many_files,
+};
 
 use super::{
-    levels::{NOISY, OF_LEVEL, SOON, Tenants, file, name, tenant},
+    levels::{FLOOD, NOISY, OF_LEVEL, QUIET, SOON, Tenants, file, name, tenant},
     support::{Findings, attack_time, filter_input, within},
 };
 
@@ -134,6 +138,59 @@ fn who_waits_in_vain_is_told_by_xdp() -> Result<()> {
 #[test]
 fn who_waits_in_vain_is_told_by_tc() -> Result<()> {
     who_waits_in_vain_is_told(Family::V4, "--xdp-mode=off")
+}
+
+/// All seats of a level are held, and forged clients beyond number want one.
+fn a_flood_fills_the_queues_of_its_level_alone(family: Family, xdp: &str) -> Result<()> {
+    let tenants = waiting(50, xdp)?;
+    let mut findings = Findings::default();
+    let target = tenants.ground.outside(family, NOISY);
+    let (mut held, _) = tenants.open(family, OF_LEVEL);
+    findings.note(held.len() == OF_LEVEL, format!("{} let in", held.len()));
+    let quiet = tenants.load(family, QUIET)?;
+    let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
+    let flood = flood.start(&tenants.ground.attacker)?;
+    thread::sleep(attack_time(Duration::from_secs(3)));
+    let level = tenants.level(NOISY)?;
+    let flood = flood.stop()?;
+    findings.note(
+        level.in_use as usize == OF_LEVEL && (100..=64 * 50).contains(&level.waiting),
+        format!("{flood}: {level:?}"),
+    );
+    let quiet = quiet.stop()?;
+    findings.note(
+        quiet.failed == 0 && quiet.ok > 100 && quiet.repeated_syns.is_empty(),
+        format!("quiet: {quiet}"),
+    );
+    let empty = within(SOON, || {
+        let level = tenants.level(NOISY).map_err(|error| format!("{error:#}"))?;
+        match level.waiting {
+            0 => Ok(()),
+            waiting => Err(format!("{waiting} wait")),
+        }
+    });
+    findings.note(
+        matches!(empty, Ok(after) if after < Duration::from_secs(3)),
+        format!("the queues are empty after {empty:?}"),
+    );
+    let alive = held.iter_mut().filter_map(|held| held.ask().ok()).count();
+    findings.note(alive == OF_LEVEL, format!("{alive} alive"));
+    // One leaves: who comes now has the seat.
+    held.pop();
+    let next = Held::open(tenants.ground.client(), target).and_then(|mut next| next.ask());
+    findings.note(next.is_ok(), format!("next: {next:?}"));
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn a_flood_fills_the_queues_of_its_level_alone_by_xdp() -> Result<()> {
+    a_flood_fills_the_queues_of_its_level_alone(Family::V4, "--xdp-mode=native")
+}
+
+#[test]
+fn a_flood_fills_the_queues_of_its_level_alone_by_tc() -> Result<()> {
+    a_flood_fills_the_queues_of_its_level_alone(Family::V6, "--xdp-mode=off")
 }
 
 /// A busy client always wants more seats than there are; a quiet one wants one now and then.
