@@ -4,11 +4,7 @@
 use lb_common::{
     abi::{Frontend, FrontendKey},
     addr::{Ip4, Ip6},
-    flow::{
-        Flow, claim, end, party, queue, resize, seats,
-        slots::{Purpose, Slots},
-        table,
-    },
+    flow::{Flow, claim, end, party, queue, resize, seats, slots::Purpose, table},
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
     trace::Trail,
@@ -175,13 +171,10 @@ pub extern "C" fn charge(level: u32, party: u64, ports: u32, is_over: u32) -> u6
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn shortest_queue(level: u32, party: u64) -> u32 {
-    let Some(kernel) = Kernel::<_, true, false>::new((), 0) else {
-        return queue::ALL_FULL;
-    };
-    match Slots::<Ip4>::level_queues(&kernel, level) {
-        Some(queues) => queue::shortest::<Ip4, _>(&kernel, &queue::read(queues), party),
-        None => queue::ALL_FULL,
-    }
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(queue::ALL_FULL, |kernel| {
+        queue::shortest::<Ip4, _>(&kernel, level, party)
+    })
 }
 
 /// [`FamilyMaps::find_other_index`] for IPv4.

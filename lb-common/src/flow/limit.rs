@@ -59,9 +59,9 @@ pub mod limit_flag {
 }
 
 /// [`Seats::word`] after one seat was taken, less what it was before.
-const TAKEN: u64 = 1 << 32 | 1;
+pub(super) const TAKEN: u64 = 1 << 32 | 1;
 /// The same for one that was given back.
-const GIVEN: u64 = u64::MAX;
+pub(super) const GIVEN: u64 = u64::MAX;
 
 impl Seats {
     /// Seats in use; below zero if they were given back too often.

@@ -8,7 +8,12 @@
 
 use core::ptr::NonNull;
 
-use super::{party, slots::Slots, table::mix};
+use super::{
+    limit::{GIVEN, TAKEN},
+    party,
+    slots::Slots,
+    table::mix,
+};
 use crate::{
     addr::Address,
     atomic,
@@ -52,11 +57,6 @@ pub struct Queue {
     pub waiting: u32,
     pub pad: u32,
 }
-
-/// [`Queue::word`] after one seat was taken, less what it was before.
-const TAKEN: u64 = 1 << 32 | 1;
-/// The same for one that was given back.
-const GIVEN: u64 = u64::MAX;
 
 /// A party's hand, whose cards are dealt one by one as in the upstream's dealer: the digits of the hash,
 /// lowest first, in a number system whose bases are the numbers of cards still in the deck.
@@ -182,13 +182,6 @@ pub fn are_used<A: Address, S: Slots<A>>(slots: &S, schema: u32) -> bool {
     })
 }
 
-/// What an element says now.
-#[inline(always)]
-pub fn read(queues: NonNull<LevelQueues>) -> LevelQueues {
-    // SAFETY: elements of maps stay; words that are stored one by one.
-    unsafe { queues.as_ptr().read_volatile() }
-}
-
 /// Who stands before the seats of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
@@ -226,10 +219,15 @@ pub fn line<A: Address, S: Slots<A>>(slots: &S, level: u32) -> Line {
 /// [`shortest`]'s answer where no queue of the hand takes one more.
 pub const ALL_FULL: u32 = u32::MAX;
 
-/// The index in `QUEUES` of the queue of a party's hand in which the fewest wait and, of several, to
-/// which the fewest seats are charged; [`ALL_FULL`] if that is full, too.
+/// The index in `QUEUES` of the queue of a party's hand at a level in which the fewest wait and, of
+/// several, to which the fewest seats are charged; [`ALL_FULL`] if that is full, too.
 #[inline(always)]
-pub fn shortest<A: Address, S: Slots<A>>(slots: &S, queues: &LevelQueues, party: u64) -> u32 {
+pub fn shortest<A: Address, S: Slots<A>>(slots: &S, level: u32, party: u64) -> u32 {
+    let Some(queues) = slots.level_queues(level) else {
+        return ALL_FULL;
+    };
+    // SAFETY: elements of maps stay; words that are stored one by one.
+    let queues = unsafe { queues.as_ptr().read_volatile() };
     let mut hand = Hand::of(party, queues.number);
     let mut best = i64::MAX;
     let mut found = ALL_FULL;

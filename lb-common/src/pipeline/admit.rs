@@ -144,11 +144,12 @@ pub(super) const OVER: u32 = 1 << 30;
 pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
     let wanted = asked.place();
     if asked.is_handshake() && is_under_pressure(tables, wanted) {
-        if let Some(full) = in_the_way(tables, asked) {
-            count_refused(tables, asked, full, schema);
-            return REFUSED;
+        match in_the_way(tables, asked) {
+            None => return wanted.number() | LATER,
+            Some(Full::Queue) => return WAITS,
+            Some(full) => count_refused(tables, asked, full, schema),
         }
-        return wanted.number() | LATER;
+        return REFUSED;
     }
     let mut place = Place::NONE;
     if wanted.service() != 0

@@ -3,28 +3,22 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     time::Duration,
 };
 
 use aya::maps::{Map, MapData, RingBuf};
-use aya_obj::generated::bpf_cmd;
 use lb_common::{abi::turn_word, flow::queue::Waiter, verdict::Reason};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{
     Loaded,
-    bpf::{bpf, empty_attr},
+    bpf::{Words, run_classifier},
 };
 
 /// Name of the program that ends waits.
 pub const PROGRAM: &str = "end_wait";
 const RING: &str = "WAITERS";
-
-/// Words of `struct __sk_buff`, and the places of fields in it.
-const CONTEXT: usize = 48;
-const IFINDEX: usize = 10;
-const CB: usize = 12;
 
 /// The connections that have begun to wait, as programs hand them over.
 pub struct Arrivals {
@@ -99,8 +93,8 @@ impl WaitEnder {
     }
 
     /// Ends the wait of a connection with this SYN, which begins with an Ethernet header and came by this
-    /// device. If the SYN `is_whole`, it goes its way after
-    /// that. Returns what has become of it: with [`Reason::Parked`] there is no seat.
+    /// device. If the SYN `is_whole`, it goes its way after that. Returns what has become of it: with
+    /// [`Reason::Parked`] there is no seat.
     ///
     /// # Errors
     ///
@@ -112,31 +106,14 @@ impl WaitEnder {
         is_whole: bool,
         ifindex: u32,
     ) -> io::Result<Option<Reason>> {
-        let mut words = [0_u32; CONTEXT];
-        words[IFINDEX] = ifindex;
-        (
-            words[CB + turn_word::COMMAND],
-            words[CB + turn_word::DETAIL],
-        ) = match end {
+        let mut words = Words::default();
+        (words[turn_word::COMMAND], words[turn_word::DETAIL]) = match end {
             End::LetIn(card) => (turn_word::LET_IN, card),
             End::AskAgain => (turn_word::ASK_AGAIN, 0),
             End::TurnAway(reason, schema) => (reason as u32, schema),
         };
-        words[CB + turn_word::IFINDEX] = if is_whole { ifindex } else { 0 };
-        let mut after = words;
-        let mut attr = empty_attr();
-        // SAFETY: the union is zeroed, so that every view of it is valid.
-        let test = unsafe { &mut attr.test };
-        test.prog_fd = self.program.as_raw_fd() as u32;
-        test.data_in = syn.as_ptr() as u64;
-        test.data_size_in = syn.len() as u32;
-        test.repeat = 1;
-        test.ctx_in = words.as_ptr() as u64;
-        test.ctx_size_in = size_of_val(&words) as u32;
-        test.ctx_out = after.as_mut_ptr() as u64;
-        test.ctx_size_out = size_of_val(&after) as u32;
-        bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr)?;
-        let reason = after[CB + turn_word::REASON] as usize;
-        Ok(Reason::ALL.get(reason).copied())
+        words[turn_word::IFINDEX] = if is_whole { ifindex } else { 0 };
+        let after = run_classifier(self.program.as_fd(), syn, ifindex, words)?;
+        Ok(Reason::ALL.get(after[turn_word::REASON] as usize).copied())
     }
 }

@@ -7,6 +7,7 @@ use lb_common::{
     flow::{
         Seats,
         limit::{LEVELS, NODE},
+        queue::LevelQueues,
     },
 };
 use lb_datapath::bpf::MappedArray;
@@ -87,6 +88,9 @@ impl Connections {
         let line = self.line.as_deref();
         let count = |known: &NumberedLevel| {
             let seats = self.seats.read_level(known.number);
+            let queues = line.map_or_else(LevelQueues::default, |line| {
+                line.queues.of_level(known.number)
+            });
             LevelCount {
                 is_exempt: known.level.limited().is_none(),
                 name: known.level.name.clone(),
@@ -100,8 +104,8 @@ impl Connections {
                 slow_handshakes: self.seats.slow_handshakes(LEVELS + known.number),
                 is_pressed: seats.pressed != 0,
                 exempted: seats.exempted,
-                waiting: line.map_or(0, |line| line.waiting(&known.level.name)),
-                queue_full: line.map_or(0, |line| line.queues.of_level(known.number).refused),
+                waiting: queues.waiting,
+                queue_full: queues.refused,
             }
         };
         known.levels.iter().map(count).collect()

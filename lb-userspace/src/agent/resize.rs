@@ -27,7 +27,6 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use aya::programs::{Program, TestRun as _, TestRunOptions};
 use lb_common::{
     abi::{self, COPY_BATCH, copy_word, resize_stage},
     addr::{Address, Family, Ip4, Ip6},
@@ -35,7 +34,7 @@ use lb_common::{
 };
 use lb_datapath::{
     Loaded, OBJECT, Pins,
-    bpf::{MappedArray, synchronize_rcu},
+    bpf::{MappedArray, Words, run_classifier, synchronize_rcu},
     load::{self, LoadError, load, pinned_entries},
     pins::{MapPins, PinError},
 };
@@ -310,34 +309,15 @@ struct Copies {
 
 /// Runs the program that copies flows on a batch of records.
 fn copy_batch(programs: &Loaded, first: u32, family: Family) -> anyhow::Result<Copies> {
-    /// Size of `struct __sk_buff` in words, and the place of `cb` in it.
-    const CONTEXT: usize = 48;
-    const CB: usize = 12;
-    let Program::SchedClassifier(program) = programs.tested(COPY_PROGRAM)? else {
-        bail!("{COPY_PROGRAM} is of another kind");
-    };
-    let mut words = [0_u32; CONTEXT];
-    words[CB + copy_word::FIRST] = first;
-    words[CB + copy_word::FAMILY] = family as u32;
-    let context: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
-    let mut after = context.clone();
-    program
-        .test_run(TestRunOptions {
-            // Any frame will do: the program does not look at it.
-            data_in: Some(&[0; 64]),
-            ctx_in: Some(&context),
-            ctx_out: Some(&mut after),
-            ..TestRunOptions::default()
-        })
-        .context("cannot copy flows")?;
-    let word = |number: usize| {
-        let at = (CB + number) * size_of::<u32>();
-        let bytes = after.get(at..).and_then(<[u8]>::first_chunk);
-        bytes.map_or(0, |bytes| u64::from(u32::from_ne_bytes(*bytes)))
-    };
+    let mut words = Words::default();
+    words[copy_word::FIRST] = first;
+    words[copy_word::FAMILY] = family as u32;
+    // Any frame will do: the program does not look at it.
+    let after = run_classifier(programs.program(COPY_PROGRAM)?, &[0; 64], 0, words);
+    let after = after.context("cannot copy flows")?;
     Ok(Copies {
-        copied: word(copy_word::COPIED),
-        left: word(copy_word::LEFT),
+        copied: after[copy_word::COPIED].into(),
+        left: after[copy_word::LEFT].into(),
     })
 }
 

@@ -83,12 +83,6 @@ impl Line {
     pub(super) fn count(&self, schema: u32, change: impl FnOnce(&mut Counts)) {
         change(lock(&self.counts).entry(schema).or_default());
     }
-
-    /// How many connections wait at a level.
-    pub fn waiting(&self, level: &str) -> u32 {
-        let levels = self.levels();
-        levels.as_ref().map_or(0, |levels| levels.waiting(level))
-    }
 }
 
 // Whole after each change, so a thread that panicked leaves nothing half done.

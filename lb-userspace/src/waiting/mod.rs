@@ -55,7 +55,7 @@ const PROMISE: Duration = Duration::from_secs(2);
 /// So many heartbeats with the same wrong number show that it is wrong for good.
 const SIGNS: u32 = 4;
 /// The most connections that are let in before others who want to know of the levels have a turn.
-const BATCH: usize = 256;
+const BATCH: usize = 64;
 /// The most that are taken over in one turn: so many a millisecond cost a part of a processor. Others are
 /// refused by programs once the ring is full.
 const ARRIVALS: usize = 32;
@@ -227,8 +227,8 @@ impl Keeper {
             self.beat();
         }
         let line = self.line.clone();
-        let mut levels = line.levels();
-        let Some(levels) = levels.as_mut() else {
+        let mut guard = line.levels();
+        let Some(levels) = guard.as_mut() else {
             // Without levels nobody waits.
             return 0;
         };
@@ -248,12 +248,14 @@ impl Keeper {
         }
         let mut late = levels.advance(now);
         late.append(&mut self.line.take_late());
+        self.let_in(levels, now);
+        drop(guard);
+        // There may be many, and others want to know of the levels.
         for (level, connection) in late {
             if let Some(waiting) = self.leave(level, connection) {
                 self.refuse(&waiting, Reason::TimeOut);
             }
         }
-        self.let_in(levels, now);
         arrivals
     }
 
@@ -431,6 +433,7 @@ impl Keeper {
             self.line.queues.promise(level, until);
             self.check(level);
         }
+        let flows = self.room.flows();
         let line = self.line.clone();
         let mut levels = line.levels();
         let Some(levels) = levels.as_mut() else {
@@ -442,7 +445,7 @@ impl Keeper {
                 self.end(&waiting, End::AskAgain);
             }
         }
-        for (level, party) in self.room.flows() {
+        for (level, party) in flows {
             let known = &self.known.levels;
             if let Some(known) = known.iter().find(|known| known.number == level) {
                 let connections = self.kernel.parties.connections(party);

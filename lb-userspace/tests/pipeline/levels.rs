@@ -22,23 +22,31 @@ use crate::{
     scene::{Client, Limits, Place, Scene},
 };
 
-/// A level that gets so many seats of the node's.
-const LEVEL: &str = "
-apiVersion: node-lb.io/v1alpha1
-kind: PriorityLevel
-metadata: {name: tenant}
-spec: {type: Limited, limited: {nominalConcurrencyShares: 5, limitResponse: {type: Reject}}}
-";
-
 /// The level has half of the node's seats, as catch-all has five shares, too.
 fn seats_for(level: u32) -> u32 {
     2 * level
 }
 
-/// A schema of that level: `more` are fields of its specification.
-fn schema(subject: &str, ingress: &str, more: &str) -> String {
+/// Who finds no seat is refused.
+const REJECT: &str = "limitResponse: {type: Reject}";
+
+/// A level whose object says this, beside its shares.
+fn level_that(limited: &str) -> String {
     format!(
-        "{LEVEL}---
+        "
+apiVersion: node-lb.io/v1alpha1
+kind: PriorityLevel
+metadata: {{name: tenant}}
+spec: {{type: Limited, limited: {{nominalConcurrencyShares: 5, {limited}}}}}
+"
+    )
+}
+
+/// The same and a schema of it: `more` are fields of its specification.
+fn objects(limited: &str, subject: &str, ingress: &str, more: &str) -> String {
+    let level = level_that(limited);
+    format!(
+        "{level}---
 apiVersion: node-lb.io/v1alpha1
 kind: FlowSchema
 metadata: {{name: tenant}}
@@ -50,6 +58,16 @@ spec:
     destinations: [{{namespaces: ['*']}}]
 {more}"
     )
+}
+
+/// The same with a schema that takes everything.
+pub fn for_all(limited: &str, more: &str) -> String {
+    objects(limited, "{kind: Any}", "'*'", more)
+}
+
+/// A schema of a level that refuses at once.
+fn schema(subject: &str, ingress: &str, more: &str) -> String {
+    objects(REJECT, subject, ingress, more)
 }
 
 /// Everything belongs to the level.
@@ -323,7 +341,7 @@ fn connections_keep_the_level_that_they_began_with() {
             assert_eq!(open(&scene, &tables, port).reason, Reason::Opened);
         }
         // The schema is gone.
-        admit(&mut tables, LEVEL, Enforce, 4);
+        admit(&mut tables, &level_that(REJECT), Enforce, 4);
         assert_eq!(open(&scene, &tables, 3).reason, Reason::Opened);
         assert_eq!(level(&scene, &tables, "tenant").used(), 2);
         assert_eq!(level(&scene, &tables, "catch-all").used(), 1);

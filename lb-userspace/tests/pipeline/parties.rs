@@ -32,29 +32,9 @@ use crate::{
 /// A level with room for all, whose flow schema tells parties apart in this way, each of which may have
 /// so many connections.
 fn objects(distinguisher: &str, most: u32) -> String {
-    format!(
-        "
-apiVersion: node-lb.io/v1alpha1
-kind: PriorityLevel
-metadata: {{name: tenant}}
-spec:
-  type: Limited
-  limited:
-    nominalConcurrencyShares: 5
-    limitResponse: {{type: Reject}}
-    connections: {{maxConnectionsPerFlow: {most}}}
----
-apiVersion: node-lb.io/v1alpha1
-kind: FlowSchema
-metadata: {{name: tenant}}
-spec:
-  priorityLevelConfiguration: {{name: tenant}}
-  distinguisherMethod: {distinguisher}
-  rules:
-  - subjects: [{{kind: Any}}]
-    ingress: ['*']
-    destinations: [{{namespaces: ['*']}}]
-"
+    levels::for_all(
+        &format!("limitResponse: {{type: Reject}}, connections: {{maxConnectionsPerFlow: {most}}}"),
+        &format!("  distinguisherMethod: {distinguisher}\n"),
     )
 }
 

@@ -4,10 +4,11 @@
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
 
+use lb_admission::shuffle::Dealer;
 use lb_common::{
     flow::{
         limit::LEVELS,
-        queue::{LevelQueues, Queue, Waiter, card_of, leave},
+        queue::{Hand, LevelQueues, Queue, Waiter, card_of, hash_of, leave},
     },
     verdict::{Action, Reason},
 };
@@ -30,30 +31,12 @@ const HAND: u32 = 4;
 
 /// Everything belongs to a level where so many wait in a queue; `more` are fields of its schema.
 fn objects(length: u32, more: &str) -> String {
-    format!(
-        "
-apiVersion: node-lb.io/v1alpha1
-kind: PriorityLevel
-metadata: {{name: tenant}}
-spec:
-  type: Limited
-  limited:
-    nominalConcurrencyShares: 5
-    limitResponse:
-      type: Queue
-      queuing: {{queues: {QUEUES}, handSize: {HAND}, queueLengthLimit: {length}}}
----
-apiVersion: node-lb.io/v1alpha1
-kind: FlowSchema
-metadata: {{name: tenant}}
-spec:
-  priorityLevelConfiguration: {{name: tenant}}
-  distinguisherMethod: {{type: BySourceIP}}
-  rules:
-  - subjects: [{{kind: Any}}]
-    ingress: ['*']
-    destinations: [{{namespaces: ['*']}}]
-{more}"
+    levels::for_all(
+        &format!(
+            "limitResponse: {{type: Queue, queuing: {{queues: {QUEUES}, handSize: {HAND}, \
+             queueLengthLimit: {length}}}}}"
+        ),
+        &format!("  distinguisherMethod: {{type: BySourceIP}}\n{more}"),
     )
 }
 
@@ -180,6 +163,20 @@ fn who_finds_no_seat_waits_and_those_after_it_wait_behind() {
         node.leave(&fourth);
         let refused = levels::counted(&node.tables, "tenant").2;
         assert_eq!((refused, node.counted()), (0, (0, 2)));
+    }
+}
+
+/// The agent recognises a flow's queues by that.
+#[test]
+fn programs_deal_hands_as_the_agent_does() {
+    for (queues, size) in [(1, 1), (16, 15), (64, 8), (128, 6), (511, 6), (4096, 5)] {
+        let dealer = Dealer::new(queues as i32, size).unwrap();
+        for number in 0..500_u64 {
+            let party = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0xff_ffff | number << 3;
+            let mut hand = Hand::of(party, queues);
+            let dealt: Vec<_> = (0..size).map(|_| hand.deal()).collect();
+            assert_eq!(dealt, *dealer.deal(hash_of(party)), "{queues} {party:x}");
+        }
     }
 }
 

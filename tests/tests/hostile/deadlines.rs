@@ -1,12 +1,12 @@
 //! Deadlines of flow schemas: connections that are held open, by whichever side, do not keep others out.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lb_tests::{Family, Held, Host, traffic::allow_many_files};
 
 use super::{
-    levels::{NOISY, OF_LEVEL, SOON, Tenants, file, name, tenant},
+    levels::{NOISY, OF_LEVEL, SOON, Tenants, name, tenant},
     support::{Findings, attack_time, within},
 };
 
@@ -36,9 +36,7 @@ fn established(host: &Host) -> Result<usize> {
 
 fn with(deadlines: &str, mode: &str, more: &[&str]) -> Result<Tenants> {
     allow_many_files()?;
-    let tenants = Tenants::new(mode, more)?;
-    fs::write(file(&tenants.objects, NOISY), with_deadlines(deadlines))?;
-    Ok(tenants)
+    Tenants::with_noisy(&with_deadlines(deadlines), mode, more)
 }
 
 /// A client takes a whole level and says nothing. Its kernel answers for it that it is there.

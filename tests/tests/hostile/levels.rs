@@ -43,13 +43,21 @@ impl Tenants {
 
     /// On a node with so many seats.
     fn with_seats(seats: u32, mode: &str, more: &[&str]) -> Result<Self> {
+        Self::with(&tenant(NOISY, 10), seats, mode, more)
+    }
+
+    /// With these objects for the noisy one.
+    pub fn with_noisy(objects: &str, mode: &str, more: &[&str]) -> Result<Self> {
+        Self::with(objects, SEATS, mode, more)
+    }
+
+    fn with(noisy: &str, seats: u32, mode: &str, more: &[&str]) -> Result<Self> {
         let objects = tempfile::tempdir()?;
         let seats = format!("--max-connections={seats}");
         let path = format!("--admission-objects={}", objects.path().display());
         let mode = format!("--admission={mode}");
-        for number in [NOISY, QUIET] {
-            fs::write(file(&objects, number), tenant(number, 10))?;
-        }
+        fs::write(file(&objects, NOISY), noisy)?;
+        fs::write(file(&objects, QUIET), tenant(QUIET, 10))?;
         fs::write(objects.path().join("other.yaml"), level("other", 10))?;
         let arguments = [&[&*seats, &*path, &*mode], more].concat();
         let ground = Ground::with(ONE_NODE, &arguments)?;
@@ -116,7 +124,7 @@ pub fn name(number: u8) -> String {
     format!("tenant-{number}")
 }
 
-pub fn file(objects: &tempfile::TempDir, number: u8) -> PathBuf {
+fn file(objects: &tempfile::TempDir, number: u8) -> PathBuf {
     objects.path().join(name(number) + ".yaml")
 }
 

@@ -17,10 +17,12 @@ use crate::socket_option;
 mod array;
 mod batch;
 mod link;
+mod run;
 
 pub use array::{ArrayError, MappedArray};
 pub use batch::{BatchError, BatchMap};
 pub use link::{AttachPoint, Link, LinkInfo, LinkTarget};
+pub use run::{Words, run_classifier};
 
 /// Longer than any BPF program runs. For kernels that cannot tell when all programs have returned.
 const GRACE_PERIOD: Duration = Duration::from_millis(100);

@@ -378,10 +378,7 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
     }
 
     fn shortest_queue(&self, level: u32, party: u64) -> u32 {
-        let queues = Slots::<A>::level_queues(self, level);
-        queues.map_or(queue::ALL_FULL, |queues| {
-            queue::shortest::<A, _>(self, &queue::read(queues), party)
-        })
+        queue::shortest::<A, _>(self, level, party)
     }
 
     fn park<F: Frame>(&self, frame: &F, work: &Work<A>, party: u64, queue: u32) -> bool {

@@ -21,9 +21,7 @@ use std::collections::BTreeMap;
 use lb_admission::{
     configuration::InForce,
     controller::{Controller, Event, LevelError, LevelId},
-    queueset::{
-        Arrival, Dispatch, Expiry, Grant, Handle, Holds, Policy, QueueState, Rejection, Verdict,
-    },
+    queueset::{Arrival, Dispatch, Expiry, Grant, Handle, Holds, Policy, Rejection, Verdict},
 };
 
 pub use self::seen::Counted;
@@ -238,17 +236,5 @@ impl Levels {
     pub fn limits(&self) -> impl Iterator<Item = (&str, u32)> {
         let levels = self.controller.levels();
         levels.map(|(name, level)| (name, level.limit()))
-    }
-
-    /// How many connections wait at a level.
-    pub fn waiting(&self, level: &str) -> u32 {
-        let level = self.controller.find_present(level);
-        level.map_or(0, |level| self.controller.level(level).waiting())
-    }
-
-    /// The queues of a level, with who waits in each, and why.
-    pub fn queues(&self, level: &str) -> Vec<QueueState> {
-        let level = self.controller.find_present(level);
-        level.map_or_else(Vec::new, |level| self.controller.level(level).queues())
     }
 }

@@ -39,15 +39,6 @@ pub struct Observed {
     pub at: u64,
 }
 
-impl From<Seats> for Counted {
-    fn from(level: Seats) -> Self {
-        Self {
-            level,
-            queues: Vec::new(),
-        }
-    }
-}
-
 impl Count {
     /// Reads a word like [`Seats::word`].
     pub fn of(word: u64) -> Self {

@@ -1,6 +1,10 @@
 //! Levels as the kernel counts them.
 
-use lb_admission::{seat_seconds::SeatSeconds, shuffle::Dealer};
+use lb_admission::{
+    queueset::{QueueSet, QueueState},
+    seat_seconds::SeatSeconds,
+    shuffle::Dealer,
+};
 use lb_common::flow::Seats;
 
 use super::{
@@ -38,8 +42,31 @@ fn seats(taken: u32, used: u32) -> Seats {
     }
 }
 
+/// Of a level without queues.
+fn alone(level: Seats) -> Counted {
+    Counted {
+        level,
+        ..Counted::default()
+    }
+}
+
 fn counted(taken: u32, used: u32) -> Counted {
-    seats(taken, used).into()
+    alone(seats(taken, used))
+}
+
+impl Levels {
+    fn waiting(&self, level: &str) -> u32 {
+        self.set(level).waiting()
+    }
+
+    fn queues(&self, level: &str) -> Vec<QueueState> {
+        self.set(level).queues()
+    }
+
+    fn set(&self, level: &str) -> &QueueSet {
+        let level = self.controller.find_present(level).unwrap();
+        self.controller.level(level)
+    }
 }
 
 fn limit(levels: &Levels, name: &str) -> u32 {
@@ -75,7 +102,7 @@ fn a_level_in_demand_borrows_what_another_does_not_use() {
             refused: 40 * step,
             ..seats(used * step as u32, used)
         };
-        levels.observe("lender", &wants.into(), now);
+        levels.observe("lender", &alone(wants), now);
         let of_other = limit(&levels, "other");
         taken += of_other * 5;
         levels.observe("other", &counted(taken, of_other), now);
@@ -224,8 +251,7 @@ impl Shop {
     fn observe(&mut self, elapsed: u64) {
         self.now += elapsed;
         self.levels.observe(SHOP, &self.counted, self.now);
-        let level = self.levels.controller.find_present(SHOP).unwrap();
-        let set = self.levels.controller.level(level);
+        let set = self.levels.set(SHOP);
         assert_eq!(set.seats_in_use(), u64::from(self.used()));
         assert_eq!(set.executing(), self.used());
         for (queue, word) in set.queues().iter().zip(&self.counted.queues) {

@@ -344,3 +344,93 @@ fn a_rule_by_the_services_port_holds_for_node_ports() {
     assert_eq!(bench.schema_at(&moved), "catch-all");
     assert_eq!(classes(&bench).len(), 1);
 }
+
+/// A level with so many queues, in each of which so many may wait.
+fn with_queues(name: &str, queues: u32, length: u32) -> String {
+    level(name).replace(
+        "{type: Reject}",
+        &format!(
+            "{{type: Queue, queuing: {{queues: {queues}, handSize: 2, queueLengthLimit: {length}}}}}"
+        ),
+    )
+}
+
+#[test]
+fn levels_have_queues_of_their_own_and_keep_them() {
+    let mut bench = Bench::new(ROOMY);
+    // A level's queues, after a check that they are as it asks for.
+    let queues = |bench: &Bench, name: &str, wanted: (u32, u32)| {
+        let (number, seats) = bench.seats_of_level(name);
+        let has_queues = seats.flags & limit_flag::QUEUES != 0;
+        let of = bench.kernel.state().level_queues[number as usize];
+        assert_eq!((of.number, has_queues), (wanted.0, wanted.0 != 0), "{name}");
+        if wanted.0 != 0 {
+            assert_eq!((of.hand, of.length), (2, wanted.1), "{name}");
+        }
+        of.first..of.first + of.number
+    };
+    let admit = |bench: &mut Bench, one: String, two: String| {
+        bench.admit(&[one, two], AdmissionMode::Enforce).unwrap();
+    };
+    let use_all = |bench: &Bench| {
+        let mut state = bench.kernel.state();
+        state.queues.iter_mut().for_each(|queue| queue.word = 7);
+        state.level_queues.iter_mut().for_each(|of| of.waiting = 3);
+    };
+    let words = |bench: &Bench, range: std::ops::Range<u32>| -> Vec<u64> {
+        let state = bench.kernel.state();
+        range
+            .map(|index| state.queues[index as usize].word)
+            .collect()
+    };
+    let apart = |one: &std::ops::Range<u32>, two: &std::ops::Range<u32>| {
+        assert!(
+            one.end <= two.start || two.end <= one.start,
+            "{one:?} {two:?}"
+        );
+    };
+
+    admit(
+        &mut bench,
+        with_queues("one", 8, 5),
+        with_queues("two", 16, 5),
+    );
+    let before = queues(&bench, "two", (16, 5));
+    apart(&queues(&bench, "one", (8, 5)), &before);
+    use_all(&bench);
+
+    // One has others, and the other one stays as it is, but for what it asks for.
+    admit(
+        &mut bench,
+        with_queues("one", 6, 5),
+        with_queues("two", 16, 9),
+    );
+    let one = queues(&bench, "one", (6, 5));
+    assert_eq!(queues(&bench, "two", (16, 9)), before);
+    apart(&one, &before);
+    assert_eq!(words(&bench, one), [0; 6]);
+    assert_eq!(words(&bench, before.clone()), [7; 16]);
+    let number = bench.seats_of_level("two").0;
+    assert_eq!(
+        bench.kernel.state().level_queues[number as usize].waiting,
+        3
+    );
+
+    // What is free is in two pieces.
+    admit(
+        &mut bench,
+        with_queues("one", 12, 5),
+        with_queues("two", 16, 9),
+    );
+    let (one, two) = (
+        queues(&bench, "one", (12, 5)),
+        queues(&bench, "two", (16, 9)),
+    );
+    apart(&one, &two);
+    assert_eq!(words(&bench, one), [0; 12]);
+    assert_eq!(words(&bench, two), [0; 16]);
+
+    admit(&mut bench, level("one"), with_queues("two", 16, 9));
+    queues(&bench, "one", (0, 0));
+    queues(&bench, "two", (16, 9));
+}
