@@ -317,7 +317,7 @@ fn watch_syn<A: Address, T: Tables<A>>(
     peer: Record<A>,
     segment: &Segment,
 ) {
-    use flow_flag::{REPLY, SCALE, SCALE_SHIFT, SEEN};
+    use flow_flag::{MISFIT, REPLY, SCALE, SCALE_SHIFT, SEEN};
     // SAFETY: records stay valid until every program that can see them ends.
     let (flow, other) = unsafe { (&mut *record.as_ptr(), peer.as_ref()) };
     let acknowledges = segment.flags & tcp_flag::ACK != 0;
@@ -330,6 +330,10 @@ fn watch_syn<A: Address, T: Tables<A>>(
     }
     if flow.has(REPLY) {
         flow.detail = segment.sequence.wrapping_add(1);
+        if has(peer, MISFIT) {
+            // What did not fit was not the client's: the endpoint did not take it.
+            clear(peer, MISFIT);
+        }
         // It is the client's turn. SAFETY: records stay valid; any of the values that CPUs write at
         // once will do.
         unsafe { (*peer.as_ptr()).mark = segment.sequence as u16 };

@@ -396,6 +396,31 @@ fn patience_does_not_help_an_attacker() {
     }
 }
 
+/// Where the mark of what did not fit was, is a number of the endpoint once it answers.
+#[test]
+fn nor_does_the_answer_to_a_repeated_syn() {
+    for scene in scenes() {
+        for first in [0, PATIENCE, 1 << 15, u32::MAX] {
+            let tables = scene.tables();
+            let mut talk = Conversation::new(&scene, &tables, 4000);
+            talk.next[1] = first;
+            talk.send(Side::Client, SYN, b"");
+            let answer = talk.segment(Side::Endpoint, SYN | ACK);
+            talk.send(Side::Endpoint, SYN | ACK, b"");
+            for _ in 0..2 {
+                let forged = Tcp::new(0x4000_0000, 0x5000_0000, ACK);
+                talk.deliver(Side::Client, forged, b"data");
+                talk.deliver(Side::Endpoint, answer, b"");
+            }
+            let forged = Tcp::new(0x5000_0000, 0x4000_0000, RST);
+            talk.deliver(Side::Endpoint, forged, b"");
+            assert_ne!(talk.stage(), Some(Stage::Closed), "first number {first}");
+            talk.send(Side::Client, ACK, b"");
+            assert_eq!(talk.stage(), Some(Stage::Established));
+        }
+    }
+}
+
 proptest! {
     /// An attacker who does not see the connection cannot change its stage, idle or busy.
     #[test]
