@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use lb_tests::{Family, Held, Host, traffic::allow_many_files};
 
 use super::{
-    levels::{NOISY, OF_LEVEL, SOON, Tenants, name, tenant},
+    levels::{NOISY, OF_LEVEL, SEATS, SOON, Tenants, name, tenant},
     support::{Findings, attack_time, within},
 };
 
@@ -36,7 +36,7 @@ fn established(host: &Host) -> Result<usize> {
 
 fn with(deadlines: &str, mode: &str, more: &[&str]) -> Result<Tenants> {
     allow_many_files()?;
-    Tenants::with_noisy(&with_deadlines(deadlines), mode, more)
+    Tenants::with(&with_deadlines(deadlines), SEATS, mode, more)
 }
 
 /// A client takes a whole level and says nothing. Its kernel answers for it that it is there.

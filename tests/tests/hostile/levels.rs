@@ -23,7 +23,7 @@ use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
 pub const NOISY: u8 = 1;
 pub const QUIET: u8 = 2;
 /// Seats of the node. Three levels with the same shares divide them; catch-all has half as many.
-const SEATS: u32 = 700;
+pub const SEATS: u32 = 700;
 pub const OF_LEVEL: usize = 200;
 /// Spoofed SYNs in a second.
 pub const FLOOD: u32 = 20_000;
@@ -38,20 +38,11 @@ pub struct Tenants {
 
 impl Tenants {
     pub fn new(mode: &str, more: &[&str]) -> Result<Self> {
-        Self::with_seats(SEATS, mode, more)
+        Self::with(&tenant(NOISY, 10), SEATS, mode, more)
     }
 
-    /// On a node with so many seats.
-    fn with_seats(seats: u32, mode: &str, more: &[&str]) -> Result<Self> {
-        Self::with(&tenant(NOISY, 10), seats, mode, more)
-    }
-
-    /// With these objects for the noisy one.
-    pub fn with_noisy(objects: &str, mode: &str, more: &[&str]) -> Result<Self> {
-        Self::with(objects, SEATS, mode, more)
-    }
-
-    fn with(noisy: &str, seats: u32, mode: &str, more: &[&str]) -> Result<Self> {
+    /// With these objects for the noisy one, on a node with so many seats.
+    pub fn with(noisy: &str, seats: u32, mode: &str, more: &[&str]) -> Result<Self> {
         let objects = tempfile::tempdir()?;
         let seats = format!("--max-connections={seats}");
         let path = format!("--admission-objects={}", objects.path().display());
@@ -402,7 +393,12 @@ fn forged_clients_leave_room_for_others_to_be_counted() -> Result<()> {
     const MANY_SEATS: u32 = 400_000;
     const MOST: usize = 2;
     allow_many_files()?;
-    let tenants = Tenants::with_seats(MANY_SEATS, "enforce", &["--xdp-mode=native"])?;
+    let tenants = Tenants::with(
+        &tenant(NOISY, 10),
+        MANY_SEATS,
+        "enforce",
+        &["--xdp-mode=native"],
+    )?;
     let objects = with_parts(NOISY, MOST).replace(
         &format!("maxHalfOpenSeats: {OF_LEVEL}"),
         &format!("maxHalfOpenSeats: {MANY_SEATS}"),
