@@ -105,15 +105,30 @@ impl Queues {
     /// A connection waits no longer that programs have counted in this queue of a level. If the level has
     /// other queues by now, it is not counted any more.
     pub fn leave(&self, level: u32, queue: u32) {
-        if !self.indexes(&self.of_level(level)).contains(&queue) {
-            return;
+        if self.leave_queue(level, queue) {
+            self.leave_level(level);
         }
-        let one_less = |word: &AtomicU32| {
-            // The numbers may have been corrected meanwhile.
-            let _ = word.fetch_update(SeqCst, SeqCst, |waiting| waiting.checked_sub(1));
-        };
-        one_less(self.queues.u32_at(queue, offset_of!(Queue, waiting)));
+    }
+
+    /// Leaves its place in the queue to others, who have to wait behind it until its level does not count
+    /// it either. Returns whether it was counted.
+    pub fn leave_queue(&self, level: u32, queue: u32) -> bool {
+        let is_there = self.indexes(&self.of_level(level)).contains(&queue);
+        if is_there {
+            one_less(self.queues.u32_at(queue, offset_of!(Queue, waiting)));
+        }
+        is_there
+    }
+
+    /// The rest of it, once the connection has its seat.
+    pub fn leave_level(&self, level: u32) {
         one_less(self.levels.u32_at(level, offset_of!(LevelQueues, waiting)));
+    }
+
+    /// Takes back what [left](Self::leave_queue) the queue.
+    pub fn return_to_queue(&self, queue: u32) {
+        let word = self.queues.u32_at(queue, offset_of!(Queue, waiting));
+        word.fetch_add(1, SeqCst);
     }
 
     /// Forgets all who wait, for whom nobody has looked: programs let nobody wait until the next promise.
@@ -139,6 +154,11 @@ impl Queues {
         let word = self.levels.u32_at(level, offset_of!(LevelQueues, waiting));
         word.store(all, SeqCst);
     }
+}
+
+/// Counts one less. The number may have been corrected meanwhile.
+fn one_less(word: &AtomicU32) {
+    let _ = word.fetch_update(SeqCst, SeqCst, |waiting| waiting.checked_sub(1));
 }
 
 /// Compares what programs charge with the flows that hold seats, and corrects the difference, as

@@ -355,15 +355,23 @@ impl Keeper {
             let queues = self.line.queues.of_level(waiting.level);
             let queue = waiting.queue.wrapping_sub(queues.first);
             let card = card_of(queues.number, queues.hand, waiting.party, queue);
+            // Before its client knows, who may want the place for another connection. Its level counts it
+            // until it has its seat: others would come first.
+            let programs = &self.line.queues;
+            let was_counted = programs.leave_queue(waiting.level, waiting.queue);
             let became = self.end(&waiting, End::LetIn(card));
             if became == Some(Reason::Parked) {
-                // Somebody has taken the seat who need not wait. Programs count it as waiting still.
+                // Somebody has taken the seat who need not wait.
+                if was_counted {
+                    programs.return_to_queue(waiting.queue);
+                }
                 levels.not_let_in(level, grant, now);
                 self.park(levels, waiting, now);
                 break;
             }
-            // Not before: others would come first.
-            self.line.queues.leave(waiting.level, waiting.queue);
+            if was_counted {
+                programs.leave_level(waiting.level);
+            }
             match became {
                 Some(Reason::Opened | Reason::ToEndpoint) => {
                     levels.let_in(level, grant, now);
