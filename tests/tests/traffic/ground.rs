@@ -15,6 +15,7 @@ use lb_tests::{
     patient,
     traffic::RunningServer,
 };
+use node_lb::agent::status::Status;
 use serde_json::json;
 
 /// The port that Services have.
@@ -75,6 +76,11 @@ impl Ground {
     /// The lab.
     pub fn lab(&self) -> &Lab {
         &self.balanced.lab
+    }
+
+    /// What the agent on node number `index` says of itself.
+    pub fn status(&self, index: u8) -> Result<Status> {
+        self.balanced.status(index.into())
     }
 
     /// Stops the agents. What they put into the kernel stays.

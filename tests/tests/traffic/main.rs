@@ -2,6 +2,7 @@
 //! lab with node-lb on its nodes. Expectations follow kube-proxy.
 
 mod access;
+mod admission;
 mod affinity;
 mod foreign_rules;
 mod ground;

@@ -1,12 +1,12 @@
 //! Every frontend × policy × family × protocol × endpoint state × kind of client: which server
 //! answers, and which client address it sees.
 
-use std::{fmt, time::Duration};
+use std::{fmt, net::IpAddr, time::Duration};
 
 use anyhow::Result;
 use lb_tests::{
-    Endpoint, Failure, FailureKind, Family, Lab, PodNetwork, Reply, Request, Topology, Tunnel,
-    lab::Host, patient, traffic::Protocol,
+    Endpoint, Failure, FailureKind, Family, Lab, PodNetwork, Reply, Request, Service, Topology,
+    Tunnel, lab::Host, patient, traffic::Protocol,
 };
 use serde_json::Value;
 
@@ -82,15 +82,15 @@ fn behind(tunnel: Tunnel, topology: Topology, xdp_mode: &str) -> Result<()> {
 /// A request, and everything that its outcome depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    state: State,
-    policies: Policies,
-    frontend: Frontend,
-    family: Family,
-    protocol: Protocol,
-    client: Client,
+    pub state: State,
+    pub policies: Policies,
+    pub frontend: Frontend,
+    pub family: Family,
+    pub protocol: Protocol,
+    pub client: Client,
 }
 
-fn cases(states: &[State]) -> Vec<Case> {
+pub fn cases(states: &[State]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &state in states {
         for policies in Policies::BOTH {
@@ -115,7 +115,7 @@ fn cases(states: &[State]) -> Vec<Case> {
 
 /// Endpoints on either node and each kind of client, once for either protocol.
 pub fn brief_cases() -> Vec<Case> {
-    let mut cases = cases(&[state(READY, None), state(None, READY)]);
+    let mut cases = cases(&[ON_NODE_1, ON_NODE_2]);
     cases.retain(|case| {
         case.policies == Policies::ExternalLocal
             && case.protocol != Protocol::UdpUnconnected
@@ -126,7 +126,7 @@ pub fn brief_cases() -> Vec<Case> {
 
 /// Where a Service's endpoints are, and their conditions: at most one pod on each node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct State {
+pub struct State {
     node_1: Option<Condition>,
     node_2: Option<Condition>,
 }
@@ -155,7 +155,11 @@ const STATES: [State; 9] = [
 ];
 
 /// One state for each thing that can happen to a packet.
-const CORE_STATES: [State; 3] = [state(READY, None), state(None, READY), state(None, None)];
+const CORE_STATES: [State; 3] = [ON_NODE_1, ON_NODE_2, state(None, None)];
+
+/// A ready endpoint on one node.
+pub const ON_NODE_1: State = state(READY, None);
+pub const ON_NODE_2: State = state(None, READY);
 
 const fn state(node_1: Option<Condition>, node_2: Option<Condition>) -> State {
     State { node_1, node_2 }
@@ -177,7 +181,7 @@ impl State {
         }
     }
 
-    fn endpoints(self, lab: &Lab) -> Vec<Endpoint> {
+    pub fn endpoints(self, lab: &Lab) -> Vec<Endpoint> {
         let pods = [(self.node_1, "pod-1-1"), (self.node_2, "pod-2-1")];
         pods.into_iter()
             .filter_map(|(condition, pod)| {
@@ -194,18 +198,25 @@ impl State {
 
 /// One policy is always Local, so that a test notices if the two are confused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Policies {
+pub enum Policies {
     ExternalLocal,
     InternalLocal,
 }
 
 impl Policies {
-    const BOTH: [Self; 2] = [Self::ExternalLocal, Self::InternalLocal];
+    pub const BOTH: [Self; 2] = [Self::ExternalLocal, Self::InternalLocal];
+
+    pub fn of(self, service: Service<'_>) -> Service<'_> {
+        match self {
+            Self::ExternalLocal => service.external_local(),
+            Self::InternalLocal => service.internal_local(),
+        }
+    }
 }
 
 /// The client. All but the pod on node 2 ask node 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Client {
+pub enum Client {
     Outside,
     PodOnNode1,
     PodOnNode2,
@@ -214,7 +225,7 @@ enum Client {
 }
 
 impl Client {
-    const ALL: [Self; 5] = [
+    pub const ALL: [Self; 5] = [
         Self::Outside,
         Self::PodOnNode1,
         Self::PodOnNode2,
@@ -223,7 +234,7 @@ impl Client {
     ];
 
     /// The node that translates.
-    fn node(self) -> u8 {
+    pub fn node(self) -> u8 {
         match self {
             Self::PodOnNode2 => 2,
             _ => 1,
@@ -237,21 +248,21 @@ impl Client {
 
 /// What a client sees, and which address of it the server sees.
 #[derive(Debug)]
-enum Expected {
+pub enum Expected {
     Answer { by: Vec<&'static str>, seen: Seen },
     Refused,
     Silence,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+pub enum Seen {
     Client,
     Node,
 }
 
 impl Case {
     /// kube-proxy's verdict.
-    fn expected(&self) -> Expected {
+    pub fn expected(&self) -> Expected {
         let outside = self.client == Client::Outside;
         let node = self.client.node();
         if self.state.set(node, false).is_empty() {
@@ -298,7 +309,7 @@ impl Case {
                 let node = lab.node(self.client.node().into());
                 by.contains(&reply.server.as_str())
                     && reply.from == vips.at(self.frontend, self.family, node)
-                    && self.sees(lab, seen, reply)
+                    && self.sees(lab, seen, &reply.server, reply.peer.ip())
             }),
             Expected::Refused if self.protocol == Protocol::UdpUnconnected => {
                 unanswered.contains(&kind)
@@ -314,10 +325,10 @@ impl Case {
         (!fits).then(|| format!("{self:?}\n    expected {expected:?}\n    got {got:?}"))
     }
 
-    /// Whether the server that replied has seen the right client address.
-    fn sees(&self, lab: &Lab, seen: Seen, reply: &Reply) -> bool {
-        let (node, peer) = (lab.node(self.client.node().into()), reply.peer.ip());
-        let is_remote = || lab.pod(&reply.server).node != node.name();
+    /// Whether `peer`, the client as the server that replied has seen it, is the right address.
+    pub fn sees(&self, lab: &Lab, seen: Seen, server: &str, peer: IpAddr) -> bool {
+        let node = lab.node(self.client.node().into());
+        let is_remote = || lab.pod(server).node != node.name();
         match seen {
             Seen::Client => peer == self.client.host(lab).ip(self.family),
             Seen::Node if lab.topology().tunnel.is_some() && is_remote() => {
@@ -334,7 +345,7 @@ impl Case {
 }
 
 impl Client {
-    fn host(self, lab: &Lab) -> Host {
+    pub fn host(self, lab: &Lab) -> Host {
         match self {
             Self::Outside => lab.client().clone(),
             Self::PodOnNode1 => lab.pod("pod-1-2").as_ref().clone(),
@@ -397,11 +408,7 @@ pub fn holds(topology: Topology, xdp: &str, cases: &[Case]) -> Result<()> {
 }
 
 fn objects(lab: &Lab, vips: Vips, state: State, policies: Policies) -> Vec<Value> {
-    let service = vips.service(lab.manifests());
-    let service = match policies {
-        Policies::ExternalLocal => service.external_local(),
-        Policies::InternalLocal => service.internal_local(),
-    };
+    let service = policies.of(vips.service(lab.manifests()));
     let slices = Ground::slices(lab, vips).with_all(state.endpoints(lab));
     [vec![service.object()], slices.objects().into()].concat()
 }
