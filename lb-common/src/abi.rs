@@ -69,7 +69,7 @@ layout! {
     RejectBudget = 8,
     crate::flow::Hop = 32,
     crate::flow::Seats = 64,
-    crate::flow::queue::LevelQueues = 32,
+    crate::flow::queue::LevelQueues = 40,
     crate::flow::queue::Queue = 16,
     crate::flow::queue::Waiter = 296,
     crate::flow::Flow<Ip4> = 64,

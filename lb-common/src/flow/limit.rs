@@ -78,13 +78,14 @@ impl Seats {
     }
 }
 
-/// Whether all seats of a limit are in use: a plain read, so that refusing stays cheap.
+/// Whether all seats of a limit are in use, but for so many that are kept for others: a plain read, so
+/// that refusing stays cheap.
 #[inline(always)]
-pub fn is_full(seats: NonNull<Seats>) -> bool {
+pub fn is_full(seats: NonNull<Seats>, kept: u32) -> bool {
     let seats = seats.as_ptr();
     // SAFETY: elements of maps stay; a word that other CPUs change.
     let word = unsafe { (&raw const (*seats).word).read_volatile() };
-    reaches(word, most(seats.cast_const()))
+    reaches(word, most(seats.cast_const()), kept)
 }
 
 /// Whether connections above a limit are let in, because it is only audited.
@@ -125,21 +126,21 @@ fn flags(seats: *const Seats) -> u32 {
     unsafe { (&raw const (*seats).flags).read_volatile() }
 }
 
-/// Whether so many seats in use are as many as there may be.
+/// Whether so many seats in use are as many as there may be, beside those that are kept.
 #[inline(always)]
-fn reaches(word: u64, most: i64) -> bool {
-    most >= 0 && i64::from(word as i32) >= most
+fn reaches(word: u64, most: i64, kept: u32) -> bool {
+    most >= 0 && i64::from(word as i32) + i64::from(kept) >= most
 }
 
-/// Takes a seat if the limit allows one more. Returns whether it did. At the same moment as other
-/// CPUs at the limit it may fail although one has just become free.
+/// Takes a seat if the limit allows one more beside so many that are kept for others. Returns whether it
+/// did. At the same moment as other CPUs at the limit it may fail although one has just become free.
 #[inline(always)]
-pub fn try_take(seats: NonNull<Seats>) -> bool {
-    if is_full(seats) {
+pub fn try_take(seats: NonNull<Seats>, kept: u32) -> bool {
+    if is_full(seats, kept) {
         return false;
     }
     let before = add(seats, TAKEN);
-    if reaches(before, most(seats.as_ptr())) {
+    if reaches(before, most(seats.as_ptr()), kept) {
         add(seats, TAKEN.wrapping_neg());
         return false;
     }
@@ -205,8 +206,8 @@ mod tests {
             ..Seats::default()
         };
         let pointer = pointer(&mut seats);
-        assert!(!is_full(pointer) && try_take(pointer) && try_take(pointer));
-        assert!(is_full(pointer) && !try_take(pointer));
+        assert!(!is_full(pointer, 0) && try_take(pointer, 0) && try_take(pointer, 0));
+        assert!(is_full(pointer, 0) && !try_take(pointer, 0));
         take_anyway(pointer);
         let Seats {
             highest, recovered, ..
@@ -214,9 +215,9 @@ mod tests {
         assert_eq!((seats.used(), seats.taken()), (3, 3));
         assert_eq!((highest, recovered), (3, 1));
         give(pointer);
-        assert!(is_full(pointer));
+        assert!(is_full(pointer, 0));
         give(pointer);
-        assert!(!is_full(pointer) && try_take(pointer));
+        assert!(!is_full(pointer, 0) && try_take(pointer, 0));
         assert_eq!((seats.used(), seats.taken()), (2, 4));
     }
 
@@ -227,7 +228,7 @@ mod tests {
             ..Seats::default()
         };
         let pointer = pointer(&mut seats);
-        assert!(is_full(pointer) && !try_take(pointer) && !is_audited(pointer));
+        assert!(is_full(pointer, 0) && !try_take(pointer, 0) && !is_audited(pointer));
         assert_eq!(seats.taken(), 0);
     }
 
@@ -239,7 +240,7 @@ mod tests {
             ..Seats::default()
         };
         let pointer = pointer(&mut seats);
-        assert!(is_audited(pointer) && try_take(pointer) && !try_take(pointer));
+        assert!(is_audited(pointer) && try_take(pointer, 0) && !try_take(pointer, 0));
         take_audited(pointer);
         assert_eq!((seats.used(), seats.highest, seats.over), (2, 2, 1));
     }
@@ -250,7 +251,10 @@ mod tests {
         let pointer = pointer(&mut seats);
         give(pointer);
         assert_eq!((seats.used(), seats.taken()), (-1, 0));
-        assert!(try_take(pointer) && try_take(pointer), "0 means no limit");
+        assert!(
+            try_take(pointer, 0) && try_take(pointer, 0),
+            "0 means no limit"
+        );
         assert_eq!((seats.used(), seats.taken()), (1, 2));
     }
 }

@@ -45,6 +45,10 @@ pub struct LevelQueues {
     pub until: u32,
     /// Connections that found their queue full.
     pub refused: u64,
+    /// Free seats that the agent keeps for parties without any: whoever wants one of them asks the agent,
+    /// as one who waits.
+    pub kept: u32,
+    pub pad: u32,
 }
 
 /// Element of `QUEUES`.
@@ -187,8 +191,10 @@ pub fn are_used<A: Address, S: Slots<A>>(slots: &S, schema: u32) -> bool {
 pub enum Line {
     /// Nobody can wait for them.
     None,
-    /// Nobody waits.
-    Empty,
+    /// Nobody waits, and so many seats are kept for those who have none.
+    Empty {
+        kept: u32,
+    },
     Waiting,
 }
 
@@ -200,18 +206,19 @@ pub fn line<A: Address, S: Slots<A>>(slots: &S, level: u32) -> Line {
         return Line::None;
     };
     // SAFETY: elements of maps stay; words that are stored one by one.
-    let (number, until, waiting) = unsafe {
+    let (number, until, waiting, kept) = unsafe {
         let queues = queues.as_ptr();
         (
             (&raw const (*queues).number).read_volatile(),
             (&raw const (*queues).until).read_volatile(),
             (&raw const (*queues).waiting).read_volatile(),
+            (&raw const (*queues).kept).read_volatile(),
         )
     };
     let is_kept = until != 0 && until.wrapping_sub(slots.now()) as i32 > 0;
     match (number != 0 && is_kept, waiting) {
         (false, _) => Line::None,
-        (true, 0) => Line::Empty,
+        (true, 0) => Line::Empty { kept },
         (true, _) => Line::Waiting,
     }
 }

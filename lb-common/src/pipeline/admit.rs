@@ -104,7 +104,7 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
         return None;
     }
     let place = asked.place();
-    let is_in_the_way = |seats: NonNull<Seats>| is_full(seats) && !is_audited(seats);
+    let is_in_the_way = |seats: NonNull<Seats>| is_full(seats, 0) && !is_audited(seats);
     if place.service() != 0 && tables.seats(place.service()).is_some_and(is_in_the_way) {
         return Some(Full::Service);
     }
@@ -114,18 +114,22 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
     let seats = tables.seats(place.shared())?;
     match line(tables, asked, seats) {
         Line::None => is_in_the_way(seats).then_some(Full::Shared),
-        Line::Empty => is_full(seats).then_some(Full::Queue),
-        Line::Waiting => (is_full(seats) || !asked.has_turn()).then_some(Full::Queue),
+        Line::Empty { kept } => is_full(seats, kept).then_some(Full::Queue),
+        Line::Waiting => (is_full(seats, 0) || !asked.has_turn()).then_some(Full::Queue),
     }
 }
 
 /// Who waits before the seats of a connection's level, if it may wait, too. One whose handshake holds no
-/// seat does not.
+/// seat does not. No seats are kept from one whose turn it is, nor from an essential Service's.
 #[inline(always)]
 fn line<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats>) -> Line {
-    match asked.is_handshake() && has_queues(level) && !is_pressed(level) {
+    let line = match asked.is_handshake() && has_queues(level) && !is_pressed(level) {
         true => queue::line(tables, asked.place().level()),
         false => Line::None,
+    };
+    match line {
+        Line::Empty { .. } if asked.has_turn() || asked.is_exempt() => Line::Empty { kept: 0 },
+        line => line,
     }
 }
 
@@ -158,7 +162,7 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
         if asked.is_recovered() {
             take_anyway(limit);
             place = Place::of_service(wanted.service());
-        } else if try_take(limit) {
+        } else if try_take(limit, 0) {
             place = Place::of_service(wanted.service());
         } else if !asked.is_exempt() {
             count_refused(tables, asked, Full::Service, schema);
@@ -170,11 +174,15 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
         && let Some(limit) = tables.seats(wanted.shared())
     {
         let line = line(tables, asked, limit);
+        let kept = match line {
+            Line::Empty { kept } => kept,
+            _ => 0,
+        };
         let comes_next = line != Line::Waiting || asked.has_turn() || asked.is_exempt();
         if asked.is_recovered() {
             take_anyway(limit);
             place = place.and(wanted.only_shared());
-        } else if comes_next && try_take(limit) {
+        } else if comes_next && try_take(limit, kept) {
             place = place.and(wanted.only_shared());
         } else if is_audited(limit) {
             take_audited(limit);

@@ -96,6 +96,12 @@ impl Queues {
         word.store(until, SeqCst);
     }
 
+    /// Sets how many free seats of a level are kept for parties without any.
+    pub fn keep(&self, level: u32, seats: u32) {
+        let word = self.levels.u32_at(level, offset_of!(LevelQueues, kept));
+        word.store(seats, SeqCst);
+    }
+
     /// Counts a connection that found no room to wait at a level.
     pub fn count_refused(&self, level: u32) {
         let word = self.levels.u64_at(level, offset_of!(LevelQueues, refused));

@@ -460,6 +460,10 @@ impl Keeper {
                 levels.observe_flow(&known.level.name, hash_of(party), connections, now);
             }
         }
+        for known in &self.known.levels {
+            let kept = levels.kept_back(&known.level.name);
+            line.queues.keep(known.number, kept);
+        }
     }
 
     /// Corrects how many programs believe to wait at a level, once that has been wrong for a while: they

@@ -192,7 +192,7 @@ impl Table {
         for index in [flow.place.service(), limit::NODE] {
             let counts = index != limit::NODE || flow.place.has_node();
             if counts && let Some(seats) = self.seats(index) {
-                assert!(limit::try_take(seats));
+                assert!(limit::try_take(seats, 0));
             }
         }
         // SAFETY: the record is claimed, so it belongs to this thread.

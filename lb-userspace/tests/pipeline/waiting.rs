@@ -67,6 +67,13 @@ impl<'a> Node<'a> {
         until_word.store(until, SeqCst);
     }
 
+    /// Keeps seats for those who have none.
+    fn keep(&self, seats: u32) {
+        let queues = self.tables.level_queues();
+        let kept = queues.u32_at(self.level, offset_of!(LevelQueues, kept));
+        kept.store(seats, SeqCst);
+    }
+
     fn open(&self, port: u16) -> Outcome {
         ingress(&self.tables, &self.scene.opening(port))
     }
@@ -218,6 +225,33 @@ fn nobody_waits_without_the_agent() {
         node.tables.set_seconds(1);
         assert_eq!(node.open(4).reason, Reason::ConcurrencyLimit);
         assert_eq!(node.tables.take_waiters().len(), usize::from(waits));
+    }
+}
+
+#[test]
+fn seats_that_are_kept_are_the_agents_to_give() {
+    for scene in Scene::each().filter(|scene| scene.protocol == TCP) {
+        let node = Node::new(&scene, &objects(5, ""), Enforce, 2);
+        node.keep(1);
+        assert_eq!(node.open(1).reason, Reason::Opened);
+        assert_eq!(node.open(2).reason, Reason::Parked);
+        let second = node.one_waiter();
+        assert_eq!((node.counted(), node.in_use()), ((1, 1), 1));
+        assert_eq!(node.let_in(&second), Reason::Opened);
+        node.leave(&second);
+        assert_eq!((node.counted(), node.in_use()), ((0, 2), 2));
+        // As many as are in use may be kept, and more.
+        node.keep(9);
+        assert_eq!(node.open(3).reason, Reason::Parked);
+        // Without an agent there is nobody to keep them.
+        node.promise(0);
+        assert_eq!(node.open(4).reason, Reason::ConcurrencyLimit);
+        let node = Node::new(&scene, &objects(5, ""), Enforce, 2);
+        node.keep(1);
+        node.promise(0);
+        for port in 1..=2 {
+            assert_eq!(node.open(port).reason, Reason::Opened);
+        }
     }
 }
 

@@ -24,6 +24,8 @@ const HOLD: Duration = Duration::from_millis(200);
 /// Rust's library (128), so that all of them fit there if its turn for a processor comes late.
 const SEATS: u32 = 350;
 const OF_LEVEL: usize = 100;
+/// The most seats that the level keeps for clients without any.
+const KEPT: usize = OF_LEVEL / 20;
 /// Connections that a busy client always has, or wants: 40 more than there are seats.
 const WANTED: usize = OF_LEVEL + 40;
 /// Counts the SYNs that reach a pod.
@@ -204,21 +206,24 @@ fn a_quiet_client_has_its_turn(family: Family, xdp: &str) -> Result<()> {
     let busy = busy.start(&tenants.ground.attacker)?;
     // Until all seats are taken.
     thread::sleep(2 * HOLD);
-    let quiet = Load::new(request).pause(Duration::from_millis(5));
+    let quiet = Load::new(request)
+        .workers(1)
+        .pause(Duration::from_millis(5));
     let quiet = quiet.start(tenants.ground.client())?;
     thread::sleep(attack_time(Duration::from_secs(4)));
     let level = tenants.level(NOISY)?;
     let quiet = quiet.stop()?;
     let busy = busy.stop()?;
     findings.note(
-        level.in_use as usize <= OF_LEVEL && level.highest as usize == OF_LEVEL,
+        (OF_LEVEL - KEPT..=OF_LEVEL).contains(&(level.highest as usize)),
         format!("{level:?}"),
     );
+    // It has one of the seats that are kept for those without any: it need not wait for a release.
     findings.note(
         quiet.failed == 0
             && quiet.ok > 100
             && quiet.repeated_syns.is_empty()
-            && quiet.max < 2 * HOLD,
+            && quiet.p99 < HOLD / 2,
         format!("quiet: {quiet}"),
     );
     findings.note(

@@ -27,7 +27,7 @@ impl QueueSet {
         self.synchronise(now);
         let width = arrival.width();
         if self.counts_flows() && self.is_flow_full(arrival.hash) {
-            return self.reject(&arrival, Rejection::FlowLimit);
+            return self.reject(&arrival, Rejection::FlowLimit, now);
         }
         let (dealer, length_limit) = match self.kind {
             Kind::Queue {
@@ -36,7 +36,7 @@ impl QueueSet {
             } => (dealer, length_limit),
             Kind::Reject if !self.has_room_without_queue(width) => {
                 self.note_refused(arrival.width().into(), now);
-                return self.reject(&arrival, Rejection::ConcurrencyLimit);
+                return self.reject(&arrival, Rejection::ConcurrencyLimit, now);
             }
             Kind::Exempt | Kind::Reject => return Verdict::Admitted(self.admit(arrival, now)),
         };
@@ -52,12 +52,12 @@ impl QueueSet {
             false => true,
         };
         if no_room && self.queues.at(slot).waiting >= length_limit {
-            return self.reject(&arrival, Rejection::QueueFull);
+            return self.reject(&arrival, Rejection::QueueFull, now);
         }
         let mut connection = Connection::new(arrival);
         connection.arrival_r = self.r;
         let Some(handle) = self.connections.insert(connection) else {
-            return self.reject(&arrival, Rejection::QueueFull);
+            return self.reject(&arrival, Rejection::QueueFull, now);
         };
         let index = handle.index() as u32;
         self.enter(slot, now);
@@ -157,7 +157,7 @@ impl QueueSet {
     /// The same when a connection leaves.
     pub(super) fn leave_flow(&mut self, hash: u64, now: u64, change: impl FnOnce(&mut Flow)) {
         self.change_flow(hash, now, change);
-        self.flows.let_go(hash);
+        self.flows.let_go(hash, now);
     }
 
     /// The queue of the flow's hand for an arrival: the one with the least waiting work. Of equals,
@@ -201,9 +201,9 @@ impl QueueSet {
         }
     }
 
-    fn reject(&mut self, arrival: &Arrival, rejection: Rejection) -> Verdict {
+    fn reject(&mut self, arrival: &Arrival, rejection: Rejection, now: u64) -> Verdict {
         self.counts.reject(arrival, rejection);
-        self.flows.let_go(arrival.hash);
+        self.flows.let_go(arrival.hash, now);
         Verdict::Rejected(rejection)
     }
 }

@@ -113,15 +113,22 @@ impl Flows {
         after.waiting > 0 && after.seats < before.seats
     }
 
-    /// Forgets a flow of which seats are observed and none waits: nobody says when they come back.
-    pub fn let_go(&mut self, hash: u64) {
+    /// Lets go of a flow of which seats are observed and none waits: nobody says when they come back. One
+    /// that holds no more of them than flows are remembered may soon hold none, and is taken for idle.
+    pub fn let_go(&mut self, hash: u64, now: u64) {
         let Some(&place) = self.by_hash.get(&hash) else {
             return;
         };
-        let flow = &self.places[place as usize];
-        if flow.is_observed && flow.waiting == 0 && !flow.is_idle {
-            self.forget(place);
+        let flow = &mut self.places[place as usize];
+        if !flow.is_observed || flow.waiting > 0 || flow.is_idle {
+            return;
         }
+        if flow.seats > self.most_idle.into() {
+            return self.forget(place);
+        }
+        (flow.connections, flow.seats) = (0, 0);
+        self.list(place, now);
+        self.trim();
     }
 
     fn add(&mut self, hash: u64) -> u32 {
@@ -276,25 +283,36 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_others_count_are_forgotten_when_none_waits() {
+    fn flows_that_others_count_are_remembered_only_without_many_seats() {
         let mut flows = Flows::new();
         flows.remember(3);
-        for (hash, waiting, seats, is_known) in [(1, 1, 4, true), (2, 0, 4, false), (3, 0, 0, true)]
-        {
+        for (hash, waiting, seats, is_known) in [
+            (1, 1, 4, true),
+            (2, 0, 4, false),
+            (3, 0, 3, true),
+            (4, 0, 0, true),
+        ] {
             flows.change(hash, 0, |flow| {
                 flow.connections = waiting + seats;
                 flow.waiting = waiting;
                 flow.seats = u64::from(seats);
                 flow.is_observed = true;
             });
-            flows.let_go(hash);
+            flows.let_go(hash, 0);
             assert_eq!(flows.find(hash).is_some(), is_known, "{hash}");
         }
-        take(&mut flows, 4, 0);
-        flows.let_go(4);
-        flows.let_go(5);
-        assert!(flows.find(4).is_some(), "this one is counted here");
-        assert_eq!(flows.places.len(), 3, "places are used again");
+        assert_eq!(
+            flows.claimants(),
+            3,
+            "two that may be back, and somebody new"
+        );
+        take(&mut flows, 5, 0);
+        flows.let_go(5, 0);
+        flows.let_go(6, 0);
+        assert!(flows.find(5).is_some(), "this one is counted here");
+        assert_eq!(flows.places.len(), 4, "places are used again");
+        flows.expire(MEMORY);
+        assert_eq!(flows.claimants(), 1, "those two have not come");
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl QueueSet {
     }
 
     /// Seats that are free, and kept for flows without any: no more than there are such flows.
-    pub(super) fn kept_back(&self) -> u32 {
+    pub fn kept_back(&self) -> u32 {
         match self.caps.first_seat_reserve {
             0 => 0,
             reserve => reserve.min(self.flows.claimants()),

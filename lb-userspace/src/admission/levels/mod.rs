@@ -232,6 +232,13 @@ impl Levels {
         timed_out
     }
 
+    /// Free seats that a level keeps for flows without any.
+    pub fn kept_back(&self, level: &str) -> u32 {
+        let controller = &self.controller;
+        let level = controller.find(level).map(|level| controller.level(level));
+        level.map_or(0, |level| level.kept_back())
+    }
+
     /// The limit of each level now.
     pub fn limits(&self) -> impl Iterator<Item = (&str, u32)> {
         let levels = self.controller.levels();
