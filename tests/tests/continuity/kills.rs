@@ -22,9 +22,9 @@ use super::{
 
 /// Agents are killed while they write, and their successors while they start, until so many of the
 /// first kind of kills have hit between two writes of one change.
-const BETWEEN_WRITES: usize = 10;
+const BETWEEN_WRITES: usize = 5;
 /// The limit on the number of kills for that. On a machine with time to spare most of them hit.
-const KILLS: usize = 60;
+const KILLS: usize = 40;
 /// Services that change together, one write after the other.
 const CROWD: usize = 48;
 /// Time between two changes.
