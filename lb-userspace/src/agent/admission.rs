@@ -160,7 +160,9 @@ impl Admission {
         }
         .map_err(|error| error.to_string())?;
         drop(levels);
-        for known in &writer.numbered().known().levels {
+        let known = writer.numbered().known();
+        self.line.set_schemas(&known.schemas);
+        for known in &known.levels {
             let limited = known.level.limited();
             let most = limited.and_then(|limited| limited.connections.max_half_open_seats);
             seats.set_patience(known.number, most);

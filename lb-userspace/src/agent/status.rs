@@ -246,8 +246,8 @@ impl From<&SchemaCount> for FlowSchema {
             over: count.over,
             refused: count.refused,
             flow_limit: count.flow_limit,
-            waited: count.waited.let_in,
-            mean_wait_ms: count.waited.mean().as_millis() as u64,
+            waited: count.waited.let_in.number(),
+            mean_wait_ms: count.waited.let_in.mean().as_millis() as u64,
             timed_out: count.waited.timed_out,
             expired: Deadline::ALL
                 .map(|deadline| deadline.name().to_owned())

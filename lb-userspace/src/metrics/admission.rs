@@ -4,7 +4,7 @@ use lb_admission::limits::Limits;
 use lb_common::flow::{Deadline, deadline::DEADLINES};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 
-use super::kernel::{counter, family, gauge};
+use super::kernel::{counter, family, gauge, histogram};
 use crate::waiting;
 
 /// A priority level, and what is counted of it.
@@ -57,7 +57,7 @@ pub struct SchemaCount {
     pub uncounted: u64,
     /// Those that have run into each deadline, by its number.
     pub expired: [u64; DEADLINES],
-    /// Those that had to wait for a seat.
+    /// What became of those that had to wait for a seat, since the agent began.
     pub waited: waiting::Counts,
 }
 
@@ -92,6 +92,23 @@ impl SchemaCount {
             of("flow-limit", self.flow_limit),
             of("time-out", self.waited.timed_out),
         ]
+    }
+
+    /// Waits, by whether the connection was let in at their end; without those that never occurred.
+    fn waits(&self) -> impl Iterator<Item = Metric> {
+        let waits = [
+            ("true", &self.waited.let_in),
+            ("false", &self.waited.in_vain),
+        ];
+        let some = waits.into_iter().filter(|(_, waits)| waits.number() > 0);
+        some.map(|(execute, waits)| {
+            let labels = [
+                ("execute", execute),
+                ("flow_schema", &self.name),
+                ("priority_level", &self.level),
+            ];
+            histogram(&labels, waits)
+        })
     }
 
     /// Connections that ran into a deadline, by which one.
@@ -221,7 +238,14 @@ pub(super) fn families(
             MetricType::COUNTER,
             schemas
                 .iter()
-                .map(|schema| schema.counter(schema.waited.let_in)),
+                .map(|schema| schema.counter(schema.waited.let_in.number())),
+        ),
+        family(
+            "node_lb_flowcontrol_connection_wait_duration_seconds",
+            "For how long connections waited for a seat, by flow schema and by whether they were let in at \
+             the end; schemas of which none waited are left out.",
+            MetricType::HISTOGRAM,
+            schemas.iter().flat_map(SchemaCount::waits),
         ),
         family(
             "node_lb_flowcontrol_uncounted_connections_total",

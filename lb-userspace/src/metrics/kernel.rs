@@ -3,10 +3,12 @@
 use std::{net::SocketAddr, time::Duration};
 
 use lb_objects::{ObjectName, Protocol};
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{
+    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
+};
 
 use super::admission::{self, LevelCount, SchemaCount};
-use crate::map_writer::MapFill;
+use crate::{map_writer::MapFill, waiting::Waits};
 
 /// The data plane, as far as metrics go.
 pub trait KernelSource: Send + Sync {
@@ -401,6 +403,23 @@ pub(super) fn gauge(labels: &[(&str, &str)], value: u64) -> Metric {
     gauge.set_value(value as f64);
     let mut metric = Metric::from_label(pairs(labels));
     metric.set_gauge(gauge);
+    metric
+}
+
+/// In seconds.
+pub(super) fn histogram(labels: &[(&str, &str)], waits: &Waits) -> Metric {
+    let buckets = waits.up_to_bounds().map(|(bound, number)| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(bound.as_secs_f64());
+        bucket.set_cumulative_count(number);
+        bucket
+    });
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(waits.number());
+    histogram.set_sample_sum(waits.total().as_secs_f64());
+    let mut metric = Metric::from_label(pairs(labels));
+    metric.set_histogram(histogram);
     metric
 }
 

@@ -4,14 +4,15 @@
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use lb_admission::{controller::LevelId, queueset::Handle};
 
+use super::waits::Waits;
 use crate::{
     admission::levels::{Counted, Levels},
     flows::{Queues, SeatTable},
+    map_writer::NumberedSchema,
 };
 
 /// The levels of the node, once there are any, and what became of connections that waited.
@@ -20,27 +21,22 @@ pub struct Line {
     pub queues: Queues,
     levels: Mutex<Option<Levels>>,
     late: Mutex<Vec<(LevelId, Handle)>>,
-    counts: Mutex<BTreeMap<u32, Counts>>,
+    /// By the number of a flow schema: its name, and what is counted of it.
+    counts: Mutex<BTreeMap<u32, (String, Counts)>>,
 }
 
 /// What became of the connections of a flow schema that had to wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections that were let in.
-    pub let_in: u64,
-    /// For how long they waited together, in nanoseconds.
-    pub waited: u64,
+    /// Waits of connections that were let in.
+    pub let_in: Waits,
+    /// Waits of connections that were not: they were refused, or their clients gave up. Those whose level
+    /// was deleted meanwhile are in neither; they ask again.
+    pub in_vain: Waits,
     /// Connections that were refused because they had waited for too long.
     pub timed_out: u64,
     /// Connections that were refused because their flow had, or wanted, as many as it may have.
     pub flow_limit: u64,
-}
-
-impl Counts {
-    /// For how long those who were let in have waited, on average.
-    pub fn mean(&self) -> Duration {
-        Duration::from_nanos(self.waited.checked_div(self.let_in).unwrap_or(0))
-    }
 }
 
 impl Line {
@@ -75,17 +71,65 @@ impl Line {
         lock(&self.levels)
     }
 
+    /// Goes over to these flow schemas. One whose number was another's before begins with nothing counted.
+    pub fn set_schemas(&self, schemas: &[NumberedSchema]) {
+        let mut counts = lock(&self.counts);
+        for schema in schemas {
+            let (name, counts) = counts.entry(schema.number).or_default();
+            if *name != schema.name {
+                (*name, *counts) = (schema.name.clone(), Counts::default());
+            }
+        }
+    }
+
     /// What is counted of a flow schema, by its number.
     pub fn counts(&self, schema: u32) -> Counts {
-        lock(&self.counts).get(&schema).copied().unwrap_or_default()
+        let counts = lock(&self.counts);
+        let of_schema = counts.get(&schema).map(|(_, counts)| counts);
+        of_schema.cloned().unwrap_or_default()
     }
 
     pub(super) fn count(&self, schema: u32, change: impl FnOnce(&mut Counts)) {
-        change(lock(&self.counts).entry(schema).or_default());
+        if let Some((_, counts)) = lock(&self.counts).get_mut(&schema) {
+            change(counts);
+        }
     }
 }
 
 // Whole after each change, so a thread that panicked leaves nothing half done.
 fn lock<T>(numbers: &Mutex<T>) -> MutexGuard<'_, T> {
     numbers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn schema(name: &str, number: u32) -> NumberedSchema {
+        NumberedSchema {
+            name: name.to_owned(),
+            level: "tenants".to_owned(),
+            number,
+            longest_wait: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn a_schema_keeps_what_is_counted_of_it_until_its_number_is_anothers() {
+        let line = Line::new(Queues::in_memory());
+        let timed_out = |number| line.counts(number).timed_out;
+        let (shop, web) = (schema("shop", 1), schema("web", 2));
+        line.set_schemas(&[shop.clone(), web.clone()]);
+        for number in [1, 2, 2] {
+            line.count(number, |counts| counts.timed_out += 1);
+        }
+        // It is deleted, and comes back.
+        line.set_schemas(&[web]);
+        line.set_schemas(&[shop]);
+        assert_eq!((timed_out(1), timed_out(2)), (1, 2));
+        line.set_schemas(&[schema("other", 2)]);
+        assert_eq!((timed_out(1), timed_out(2)), (1, 0));
+    }
 }

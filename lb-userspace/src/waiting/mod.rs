@@ -10,6 +10,7 @@
 mod line;
 mod room;
 mod syn;
+mod waits;
 
 use std::{
     collections::HashMap,
@@ -35,7 +36,10 @@ use lb_datapath::{
     waiters::{Arrivals, End, WaitEnder},
 };
 
-pub use self::line::{Counts, Line};
+pub use self::{
+    line::{Counts, Line},
+    waits::Waits,
+};
 use self::{
     room::{Room, Waiting},
     syn::Syn,
@@ -253,7 +257,7 @@ impl Keeper {
         // There may be many, and others want to know of the levels.
         for (level, connection) in late {
             if let Some(waiting) = self.leave(level, connection) {
-                self.refuse(&waiting, Reason::TimeOut);
+                self.refuse(&waiting, Reason::TimeOut, now);
             }
         }
         arrivals
@@ -294,7 +298,9 @@ impl Keeper {
     fn replace(&mut self, levels: &mut Levels, syn: &Syn, now: u64) {
         if let Some((level, connection)) = self.room.place(syn) {
             levels.cancel(level, connection, now);
-            self.leave(level, connection);
+            if let Some(waiting) = self.leave(level, connection) {
+                self.count_in_vain(&waiting, now);
+            }
         }
     }
 
@@ -305,7 +311,7 @@ impl Keeper {
         };
         self.line.queues.leave(waiting.level, waiting.queue);
         match refusal {
-            Some(reason) => self.refuse(&waiting, reason),
+            Some(reason) => self.refuse(&waiting, reason, now),
             None => drop(self.end(&waiting, End::AskAgain)),
         }
     }
@@ -375,17 +381,19 @@ impl Keeper {
             match became {
                 Some(Reason::Opened | Reason::ToEndpoint) => {
                     levels.let_in(level, grant, now);
-                    self.line.count(waiting.schema, |counts| {
-                        counts.let_in += 1;
-                        counts.waited += now - waiting.since;
-                    });
+                    let wait = waiting.waited(now);
+                    self.line
+                        .count(waiting.schema, |counts| counts.let_in.add(wait));
                 }
                 Some(Reason::FlowLimit) => {
                     levels.not_let_in(level, grant, now);
-                    self.refuse(&waiting, Reason::FlowLimit);
+                    self.refuse(&waiting, Reason::FlowLimit, now);
                 }
                 // Its SYN has gone its way, and gets the answer that it gets there.
-                _ => levels.not_let_in(level, grant, now),
+                _ => {
+                    levels.not_let_in(level, grant, now);
+                    self.count_in_vain(&waiting, now);
+                }
             }
         }
     }
@@ -397,7 +405,8 @@ impl Keeper {
         Some(waiting)
     }
 
-    fn refuse(&self, waiting: &Waiting, reason: Reason) {
+    fn refuse(&self, waiting: &Waiting, reason: Reason, now: u64) {
+        self.count_in_vain(waiting, now);
         match reason {
             Reason::QueueFull => self.line.queues.count_refused(waiting.level),
             reason => self.line.count(waiting.schema, |counts| match reason {
@@ -406,6 +415,15 @@ impl Keeper {
             }),
         }
         self.end(waiting, End::TurnAway(reason, waiting.schema));
+    }
+
+    /// Counts a connection that is not let in. One that is refused as it comes has not waited.
+    fn count_in_vain(&self, waiting: &Waiting, now: u64) {
+        let wait = waiting.waited(now);
+        if !wait.is_zero() {
+            self.line
+                .count(waiting.schema, |counts| counts.in_vain.add(wait));
+        }
     }
 
     fn end(&self, waiting: &Waiting, end: End) -> Option<Reason> {

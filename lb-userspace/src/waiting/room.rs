@@ -1,6 +1,9 @@
 //! The connections that wait, and room for their SYNs.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use lb_admission::{
     controller::LevelId,
@@ -35,6 +38,13 @@ pub struct Waiting {
     /// Since when it waits, and until when at the latest.
     pub since: u64,
     pub until: u64,
+}
+
+impl Waiting {
+    /// For how long it has waited.
+    pub fn waited(&self, now: u64) -> Duration {
+        Duration::from_nanos(now - self.since)
+    }
 }
 
 /// Those who wait.

@@ -16,7 +16,7 @@ use node_lb::{
         DeviceMode, KernelSource, LevelCount, LimitCount, Metrics, PacketCount, Sample,
         SchemaCount, ServiceTraffic, XdpMode, set_to_now,
     },
-    waiting::Counts,
+    waiting::{Counts, Waits},
 };
 
 use crate::{
@@ -185,6 +185,20 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_flowcontrol_over_limit_connections_total{flow_schema="shop",priority_level="tenants"} 4"#,
             r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="concurrency-limit"} 5"#,
             r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="flow-limit"} 6"#,
+            r#"node_lb_flowcontrol_rejected_connections_total{flow_schema="shop",priority_level="tenants",reason="time-out"} 15"#,
+            r#"node_lb_flowcontrol_waited_connections_total{flow_schema="shop",priority_level="tenants"} 3"#,
+            "# TYPE node_lb_flowcontrol_connection_wait_duration_seconds histogram",
+            &waits_up_to("true", "0", 1),
+            &waits_up_to("true", "0.005", 1),
+            &waits_up_to("true", "0.02", 2),
+            &waits_up_to("true", "0.05", 3),
+            &waits_up_to("true", "+Inf", 3),
+            &waits_up_to("false", "0.5", 0),
+            &waits_up_to("false", "1", 1),
+            &waits_up_to("false", "30", 1),
+            &waits_up_to("false", "+Inf", 2),
+            r#"node_lb_flowcontrol_connection_wait_duration_seconds_sum{execute="true",flow_schema="shop",priority_level="tenants"} 0.041"#,
+            r#"node_lb_flowcontrol_connection_wait_duration_seconds_count{execute="false",flow_schema="shop",priority_level="tenants"} 2"#,
             r#"node_lb_flowcontrol_uncounted_connections_total{flow_schema="shop",priority_level="tenants"} 7"#,
             r#"node_lb_flowcontrol_expired_connections_total{deadline="client-idle",flow_schema="shop",priority_level="tenants"} 2"#,
             r#"node_lb_flowcontrol_expired_connections_total{deadline="lifetime",flow_schema="shop",priority_level="tenants"} 5"#,
@@ -205,6 +219,19 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
     );
     assert!(!text.contains(r#"node_lb_connection_limit{scope="service""#));
     assert!(!text.contains(r#"current_limit_seats{priority_level="exempt""#));
+    assert!(
+        !text.contains(r#"wait_duration_seconds_count{execute="true",flow_schema="idle""#)
+            && text.contains(r#"{flow_schema="idle""#),
+        "nobody waited there"
+    );
+}
+
+/// The line that says how many waits of `shop` were not longer than so many seconds.
+fn waits_up_to(execute: &str, seconds: &str, number: u32) -> String {
+    format!(
+        "node_lb_flowcontrol_connection_wait_duration_seconds_bucket{{execute=\"{execute}\",\
+         flow_schema=\"shop\",priority_level=\"tenants\",le=\"{seconds}\"}} {number}"
+    )
 }
 
 #[tokio::test]
@@ -279,6 +306,29 @@ fn level(name: &str, is_exempt: bool) -> LevelCount {
     }
 }
 
+fn schema(name: &str, waited: Counts) -> SchemaCount {
+    SchemaCount {
+        name: name.into(),
+        level: "tenants".into(),
+        admitted: 30,
+        over: 4,
+        refused: 5,
+        flow_limit: 6,
+        uncounted: 7,
+        expired: [1, 2, 3, 4, 5],
+        waited,
+    }
+}
+
+/// Of so many milliseconds.
+fn waits(all: &[u64]) -> Waits {
+    let mut waits = Waits::default();
+    for wait in all {
+        waits.add(Duration::from_millis(*wait));
+    }
+    waits
+}
+
 fn sample() -> Sample {
     Sample {
         packets: vec![PacketCount {
@@ -306,22 +356,18 @@ fn sample() -> Sample {
                 ..level("tenants", false)
             },
         ],
-        schemas: vec![SchemaCount {
-            name: "shop".into(),
-            level: "tenants".into(),
-            admitted: 30,
-            over: 4,
-            refused: 5,
-            flow_limit: 6,
-            uncounted: 7,
-            expired: [1, 2, 3, 4, 5],
-            waited: Counts {
-                let_in: 14,
-                waited: 0,
-                timed_out: 15,
-                flow_limit: 0,
-            },
-        }],
+        schemas: vec![
+            schema(
+                "shop",
+                Counts {
+                    let_in: waits(&[0, 20, 21]),
+                    in_vain: waits(&[1000, 31_000]),
+                    timed_out: 15,
+                    flow_limit: 0,
+                },
+            ),
+            schema("idle", Counts::default()),
+        ],
         unclassified: 0,
         devices: vec![DeviceMode {
             device: "eth\"0".into(),
