@@ -39,7 +39,6 @@ pub struct Admission {
     problem: Option<(String, Instant)>,
     /// Whether the API server's objects have not come yet, and are worth waiting for.
     is_waiting: bool,
-    origin: Instant,
 }
 
 /// How long an API server that says that it does not know these kinds may be wrong: one that has just
@@ -67,7 +66,6 @@ impl Admission {
             line: Arc::new(Line::new(queues)),
             problem: None,
             is_waiting: of_api,
-            origin: Instant::now(),
         })
     }
 
@@ -81,7 +79,7 @@ impl Admission {
     /// before has left in the maps stays in force. `is_absent` says that the server does not know their
     /// kinds.
     fn awaits_objects(&mut self, is_absent: bool) -> bool {
-        if self.is_waiting && is_absent && self.origin.elapsed() >= PATIENCE {
+        if self.is_waiting && is_absent && self.line.origin.elapsed() >= PATIENCE {
             self.is_waiting = false;
             tracing::warn!(
                 "connection admission: the API server does not know PriorityLevels and FlowSchemas; \
@@ -152,7 +150,7 @@ impl Admission {
             .map_err(|error| error.to_string())?;
         let mut levels = self.line.levels();
         // Not before: others use the levels, and times must not go back.
-        let now = self.now();
+        let now = self.line.now();
         // Levels that are valid are possible, so this does not fail.
         match levels.as_mut() {
             Some(levels) => levels.configure(&in_force, self.seats, now),
@@ -179,9 +177,9 @@ impl Admission {
         Ok(())
     }
 
-    /// The levels, and since when their times count.
-    pub fn line(&self) -> (Arc<Line>, Instant) {
-        (self.line.clone(), self.origin)
+    /// The levels, and who waits for their seats.
+    pub fn line(&self) -> Arc<Line> {
+        self.line.clone()
     }
 
     /// Whether connections wait at a level.
@@ -199,7 +197,7 @@ impl Admission {
     /// Sets the limits of levels by what they hold and want.
     pub fn set_limits(&mut self, numbered: &Arc<Numbered>, seats: &SeatTable) {
         let mut levels = self.line.levels();
-        let now = self.now();
+        let now = self.line.now();
         let Some(levels) = levels.as_mut() else {
             return;
         };
@@ -251,10 +249,6 @@ impl Admission {
             Some(followed) => followed.problems().collect(),
             None => self.read.errors.iter().map(ToString::to_string).collect(),
         }
-    }
-
-    fn now(&self) -> u64 {
-        self.origin.elapsed().as_nanos() as u64
     }
 }
 
@@ -325,9 +319,9 @@ impl Agent {
         if self.wait_keeper.is_some() || !admission.has_queues() || !is_due {
             return;
         }
-        let (line, origin) = admission.line();
+        let line = admission.line();
         let numbered = self.syncer.writer().numbered();
-        let start = |kernel| Ok(WaitKeeper::start(kernel, line, numbered, origin)?);
+        let start = |kernel| Ok(WaitKeeper::start(kernel, line, numbered)?);
         let kernel = self.kernel.wait_kernel(self.seats.clone());
         match kernel.and_then(start) {
             Ok(keeper) => self.wait_keeper = Some(keeper),
@@ -426,7 +420,8 @@ mod tests {
         assert_eq!(follow('c', &mut admission, &mut writer), (false, true));
         use_first(0);
         // The limits have forgotten the levels of before as well.
-        admission.origin -= Duration::from_secs(60);
+        let line = Arc::get_mut(&mut admission.line).unwrap();
+        line.origin -= Duration::from_secs(60);
         admission.set_limits(&writer.numbered(), &seats);
         // Nothing has changed, and the time has come.
         admission.problem.as_mut().unwrap().1 = Instant::now();

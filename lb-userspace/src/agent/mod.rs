@@ -243,7 +243,7 @@ impl Agent {
             writer.limited(),
             writer.numbered(),
             MappedArray::new(&kernel.loaded.map("FLOW_SCHEMAS")?)?,
-            admission.as_ref().map(|admission| admission.line().0),
+            admission.as_ref().map(Admission::line),
         );
         let bulletin = Bulletin::new(
             catalog.clone(),

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use lb_admission::{controller::LevelId, queueset::Handle};
@@ -19,6 +20,8 @@ use crate::{
 pub struct Line {
     /// The numbers that programs count.
     pub queues: Queues,
+    /// Times of the levels count from here.
+    pub origin: Instant,
     levels: Mutex<Option<Levels>>,
     late: Mutex<Vec<(LevelId, Handle)>>,
     /// By the number of a flow schema: its name, and what is counted of it.
@@ -43,10 +46,17 @@ impl Line {
     pub fn new(queues: Queues) -> Self {
         Self {
             queues,
+            origin: Instant::now(),
             levels: Mutex::default(),
             late: Mutex::default(),
             counts: Mutex::default(),
         }
+    }
+
+    /// The time for the levels, in nanoseconds. It must not go back for them, so whoever gives it to them
+    /// has them for oneself already.
+    pub fn now(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
     }
 
     /// What programs have counted of a level, by its number.

@@ -141,19 +141,14 @@ impl Kernel {
 }
 
 impl WaitKeeper {
-    /// Starts to look after those who wait. Times in `line` are since `origin`.
+    /// Starts to look after those who wait.
     ///
     /// # Errors
     ///
     /// If there can be no thread.
-    pub fn start(
-        kernel: Kernel,
-        line: Arc<Line>,
-        numbered: Arc<Numbered>,
-        origin: Instant,
-    ) -> io::Result<Self> {
+    pub fn start(kernel: Kernel, line: Arc<Line>, numbered: Arc<Numbered>) -> io::Result<Self> {
         let stop = Arc::<AtomicBool>::default();
-        let keeper = Keeper::new(kernel, line, numbered, origin);
+        let keeper = Keeper::new(kernel, line, numbered);
         let told = stop.clone();
         let thread = thread::Builder::new()
             .name("wait-keeper".to_owned())
@@ -181,7 +176,6 @@ struct Keeper {
     numbered: Arc<Numbered>,
     known: Arc<Known>,
     room: Room,
-    origin: Instant,
     next_heartbeat: Instant,
     /// Levels whose number of those who wait is wrong: that number, and at how many heartbeats.
     wrong: HashMap<u32, (u32, u32)>,
@@ -189,14 +183,13 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn new(kernel: Kernel, line: Arc<Line>, numbered: Arc<Numbered>, origin: Instant) -> Self {
+    fn new(kernel: Kernel, line: Arc<Line>, numbered: Arc<Numbered>) -> Self {
         Self {
             known: numbered.known(),
             kernel,
             line,
             numbered,
             room: Room::default(),
-            origin,
             next_heartbeat: Instant::now(),
             wrong: HashMap::new(),
             counted: Counted::default(),
@@ -246,7 +239,7 @@ impl Keeper {
         if self.room.is_empty() {
             return arrivals;
         }
-        let now = self.now();
+        let now = self.line.now();
         for level in self.room.levels() {
             self.observe(levels, level, now);
         }
@@ -265,7 +258,7 @@ impl Keeper {
 
     /// Takes over a connection that has begun to wait.
     fn arrive(&mut self, levels: &mut Levels, waiter: &Waiter) {
-        let now = self.now();
+        let now = self.line.now();
         let Some(syn) = Syn::of(waiter) else {
             return self.line.queues.leave(waiter.level, waiter.queue);
         };
@@ -465,7 +458,7 @@ impl Keeper {
         let Some(levels) = levels.as_mut() else {
             return;
         };
-        let now = self.now();
+        let now = self.line.now();
         for (level, connection) in levels.evict_leaving(now) {
             if let Some(waiting) = self.leave(level, connection) {
                 self.end(&waiting, End::AskAgain);
@@ -510,9 +503,5 @@ impl Keeper {
             let queues = &self.line.queues;
             queues.correct(level, &of, |queue| room.waiting_in(level, queue));
         }
-    }
-
-    fn now(&self) -> u64 {
-        self.origin.elapsed().as_nanos() as u64
     }
 }
