@@ -332,10 +332,12 @@ impl Agent {
         let bulletin = self.bulletin.clone();
         let (ask_for_trace, mut trace_asked) = mpsc::channel(TRACE_QUEUE);
         let numbered = self.syncer.writer().numbered();
+        let line = self.admission.as_ref().map(Admission::line);
         self.servers.serve_locally(
             &self.config,
             flows,
             numbered,
+            line,
             bulletin.clone(),
             ask_for_trace,
         )?;

@@ -28,6 +28,7 @@ use crate::{
     map_writer::Numbered,
     metrics::Metrics,
     source::health::SourceHealth,
+    waiting::Line,
 };
 
 /// Runs the HTTP servers on threads of their own, so that the agent's work never delays an answer.
@@ -182,6 +183,7 @@ impl Servers {
         config: &Config,
         flows: Arc<dyn FlowSource>,
         numbered: Arc<Numbered>,
+        line: Option<Arc<Line>>,
         bulletin: Arc<Bulletin>,
         trace: mpsc::Sender<TraceRequest>,
     ) -> anyhow::Result<()> {
@@ -193,6 +195,7 @@ impl Servers {
             configz: self.configz.clone(),
             status: Arc::new(move || bulletin.status()),
             numbered,
+            line,
             trace,
         };
         let started = http::bind_unix(&config.socket).and_then(|listener| {

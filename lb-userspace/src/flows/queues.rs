@@ -59,6 +59,11 @@ impl Queues {
         }
     }
 
+    /// Each queue of a level, in order.
+    pub fn each(&self, of: &LevelQueues) -> impl Iterator<Item = Queue> {
+        self.indexes(of).map(|index| self.queues.read(index))
+    }
+
     /// What is charged to each queue of a level, into `words`.
     pub fn read(&self, of: &LevelQueues, words: &mut Vec<u64>) {
         words.clear();

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use lb_admission::{controller::LevelId, queueset::Handle};
@@ -81,6 +81,17 @@ impl Line {
         lock(&self.levels)
     }
 
+    /// For how long the first one in each queue of a level has waited there, by the queue's index; queues
+    /// in which nobody waits are left out.
+    pub fn longest_waits(&self, level: &str) -> BTreeMap<u32, Duration> {
+        let levels = self.levels();
+        let now = self.now();
+        let since = levels.iter().flat_map(|levels| levels.waiting_since(level));
+        since
+            .map(|(queue, since)| (queue, Duration::from_nanos(now - since)))
+            .collect()
+    }
+
     /// Goes over to these flow schemas. One whose number was another's before begins with nothing counted.
     pub fn set_schemas(&self, schemas: &[NumberedSchema]) {
         let mut counts = lock(&self.counts);
@@ -113,8 +124,6 @@ fn lock<T>(numbers: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn schema(name: &str, number: u32) -> NumberedSchema {

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 mod admission;
 mod admission_connections;
 mod admission_levels;
+mod admission_queues;
 mod admission_recorded;
 mod admission_simulate;
 mod explain;

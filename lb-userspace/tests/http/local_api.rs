@@ -142,6 +142,7 @@ async fn until_the_cluster_is_known_nothing_wide_is_served_and_nothing_hangs() {
         ("/flows", 200),
         ("/flows?limit=1", 200),
         ("/connections", 200),
+        ("/queues", 200),
         ("/configz", 200),
         ("/status", 200),
         ("/readyz", 200),
@@ -289,6 +290,7 @@ impl Agent {
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
             status: Arc::new(status),
             numbered: Arc::default(),
+            line: None,
             trace,
         };
         Self {

@@ -43,8 +43,8 @@ pub struct Connection {
     pub arrival_r: SeatSeconds,
     /// The estimated work of the connection.
     pub work: SeatSeconds,
-    /// When it was admitted, in nanoseconds.
-    pub admitted_at: u64,
+    /// When it began to wait or, once it is over, when it was admitted; in nanoseconds.
+    pub since: u64,
     /// Slot of its queue; [`NONE`] at a level without queues.
     pub queue: u32,
     /// Neighbours in the queue. In a free place, the next free place.
@@ -66,7 +66,7 @@ impl Connection {
             work: arrival.work(),
             arrival,
             arrival_r: SeatSeconds::ZERO,
-            admitted_at: 0,
+            since: 0,
             queue: NONE,
             previous: NONE,
             next: NONE,

@@ -139,7 +139,7 @@ impl QueueSet {
         let seats = Seats {
             arrival: entry.arrival,
             queue: (entry.queue != NONE).then_some(entry.queue),
-            taken_at: entry.admitted_at,
+            taken_at: entry.since,
             borrowed: entry.borrowed,
             counted: entry.counted,
         };
@@ -191,7 +191,7 @@ impl QueueSet {
         let mut connection = Connection::new(seats.arrival);
         connection.state = State::Lingering;
         connection.queue = seats.queue.unwrap_or(NONE);
-        connection.admitted_at = seats.taken_at;
+        connection.since = seats.taken_at;
         connection.borrowed = seats.borrowed;
         connection.counted = seats.counted;
         let Some(handle) = self.connections.insert(connection) else {

@@ -56,6 +56,7 @@ impl QueueSet {
         }
         let mut connection = Connection::new(arrival);
         connection.arrival_r = self.r;
+        connection.since = now;
         let Some(handle) = self.connections.insert(connection) else {
             return self.reject(&arrival, Rejection::QueueFull, now);
         };

@@ -108,6 +108,17 @@ impl QueueSet {
             .then(|| self.queues.at(entry.queue).index)
     }
 
+    /// The indexes of the queues in which somebody waits, in no order, with the time at which the
+    /// first one in each began to.
+    pub fn waiting_since(&self) -> impl Iterator<Item = (u32, u64)> {
+        let waited_in = self.queues.with_waiters().iter();
+        let waited_in = waited_in.map(|&slot| self.queues.at(slot));
+        waited_in.filter_map(|queue| {
+            let first = self.connections.at(queue.head()?);
+            Some((queue.index, first.since))
+        })
+    }
+
     /// Index of the queue that an executing connection was in; `None` at a level without queues.
     pub fn queue_of_grant(&self, grant: &Grant) -> Option<u32> {
         Some(self.queues.at(grant.seats.queue?).index)

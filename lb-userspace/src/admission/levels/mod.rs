@@ -24,8 +24,8 @@ use lb_admission::{
     queueset::{Arrival, Dispatch, Expiry, Grant, Handle, Holds, Policy, Rejection, Verdict},
 };
 
-pub use self::seen::Counted;
-use self::seen::{Count, Observed};
+use self::seen::Observed;
+pub use self::seen::{Count, Counted};
 
 /// How often limits are to be set, in nanoseconds.
 pub const PERIOD: u64 = 500_000_000;
@@ -237,6 +237,13 @@ impl Levels {
         let controller = &self.controller;
         let level = controller.find(level).map(|level| controller.level(level));
         level.map_or(0, |level| level.kept_back())
+    }
+
+    /// The indexes of a level's queues in which somebody waits, in no order, with the time at which the
+    /// first one in each began to.
+    pub fn waiting_since(&self, level: &str) -> impl Iterator<Item = (u32, u64)> {
+        let level = self.controller.find(level).into_iter();
+        level.flat_map(|level| self.controller.level(level).waiting_since())
     }
 
     /// The limit of each level now.

@@ -321,6 +321,26 @@ fn a_mouse_comes_before_an_elephant() {
 }
 
 #[test]
+fn the_first_in_a_queue_has_waited_there_for_longest() {
+    let mut shop = Shop::new(64);
+    let since = |shop: &Shop| {
+        let mut since: Vec<_> = shop.levels.waiting_since(SHOP).collect();
+        since.sort_unstable();
+        since
+    };
+    shop.observe(SECOND);
+    let first = shop.park(9, 7);
+    shop.observe(SECOND);
+    shop.park(9, 7);
+    shop.park(3, 8);
+    assert_eq!(since(&shop), [(3, 2 * SECOND), (9, SECOND)]);
+    shop.observe(SECOND);
+    let level = shop.levels.controller.find(SHOP).unwrap();
+    assert!(shop.levels.cancel(level, first, shop.now));
+    assert_eq!(since(&shop), [(3, 2 * SECOND), (9, 2 * SECOND)]);
+}
+
+#[test]
 fn numbers_stay_those_of_the_kernel_however_connections_come_and_go() {
     let mut shop = Shop::new(64);
     let mut connections = std::collections::VecDeque::new();

@@ -3,6 +3,7 @@
 
 pub mod connections;
 pub mod flows;
+pub mod queues;
 pub mod services;
 pub mod trace;
 
@@ -25,19 +26,22 @@ use crate::{
         run_blocking,
     },
     map_writer::Numbered,
+    waiting::Line,
 };
 
 /// A stream is never silent for longer than this. A client that has vanished is noticed only by
 /// writing to it.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// The most flows in one answer.
+/// The most flows, or queues, in one answer.
 const MOST: usize = 10_000;
 
 /// The path of flows.
 const FLOWS: &str = "/flows";
 /// The path of those who hold seats.
 const CONNECTIONS: &str = "/connections";
+/// The path of queues for seats.
+const QUEUES: &str = "/queues";
 
 /// Answers local commands.
 pub struct LocalApi {
@@ -51,6 +55,8 @@ pub struct LocalApi {
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
     /// The flow schemas and priority levels in force.
     pub numbered: Arc<Numbered>,
+    /// Those who wait for seats, if connection admission is on.
+    pub line: Option<Arc<Line>>,
     /// Has the agent trace packets.
     pub trace: mpsc::Sender<TraceRequest>,
 }
@@ -104,6 +110,7 @@ impl Handler for LocalApi {
                 let (flows, catalog) = (self.flows.clone(), self.catalog.clone());
                 connections::list(&request, flows, catalog, self.numbered.clone()).await
             }
+            QUEUES => queues::list(&request, self.line.clone(), self.numbered.clone()).await,
             TRACE => trace::start(&request, &self.trace).await,
             path if Readiness::serves(path) => self.readiness.answer(uri),
             path => match service_name(path) {
@@ -140,8 +147,8 @@ fn limit(uri: &Uri) -> Result<Option<usize>, Box<Response>> {
     }
 }
 
-/// At most `?limit=` objects as the whole answer, `usual` without it. `read` reads so many from the flow
-/// tables; it may block.
+/// At most `?limit=` objects as the whole answer, `usual` without it. `read` reads so many from the
+/// kernel's maps; it may block.
 async fn page<T: serde::Serialize + Send + 'static>(
     request: &Request,
     usual: usize,
@@ -157,7 +164,7 @@ async fn page<T: serde::Serialize + Send + 'static>(
         Err(error) => error_status(
             StatusCode::INTERNAL_SERVER_ERROR,
             "InternalError",
-            format_args!("cannot read the flows: {error:#}"),
+            format_args!("cannot read the maps: {error:#}"),
         ),
     }
 }

@@ -1,22 +1,15 @@
 //! `node-lb admission connections`: who holds the seats of priority levels on this node, live.
 
-use std::{os::unix::net::UnixStream, time::Duration};
-
-use anyhow::{Context as _, bail};
 use clap::Args;
 
-use super::Watch;
+use super::{Watch, ask, more};
 use crate::{
     agent::local_api::connections::Page,
     cli::{
         local_api::LocalApi,
         output::{Output, aligned},
     },
-    http::get,
 };
-
-/// How long the agent may be silent: it looks at all flows.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Show who holds the seats of priority levels on this node: the flows of each flow schema, those with
 /// the most connections first
@@ -46,13 +39,7 @@ impl Command {
 
     fn page(&self) -> anyhow::Result<Page> {
         let path = format!("/connections?limit={}", self.limit);
-        let ask = |stream: UnixStream| match get(stream, &path)? {
-            (200, body) => Ok(body),
-            (404, _) => bail!("it does not know who holds seats; is it of another version?"),
-            (code, body) => bail!("it answered {code}: {}", body.trim_end()),
-        };
-        let body = self.agent.asking(DEADLINE, ask)?;
-        serde_json::from_str(&body).context("the agent's answer is of another version")
+        ask(&self.agent, &path, "who holds seats")
     }
 }
 
@@ -78,9 +65,5 @@ fn render(page: &Page) -> String {
             flow.handshakes.to_string(),
         ]
     }));
-    let more = match page.truncated {
-        true => "There are more; see --limit.\n",
-        false => "",
-    };
-    aligned(&rows) + more
+    aligned(&rows) + more(page.truncated)
 }
