@@ -104,6 +104,7 @@ impl Connections {
                 slow_handshakes: self.seats.slow_handshakes(LEVELS + known.number),
                 is_pressed: seats.pressed != 0,
                 exempted: seats.exempted,
+                kept: queues.kept,
                 waiting: queues.waiting,
                 queue_full: queues.refused,
             }

@@ -175,6 +175,9 @@ pub struct PriorityLevel {
     pub refused: u64,
     /// Connections let in above the limit so far, because it is only audited.
     pub over: u64,
+    /// Free seats that are kept for flows without any.
+    #[serde(default)]
+    pub kept: u32,
     /// Connections that wait for a seat.
     #[serde(default)]
     pub waiting: u32,
@@ -201,6 +204,7 @@ impl From<&LevelCount> for PriorityLevel {
             max: count.limits.max,
             refused: count.refused,
             over: count.over,
+            kept: count.kept,
             waiting: count.waiting,
             queue_full: count.queue_full,
             slow_handshakes: count.slow_handshakes,

@@ -28,6 +28,8 @@ pub struct LevelCount {
     pub recovered: u64,
     /// Connections let in without being counted, because the cluster depends on their Service.
     pub exempted: u64,
+    /// Free seats that are kept for flows without any.
+    pub kept: u32,
     /// Connections that wait for a seat.
     pub waiting: u32,
     /// Connections refused because too many of their queue waited.
@@ -173,6 +175,11 @@ pub(super) fn families(
             "Connections in a priority level.",
             gauge,
             |level| level.in_use.into(),
+        ),
+        of_limited(
+            "node_lb_flowcontrol_kept_seats",
+            "Free seats that a priority level keeps for flows without any.",
+            |level| level.kept.into(),
         ),
         of_limited(
             "node_lb_flowcontrol_current_inqueue_connections",

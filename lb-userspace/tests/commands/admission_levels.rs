@@ -16,6 +16,7 @@ fn status() -> Status {
         max: 1000,
         refused: 4,
         over: 5,
+        kept: 6,
         waiting: 8,
         queue_full: 9,
         slow_handshakes: limit,
@@ -57,9 +58,9 @@ fn levels_and_schemas_are_shown_as_the_agent_tells_them() {
         "\
 Mode: enforce
 
-PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT  WAITING  QUEUE FULL  SLOW HANDSHAKES
-exempt          7       8        -      100      -    -     4        5           8        9           0
-tenants         100     101      120    100      50   1000  4        5           8        9           120 (pressed)
+PRIORITY LEVEL  IN USE  HIGHEST  LIMIT  NOMINAL  MIN  MAX   REFUSED  OVER LIMIT  KEPT  WAITING  QUEUE FULL  SLOW HANDSHAKES
+exempt          7       8        -      100      -    -     4        5           6     8        9           0
+tenants         100     101      120    100      50   1000  4        5           6     8        9           120 (pressed)
 
 FLOW SCHEMA  PRIORITY LEVEL  ADMITTED  REFUSED  FLOW LIMIT  OVER LIMIT  WAITED           TIME-OUT  EXPIRED
 shop         tenants         1000      40       6           3           70 (12 ms each)  2         7 client-idle, 1 lifetime

@@ -85,6 +85,7 @@ fn render(report: &Report) -> String {
             "MAX",
             "REFUSED",
             "OVER LIMIT",
+            "KEPT",
             "WAITING",
             "QUEUE FULL",
             "SLOW HANDSHAKES",
@@ -106,6 +107,7 @@ fn render(report: &Report) -> String {
             of_limited(level.max),
             level.refused.to_string(),
             level.over.to_string(),
+            level.kept.to_string(),
             level.waiting.to_string(),
             level.queue_full.to_string(),
             match level.pressed {

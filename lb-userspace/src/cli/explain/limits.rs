@@ -106,16 +106,16 @@ impl InUse {
         for known in &numbered.known().levels {
             let index = LEVELS + known.number;
             let queues = tables.level_queues();
+            let level = self.of_level(&known.level.name);
             let of_level = LevelQueues {
-                waiting: self
-                    .of_level(&known.level.name)
-                    .map_or(0, |level| level.waiting),
+                waiting: level.map_or(0, |level| level.waiting),
+                kept: level.map_or(0, |level| level.kept),
                 // As with an agent that looks after those who wait.
                 until: 1,
                 ..queues.read(known.number)
             };
             queues.write(known.number, &of_level);
-            if let Some(level) = self.of_level(&known.level.name) {
+            if let Some(level) = level {
                 let seats = Seats {
                     word: level.in_use.into(),
                     limit: level.limit,

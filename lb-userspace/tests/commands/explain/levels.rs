@@ -76,6 +76,7 @@ fn agent(in_use: u32) -> Status {
         max: limit,
         refused: 0,
         over: 0,
+        kept: 0,
         waiting: 0,
         queue_full: 0,
         slow_handshakes: 0,
@@ -166,4 +167,34 @@ fn admission_without_seats_is_refused() {
         said.contains("--admission audit needs --max-connections"),
         "{said}"
     );
+}
+
+/// Where others wait, or the seats that are free are kept, a connection has to ask the agent.
+#[test]
+fn who_has_to_wait_is_told() {
+    let manifests = Files::numbered(&[NODE, SERVICE]);
+    let queues = OBJECTS.replace("{type: Reject}", "{type: Queue, queuing: {}}");
+    let objects = Files::new(&[("objects.yaml", &queues)]);
+    let objects = objects.path().to_str().unwrap();
+    for (in_use, kept, waiting, verdict) in [
+        (309, 0, 0, "forward"),
+        (310, 0, 0, "wait"),
+        (306, 3, 0, "forward"),
+        (307, 3, 0, "wait"),
+        (7, 0, 1, "wait"),
+    ] {
+        let mut agent = agent(in_use);
+        let customers = &mut agent.priority_levels[1];
+        (customers.kept, customers.waiting) = (kept, waiting);
+        let found = beside_an_agent(&agent, |socket| {
+            explain_json(
+                &manifests,
+                &arguments("203.0.113.9", "enforce", objects, socket),
+            )
+        });
+        assert_eq!(
+            found["verdict"], verdict,
+            "{in_use} in use, {kept} kept, {waiting} wait: {found}"
+        );
+    }
 }
