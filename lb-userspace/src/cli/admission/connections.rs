@@ -2,44 +2,28 @@
 
 use clap::Args;
 
-use super::{Watch, ask, more};
-use crate::{
-    agent::local_api::connections::Page,
-    cli::{
-        local_api::LocalApi,
-        output::{Output, aligned},
-    },
-};
+use super::{Live, ask, more};
+use crate::{agent::local_api::connections::Page, cli::output::aligned};
 
 /// Show who holds the seats of priority levels on this node: the flows of each flow schema, those with
 /// the most connections first
 #[derive(Args, Debug)]
 pub struct Command {
-    #[command(flatten)]
-    agent: LocalApi,
-
     /// Show at most this many flows
     #[arg(short, long, value_name = "FLOWS", default_value_t = 20)]
     limit: u32,
 
     #[command(flatten)]
-    watch: Watch,
-
-    /// Format of the output
-    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
-    output: Output,
+    live: Live,
 }
 
 impl Command {
     /// # Errors
     /// If no agent answers.
     pub fn run(self) -> anyhow::Result<()> {
-        self.watch.print(|| self.output.text(&self.page()?, render))
-    }
-
-    fn page(&self) -> anyhow::Result<Page> {
         let path = format!("/connections?limit={}", self.limit);
-        ask(&self.agent, &path, "who holds seats")
+        self.live
+            .show(|agent| ask(agent, &path, "who holds seats"), render)
     }
 }
 

@@ -4,28 +4,17 @@ use anyhow::ensure;
 use clap::Args;
 use serde::Serialize;
 
-use super::Watch;
+use super::Live;
 use crate::{
     agent::status::{FlowSchema, PriorityLevel, Status},
-    cli::{
-        local_api::LocalApi,
-        output::{Output, aligned},
-        status,
-    },
+    cli::{output::aligned, status},
 };
 
 /// Show priority levels and flow schemas on this node, and the connections in them now
 #[derive(Args, Debug)]
 pub struct Command {
     #[command(flatten)]
-    agent: LocalApi,
-
-    #[command(flatten)]
-    watch: Watch,
-
-    /// Format of the output
-    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
-    output: Output,
+    live: Live,
 }
 
 /// What is shown.
@@ -43,10 +32,8 @@ impl Command {
     /// # Errors
     /// If no agent answers, or it does not classify connections.
     pub fn run(self) -> anyhow::Result<()> {
-        self.watch.print(|| {
-            let report = Report::of(status::of(&self.agent)?)?;
-            self.output.text(&report, render)
-        })
+        self.live
+            .show(|agent| Report::of(status::of(agent)?), render)
     }
 }
 

@@ -5,9 +5,9 @@ use std::{os::unix::net::UnixStream, thread, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 
-use super::local_api::LocalApi;
+use super::{local_api::LocalApi, output::Output};
 use crate::http::get;
 
 mod check;
@@ -73,25 +73,37 @@ fn more(is_truncated: bool) -> &'static str {
     }
 }
 
-/// How often [`Watch`] shows something.
+/// How often [`Live`] shows something.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Whether to go on showing something.
+/// Shows what the agent tells, live.
 #[derive(Args, Debug)]
-struct Watch {
+struct Live {
+    #[command(flatten)]
+    agent: LocalApi,
+
     /// Show them every second, until interrupted
     #[arg(short, long)]
     watch: bool,
+
+    /// Format of the output
+    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
+    output: Output,
 }
 
-impl Watch {
-    /// Prints what `show` returns, once or every second.
+impl Live {
+    /// Prints what `ask` has from the agent, once or every second.
     ///
     /// # Errors
-    /// If `show` fails, or nothing can be printed.
-    fn print(&self, show: impl Fn() -> anyhow::Result<String>) -> anyhow::Result<()> {
+    /// If `ask` fails, or nothing can be printed.
+    fn show<T: Serialize>(
+        &self,
+        ask: impl Fn(&LocalApi) -> anyhow::Result<T>,
+        render: fn(&T) -> String,
+    ) -> anyhow::Result<()> {
         loop {
-            super::print(&show()?)?;
+            super::print(&self.output.text(&ask(&self.agent)?, render)?)?;
             if !self.watch {
                 return Ok(());
             }

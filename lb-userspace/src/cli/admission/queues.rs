@@ -2,22 +2,13 @@
 
 use clap::Args;
 
-use super::{Watch, ask, more};
-use crate::{
-    agent::local_api::queues::Page,
-    cli::{
-        local_api::LocalApi,
-        output::{Output, aligned},
-    },
-};
+use super::{Live, ask, more};
+use crate::{agent::local_api::queues::Page, cli::output::aligned};
 
 /// Show the queues of priority levels on this node in which connections wait for seats, or that are
 /// charged for seats
 #[derive(Args, Debug)]
 pub struct Command {
-    #[command(flatten)]
-    agent: LocalApi,
-
     /// Show all queues, also those that are empty
     #[arg(short, long)]
     all: bool,
@@ -27,24 +18,17 @@ pub struct Command {
     limit: u32,
 
     #[command(flatten)]
-    watch: Watch,
-
-    /// Format of the output
-    #[arg(short, long, value_name = "FORM", value_enum, default_value = "table")]
-    output: Output,
+    live: Live,
 }
 
 impl Command {
     /// # Errors
     /// If no agent answers.
     pub fn run(self) -> anyhow::Result<()> {
-        self.watch.print(|| self.output.text(&self.page()?, render))
-    }
-
-    fn page(&self) -> anyhow::Result<Page> {
         let all = if self.all { "&all" } else { "" };
         let path = format!("/queues?limit={}{all}", self.limit);
-        ask(&self.agent, &path, "its queues")
+        self.live
+            .show(|agent| ask(agent, &path, "its queues"), render)
     }
 }
 
