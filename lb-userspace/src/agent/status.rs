@@ -154,6 +154,18 @@ impl From<&LimitCount> for ConnectionLimit {
     }
 }
 
+impl Status {
+    /// A priority level, by its name.
+    pub fn priority_level(&self, name: &str) -> Option<&PriorityLevel> {
+        self.priority_levels.iter().find(|level| level.name == name)
+    }
+
+    /// A flow schema, by its name.
+    pub fn flow_schema(&self, name: &str) -> Option<&FlowSchema> {
+        self.flow_schemas.iter().find(|schema| schema.name == name)
+    }
+}
+
 /// A priority level, and the connections in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -61,8 +61,7 @@ fn apply(cluster: &Cluster, text: &str) -> Result<()> {
 /// The level, as the agent on node 1 has it.
 fn level(cluster: &Cluster) -> Result<PriorityLevel> {
     let status = cluster.ground.status(1)?;
-    let mut levels = status.priority_levels.into_iter();
-    let found = levels.find(|level| level.name == "tenant");
+    let found = status.priority_level("tenant").cloned();
     found.with_context(|| format!("no level; problems: {:?}", status.admission_problems))
 }
 

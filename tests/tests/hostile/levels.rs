@@ -62,16 +62,13 @@ impl Tenants {
     pub fn level(&self, number: u8) -> Result<PriorityLevel> {
         let status = self.ground.balanced.status(1)?;
         let name = name(number);
-        let mut levels = status.priority_levels.into_iter();
-        levels
-            .find(|level| level.name == name)
-            .with_context(|| format!("no level {name}"))
+        let found = status.priority_level(&name).cloned();
+        found.with_context(|| format!("no level {name}"))
     }
 
     pub fn schema(&self, name: &str) -> Result<FlowSchema> {
         let status = self.ground.balanced.status(1)?;
-        let mut schemas = status.flow_schemas.into_iter();
-        let found = schemas.find(|schema| schema.name == name);
+        let found = status.flow_schema(name).cloned();
         found.with_context(|| format!("no schema {name}"))
     }
 

@@ -251,12 +251,8 @@ fn assert_counted(ground: &Ground, tenant: &Tenant) -> Result<()> {
         let cases = cases.iter().filter(|case| case.client.node() == node);
         let cases = cases.count() as u64;
         let status = ground.status(node)?;
-        let mut schemas = status.flow_schemas.iter();
-        let schema = schemas.find(|schema| schema.name == name);
-        let schema = schema.context("no schema")?;
-        let mut levels = status.priority_levels.iter();
-        let level = levels.find(|level| level.name == name);
-        let level = level.context("no level")?;
+        let schema = status.flow_schema(&name).context("no schema")?;
+        let level = status.priority_level(&name).context("no level")?;
         assert!(
             schema.waited >= cases && level.queue_full == cases && level.highest as usize <= SEATS,
             "node {node}, {cases} cases: {schema:?}, {level:?}"

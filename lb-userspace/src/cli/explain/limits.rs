@@ -74,8 +74,7 @@ impl InUse {
     }
 
     fn of_level(&self, name: &str) -> Option<&PriorityLevel> {
-        let mut levels = self.0.as_ref()?.priority_levels.iter();
-        levels.find(|level| level.name == name)
+        self.0.as_ref()?.priority_level(name)
     }
 
     /// Writes the numbers, the node's limit, and the levels' limits of this moment, where the

@@ -220,13 +220,11 @@ fn in_use(ground: &Balanced) -> Result<u32> {
 }
 
 fn schema(ground: &Balanced, name: &str) -> Result<FlowSchema> {
-    let schemas = ground.status(1)?.flow_schemas;
-    let found = schemas.into_iter().find(|schema| schema.name == name);
+    let found = ground.status(1)?.flow_schema(name).cloned();
     found.with_context(|| format!("there is no schema {name}"))
 }
 
 fn level(ground: &Balanced, name: &str) -> Result<PriorityLevel> {
-    let levels = ground.status(1)?.priority_levels;
-    let found = levels.into_iter().find(|level| level.name == name);
+    let found = ground.status(1)?.priority_level(name).cloned();
     found.with_context(|| format!("there is no level {name}"))
 }
