@@ -35,7 +35,6 @@ impl QueueSet {
         if self.holds.seats >= u64::from(self.limit) {
             return None;
         }
-        self.flows.expire(now);
         self.bring_order_up_to_date(now);
         let mut required = self.required(1);
         // Without a candidate this is not a failed attempt, and is not counted.

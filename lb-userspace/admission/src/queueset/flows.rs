@@ -79,8 +79,9 @@ impl Flows {
         self.trim();
     }
 
-    /// Forgets flows that have been idle for long.
-    pub fn expire(&mut self, now: u64) {
+    /// Forgets flows that have been idle for long. Returns whether there was one.
+    pub fn expire(&mut self, now: u64) -> bool {
+        let before = self.idle;
         while self.oldest != NONE
             && self.places[self.oldest as usize]
                 .idle_since
@@ -89,6 +90,7 @@ impl Flows {
         {
             self.forget_oldest();
         }
+        self.idle < before
     }
 
     /// Changes a flow's numbers; a flow that is not known yet has none. Returns whether the flow

@@ -37,11 +37,13 @@ impl QueueSet {
         }
     }
 
-    /// Brings R up to date; every change does this first. R grows by the seats in demand, at most
-    /// the limit, divided by the number of active queues.
+    /// Brings R up to date, and forgets flows of long ago; every change does this first. R grows by
+    /// the seats in demand, at most the limit, divided by the number of active queues.
     pub fn synchronise(&mut self, now: u64) {
         let elapsed = now.saturating_sub(self.synchronised_at);
         self.synchronised_at = self.synchronised_at.max(now);
+        // No seats are kept any more for flows that have not come for long.
+        self.ready |= self.flows.expire(now);
         let active = self.queues.active();
         if elapsed == 0 || active == 0 {
             return;

@@ -321,6 +321,33 @@ fn a_mouse_comes_before_an_elephant() {
 }
 
 #[test]
+fn seats_are_kept_for_a_mouse_while_it_is_remembered() {
+    let (elephant, mouse) = (7, 12_345_678_901_234);
+    let mut shop = besieged(elephant);
+    assert_eq!(shop.levels.kept_back(SHOP), 0, "an elephant alone");
+    let (hand, quiet) = (shop.hand(elephant), shop.hand(mouse));
+    let card = *quiet.iter().find(|card| !hand.contains(card)).unwrap();
+    shop.levels.observe_flow(SHOP, mouse, 0, shop.now);
+    let first = shop.park(card, mouse);
+    shop.give_back(Some(hand[0]));
+    shop.observe(MILLISECOND);
+    assert_eq!(shop.let_in_next(|_| card), Some(first));
+    assert_eq!(shop.levels.kept_back(SHOP), 2, "or for somebody new");
+    for card in &hand[1..3] {
+        shop.give_back(Some(*card));
+    }
+    shop.observe(MILLISECOND);
+    assert_eq!(shop.let_in_next(|_| unreachable!()), None);
+    // Nothing happens but that time goes by.
+    shop.observe(60 * SECOND);
+    assert_eq!(shop.levels.kept_back(SHOP), 0);
+    for card in &hand[1..3] {
+        assert!(shop.let_in_next(|_| *card).is_some());
+    }
+    assert_eq!(shop.let_in_next(|_| unreachable!()), None);
+}
+
+#[test]
 fn the_first_in_a_queue_has_waited_there_for_longest() {
     let mut shop = Shop::new(64);
     let since = |shop: &Shop| {
