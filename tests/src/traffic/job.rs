@@ -36,16 +36,13 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     ) -> impl Future<Output = Result<Self::Report>>;
 }
 
-/// A job that runs on a host. If dropped, it is told to give up, and not waited for.
+/// A job that runs on a host. If dropped, it is told to give up, and waited for: then its ports are free.
 #[derive(Debug)]
 pub struct Running<J: Job>(Means<J>);
 
 #[derive(Debug)]
 enum Means<J: Job> {
-    Thread {
-        stop: oneshot::Sender<J::Stop>,
-        thread: JoinHandle<Result<J::Report>>,
-    },
+    Thread(Thread<J>),
     Process {
         child: Reaped,
         stdout: BufReader<ChildStdout>,
@@ -65,11 +62,7 @@ impl<J: Job> Running<J> {
     /// Tells the job to stop and returns its report.
     pub(crate) fn stop(self, how: J::Stop) -> Result<J::Report> {
         match self.0 {
-            Means::Thread { stop, thread } => {
-                // A job that has ended does not listen; its report says everything.
-                let _ = stop.send(how);
-                join(thread)
-            }
+            Means::Thread(thread) => thread.stop(how),
             Means::Process { mut child, stdout } => {
                 let mut line = serde_json::to_vec(&how)?;
                 line.push(b'\n');
@@ -87,10 +80,7 @@ impl<J: Job> Running<J> {
     /// Waits until the job ends by itself and returns its report.
     pub(crate) fn wait(self) -> Result<J::Report> {
         match self.0 {
-            Means::Thread {
-                stop: _stay,
-                thread,
-            } => join(thread),
+            Means::Thread(thread) => thread.wait(),
             Means::Process { child, stdout } => report(child, stdout),
         }
     }
@@ -132,7 +122,10 @@ impl<J: Job> Running<J> {
             join(thread)?;
             bail!("ended before it was ready");
         }
-        Ok(Self(Means::Thread { stop, thread }))
+        Ok(Self(Means::Thread(Thread {
+            stop: Some(stop),
+            thread: Some(thread),
+        })))
     }
 
     fn start_process(host: &Host, job: J) -> Result<Self> {
@@ -198,6 +191,37 @@ fn detach() {
     let _ = setsid();
     if let Ok(null) = File::options().write(true).open("/dev/null") {
         let _ = dup2_stderr(null);
+    }
+}
+
+/// A thread that does not outlive this value.
+#[derive(Debug)]
+struct Thread<J: Job> {
+    stop: Option<oneshot::Sender<J::Stop>>,
+    thread: Option<JoinHandle<Result<J::Report>>>,
+}
+
+impl<J: Job> Thread<J> {
+    fn stop(mut self, how: J::Stop) -> Result<J::Report> {
+        if let Some(stop) = self.stop.take() {
+            // A job that has ended does not listen; its report says everything.
+            let _ = stop.send(how);
+        }
+        self.wait()
+    }
+
+    fn wait(mut self) -> Result<J::Report> {
+        join(self.thread.take().expect("only waited for once"))
+    }
+}
+
+impl<J: Job> Drop for Thread<J> {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // Nobody asks for its report.
+            let _ = thread.join();
+        }
     }
 }
 
