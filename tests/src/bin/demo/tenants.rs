@@ -128,7 +128,7 @@ pub fn tenants(screen: &mut Screen, ground: &mut Balanced) -> Result<()> {
 
     fs::write(&file, with_queues())?;
     restart(ground, &[&seats, &objects, "--admission=enforce"])?;
-    quiets.push(("levels with queues", queues(screen, ground)?));
+    quiets.push(("one level, queues", queues(screen, ground)?));
     plot(screen, &quiets);
     restart(ground, &[])
 }
