@@ -122,9 +122,10 @@ fn is_foreign(name: &str) -> bool {
     let steers = ["CARGO", "RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"]
         .iter()
         .any(|prefix| name.starts_with(prefix));
-    // For instance LD_LIBRARY_PATH with another compiler's libraries, set by `cargo run`.
-    let loads = name == "LD_LIBRARY_PATH";
-    loads || steers && !KEPT.iter().any(|kept| name.starts_with(kept))
+    // For instance LD_LIBRARY_PATH with another compiler's libraries, set by `cargo run`. Cargo tells build
+    // scripts what the HOST is: the same object would be built again and again, with it and without.
+    let is_hosts = matches!(name, "LD_LIBRARY_PATH" | "HOST");
+    is_hosts || steers && !KEPT.iter().any(|kept| name.starts_with(kept))
 }
 
 #[cfg(test)]
@@ -147,6 +148,7 @@ mod tests {
             "RUSTC_WORKSPACE_WRAPPER",
             "RUSTUP_TOOLCHAIN",
             "LD_LIBRARY_PATH",
+            "HOST",
         ] {
             assert!(is_foreign(name), "{name}");
         }

@@ -19,7 +19,7 @@ use xtask::ebpf::Places;
 use super::{
     alone,
     outcome::{Outcome, Verdict},
-    queue::Queue,
+    queue::{Most, Queue},
     suite::Test,
 };
 use crate::privilege::Privilege;
@@ -76,10 +76,18 @@ impl Pool {
         outcomes: &mut Vec<Outcome>,
     ) -> Result<()> {
         let half = NonZeroUsize::new(workers.get() / 2).unwrap_or(NonZeroUsize::MIN);
-        let queue = Queue::new(tests, half);
+        let queue = Queue::new(
+            tests,
+            Most {
+                heavy: half,
+                others: workers,
+            },
+        );
+        // One more than may run of either kind: while heavy tests run, most of which wait, others do.
+        let threads = workers.get() + usize::from(workers.get() > 1);
         let (sender, messages) = channel();
         thread::scope(|scope| {
-            let workers: Vec<_> = (0..workers.get())
+            let workers: Vec<_> = (0..threads)
                 .map(|_| {
                     let sender = sender.clone();
                     scope.spawn(|| self.work(&queue, sender))
