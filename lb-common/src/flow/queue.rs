@@ -45,10 +45,12 @@ pub struct LevelQueues {
     pub until: u32,
     /// Connections that found their queue full.
     pub refused: u64,
-    /// Free seats that the agent keeps for parties without any: whoever wants one of them asks the agent,
-    /// as one who waits.
+    /// Free seats that are kept for parties without any: whoever wants one of them asks the agent, as one
+    /// who waits.
     pub kept: u32,
-    pub pad: u32,
+    /// Not 0 while a flood of forged clients would fill the queues: nobody waits, who finds no seat is
+    /// refused, and seats are kept by programs.
+    pub overrun: u32,
 }
 
 /// Element of `QUEUES`.
@@ -202,25 +204,47 @@ pub enum Line {
 /// wait, nobody can.
 #[inline(always)]
 pub fn line<A: Address, S: Slots<A>>(slots: &S, level: u32) -> Line {
-    let Some(queues) = slots.level_queues(level) else {
+    let Some(queues) = slots.level_queues(level).map(NonNull::as_ptr) else {
         return Line::None;
     };
     // SAFETY: elements of maps stay; words that are stored one by one.
-    let (number, until, waiting, kept) = unsafe {
-        let queues = queues.as_ptr();
+    let (waiting, kept, overrun) = unsafe {
         (
-            (&raw const (*queues).number).read_volatile(),
-            (&raw const (*queues).until).read_volatile(),
             (&raw const (*queues).waiting).read_volatile(),
             (&raw const (*queues).kept).read_volatile(),
+            (&raw const (*queues).overrun).read_volatile(),
         )
     };
-    let is_kept = until != 0 && until.wrapping_sub(slots.now()) as i32 > 0;
-    match (number != 0 && is_kept, waiting) {
+    match (are_looked_after(slots, queues) && overrun == 0, waiting) {
         (false, _) => Line::None,
         (true, 0) => Line::Empty { kept },
         (true, _) => Line::Waiting,
     }
+}
+
+/// Whether a level has queues, and the agent looks after them.
+#[inline(always)]
+fn are_looked_after<A: Address, S: Slots<A>>(slots: &S, queues: *const LevelQueues) -> bool {
+    // SAFETY: elements of maps stay; words that are stored one by one.
+    let (number, until) = unsafe {
+        (
+            (&raw const (*queues).number).read_volatile(),
+            (&raw const (*queues).until).read_volatile(),
+        )
+    };
+    number != 0 && until != 0 && until.wrapping_sub(slots.now()) as i32 > 0
+}
+
+/// How many free seats of a level, by its number, are kept for parties without any.
+#[inline(always)]
+pub fn seats_kept<A: Address, S: Slots<A>>(slots: &S, level: u32) -> u32 {
+    let queues = slots.level_queues(level).map(NonNull::as_ptr);
+    queues
+        .filter(|queues| are_looked_after(slots, *queues))
+        // SAFETY: elements of maps stay; a word that the agent stores as a whole.
+        .map_or(0, |queues| unsafe {
+            (&raw const (*queues).kept).read_volatile()
+        })
 }
 
 /// [`shortest`]'s answer where no queue of the hand takes one more.

@@ -21,10 +21,17 @@ use super::{
     slots::Slots,
     tag,
 };
-use crate::{addr::Address, opaque::rolled, parse::TCP};
+use crate::{
+    addr::Address,
+    opaque::{choose, mask_if_negative, rolled},
+    parse::TCP,
+};
 
 /// Bits that the id of a service has in a record.
 pub const SERVICE_BITS: u32 = 20;
+
+/// Of the seats that are kept for parties without any, a party has so many at most.
+const FEW: u32 = 4;
 
 /// How often to try to end a record whose seat others take out, or take again, at the same moment.
 const ATTEMPTS: usize = 4;
@@ -219,6 +226,7 @@ impl Asked {
     const RECOVERED: u32 = 1 << 25;
     const HANDSHAKE: u32 = 1 << 26;
     const TURN: u32 = 1 << 27;
+    const KEPT: u32 = 1 << 28;
 
     /// Asks for the seats of a place. An exempt flow is let in when there is no seat, too, and is
     /// not counted then. One that was lost while its connection was in progress gets its seats
@@ -269,6 +277,27 @@ impl Asked {
     #[inline(always)]
     pub fn has_turn(self) -> bool {
         self.0 & Self::TURN != 0
+    }
+
+    /// The same, perhaps for one of the seats that are kept for parties without any.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_kept(self, is_kept: bool) -> Self {
+        Self(self.0 | if is_kept { Self::KEPT } else { 0 })
+    }
+
+    /// Whether it asks for one of those.
+    #[inline(always)]
+    pub fn is_of_kept(self) -> bool {
+        self.0 & Self::KEPT != 0
+    }
+
+    /// The most connections that its party may have for that, which are so many otherwise. A client may
+    /// begin its next connection before the last one has ended, so there may be a [few](FEW).
+    #[inline(always)]
+    pub fn most(self, otherwise: u32) -> u32 {
+        let is_otherwise = mask_if_negative(i64::from(self.0 & Self::KEPT) - 1);
+        choose(is_otherwise, otherwise, otherwise.min(FEW))
     }
 
     #[inline(always)]

@@ -119,11 +119,10 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
     }
 }
 
-/// Who waits before the seats of a connection's level, if it may wait, too. One whose handshake holds no
-/// seat does not. No seats are kept from one whose turn it is, nor from an essential Service's.
+/// Who waits before the seats of a connection's level, if it may wait, too. No seats are kept from one whose turn it is, nor from an essential Service's.
 #[inline(always)]
 fn line<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats>) -> Line {
-    let line = match asked.is_handshake() && has_queues(level) && !is_pressed(level) {
+    let line = match asked.is_handshake() && has_queues(level) {
         true => queue::line(tables, asked.place().level()),
         false => Line::None,
     };
@@ -243,6 +242,7 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     let (index, ports) = seats::client_of(reply);
     let is_member = taken.level() != 0;
     if is_member {
+        let asked = asked.of_kept(has_taken_kept(tables, taken.level()));
         let joined = join(tables, asked, there.taker().schema(), index, ports);
         if seats::charged(tables, taken.level(), ports, joined) == FULL {
             seats::give_back(tables, taken);
@@ -256,6 +256,15 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
         }
     }
     true
+}
+
+/// Whether the seat of a level that was taken just now is one of those that are kept for parties without any.
+#[inline(never)]
+fn has_taken_kept<A: Address, T: Tables<A>>(tables: &T, level: u32) -> bool {
+    let others = queue::seats_kept(tables, level).checked_sub(1);
+    let seats = tables.seats(Place::of_level(level).shared());
+    let is_kept = |seats| others.is_some_and(|others| has_queues(seats) && is_full(seats, others));
+    seats.is_some_and(is_kept)
 }
 
 /// [`join`]'s answer where a flow is counted above what its party may have, which is only audited.
@@ -283,14 +292,23 @@ pub(super) fn join<A: Address, T: Tables<A>>(
         true => HANDSHAKE,
         false => 0,
     };
-    let own = if is_let_in { ANY } else { most & ANY };
+    let own = match is_let_in {
+        true => ANY,
+        false => asked.most(most & ANY),
+    };
     let mut joined = tables.join_party(forward, ports, own | handshake);
     let mut counted = JOINED;
     if joined == FULL && !is_let_in {
         let level = tables.seats(asked.place().shared());
         if !level.is_some_and(is_audited) {
-            // SAFETY: elements of maps stay; the word is a counter.
-            unsafe { atomic::add(&raw mut (*schema).refused_parties, 1) };
+            // SAFETY: elements of maps stay; the words are counters.
+            unsafe {
+                let counter = match asked.is_of_kept() {
+                    true => &raw mut (*schema).refused,
+                    false => &raw mut (*schema).refused_parties,
+                };
+                atomic::add(counter, 1);
+            }
             return FULL;
         }
         counted = JOINED_OVER;

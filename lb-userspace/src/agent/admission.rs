@@ -312,7 +312,7 @@ impl Agent {
     /// Starts to look after connections that wait, once there are queues for them. Without that nobody
     /// waits: who finds no seat is refused at once.
     fn look_after_waiters(&mut self) {
-        let Some(admission) = &self.admission else {
+        let (Some(admission), Some(sweeper)) = (&self.admission, &self.sweeper) else {
             return;
         };
         let is_due = self.next_wait_keeper <= Instant::now();
@@ -322,7 +322,9 @@ impl Agent {
         let line = admission.line();
         let numbered = self.syncer.writer().numbered();
         let start = |kernel| Ok(WaitKeeper::start(kernel, line, numbered)?);
-        let kernel = self.kernel.wait_kernel(self.seats.clone());
+        let kernel = self
+            .kernel
+            .wait_kernel(self.seats.clone(), Box::new(sweeper.alarm()));
         match kernel.and_then(start) {
             Ok(keeper) => self.wait_keeper = Some(keeper),
             Err(error) => {

@@ -399,14 +399,18 @@ impl Kernel {
         self.local_addresses.set(addresses.iter().map(own))
     }
 
-    /// What it takes to look after connections that wait for seats.
+    /// What it takes to look after connections that wait for seats. `alarm` is the sweeper's.
     ///
     /// # Errors
     ///
     /// If the kernel refuses the program, or maps cannot be opened.
-    pub fn wait_kernel(&mut self, seats: Arc<SeatTable>) -> anyhow::Result<waiting::Kernel> {
+    pub fn wait_kernel(
+        &mut self,
+        seats: Arc<SeatTable>,
+        alarm: Box<dyn Fn() + Send>,
+    ) -> anyhow::Result<waiting::Kernel> {
         self.loaded.ensure(waiters::PROGRAM)?;
-        waiting::Kernel::open(&self.loaded, seats)
+        waiting::Kernel::open(&self.loaded, seats, alarm)
     }
 
     /// Has programs classify connections by flow schemas from now on.

@@ -131,7 +131,7 @@ pub struct ConnectionLimit {
     pub highest: u32,
     /// Connections refused so far.
     pub refused: u64,
-    /// TCP handshakes within it that have been open for a second at least.
+    /// TCP handshakes within it that have been open for half a second at least.
     #[serde(default)]
     pub slow_handshakes: u32,
     /// Whether these are so many that handshakes take no places.

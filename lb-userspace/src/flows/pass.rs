@@ -11,7 +11,7 @@ use super::{
 };
 
 /// A record at a moment: enough to tell later whether it is still the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sighting {
     pub index: u32,
     pub tag: u32,

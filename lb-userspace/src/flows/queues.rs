@@ -101,6 +101,21 @@ impl Queues {
         word.store(until, SeqCst);
     }
 
+    /// Whether somebody waits at any level.
+    pub fn are_waited_in(&self) -> bool {
+        let waiting = |level| {
+            let word = self.levels.u32_at(level, offset_of!(LevelQueues, waiting));
+            word.load(SeqCst) != 0
+        };
+        (0..self.levels.len()).any(waiting)
+    }
+
+    /// Sets whether nobody waits at a level, because a flood would fill its queues.
+    pub fn overrun(&self, level: u32, is_overrun: bool) {
+        let word = self.levels.u32_at(level, offset_of!(LevelQueues, overrun));
+        word.store(is_overrun.into(), SeqCst);
+    }
+
     /// Sets how many free seats of a level are kept for parties without any.
     pub fn keep(&self, level: u32, seats: u32) {
         let word = self.levels.u32_at(level, offset_of!(LevelQueues, kept));
@@ -147,6 +162,7 @@ impl Queues {
         for level in 0..self.levels.len() {
             let of = self.levels.read(level);
             self.promise(level, 0);
+            self.overrun(level, false);
             if of.number != 0 {
                 self.correct(level, &of, |_| 0);
             }

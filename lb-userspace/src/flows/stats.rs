@@ -165,7 +165,7 @@ impl ServiceCounts {
         self.seats.get(limit as usize).copied().unwrap_or(0)
     }
 
-    /// TCP connections within a limit whose handshake is slow: it has been open for a second at least,
+    /// TCP connections within a limit whose handshake is slow: it has been open for half a second at least,
     /// or would have been, if its service had not so many that none stays for so long, or if a reset
     /// from its client had not ended it.
     pub fn slow_handshakes(&self, limit: u32) -> u32 {

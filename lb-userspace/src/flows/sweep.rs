@@ -31,6 +31,7 @@
 //!   for, so they do not count.
 
 use std::{
+    collections::HashMap,
     marker::PhantomData,
     mem::offset_of,
     sync::{Arc, atomic::Ordering},
@@ -71,9 +72,16 @@ pub type Count = Box<dyn Fn(u32, Counted) + Send>;
 /// A function that gives back the seats of a place.
 pub type GiveBack = Box<dyn Fn(Place) + Send>;
 
-/// How many ticks an endpoint has been silent when its client's RST counts, and both sides when a
-/// handshake is open for long: a second at least.
+/// How many ticks an endpoint has been silent when its client's RST counts: a second at least.
 const SILENT: u32 = 9;
+
+/// How many ticks both sides have been silent in a handshake that is slow: less than the second after which
+/// either of them repeats what is not answered.
+const STUCK: u32 = 4;
+
+/// How many ticks after it was first seen a handshake is slow that is still open: nearly the pause between
+/// two passes. A SYN that is sent again, by its client or by an attacker, does not make it younger.
+const SLOW: u32 = 7;
 
 /// How often both sides of a connection that has run into a deadline are reset: a reset may be lost.
 const RESETS: u32 = 3;
@@ -95,6 +103,9 @@ pub struct TableSweeper<A, R> {
     passes: u64,
     latest: Findings,
     dead: Vec<Sighting>,
+    /// The handshakes of the latest pass, each by the index of its endpoint's direction and the tag of its
+    /// client's, with the tick at which they were first seen.
+    handshakes: HashMap<Sighting, u32>,
     /// Whether a live record had no other half. The next pass then looks for such records.
     has_orphan: bool,
     count: Count,
@@ -128,6 +139,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             passes: 0,
             latest: Findings::default(),
             dead: Vec::new(),
+            handshakes: HashMap::new(),
             has_orphan: false,
             count,
             give_back,
@@ -183,14 +195,23 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             self.seat_again(reply);
         }
         let mut shaking_hands = std::mem::take(&mut pass.found.shaking_hands);
+        let handshakes = std::mem::take(&mut self.handshakes);
+        let mut seen = HashMap::with_capacity(shaking_hands.len());
         // Those that hold seats are for `unseat_handshakes`.
         shaking_hands.retain(|reply| {
             self.handshake(*reply).is_some_and(|connection| {
-                let is_old = idle(connection.last_seen(), pass.now) >= SILENT;
+                let sighting = Sighting::of(*reply, &connection.forward);
+                let first_seen = handshakes.get(&sighting).copied().unwrap_or(pass.now);
+                seen.insert(sighting, first_seen);
+                let silence = idle(connection.last_seen(), pass.now);
                 let is_slow = match connection.stage() {
                     // As long as it keeps its seats, or would keep them.
-                    Stage::Closed => !is_old || !connection.reply.place().is_none(),
-                    _ => is_old || pass.half_open(&connection) >= self.many_half_open,
+                    Stage::Closed => silence < SILENT || !connection.reply.place().is_none(),
+                    _ => {
+                        silence >= STUCK
+                            || idle(first_seen, pass.now) >= SLOW
+                            || pass.half_open(&connection) >= self.many_half_open
+                    }
                 };
                 if is_slow {
                     let place = connection.reply.own_place();
@@ -204,6 +225,7 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
                 !connection.reply.place().is_none()
             })
         });
+        self.handshakes = seen;
         self.end_late_handshakes(&mut shaking_hands, pass.now);
         pass.found.shaking_hands = shaking_hands;
         for reply in std::mem::take(&mut pass.found.closed) {

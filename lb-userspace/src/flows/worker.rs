@@ -44,7 +44,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const SHARE: u32 = 200;
 /// Requests to end stale flows that come faster than this are carried out together.
 const LONGEST_REST: Duration = Duration::from_millis(50);
-/// If more than this part of a table is occupied, passes are not delayed.
+/// If more than this part of a table is occupied, or connections wait for a seat, passes are not delayed.
 const FILLING: f64 = 0.5;
 
 /// Sweeps the flow tables in a thread of its own, until it is dropped.
@@ -285,6 +285,16 @@ impl FlowSweeper {
         }
     }
 
+    /// What asks for a pass at once, for those who suspect that seats are held by handshakes which nobody
+    /// completes.
+    pub fn alarm(&self) -> impl Fn() + Send + use<> {
+        let shared = self.shared.clone();
+        move || {
+            shared.inbox().is_urgent = true;
+            shared.wake.notify_one();
+        }
+    }
+
     /// The numbers of the latest pass.
     pub fn stats(&self) -> Arc<Stats> {
         self.shared.stats().clone()
@@ -329,6 +339,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Inbox {
     stale: Stale,
+    /// Whether the next pass is due now.
+    is_urgent: bool,
     stop: bool,
 }
 
@@ -355,7 +367,7 @@ impl Shared {
         if pause.is_zero() && !self.inbox().stop {
             return Task::Pass;
         }
-        let idle = |inbox: &mut Inbox| !inbox.stop && inbox.stale.is_empty();
+        let idle = |inbox: &mut Inbox| !inbox.stop && !inbox.is_urgent && inbox.stale.is_empty();
         let (mut inbox, _) = self
             .wake
             .wait_timeout_while(self.inbox(), pause, idle)
@@ -363,6 +375,7 @@ impl Shared {
         if inbox.stop {
             Task::Stop
         } else if inbox.stale.is_empty() {
+            inbox.is_urgent = false;
             Task::Pass
         } else {
             Task::EndStale(std::mem::take(&mut inbox.stale))
@@ -509,7 +522,8 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             passes: self.passes,
             at: Some(Instant::now()),
         });
-        match filling {
+        // While connections wait, seats may be held by handshakes that nobody completes.
+        match filling || self.kernel.parties.queues().are_waited_in() {
             true => Duration::ZERO,
             false => wanted.clamp(SHORTEST_PAUSE, LONGEST_PAUSE) - SHORTEST_PAUSE,
         }

@@ -34,7 +34,7 @@ pub struct LevelCount {
     pub waiting: u32,
     /// Connections refused because too many of their queue waited.
     pub queue_full: u64,
-    /// TCP handshakes that have been open for a second at least.
+    /// TCP handshakes that have been open for half a second at least.
     pub slow_handshakes: u32,
     /// Whether these are so many that handshakes take no seats.
     pub is_pressed: bool,
@@ -213,7 +213,7 @@ pub(super) fn families(
         ),
         of_limited(
             "node_lb_flowcontrol_slow_handshakes",
-            "TCP handshakes in a priority level that have been open for a second at least.",
+            "TCP handshakes in a priority level that have been open for half a second at least.",
             |level| level.slow_handshakes.into(),
         ),
         of_limited(

@@ -92,7 +92,7 @@ pub struct LimitCount {
     pub recovered: u64,
     /// Connections let in without being counted, because the cluster depends on their Service.
     pub exempted: u64,
-    /// TCP handshakes that have been open for a second at least.
+    /// TCP handshakes that have been open for half a second at least.
     pub slow_handshakes: u32,
     /// Whether these are so many that handshakes take no places.
     pub is_pressed: bool,
@@ -315,7 +315,7 @@ impl Sample {
             ),
             family(
                 "node_lb_connection_limit_slow_handshakes",
-                "TCP handshakes within the limit that have been open for a second at least.",
+                "TCP handshakes within the limit that have been open for half a second at least.",
                 MetricType::GAUGE,
                 limits().map(|limit| limit.metric(gauge, limit.slow_handshakes.into())),
             ),

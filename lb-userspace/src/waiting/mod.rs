@@ -9,6 +9,7 @@
 
 mod line;
 mod room;
+mod suspicion;
 mod syn;
 mod waits;
 
@@ -42,6 +43,7 @@ pub use self::{
 };
 use self::{
     room::{Room, Waiting},
+    suspicion::Suspicions,
     syn::Syn,
 };
 use crate::{
@@ -56,6 +58,8 @@ const TURN: Duration = Duration::from_millis(1);
 const HEARTBEAT: Duration = Duration::from_millis(250);
 /// For how long that holds: as long as a thread may be delayed without harm.
 const PROMISE: Duration = Duration::from_secs(2);
+/// For how long nobody waits at a level whose queues a flood has filled.
+const OVERRUN: Duration = Duration::from_secs(30);
 /// So many heartbeats with the same wrong number show that it is wrong for good.
 const SIGNS: u32 = 4;
 /// The most connections that are let in before others who want to know of the levels have a turn.
@@ -78,6 +82,8 @@ pub struct Kernel {
     pub seats: Arc<SeatTable>,
     pub parties: Parties,
     pub ender: Box<dyn Ender + Send>,
+    /// Asks for a pass over the flow tables at once: [`FlowSweeper::alarm`](crate::flows::FlowSweeper::alarm).
+    pub alarm: Box<dyn Fn() + Send>,
     /// The present tick of the clock that programs use.
     pub tick: Box<dyn Fn() -> io::Result<u32> + Send>,
     pub rate: TickRate,
@@ -122,18 +128,23 @@ impl Ender for WaitEnder {
 }
 
 impl Kernel {
-    /// That of the programs in the kernel.
+    /// That of the programs in the kernel. `alarm` asks for a pass over the flow tables.
     ///
     /// # Errors
     ///
     /// If maps cannot be opened, or the program that ends waits has not been loaded.
-    pub fn open(loaded: &Loaded, seats: Arc<SeatTable>) -> anyhow::Result<Self> {
+    pub fn open(
+        loaded: &Loaded,
+        seats: Arc<SeatTable>,
+        alarm: Box<dyn Fn() + Send>,
+    ) -> anyhow::Result<Self> {
         let (jiffies, rate) = (Jiffies::open()?, TickRate::of_kernel());
         Ok(Self {
             arrivals: Box::new(Arrivals::open(loaded)?),
             seats,
             parties: Parties::open(loaded)?,
             ender: Box::new(WaitEnder::new(loaded)?),
+            alarm,
             tick: Box::new(move || Ok(rate.tick(jiffies.now()?))),
             rate,
         })
@@ -179,6 +190,9 @@ struct Keeper {
     next_heartbeat: Instant,
     /// Levels whose number of those who wait is wrong: that number, and at how many heartbeats.
     wrong: HashMap<u32, (u32, u32)>,
+    /// Levels at which nobody waits, because a flood has filled their queues, and until when.
+    overrun: HashMap<u32, Instant>,
+    suspicions: Suspicions,
     counted: Counted,
 }
 
@@ -192,6 +206,8 @@ impl Keeper {
             room: Room::default(),
             next_heartbeat: Instant::now(),
             wrong: HashMap::new(),
+            overrun: HashMap::new(),
+            suspicions: Suspicions::default(),
             counted: Counted::default(),
         }
     }
@@ -242,6 +258,12 @@ impl Keeper {
         let now = self.line.now();
         for level in self.room.levels() {
             self.observe(levels, level, now);
+        }
+        if self.suspicions.are_due(now) {
+            self.suspect(now);
+            for level in self.room.levels() {
+                self.follow_flood(levels, level, now);
+            }
         }
         let mut late = levels.advance(now);
         late.append(&mut self.line.take_late());
@@ -438,6 +460,19 @@ impl Keeper {
         levels.observe(name, &self.counted, now);
     }
 
+    /// Has handshakes looked for that nobody completes, if connections wait for long at levels where those
+    /// hold seats.
+    fn suspect(&mut self, now: u64) {
+        let seats = &self.kernel.seats;
+        let first = self.room.waiting_since().into_iter();
+        let waits = first
+            .filter(|(level, _)| seats.read_level(*level).pressed == 0)
+            .map(|(level, since)| (level, Duration::from_nanos(now - since)));
+        if self.suspicions.follow(waits, now) {
+            (self.kernel.alarm)();
+        }
+    }
+
     /// Tells programs that somebody looks after those who wait, and puts their numbers right.
     fn beat(&mut self) {
         let Ok(tick) = (self.kernel.tick)() else {
@@ -448,11 +483,10 @@ impl Keeper {
         let with_queues = self.known.levels.iter();
         let with_queues = with_queues.filter(|known| known.level.queuing().is_some());
         let numbers: Vec<u32> = with_queues.map(|known| known.number).collect();
-        for level in numbers {
-            self.line.queues.promise(level, until);
-            self.check(level);
+        for level in &numbers {
+            self.line.queues.promise(*level, until);
+            self.check(*level);
         }
-        let flows = self.room.flows();
         let line = self.line.clone();
         let mut levels = line.levels();
         let Some(levels) = levels.as_mut() else {
@@ -464,6 +498,11 @@ impl Keeper {
                 self.end(&waiting, End::AskAgain);
             }
         }
+        self.overrun.retain(|level, _| numbers.contains(level));
+        for level in numbers {
+            self.follow_flood(levels, level, now);
+        }
+        let flows = self.room.flows();
         for (level, party) in flows {
             let known = &self.known.levels;
             if let Some(known) = known.iter().find(|known| known.number == level) {
@@ -474,6 +513,32 @@ impl Keeper {
         for known in &self.known.levels {
             let kept = levels.kept_back(&known.level.name);
             line.queues.keep(known.number, kept);
+        }
+    }
+
+    /// Has nobody wait at a level, for a while, if more wait than half of its queues take and it is pressed:
+    /// they are forged for the most part, and real clients would wait among them. Those who wait ask
+    /// again, as whoever comes from now on.
+    fn follow_flood(&mut self, levels: &mut Levels, level: u32, now: u64) {
+        let of = self.line.queues.of_level(level);
+        let places = u64::from(of.number) * u64::from(of.length);
+        if self.kernel.seats.read_level(level).pressed != 0 && u64::from(of.waiting) * 2 > places {
+            self.overrun.insert(level, Instant::now() + OVERRUN);
+        }
+        let is_overrun = match self.overrun.get(&level) {
+            Some(until) => *until > Instant::now(),
+            None => return,
+        };
+        self.line.queues.overrun(level, is_overrun);
+        if !is_overrun {
+            self.overrun.remove(&level);
+            return;
+        }
+        for (id, connection) in self.room.places(level) {
+            levels.cancel(id, connection, now);
+            if let Some(waiting) = self.leave(id, connection) {
+                self.end(&waiting, End::AskAgain);
+            }
         }
     }
 

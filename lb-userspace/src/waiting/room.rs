@@ -1,7 +1,7 @@
 //! The connections that wait, and room for their SYNs.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -87,6 +87,23 @@ impl Room {
         let all = self.by_place.values();
         let there = all.filter(|(waiting, _)| waiting.level == level && waiting.queue == queue);
         there.count() as u32
+    }
+
+    /// Since when the first one waits at each level, by the level's number.
+    pub fn waiting_since(&self) -> BTreeMap<u32, u64> {
+        let mut first = BTreeMap::new();
+        for (waiting, _) in self.by_place.values() {
+            let since = first.entry(waiting.level).or_insert(waiting.since);
+            *since = (*since).min(waiting.since);
+        }
+        first
+    }
+
+    /// Where those wait who do at a level, by its number.
+    pub fn places(&self, level: u32) -> Vec<(LevelId, Handle)> {
+        let all = self.by_place.iter();
+        let there = all.filter(|(_, (waiting, _))| waiting.level == level);
+        there.map(|(place, _)| *place).collect()
     }
 
     /// The parties that wait, with their levels.

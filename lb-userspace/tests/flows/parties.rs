@@ -77,9 +77,9 @@ fn slow_handshakes_of_a_pressed_party_hold_no_seats() {
     table.open(&member(4)).unwrap();
     assert_eq!(table.members(), [4]);
     let mut sweeping = Sweeping::new(&table);
-    sweeping.pass(8);
+    sweeping.pass(3);
     assert_eq!(table.members(), [4], "not slow yet");
-    sweeping.pass(9);
+    sweeping.pass(4);
     assert_eq!(table.members(), [1], "the one that is established");
 }
 

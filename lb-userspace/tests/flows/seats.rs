@@ -126,12 +126,12 @@ fn handshakes_that_stay_open_give_their_seats_back_if_they_are_many() {
         );
         let mut sweeping = Sweeping::new(&table);
         let all = 1 + handshakes as i32;
-        sweeping.pass(8);
+        sweeping.pass(3);
         assert_eq!(
             (in_use(&table), table.seats.is_pressed(7)),
             ([all; 2], false)
         );
-        sweeping.pass(9);
+        sweeping.pass(4);
         assert_eq!(sweeping.services.slow_handshakes(7), handshakes);
         let left = if many { 1 } else { all };
         assert_eq!(
@@ -140,9 +140,9 @@ fn handshakes_that_stay_open_give_their_seats_back_if_they_are_many() {
         );
         assert!(!table.seats.is_pressed(NODE), "it has no limit");
         // A handshake times out after a minute, and others may follow within half of one.
-        sweeping.pass(9 + 255);
+        sweeping.pass(4 + 255);
         assert_eq!((in_use(&table)[0], table.seats.is_pressed(7)), (1, many));
-        sweeping.pass(9 + 256);
+        sweeping.pass(4 + 256);
         assert_eq!((in_use(&table), table.seats.is_pressed(7)), ([1; 2], false));
     }
 }
@@ -166,6 +166,28 @@ fn what_is_no_open_handshake_keeps_its_seats_under_pressure() {
     sweeping.pass(20);
     assert!(table.seats.is_pressed(7));
     assert_eq!(in_use(&table), [0, 4], "the datagrams");
+}
+
+/// A client, or whoever forges its address, sends its SYN again and again.
+#[test]
+fn a_handshake_that_goes_on_and_on_is_slow() {
+    let table = limited();
+    let flows = (1..=3).map(|client| {
+        let handshake = seated(client).half().seen(SEEN, 0);
+        table.open(&handshake).unwrap()
+    });
+    let flows: Vec<_> = flows.collect();
+    let mut sweeping = Sweeping::new(&table);
+    let mut pass = |now| {
+        for flow in &flows {
+            // SAFETY: nobody else uses the table.
+            unsafe { (*flow.as_ptr()).last_seen = now };
+        }
+        sweeping.pass(now);
+        table.seats.is_pressed(7)
+    };
+    assert_eq!([1, 7, 8].map(&mut pass), [false, false, true]);
+    assert_eq!(in_use(&table), [0; 2]);
 }
 
 /// As newer handshakes replace the oldest, none gets old enough to be slow.

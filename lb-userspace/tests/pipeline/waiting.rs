@@ -13,7 +13,10 @@ use lb_common::{
     verdict::{Action, Reason},
 };
 use lb_datapath::memory::MemoryFrame;
-use lb_packet::{TCP, tcp_flag::RST};
+use lb_packet::{
+    TCP,
+    tcp_flag::{ACK, RST, SYN},
+};
 use node_lb::{
     config::AdmissionMode::{self, Audit, Enforce},
     memory::ProgrammedTables,
@@ -23,6 +26,7 @@ use crate::{
     conversation::{Conversation, Side},
     hooks::{Outcome, ingress},
     levels,
+    pressed::press,
     scene::Scene,
 };
 
@@ -65,6 +69,13 @@ impl<'a> Node<'a> {
         let queues = self.tables.level_queues();
         let until_word = queues.u32_at(self.level, offset_of!(LevelQueues, until));
         until_word.store(until, SeqCst);
+    }
+
+    /// Says whether a flood has filled the queues.
+    fn overrun(&self, is_overrun: bool) {
+        let queues = self.tables.level_queues();
+        let overrun = queues.u32_at(self.level, offset_of!(LevelQueues, overrun));
+        overrun.store(is_overrun.into(), SeqCst);
     }
 
     /// Keeps seats for those who have none.
@@ -252,6 +263,86 @@ fn seats_that_are_kept_are_the_agents_to_give() {
         for port in 1..=2 {
             assert_eq!(node.open(port).reason, Reason::Opened);
         }
+    }
+}
+
+#[test]
+fn connections_wait_under_pressure_too_and_their_handshakes_hold_no_seats() {
+    for scene in Scene::each().filter(|scene| scene.protocol == TCP) {
+        let node = Node::new(&scene, &objects(9, ""), Enforce, 1);
+        let mut first = Conversation::established(&scene, &node.tables, 1);
+        press(&node.tables, LEVELS + node.level, true);
+        assert_eq!(node.open(2).reason, Reason::Parked);
+        let forged = node.one_waiter();
+        assert_eq!(node.let_in(&forged), Reason::Parked, "no seat");
+        first.close(Side::Client);
+        assert_eq!(node.let_in(&forged), Reason::Opened);
+        assert_eq!((node.counted(), node.in_use()), ((1, 0), 0));
+        // So the next one has its turn as well.
+        let mut talk = Conversation::new(&scene, &node.tables, 3);
+        let syn = talk.segment(Side::Client, SYN);
+        let outcome = talk.deliver(Side::Client, syn, b"");
+        assert_eq!(outcome.reason, Reason::Parked);
+        let waiter = node.one_waiter();
+        node.leave(&forged);
+        assert_eq!(node.let_in(&waiter), Reason::Opened);
+        node.leave(&waiter);
+        talk.send(Side::Client, SYN, b"");
+        talk.send(Side::Endpoint, SYN | ACK, b"");
+        assert_eq!(node.counted(), (0, 0));
+        talk.send(Side::Client, ACK, b"");
+        assert_eq!((node.counted(), node.in_use()), ((0, 1), 1));
+    }
+}
+
+/// Too many forged clients want seats for the queues to be of use.
+#[test]
+fn in_a_flood_kept_seats_are_for_clients_with_few() {
+    const SEATS: u32 = 8;
+    for scene in Scene::each().filter(|scene| scene.protocol == TCP) {
+        let node = Node::new(&scene, &objects(9, ""), Enforce, SEATS);
+        press(&node.tables, LEVELS + node.level, true);
+        node.overrun(true);
+        node.keep(3);
+        // The client may have five of eight, as it has more than a few.
+        for port in 1..=5 {
+            Conversation::established(&scene, &node.tables, port);
+        }
+        let mut sixth = Conversation::new(&scene, &node.tables, 6);
+        sixth.send(Side::Client, SYN, b"");
+        sixth.send(Side::Endpoint, SYN | ACK, b"");
+        let refused = sixth.send(Side::Client, ACK, b"");
+        assert_eq!(
+            (refused.action, refused.reason),
+            (Action::Answer, Reason::ConcurrencyLimit)
+        );
+        assert_eq!((node.counted(), node.in_use()), ((0, 5), 5));
+        assert_eq!(levels::counted(&node.tables, "tenant").2, 1);
+        assert_eq!(node.tables.take_waiters(), []);
+        // Without an agent nobody keeps them.
+        node.promise(0);
+        for port in 7..=9 {
+            Conversation::established(&scene, &node.tables, port);
+        }
+        assert_eq!(node.open(10).reason, Reason::ConcurrencyLimit);
+        // With one the queues are of use again.
+        node.promise(1);
+        node.overrun(false);
+        assert_eq!(node.open(11).reason, Reason::Parked);
+    }
+}
+
+#[test]
+fn a_client_with_few_connections_may_have_kept_seats() {
+    for scene in Scene::each().filter(|scene| scene.protocol == TCP) {
+        let node = Node::new(&scene, &objects(9, ""), Enforce, 4);
+        press(&node.tables, LEVELS + node.level, true);
+        node.overrun(true);
+        node.keep(4);
+        for port in 1..=4 {
+            Conversation::established(&scene, &node.tables, port);
+        }
+        assert_eq!((node.counted(), node.in_use()), ((0, 4), 4));
     }
 }
 

@@ -256,3 +256,75 @@ fn a_quiet_client_has_its_turn_by_xdp() -> Result<()> {
 fn a_quiet_client_has_its_turn_by_tc() -> Result<()> {
     a_quiet_client_has_its_turn(Family::V6, "--xdp-mode=off")
 }
+
+/// Forged clients want seats of the level where a quiet client wants one now and then, and perhaps a busy
+/// one all. They complete no handshake.
+fn a_flood_keeps_no_quiet_client_out(
+    rate: u32,
+    with_busy: bool,
+    xdp: &str,
+) -> Result<(Tenants, Findings)> {
+    let family = Family::V4;
+    let tenants = waiting(50, xdp)?;
+    let mut findings = Findings::default();
+    let target = tenants.ground.outside(family, NOISY);
+    let request = Request::tcp(target).deadline(Duration::from_secs(5));
+    let workers = if with_busy { WANTED } else { 1 };
+    let busy = Load::new(request.held_for(HOLD)).workers(workers);
+    let busy = busy.start(&tenants.ground.attacker)?;
+    let other = tenants.load(family, QUIET)?;
+    thread::sleep(2 * HOLD);
+    let quiet = Load::new(request)
+        .workers(1)
+        .pause(Duration::from_millis(5));
+    let quiet = quiet.start(tenants.ground.client())?;
+    let flood = Flood::new(FloodKind::Syn, [target]).rate(rate);
+    let flood = flood.start(&tenants.ground.attacker)?;
+    thread::sleep(attack_time(Duration::from_secs(6)));
+    let level = tenants.level(NOISY)?;
+    findings.note(
+        level.pressed && level.in_use as usize <= OF_LEVEL,
+        format!("{}: {level:?}", flood.stop()?),
+    );
+    for (name, load) in [("quiet", quiet), ("of another tenant", other)] {
+        let load = load.stop()?;
+        findings.note(
+            load.failed == 0 && load.ok > 200 && load.repeated_syns.is_empty(),
+            format!("{name}: {load}"),
+        );
+        // It waits until it is noticed that nobody completes those handshakes, but not in vain.
+        findings.note(load.max < Duration::from_secs(1), format!("{:?}", load.max));
+    }
+    // When it is over, connections wait as before.
+    let busy = busy.stop()?;
+    findings.note(
+        busy.ok > 20 && (rate > 1000 || busy.failed * 100 <= busy.ok),
+        format!("busy: {busy}"),
+    );
+    Ok((tenants, findings))
+}
+
+#[test]
+fn a_slow_flood_keeps_no_quiet_client_out() -> Result<()> {
+    let (_, findings) = a_flood_keeps_no_quiet_client_out(200, true, "--xdp-mode=native")?;
+    findings.assert_good();
+    Ok(())
+}
+
+#[test]
+fn a_flood_at_an_idle_level_keeps_no_quiet_client_out() -> Result<()> {
+    let (_, findings) = a_flood_keeps_no_quiet_client_out(1000, false, "--xdp-mode=off")?;
+    findings.assert_good();
+    Ok(())
+}
+
+/// Its forged clients are too many to wait. Seats are kept for clients with few.
+#[test]
+fn a_fast_flood_keeps_no_quiet_client_out() -> Result<()> {
+    let (tenants, mut findings) =
+        a_flood_keeps_no_quiet_client_out(FLOOD, true, "--xdp-mode=native")?;
+    let level = tenants.level(NOISY)?;
+    findings.note(level.waiting == 0, format!("{level:?}"));
+    findings.assert_good();
+    Ok(())
+}

@@ -65,6 +65,7 @@ fn place(levels: impl Iterator<Item = ((u32, Queuing), u32)>, maps: &Maps) {
             maps.queues.write(index, &Queue::default());
         }
         publish(level, offset_of!(LevelQueues, waiting), 0, maps);
+        publish(level, offset_of!(LevelQueues, overrun), 0, maps);
         publish(level, offset_of!(LevelQueues, first), first, maps);
         write_shape(level, queuing, maps);
         let number = offset_of!(LevelQueues, number);

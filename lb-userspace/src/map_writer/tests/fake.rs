@@ -377,6 +377,7 @@ impl Poke for LevelQueues {
             _ if offset == offset_of!(LevelQueues, hand) => &mut self.hand,
             _ if offset == offset_of!(LevelQueues, length) => &mut self.length,
             _ if offset == offset_of!(LevelQueues, waiting) => &mut self.waiting,
+            _ if offset == offset_of!(LevelQueues, overrun) => &mut self.overrun,
             _ => panic!("{offset} is not changed alone"),
         };
         *field = value as u32;
