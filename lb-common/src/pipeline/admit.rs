@@ -140,9 +140,11 @@ pub(super) const WAITS: u32 = u32::MAX - 1;
 pub(super) const LATER: u32 = 1 << 31;
 /// A bit beside the number of a [`Place`]: it is above a limit that is only audited.
 pub(super) const OVER: u32 = 1 << 30;
+/// A bit beside the number of a [`Place`]: its seat is one of those that are kept for parties without any.
+const KEPT: u32 = 1 << 29;
 
 /// Takes the seats that a new flow of a flow schema asks for, all or none: the number of the
-/// [`Place`] that it has now, perhaps with [`LATER`] or [`OVER`], or [`REFUSED`] or [`WAITS`].
+/// [`Place`] that it has now, perhaps with [`LATER`], [`OVER`] or [`KEPT`], or [`REFUSED`] or [`WAITS`].
 #[inline(never)]
 pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
     let wanted = asked.place();
@@ -168,12 +170,12 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
             return REFUSED;
         }
     }
-    let mut over = 0;
+    let mut beside = 0;
     if wanted.has_shared()
         && let Some(limit) = tables.seats(wanted.shared())
     {
         let line = line(tables, asked, limit);
-        let kept = match line {
+        let reserved = match line {
             Line::Empty { kept } => kept,
             _ => 0,
         };
@@ -181,11 +183,12 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
         if asked.is_recovered() {
             take_anyway(limit);
             place = place.and(wanted.only_shared());
-        } else if comes_next && try_take(limit, kept) {
+        } else if comes_next && try_take(limit, reserved) {
             place = place.and(wanted.only_shared());
+            beside = kept(tables, asked, limit);
         } else if is_audited(limit) {
             take_audited(limit);
-            over = OVER;
+            beside = OVER;
             place = place.and(wanted.only_shared());
         } else if !asked.is_exempt() {
             seats::give_back(tables, place);
@@ -199,7 +202,7 @@ pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u
     if place != wanted {
         count_exempted(tables, wanted, place);
     }
-    place.number() | over
+    place.number() | beside
 }
 
 /// Whether one of a place's limits is pressed.
@@ -238,11 +241,11 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
         // Another CPU may have had the last one for the same flow.
         return tag::state(read_tag(reply)) != tag::LIVE;
     }
+    let asked = asked.of_kept(taken & KEPT != 0);
     let taken = Place::from_u32(taken);
     let (index, ports) = seats::client_of(reply);
     let is_member = taken.level() != 0;
     if is_member {
-        let asked = asked.of_kept(has_taken_kept(tables, taken.level()));
         let joined = join(tables, asked, there.taker().schema(), index, ports);
         if seats::charged(tables, taken.level(), ports, joined) == FULL {
             seats::give_back(tables, taken);
@@ -258,13 +261,17 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     true
 }
 
-/// Whether the seat of a level that was taken just now is one of those that are kept for parties without any.
+/// [`KEPT`] if the seat of a level that was taken just now is one of those that are kept for parties without
+/// any. Whoever waits, or need not, has not come to these.
 #[inline(never)]
-fn has_taken_kept<A: Address, T: Tables<A>>(tables: &T, level: u32) -> bool {
-    let others = queue::seats_kept(tables, level).checked_sub(1);
-    let seats = tables.seats(Place::of_level(level).shared());
-    let is_kept = |seats| others.is_some_and(|others| has_queues(seats) && is_full(seats, others));
-    seats.is_some_and(is_kept)
+fn kept<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats>) -> u32 {
+    if asked.is_handshake() || !has_queues(level) {
+        return 0;
+    }
+    match queue::seats_kept(tables, asked.place().level()).checked_sub(1) {
+        Some(others) if is_full(level, others) => KEPT,
+        _ => 0,
+    }
 }
 
 /// [`join`]'s answer where a flow is counted above what its party may have, which is only audited.
@@ -295,8 +302,8 @@ pub(super) fn join<A: Address, T: Tables<A>>(
     let own = match is_let_in {
         true => ANY,
         false => asked.most(most & ANY),
-    };
-    let mut joined = tables.join_party(forward, ports, own | handshake);
+    } | handshake;
+    let mut joined = tables.join_party(forward, ports, own);
     let mut counted = JOINED;
     if joined == FULL && !is_let_in {
         let level = tables.seats(asked.place().shared());
@@ -312,7 +319,7 @@ pub(super) fn join<A: Address, T: Tables<A>>(
             return FULL;
         }
         counted = JOINED_OVER;
-        joined = tables.join_party(forward, ports, ANY | handshake);
+        joined = tables.join_party(forward, ports, ANY | own & HANDSHAKE);
     }
     match joined & party::ANSWERS {
         party::LATER => return party::LATER,
