@@ -276,7 +276,7 @@ fn a_flood_keeps_no_quiet_client_out(rate: u32, with_busy: bool, xdp: &str) -> R
     let is_fast = rate == FLOOD;
     let started = match is_fast {
         true => None,
-        false => Some(quiet.clone().start(tenants.ground.client())?),
+        false => Some(quiet.start(tenants.ground.client())?),
     };
     let flood = Flood::new(FloodKind::Syn, [target]).rate(rate);
     let flood = flood.start(&tenants.ground.attacker)?;
