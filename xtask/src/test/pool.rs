@@ -19,7 +19,7 @@ use xtask::ebpf::Places;
 use super::{
     alone,
     outcome::{Outcome, Verdict},
-    queue::{Most, Queue},
+    queue::Queue,
     suite::Test,
 };
 use crate::privilege::Privilege;
@@ -76,18 +76,10 @@ impl Pool {
         outcomes: &mut Vec<Outcome>,
     ) -> Result<()> {
         let half = NonZeroUsize::new(workers.get() / 2).unwrap_or(NonZeroUsize::MIN);
-        let queue = Queue::new(
-            tests,
-            Most {
-                heavy: half,
-                others: workers,
-            },
-        );
-        // One more than may run of either kind: while heavy tests run, most of which wait, others do.
-        let threads = workers.get() + usize::from(workers.get() > 1);
+        let queue = Queue::new(tests, half);
         let (sender, messages) = channel();
         thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads)
+            let workers: Vec<_> = (0..workers.get())
                 .map(|_| {
                     let sender = sender.clone();
                     scope.spawn(|| self.work(&queue, sender))

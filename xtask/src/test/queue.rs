@@ -7,50 +7,32 @@ use std::{
 
 use super::suite::Test;
 
-/// Tests in the order in which workers take them. Only a limited number of heavy tests, and of others,
-/// run at a time.
+/// Tests in the order in which workers take them. Only a limited number of heavy tests run at a
+/// time.
 ///
 /// Tests with a Kubernetes control plane are heavy: several processes compute, where other tests
-/// wait. Most of the time, though, such a test waits for something to become late.
+/// wait.
 pub struct Queue {
     state: Mutex<State>,
-    most: Most,
+    heavy_at_once: NonZeroUsize,
     ended: Condvar,
-}
-
-/// How many tests of each kind run at a time.
-#[derive(Clone, Copy, Debug)]
-pub struct Most {
-    pub heavy: NonZeroUsize,
-    pub others: NonZeroUsize,
 }
 
 struct State {
     waiting: Vec<Test>,
     heavy_running: usize,
-    others_running: usize,
-}
-
-impl State {
-    fn running(&mut self, test: &Test) -> &mut usize {
-        match test.needs_control_plane() {
-            true => &mut self.heavy_running,
-            false => &mut self.others_running,
-        }
-    }
 }
 
 impl Queue {
     /// A queue in which the heavy tests, which take longest, come first.
-    pub fn new(mut tests: Vec<Test>, most: Most) -> Self {
+    pub fn new(mut tests: Vec<Test>, heavy_at_once: NonZeroUsize) -> Self {
         tests.sort_by_key(|test| !test.needs_control_plane());
         Self {
             state: Mutex::new(State {
                 waiting: tests,
                 heavy_running: 0,
-                others_running: 0,
             }),
-            most,
+            heavy_at_once,
             ended: Condvar::new(),
         }
     }
@@ -59,15 +41,11 @@ impl Queue {
     pub fn next(&self) -> Option<Test> {
         let mut state = self.lock();
         while !state.waiting.is_empty() {
-            let heavy_fits = state.heavy_running < self.most.heavy.get();
-            let other_fits = state.others_running < self.most.others.get();
-            let fits = |test: &Test| match test.needs_control_plane() {
-                true => heavy_fits,
-                false => other_fits,
-            };
+            let room = state.heavy_running < self.heavy_at_once.get();
+            let fits = |test: &Test| room || !test.needs_control_plane();
             if let Some(index) = state.waiting.iter().position(fits) {
                 let test = state.waiting.remove(index);
-                *state.running(&test) += 1;
+                state.heavy_running += usize::from(test.needs_control_plane());
                 return Some(test);
             }
             state = self.ended.wait(state).expect("no worker panics");
@@ -77,7 +55,7 @@ impl Queue {
 
     /// Notes that a test from this queue has ended.
     pub fn end(&self, test: &Test) {
-        *self.lock().running(test) -= 1;
+        self.lock().heavy_running -= usize::from(test.needs_control_plane());
         self.ended.notify_all();
     }
 
@@ -92,16 +70,15 @@ mod tests {
 
     use super::*;
 
-    fn queue(names: &[&str], heavy: usize, others: usize) -> Queue {
+    fn queue(names: &[&str], heavy_at_once: usize) -> Queue {
         let tests = names.iter().map(|name| Test::named(name)).collect();
-        let [heavy, others] = [heavy, others].map(|most| NonZeroUsize::new(most).unwrap());
-        Queue::new(tests, Most { heavy, others })
+        Queue::new(tests, NonZeroUsize::new(heavy_at_once).unwrap())
     }
 
     #[test]
     fn the_longest_come_first_and_only_so_many_at_once() {
         let names = ["a::1", "a::2", "control_plane::1", "control_plane::2"];
-        let queue = queue(&names, 1, 2);
+        let queue = queue(&names, 1);
         let next = || queue.next().unwrap().name();
         assert_eq!(
             [next(), next(), next()],
@@ -114,16 +91,5 @@ mod tests {
             assert_eq!(last.join().unwrap().as_deref(), Some("control_plane::2"));
         });
         assert_eq!(queue.next(), None);
-    }
-
-    #[test]
-    fn others_wait_for_each_other_too() {
-        let queue = queue(&["a::1", "a::2"], 1, 1);
-        assert_eq!(queue.next().unwrap().name(), "a::1");
-        thread::scope(|scope| {
-            let last = scope.spawn(|| queue.next().map(|test| test.name()));
-            queue.end(&Test::named("a::1"));
-            assert_eq!(last.join().unwrap().as_deref(), Some("a::2"));
-        });
     }
 }
