@@ -30,7 +30,7 @@ use crate::{
 /// Bits that the id of a service has in a record.
 pub const SERVICE_BITS: u32 = 20;
 
-/// Of the seats that are kept for parties without any, a party has so many at most.
+/// Seats that are kept for parties without any are for those with fewer connections than that.
 const FEW: u32 = 4;
 
 /// How often to try to end a record whose seat others take out, or take again, at the same moment.

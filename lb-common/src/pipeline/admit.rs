@@ -119,7 +119,8 @@ pub fn in_the_way<A: Address, T: Tables<A>>(tables: &T, asked: Asked) -> Option<
     }
 }
 
-/// Who waits before the seats of a connection's level, if it may wait, too. No seats are kept from one whose turn it is, nor from an essential Service's.
+/// Who waits before the seats of a connection's level, if it may wait, too. No seats are kept from one
+/// whose turn it is, nor from an essential Service's.
 #[inline(always)]
 fn line<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats>) -> Line {
     let line = match asked.is_handshake() && has_queues(level) {

@@ -43,7 +43,7 @@ pub use self::{
 };
 use self::{
     room::{Room, Waiting},
-    suspicion::Suspicions,
+    suspicion::{LONG, Suspicions},
     syn::Syn,
 };
 use crate::{
@@ -460,15 +460,18 @@ impl Keeper {
         levels.observe(name, &self.counted, now);
     }
 
-    /// Has handshakes looked for that nobody completes, if connections wait for long at levels where those
-    /// hold seats.
+    /// Has handshakes looked for that nobody completes, if flows wait for their first seat for long at levels
+    /// where those hold seats.
     fn suspect(&mut self, now: u64) {
-        let seats = &self.kernel.seats;
-        let first = self.room.waiting_since().into_iter();
-        let waits = first
-            .filter(|(level, _)| seats.read_level(*level).pressed == 0)
-            .map(|(level, since)| (level, Duration::from_nanos(now - since)));
-        if self.suspicions.follow(waits, now) {
+        let Kernel { seats, parties, .. } = &self.kernel;
+        let levels = self.room.levels().into_iter();
+        let is_open = |level: &u32| seats.read_level(*level).pressed == 0;
+        let levels = levels.filter(is_open).filter(|level| {
+            let there = self.room.iter().filter(|waiting| waiting.level == *level);
+            let mut late = there.filter(|waiting| waiting.waited(now) >= LONG);
+            late.any(|waiting| parties.connections(waiting.party) == 0)
+        });
+        if self.suspicions.follow(levels.collect(), now) {
             (self.kernel.alarm)();
         }
     }
@@ -516,14 +519,18 @@ impl Keeper {
         }
     }
 
-    /// Has nobody wait at a level, for a while, if more wait than half of its queues take and it is pressed:
-    /// they are forged for the most part, and real clients would wait among them. Those who wait ask
+    /// Has nobody wait at a level, for a while, if it is pressed and flows without a seat fill more than half
+    /// of its queues: most of them are forged, and real clients would wait among them. Those who wait ask
     /// again, as whoever comes from now on.
     fn follow_flood(&mut self, levels: &mut Levels, level: u32, now: u64) {
-        let of = self.line.queues.of_level(level);
-        let places = u64::from(of.number) * u64::from(of.length);
-        if self.kernel.seats.read_level(level).pressed != 0 && u64::from(of.waiting) * 2 > places {
-            self.overrun.insert(level, Instant::now() + OVERRUN);
+        if self.kernel.seats.read_level(level).pressed != 0 && self.is_flooded(level) {
+            let until = Instant::now() + OVERRUN;
+            if self.overrun.insert(level, until).is_none() {
+                tracing::warn!(
+                    level,
+                    "forged SYNs fill the queues of a priority level: nobody waits there for a while"
+                );
+            }
         }
         let is_overrun = match self.overrun.get(&level) {
             Some(until) => *until > Instant::now(),
@@ -532,6 +539,7 @@ impl Keeper {
         self.line.queues.overrun(level, is_overrun);
         if !is_overrun {
             self.overrun.remove(&level);
+            tracing::info!(level, "connections wait at a priority level again");
             return;
         }
         for (id, connection) in self.room.places(level) {
@@ -540,6 +548,19 @@ impl Keeper {
                 self.end(&waiting, End::AskAgain);
             }
         }
+    }
+
+    /// Whether flows without a seat fill more than half of a level's queues.
+    fn is_flooded(&self, level: u32) -> bool {
+        let of = self.line.queues.of_level(level);
+        let many = u64::from(of.number) * u64::from(of.length) / 2;
+        if u64::from(of.waiting) <= many {
+            return false;
+        }
+        let parties = &self.kernel.parties;
+        let there = self.room.iter().filter(|waiting| waiting.level == level);
+        let newcomers = there.filter(|waiting| parties.connections(waiting.party) == 0);
+        newcomers.count() as u64 > many
     }
 
     /// Corrects how many programs believe to wait at a level, once that has been wrong for a while: they

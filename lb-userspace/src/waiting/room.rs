@@ -1,7 +1,7 @@
 //! The connections that wait, and room for their SYNs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -84,19 +84,13 @@ impl Room {
 
     /// How many wait in a queue.
     pub fn waiting_in(&self, level: u32, queue: u32) -> u32 {
-        let all = self.by_place.values();
-        let there = all.filter(|(waiting, _)| waiting.level == level && waiting.queue == queue);
-        there.count() as u32
+        let there = |waiting: &&Waiting| waiting.level == level && waiting.queue == queue;
+        self.iter().filter(there).count() as u32
     }
 
-    /// Since when the first one waits at each level, by the level's number.
-    pub fn waiting_since(&self) -> BTreeMap<u32, u64> {
-        let mut first = BTreeMap::new();
-        for (waiting, _) in self.by_place.values() {
-            let since = first.entry(waiting.level).or_insert(waiting.since);
-            *since = (*since).min(waiting.since);
-        }
-        first
+    /// Everybody who waits, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.by_place.values().map(|(waiting, _)| &**waiting)
     }
 
     /// Where those wait who do at a level, by its number.
@@ -108,9 +102,8 @@ impl Room {
 
     /// The parties that wait, with their levels.
     pub fn flows(&self) -> BTreeSet<(u32, u64)> {
-        let all = self.by_place.values();
-        all.map(|(waiting, _)| (waiting.level, waiting.party))
-            .collect()
+        let of = |waiting: &Waiting| (waiting.level, waiting.party);
+        self.iter().map(of).collect()
     }
 
     /// Who waits with this SYN's addresses and ports.
