@@ -14,7 +14,7 @@ mod syn;
 mod waits;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     sync::{
         Arc,
@@ -464,14 +464,18 @@ impl Keeper {
     /// where those hold seats.
     fn suspect(&mut self, now: u64) {
         let Kernel { seats, parties, .. } = &self.kernel;
-        let levels = self.room.levels().into_iter();
-        let is_open = |level: &u32| seats.read_level(*level).pressed == 0;
-        let levels = levels.filter(is_open).filter(|level| {
-            let there = self.room.iter().filter(|waiting| waiting.level == *level);
-            let mut late = there.filter(|waiting| waiting.waited(now) >= LONG);
-            late.any(|waiting| parties.connections(waiting.party) == 0)
-        });
-        if self.suspicions.follow(levels.collect(), now) {
+        let mut levels = BTreeSet::new();
+        // There may be many.
+        for waiting in self.room.iter() {
+            if waiting.waited(now) >= LONG
+                && !levels.contains(&waiting.level)
+                && parties.connections(waiting.party) == 0
+            {
+                levels.insert(waiting.level);
+            }
+        }
+        levels.retain(|level| seats.read_level(*level).pressed == 0);
+        if self.suspicions.follow(levels, now) {
             (self.kernel.alarm)();
         }
     }
@@ -497,9 +501,7 @@ impl Keeper {
         };
         let now = self.line.now();
         for (level, connection) in levels.evict_leaving(now) {
-            if let Some(waiting) = self.leave(level, connection) {
-                self.end(&waiting, End::AskAgain);
-            }
+            self.ask_again(level, connection);
         }
         self.overrun.retain(|level, _| numbers.contains(level));
         for level in numbers {
@@ -544,9 +546,14 @@ impl Keeper {
         }
         for (id, connection) in self.room.places(level) {
             levels.cancel(id, connection, now);
-            if let Some(waiting) = self.leave(id, connection) {
-                self.end(&waiting, End::AskAgain);
-            }
+            self.ask_again(id, connection);
+        }
+    }
+
+    /// Has programs look at the SYN of a connection anew that waits no longer.
+    fn ask_again(&mut self, level: LevelId, connection: Handle) {
+        if let Some(waiting) = self.leave(level, connection) {
+            self.end(&waiting, End::AskAgain);
         }
     }
 
