@@ -79,10 +79,11 @@ impl<'a> Conversation<'a> {
         conversation
     }
 
-    pub fn shake_hands(&mut self) {
+    /// The handshake, and what becomes of its last segment.
+    pub fn shake_hands(&mut self) -> Outcome {
         self.send(Side::Client, SYN, b"");
         self.send(Side::Endpoint, SYN | ACK, b"");
-        self.send(Side::Client, ACK, b"");
+        self.send(Side::Client, ACK, b"")
     }
 
     /// The sequence number of a TCP segment in a frame.

@@ -188,10 +188,7 @@ fn handshakes_are_in_no_party_while_the_level_is_pressed() {
         assert!(tables.parties().is_empty());
         Conversation::established(&scene, &tables, 4000);
         assert_eq!(tables.parties(), [1]);
-        let mut second = Conversation::new(&scene, &tables, 4001);
-        second.send(Side::Client, SYN, b"");
-        second.send(Side::Endpoint, SYN | ACK, b"");
-        let outcome = second.send(Side::Client, ACK, b"");
+        let outcome = Conversation::new(&scene, &tables, 4001).shake_hands();
         assert_eq!(
             (outcome.action, outcome.reason),
             (Action::Answer, Reason::ConcurrencyLimit)

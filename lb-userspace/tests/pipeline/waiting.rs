@@ -308,10 +308,7 @@ fn in_a_flood_kept_seats_are_for_clients_with_few() {
         for port in 1..=5 {
             Conversation::established(&scene, &node.tables, port);
         }
-        let mut sixth = Conversation::new(&scene, &node.tables, 6);
-        sixth.send(Side::Client, SYN, b"");
-        sixth.send(Side::Endpoint, SYN | ACK, b"");
-        let refused = sixth.send(Side::Client, ACK, b"");
+        let refused = Conversation::new(&scene, &node.tables, 6).shake_hands();
         assert_eq!(
             (refused.action, refused.reason),
             (Action::Answer, Reason::ConcurrencyLimit)
