@@ -263,7 +263,7 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
 }
 
 /// [`KEPT`] if the seat of a level that was taken just now is one of those that are kept for parties without
-/// any. Whoever waits, or need not, has not come to these.
+/// any. One that was taken with a handshake is not: the others were enough, or the agent has given it.
 #[inline(never)]
 fn kept<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats>) -> u32 {
     if asked.is_handshake() || !has_queues(level) {
