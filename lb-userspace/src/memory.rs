@@ -8,7 +8,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_admission::configuration::InForce;
+use lb_admission::{classify::Identities, configuration::InForce};
 use lb_common::abi::{self, Config, config_flag};
 use lb_datapath::memory::MemoryTables;
 use lb_objects::{Algorithm, Protocol};
@@ -100,7 +100,7 @@ impl ProgrammedTables {
         self.writer.limited()
     }
 
-    /// Classifies connections by these flow schemas, on a node with so many seats.
+    /// Classifies connections by these flow schemas, on a node with so many seats and these pods.
     ///
     /// # Errors
     /// If there is no room for them.
@@ -109,8 +109,11 @@ impl ProgrammedTables {
         in_force: &InForce,
         mode: AdmissionMode,
         seats: u32,
+        identities: Identities,
     ) -> Result<(), NotInForce> {
         let limits = in_force.limits(seats);
+        // Nothing is in force yet that this could change.
+        let _ = self.writer.set_identities(identities);
         self.writer.set_schemas(in_force, mode, &limits)?;
         self.writer.settle();
         self.writer.tidy();

@@ -8,7 +8,8 @@ use std::{
 };
 
 use lb_objects::{
-    AsWritten, EndpointSlice, IpFamily, Kind, Node, Object, ObjectName, ObjectRef, Problem, Service,
+    AsWritten, EndpointSlice, IpFamily, Kind, Node, Object, ObjectName, ObjectRef, Pod, Problem,
+    Service,
 };
 
 use crate::{by_name::ByName, source::Event};
@@ -30,6 +31,10 @@ pub struct Store {
     admission: BTreeMap<ObjectRef, Arc<AsWritten>>,
     admission_synced: bool,
     admission_changed: bool,
+    /// This node's pods, and whether all there are have come.
+    pods: BTreeMap<ObjectName, Arc<Pod>>,
+    pods_synced: bool,
+    pods_changed: bool,
     problems: BTreeMap<String, Vec<Problem>>,
     problems_total: u64,
     synced: bool,
@@ -62,7 +67,7 @@ impl Changes {
 }
 
 impl Store {
-    /// An empty store for the node of this name. Other Nodes are ignored.
+    /// An empty store for the node of this name. Other Nodes and their pods are ignored.
     pub fn new(node_name: impl Into<String>) -> Self {
         Self {
             node_name: node_name.into(),
@@ -73,6 +78,9 @@ impl Store {
             admission: BTreeMap::new(),
             admission_synced: false,
             admission_changed: false,
+            pods: BTreeMap::new(),
+            pods_synced: false,
+            pods_changed: false,
             problems: BTreeMap::new(),
             problems_total: 0,
             synced: false,
@@ -93,6 +101,7 @@ impl Store {
                     applied.endpoint_slices += usize::from(self.apply_slice(slice));
                 }
                 Event::Apply(Object::Node(node)) => self.apply_node(node),
+                Event::Apply(Object::Pod(pod)) => self.apply_pod(pod),
                 Event::Apply(Object::Admission(manifest)) => {
                     self.admission_changed = true;
                     self.admission.insert(manifest.reference.clone(), manifest);
@@ -100,10 +109,17 @@ impl Store {
                 Event::Delete(reference) => self.delete(reference, &mut applied),
                 Event::Problems { origin, problems } => self.note_problems(origin, problems),
                 Event::EndpointsChanged { slice, at } => self.note_trigger(&slice, at),
-                Event::Synced => self.synced = true,
+                Event::Synced => {
+                    self.synced = true;
+                    self.pods_changed = true;
+                }
                 Event::AdmissionSynced => {
                     self.admission_synced = true;
                     self.admission_changed = true;
+                }
+                Event::PodsSynced => {
+                    self.pods_synced = true;
+                    self.pods_changed = true;
                 }
             }
         }
@@ -153,6 +169,17 @@ impl Store {
     pub fn take_admission(&mut self) -> Option<Vec<Arc<AsWritten>>> {
         let changed = self.admission_synced && mem::take(&mut self.admission_changed);
         changed.then(|| self.admission.values().cloned().collect())
+    }
+
+    /// This node's pods, if they have changed since the last call or all have come since.
+    pub fn take_pods(&mut self) -> Option<Vec<Arc<Pod>>> {
+        let changed = mem::take(&mut self.pods_changed);
+        changed.then(|| self.pods.values().cloned().collect())
+    }
+
+    /// Whether all of this node's pods have come once, if the source follows them by themselves.
+    pub fn are_pods_synced(&self) -> bool {
+        self.pods_synced
     }
 
     /// All present problems, sorted by origin.
@@ -208,6 +235,13 @@ impl Store {
         }
     }
 
+    fn apply_pod(&mut self, pod: Arc<Pod>) {
+        if pod.node == self.node_name && self.pods.get(&pod.name) != Some(&pod) {
+            self.pods_changed = true;
+            self.pods.insert(pod.name.clone(), pod);
+        }
+    }
+
     fn delete(&mut self, reference: ObjectRef, applied: &mut Applied) {
         match reference.kind {
             Kind::Service => {
@@ -228,6 +262,7 @@ impl Store {
             Kind::PriorityLevel | Kind::FlowSchema => {
                 self.admission_changed |= self.admission.remove(&reference).is_some();
             }
+            Kind::Pod => self.pods_changed |= self.pods.remove(&reference.name).is_some(),
             Kind::Node => {
                 let is_ours = *reference.name.name == *self.node_name;
                 if is_ours && self.node.take().is_some() {

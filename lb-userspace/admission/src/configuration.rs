@@ -11,7 +11,7 @@ use super::{
         status::{ACCEPTED, Condition, DANGLING, SEATS_CUT},
         validate,
     },
-    schema::Schema,
+    schema::{DistinguisherMethod, Schema, Source},
 };
 
 /// The most rules of all flow schemas together. A connection is compared with 64 of them in each
@@ -207,6 +207,24 @@ impl Configuration {
 }
 
 impl InForce {
+    /// Whether it matters whose pods connections come from.
+    pub fn asks_for_identity(&self) -> bool {
+        let mut schemas = self.schemas.iter();
+        schemas.any(|active| {
+            let rules = active.schema.rules.iter();
+            let mut sources =
+                rules.flat_map(|rule| rule.sources.iter().chain(&rule.except_sources));
+            sources.any(Source::needs_identity) || self.identity_method(active).is_some()
+        })
+    }
+
+    /// How a schema tells flows apart, if it does by whose pods connections come from.
+    pub(crate) fn identity_method(&self, active: &ActiveSchema) -> Option<DistinguisherMethod> {
+        let method = active.schema.distinguisher?;
+        let is_asked = self.levels[active.level].tells_flows_apart();
+        (is_asked && method.needs_identity()).then_some(method)
+    }
+
     /// The limits of each level, on a node with `server_limit` seats.
     pub fn limits(&self, server_limit: u32) -> Vec<Limits> {
         limits(&self.levels, server_limit)

@@ -167,6 +167,18 @@ pub struct Node {
     pub deleting: bool,
 }
 
+/// A pod that has addresses of its own, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    pub name: ObjectName,
+    /// Its node; empty if it has none yet.
+    pub node: String,
+    pub service_account: String,
+    pub labels: BTreeMap<String, String>,
+    /// Empty until it has been given some, and after it has ended: they may be another pod's then.
+    pub addresses: Vec<IpAddr>,
+}
+
 /// An IP address family. The planner treats each family of a Service separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IpFamily {

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use serde_json::Value;
 
-use crate::{EndpointSlice, Node, ObjectName, Service, problem::shortened};
+use crate::{EndpointSlice, Node, ObjectName, Pod, Service, problem::shortened};
 
 /// An object in node-lb's own form. It is cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +12,7 @@ pub enum Object {
     Service(Arc<Service>),
     EndpointSlice(Arc<EndpointSlice>),
     Node(Arc<Node>),
+    Pod(Arc<Pod>),
     /// Of connection admission, as it is written.
     Admission(Arc<AsWritten>),
 }
@@ -31,6 +32,7 @@ impl Object {
             Self::Service(_) => Kind::Service,
             Self::EndpointSlice(_) => Kind::EndpointSlice,
             Self::Node(_) => Kind::Node,
+            Self::Pod(_) => Kind::Pod,
             Self::Admission(manifest) => manifest.reference.kind,
         }
     }
@@ -50,6 +52,10 @@ impl Object {
                 kind: Kind::Node,
                 name: ObjectName::new(String::new(), node.name.clone()),
             },
+            Self::Pod(pod) => ObjectRef {
+                kind: Kind::Pod,
+                name: pod.name.clone(),
+            },
             Self::Admission(manifest) => manifest.reference.clone(),
         }
     }
@@ -61,6 +67,7 @@ pub enum Kind {
     Service,
     EndpointSlice,
     Node,
+    Pod,
     PriorityLevel,
     FlowSchema,
 }
@@ -77,6 +84,7 @@ impl Kind {
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::Node => "nodes",
+            Self::Pod => "pods",
             Self::PriorityLevel => "prioritylevels",
             Self::FlowSchema => "flowschemas",
         }
@@ -84,7 +92,7 @@ impl Kind {
 
     /// Whether objects of the kind have a namespace.
     pub fn is_namespaced(self) -> bool {
-        matches!(self, Self::Service | Self::EndpointSlice)
+        matches!(self, Self::Service | Self::EndpointSlice | Self::Pod)
     }
 }
 
@@ -94,6 +102,7 @@ impl fmt::Display for Kind {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
+            Self::Pod => "Pod",
             Self::PriorityLevel => "PriorityLevel",
             Self::FlowSchema => "FlowSchema",
         })

@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lb_admission::{configuration::InForce, objects::Kind, schema::Source};
-use lb_objects::AsWritten;
+use lb_admission::{configuration::InForce, objects::Kind};
+use lb_objects::{AsWritten, Pod};
 
 use super::Agent;
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
         files::Followed,
         levels::{Counted, Levels, PERIOD},
         objects::Objects,
+        pods::identities,
     },
     config::{AdmissionConfig, AdmissionMode},
     flows::{Queues, SeatTable},
@@ -39,7 +40,35 @@ pub struct Admission {
     problem: Option<(String, Instant)>,
     /// Whether the API server's objects have not come yet, and are worth waiting for.
     is_waiting: bool,
+    /// What is wrong with objects, as the log says.
+    told: Vec<String>,
+    pods: Pods,
+    /// How many [tenants](crate::map_writer::Tenant) have found no number.
+    undivided: usize,
 }
+
+/// What is known of this node's pods, which rules may depend on.
+#[derive(Debug, Default)]
+struct Pods {
+    /// Whether the source has delivered them all once.
+    are_complete: bool,
+    /// Since when a configuration asks for them.
+    wanted: Option<Instant>,
+    /// Whether some are the first of their kind, so that the configuration has to be compiled anew.
+    are_new: bool,
+    /// When that may be next, so that pods that come all the time cost little.
+    next: Option<Instant>,
+}
+
+impl Pods {
+    /// Whether the configuration has to be compiled anew at this moment.
+    fn are_due(&self) -> bool {
+        self.are_new && self.next.is_none_or(|next| next <= Instant::now())
+    }
+}
+
+/// For how many times as long as a change of configuration took there is no other for new pods alone.
+const PAUSE: u32 = 100;
 
 /// How long an API server that says that it does not know these kinds may be wrong: one that has just
 /// started may.
@@ -66,6 +95,9 @@ impl Admission {
             line: Arc::new(Line::new(queues)),
             problem: None,
             is_waiting: of_api,
+            told: Vec::new(),
+            pods: Pods::default(),
+            undivided: 0,
         })
     }
 
@@ -73,6 +105,37 @@ impl Admission {
     pub fn set_objects(&mut self, objects: Vec<Arc<AsWritten>>) {
         self.received = Some(objects);
         self.is_waiting = false;
+    }
+
+    /// Takes over this node's pods, which have all come if `are_complete`.
+    pub fn set_pods(&mut self, pods: &[Arc<Pod>], are_complete: bool, writer: &mut MapWriter) {
+        self.pods.are_complete |= are_complete;
+        let set = writer.set_identities(identities(pods.iter().map(AsRef::as_ref)));
+        if let Err(error) = &set {
+            // What is compiled anew may have room again.
+            tracing::error!("connection admission: no room for the addresses of pods: {error}");
+        }
+        self.pods.are_new |= set != Ok(true);
+    }
+
+    /// Notes how long the latest change of configuration took.
+    fn rest_after(&mut self, took: Duration) {
+        self.pods.next = Some(Instant::now() + took * PAUSE);
+    }
+
+    /// Whether a configuration asks for this node's pods.
+    pub fn wants_pods(&self) -> bool {
+        self.pods.wanted.is_some()
+    }
+
+    /// Whether a configuration has to wait for this node's pods: the first one, so that an agent's start
+    /// does not change what their connections belong to.
+    fn awaits_pods(&mut self, in_force: &InForce) -> bool {
+        if !in_force.asks_for_identity() {
+            return false;
+        }
+        let since = *self.pods.wanted.get_or_insert_with(Instant::now);
+        self.in_force.is_none() && !self.pods.are_complete && since.elapsed() < PATIENCE
     }
 
     /// Whether the API server may have objects that have not come yet. Until they have, what an agent
@@ -109,22 +172,34 @@ impl Admission {
         }
         let tries_again = |(_, at): &(String, Instant)| Instant::now() >= *at;
         let tries_again = again || self.problem.as_ref().is_some_and(tries_again);
-        if !changed && !tries_again && self.in_force.is_some() {
+        let has_new_pods = self.pods.are_due() && self.problem.is_none();
+        if !changed && !tries_again && !has_new_pods && self.in_force.is_some() {
             return false;
         }
         if changed {
-            for problem in self.objects_problems() {
+            let problems = self.objects_problems();
+            for problem in problems
+                .iter()
+                .filter(|problem| !self.told.contains(problem))
+            {
                 tracing::warn!("connection admission: {problem}");
             }
+            self.told = problems;
         }
         let in_force = self.objects().configuration.in_force();
-        if self.in_force.as_ref() == Some(&in_force) && !again {
+        if self.awaits_pods(&in_force) {
+            return false;
+        }
+        self.pods.are_new &= in_force.asks_for_identity();
+        let is_same = self.in_force.as_ref() == Some(&in_force);
+        if is_same && !again && !self.pods.are_due() {
             self.problem = None;
             return false;
         }
         match self.put_in_force(in_force, writer, seats) {
             Ok(()) => {
                 self.problem = None;
+                self.pods.are_new = false;
                 true
             }
             Err(error) => {
@@ -166,11 +241,18 @@ impl Admission {
             seats.set_patience(known.number, most);
         }
         let (levels, schemas) = (in_force.levels.len(), in_force.schemas.len());
+        let tenants: usize = known
+            .schemas
+            .iter()
+            .map(|schema| schema.tenants.len())
+            .sum();
+        self.undivided = known.undivided;
         self.in_force = Some(in_force);
         self.set_limits(&writer.numbered(), seats);
         tracing::info!(
             levels,
             schemas,
+            tenants,
             mode = self.config.mode.name(),
             "connection admission has another configuration"
         );
@@ -232,8 +314,19 @@ impl Admission {
         self.objects_problems()
             .into_iter()
             .chain(self.problem.iter().map(|(problem, _)| problem.clone()))
+            .chain(self.undivided_problem())
             .chain(unmet)
             .collect()
+    }
+
+    fn undivided_problem(&self) -> Option<String> {
+        let undivided = self.undivided;
+        (undivided > 0).then(|| {
+            format!(
+                "FLOW_SCHEMAS has no more room for flows: {undivided} flows of known pods are told apart by address \
+                 instead (use fewer FlowSchemas that tell them apart by namespace or service account)"
+            )
+        })
     }
 
     /// What is read, from files or from the API server.
@@ -261,21 +354,6 @@ fn unmet(in_force: &InForce) -> Vec<String> {
         add(Kind::FlowSchema, &schema.name, &what);
     }
     for schema in in_force.schemas.iter().map(|active| &active.schema) {
-        let rules = schema.rules.iter();
-        let mut sources = rules.flat_map(|rule| rule.sources.iter().chain(&rule.except_sources));
-        if sources.any(Source::needs_identity) {
-            let what = "pods are not told apart by namespace, service account or labels yet: such \
-                        subjects fit no connection";
-            add(Kind::FlowSchema, &schema.name, what);
-        }
-        if schema
-            .distinguisher
-            .is_some_and(|method| method.needs_identity())
-        {
-            let what = "pods are not told apart by namespace, service account or node yet: each source \
-                        address is a flow of its own";
-            add(Kind::FlowSchema, &schema.name, what);
-        }
         if !schema.linger.is_zero() {
             add(
                 Kind::FlowSchema,
@@ -299,12 +377,21 @@ impl Agent {
         };
         let health = self.feed.admission.as_ref();
         let is_absent = health.is_some_and(|health| health.some_absent());
+        let began = Instant::now();
         let changed = admission.follow(self.syncer.writer(), &self.seats, again, is_absent);
+        if admission.wants_pods()
+            && let Some(pods) = &self.feed.pods
+        {
+            pods.want();
+        }
         self.look_after_waiters();
         if changed && self.in_sync_since.is_some() {
             self.syncer.writer().settle();
             self.kernel.begin_admission();
             self.publish_state().await;
+        }
+        if changed && let Some(admission) = &mut self.admission {
+            admission.rest_after(began.elapsed());
         }
         Ok(())
     }
@@ -463,7 +550,6 @@ spec: {priorityLevelConfiguration: {name: nowhere}}
         let unmet = unmet(&objects.configuration.in_force());
         let expected = [
             "FlowSchema/lost: there is no PriorityLevel \"nowhere\"",
-            "FlowSchema/shop: pods are not told apart",
             "FlowSchema/shop: `linger`",
             "FlowSchema/shop: a connection takes one seat",
         ];

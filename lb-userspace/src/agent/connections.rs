@@ -116,20 +116,26 @@ impl Connections {
     pub fn schemas(&self) -> Vec<SchemaCount> {
         let known = self.numbered.known();
         let count = |known: &NumberedSchema| {
-            let counted = self.schemas.read(known.number);
             let line = self.line.as_ref();
-            let waited = line.map_or_else(Counts::default, |line| line.counts(known.number));
-            SchemaCount {
+            let mut count = SchemaCount {
                 name: known.name.clone(),
                 level: known.level.clone(),
-                admitted: counted.admitted,
-                over: counted.over,
-                refused: counted.refused,
-                flow_limit: counted.refused_parties + waited.flow_limit,
-                uncounted: counted.uncounted,
-                expired: counted.expired,
-                waited,
+                ..SchemaCount::default()
+            };
+            for number in known.numbers() {
+                let counted = self.schemas.read(number);
+                let waited = line.map_or_else(Counts::default, |line| line.counts(number));
+                count.admitted += counted.admitted;
+                count.over += counted.over;
+                count.refused += counted.refused;
+                count.flow_limit += counted.refused_parties + waited.flow_limit;
+                count.uncounted += counted.uncounted;
+                for (expired, others) in count.expired.iter_mut().zip(counted.expired) {
+                    *expired += others;
+                }
+                count.waited += waited;
             }
+            count
         };
         known.schemas.iter().map(count).collect()
     }

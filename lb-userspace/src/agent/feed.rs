@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use lb_objects::Kind;
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
 
 use crate::{
     config::{Config, SourceSpec},
@@ -12,7 +15,7 @@ use crate::{
     metrics::Metrics,
     source::{
         Batch, Event, Source,
-        api::{ApiServers, ApiSource},
+        api::{ApiServers, ApiSource, PodWatch},
         dir::DirSource,
         health::SourceHealth,
     },
@@ -29,6 +32,8 @@ pub struct Feed {
     pub health: Arc<SourceHealth>,
     /// The state of the resources of connection admission, if the API server is asked for them.
     pub admission: Option<Arc<SourceHealth>>,
+    /// This node's pods, if the API server may be asked for them.
+    pub pods: Option<Pods>,
     /// Where the API server is, if it is the source.
     pub api_servers: Arc<ApiServers>,
     /// Writes Events: what users have to know about their Services.
@@ -38,6 +43,21 @@ pub struct Feed {
     ahead: Vec<Batch>,
     is_complete: bool,
     task: JoinHandle<anyhow::Result<()>>,
+}
+
+/// This node's pods, which the source follows once they are wanted.
+pub struct Pods {
+    /// The state of the resource.
+    pub health: Arc<SourceHealth>,
+    wanted: watch::Sender<bool>,
+}
+
+impl Pods {
+    /// Has the source follow them from now on.
+    pub fn want(&self) {
+        self.wanted
+            .send_if_modified(|wanted| !std::mem::replace(wanted, true));
+    }
 }
 
 impl Feed {
@@ -62,6 +82,10 @@ impl Feed {
         let admission = config
             .follows_admission()
             .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
+        let pods = config.may_ask_for_pods().then(|| Pods {
+            health: Arc::new(SourceHealth::new([Kind::Pod.resource()])),
+            wanted: watch::Sender::new(false),
+        });
         let (source, events): (Box<dyn Source>, _) = match &config.source {
             SourceSpec::Kubernetes => {
                 let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
@@ -69,7 +93,11 @@ impl Feed {
                 let source = ApiSource::open_with(access, servers, node, metrics).await?;
                 let source = source
                     .reporting_to(health.clone())
-                    .following_admission(admission.clone());
+                    .following_admission(admission.clone())
+                    .following_pods(pods.as_ref().map(|pods| PodWatch {
+                        health: pods.health.clone(),
+                        wanted: pods.wanted.subscribe(),
+                    }));
                 let recorder = Recorder::start(source.writer(), &config.node_name, events);
                 (Box::new(source), recorder)
             }
@@ -82,6 +110,7 @@ impl Feed {
         Ok(Self {
             health,
             admission,
+            pods,
             api_servers,
             events,
             batches,

@@ -436,6 +436,15 @@ impl Agent {
             // They are in force from the next quiet moment on, however often they change.
             admission.set_objects(objects);
         }
+        if let Some(pods) = self.store.take_pods()
+            && let Some(admission) = &mut self.admission
+        {
+            let are_complete = match self.feed.pods {
+                Some(_) => self.store.are_pods_synced(),
+                None => self.store.is_synced(),
+            };
+            admission.set_pods(&pods, are_complete, self.syncer.writer());
+        }
         self.metrics
             .source_problems
             .set(self.store.problems().count() as i64);
@@ -532,14 +541,15 @@ impl Agent {
                 Event::EndpointsChanged { .. }
                 | Event::Problems { .. }
                 | Event::Synced
-                | Event::AdmissionSynced => continue,
+                | Event::AdmissionSynced
+                | Event::PodsSynced => continue,
             };
             let (total, pending) = match kind {
                 Kind::Service => (&metrics.service_changes, &metrics.service_changes_pending),
                 Kind::EndpointSlice => {
                     (&metrics.endpoint_changes, &metrics.endpoint_changes_pending)
                 }
-                Kind::Node | Kind::PriorityLevel | Kind::FlowSchema => continue,
+                Kind::Node | Kind::Pod | Kind::PriorityLevel | Kind::FlowSchema => continue,
             };
             total.inc();
             pending.inc();

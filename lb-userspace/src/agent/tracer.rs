@@ -256,9 +256,9 @@ impl Agent {
         let devices = self.watcher.devices().iter();
         let schemas = self.syncer.writer().numbered().known();
         let schemas = schemas.schemas.iter();
-        let schemas = schemas.map(|known| {
+        let schemas = schemas.flat_map(|known| {
             let names = (known.name.clone(), known.level.clone());
-            (known.number, names)
+            known.numbers().map(move |number| (number, names.clone()))
         });
         let schemas = schemas.collect();
         let services = self.syncer.writer().ids();

@@ -8,9 +8,9 @@ use std::{
 };
 
 use anyhow::bail;
-use lb_objects::{AsWritten, Kind, Node};
+use lb_objects::{AsWritten, Kind, Node, Pod};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout},
 };
 
@@ -19,7 +19,12 @@ use crate::{
     config::{Config, SourceSpec},
     metrics::Metrics,
     plan::{LocalNode, ServicePlan, plan},
-    source::{Batch, Event, Source as _, api::ApiSource, dir, health::SourceHealth},
+    source::{
+        Batch, Event, Source as _,
+        api::{ApiSource, PodWatch},
+        dir,
+        health::SourceHealth,
+    },
     store::Store,
 };
 
@@ -109,6 +114,11 @@ impl Snapshot {
         self.store.take_admission().unwrap_or_default()
     }
 
+    /// This node's pods, as far as they are known.
+    pub fn pods(&mut self) -> Vec<Arc<Pod>> {
+        self.store.take_pods().unwrap_or_default()
+    }
+
     /// The plan of every Service, sorted by name.
     pub fn plans(&self) -> Vec<ServicePlan> {
         let mut services: Vec<_> = self.store.services().collect();
@@ -143,20 +153,28 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
         .follows_admission()
         .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
     let source = ApiSource::open(config.api_access.clone(), &config.node_name, metrics).await?;
-    let source = source.following_admission(admission.clone());
+    let pods = config
+        .may_ask_for_pods()
+        .then(|| Arc::new(SourceHealth::new([Kind::Pod.resource()])));
+    let (_wanted, wanted) = watch::channel(true);
+    let source = source
+        .following_admission(admission.clone())
+        .following_pods(pods.clone().map(|health| PodWatch { health, wanted }));
+    let admission = admission.map(|health| (Event::AdmissionSynced, health));
+    let pods = pods.map(|health| (Event::PodsSynced, health));
+    let mut optional: Vec<_> = admission.into_iter().chain(pods).collect();
     let health = source.health();
     let (sender, mut batches) = mpsc::channel::<Batch>(1);
     let start = Instant::now();
     let collect = async {
         let mut events = Vec::new();
-        let (mut misses_some, mut misses_admission) = (true, admission.is_some());
-        while misses_some || misses_admission {
+        let mut misses_some = true;
+        while misses_some || !optional.is_empty() {
             let batch = match timeout(LOOK, batches.recv()).await {
                 Ok(Some(batch)) => batch,
                 Ok(None) => break,
                 Err(_) => {
-                    let health = admission.as_ref().filter(|_| !misses_some);
-                    misses_admission &= health.is_none_or(|health| may_come(health, start));
+                    optional.retain(|(_, health)| misses_some || may_come(health, start));
                     continue;
                 }
             };
@@ -167,7 +185,7 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
                         problems.iter().for_each(|problem| warn(problem));
                     }
                     event => {
-                        misses_admission &= event != Event::AdmissionSynced;
+                        optional.retain(|(complete, _)| *complete != event);
                         events.push(event);
                     }
                 }
@@ -191,10 +209,11 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
 /// Whether resources that a cluster need not have may still come; if not, says why.
 fn may_come(health: &SourceHealth, start: Instant) -> bool {
     let is_over = health.some_absent() || start.elapsed() >= FAILURE_DEADLINE;
-    let mut errors = health.states().into_iter().filter_map(|state| state.error);
+    let states = health.states().into_iter();
+    let mut errors = states.filter_map(|state| Some((state.name, state.error?)));
     match errors.next().filter(|_| is_over) {
-        Some(error) => {
-            warn(&format_args!("no PriorityLevels and FlowSchemas: {error}"));
+        Some((name, error)) => {
+            warn(&format_args!("without {name}: {error}"));
             false
         }
         None => true,

@@ -78,6 +78,11 @@ impl Config {
             && self.admission.objects.is_none()
     }
 
+    /// Whether the API server is asked whose pods are, if a rule of connection admission depends on it.
+    pub fn may_ask_for_pods(&self) -> bool {
+        self.source == SourceSpec::Kubernetes && self.admission.mode != AdmissionMode::Off
+    }
+
     /// This node as configured, completed by its Node object if there is one. The configured
     /// addresses come after the object's, so the node IP is the object's.
     pub fn this_node(&self, object: Option<&Node>) -> Node {

@@ -34,7 +34,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use lb_admission::{configuration::InForce, limits::Limits};
+use lb_admission::{classify::Identities, configuration::InForce, limits::Limits};
 use lb_common::abi;
 use lb_datapath::maps::{Maps, WriteError};
 use lb_objects::{IpFamily, Node, Protocol};
@@ -57,7 +57,7 @@ pub use self::{
     frontends::{Purpose, Reserved},
     refusal::{NotProgrammed, Reason},
     roster::{Counts, Roster},
-    schemas::{Known, NotInForce, Numbered, NumberedLevel, NumberedSchema},
+    schemas::{Known, NotInForce, Numbered, NumberedLevel, NumberedSchema, Tenant},
     seats::{Limit as ConnectionLimit, Limited},
     settings::Settings,
 };
@@ -247,7 +247,7 @@ impl MapWriter {
         let before = std::mem::replace(self, empty);
         self.roster = before.roster;
         self.seats.share(before.seats.limited());
-        self.schemas.share(before.schemas.numbered());
+        self.schemas.go_on_from(before.schemas);
         self.inherit()
     }
 
@@ -443,6 +443,16 @@ impl MapWriter {
         self.schemas.set(in_force, mode, limits, &self.maps)?;
         self.classify();
         Ok(())
+    }
+
+    /// Takes over whose addresses are. Returns whether that is in force: if not, [`Self::set_schemas`] is
+    /// due.
+    ///
+    /// # Errors
+    ///
+    /// If some addresses find no room.
+    pub fn set_identities(&mut self, identities: Identities) -> Result<bool, WriteError> {
+        self.schemas.set_identities(identities, &self.maps)
     }
 
     /// Number of a service port, as flows and counters name it.

@@ -41,7 +41,7 @@ pub struct LevelCount {
 }
 
 /// A flow schema, and what became of the connections that it took.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchemaCount {
     pub name: String,
     /// Name of its priority level.

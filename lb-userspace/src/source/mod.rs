@@ -1,4 +1,4 @@
-//! Where Services, EndpointSlices and Nodes come from: a [`Source`] sends [`Event`]s. Nothing after
+//! Where Services, EndpointSlices, Nodes and pods come from: a [`Source`] sends [`Event`]s. Nothing after
 //! the store knows which source it was.
 
 pub mod api;
@@ -61,4 +61,6 @@ pub enum Event {
     Synced,
     /// The same of the objects of connection admission, which the rest does not wait for.
     AdmissionSynced,
+    /// The same of this node's pods, if they are followed by themselves.
+    PodsSynced,
 }

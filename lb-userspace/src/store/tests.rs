@@ -35,6 +35,34 @@ fn objects_of_admission_are_told_when_all_are_there() {
 }
 
 #[test]
+fn pods_of_this_node_are_told_when_they_change() {
+    let pod = |node: &str, address: &str| {
+        Event::Apply(Object::Pod(Arc::new(Pod {
+            name: ObjectName::new("shop", node),
+            node: node.to_owned(),
+            service_account: "cart".to_owned(),
+            labels: BTreeMap::new(),
+            addresses: vec![address.parse().unwrap()],
+        })))
+    };
+    let mut store = Store::new("node-1");
+    store.apply([pod("node-2", "10.0.0.2")]);
+    assert_eq!(store.take_pods(), None);
+    store.apply([pod("node-1", "10.0.0.1"), Event::Synced]);
+    assert_eq!(store.take_pods().unwrap().len(), 1);
+    assert!(!store.are_pods_synced());
+    store.apply([pod("node-1", "10.0.0.1")]);
+    assert_eq!(store.take_pods(), None);
+    store.apply([Event::PodsSynced]);
+    let all = store.take_pods().unwrap();
+    assert!(store.are_pods_synced() && all.len() == 1);
+    let reference = Object::Pod(all[0].clone()).reference();
+    store.apply([Event::Delete(reference.clone()), Event::Delete(reference)]);
+    assert_eq!(store.take_pods(), Some(Vec::new()));
+    assert_eq!(store.take_pods(), None);
+}
+
+#[test]
 fn nothing_changed_before_everything_is_there() {
     let mut store = Store::new("node-1");
     store.apply([

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::AddAssign,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -25,8 +26,11 @@ pub struct Line {
     levels: Mutex<Option<Levels>>,
     late: Mutex<Vec<(LevelId, Handle)>>,
     /// By the number of a flow schema: its name, and what is counted of it.
-    counts: Mutex<BTreeMap<u32, (String, Counts)>>,
+    counts: Mutex<BTreeMap<u32, (Whose, Counts)>>,
 }
+
+/// A flow schema by name, and its tenant or nothing.
+type Whose = [String; 2];
 
 /// What became of the connections of a flow schema that had to wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +44,15 @@ pub struct Counts {
     pub timed_out: u64,
     /// Connections that were refused because their flow had, or wanted, as many as it may have.
     pub flow_limit: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.let_in += other.let_in;
+        self.in_vain += other.in_vain;
+        self.timed_out += other.timed_out;
+        self.flow_limit += other.flow_limit;
+    }
 }
 
 impl Line {
@@ -95,10 +108,17 @@ impl Line {
     /// Goes over to these flow schemas. One whose number was another's before begins with nothing counted.
     pub fn set_schemas(&self, schemas: &[NumberedSchema]) {
         let mut counts = lock(&self.counts);
+        let mut begin = |number, now: [&str; 2]| {
+            let (name, counts) = counts.entry(number).or_default();
+            let now = now.map(str::to_owned);
+            if *name != now {
+                (*name, *counts) = (now, Counts::default());
+            }
+        };
         for schema in schemas {
-            let (name, counts) = counts.entry(schema.number).or_default();
-            if *name != schema.name {
-                (*name, *counts) = (schema.name.clone(), Counts::default());
+            begin(schema.number, [&*schema.name, ""]);
+            for tenant in &schema.tenants {
+                begin(tenant.number, [&*schema.name, &*tenant.name]);
             }
         }
     }
@@ -131,6 +151,7 @@ mod tests {
             name: name.to_owned(),
             level: "tenants".to_owned(),
             number,
+            tenants: Vec::new(),
             longest_wait: Duration::from_secs(1),
         }
     }

@@ -293,8 +293,7 @@ impl Keeper {
             Some(_) => self.replace(levels, &syn, now),
             None => {}
         }
-        let schemas = &self.known.schemas;
-        let schema = schemas.iter().find(|schema| schema.number == waiter.schema);
+        let schema = self.known.schema(waiter.schema).map(|(schema, _)| schema);
         let waiting = Box::new(Waiting {
             syn,
             ifindex: waiter.ifindex,

@@ -1,6 +1,6 @@
 //! How long connections have waited.
 
-use std::time::Duration;
+use std::{ops::AddAssign, time::Duration};
 
 /// Upper bounds of the buckets: those of APF's `request_wait_duration_seconds`. Longer waits have a bucket
 /// of their own.
@@ -26,6 +26,15 @@ pub struct Waits {
     /// How many waits each bucket has, without those of the buckets before it.
     buckets: [u64; BOUNDS.len() + 1],
     total: Duration,
+}
+
+impl AddAssign for Waits {
+    fn add_assign(&mut self, other: Self) {
+        for (waits, others) in self.buckets.iter_mut().zip(other.buckets) {
+            *waits += others;
+        }
+        self.total += other.total;
+    }
 }
 
 impl Waits {

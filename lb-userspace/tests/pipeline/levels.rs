@@ -1,6 +1,7 @@
 //! Priority levels: which flow schema takes a connection, who is let in by its level's limit, and how
 //! others are told.
 
+use lb_admission::classify::Identities;
 use lb_common::{
     addr::{Ip4, Ip6},
     flow::limit::{LEVELS, NODE, Seats},
@@ -80,7 +81,10 @@ fn admit(tables: &mut ProgrammedTables, text: &str, mode: AdmissionMode, level: 
     objects.read([("a.yaml".into(), Ok(text.as_bytes().to_vec()))]);
     assert_eq!(objects.errors, []);
     let in_force = objects.configuration.in_force();
-    tables.admit(&in_force, mode, seats_for(level)).unwrap();
+    let pods = Identities::default();
+    tables
+        .admit(&in_force, mode, seats_for(level), pods)
+        .unwrap();
 }
 
 pub fn tables(scene: &Scene, text: &str, mode: AdmissionMode, level: u32) -> ProgrammedTables {

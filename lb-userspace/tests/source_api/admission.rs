@@ -1,16 +1,17 @@
 //! The objects of connection admission: followed like others, but nobody waits for them.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use lb_objects::{Kind, Object, ObjectRef};
-use node_lb::source::{Event, health::SourceHealth};
+use node_lb::source::{Event, api::PodWatch, health::SourceHealth};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::{follower::Follower, objects::service};
 
 fn follow() -> (Follower, Arc<SourceHealth>) {
     let health = Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource)));
-    let mut follower = Follower::following(Some(health.clone()));
+    let mut follower = Follower::following(Some(health.clone()), None);
     follower.api.serve_empty("endpointslices");
     follower.api.serve_empty("nodes");
     (follower, health)
@@ -91,4 +92,56 @@ async fn a_cluster_without_these_kinds_is_served_and_asked_seldom() {
     assert!(!health.all_synced());
     let error = health.states()[0].error.clone().unwrap_or_default();
     assert!(error.contains("404"), "{error}");
+}
+
+fn pod(version: u64, address: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "cart", "namespace": "shop", "resourceVersion": version.to_string()},
+        "spec": {"nodeName": "node-1", "serviceAccountName": "cart", "containers": []},
+        "status": {"phase": "Running", "podIPs": [{"ip": address}]},
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn this_nodes_pods_are_followed_once_they_are_wanted() {
+    let health = Arc::new(SourceHealth::new([Kind::Pod.resource()]));
+    let (want, wanted) = watch::channel(false);
+    let pods = PodWatch {
+        health: health.clone(),
+        wanted,
+    };
+    let mut follower = Follower::following(None, Some(pods));
+    follower.api.serve_empty("endpointslices");
+    follower.api.serve_empty("nodes");
+    let _services = follower.listed(&[service("a", 1)], 5).await;
+    assert_eq!(follower.synced, 1, "nobody waits for pods");
+    let long = Duration::from_secs(600);
+    follower.api.silent("pods", long).await;
+
+    want.send(true).unwrap();
+    let call = follower.api.next("pods").await;
+    assert_eq!(call.path, "/api/v1/pods");
+    assert_eq!(call.query["fieldSelector"], "spec.nodeName=node-1");
+    let pods = call.stream();
+    pods.event("ADDED", &pod(6, "10.0.0.1")).await;
+    pods.bookmark(6, true).await;
+    let mut events = Vec::new();
+    while !events.contains(&Event::PodsSynced) {
+        events.extend(follower.batch().await);
+    }
+    let Event::Apply(Object::Pod(found)) = &events[0] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(found.service_account, "cart");
+    assert_eq!(found.addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+    assert!(health.all_synced());
+
+    pods.event("DELETED", &pod(7, "10.0.0.1")).await;
+    let reference = ObjectRef {
+        kind: Kind::Pod,
+        name: found.name.clone(),
+    };
+    assert_eq!(follower.batch().await, [Event::Delete(reference)]);
 }

@@ -46,6 +46,7 @@ impl FakeApi {
             "services",
             "endpointslices",
             "nodes",
+            "pods",
             "events",
             "prioritylevels",
             "flowschemas",

@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use lb_objects::{Kind, Object, Problem, Service};
 use node_lb::{
     metrics::Metrics,
-    source::{Batch, Event, Source as _, api::ApiSource, health::SourceHealth},
+    source::{
+        Batch, Event, Source as _,
+        api::{ApiSource, PodWatch},
+        health::SourceHealth,
+    },
 };
 use tokio::{
     sync::mpsc,
@@ -44,15 +48,16 @@ impl Follower {
 
     /// A source for which the test answers every request.
     pub fn start_scripted() -> Self {
-        Self::following(None)
+        Self::following(None, None)
     }
 
-    /// The same; objects of connection admission are followed if there is a state for them.
-    pub fn following(admission: Option<Arc<SourceHealth>>) -> Self {
+    /// The same; objects of connection admission are followed if there is a state for them, and pods if
+    /// there is a way to ask for them.
+    pub fn following(admission: Option<Arc<SourceHealth>>, pods: Option<PodWatch>) -> Self {
         let (api, client) = FakeApi::start();
         let metrics = Metrics::new();
         let source = ApiSource::with_client(client, "node-1", metrics.api.clone());
-        let source = source.following_admission(admission);
+        let source = source.following_admission(admission).following_pods(pods);
         let health = source.health();
         let (sender, events) = mpsc::channel(16);
         Self {
@@ -150,8 +155,9 @@ impl Follower {
                 self.services.insert(name, service.clone());
             }
             Event::Apply(_) | Event::EndpointsChanged { .. } => {}
-            Event::Delete(reference) if Kind::ADMISSION.contains(&reference.kind) => {}
-            Event::AdmissionSynced => {}
+            Event::Delete(reference)
+                if Kind::ADMISSION.contains(&reference.kind) || reference.kind == Kind::Pod => {}
+            Event::AdmissionSynced | Event::PodsSynced => {}
             Event::Delete(reference) => {
                 let name = reference.name.name.to_string();
                 assert!(

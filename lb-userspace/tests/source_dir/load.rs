@@ -22,7 +22,7 @@ fn yaml_and_json_documents_and_lists() {
         "b.yml",
         "apiVersion: v1\nkind: List\nmetadata: {}\nitems:\n\
          - {apiVersion: v1, kind: Service, metadata: {name: b1}, spec: {clusterIP: 10.96.0.2}}\n\
-         - {apiVersion: v1, kind: Pod, metadata: {name: ignored}}\n\
+         - {apiVersion: v1, kind: Secret, metadata: {name: ignored}}\n\
          - {apiVersion: v1, kind: Node, metadata: {name: n1}, unknownField: [1, {x: y}]}\n",
     );
     dir.write(

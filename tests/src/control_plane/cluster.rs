@@ -14,7 +14,7 @@ use super::{
     kubelets::Kubelets,
     server::{ControlPlane, ControlPlaneSpec},
 };
-use crate::{AgentSource, Balanced, Lab, Topology, patience::patient};
+use crate::{AgentSource, Balanced, Lab, Pod, Topology, patience::patient};
 
 /// The properties of a [`Cluster`].
 #[derive(Clone, Debug)]
@@ -92,6 +92,11 @@ impl Cluster {
     /// The lab.
     pub fn lab(&self) -> &Lab {
         &self.ground.lab
+    }
+
+    /// The lab's side of a pod that runs.
+    pub fn pod(&self, name: &str) -> Option<&Pod> {
+        self.kubelets.pod(name)
     }
 
     /// Lets pods live until `probe` is content; it says what it still waits for.

@@ -65,6 +65,11 @@ impl Kubelets {
         }
     }
 
+    /// The lab's side of a pod that runs.
+    pub fn pod(&self, name: &str) -> Option<&lab::Pod> {
+        self.running.get(name).map(|running| &running.pod)
+    }
+
     /// Sets how long pods go on serving when they are told to end.
     pub fn set_grace(&mut self, grace: Duration) {
         self.grace = grace;

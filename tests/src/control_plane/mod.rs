@@ -28,6 +28,7 @@ pub use self::keys::Keys;
 pub use self::kube_proxy::{ProxyMode, ProxyPorts};
 pub use self::kubelets::Kubelets;
 pub use self::objects::{deployment, service};
+pub use self::rights::grant_pods;
 pub use self::rule::{Asked, Fault, Request, Rule};
 pub use self::runtime::HostRuntime;
 pub use self::server::{AGENT_ACCOUNT, CLUSTER_IP, ControlPlane, ControlPlaneSpec};

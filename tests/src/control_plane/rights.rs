@@ -19,6 +19,14 @@ pub fn grant(control_plane: &ControlPlane) -> Result<()> {
     apply(control_plane, "cluster-role-binding.yaml")
 }
 
+/// Lets the account ask for pods as well.
+///
+/// # Errors
+/// If the API server refuses.
+pub fn grant_pods(control_plane: &ControlPlane) -> Result<()> {
+    apply_from(control_plane, "components/pods/rbac.yaml")
+}
+
 /// Creates the service account.
 ///
 /// # Errors
@@ -28,8 +36,12 @@ pub fn make_account(control_plane: &ControlPlane) -> Result<()> {
 }
 
 fn apply(control_plane: &ControlPlane, file: &str) -> Result<()> {
-    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/base");
-    let file = format!("--filename={base}/{file}");
+    apply_from(control_plane, &format!("base/{file}"))
+}
+
+fn apply_from(control_plane: &ControlPlane, file: &str) -> Result<()> {
+    let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
+    let file = format!("--filename={deploy}/{file}");
     let namespace = format!("--namespace={AGENT_NAMESPACE}");
     let arguments = ["apply", &namespace, &file];
     control_plane.kubectl(&arguments).map(drop)

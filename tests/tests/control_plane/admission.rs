@@ -3,19 +3,28 @@
 use std::{fs, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1 as core};
 use lb_tests::{
-    Cluster, Family, Held, balanced::node_lb, control_plane::ClusterSpec, traffic::allow_many_files,
+    Cluster, Family, Held, Pod,
+    balanced::node_lb,
+    control_plane::{ClusterSpec, deployment, grant_pods},
+    traffic::allow_many_files,
 };
 use node_lb::agent::status::PriorityLevel;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::support::{WEB, cluster_ip, serve};
 
 /// Seats of the node, of which catch-all has five shares.
 const SEATS: u32 = 30;
 
-/// A level with so many shares, and a schema for the Service of the test.
+/// A level with so many shares, and a schema for anyone's connections to the Service of the test.
 fn objects(shares: u32) -> String {
+    objects_for(shares, &json!({ "kind": "Any" }))
+}
+
+/// The same for connections from such sources.
+fn objects_for(shares: u32, subject: &Value) -> String {
     json!({
         "apiVersion": "v1",
         "kind": "List",
@@ -40,7 +49,7 @@ fn objects(shares: u32) -> String {
                 "spec": {
                     "priorityLevelConfiguration": { "name": "tenant" },
                     "rules": [{
-                        "subjects": [{ "kind": "Any" }],
+                        "subjects": [subject],
                         "destinations": [{ "namespaces": ["default"], "services": [WEB] }],
                     }],
                 },
@@ -81,15 +90,22 @@ fn until(cluster: &mut Cluster, nominal: u32, in_use: u32) {
 
 /// Connections of a pod of node 1 that are let in, of so many.
 fn open(cluster: &Cluster, target: SocketAddr, tries: usize) -> Vec<Held> {
-    let from = cluster.lab().pod("pod-1-1");
-    let tries = (0..tries).map(|_| Held::open(from, target));
+    open_from(cluster.lab().pod("pod-1-1"), target, tries)
+}
+
+fn open_from(pod: &Pod, target: SocketAddr, tries: usize) -> Vec<Held> {
+    let tries = (0..tries).map(|_| Held::open(pod, target));
     tries.filter_map(Result::ok).collect()
 }
 
 /// What `explain` says of a connection to it: it asks the API server as the agent does.
 fn explained(cluster: &Cluster, target: SocketAddr) -> String {
+    explained_from(cluster, cluster.lab().pod("pod-1-1"), target)
+}
+
+fn explained_from(cluster: &Cluster, pod: &Pod, target: SocketAddr) -> String {
     let kubeconfig = cluster.control_plane.admin_kubeconfig();
-    let from = cluster.lab().pod("pod-1-1").ip(Family::V4);
+    let from = pod.ip(Family::V4);
     let command = format!(
         "{} explain --kubeconfig {} --node node-1 --from {from} --to {target} \
          --admission=enforce --max-connections={SEATS}",
@@ -156,6 +172,10 @@ fn levels_follow_the_api_server_and_outlive_it() {
     cluster.front.open().unwrap();
     until(&mut cluster, 20, 15);
 
+    drop(held);
+    until(&mut cluster, 20, 0);
+    pods_are_told_apart(&mut cluster, target);
+
     let delete = ["delete", "prioritylevels/tenant"];
     cluster.control_plane.kubectl(&delete).unwrap();
     let gone = cluster.until(|cluster| {
@@ -168,4 +188,56 @@ fn levels_follow_the_api_server_and_outlive_it() {
     let problems = gone.unwrap().admission_problems;
     let dangles = problems.iter().any(|text| text.contains("FlowSchema"));
     assert!(dangles, "{problems:?}");
+}
+
+/// The level is for pods of the namespace `default` alone. Only one of the two on node 1 is the API server's.
+fn pods_are_told_apart(cluster: &mut Cluster, target: SocketAddr) {
+    let mut client = deployment("client", 1);
+    client["spec"]["template"]["spec"]["nodeSelector"] =
+        json!({ "kubernetes.io/hostname": "node-1" });
+    let deployments = cluster.client().of::<Deployment>();
+    deployments.create(client).unwrap();
+    let pod = cluster.until(|cluster| {
+        let pods = cluster.client().of::<core::Pod>().list("app=client")?;
+        let name = pods.into_iter().find_map(|pod| pod.metadata.name);
+        let running = name.and_then(|name| cluster.pod(&name));
+        running.cloned().context("no pod of the client runs")
+    });
+    let pod = pod.unwrap();
+    let ours = json!({ "kind": "Namespace", "namespace": { "name": "default" } });
+    apply(cluster, &objects_for(10, &ours)).unwrap();
+
+    // The agent may not ask whose pods are, and says so.
+    let refused = cluster.until(|cluster| {
+        let problems = cluster.ground.status(1)?.admission_problems;
+        let told = problems.iter().any(|text| text.contains("pods: "));
+        ensure!(told, "{problems:?}");
+        Ok(())
+    });
+    refused.unwrap();
+    let held = open_from(&pod, target, 3);
+    assert_eq!(held.len(), 3, "nobody's seats but catch-all's");
+    until(cluster, 20, 0);
+    drop(held);
+
+    grant_pods(&cluster.control_plane).unwrap();
+    let held = cluster.until(|cluster| {
+        let held = open_from(&pod, target, 1);
+        let level = level(cluster)?;
+        ensure!((held.len(), level.in_use) == (1, 1), "{level:?}");
+        Ok(held)
+    });
+    let problems = cluster.ground.status(1).unwrap().admission_problems;
+    assert_eq!(problems, Vec::<String>::new());
+    let more = open_from(&pod, target, 25);
+    assert_eq!(more.len(), 19);
+    let other = open(cluster, target, 1);
+    assert_eq!(other.len(), 1);
+    until(cluster, 20, 20);
+    drop((held, more, other));
+
+    let text = explained_from(cluster, &pod, target);
+    assert!(text.contains("FlowSchema tenant takes it"), "{text}");
+    let text = explained(cluster, target);
+    assert!(text.contains("FlowSchema catch-all takes it"), "{text}");
 }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use lb_common::flow::party::Members;
 use lb_datapath::bpf::MappedArray;
 use lb_tests::{
-    Family, Held, Load, Request,
+    Family, Held, Load, Request, Topology,
     attack::{Flood, FloodKind},
     traffic::{RunningLoad, allow_many_files},
 };
@@ -43,6 +43,17 @@ impl Tenants {
 
     /// With these objects for the noisy one, on a node with so many seats.
     pub fn with(noisy: &str, seats: u32, mode: &str, more: &[&str]) -> Result<Self> {
+        Self::on(ONE_NODE, noisy, seats, mode, more)
+    }
+
+    /// The same with more pods.
+    pub fn on(
+        topology: Topology,
+        noisy: &str,
+        seats: u32,
+        mode: &str,
+        more: &[&str],
+    ) -> Result<Self> {
         let objects = tempfile::tempdir()?;
         let seats = format!("--max-connections={seats}");
         let path = format!("--admission-objects={}", objects.path().display());
@@ -51,7 +62,7 @@ impl Tenants {
         fs::write(file(&objects, QUIET), tenant(QUIET, 10))?;
         fs::write(objects.path().join("other.yaml"), level("other", 10))?;
         let arguments = [&[&*seats, &*path, &*mode], more].concat();
-        let ground = Ground::with(ONE_NODE, &arguments)?;
+        let ground = Ground::with(topology, &arguments)?;
         for (number, pod) in [(NOISY, "pod-1-1"), (QUIET, "pod-1-2")] {
             ground.service(number, Source::Kept, &[ground.pod(pod)])?;
         }

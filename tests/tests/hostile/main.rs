@@ -23,3 +23,4 @@ mod silent;
 mod support;
 mod unattended;
 mod waiting;
+mod whose;

@@ -17,6 +17,12 @@ impl Bits {
         Self(rules.chunks(WORD).map(word).collect())
     }
 
+    /// The rules of both sets.
+    pub fn or(&self, other: &Self) -> Self {
+        let words = self.0.iter().zip(&other.0);
+        Self(words.map(|(one, other)| one | other).collect())
+    }
+
     /// The words, the first rule in the lowest bit of the first.
     pub fn words(&self) -> &[u64] {
         &self.0

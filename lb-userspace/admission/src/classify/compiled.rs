@@ -11,14 +11,14 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
-    Connection, Identity, ServiceFrontend,
+    Connection, Distinguisher, Identity, ServiceFrontend,
     bits::{Bits, WORD},
     interned::Interned,
     prefixes::Prefixes,
 };
 use crate::{
-    configuration::ActiveSchema,
-    schema::{Destination, Ingress, Listed, Rule, Source},
+    configuration::{ActiveSchema, InForce},
+    schema::{Destination, DistinguisherMethod, Ingress, Listed, Rule, Source},
 };
 
 /// Flow schemas, compiled for lookups by packets.
@@ -32,8 +32,21 @@ pub struct Classifier {
     /// By [`Ingress`].
     ingress: [Bits; 3],
     addresses: Prefixes,
-    sources: Interned<Sources>,
+    /// Of addresses.
+    sources: Interned<SourceClass>,
+    identities: Interned<Sources>,
     destinations: Interned<Bits>,
+    /// By which part of an identity each schema tells flows apart, if it does.
+    methods: Vec<Option<DistinguisherMethod>>,
+    asks_for_identity: bool,
+}
+
+/// What all addresses of a class have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SourceClass {
+    sources: Sources,
+    /// Of a pod, what schemas tell flows apart by; the rest is empty.
+    whose: Option<Identity>,
 }
 
 /// The rules that a property of the source (its address or its identity) fits.
@@ -65,17 +78,19 @@ pub struct Key {
 }
 
 impl Classifier {
-    /// Compiles schemas, given in the order in which they are asked. There must be at least one.
-    pub fn new(active: &[ActiveSchema]) -> Self {
+    /// Compiles the schemas of a configuration. There must be at least one.
+    pub fn new(in_force: &InForce) -> Self {
+        let active = &in_force.schemas;
         let rules_of = |active: &ActiveSchema| active.schema.rules.clone();
         let rules: Vec<_> = active.iter().flat_map(rules_of).collect();
         let schemas = active.iter().enumerate();
         let schemas = schemas.flat_map(|(index, active)| vec![index; active.schema.rules.len()]);
         let mut sources = Interned::default();
-        // A source without a known identity fits no rule by identity.
-        sources.number(Sources::new(&rules, |_| false));
         let addresses = Prefixes::new(networks(&rules), |region| {
-            sources.number(Sources::new(&rules, |source| holds_region(source, region)))
+            sources.number(SourceClass {
+                sources: Sources::new(&rules, |source| holds_region(source, region)),
+                whose: None,
+            })
         });
         let by_ingress = |ingress| Bits::of(&rules, |rule| rule.has_ingress(ingress));
         Self {
@@ -84,7 +99,13 @@ impl Classifier {
             ingress: [Ingress::External, Ingress::Pod, Ingress::Node].map(by_ingress),
             addresses,
             sources,
+            identities: Interned::default(),
             destinations: Interned::default(),
+            methods: active
+                .iter()
+                .map(|active| in_force.identity_method(active))
+                .collect(),
+            asks_for_identity: in_force.asks_for_identity(),
             rules,
         }
     }
@@ -92,7 +113,7 @@ impl Classifier {
     /// The class of an identity; `None` is the identity of an unknown source.
     pub fn identity_class(&mut self, identity: Option<&Identity>) -> IdentityClass {
         let has = |source: &Source| identity.is_some_and(|identity| source.has_identity(identity));
-        IdentityClass(self.sources.number(Sources::new(&self.rules, has)))
+        IdentityClass(self.identities.number(Sources::new(&self.rules, has)))
     }
 
     /// The class of a frontend.
@@ -121,6 +142,65 @@ impl Classifier {
         self.addresses.entries()
     }
 
+    /// The class of a pod's address: as that of its network, but by whose it is as well.
+    pub fn pod_class(&mut self, address: IpAddr, identity: &Identity) -> u32 {
+        let of_identity = Sources::new(&self.rules, |source| source.has_identity(identity));
+        let network = self.addresses.longest_match(address);
+        let of_address = self.sources.get(network).map(|class| &class.sources);
+        let class = SourceClass {
+            sources: of_address.map_or_else(|| of_identity.clone(), |of| of.with(&of_identity)),
+            whose: self.whose(identity),
+        };
+        self.sources.number(class)
+    }
+
+    /// The class of an address that is no known pod's.
+    pub fn network_class(&self, address: IpAddr) -> u32 {
+        self.addresses.longest_match(address)
+    }
+
+    /// What of an identity some schema tells flows apart by.
+    fn whose(&self, identity: &Identity) -> Option<Identity> {
+        let is_asked = |method| self.methods.contains(&Some(method));
+        let (by_account, by_node) = (
+            is_asked(DistinguisherMethod::SourceServiceAccount),
+            is_asked(DistinguisherMethod::SourceNode),
+        );
+        let by_namespace = by_account || is_asked(DistinguisherMethod::SourceNamespace);
+        let of = |is_asked, text: &String| {
+            if is_asked {
+                text.clone()
+            } else {
+                String::new()
+            }
+        };
+        (by_namespace || by_node).then(|| Identity {
+            namespace: of(by_namespace, &identity.namespace),
+            service_account: of(by_account, &identity.service_account),
+            node: of(by_node, &identity.node),
+            ..Identity::default()
+        })
+    }
+
+    /// Whether it matters whose a pod is.
+    pub fn asks_for_identity(&self) -> bool {
+        self.asks_for_identity
+    }
+
+    /// Which flows of schemas, by their indexes, connections from sources of a class belong to where that
+    /// depends on whose pods they are.
+    pub fn flows_of(&self, source: u32) -> impl Iterator<Item = (usize, Distinguisher<'_>)> {
+        let whose = self
+            .sources
+            .get(source)
+            .and_then(|class| class.whose.as_ref());
+        let methods = self.methods.iter().enumerate();
+        methods.filter_map(move |(schema, method)| {
+            let flow = Distinguisher::of_identity((*method)?, whose?)?;
+            Some((schema, flow))
+        })
+    }
+
     /// How many classes of sources there are: they are numbered from 0.
     pub fn source_classes(&self) -> u32 {
         self.sources.len()
@@ -137,10 +217,14 @@ impl Classifier {
             .any(|destination| destination.addresses != Listed::Any)
     }
 
-    /// Index of the schema that takes connections from sources of a class, see [`Self::networks`],
-    /// without a known identity.
+    /// Index of the schema that takes connections from sources of a class, see [`Self::networks`] and
+    /// [`Self::pod_class`].
     pub fn decide(&self, ingress: Ingress, source: u32, destination: DestinationClass) -> usize {
-        self.first_of(ingress, source, 0, destination)
+        let source = self.sources.get(source).map(|class| &class.sources);
+        let destination = self.destinations.get(destination.0);
+        source.zip(destination).map_or(self.last, |(source, to)| {
+            self.first_of(ingress, source, source, to)
+        })
     }
 
     /// Index of the schema that takes a connection, as
@@ -149,23 +233,23 @@ impl Classifier {
     /// With classes of another classifier the result is wrong.
     pub fn classify(&self, key: &Key) -> usize {
         let address = self.addresses.longest_match(key.source);
-        self.first_of(key.ingress, address, key.identity.0, key.destination)
+        let address = self.sources.get(address).map(|class| &class.sources);
+        let identity = self.identities.get(key.identity.0);
+        let destination = self.destinations.get(key.destination.0);
+        let (Some(address), Some(identity), Some(destination)) = (address, identity, destination)
+        else {
+            return self.last;
+        };
+        self.first_of(key.ingress, address, identity, destination)
     }
 
     fn first_of(
         &self,
         ingress: Ingress,
-        address: u32,
-        identity: u32,
-        destination: DestinationClass,
+        address: &Sources,
+        identity: &Sources,
+        destination: &Bits,
     ) -> usize {
-        let address = self.sources.get(address);
-        let identity = self.sources.get(identity);
-        let destination = self.destinations.get(destination.0);
-        let (Some(address), Some(identity), Some(destination)) = (address, identity, destination)
-        else {
-            return self.last;
-        };
         let ingress = self.ingress[ingress as usize].words();
         for (index, (&ingress, &destination)) in ingress.iter().zip(destination.words()).enumerate()
         {
@@ -184,6 +268,14 @@ impl Sources {
         Self {
             included: Bits::of(rules, |rule| rule.sources.iter().any(&is_such)),
             excepted: Bits::of(rules, |rule| rule.except_sources.iter().any(&is_such)),
+        }
+    }
+
+    /// Of an address and an identity together.
+    fn with(&self, other: &Self) -> Self {
+        Self {
+            included: self.included.or(&other.included),
+            excepted: self.excepted.or(&other.excepted),
         }
     }
 

@@ -43,7 +43,7 @@ pub struct Identity {
 }
 
 /// The identities of addresses. Pods in their node's network have none: they share its address.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Identities(HashMap<IpAddr, Arc<Identity>>);
 
 impl Identities {
@@ -55,6 +55,12 @@ impl Identities {
     /// Forgets the identity of an address.
     pub fn remove(&mut self, address: IpAddr) {
         self.0.remove(&address.to_canonical());
+    }
+
+    /// All addresses whose identities are known.
+    pub fn iter(&self) -> impl Iterator<Item = (IpAddr, &Identity)> {
+        let known = self.0.iter();
+        known.map(|(address, identity)| (*address, &**identity))
     }
 
     /// The identity of an address, if it is known.

@@ -50,31 +50,37 @@ impl<'a> Distinguisher<'a> {
     /// The distinguisher of a connection by one method. A source without a known identity is told
     /// apart by its address: if all of these were one flow, any of them could starve the others.
     pub fn by(method: DistinguisherMethod, connection: &Connection<'a>) -> Self {
-        let by_identity = |of: fn(&'a Identity) -> Option<Self>| {
-            let known = connection.identity.and_then(of);
-            known.unwrap_or_else(|| unidentified(connection))
-        };
         match method {
             DistinguisherMethod::SourceIp => source_ip(connection),
             DistinguisherMethod::SourcePrefix(lengths) => {
                 source_network(connection.source, lengths)
             }
-            DistinguisherMethod::SourceNamespace => {
-                by_identity(|identity| Some(Self::Namespace(&identity.namespace)))
+            DistinguisherMethod::SourceNamespace
+            | DistinguisherMethod::SourceServiceAccount
+            | DistinguisherMethod::SourceNode => {
+                let identity = connection.identity;
+                let known = identity.and_then(|identity| Self::of_identity(method, identity));
+                known.unwrap_or_else(|| unidentified(connection))
             }
-            DistinguisherMethod::SourceServiceAccount => by_identity(|identity| {
-                Some(Self::ServiceAccount {
-                    namespace: &identity.namespace,
-                    name: &identity.service_account,
-                })
-            }),
-            DistinguisherMethod::SourceNode => by_identity(|identity| {
-                (!identity.node.is_empty()).then_some(Self::Node(&identity.node))
-            }),
             DistinguisherMethod::DestinationService => Self::Service {
                 namespace: connection.destination.namespace,
                 name: connection.destination.service,
             },
+        }
+    }
+
+    /// The distinguisher of a pod's connections, by a method that depends on whose the pod is.
+    pub(super) fn of_identity(method: DistinguisherMethod, identity: &'a Identity) -> Option<Self> {
+        match method {
+            DistinguisherMethod::SourceNamespace => Some(Self::Namespace(&identity.namespace)),
+            DistinguisherMethod::SourceServiceAccount => Some(Self::ServiceAccount {
+                namespace: &identity.namespace,
+                name: &identity.service_account,
+            }),
+            DistinguisherMethod::SourceNode if !identity.node.is_empty() => {
+                Some(Self::Node(&identity.node))
+            }
+            _ => None,
         }
     }
 

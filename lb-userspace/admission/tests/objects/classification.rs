@@ -7,8 +7,11 @@ use lb_admission::{
         Classifier, Connection, Distinguisher, Identity, MAX_DISTINGUISHER, ServiceFrontend,
     },
     configuration::{ActiveSchema, InForce},
-    level::Level,
-    schema::{Destination, Ingress, Listed, NameOrAny, PortSpan, Rule, Schema, Services, Source},
+    level::{Level, LevelKind},
+    schema::{
+        Destination, DistinguisherMethod, Ingress, Listed, NameOrAny, PortSpan, PrefixLengths,
+        Rule, Schema, Services, Source,
+    },
     suggested::SUGGESTED,
 };
 use lb_objects::Protocol;
@@ -47,6 +50,14 @@ const ADDRESSES: [&str; 11] = [
     "2001:db8:1::5",
     "fd00::1",
     "::ffff:10.1.2.3",
+];
+const METHODS: [DistinguisherMethod; 6] = [
+    DistinguisherMethod::SourceIp,
+    DistinguisherMethod::SourcePrefix(PrefixLengths { ipv4: 24, ipv6: 64 }),
+    DistinguisherMethod::SourceNamespace,
+    DistinguisherMethod::SourceServiceAccount,
+    DistinguisherMethod::SourceNode,
+    DistinguisherMethod::DestinationService,
 ];
 const INGRESSES: [Ingress; 3] = [Ingress::External, Ingress::Pod, Ingress::Node];
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -126,9 +137,13 @@ fn rule() -> impl Strategy<Value = Rule> {
 /// Up to 150 rules: more than two steps of the compiled search.
 fn in_force() -> impl Strategy<Value = InForce> {
     let rules = prop_oneof![vec(vec(rule(), 0..4), 0..8), vec(vec(rule(), 0..4), 20..50)];
-    (rules, any::<bool>()).prop_map(|(rules, catch_all)| {
-        let schemas = rules.into_iter().enumerate().map(|(index, rules)| Schema {
+    let methods = vec(option::of(select(&METHODS[..])), 50);
+    let flags = (any::<bool>(), any::<bool>());
+    (rules, methods, flags).prop_map(|(rules, methods, (catch_all, tells_flows_apart))| {
+        let rules = rules.into_iter().zip(methods).enumerate();
+        let schemas = rules.map(|(index, (rules, distinguisher))| Schema {
             rules,
+            distinguisher,
             ..Schema::new(&format!("schema-{index}"), 10, "catch-all")
         });
         let last = match catch_all {
@@ -137,8 +152,12 @@ fn in_force() -> impl Strategy<Value = InForce> {
             false => Schema::new("last", 10_000, "catch-all"),
         };
         let active = |schema| ActiveSchema { schema, level: 0 };
+        let mut level = Level::catch_all();
+        if let LevelKind::Limited(limited) = &mut level.kind {
+            limited.connections.max_connections_per_flow = tells_flows_apart.then_some(9);
+        }
         InForce {
-            levels: vec![Level::catch_all()],
+            levels: vec![level],
             schemas: schemas.chain([last]).map(active).collect(),
             dangling: Vec::new(),
         }
@@ -146,11 +165,14 @@ fn in_force() -> impl Strategy<Value = InForce> {
 }
 
 fn identity() -> impl Strategy<Value = Identity> {
-    (name(), name(), labels()).prop_map(|(namespace, service_account, labels)| Identity {
-        namespace,
-        service_account,
-        labels,
-        node: String::new(),
+    let node = select(&["", "worker-1"][..]);
+    (name(), name(), labels(), node).prop_map(|(namespace, service_account, labels, node)| {
+        Identity {
+            namespace,
+            service_account,
+            labels,
+            node: node.to_owned(),
+        }
     })
 }
 
@@ -212,7 +234,7 @@ fn seed() -> impl Strategy<Value = Seed> {
 proptest! {
     #[test]
     fn compiled_and_plain_search_agree(in_force in in_force(), seeds in vec(seed(), 1..80)) {
-        let mut classifier = Classifier::new(&in_force.schemas);
+        let mut classifier = Classifier::new(&in_force);
         // Classes are assigned first and used later, as for packets.
         let keys: Vec<_> = seeds.iter().map(|seed| classifier.key(&seed.connection())).collect();
         for (seed, key) in seeds.iter().zip(keys) {
@@ -221,10 +243,41 @@ proptest! {
         }
     }
 
+    /// What the kernel knows of a source is its class alone.
+    #[test]
+    fn a_class_of_sources_says_what_an_address_and_an_identity_do(
+        in_force in in_force(), seeds in vec(seed(), 1..80)
+    ) {
+        let mut classifier = Classifier::new(&in_force);
+        let classes: Vec<_> = seeds
+            .iter()
+            .map(|seed| match &seed.identity {
+                Some(identity) => classifier.pod_class(seed.source, identity),
+                None => classifier.network_class(seed.source),
+            })
+            .collect();
+        for (seed, class) in seeds.iter().zip(classes) {
+            let connection = seed.connection();
+            let destination = classifier.destination_class(&connection.destination);
+            let schema = classifier.decide(seed.ingress, class, destination);
+            prop_assert_eq!(schema, in_force.classify(&connection), "{:?}", seed);
+            let active = &in_force.schemas[schema];
+            let flow = Distinguisher::new(&active.schema, &in_force.levels[active.level], &connection);
+            let by_identity = active.schema.distinguisher.is_some_and(|method| method.needs_identity())
+                && !matches!(flow, Distinguisher::None | Distinguisher::Network(_));
+            let mut flows = classifier.flows_of(class);
+            let found = flows.find(|(of, _)| *of == schema).map(|(_, flow)| flow);
+            prop_assert_eq!(found, by_identity.then_some(flow));
+            // Where nothing asks whose pods are, they are as their networks are.
+            let is_network = class == classifier.network_class(seed.source);
+            prop_assert!(classifier.asks_for_identity() || is_network);
+        }
+    }
+
     /// Connections that no rule tells apart share their classes, so that tables stay small.
     #[test]
     fn classes_are_shared(in_force in in_force(), seeds in vec(seed(), 2..20), index in any::<Index>()) {
-        let mut classifier = Classifier::new(&in_force.schemas);
+        let mut classifier = Classifier::new(&in_force);
         let seed = index.get(&seeds);
         let key = classifier.key(&seed.connection());
         for other in &seeds {
@@ -238,7 +291,7 @@ proptest! {
 #[test]
 fn classifying_allocates_nothing() {
     let in_force = crate::support::configuration(SUGGESTED).in_force();
-    let mut classifier = Classifier::new(&in_force.schemas);
+    let mut classifier = Classifier::new(&in_force);
     let identity = Identity {
         namespace: "kube-system".to_owned(),
         service_account: "controller".to_owned(),
@@ -282,13 +335,15 @@ fn every_schema_of_a_large_configuration_can_be_found() {
         })],
         ..Schema::new(&format!("port-{index}"), 10, "catch-all")
     };
-    let active: Vec<_> = (1..=4096)
-        .map(|index| ActiveSchema {
-            schema: schema(index),
-            level: 0,
-        })
-        .collect();
-    let mut classifier = Classifier::new(&active);
+    let active = |index| ActiveSchema {
+        schema: schema(index),
+        level: 0,
+    };
+    let in_force = InForce {
+        schemas: (1..=4096).map(active).collect(),
+        ..crate::support::configuration("").in_force()
+    };
+    let mut classifier = Classifier::new(&in_force);
     for port in [1, 2, 63, 64, 65, 128, 1000, 4095, 4096] {
         let seed = Seed {
             ingress: Ingress::External,

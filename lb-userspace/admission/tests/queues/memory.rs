@@ -57,7 +57,7 @@ fn decisions_allocate_nothing() {
 #[test]
 fn neither_classification_nor_hashing_allocates() {
     let in_force = Configuration::default().in_force();
-    let mut classifier = Classifier::new(&in_force.schemas);
+    let mut classifier = Classifier::new(&in_force);
     let mut advice = RetryAfter::default();
     let connection = Connection {
         ingress: Ingress::External,

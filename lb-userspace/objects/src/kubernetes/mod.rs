@@ -4,6 +4,7 @@
 mod endpoint_slice;
 pub mod field;
 mod node;
+mod pod;
 mod service;
 
 use std::{
@@ -90,7 +91,7 @@ pub fn translate<T: Translate>(resource: &T) -> Translated {
     }
 }
 
-/// Translates a manifest; `None` if a service proxy does not read objects of its kind.
+/// Translates a manifest; `None` if node-lb does not read objects of its kind.
 ///
 /// A missing apiVersion counts as the right one. A Service of another group is not a Service here.
 pub fn translate_manifest(manifest: Value) -> Option<Translated> {
@@ -103,6 +104,7 @@ pub fn translate_manifest(manifest: Value) -> Option<Translated> {
     match (text("kind"), text("apiVersion")) {
         ("Service", "" | "v1") => Some(decode::<core::Service>(manifest)),
         ("Node", "" | "v1") => Some(decode::<core::Node>(manifest)),
+        ("Pod", "" | "v1") => Some(decode::<core::Pod>(manifest)),
         ("EndpointSlice", version) if version.is_empty() || version.starts_with(DISCOVERY) => {
             Some(decode::<discovery::EndpointSlice>(manifest))
         }
@@ -129,6 +131,7 @@ pub fn translate_json(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> 
         Kind::Service => from_json::<core::Service>(json),
         Kind::EndpointSlice => from_json::<discovery::EndpointSlice>(json),
         Kind::Node => from_json::<core::Node>(json),
+        Kind::Pod => from_json::<core::Pod>(json),
         Kind::PriorityLevel | Kind::FlowSchema => as_written(kind, json),
     }
 }

@@ -70,8 +70,9 @@ fn named(
     let services = service_names(&frontends, catalog);
     let known = numbered.known();
     let name = |(holder, held): &(Holder, Held)| {
-        let mut schemas = known.schemas.iter();
-        let schema = schemas.find(|schema| schema.number == holder.schema);
+        let found = known.schema(holder.schema);
+        let tenant = found.and_then(|(_, tenant)| tenant);
+        let schema = found.map(|(schema, _)| schema);
         let limit = schema.and_then(|schema| {
             let mut levels = known.levels.iter();
             let level = levels.find(|known| known.level.name == schema.level)?;
@@ -85,7 +86,7 @@ fn named(
             ),
             priority_level: schema.map_or_else(String::new, |schema| schema.level.clone()),
             flow: match holder.whose {
-                Whose::Schema => "*".to_owned(),
+                Whose::Schema => tenant.unwrap_or("*").to_owned(),
                 Whose::Source(network) if network.prefix_len() == network.max_prefix_len() => {
                     network.addr().to_string()
                 }

@@ -120,10 +120,8 @@ mod tests {
             limits,
             number,
         });
-        let known = Known {
-            levels: levels.collect(),
-            ..Known::default()
-        };
+        let mut known = Known::default();
+        known.levels = levels.collect();
 
         let (of_levels, queues) = (MappedArray::in_memory(8), MappedArray::in_memory(8));
         for (name, first) in [("a", 0), ("b", 4)] {

@@ -1,17 +1,17 @@
 //! Facts from objects of other kinds in the same files: ports of Services, identities of Pods.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
-use lb_admission::classify::{Identities, Identity};
+use lb_admission::classify::Identities;
 use lb_objects::{
     Object, Protocol, Service,
     kubernetes::{self, Outcome},
 };
 use serde_json::Value;
 
+use crate::admission::pods::identities;
+
 /// Services and Pods.
-#[derive(Default)]
 pub struct Cluster {
     services: Vec<Arc<Service>>,
     pub identities: Identities,
@@ -20,26 +20,19 @@ pub struct Cluster {
 impl Cluster {
     /// Finds them among objects of any kind. Invalid ones are skipped.
     pub fn new(objects: Vec<Value>) -> Self {
-        let mut cluster = Self::default();
+        let (mut services, mut pods) = (Vec::new(), Vec::new());
         for object in objects {
-            match object.get("kind").and_then(Value::as_str) {
-                Some("Pod") => {
-                    if let Ok(pod) = serde_json::from_value(object) {
-                        cluster.add_pod(&pod);
-                    }
-                }
-                Some("Service") => {
-                    let translated = kubernetes::translate_manifest(object);
-                    if let Some(Outcome::Use(Object::Service(service))) =
-                        translated.map(|translated| translated.outcome)
-                    {
-                        cluster.services.push(service);
-                    }
-                }
+            let translated = kubernetes::translate_manifest(object);
+            match translated.map(|translated| translated.outcome) {
+                Some(Outcome::Use(Object::Service(service))) => services.push(service),
+                Some(Outcome::Use(Object::Pod(pod))) => pods.push(pod),
                 _ => {}
             }
         }
-        cluster
+        Self {
+            services,
+            identities: identities(pods.iter().map(AsRef::as_ref)),
+        }
     }
 
     pub fn service(&self, namespace: &str, name: &str) -> Option<&Service> {
@@ -47,31 +40,6 @@ impl Cluster {
             service.name.namespace == namespace && *service.name.name == *name
         };
         self.services.iter().find(is_it).map(AsRef::as_ref)
-    }
-
-    fn add_pod(&mut self, pod: &Pod) {
-        let spec = pod.spec.clone().unwrap_or_default();
-        if spec.host_network == Some(true) {
-            return;
-        }
-        let default = || "default".to_owned();
-        let identity = Arc::new(Identity {
-            namespace: pod.metadata.namespace.clone().unwrap_or_else(default),
-            service_account: spec.service_account_name.unwrap_or_else(default),
-            labels: pod.metadata.labels.clone().unwrap_or_default(),
-            node: spec.node_name.unwrap_or_default(),
-        });
-        let status = pod.status.clone().unwrap_or_default();
-        let addresses = status
-            .pod_ips
-            .unwrap_or_default()
-            .into_iter()
-            .map(|ip| ip.ip);
-        for address in addresses.chain(status.pod_ip) {
-            if let Ok(address) = address.parse::<IpAddr>() {
-                self.identities.insert(address, identity.clone());
-            }
-        }
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Decision<'a> {
     pub candidates: Vec<Candidate>,
     /// The flow schema that takes it, if there are any.
     pub schema: Option<NumberedSchema>,
+    /// Whose of the schema's flows it belongs to, if it tells them apart by whose pods they come from.
+    pub tenant: Option<String>,
     /// How many connections of the schema its flow, in the sense of API Priority and Fairness, may
     /// have, and what else belongs to that; `None` if there is no such limit.
     pub part: Option<PartyRule>,
@@ -116,6 +118,7 @@ impl<'a> Decision<'a> {
             left_to_node: tables.left_to_node(packet.destination, packet.protocol),
             candidates: Vec::new(),
             schema: None,
+            tenant: None,
             part: None,
             answer: RejectAnswer::Reset,
             limits: Vec::new(),
@@ -137,7 +140,7 @@ impl<'a> Decision<'a> {
             Some(service::Decision::Reject(_, reason)) => (Verdict::Reject, reason),
             Some(service::Decision::Drop(_, reason)) => (Verdict::Drop, reason),
             Some(service::Decision::Forward(route)) => {
-                decision.schema = schema(tables, &tuple, packet.ifindex);
+                (decision.schema, decision.tenant) = schema(tables, &tuple, packet.ifindex);
                 let schema = decision.schema.as_ref();
                 if let Some(name) = tables.service_name(route.plan.service) {
                     let service = name.service.to_string();
@@ -245,21 +248,21 @@ fn frontend<'a, A: Family>(
     })
 }
 
-/// The flow schema that takes a connection.
+/// The flow schema that takes a connection, and whose of its flows it is.
 fn schema<A: Family>(
     tables: &ProgrammedTables,
     tuple: &Tuple<A>,
     ifindex: u32,
-) -> Option<NumberedSchema> {
+) -> (Option<NumberedSchema>, Option<String>) {
     if tables.config.flags & config_flag::ADMISSION == 0 {
-        return None;
+        return (None, None);
     }
     let hook = tables.tc();
     let frontend = service::addressed(&hook, tuple);
     let number = pipeline::schema_of(&hook, tuple, ifindex, frontend);
     let known = tables.numbered().known();
-    let mut schemas = known.schemas.iter();
-    schemas.find(|schema| schema.number == number).cloned()
+    let (schema, tenant) = known.schema(number).unzip();
+    (schema.cloned(), tenant.flatten().map(str::to_owned))
 }
 
 fn candidates<A: Family>(

@@ -13,7 +13,7 @@ use self::{
 };
 use super::{output::json, snapshot::Snapshot};
 use crate::{
-    admission::{files, objects::Objects},
+    admission::{files, objects::Objects, pods::identities},
     config::{AdmissionConfig, AdmissionMode, Config, Flags},
     map_writer::{NodeFacts, Reserved, Settings},
     memory::ProgrammedTables,
@@ -115,7 +115,9 @@ fn admit(
         eprintln!("warning: {error}");
     }
     let in_force = read.configuration.in_force();
-    tables.admit(&in_force, *mode, config.max_connections)?;
+    let pods = snapshot.pods();
+    let identities = identities(pods.iter().map(AsRef::as_ref));
+    tables.admit(&in_force, *mode, config.max_connections, identities)?;
     Ok(())
 }
 

@@ -33,6 +33,9 @@ pub struct Report {
     /// The flow schema that takes the connection; absent without connection admission.
     #[serde(rename = "flowSchema", skip_serializing_if = "Option::is_none")]
     flow_schema: Option<String>,
+    /// Whose of the schema's flows it is; absent unless it tells them apart by whose pods they come from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flow: Option<String>,
     /// How many connections the flow may have that this one belongs to; absent without such a limit.
     #[serde(
         rename = "maxConnectionsPerFlow",
@@ -96,6 +99,7 @@ impl From<&Decision<'_>> for Report {
             endpoints: candidates.map(|c| c.address.to_string()).collect(),
             source_nat: decision.source_nat(),
             flow_schema: decision.schema.as_ref().map(|schema| schema.name.clone()),
+            flow: decision.tenant.clone(),
             max_connections_per_flow: decision.part.and_then(PartyRule::limit),
             limits: decision.limits.iter().map(Into::into).collect(),
         }

@@ -144,13 +144,16 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
 /// How many connections a flow may have, and what belongs to it.
 fn part(decision: &Decision<'_>, rule: PartyRule, most: u32) -> String {
     let source = decision.packet.source;
-    let whose = match rule.common(source, decision.origin != Origin::Outside) {
+    let common = rule.common(source, decision.origin != Origin::Outside);
+    let of_tenant = decision.tenant.as_ref();
+    let of_tenant = of_tenant.map(|tenant| format!("the pods of {tenant} together"));
+    let whose = of_tenant.unwrap_or_else(|| match common {
         Common::Service => "each service port".to_owned(),
         Common::Nothing => "all clients together".to_owned(),
         Common::Source(32) if source.is_ipv4() => "each source address".to_owned(),
         Common::Source(128) => "each source address".to_owned(),
         Common::Source(bits) => format!("each source network (/{bits})"),
-    };
+    });
     format!(
         "Of its connections, {whose} may have {most} at a time (maxConnectionsPerFlow); \
          `node-lb admission levels` shows how many more were refused (FLOW LIMIT)."

@@ -6,31 +6,33 @@
 //! where a schema goes to another level, it does so for all frontends at once.
 
 mod classes;
+mod compiled;
 mod deadlines;
+mod known;
 mod parties;
 mod queues;
 mod sources;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     mem::{offset_of, take},
     net::IpAddr,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
+    sync::Arc,
 };
 
 use lb_admission::{
-    classify::{Classifier, DestinationClass, ServiceFrontend},
-    configuration::InForce,
+    classify::{Identities, ServiceFrontend},
+    configuration::{ActiveSchema, InForce},
     level::{CATCH_ALL, Level},
     limits::Limits,
-    schema::{Ingress, RejectAnswer, RejectAnswers},
+    schema::{RejectAnswer, RejectAnswers},
 };
 use lb_common::{
     abi::{self, Decision},
     flow::{
         Seats,
         limit::{FIRST_LEVEL, limit_flag},
+        party::PartyRule,
     },
 };
 use lb_datapath::{
@@ -39,8 +41,10 @@ use lb_datapath::{
 };
 use thiserror::Error;
 
+pub use self::known::{Known, Numbered, NumberedLevel, NumberedSchema, Tenant};
 use self::{
-    classes::{Classes, Content, UNKNOWN},
+    classes::{Classes, UNKNOWN},
+    compiled::Compiled,
     sources::Sets,
 };
 use super::{
@@ -49,60 +53,8 @@ use super::{
 };
 use crate::{config::AdmissionMode, plan::ServicePortName};
 
-/// What is in the maps, for those who read what is counted there.
-#[derive(Debug, Default)]
-pub struct Numbered(RwLock<Arc<Known>>);
-
-/// Priority levels and flow schemas with their numbers.
-#[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// In the order of names.
-    pub levels: Vec<NumberedLevel>,
-    /// Names and numbers of levels that are not configured any more. They take no connections, but
-    /// may have some.
-    pub leaving: BTreeMap<String, u32>,
-    /// In the order in which they are asked.
-    pub schemas: Vec<NumberedSchema>,
-    /// Addresses that no class could be made for: their connections belong to the level
-    /// `catch-all`.
-    pub unclassified: usize,
-}
-
-/// A priority level.
-#[derive(Clone, Debug)]
-pub struct NumberedLevel {
-    pub level: Level,
-    /// What it may have.
-    pub limits: Limits,
-    /// Index into `LEVELS`.
-    pub number: u32,
-}
-
-/// A flow schema.
-#[derive(Clone, Debug)]
-pub struct NumberedSchema {
-    pub name: String,
-    /// Name of its level.
-    pub level: String,
-    /// Index into `FLOW_SCHEMAS`.
-    pub number: u32,
-    /// How long its connections wait for a seat, at most.
-    pub longest_wait: Duration,
-}
-
-impl Numbered {
-    /// What is in the maps now.
-    pub fn known(&self) -> Arc<Known> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        known.clone()
-    }
-
-    /// Changes it as a whole, so a thread that panicked leaves nothing half done.
-    fn change(&self, change: impl FnOnce(&mut Known)) {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        change(Arc::make_mut(&mut known));
-    }
-}
+/// How many tenants without pods are remembered, at most.
+const MOST_GONE: usize = 1024;
 
 /// Why a configuration is not in the maps. The one before stays in force.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -124,6 +76,8 @@ pub(super) struct SchemaBook {
     schemas: Names,
     classes: Classes,
     sets: Sets,
+    /// Whose addresses are.
+    identities: Identities,
     compiled: Option<Compiled>,
     numbered: Arc<Numbered>,
     /// Whether there may be classes that no frontend has any more.
@@ -135,18 +89,6 @@ pub(super) struct SchemaBook {
 struct Names {
     held: BTreeMap<String, u32>,
     owners: Owners,
-}
-
-/// The configuration that frontends get their classes by.
-struct Compiled {
-    classifier: Classifier,
-    /// Its set of networks; 0 if it has none, because no schema depends on the source.
-    set: u32,
-    /// The classes of sources that some network has.
-    sources: BTreeSet<u32>,
-    /// Numbers of schemas, in the order in which they are asked.
-    schemas: Vec<u16>,
-    by_destination: HashMap<DestinationClass, u16>,
 }
 
 impl Names {
@@ -176,10 +118,10 @@ impl Names {
     }
 
     /// Keeps only the numbers of these names.
-    fn retain(&mut self, names: &HashSet<&str>) {
+    fn retain(&mut self, names: &HashSet<String>) {
         let (kept, gone) = take(&mut self.held)
             .into_iter()
-            .partition(|(name, _)| names.contains(name.as_str()));
+            .partition(|(name, _)| names.contains(name));
         self.held = kept;
         for (name, number) in BTreeMap::into_iter(gone) {
             self.owners.retire(owner(&name), number);
@@ -195,15 +137,17 @@ impl SchemaBook {
             schemas: Names::new(1..maps.flow_schemas.len().min(u32::from(u16::MAX) + 1)),
             classes: Classes::new(maps),
             sets: Sets::default(),
+            identities: Identities::default(),
             compiled: None,
             numbered: Arc::default(),
             has_garbage: false,
         }
     }
 
-    /// Tells those who read what an earlier book has written.
-    pub fn share(&mut self, numbered: Arc<Numbered>) {
-        self.numbered = numbered;
+    /// Goes on with what an earlier book knows, and tells those who read it.
+    pub fn go_on_from(&mut self, before: Self) {
+        self.numbered = before.numbered;
+        self.identities = before.identities;
     }
 
     /// What is in the maps, for others to read.
@@ -256,10 +200,10 @@ impl SchemaBook {
         // Names that are not in force need no number, be they of the one before or, after an error,
         // of this one.
         let known = self.numbered.known();
-        let levels = known.levels.iter().map(|known| known.level.name.as_str());
+        let levels = known.levels.iter().map(|known| known.level.name.clone());
         self.levels.retain(&levels.collect());
-        let schemas = known.schemas.iter().map(|known| known.name.as_str());
-        self.schemas.retain(&schemas.collect());
+        let schemas = known.schemas.iter().flat_map(owners_of).collect();
+        self.schemas.retain(&schemas);
         written
     }
 
@@ -292,55 +236,37 @@ impl SchemaBook {
             });
         }
         let mut schemas = Vec::new();
-        for active in &in_force.schemas {
-            let schema = &active.schema;
-            let found = self.schemas.number(&schema.name, &maps.grace, |_| false);
-            let found = found.ok_or_else(|| NotInForce::Schema(schema.name.clone()))?;
-            if found.is_new {
-                let element = abi::FlowSchema {
-                    owner: owner(&schema.name),
-                    ..abi::FlowSchema::default()
-                };
-                maps.flow_schemas.write(found.index, &element);
-            }
+        for ActiveSchema { schema, .. } in &in_force.schemas {
+            let number = self.number(schema.name.clone(), maps);
             schemas.push(NumberedSchema {
                 name: schema.name.clone(),
                 level: schema.level.clone(),
-                number: found.index,
+                number: number.ok_or_else(|| NotInForce::Schema(schema.name.clone()))?,
+                tenants: Vec::new(),
                 longest_wait: schema.deadlines.queue_wait(),
             });
         }
-        let classifier = Classifier::new(&in_force.schemas);
-        let sources: BTreeSet<_> = classifier.networks().map(|(_, class)| class).collect();
-        let set = match sources.len() {
-            0 | 1 => 0,
-            _ => self
-                .sets
-                .add(classifier.networks(), maps)
-                .map_err(NotInForce::Networks)?,
-        };
+        let mut compiled = Compiled::new(in_force, &self.identities);
+        if compiled.asks_for_source() {
+            let set = self.sets.add(compiled.networks(), maps);
+            compiled.set = set.map_err(NotInForce::Networks)?;
+        }
+        compiled.schemas = schemas.iter().map(|schema| schema.number as u16).collect();
+        let undivided = self.number_tenants(&mut compiled, &mut schemas, maps);
 
         // Nothing can fail any more.
         for (active, numbered) in in_force.schemas.iter().zip(&schemas) {
-            let index = numbered.number;
-            let level = levels[active.level].number;
-            let answers = answers(&active.schema.answers);
-            let elements = &maps.flow_schemas;
-            elements.publish(index, offset_of!(abi::FlowSchema, answers), answers);
-            elements.publish(index, offset_of!(abi::FlowSchema, level), level);
-            let rule = parties::rule(&active.schema, &in_force.levels[active.level]);
-            elements.publish(index, offset_of!(abi::FlowSchema, rule.by), rule.by);
-            elements.publish(index, offset_of!(abi::FlowSchema, rule.most), rule.most);
-            let is_audited = level_flags(&in_force.levels[active.level], mode) & limit_flag::AUDIT;
-            let is_audited = u32::from(is_audited != 0);
-            elements.publish(index, offset_of!(abi::FlowSchema, is_audited), is_audited);
-            let ticks = deadlines::in_ticks(&active.schema.deadlines, TickRate::of_kernel());
-            for (ticks, place) in ticks.into_iter().zip(0..) {
-                let offset = offset_of!(abi::FlowSchema, deadlines) + 4 * place;
-                elements.publish(index, offset, ticks);
+            let level = &in_force.levels[active.level];
+            let rule = parties::rule(&active.schema, level);
+            let audited = level_flags(level, mode) & limit_flag::AUDIT;
+            let number = levels[active.level].number;
+            write_schema(active, numbered.number, number, rule, audited, maps);
+            for tenant in &numbered.tenants {
+                let rule = parties::of_tenant(rule);
+                write_schema(active, tenant.number, number, rule, audited, maps);
             }
             if active.schema.name == CATCH_ALL {
-                let all = Decision::new([index as u16; 3]);
+                let all = Decision::new([numbered.number as u16; 3]);
                 self.classes.set_unknown(all, maps);
             }
         }
@@ -348,32 +274,98 @@ impl SchemaBook {
             .iter()
             .filter_map(|known| Some((known.number, known.level.queuing()?)));
         queues::write(&with_queues.collect::<Vec<_>>(), maps);
-        self.compiled = Some(Compiled {
-            classifier,
-            set,
-            sources,
-            schemas: schemas.iter().map(|schema| schema.number as u16).collect(),
-            by_destination: HashMap::new(),
-        });
+        self.compiled = Some(compiled);
         self.has_garbage = true;
-        self.numbered.change(|known| {
-            let mut leaving = take(&mut known.leaving);
-            let before = take(&mut known.levels).into_iter();
-            leaving.extend(before.map(|known| (known.level.name, known.number)));
-            // A number that another level has now was nobody's any more.
-            leaving.retain(|name, number| {
-                let is_it =
-                    |known: &NumberedLevel| known.level.name == *name || known.number == *number;
-                !levels.iter().any(is_it)
-            });
-            *known = Known {
-                levels,
-                leaving,
-                schemas,
-                unclassified: 0,
-            };
-        });
+        self.numbered
+            .change(|known| *known = Known::after(known, levels, schemas, undivided));
         Ok(())
+    }
+
+    /// The number of a flow schema or of a tenant, whose element is written if it was another's.
+    fn number(&mut self, name: String, maps: &Maps) -> Option<u32> {
+        let found = self.schemas.number(&name, &maps.grace, |_| false)?;
+        if found.is_new {
+            let element = abi::FlowSchema {
+                owner: owner(&name),
+                ..abi::FlowSchema::default()
+            };
+            maps.flow_schemas.write(found.index, &element);
+        }
+        Some(found.index)
+    }
+
+    /// Gives numbers to the tenants of schemas. Returns how many have found none.
+    fn number_tenants(
+        &mut self,
+        compiled: &mut Compiled,
+        schemas: &mut [NumberedSchema],
+        maps: &Maps,
+    ) -> usize {
+        // The other half is for flow schemas.
+        let mut room = maps.flow_schemas.len() as usize / 2 - 1;
+        let mut by_name = BTreeMap::new();
+        for (schema, class, tenant) in compiled.flows().collect::<Vec<_>>() {
+            let known = by_name.entry((schema, tenant));
+            let number = known.or_insert_with_key(|(schema, tenant)| {
+                room = room.checked_sub(1)?;
+                self.number(tenant_owner(&schemas[*schema].name, tenant), maps)
+            });
+            if let Some(number) = number {
+                compiled.tenants.insert((schema, class), *number as u16);
+            }
+        }
+        let undivided = by_name.values().filter(|number| number.is_none()).count();
+        for ((schema, name), number) in by_name {
+            let tenant = number.map(|number| Tenant { name, number });
+            schemas[schema].tenants.extend(tenant);
+        }
+        self.keep_tenants(schemas, room.min(MOST_GONE));
+        undivided
+    }
+
+    /// Remembers tenants whose last pods have gone, so that what was counted of them is not lost to their
+    /// schemas, if there are no more than there is room for.
+    fn keep_tenants(&mut self, schemas: &mut [NumberedSchema], mut room: usize) {
+        let before = self.numbered.known();
+        for schema in schemas {
+            let Some((before, _)) = before.schema(schema.number) else {
+                continue;
+            };
+            let now: HashSet<_> = schema.numbers().collect();
+            let gone = before.tenants.iter();
+            let gone = gone.filter(|tenant| !now.contains(&tenant.number));
+            let gone: Vec<_> = gone.take(room).cloned().collect();
+            room -= gone.len();
+            schema.tenants.extend(gone);
+        }
+    }
+
+    /// Takes over whose addresses are. Returns whether that is in force: if not, because pods are the first
+    /// of their kind, [`Self::set`] has to compile the configuration anew.
+    ///
+    /// # Errors
+    ///
+    /// If the networks of pods find no room. The others are in force.
+    pub fn set_identities(
+        &mut self,
+        identities: Identities,
+        maps: &Maps,
+    ) -> Result<bool, WriteError> {
+        self.identities = identities;
+        let Some(compiled) = &mut self.compiled else {
+            return Ok(false);
+        };
+        let Some(pods) = compiled.classes_of(&self.identities) else {
+            return Ok(false);
+        };
+        if compiled.set == 0 {
+            // All sources are alike, and still are.
+            return Ok(true);
+        }
+        let before = std::mem::replace(&mut compiled.pods, pods);
+        let changes = compiled.changes_since(&before);
+        self.sets.change(compiled.set, &changes, maps)?;
+        Ok(true)
     }
 
     /// The class of an address of a service port; `port` is the Service's own port. `None` if there
@@ -465,31 +457,6 @@ impl SchemaBook {
     }
 }
 
-impl Compiled {
-    /// What the class of a destination says.
-    fn content(&self, destination: DestinationClass) -> Content {
-        let decision = |source| {
-            let number = |ingress| {
-                let schema = self.classifier.decide(ingress, source, destination);
-                self.schemas[schema]
-            };
-            // In the order of `lb_common::service::Origin`.
-            Decision::new([Ingress::Pod, Ingress::Node, Ingress::External].map(number))
-        };
-        let decisions: Arc<[_]> = (0..self.classifier.source_classes())
-            .map(decision)
-            .collect();
-        let mut met = self.sources.iter().map(|class| decisions[*class as usize]);
-        match met.next() {
-            Some(first) if met.all(|other| other == first) => Content::Any(first),
-            _ => Content::BySource {
-                set: self.set,
-                decisions,
-            },
-        }
-    }
-}
-
 /// The flags of a level's limit.
 fn level_flags(level: &Level, mode: AdmissionMode) -> u32 {
     let limited = level.limited();
@@ -501,6 +468,45 @@ fn level_flags(level: &Level, mode: AdmissionMode) -> u32 {
             limit_flag::AUDIT,
             is_audited || mode == AdmissionMode::Audit,
         )
+}
+
+/// What of an element of `FLOW_SCHEMAS` its schema says.
+fn write_schema(
+    ActiveSchema { schema, .. }: &ActiveSchema,
+    index: u32,
+    level: u32,
+    rule: PartyRule,
+    audited: u32,
+    maps: &Maps,
+) {
+    let publish = |offset, value| maps.flow_schemas.publish(index, offset, value);
+    publish(
+        offset_of!(abi::FlowSchema, answers),
+        answers(&schema.answers),
+    );
+    publish(offset_of!(abi::FlowSchema, level), level);
+    publish(offset_of!(abi::FlowSchema, rule.by), rule.by);
+    publish(offset_of!(abi::FlowSchema, rule.most), rule.most);
+    publish(
+        offset_of!(abi::FlowSchema, is_audited),
+        u32::from(audited != 0),
+    );
+    let ticks = deadlines::in_ticks(&schema.deadlines, TickRate::of_kernel());
+    for (ticks, place) in ticks.into_iter().zip(0..) {
+        publish(offset_of!(abi::FlowSchema, deadlines) + 4 * place, ticks);
+    }
+}
+
+/// Whose the elements of a flow schema are, by name.
+fn owners_of(schema: &NumberedSchema) -> impl Iterator<Item = String> {
+    let tenants = schema.tenants.iter();
+    let tenants = tenants.map(|tenant| tenant_owner(&schema.name, &tenant.name));
+    [schema.name.clone()].into_iter().chain(tenants)
+}
+
+/// A name that no flow schema has.
+fn tenant_owner(schema: &str, tenant: &str) -> String {
+    format!("{schema} {tenant}")
 }
 
 fn publish(levels: &dyn Elements<Seats>, number: u32, flags: u32) {

@@ -6,8 +6,8 @@ use lb_admission::{
 };
 use lb_common::flow::party::{ANY, PartyRule, party_by};
 
-/// The rule for connections that a schema takes and a level serves. Sources are told apart by their
-/// addresses, because identities are not known in the kernel, and Services by their ports.
+/// The rule for connections that a schema takes and a level serves. Services are told apart by their
+/// ports, and sources by their addresses; those of [tenants](super::Tenant) have a rule of their own.
 pub fn rule(schema: &Schema, level: &Level) -> PartyRule {
     let limits = level.limited().map(|limited| limited.connections);
     let most = limits.and_then(|limits| limits.max_connections_per_flow);
@@ -32,6 +32,11 @@ pub fn rule(schema: &Schema, level: &Level) -> PartyRule {
         most: most.unwrap_or(uncounted),
         by,
     }
+}
+
+/// The rule for the connections of a tenant, which are one flow.
+pub fn of_tenant(rule: PartyRule) -> PartyRule {
+    PartyRule { by: 0, ..rule }
 }
 
 fn bits(lengths: PrefixLengths) -> u32 {

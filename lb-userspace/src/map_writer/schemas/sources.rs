@@ -1,16 +1,19 @@
 //! Sets of networks in `SOURCE_CLASSES`, by which flow schemas tell sources apart. Each configuration
 //! has one of its own, so that frontends go over to it one by one.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ipnet::IpNet;
 use lb_datapath::maps::{Maps, SourceKey, WriteError};
 
-use super::super::source_ranges::key;
+use super::{super::source_ranges::key, compiled::Changes};
 
 /// The sets in the trie.
 #[derive(Default)]
-pub struct Sets(BTreeMap<u32, Vec<SourceKey>>);
+pub struct Sets(BTreeMap<u32, Keys>);
+
+/// The keys of a set, by prefix length and address.
+type Keys = HashMap<(u32, [u8; 16]), SourceKey>;
 
 impl Sets {
     /// Takes over the sets in the trie.
@@ -18,7 +21,7 @@ impl Sets {
         let mut sets = Self::default();
         for (key, _) in maps.source_classes.all()? {
             let set = u32::from_be(key.data().set);
-            sets.0.entry(set).or_default().push(key);
+            sets.0.entry(set).or_default().insert(content(&key), key);
         }
         Ok(sets)
     }
@@ -43,20 +46,57 @@ impl Sets {
             let _ = maps.source_classes.remove(&keys[..incomplete.done]);
             return Err(incomplete.error);
         }
-        self.0.insert(set, keys);
+        self.0.insert(set, by_content(keys));
         Ok(set)
+    }
+
+    /// Changes networks of a set.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, or has no room.
+    pub fn change(&mut self, set: u32, changes: &Changes, maps: &Maps) -> Result<(), WriteError> {
+        let Some(known) = self.0.get_mut(&set) else {
+            return Ok(());
+        };
+        let gone: Vec<_> = changes
+            .gone
+            .iter()
+            .map(|network| key(set, network))
+            .collect();
+        maps.source_classes.remove(&gone)?;
+        for gone in &gone {
+            known.remove(&content(gone));
+        }
+        let classes = changes.classes.iter();
+        let (keys, classes): (Vec<_>, Vec<_>) = classes
+            .map(|(network, class)| (key(set, network), *class))
+            .unzip();
+        let inserted = maps.source_classes.insert(&keys, &classes);
+        // It is no error to remove one that does not exist.
+        known.extend(by_content(keys));
+        inserted.map_err(|incomplete| incomplete.error)
     }
 
     /// Removes all sets but these. No program uses the others any more.
     pub fn retain(&mut self, used: &HashSet<u32>, maps: &Maps) {
         self.0.retain(|set, keys| {
             // If the kernel refuses, the number is not used again before it has agreed.
-            used.contains(set) || maps.source_classes.remove(keys).is_err()
+            let keys: Vec<_> = keys.values().copied().collect();
+            used.contains(set) || maps.source_classes.remove(&keys).is_err()
         });
     }
 
     /// Entries in the trie.
     pub fn entries(&self) -> u32 {
-        self.0.values().map(Vec::len).sum::<usize>() as u32
+        self.0.values().map(Keys::len).sum::<usize>() as u32
     }
+}
+
+fn by_content(keys: Vec<SourceKey>) -> Keys {
+    keys.into_iter().map(|key| (content(&key), key)).collect()
+}
+
+fn content(key: &SourceKey) -> (u32, [u8; 16]) {
+    (key.prefix_len(), key.data().address.octets)
 }

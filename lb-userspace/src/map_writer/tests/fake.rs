@@ -136,7 +136,7 @@ impl Kernel {
             service_flows: vec![ServiceFlows::default(); sizes.services],
             seats: vec![Seats::default(); 8],
             levels: vec![Seats::default(); 8],
-            flow_schemas: vec![FlowSchema::default(); 8],
+            flow_schemas: vec![FlowSchema::default(); 16],
             level_queues: vec![LevelQueues::default(); 8],
             queues: vec![Queue::default(); 32],
             destination_classes: vec![DestinationClass::default(); sizes.classes],
@@ -550,14 +550,18 @@ impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
 /// Value of a trie of networks.
 trait OfNetwork: Copy + Send + Sync {
     const MAP: &'static str;
-    const ELEMENT: fn(u32) -> Element;
+    /// To be called before an entry changes.
+    fn before(state: &State, entry: &Network);
     fn trie(state: &mut State) -> &mut BTreeMap<Network, Self>;
     fn room(sizes: &Sizes) -> usize;
 }
 
 impl OfNetwork for u8 {
     const MAP: &'static str = "SOURCE_RANGES";
-    const ELEMENT: fn(u32) -> Element = Element::Set;
+
+    fn before(state: &State, (set, ..): &Network) {
+        state.before(Element::Set(*set));
+    }
 
     fn trie(state: &mut State) -> &mut BTreeMap<Network, Self> {
         &mut state.source_ranges
@@ -570,7 +574,13 @@ impl OfNetwork for u8 {
 
 impl OfNetwork for u32 {
     const MAP: &'static str = "SOURCE_CLASSES";
-    const ELEMENT: fn(u32) -> Element = Element::Networks;
+
+    fn before(state: &State, (set, prefix, _): &Network) {
+        // Pods come and go, each with one write.
+        if *prefix != 32 + 128 {
+            state.before(Element::Networks(*set));
+        }
+    }
 
     fn trie(state: &mut State) -> &mut BTreeMap<Network, Self> {
         &mut state.source_classes
@@ -591,7 +601,7 @@ impl<V: OfNetwork> Entries<SourceKey, V> for Kernel {
         state.calls += 1;
         for (done, (key, value)) in keys.iter().zip(values).enumerate() {
             let entry = network(key);
-            state.before(V::ELEMENT(entry.0));
+            V::before(&state, &entry);
             if V::trie(&mut state).len() == V::room(&state.sizes) {
                 let error = WriteError(format!("{} is full", V::MAP));
                 return Err(Incomplete { done, error });
@@ -607,7 +617,7 @@ impl<V: OfNetwork> Entries<SourceKey, V> for Kernel {
         state.calls += 1;
         for key in keys {
             let entry = network(key);
-            state.before(V::ELEMENT(entry.0));
+            V::before(&state, &entry);
             if V::trie(&mut state).remove(&entry).is_some() {
                 state.after();
             }

@@ -1,7 +1,7 @@
 //! Map writing in memory: what a program would find is checked after every write.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -32,6 +32,7 @@ mod full_maps;
 mod properties;
 mod schemas;
 mod seats;
+mod tenants;
 
 /// Rows of Maglev tables: few, to keep the checks quick.
 const ROWS: u32 = 13;

@@ -16,7 +16,7 @@ use crate::{admission::objects::Objects, config::AdmissionMode, map_writer::NotI
 /// Seats of the node.
 const SEATS: u32 = 1000;
 
-fn level(name: &str) -> String {
+pub(super) fn level(name: &str) -> String {
     format!(
         "---\napiVersion: node-lb.io/v1alpha1\nkind: PriorityLevel\nmetadata: {{name: {name}}}\n\
          spec: {{type: Limited, limited: {{limitResponse: {{type: Reject}}}}}}\n"
@@ -24,7 +24,7 @@ fn level(name: &str) -> String {
 }
 
 /// A schema with one rule: `from` are its subjects, `to` its destinations.
-fn schema(name: &str, level: &str, from: &str, to: &str) -> String {
+pub(super) fn schema(name: &str, level: &str, from: &str, to: &str) -> String {
     format!(
         "---\napiVersion: node-lb.io/v1alpha1\nkind: FlowSchema\nmetadata: {{name: {name}}}\n\
          spec: {{priorityLevelConfiguration: {{name: {level}}}, matchingPrecedence: 100, \
@@ -32,8 +32,8 @@ fn schema(name: &str, level: &str, from: &str, to: &str) -> String {
     )
 }
 
-const ANYONE: &str = "{kind: Any}";
-const FIRST: &str = "{namespaces: [default], services: [s1]}";
+pub(super) const ANYONE: &str = "{kind: Any}";
+pub(super) const FIRST: &str = "{namespaces: [default], services: [s1]}";
 
 fn in_force(text: &[String]) -> InForce {
     let mut objects = Objects::default();
@@ -43,7 +43,7 @@ fn in_force(text: &[String]) -> InForce {
 }
 
 impl Bench {
-    fn admit(&mut self, text: &[String], mode: AdmissionMode) -> Result<(), NotInForce> {
+    pub(super) fn admit(&mut self, text: &[String], mode: AdmissionMode) -> Result<(), NotInForce> {
         let in_force = in_force(text);
         let limits = in_force.limits(SEATS);
         let result = self.writer.set_schemas(&in_force, mode, &limits);
@@ -52,15 +52,14 @@ impl Bench {
         result
     }
 
-    fn program(&mut self, spec: &Spec) {
+    pub(super) fn program(&mut self, spec: &Spec) {
         let plan = spec.plan();
         self.writer.apply(Key::of(&plan), Some(&plan)).unwrap();
         self.writer.settle();
     }
 
-    /// The schema and the level that connections to a Service's first address belong to, by their
-    /// names.
-    fn taken(&self, spec: &Spec, source: &str, origin: Origin) -> (String, String) {
+    /// The number of the schema that takes connections to a Service's first address.
+    pub(super) fn number(&self, spec: &Spec, source: &str, origin: Origin) -> u32 {
         let plan = spec.plan();
         let claim = claims(&Key::of(&plan), &*plan.frontends).next().unwrap();
         let state = self.kernel.state();
@@ -78,12 +77,17 @@ impl Bench {
             let longest = found.max_by_key(|((_, bits, _), _)| *bits);
             decision = state.decisions[(class.first + longest.unwrap().1) as usize];
         }
-        let number = decision.of(origin as u32);
-        let level = state.flow_schemas[number as usize].level;
-        drop(state);
+        decision.of(origin as u32)
+    }
+
+    /// The schema and the level that connections to a Service's first address belong to, by their
+    /// names.
+    pub(super) fn taken(&self, spec: &Spec, source: &str, origin: Origin) -> (String, String) {
+        let number = self.number(spec, source, origin);
+        let level = self.kernel.state().flow_schemas[number as usize].level;
         let known = self.writer.numbered().known();
-        let schema = known.schemas.iter().find(|schema| schema.number == number);
-        let schema = schema.unwrap_or_else(|| panic!("no schema has number {number}"));
+        let found = known.schema(number);
+        let (schema, _) = found.unwrap_or_else(|| panic!("no schema has number {number}"));
         let of_schema = known.levels.iter().find(|known| known.number == level);
         assert_eq!(
             of_schema.map(|level| &level.level.name),

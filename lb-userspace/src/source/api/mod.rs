@@ -20,6 +20,7 @@
 //! - Until all three resources have been listed once, there is no [`super::Event::Synced`].
 //! - The objects of connection admission are followed if they are asked for, but nobody waits for
 //!   them: a cluster need not have their kinds.
+//! - This node's pods are followed once a rule of theirs asks whose a pod is.
 
 mod backoff;
 mod body;
@@ -37,7 +38,10 @@ mod writer;
 
 use std::sync::Arc;
 
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 
 use lb_objects::Kind;
 
@@ -56,10 +60,21 @@ pub use writer::ApiWriter;
 pub struct ApiSource {
     connection: Arc<Connection>,
     resources: Vec<Resource>,
+    /// This node's name.
+    node: String,
     health: Arc<SourceHealth>,
     /// The state of the resources of connection admission, if they are followed.
     admission: Option<Arc<SourceHealth>>,
+    pods: Option<PodWatch>,
     metrics: ApiMetrics,
+}
+
+/// How this node's pods are followed: not before somebody wants them.
+#[derive(Clone, Debug)]
+pub struct PodWatch {
+    /// Has the resource [`Kind::Pod`].
+    pub health: Arc<SourceHealth>,
+    pub wanted: watch::Receiver<bool>,
 }
 
 impl ApiSource {
@@ -102,7 +117,9 @@ impl ApiSource {
                 resources.iter().map(|resource| resource.name),
             )),
             resources,
+            node: node.to_owned(),
             admission: None,
+            pods: None,
             metrics,
         }
     }
@@ -115,6 +132,12 @@ impl ApiSource {
             admission: health,
             ..self
         }
+    }
+
+    /// Also follows this node's pods, once they are wanted.
+    #[must_use]
+    pub fn following_pods(self, pods: Option<PodWatch>) -> Self {
+        Self { pods, ..self }
     }
 
     /// Reports the state of each resource to `health`.
@@ -151,11 +174,27 @@ impl Source for ApiSource {
                 };
                 Kind::ADMISSION.map(|kind| (Resource::of_admission(kind), group.clone()))
             });
-            for (resource, group) in needed.chain(admission) {
+            let reflector = |resource, group| {
                 let connection = self.connection.clone();
                 let client = ApiClient::new(connection, resource, self.metrics.clone());
-                let reflector = Reflector::new(client, group, events.clone());
-                reflectors.spawn(reflector.run());
+                Reflector::new(client, group, events.clone())
+            };
+            for (resource, group) in needed.chain(admission) {
+                reflectors.spawn(reflector(resource, group).run());
+            }
+            if let Some(PodWatch { health, mut wanted }) = self.pods {
+                let group = Group {
+                    health,
+                    complete: Event::PodsSynced,
+                };
+                let reflector = reflector(Resource::pods(&self.node), group);
+                reflectors.spawn(async move {
+                    if wanted.wait_for(|is_wanted| *is_wanted).await.is_err() {
+                        // Whoever could want them is gone.
+                        std::future::pending().await
+                    }
+                    reflector.run().await;
+                });
             }
             tokio::select! {
                 () = events.closed() => Ok(()),

@@ -61,6 +61,16 @@ impl Resource {
         }
     }
 
+    /// The pods of the Node with this name.
+    pub fn pods(node: &str) -> Self {
+        Self {
+            kind: Kind::Pod,
+            name: Kind::Pod.resource(),
+            path: "/api/v1/pods",
+            selectors: vec![("fieldSelector", format!("spec.nodeName={node}"))],
+        }
+    }
+
     /// The objects of a kind of connection admission.
     pub fn of_admission(kind: Kind) -> Self {
         Self {

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::{EndpointSlice, Node, Service};
+use crate::{EndpointSlice, Node, Pod, Service};
 
 #[test]
 fn names_must_be_what_the_api_server_takes() {
@@ -61,13 +61,60 @@ fn a_node() {
 #[test]
 fn other_kinds_and_groups_are_not_read() {
     for (kind, api_version) in [
-        ("Pod", "v1"),
+        ("Secret", "v1"),
         ("Service", "serving.knative.dev/v1"),
         ("", ""),
     ] {
         let manifest = json!({"kind": kind, "apiVersion": api_version, "metadata": 5});
         assert_eq!(translate_manifest(manifest), None);
     }
+}
+
+#[test]
+fn a_pod_has_its_addresses_while_it_runs() {
+    let manifest = |more: Value| {
+        let mut pod = json!({
+            "metadata": {"name": "cart-0", "namespace": "shop", "labels": {"app": "cart"}},
+            "spec": {"nodeName": "node-1", "containers": []},
+            "status": {"podIP": "10.0.0.1"},
+        });
+        for (path, value) in more.as_object().unwrap() {
+            let (part, field) = path.split_once('.').unwrap();
+            pod[part][field] = value.clone();
+        }
+        pod
+    };
+    let pod = used_pod(manifest(json!({})));
+    assert_eq!(pod.name, ObjectName::new("shop", "cart-0"));
+    assert_eq!((&*pod.node, &*pod.service_account), ("node-1", "default"));
+    assert_eq!(pod.labels["app"], "cart");
+    assert_eq!(pod.addresses, ips(&["10.0.0.1"]));
+    let both = json!({
+        "spec.serviceAccountName": "cart",
+        "status.podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
+    });
+    let pod = used_pod(manifest(both));
+    assert_eq!(pod.service_account, "cart");
+    assert_eq!(pod.addresses, ips(&["10.0.0.1", "fd00::1"]));
+
+    // Another pod may have its address by now.
+    for phase in ["Succeeded", "Failed"] {
+        let pod = used_pod(manifest(json!({"status.phase": phase})));
+        assert_eq!(pod.addresses, ips(&[]));
+    }
+    let on_host = manifest(json!({"spec.hostNetwork": true}));
+    assert_eq!(translated("Pod", on_host).outcome, Outcome::Skip);
+    let wrong = manifest(json!({"status.podIPs": [{"ip": "x"}, {"ip": "fd00::1"}]}));
+    let wrong = translated("Pod", wrong);
+    assert!(
+        wrong.problems[0]
+            .to_string()
+            .contains("status.podIPs[0].ip")
+    );
+    let Outcome::Use(Object::Pod(pod)) = wrong.outcome else {
+        panic!("the other address is good");
+    };
+    assert_eq!(pod.addresses, ips(&["fd00::1"]));
 }
 
 #[test]
@@ -265,6 +312,13 @@ fn used_service(manifest: Value) -> Service {
 fn used_slice(fields: Value) -> EndpointSlice {
     match used("EndpointSlice", slice_manifest(fields)) {
         Object::EndpointSlice(slice) => (*slice).clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn used_pod(manifest: Value) -> Pod {
+    match used("Pod", manifest) {
+        Object::Pod(pod) => (*pod).clone(),
         other => panic!("{other:?}"),
     }
 }

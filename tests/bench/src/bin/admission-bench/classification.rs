@@ -51,7 +51,7 @@ pub fn measure(schemas: u16) -> Result<Cost> {
         .zip(&names)
         .map(|(number, name)| connection(number, name))
         .collect();
-    let mut classifier = Classifier::new(&in_force.schemas);
+    let mut classifier = Classifier::new(&in_force);
     let keys: Vec<Key> = connections
         .iter()
         .map(|connection| classifier.key(connection))

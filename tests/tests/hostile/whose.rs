@@ -1,0 +1,167 @@
+//! Whose pods connections come from: all pods of a namespace are one flow with one part of a level, pods
+//! come and go under load, an address changes hands, and agents are killed.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use lb_common::flow::party::Members;
+use lb_datapath::bpf::MappedArray;
+use lb_tests::{Family, Held, Pod, Topology, traffic::allow_many_files};
+use serde_json::json;
+
+use super::{
+    levels::{NOISY, SEATS, SOON, Tenants, tenant},
+    support::{Findings, cluster_ip, within},
+};
+
+/// The endpoint and three clients.
+const PODS: Topology = Topology {
+    nodes: 1,
+    pods_per_node: 4,
+    ..Topology::DEFAULT
+};
+/// How many connections a flow may have.
+const MOST: usize = 20;
+
+/// A level, a schema that tells flows apart by namespace, and one before that for pods of the namespace
+/// `friends`, who have no limit.
+fn objects() -> String {
+    let connections = format!("connections: {{maxConnectionsPerFlow: {MOST}}}, limitResponse");
+    let method = "distinguisherMethod: {type: BySourceNamespace}, rules:";
+    let by_namespace = tenant(NOISY, 10)
+        .replace("limitResponse", &connections)
+        .replace("rules:", method);
+    let friends = "---
+apiVersion: node-lb.io/v1alpha1
+kind: FlowSchema
+metadata: {name: friends}
+spec:
+  priorityLevelConfiguration: {name: exempt}
+  matchingPrecedence: 10
+  rules:
+  - subjects: [{kind: Namespace, namespace: {name: friends}}]
+    destinations: [{namespaces: ['*']}]
+";
+    by_namespace + friends
+}
+
+/// Says whose pod it is.
+fn belongs(tenants: &Tenants, pod: &Pod, namespace: &str) -> Result<()> {
+    let ips = Family::BOTH.map(|family| json!({"ip": pod.ip(family).to_string()}));
+    let manifests = tenants.ground.balanced.lab.manifests();
+    manifests.apply(&json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod.name(), "namespace": namespace},
+        "spec": {"nodeName": "node-1", "serviceAccountName": "default", "containers": []},
+        "status": {"phase": "Running", "podIPs": ips},
+    }))
+}
+
+/// As many connections as are let in, of so many.
+fn open(from: &Pod, to: SocketAddr, tries: usize) -> Vec<Held> {
+    let tries = (0..tries).map(|_| Held::open(from, to));
+    tries.filter_map(Result::ok).collect()
+}
+
+/// Connections of each flow, by name.
+fn shown(tenants: &Tenants, flow: &str) -> Result<Option<usize>> {
+    let shown = tenants.ground.balanced.connections(1)?;
+    let mut rows = shown.lines().map(|line| line.split_whitespace().collect());
+    let row = rows.find(|cells: &Vec<_>| cells.get(2) == Some(&flow));
+    row.map(|cells| cells[3].parse().context(shown.clone()))
+        .transpose()
+}
+
+#[test]
+fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
+    allow_many_files()?;
+    let mut tenants = Tenants::on(PODS, &objects(), SEATS, "enforce", &["--xdp-mode=native"])?;
+    let pods = ["pod-1-2", "pod-1-3", "pod-1-4"].map(|name| tenants.ground.pod(name).clone());
+    let [a, b, c] = &pods;
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let target = cluster_ip(family, NOISY);
+        belongs(&tenants, a, "shop")?;
+        belongs(&tenants, b, "shop")?;
+        belongs(&tenants, c, "blog")?;
+        let known = within(SOON, || {
+            let held = open(a, target, 1);
+            match shown(&tenants, "shop") {
+                Ok(Some(1)) if held.len() == 1 => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+        findings.note(known.is_ok(), format!("{family:?}: known {known:?}"));
+        let gone = tenants.in_use(NOISY, 0);
+        findings.note(gone.is_ok(), format!("{family:?}: {gone:?}"));
+
+        let first = open(a, target, MOST - 5);
+        let second = open(b, target, MOST);
+        let others = open(c, target, MOST + 5);
+        let told = [&first, &second, &others].map(Vec::len);
+        findings.note(
+            told == [MOST - 5, 5, MOST],
+            format!(
+                "{family:?}: shop has {}, {}, blog {}",
+                told[0], told[1], told[2]
+            ),
+        );
+        let by_flow = ["shop", "blog"].map(|flow| shown(&tenants, flow).ok().flatten());
+        findings.note(
+            by_flow == [Some(MOST); 2],
+            format!("{family:?}: {by_flow:?}"),
+        );
+
+        // The agent dies, and the next one knows the same.
+        tenants.ground.balanced.kill_agents()?;
+        drop(second);
+        let again = open(b, target, MOST);
+        findings.note(
+            again.len() == 5,
+            format!("{family:?}: without an agent {}", again.len()),
+        );
+        tenants.ground.balanced.start_agents()?;
+        let more = open(b, target, 3).len() + open(c, target, 3).len();
+        findings.note(
+            more == 0,
+            format!("{family:?}: {more} more after the start"),
+        );
+
+        // The address is a friend's, who has no limit, and then somebody's that nobody knows.
+        belongs(&tenants, b, "friends")?;
+        let friends = within(SOON, || match open(b, target, MOST + 5).len() {
+            all if all == MOST + 5 => Ok(()),
+            some => Err(some.to_string()),
+        });
+        findings.note(friends.is_ok(), format!("{family:?}: friends {friends:?}"));
+        let manifests = tenants.ground.balanced.lab.manifests();
+        manifests.delete("Pod", b.name())?;
+        let stranger = within(SOON, || match open(b, target, MOST + 5).len() {
+            MOST => Ok(()),
+            other => Err(other.to_string()),
+        });
+        findings.note(
+            stranger.is_ok(),
+            format!("{family:?}: a stranger {stranger:?}"),
+        );
+
+        // Everything that was counted is given back, also by those whose address changed hands.
+        drop((first, again, others));
+        let empty = tenants.in_use(NOISY, 0);
+        findings.note(empty.is_ok(), format!("{family:?}: empty {empty:?}"));
+        let maps = tenants.ground.balanced.map_dir(1)?;
+        let parties = MappedArray::<u64>::from_pin(&maps.join("PARTIES"))?;
+        let counted = within(SOON, || {
+            let members = parties.iter(0..parties.len());
+            let members = members.map(|(index, element)| Members::read(index, element));
+            match members.map(|members| members.connections).sum::<u32>() {
+                0 => Ok(()),
+                left => Err(left.to_string()),
+            }
+        });
+        findings.note(counted.is_ok(), format!("{family:?}: parties {counted:?}"));
+    }
+    findings.assert_good();
+    Ok(())
+}
