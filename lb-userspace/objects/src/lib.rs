@@ -18,7 +18,7 @@ pub mod text;
 
 pub use self::{
     model::*,
-    object::{AsWritten, Kind, Object, ObjectRef},
+    object::{AsWritten, Kind, Object, ObjectRef, Standing},
     problem::{Problem, Refused, quoted, shortened},
     shared_name::SharedName,
 };

@@ -18,11 +18,23 @@ pub enum Object {
 }
 
 /// An object that is read elsewhere: what it is, and its JSON without what only the API server
-/// writes.
+/// writes, which is beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AsWritten {
     pub reference: ObjectRef,
     pub json: Value,
+    pub standing: Standing,
+}
+
+/// What an API server knows of an object besides what its author has written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// `metadata.generation`: changes with `spec` alone.
+    pub generation: i64,
+    /// `metadata.resourceVersion`.
+    pub resource_version: String,
+    /// `status.conditions`.
+    pub conditions: Vec<Value>,
 }
 
 impl Object {

@@ -2,6 +2,7 @@
 //! limits of levels.
 
 use std::{
+    mem::take,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,6 +13,7 @@ use lb_objects::{AsWritten, Pod};
 use super::Agent;
 use crate::{
     admission::{
+        conditions::{Conditions, StatusWrite},
         files::Followed,
         levels::{Counted, Levels, PERIOD},
         objects::Objects,
@@ -33,6 +35,10 @@ pub struct Admission {
     /// What has come from the API server, and what of it is read.
     received: Option<Vec<Arc<AsWritten>>>,
     read: Objects,
+    /// The API server's objects as they were last, and what their status is to say.
+    latest: Vec<Arc<AsWritten>>,
+    has_latest: bool,
+    conditions: Conditions,
     in_force: Option<InForce>,
     /// The levels, and who waits for their seats.
     line: Arc<Line>,
@@ -91,6 +97,9 @@ impl Admission {
             followed: config.objects.clone().map(Followed::new),
             received: None,
             read: Objects::default(),
+            latest: Vec::new(),
+            has_latest: false,
+            conditions: Conditions::default(),
             in_force: None,
             line: Arc::new(Line::new(queues)),
             problem: None,
@@ -168,6 +177,8 @@ impl Admission {
         let mut changed = self.followed.as_mut().is_some_and(Followed::look);
         if let Some(objects) = self.received.take() {
             self.read.read_from_api(&objects);
+            self.latest = objects;
+            self.has_latest = true;
             changed = true;
         }
         let tries_again = |(_, at): &(String, Instant)| Instant::now() >= *at;
@@ -257,6 +268,16 @@ impl Admission {
             "connection admission has another configuration"
         );
         Ok(())
+    }
+
+    /// What this node is to write into the status of the API server's objects at this moment.
+    pub fn statuses_due(&mut self, now: Instant) -> Vec<StatusWrite> {
+        let is_due = |at: Instant| at <= now;
+        if !take(&mut self.has_latest) && !self.conditions.next().is_some_and(is_due) {
+            return Vec::new();
+        }
+        let (read, latest) = (&self.read.configuration, &self.latest);
+        self.conditions.due(read, latest, now)
     }
 
     /// The levels, and who waits for their seats.
@@ -379,6 +400,10 @@ impl Agent {
         let is_absent = health.is_some_and(|health| health.some_absent());
         let began = Instant::now();
         let changed = admission.follow(self.syncer.writer(), &self.seats, again, is_absent);
+        if let Some(statuses) = &self.feed.statuses {
+            let due = admission.statuses_due(Instant::now());
+            due.into_iter().for_each(|write| statuses.write(write));
+        }
         if admission.wants_pods()
             && let Some(pods) = &self.feed.pods
         {

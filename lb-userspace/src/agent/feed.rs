@@ -9,6 +9,7 @@ use tokio::{
     task::JoinHandle,
 };
 
+use super::statuses::Statuses;
 use crate::{
     config::{Config, SourceSpec},
     events::Recorder,
@@ -36,6 +37,8 @@ pub struct Feed {
     pub pods: Option<Pods>,
     /// Where the API server is, if it is the source.
     pub api_servers: Arc<ApiServers>,
+    /// Writes the status of connection admission's objects, if they are the API server's.
+    pub statuses: Option<Statuses>,
     /// Writes Events: what users have to know about their Services.
     pub events: Recorder,
     batches: mpsc::Receiver<Batch>,
@@ -86,6 +89,7 @@ impl Feed {
             health: Arc::new(SourceHealth::new([Kind::Pod.resource()])),
             wanted: watch::Sender::new(false),
         });
+        let mut statuses = None;
         let (source, events): (Box<dyn Source>, _) = match &config.source {
             SourceSpec::Kubernetes => {
                 let (access, metrics) = (config.api_access.clone(), metrics.api.clone());
@@ -98,6 +102,9 @@ impl Feed {
                         health: pods.health.clone(),
                         wanted: pods.wanted.subscribe(),
                     }));
+                statuses = admission
+                    .is_some()
+                    .then(|| Statuses::start(source.writer()));
                 let recorder = Recorder::start(source.writer(), &config.node_name, events);
                 (Box::new(source), recorder)
             }
@@ -111,6 +118,7 @@ impl Feed {
             health,
             admission,
             pods,
+            statuses,
             api_servers,
             events,
             batches,

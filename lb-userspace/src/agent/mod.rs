@@ -25,6 +25,7 @@ mod resize;
 mod servers;
 mod sizes;
 pub mod status;
+mod statuses;
 mod succession;
 mod sync;
 mod this_node;

@@ -1,6 +1,8 @@
 //! What events do to the store.
 
-use lb_objects::{Algorithm, Endpoint, Refused, RemovedEndpoints, ServiceType, TrafficPolicy};
+use lb_objects::{
+    Algorithm, Endpoint, Refused, RemovedEndpoints, ServiceType, Standing, TrafficPolicy,
+};
 
 use super::*;
 
@@ -12,7 +14,11 @@ fn objects_of_admission_are_told_when_all_are_there() {
             name: ObjectName::new("", name),
         };
         let json = serde_json::json!({"spec": {"shares": shares}});
-        Event::Apply(Object::Admission(Arc::new(AsWritten { reference, json })))
+        Event::Apply(Object::Admission(Arc::new(AsWritten {
+            reference,
+            json,
+            standing: Standing::default(),
+        })))
     };
     let mut store = Store::new("node-1");
     store.apply([object("a", 1), Event::Synced]);

@@ -145,6 +145,8 @@ fn levels_follow_the_api_server_and_outlive_it() {
     until(&mut cluster, 20, 0);
     let held = open(&cluster, target, 25);
     assert_eq!(held.len(), 20);
+    until_condition(&mut cluster, "Accepted", "True Valid");
+    until_condition(&mut cluster, "Dangling", "False Found");
     until(&mut cluster, 20, 20);
     let text = explained(&cluster, target);
     let words = [
@@ -188,6 +190,21 @@ fn levels_follow_the_api_server_and_outlive_it() {
     let problems = gone.unwrap().admission_problems;
     let dangles = problems.iter().any(|text| text.contains("FlowSchema"));
     assert!(dangles, "{problems:?}");
+    until_condition(&mut cluster, "Dangling", "True NotFound");
+}
+
+/// Waits until a condition of the flow schema says this; one of the agents has written it.
+#[track_caller]
+fn until_condition(cluster: &mut Cluster, name: &str, wanted: &str) {
+    let condition = format!(".status.conditions[?(@.type==\"{name}\")]");
+    let path = format!("jsonpath={{{condition}.status}} {{{condition}.reason}}");
+    let found = cluster.until(|cluster| {
+        let get = ["get", "flowschemas.node-lb.io/tenant", "--output", &path];
+        let said = cluster.control_plane.kubectl(&get)?;
+        ensure!(said == wanted, "{name}: {said:?}");
+        Ok(())
+    });
+    found.unwrap();
 }
 
 /// The level is for pods of the namespace `default` alone. Only one of the two on node 1 is the API server's.

@@ -1,4 +1,4 @@
-//! The status conditions of an object. The writer adds the times of transition.
+//! The status conditions of an object. Whoever writes them adds generations and times.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,8 @@ pub struct Condition {
     pub message: String,
 }
 
-/// What was found about an object by the nodes that use it.
+/// What was found about an object by the nodes that use it. They say there what is the same for all:
+/// Accepted and Dangling.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 pub struct Status {
     /// Accepted says whether the object is valid; in a FlowSchema, Dangling says whether its
@@ -42,6 +43,10 @@ pub struct StatusCondition {
     /// Whether the condition holds.
     #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
     pub status: String,
+    /// Of which `metadata.generation` of the object this is said.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub observed_generation: i64,
     /// When `status` last changed.
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,

@@ -20,7 +20,7 @@ use k8s_openapi::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{AsWritten, Kind, Object, ObjectName, ObjectRef, Problem, Refused};
+use crate::{AsWritten, Kind, Object, ObjectName, ObjectRef, Problem, Refused, Standing};
 use field::{Findings, Invalid};
 
 /// The namespace of an object without one, as in kubectl.
@@ -147,6 +147,16 @@ fn as_written(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> {
     let resource_version = text(&object, "/metadata/resourceVersion");
     let name = text(&object, "/metadata/name");
     let reference = object_ref(kind, "", &name);
+    let generation = object.pointer("/metadata/generation");
+    let conditions = object.pointer("/status/conditions");
+    let standing = Standing {
+        generation: generation.and_then(Value::as_i64).unwrap_or_default(),
+        resource_version: resource_version.clone(),
+        conditions: conditions
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default(),
+    };
     let written = json!({
         "apiVersion": object["apiVersion"].take(),
         "kind": kind.to_string(),
@@ -160,6 +170,7 @@ fn as_written(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> {
             outcome: Outcome::Use(Object::Admission(Arc::new(AsWritten {
                 reference: reference.clone(),
                 json: written,
+                standing,
             }))),
             reference,
             problems: Vec::new(),

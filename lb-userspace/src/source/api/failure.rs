@@ -124,6 +124,11 @@ impl Failure {
         )
     }
 
+    /// Whether whoever asks has no right to.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused { code: 403, .. })
+    }
+
     /// Whether the server does not know the resource.
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Refused { code: 404, .. })
