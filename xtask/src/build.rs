@@ -22,6 +22,10 @@ pub enum Kind {
     StaticDebug,
 }
 
+/// Features that only tests ask for. With them, an agent is made of what the tests are made of, so
+/// only the program itself is compiled again.
+const FEATURES_OF_TESTS: &str = "lb-common/model,tokio/test-util,tracing-subscriber/default";
+
 impl Kind {
     pub fn parse(arguments: &[String]) -> Result<Self> {
         match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -55,7 +59,10 @@ pub fn run(workspace: &Workspace, kind: Kind) -> Result<PathBuf> {
             workspace.target.join("release/node-lb")
         }
         Kind::Static => build_static(workspace, Architecture::here(), "release", &["--release"])?,
-        Kind::StaticDebug => build_static(workspace, Architecture::here(), "debug", &[])?,
+        Kind::StaticDebug => {
+            let flags = ["--features", FEATURES_OF_TESTS];
+            build_static(workspace, Architecture::here(), "debug", &flags)?
+        }
     };
     ensure!(
         agent.is_file(),
@@ -99,4 +106,35 @@ fn build_static(
         .and_then(|()| fs::copy(&built, &agent))
         .with_context(|| format!("cannot copy {} to {}", built.display(), agent.display()))?;
     Ok(agent)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The packages that cargo builds, each with its features.
+    fn packages(arguments: &[&str]) -> BTreeSet<String> {
+        let workspace = Workspace::locate().unwrap();
+        let mut tree = workspace.cargo(["tree", "--locked", "--prefix=none", "--format={p} {f}"]);
+        let output = tree.args(arguments).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{complaint}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().map(|line| line.trim_end_matches(" (*)"));
+        lines.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_static_agent_of_tests_is_made_of_what_tests_are_made_of() {
+        let tests = packages(&["--edges=normal,build,dev"]);
+        let features = ["--package=node-lb", "--features", FEATURES_OF_TESTS];
+        let agent = packages(&[&["--edges=normal,build"], &features[..]].concat());
+        let others: Vec<_> = agent.difference(&tests).collect();
+        assert!(
+            others.is_empty(),
+            "built again for the static agent, because their features differ: {others:#?}"
+        );
+    }
 }
