@@ -6,6 +6,7 @@ mod counts;
 mod deps;
 mod fuzz;
 mod guest;
+mod long;
 mod msrv;
 mod options;
 mod outcome;
