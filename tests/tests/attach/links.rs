@@ -1,6 +1,6 @@
 //! Attaching, replacing and detaching.
 
-use std::fs;
+use std::{fs, sync::Arc};
 
 use lb_datapath::{
     Attacher, Direction, Loaded, TcFlavor, XdpAttachment, XdpMode,
@@ -78,11 +78,14 @@ fn native_xdp_is_replaced_under_load_without_loss() {
 
 #[test]
 fn tc_is_replaced_under_load_without_loss() {
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
+    let generations = [start(&pins, &TC), start(&pins, &TC)];
+    // For all flavors, because the verifier takes longest.
+    let loaded = Arc::new((pins, generations));
     for flavor in flavors() {
         let (near, far) = cable();
         let index = near.index("near0");
-        let root = PinRoot::new();
-        let pins = root.pins(VERSION);
         let attach = move |attacher: &Attacher<'_>, loaded: &Loaded| {
             [Direction::Ingress, Direction::Egress].map(|direction| {
                 let program = loaded
@@ -91,16 +94,18 @@ fn tc_is_replaced_under_load_without_loss() {
                 attacher.tc(index, direction, program).unwrap()
             })
         };
-        let (pins, generations) = near.run(move || {
-            let generations = [start(&pins, &TC), start(&pins, &TC)];
-            let first = attach(&Attacher::new(&pins, flavor), &generations[0]);
+        let shared = Arc::clone(&loaded);
+        near.run(move || {
+            let (pins, generations) = &*shared;
+            let first = attach(&Attacher::new(pins, flavor), &generations[0]);
             assert_eq!(first, [false, false], "{flavor:?}");
-            (pins, generations)
         });
 
+        let shared = Arc::clone(&loaded);
         lossless(&near, &far, |rounds| {
             near.run(move || {
-                let attacher = Attacher::new(&pins, flavor);
+                let (pins, generations) = &*shared;
+                let attacher = Attacher::new(pins, flavor);
                 for round in 0..REPLACEMENTS {
                     let replaced = attach(&attacher, &generations[(round + 1) % 2]);
                     assert_eq!(replaced, [true, true], "{flavor:?}");
@@ -118,6 +123,12 @@ fn tc_is_replaced_under_load_without_loss() {
                 assert!(filters.contains("direct-action"), "{filters}");
             }
         }
+        // The next device may have the same index.
+        let shared = Arc::clone(&loaded);
+        near.run(move || {
+            let attacher = Attacher::new(&shared.0, flavor);
+            attacher.detach_device(index).unwrap();
+        });
     }
 }
 
@@ -248,11 +259,11 @@ fn a_device_made_again_under_its_name_and_index_gets_a_new_link() {
 #[test]
 fn attaching_to_a_device_that_is_gone_says_so() {
     let host = Namespace::new();
-    for flavor in flavors() {
-        let root = PinRoot::new();
-        let pins = root.pins(VERSION);
-        host.run(move || {
-            let loaded = start(&pins, &[XDP_PROGRAM, "tc_egress"]);
+    let root = PinRoot::new();
+    let pins = root.pins(VERSION);
+    host.run(move || {
+        let loaded = start(&pins, &[XDP_PROGRAM, "tc_egress"]);
+        for flavor in flavors() {
             let attacher = Attacher::new(&pins, flavor);
             let program = loaded.program(XDP_PROGRAM).unwrap();
             let error = attacher.xdp(999, program, XdpMode::Native).unwrap_err();
@@ -267,8 +278,8 @@ fn attaching_to_a_device_that_is_gone_says_so() {
                 "{error}"
             );
             attacher.detach_device(999).unwrap();
-        });
-    }
+        }
+    });
 }
 
 #[test]
