@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lb_tests::traffic::{Loads, Protocol};
+use lb_tests::traffic::{Capacity, Loads, Protocol};
 use lb_tests::{
-    Failure, FailureKind, Family, Grace, Host, Lab, Load, PATIENCE, Request, SILENCE, Serve,
+    Failure, FailureKind, Family, Grace, Held, Host, Lab, Load, PATIENCE, Request, SILENCE, Serve,
     Topology, eventually,
 };
 
@@ -233,6 +233,8 @@ fn load_counts_every_answer_and_every_failure() -> Result<()> {
             report.p50 <= report.p99 && report.p99 <= report.max,
             "{report}"
         );
+        assert!(report.connects.p50 <= report.p50, "{report:?}");
+        assert!(!report.connects.max.is_zero(), "{report:?}");
         answers += report.ok;
     }
     let request = Request::http(pod.at(Family::V4, 1001));
@@ -251,6 +253,42 @@ fn load_counts_every_answer_and_every_failure() -> Result<()> {
     assert!(!refused.is_empty(), "{report}");
     assert!(
         others.len() <= 4 && others.iter().all(|kind| *kind == FailureKind::Reset),
+        "{report}"
+    );
+    lab.down()
+}
+
+#[test]
+fn a_server_leaves_connections_beyond_its_capacity_in_the_backlog() -> Result<()> {
+    let lab = one_node_one_pod()?;
+    let pod = lab.pod("pod-1-1");
+    let capacity = Capacity {
+        served: 1,
+        backlog: 8,
+    };
+    let _server = Serve::new("pod").tcp(1000).capacity(capacity).start(pod)?;
+    let target = pod.at(Family::V4, 1000);
+    let mut first = Held::open(lab.client(), target)?;
+    first.ask()?;
+    let mut second = Held::open(lab.client(), target)?;
+    let third = Request::tcp(target).in_vain().send(lab.client());
+    assert_eq!(third.unwrap_err().kind, FailureKind::Timeout);
+    drop(first);
+    second.ask()?;
+    lab.down()
+}
+
+#[test]
+fn a_load_backs_off_after_failures() -> Result<()> {
+    let lab = one_node_one_pod()?;
+    let nobody = Request::tcp(lab.pod("pod-1-1").at(Family::V4, 1000));
+    let pause = Duration::from_millis(400);
+    let load = Load::new(nobody).workers(2).pause_after_failure(pause);
+    let report = load.run_for(Duration::from_millis(600), lab.client())?;
+    // Each worker at the start, and after each pause.
+    let most = 2 * (1 + report.elapsed.as_millis() / pause.as_millis());
+    assert!(
+        report.ok == 0 && (1..=most).contains(&report.failed.into()),
         "{report}"
     );
     lab.down()

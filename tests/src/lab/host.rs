@@ -140,6 +140,12 @@ impl Host {
             .with_context(|| format!("{}: cannot set {key} to {value}", self.name()))
     }
 
+    /// Lets this host open many short connections from one address, which need many ports.
+    pub fn allow_many_connections(&self) -> Result<()> {
+        self.set_sysctl("net/ipv4/ip_local_port_range", "10240 65535")?;
+        self.set_sysctl("net/ipv4/tcp_tw_reuse", "1")
+    }
+
     /// Makes the first CPU handle all packets that arrive at `eth0`, in their order (RPS).
     pub fn receive_on_one_cpu(&self) -> Result<()> {
         // A sysfs shows the devices of the namespace that it was mounted in: iproute2 mounts one.

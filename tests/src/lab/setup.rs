@@ -84,9 +84,7 @@ impl Site {
             host_in(CLIENT, 10),
             TrafficRunsIn::Thread,
         )?;
-        // Load opens many connections from one address, which need many ports.
-        client.set_sysctl("net/ipv4/ip_local_port_range", "10240 65535")?;
-        client.set_sysctl("net/ipv4/tcp_tw_reuse", "1")?;
+        client.allow_many_connections()?;
 
         let Addresses { v4, v6 } = gateway_of(CLIENT);
         ip_batch(

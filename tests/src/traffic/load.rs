@@ -27,6 +27,7 @@ pub struct Load {
     workers: usize,
     persistent: bool,
     pause: Duration,
+    pause_after_failure: Duration,
     at_least: u64,
 }
 
@@ -38,6 +39,7 @@ impl Load {
             workers: 4,
             persistent: false,
             pause: Duration::ZERO,
+            pause_after_failure: Duration::ZERO,
             at_least: 0,
         }
     }
@@ -59,6 +61,13 @@ impl Load {
     /// Makes each worker wait this long between requests.
     pub fn pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
+        self
+    }
+
+    /// Makes each worker wait this much longer after a request that failed, as clients do that back
+    /// off.
+    pub fn pause_after_failure(mut self, pause: Duration) -> Self {
+        self.pause_after_failure = pause;
         self
     }
 
@@ -118,12 +127,38 @@ pub struct LoadReport {
     pub failures: Vec<(Duration, Failure)>,
     /// How many answers each server gave.
     pub servers: BTreeMap<String, u64>,
+    /// Time that opening connections took, whether or not they were answered.
+    pub connects: Latencies,
     /// Latencies of answered requests, including connecting where that was needed.
     pub p50: Duration,
     pub p99: Duration,
     pub max: Duration,
     /// From the start to the end of the last request.
     pub elapsed: Duration,
+}
+
+/// Median, 99th percentile and maximum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latencies {
+    pub p50: Duration,
+    pub p99: Duration,
+    pub max: Duration,
+}
+
+impl Latencies {
+    /// Of some times in microseconds; zero without any.
+    fn of(mut micros: Vec<u32>) -> Self {
+        micros.sort_unstable();
+        let at = |percent: usize| {
+            let index = (micros.len() * percent / 100).min(micros.len().saturating_sub(1));
+            Duration::from_micros(micros.get(index).copied().unwrap_or(0).into())
+        };
+        Self {
+            p50: at(50),
+            p99: at(99),
+            max: at(100),
+        }
+    }
 }
 
 impl LoadReport {
@@ -201,6 +236,7 @@ struct Tally {
     report: RefCell<LoadReport>,
     /// In microseconds.
     latencies: RefCell<Vec<u32>>,
+    connects: RefCell<Vec<u32>>,
 }
 
 impl Tally {
@@ -210,6 +246,7 @@ impl Tally {
             first: Notify::new(),
             report: RefCell::default(),
             latencies: RefCell::default(),
+            connects: RefCell::default(),
         }
     }
 
@@ -224,8 +261,7 @@ impl Tally {
             Ok(server) => {
                 report.ok += 1;
                 *report.servers.entry(server).or_default() += 1;
-                let micros = u32::try_from(latency.as_micros()).unwrap_or(u32::MAX);
-                self.latencies.borrow_mut().push(micros);
+                self.latencies.borrow_mut().push(micros(latency));
             }
             Err(failure) => {
                 report.failed += 1;
@@ -247,17 +283,12 @@ impl Tally {
     }
 
     fn report(&self) -> LoadReport {
-        let mut latencies = self.latencies.take();
-        latencies.sort_unstable();
-        let at = |percent: usize| {
-            let index = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
-            Duration::from_micros(latencies.get(index).copied().unwrap_or(0).into())
-        };
-        let (p50, p99, max) = (at(50), at(99), at(100));
+        let Latencies { p50, p99, max } = Latencies::of(self.latencies.take());
         LoadReport {
             p50,
             p99,
             max,
+            connects: Latencies::of(self.connects.take()),
             elapsed: self.start.elapsed(),
             ..self.report.take()
         }
@@ -265,6 +296,10 @@ impl Tally {
 }
 
 const KEPT_FAILURES: usize = 10;
+
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}
 
 async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
     let mut connection = None;
@@ -278,10 +313,14 @@ async fn work(load: Load, tally: Rc<Tally>, mut ending: watch::Receiver<bool>) {
         if result.is_err() || !load.persistent {
             tally.end(&mut connection);
         }
+        let pause = match result {
+            Ok(_) => load.pause,
+            Err(_) => load.pause + load.pause_after_failure,
+        };
         tally.count(result, start.elapsed());
-        if !load.pause.is_zero() {
+        if !pause.is_zero() {
             tokio::select! {
-                () = sleep(load.pause) => {}
+                () = sleep(pause) => {}
                 _ = ending.wait_for(|ending| *ending) => {}
             }
         }
@@ -304,7 +343,9 @@ async fn ask(
     if tally.end(connection) {
         tally.report.borrow_mut().reconnects += 1;
     }
+    let start = Instant::now();
     let fresh = connection.insert(Connection::open(&load.request).await?);
+    tally.connects.borrow_mut().push(micros(start.elapsed()));
     if fresh.repeated_syns() > 0 {
         let now = UNIX_EPOCH.elapsed().unwrap_or_default();
         tally.report.borrow_mut().repeated_syns.push(now);

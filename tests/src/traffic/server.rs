@@ -17,7 +17,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -36,6 +36,26 @@ pub struct Serve {
     http: Vec<u16>,
     tcp: Vec<u16>,
     udp: Vec<u16>,
+    capacity: Capacity,
+}
+
+/// How many TCP connections a port takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Connections that are served at a time. Further ones are in the kernel's backlog: they are
+    /// open, and nobody reads what they ask.
+    pub served: usize,
+    /// Connections in the backlog. Beyond that the kernel drops SYNs. The host's
+    /// `net.core.somaxconn` may allow fewer.
+    pub backlog: u32,
+}
+
+impl Capacity {
+    /// Serves all, with the backlog of servers in Rust's library.
+    const USUAL: Self = Self {
+        served: usize::MAX,
+        backlog: 128,
+    };
 }
 
 impl Serve {
@@ -47,7 +67,14 @@ impl Serve {
             http: Vec::new(),
             tcp: Vec::new(),
             udp: Vec::new(),
+            capacity: Capacity::USUAL,
         }
+    }
+
+    /// Takes only so many TCP connections, at each port.
+    pub fn capacity(mut self, capacity: Capacity) -> Self {
+        self.capacity = capacity;
+        self
     }
 
     /// Serves on this address only.
@@ -141,20 +168,22 @@ impl Job for Serve {
         });
         let mut ports = JoinSet::new();
         for port in self.http {
-            let listener = listen(self.address, port).await?;
+            let listener = listen(self.address, port, self.capacity.backlog)?;
             ports.spawn(accept(
                 listener,
                 Arc::clone(&me),
                 closing.clone(),
+                self.capacity.served,
                 serve_http,
             ));
         }
         for port in self.tcp {
-            let listener = listen(self.address, port).await?;
+            let listener = listen(self.address, port, self.capacity.backlog)?;
             ports.spawn(accept(
                 listener,
                 Arc::clone(&me),
                 closing.clone(),
+                self.capacity.served,
                 serve_lines,
             ));
         }
@@ -214,11 +243,18 @@ const LAST_ARRIVAL: Duration = Duration::from_millis(50);
 /// How long a connection accepted at the very end may take to send its first question.
 const FIRST_QUESTION: Duration = Duration::from_millis(500);
 
-async fn listen(address: IpAddr, port: u16) -> Result<TcpListener> {
+fn listen(address: IpAddr, port: u16, backlog: u32) -> Result<TcpListener> {
     let address = SocketAddr::new(address, port);
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot bind TCP {address}"))
+    let listen = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(backlog)
+    };
+    listen().with_context(|| format!("cannot bind TCP {address}"))
 }
 
 /// Returns when everything that was sent before closing has arrived.
@@ -227,12 +263,13 @@ async fn last_arrival(mut closing: Closing) {
     sleep(LAST_ARRIVAL).await;
 }
 
-/// Accepts until closing, then accepts what is still in the backlog, because closing a listener
-/// resets it. Returns when all its connections have ended.
+/// Accepts until closing, and serves `most` at a time. Then accepts what is still in the backlog,
+/// because closing a listener resets it. Returns when all its connections have ended.
 async fn accept<F>(
     listener: TcpListener,
     me: Arc<Me>,
     closing: Closing,
+    most: usize,
     serve: fn(TcpStream, Arc<Me>, Closing) -> F,
 ) where
     F: Future<Output = Result<()>> + Send + 'static,
@@ -242,13 +279,13 @@ async fn accept<F>(
     tokio::pin!(end);
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept(), if connections.len() < most => accepted,
+            Some(_) = connections.join_next() => continue,
             () = &mut end => break,
         };
         if let Ok((stream, _)) = accepted {
             connections.spawn(serve(stream, Arc::clone(&me), closing.clone()));
         }
-        while connections.try_join_next().is_some() {}
     }
     while let Ok(Ok((stream, _))) = timeout(Duration::ZERO, listener.accept()).await {
         connections.spawn(serve(stream, Arc::clone(&me), closing.clone()));
