@@ -41,8 +41,13 @@ pub const PROGRAMS: [Program; 3] = [
     },
 ];
 
-/// Arguments, or parts of arguments, with which a program needs a control plane.
-const CONTROL_PLANE_ARGUMENTS: [&str; 2] = ["--apiserver", "control-plane"];
+/// Words of arguments with which a program needs more than the lab.
+const NEEDS: [(&str, Need); 4] = [
+    ("--apiserver", Need::ControlPlane),
+    ("--control-plane", Need::ControlPlane),
+    ("control-plane", Need::ControlPlane),
+    ("admission", Need::Peers),
+];
 
 impl Program {
     pub fn exists(&self, workspace: &Workspace) -> bool {
@@ -63,16 +68,7 @@ pub fn run(workspace: &Workspace, name: &str, arguments: &[String]) -> Result<Ex
         .find(|program| program.name == name)
         .context("no such program")?;
     let privilege = Privilege::detect()?;
-    let has_control_plane = arguments.iter().any(|argument| {
-        CONTROL_PLANE_ARGUMENTS
-            .iter()
-            .any(|wanted| argument.contains(wanted))
-    });
-    let needs: &[_] = match has_control_plane {
-        true => &[Need::Lab, Need::ControlPlane],
-        false => &[Need::Lab],
-    };
-    setup::run(workspace, needs)?;
+    setup::run(workspace, &needs(arguments))?;
     let (profile, flags) = match program.release {
         true => ("release", &["build", "--release"][..]),
         false => ("debug", &["build"][..]),
@@ -81,4 +77,34 @@ pub fn run(workspace: &Workspace, name: &str, arguments: &[String]) -> Result<Ex
     let path = workspace.target.join(profile).join(program.name);
     let error = privilege.command(&path).args(arguments).exec();
     Err(error).with_context(|| format!("cannot run {}", path.display()))
+}
+
+/// What a program needs with these arguments.
+fn needs(arguments: &[String]) -> Vec<Need> {
+    let has = |wanted: &str| {
+        let mut words = arguments.iter().flat_map(|one| one.split(['=', ',']));
+        words.any(|word| word == wanted)
+    };
+    let more = NEEDS.into_iter().filter(|(word, _)| has(word));
+    [Need::Lab]
+        .into_iter()
+        .chain(more.map(|(_, need)| need))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_say_what_a_program_needs() {
+        let of = |line: &str| needs(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(of("--only lab --json admission.json"), [Need::Lab]);
+        let control_plane = [Need::Lab, Need::ControlPlane];
+        assert_eq!(of("--control-plane --quick"), control_plane);
+        assert_eq!(of("--apiserver=new"), control_plane);
+        let all = [Need::Lab, Need::ControlPlane, Need::Peers];
+        assert_eq!(of("--only lab,control-plane,admission"), all);
+        assert_eq!(of("--only=admission"), [Need::Lab, Need::Peers]);
+    }
 }

@@ -28,6 +28,8 @@ pub enum Need {
     Lab,
     /// Run a Kubernetes control plane in the lab.
     ControlPlane,
+    /// Compare with other balancers.
+    Peers,
     /// Build with the parts that libFuzzer needs.
     Fuzz,
     /// Build for an architecture that is not this machine's.

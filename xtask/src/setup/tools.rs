@@ -15,7 +15,7 @@ pub struct Tool {
     purpose: &'static str,
 }
 
-static TOOLS: [Tool; 23] = [
+static TOOLS: [Tool; 24] = [
     Tool {
         command: "ip",
         packages: &["iproute2"],
@@ -63,6 +63,12 @@ static TOOLS: [Tool; 23] = [
         packages: &["iperf3"],
         need: Need::Lab,
         purpose: "throughput in benchmarks",
+    },
+    Tool {
+        command: "haproxy",
+        packages: &["haproxy"],
+        need: Need::Peers,
+        purpose: "a balancer that the benchmark compares node-lb with",
     },
     Tool {
         command: "c++",
