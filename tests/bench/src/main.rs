@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: the cost of packets, connections and changes with node-lb and with other
 //! ways to do the same.
 
+mod admission;
 mod cluster;
 mod control_plane;
 mod lab;
@@ -58,12 +59,13 @@ fn main() -> Result<()> {
 type Run = fn(&Options) -> Result<report::Findings>;
 
 /// All parts, in order.
-const PARTS: [(Part, Run); 5] = [
+const PARTS: [(Part, Run); 6] = [
     (Part::Packets, packets::run),
     (Part::Lab, lab::run),
     (Part::Programming, programming::run),
     (Part::Memory, memory::run),
     (Part::ControlPlane, control_plane::run),
+    (Part::Admission, admission::run),
 ];
 
 fn write(path: &Path, text: &str) -> Result<()> {

@@ -11,14 +11,14 @@ use crate::packets::cases::{self, Case};
 #[derive(Parser)]
 #[command(name = "bench")]
 pub struct Options {
-    /// Run only these parts [default: all but control-plane]
+    /// Run only these parts [default: all but control-plane and admission]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,...")]
     only: Vec<Part>,
     /// Run only the part control-plane, which takes a quarter of an hour
     #[arg(long, conflicts_with = "only")]
     control_plane: bool,
     /// Samples of each figure [default: 10 of packets and in the lab, 3 of programming, 1 of
-    /// control-plane]
+    /// the others]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
     /// A rough check: few rounds, short samples, 1 and 1,000 services (control-plane:
@@ -89,6 +89,8 @@ pub enum Part {
     Memory,
     /// The same and more with an API server, beside kube-proxy
     ControlPlane,
+    /// What a quiet client sees beside noisy ones, also with nftables and HAProxy
+    Admission,
 }
 
 impl Options {
@@ -96,8 +98,8 @@ impl Options {
     pub fn wants(&self, part: Part) -> bool {
         match &self.only[..] {
             _ if self.control_plane => part == Part::ControlPlane,
-            // It takes long, and needs the programs of Kubernetes.
-            [] => part != Part::ControlPlane,
+            // They take long, and need programs that others have written.
+            [] => !matches!(part, Part::ControlPlane | Part::Admission),
             only => only.contains(&part),
         }
     }
@@ -111,7 +113,7 @@ impl Options {
     /// Samples of each figure of a part.
     pub fn rounds(&self, part: Part) -> u32 {
         let usual = match part {
-            Part::ControlPlane | Part::Memory => 1,
+            Part::ControlPlane | Part::Memory | Part::Admission => 1,
             _ if self.quick => 2,
             Part::Packets | Part::Lab => 10,
             Part::Programming => 3,

@@ -25,9 +25,7 @@ pub fn start(lab: Lab, services: u32, xdp_mode: XdpMode) -> Result<(Balanced, Us
         services::apply(&lab, service, &services::endpoints(service))?;
     }
     let since = Instant::now();
-    let mode = xdp_mode.to_possible_value();
-    let mode = mode.context("a mode without a name")?;
-    let flag = format!("--xdp-mode={}", mode.get_name());
+    let flag = xdp_flag(xdp_mode)?;
     let balanced = Balanced::in_lab(lab, &[&flag])?;
     let usage = usage::so_far(of(&balanced)?.pid(), since.elapsed())?;
     let programmed = metric(&balanced, "node_lb_services{state=\"programmed\"}")?;
@@ -36,6 +34,17 @@ pub fn start(lab: Lab, services: u32, xdp_mode: XdpMode) -> Result<(Balanced, Us
         "node-lb has {programmed} of {services} services"
     );
     Ok((balanced, usage))
+}
+
+/// The agent's argument for how to attach.
+///
+/// # Errors
+///
+/// If the mode has no name.
+pub fn xdp_flag(mode: XdpMode) -> Result<String> {
+    let mode = mode.to_possible_value();
+    let mode = mode.context("a mode without a name")?;
+    Ok(format!("--xdp-mode={}", mode.get_name()))
 }
 
 /// The agent.

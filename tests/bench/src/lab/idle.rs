@@ -1,11 +1,13 @@
 //! Waits until no other process uses the machine.
 
 use std::{
-    fs, thread,
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+
+use crate::machine::Ticks;
 
 /// How long the CPUs are watched.
 const WINDOW: Duration = Duration::from_millis(40);
@@ -19,12 +21,13 @@ const IDLE: f64 = 0.9;
 /// If the kernel's statistics cannot be read.
 pub fn wait(patience: Duration) -> Result<bool> {
     let since = Instant::now();
-    let mut before = ticks()?;
+    let mut before = Ticks::now()?;
     loop {
         thread::sleep(WINDOW);
-        let now = ticks()?;
+        let now = Ticks::now()?;
         let all = now.all - before.all;
-        if all != 0 && (now.idle - before.idle) as f64 >= IDLE * all as f64 {
+        let idle = now.idle - before.idle;
+        if !all.is_zero() && idle >= all.mul_f64(IDLE) {
             return Ok(true);
         }
         if since.elapsed() > patience {
@@ -32,24 +35,4 @@ pub fn wait(patience: Duration) -> Result<bool> {
         }
         before = now;
     }
-}
-
-/// Clock ticks of all CPUs since boot.
-struct Ticks {
-    idle: u64,
-    all: u64,
-}
-
-/// Reads `/proc/stat` (proc_stat(5)).
-fn ticks() -> Result<Ticks> {
-    let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let line = text.lines().next().unwrap_or_default();
-    let fields = line.strip_prefix("cpu ").context("no cpu in /proc/stat")?;
-    let fields = fields.split_whitespace().map(str::parse::<u64>);
-    let fields: Vec<u64> = fields.collect::<Result<_, _>>()?;
-    // user nice system idle iowait irq softirq steal; guests' time is included in user.
-    Ok(Ticks {
-        idle: fields.iter().skip(3).take(2).sum(),
-        all: fields.iter().take(8).sum(),
-    })
 }

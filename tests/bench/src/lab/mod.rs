@@ -4,7 +4,7 @@
 mod connections;
 mod conntrack;
 mod datagrams;
-mod idle;
+pub mod idle;
 mod report;
 mod stream;
 

@@ -69,8 +69,10 @@ impl Bars {
     /// The title, and below it the meaning of the colours.
     fn draw_header(&self, area: &Area) -> Result<(), Box<dyn Error>> {
         area.draw(&Text::new(self.title, (16, 12), (FONT, 20)))?;
+        let room = PANEL.0 as usize * COLUMNS - 16;
+        let width = (room / self.names.len().max(1)).min(120);
         for (index, name) in self.names.iter().enumerate() {
-            let x = 16 + 120 * index as i32;
+            let x = 16 + (width * index) as i32;
             let square = [(x, 40), (x + 12, 52)];
             area.draw(&Rectangle::new(square, color(index).filled()))?;
             area.draw(&Text::new(*name, (x + 18, 40), (FONT, 14)))?;
