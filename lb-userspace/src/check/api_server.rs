@@ -1,6 +1,6 @@
 //! The API server: whether it can be reached, and whether it allows the agent to do its work.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -30,17 +30,65 @@ const REACH: &str = "set KUBERNETES_SERVICE_HOST and _PORT to the API server's o
                      --master (docs/api-server.md)";
 const GRANT: &str = "bind the agent's account to deploy/base's ClusterRole node-lb";
 
-/// What the agent asks for: group, resource, verb.
-const RIGHTS: [(&str, &str, &str); 8] = [
-    ("", "services", "list"),
-    ("", "services", "watch"),
-    ("discovery.k8s.io", "endpointslices", "list"),
-    ("discovery.k8s.io", "endpointslices", "watch"),
-    ("", "nodes", "list"),
-    ("", "nodes", "watch"),
-    ("events.k8s.io", "events", "create"),
-    ("events.k8s.io", "events", "patch"),
+/// What the agent asks for.
+struct Right {
+    group: &'static str,
+    /// With the subresource, if it is one's.
+    resource: &'static str,
+    verbs: &'static [&'static str],
+    /// What is so without it; `None` means that the agent cannot work.
+    without: Option<&'static str>,
+}
+
+const FOLLOW: &[&str] = &["list", "watch"];
+
+const RIGHTS: [Right; 4] = [
+    needed("", "services"),
+    needed("discovery.k8s.io", "endpointslices"),
+    needed("", "nodes"),
+    Right {
+        group: "events.k8s.io",
+        resource: "events",
+        verbs: &["create", "patch"],
+        without: Some("Services will have no Events"),
+    },
 ];
+
+/// The same for the objects of connection admission. The right to ask for pods is one's own to give:
+/// `status` says where it is missed.
+const ADMISSION: [Right; 4] = [
+    of_admission("prioritylevels", FOLLOW, NO_OBJECTS),
+    of_admission("flowschemas", FOLLOW, NO_OBJECTS),
+    of_admission("prioritylevels/status", &["patch"], NO_STATUS),
+    of_admission("flowschemas/status", &["patch"], NO_STATUS),
+];
+const NO_OBJECTS: &str = "connections are not limited as the objects say";
+const NO_STATUS: &str = "these objects' status will not say what is wrong with them";
+
+const fn needed(group: &'static str, resource: &'static str) -> Right {
+    Right {
+        group,
+        resource,
+        verbs: FOLLOW,
+        without: None,
+    }
+}
+
+const fn of_admission(
+    resource: &'static str,
+    verbs: &'static [&'static str],
+    without: &'static str,
+) -> Right {
+    Right {
+        group: "node-lb.io",
+        resource,
+        verbs,
+        without: Some(without),
+    }
+}
+
+/// A right that the account lacks, such as `list nodes`, and what is so without it.
+type Missing = (String, Option<&'static str>);
 
 /// No findings if the API server is not the source.
 pub async fn check(config: &Config) -> Vec<Finding> {
@@ -52,7 +100,7 @@ pub async fn check(config: &Config) -> Vec<Finding> {
         Err(error) => return vec![Finding::failure(CHECK, format!("{error:#}"), REACH)],
     };
     let client = connection.current().client;
-    let rights = match missing_rights(&client).await {
+    let rights = match missing_rights(&client, config).await {
         Ok(missing) => missing,
         Err(error) => return vec![Finding::failure(CHECK, error, REACH)],
     };
@@ -69,47 +117,56 @@ pub async fn check(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// The rights that the agent needs and this account lacks, such as `list nodes`.
-async fn missing_rights(client: &Client) -> Result<Vec<String>, String> {
+/// The rights that the agent asks for and this account lacks.
+async fn missing_rights(client: &Client, config: &Config) -> Result<Vec<Missing>, String> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let of_admission = ADMISSION.iter().filter(|_| config.follows_admission());
     let mut missing = Vec::new();
-    for (group, resource, verb) in RIGHTS {
-        let attributes = ResourceAttributes {
-            group: Some(group.to_owned()),
-            resource: Some(resource.to_owned()),
-            verb: Some(verb.to_owned()),
-            ..ResourceAttributes::default()
+    for right in RIGHTS.iter().chain(of_admission) {
+        let (resource, subresource) = match right.resource.split_once('/') {
+            Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+            None => (right.resource, None),
         };
-        let review = SelfSubjectAccessReview {
-            spec: SelfSubjectAccessReviewSpec {
-                resource_attributes: Some(attributes),
-                ..SelfSubjectAccessReviewSpec::default()
-            },
-            ..SelfSubjectAccessReview::default()
-        };
-        let parameters = PostParams::default();
-        let answer = within(reviews.create(&parameters, &review)).await?;
-        if !answer.status.is_some_and(|status| status.allowed) {
-            missing.push(format!("{verb} {resource}"));
+        for verb in right.verbs {
+            let attributes = ResourceAttributes {
+                group: Some(right.group.to_owned()),
+                resource: Some(resource.to_owned()),
+                subresource: subresource.clone(),
+                verb: Some((*verb).to_owned()),
+                ..ResourceAttributes::default()
+            };
+            let review = SelfSubjectAccessReview {
+                spec: SelfSubjectAccessReviewSpec {
+                    resource_attributes: Some(attributes),
+                    ..SelfSubjectAccessReviewSpec::default()
+                },
+                ..SelfSubjectAccessReview::default()
+            };
+            let parameters = PostParams::default();
+            let answer = within(reviews.create(&parameters, &review)).await?;
+            if !answer.status.is_some_and(|status| status.allowed) {
+                missing.push((format!("{verb} {}", right.resource), right.without));
+            }
         }
     }
     Ok(missing)
 }
 
-fn permissions(missing: &[String]) -> Finding {
+fn permissions(missing: &[Missing]) -> Finding {
     const CHECK: &str = "permissions";
-    let needed = missing.iter().filter(|right| !right.ends_with(" events"));
-    match (missing.is_empty(), needed.count()) {
-        (true, _) => Finding::ok(CHECK, "all that the agent asks for"),
-        (_, 0) => Finding::warning(
-            CHECK,
-            format!(
-                "missing: {}; Services will have no Events",
-                missing.join(", ")
-            ),
-            GRANT,
-        ),
-        _ => Finding::failure(CHECK, format!("missing: {}", missing.join(", ")), GRANT),
+    let rights: Vec<_> = missing.iter().map(|(right, _)| right.as_str()).collect();
+    let rights = rights.join(", ");
+    let without: BTreeSet<_> = missing.iter().map(|(_, without)| *without).collect();
+    if without.is_empty() {
+        return Finding::ok(CHECK, "all that the agent asks for");
+    }
+    let bearable: Option<Vec<_>> = without.into_iter().collect();
+    match bearable {
+        Some(without) => {
+            let found = format!("missing: {rights}; {}", without.join("; "));
+            Finding::warning(CHECK, found, GRANT)
+        }
+        None => Finding::failure(CHECK, format!("missing: {rights}"), GRANT),
     }
 }
 
@@ -198,12 +255,17 @@ mod tests {
 
     #[test]
     fn without_events_the_agent_works() {
-        let level = |missing: &[&str]| {
-            let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+        let level = |missing: &[(&str, Option<&'static str>)]| {
+            let missing = missing.iter();
+            let missing: Vec<_> = missing
+                .map(|(right, without)| ((*right).to_owned(), *without))
+                .collect();
             permissions(&missing).level
         };
         assert_eq!(level(&[]), Level::Ok);
-        assert_eq!(level(&["create events"]), Level::Warning);
-        assert_eq!(level(&["create events", "watch nodes"]), Level::Failure);
+        let events = ("create events", Some("no Events"));
+        let status = ("patch flowschemas/status", Some(NO_STATUS));
+        assert_eq!(level(&[events, status]), Level::Warning);
+        assert_eq!(level(&[events, ("watch nodes", None)]), Level::Failure);
     }
 }
