@@ -8,7 +8,7 @@
 //! writes the same about an object once in [`AGAIN`].
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -35,7 +35,7 @@ const ANY_SEATS: u32 = 1;
 /// A status to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusWrite {
-    pub reference: ObjectRef,
+    pub reference: lb_objects::ObjectRef,
     /// A merge patch of the object's `status`.
     pub patch: Value,
 }
@@ -69,22 +69,13 @@ impl Conditions {
         }
         self.intended
             .retain(|object, _| wanted.contains_key(object));
-        let standing = objects.iter().filter_map(|object| {
-            let kind = match object.reference.kind {
-                lb_objects::Kind::PriorityLevel => Kind::PriorityLevel,
-                lb_objects::Kind::FlowSchema => Kind::FlowSchema,
-                _ => return None,
-            };
-            let name = object.reference.name.name.to_string();
-            Some((ObjectRef { kind, name }, &object.standing))
-        });
-        let standing: BTreeMap<_, _> = standing.collect();
-        let writes = wanted.into_iter().filter_map(|(reference, wanted)| {
-            let standing = standing.get(&reference)?;
-            let is_due = self.is_due(&reference, &wanted, standing, now);
+        let writes = objects.iter().filter_map(|object| {
+            let reference = reference(object)?;
+            let wanted = wanted.get(&reference)?;
+            let is_due = self.is_due(reference, wanted, &object.standing, now);
             is_due.then(|| StatusWrite {
-                patch: patch(&wanted, standing, SystemTime::now()),
-                reference,
+                reference: object.reference.clone(),
+                patch: patch(wanted, &object.standing, SystemTime::now()),
             })
         });
         writes.collect()
@@ -99,7 +90,7 @@ impl Conditions {
     /// Whether this agent is to write these conditions of an object at this moment.
     fn is_due(
         &mut self,
-        reference: &ObjectRef,
+        reference: ObjectRef,
         wanted: &[Condition],
         standing: &Standing,
         now: Instant,
@@ -107,7 +98,7 @@ impl Conditions {
         let is_said = |wanted| says(standing, wanted);
         let is_missing = !wanted.iter().all(is_said);
         if !is_missing {
-            if let Some(intended) = self.intended.get_mut(reference) {
+            if let Some(intended) = self.intended.get_mut(&reference) {
                 intended.is_missing = false;
             }
             return false;
@@ -115,7 +106,7 @@ impl Conditions {
         let in_short = wanted.iter();
         let in_short = in_short.map(|wanted| (wanted.type_, wanted.status, wanted.reason));
         let what = (standing.generation, in_short.collect::<Vec<_>>());
-        match self.intended.get_mut(reference) {
+        match self.intended.get_mut(&reference) {
             Some(intended) if intended.what == what => {
                 let is_due = now >= intended.at;
                 intended.is_missing = true;
@@ -131,11 +122,22 @@ impl Conditions {
                     at,
                     is_missing,
                 };
-                self.intended.insert(reference.clone(), intended);
+                self.intended.insert(reference, intended);
                 false
             }
         }
     }
+}
+
+/// What the configuration calls an object.
+fn reference(object: &AsWritten) -> Option<ObjectRef> {
+    let kind = match object.reference.kind {
+        lb_objects::Kind::PriorityLevel => Kind::PriorityLevel,
+        lb_objects::Kind::FlowSchema => Kind::FlowSchema,
+        _ => return None,
+    };
+    let name = object.reference.name.name.to_string();
+    Some(ObjectRef { kind, name })
 }
 
 /// Whether an object's status says this of its present generation.

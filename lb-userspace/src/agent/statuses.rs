@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use hyper::Method;
-use lb_admission::objects::Kind;
 use tokio::{sync::mpsc, task::JoinHandle, time::sleep};
 
 use crate::{admission::conditions::StatusWrite, source::api::ApiWriter};
@@ -45,15 +43,7 @@ impl Drop for Statuses {
 async fn run(api: ApiWriter, mut writes: mpsc::Receiver<StatusWrite>) {
     let mut is_forbidden = false;
     while let Some(StatusWrite { reference, patch }) = writes.recv().await {
-        let resource = match reference.kind {
-            Kind::PriorityLevel => lb_objects::Kind::PriorityLevel.resource(),
-            Kind::FlowSchema => lb_objects::Kind::FlowSchema.resource(),
-        };
-        let path = format!(
-            "/apis/node-lb.io/v1alpha1/{resource}/{}/status",
-            reference.name
-        );
-        match api.write(resource, &Method::PATCH, &path, &patch).await {
+        match api.patch_status(&reference, &patch).await {
             Ok(()) => is_forbidden = false,
             Err(error) if error.is_forbidden() => {
                 if !is_forbidden {

@@ -1,6 +1,23 @@
 //! Medians, ranges and random numbers.
 
+use std::time::Duration;
+
 use serde::Serialize;
+
+/// In milliseconds.
+pub fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// In microseconds.
+pub fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// In MiB.
+pub fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
 
 /// Median and range of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

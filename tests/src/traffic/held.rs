@@ -33,6 +33,12 @@ impl Held {
         Self::open_from(host, 0, target)
     }
 
+    /// Connects from `host` so many times, one after the other: the connections that were let in.
+    pub fn open_all(host: impl AsRef<Host>, target: SocketAddr, tries: usize) -> Vec<Self> {
+        let tries = (0..tries).map(|_| Self::open(host.as_ref(), target));
+        tries.filter_map(Result::ok).collect()
+    }
+
     /// Connects from `host`, if need be with a later SYN than the first: where a server may be late
     /// and the first SYN is not what matters.
     pub fn open_patiently(host: impl AsRef<Host>, target: SocketAddr) -> Result<Self> {

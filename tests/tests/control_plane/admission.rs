@@ -90,12 +90,7 @@ fn until(cluster: &mut Cluster, nominal: u32, in_use: u32) {
 
 /// Connections of a pod of node 1 that are let in, of so many.
 fn open(cluster: &Cluster, target: SocketAddr, tries: usize) -> Vec<Held> {
-    open_from(cluster.lab().pod("pod-1-1"), target, tries)
-}
-
-fn open_from(pod: &Pod, target: SocketAddr, tries: usize) -> Vec<Held> {
-    let tries = (0..tries).map(|_| Held::open(pod, target));
-    tries.filter_map(Result::ok).collect()
+    Held::open_all(cluster.lab().pod("pod-1-1"), target, tries)
 }
 
 /// What `explain` says of a connection to it: it asks the API server as the agent does.
@@ -232,21 +227,21 @@ fn pods_are_told_apart(cluster: &mut Cluster, target: SocketAddr) {
         Ok(())
     });
     refused.unwrap();
-    let held = open_from(&pod, target, 3);
+    let held = Held::open_all(&pod, target, 3);
     assert_eq!(held.len(), 3, "nobody's seats but catch-all's");
     until(cluster, 20, 0);
     drop(held);
 
     grant_pods(&cluster.control_plane).unwrap();
     let held = cluster.until(|cluster| {
-        let held = open_from(&pod, target, 1);
+        let held = Held::open_all(&pod, target, 1);
         let level = level(cluster)?;
         ensure!((held.len(), level.in_use) == (1, 1), "{level:?}");
         Ok(held)
     });
     let problems = cluster.ground.status(1).unwrap().admission_problems;
     assert_eq!(problems, Vec::<String>::new());
-    let more = open_from(&pod, target, 25);
+    let more = Held::open_all(&pod, target, 25);
     assert_eq!(more.len(), 19);
     let other = open(cluster, target, 1);
     assert_eq!(other.len(), 1);

@@ -179,6 +179,30 @@ pub fn protocol(field: impl Display, text: Option<&str>) -> Result<Protocol, Inv
     }
 }
 
+/// The usable values of a list; or, where that is empty, the one of a field that was there before the list.
+/// Both are given with what reads a value of theirs, and the list's also is given the value's index.
+pub fn listed_or_one<T, V>(
+    (listed, of_list): (Option<&Vec<V>>, impl Fn(usize, &V) -> Result<T, Invalid>),
+    (one, of_one): (Option<&str>, impl FnOnce(&str) -> Result<T, Invalid>),
+    findings: &mut Findings,
+) -> Vec<T> {
+    let listed = listed.map(Vec::as_slice).unwrap_or_default();
+    let values: Vec<_> = match listed.is_empty() {
+        true => one
+            .filter(|one| !one.is_empty())
+            .map(of_one)
+            .into_iter()
+            .collect(),
+        false => listed
+            .iter()
+            .enumerate()
+            .map(|(index, value)| of_list(index, value))
+            .collect(),
+    };
+    let check = |value| findings.check(Refused::Value, value);
+    values.into_iter().filter_map(check).collect()
+}
+
 /// An IP address in lenient form (see [`parse_ip`]).
 pub fn ip(field: impl Display, text: &str) -> Result<IpAddr, Invalid> {
     parse_ip(text).ok_or_else(|| Invalid::text(field, text, "must be an IP address"))

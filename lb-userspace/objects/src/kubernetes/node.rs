@@ -68,18 +68,11 @@ fn addresses(node: &core::Node, findings: &mut Findings) -> Vec<IpAddr> {
 
 /// `podCIDRs`, or `podCIDR` in a manifest that has only that.
 fn pod_cidrs(spec: &NodeSpec, findings: &mut Findings) -> Vec<IpNet> {
-    let listed = spec.pod_cidrs.as_deref().unwrap_or_default();
-    if listed.is_empty() {
-        let cidr = spec.pod_cidr.as_deref().filter(|cidr| !cidr.is_empty());
-        let cidr = cidr.map(|cidr| field::cidr("spec.podCIDR", cidr));
-        return cidr
-            .and_then(|cidr| findings.check(Refused::Value, cidr))
-            .into_iter()
-            .collect();
-    }
-    let cidr = |(index, text): (usize, &String)| {
-        let cidr = field::cidr(format_args!("spec.podCIDRs[{index}]"), text);
-        findings.check(Refused::Value, cidr)
-    };
-    listed.iter().enumerate().filter_map(cidr).collect()
+    let of_list = |index, text: &String| field::cidr(format_args!("spec.podCIDRs[{index}]"), text);
+    let of_one = |text: &str| field::cidr("spec.podCIDR", text);
+    field::listed_or_one(
+        (spec.pod_cidrs.as_ref(), of_list),
+        (spec.pod_cidr.as_deref(), of_one),
+        findings,
+    )
 }

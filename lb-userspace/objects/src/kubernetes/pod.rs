@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 
 use super::{
-    super::{Kind, Object, Refused},
+    super::{Kind, Object},
     Translate,
     field::{self, Findings, Invalid},
 };
@@ -59,18 +59,13 @@ fn addresses(status: &PodStatus, findings: &mut Findings) -> Vec<IpAddr> {
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Vec::new();
     }
-    let listed = status.pod_ips.as_deref().unwrap_or_default();
-    if listed.is_empty() {
-        let ip = status.pod_ip.as_deref().filter(|ip| !ip.is_empty());
-        let ip = ip.map(|ip| field::ip("status.podIP", ip));
-        return ip
-            .and_then(|ip| findings.check(Refused::Value, ip))
-            .into_iter()
-            .collect();
-    }
-    let ip = |(index, listed): (usize, &core::PodIP)| {
-        let ip = field::ip(format_args!("status.podIPs[{index}].ip"), &listed.ip);
-        findings.check(Refused::Value, ip)
+    let of_list = |index, listed: &core::PodIP| {
+        field::ip(format_args!("status.podIPs[{index}].ip"), &listed.ip)
     };
-    listed.iter().enumerate().filter_map(ip).collect()
+    let of_one = |text: &str| field::ip("status.podIP", text);
+    field::listed_or_one(
+        (status.pod_ips.as_ref(), of_list),
+        (status.pod_ip.as_deref(), of_one),
+        findings,
+    )
 }

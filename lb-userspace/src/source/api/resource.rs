@@ -84,6 +84,11 @@ impl Resource {
         }
     }
 
+    /// Path of the status of an object that has no namespace.
+    pub fn status(&self, name: &str) -> String {
+        format!("{}/{name}/status", self.path)
+    }
+
     /// Path and query of a request.
     pub fn uri(&self, request: &Request<'_>) -> String {
         // The query starts after the path.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use http_body_util::BodyExt as _;
 use hyper::{Method, header::CONTENT_TYPE, http};
 use kube::client::Body;
+use lb_objects::ObjectRef;
 use serde_json::Value;
 
-use super::{client::exchange, connection::Connection, failure::Failure};
+use super::{client::exchange, connection::Connection, failure::Failure, resource::Resource};
 use crate::metrics::ApiMetrics;
 
 /// Writes objects over the connection of an [`super::ApiSource`].
@@ -22,6 +23,17 @@ impl ApiWriter {
             connection,
             metrics,
         }
+    }
+
+    /// Changes the status of an object of connection admission by a merge patch, as [`Self::write`].
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub async fn patch_status(&self, object: &ObjectRef, patch: &Value) -> Result<(), Failure> {
+        let resource = Resource::of_admission(object.kind);
+        let path = resource.status(&object.name.name);
+        self.write(resource.name, &Method::PATCH, &path, patch)
+            .await
     }
 
     /// Sends an object of this resource, or for PATCH a merge patch, without repeating it on

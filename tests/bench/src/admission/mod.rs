@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<Findings> {
             let ground = Ground::build(set_up, options.xdp_mode)
                 .with_context(|| format!("cannot set up {}", set_up.name()))?;
             for demand in Demand::ALL {
-                report.count_idle(idle::wait(PATIENCE)?);
+                report.begun.count(idle::wait(PATIENCE)?);
                 let sample = measure(&ground, demand, extent);
                 let sample = sample.with_context(|| format!("{}, {demand}", set_up.name()))?;
                 report.add(demand, set_up, sample);

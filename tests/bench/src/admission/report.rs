@@ -10,9 +10,10 @@ use super::{
     peers::Peers,
 };
 use crate::{
+    lab::idle::Begun,
     plot::{Bars, Group, Panel, Plot},
     report::Findings,
-    statistics::Figures,
+    statistics::{Figures, micros, millis},
     table::Table,
 };
 
@@ -147,8 +148,8 @@ pub struct AdmissionReport {
     peers: Peers,
     extent: Extent,
     samples: BTreeMap<(Demand, SetUp), Vec<Sample>>,
-    idle: u32,
-    busy: u32,
+    /// Whether the machine was idle before the samples.
+    pub begun: Begun,
 }
 
 impl AdmissionReport {
@@ -158,16 +159,7 @@ impl AdmissionReport {
             peers,
             extent,
             samples: BTreeMap::new(),
-            idle: 0,
-            busy: 0,
-        }
-    }
-
-    /// Counts whether the machine was idle before a sample.
-    pub fn count_idle(&mut self, idle: bool) {
-        match idle {
-            true => self.idle += 1,
-            false => self.busy += 1,
+            begun: Begun::default(),
         }
     }
 
@@ -188,7 +180,7 @@ impl AdmissionReport {
             json: json!({
                 "haproxy": self.peers.haproxy,
                 "nft": self.peers.nft,
-                "busy_samples": self.busy,
+                "busy_samples": self.begun.busy,
                 "figures": self.json(),
             }),
             plots: vec![self.plot()],
@@ -212,11 +204,7 @@ impl AdmissionReport {
              answer: of the whole machine with all that runs there, of the lab (clients, endpoint, balancer), and of \
              the balancer's processes alone"
                 .to_owned(),
-            format!(
-                "{} of {} samples began while something else used the machine",
-                self.busy,
-                self.busy + self.idle
-            ),
+            self.begun.note(),
         ]
     }
 
@@ -301,12 +289,4 @@ fn endpoint_sees(samples: &[Sample]) -> &'static str {
         true => "client",
         false => "balancer",
     }
-}
-
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
 }

@@ -1,6 +1,6 @@
 //! The measurements of both proxies, and the report about them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use super::{measure::Sample, proxy::Proxy};
 use crate::{
     plot::{Bars, Group, Panel, Plot},
     report::Findings,
-    statistics::{Figures, quantile},
+    statistics::{Figures, mebibytes, millis, quantile},
     table::Table,
 };
 
@@ -214,12 +214,4 @@ impl ControlPlaneReport {
 fn figures(samples: &[Sample], metric: Metric) -> Option<Figures> {
     let values: Vec<_> = samples.iter().map(|sample| metric.of(sample)).collect();
     Figures::of(&values)
-}
-
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }

@@ -36,3 +36,29 @@ pub fn wait(patience: Duration) -> Result<bool> {
         before = now;
     }
 }
+
+/// How many samples began on an idle machine, and how many did not.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Begun {
+    idle: u32,
+    pub busy: u32,
+}
+
+impl Begun {
+    /// Counts one, before which the machine was idle or not.
+    pub fn count(&mut self, idle: bool) {
+        match idle {
+            true => self.idle += 1,
+            false => self.busy += 1,
+        }
+    }
+
+    /// The same for a table's notes.
+    pub fn note(self) -> String {
+        format!(
+            "{} of {} samples began while something else used the machine",
+            self.busy,
+            self.busy + self.idle
+        )
+    }
+}

@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<Findings> {
         for kind in Kind::ALL {
             for cluster in &mut clusters {
                 let mut take = |cluster: &mut Cluster| {
-                    report.count_idle(idle::wait(extent.patience)?);
+                    report.begun.count(idle::wait(extent.patience)?);
                     kind.sample(cluster, extent, cpus, &mut random)
                         .with_context(|| describe(cluster))
                 };

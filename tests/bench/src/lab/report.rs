@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::Cpus;
+use super::{Cpus, idle::Begun};
 use crate::{
     cluster::{Cluster, Proxy, agent},
     plot::{Line, Lines, Plot},
@@ -83,8 +83,8 @@ pub struct LabReport {
     samples: BTreeMap<(Metric, Subject), Vec<f64>>,
     /// Ratios to plain routing, measured right before.
     ratios: BTreeMap<(Metric, Subject), Vec<f64>>,
-    idle: u32,
-    busy: u32,
+    /// Whether the machine was idle before the samples.
+    pub begun: Begun,
 }
 
 impl LabReport {
@@ -104,17 +104,8 @@ impl LabReport {
             subjects,
             samples: BTreeMap::new(),
             ratios: BTreeMap::new(),
-            idle: 0,
-            busy: 0,
+            begun: Begun::default(),
         })
-    }
-
-    /// Counts whether the machine was idle before a sample.
-    pub fn count_idle(&mut self, idle: bool) {
-        match idle {
-            true => self.idle += 1,
-            false => self.busy += 1,
-        }
     }
 
     /// Adds a sample, and that of plain routing before it.
@@ -147,7 +138,7 @@ impl LabReport {
             json: json!({
                 "cpus": { "client": client, "server": server },
                 "xdp_mode": self.xdp_mode,
-                "busy_samples": self.busy,
+                "busy_samples": self.begun.busy,
                 "figures": self.json(),
             }),
             plots: vec![self.latencies()],
@@ -170,11 +161,7 @@ impl LabReport {
                 "client and forwarding on CPU {}, server on CPU {}; node-lb attached by XDP in mode {}",
                 self.cpus.client, self.cpus.server, self.xdp_mode
             ),
-            format!(
-                "{} of {} samples began while something else used the machine",
-                self.busy,
-                self.busy + self.idle
-            ),
+            self.begun.note(),
         ];
         for metric in Metric::ALL {
             for subject in &self.subjects {

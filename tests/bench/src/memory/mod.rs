@@ -26,6 +26,7 @@ use crate::{
     machine::cpu_time,
     options::Options,
     report::Findings,
+    statistics::mebibytes,
     table::Table,
 };
 
@@ -276,8 +277,4 @@ fn table(samples: &[Sample]) -> Table {
         ]);
     }
     table
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     cluster::{Proxy, usage::Usage},
     report::Findings,
-    statistics::Figures,
+    statistics::{Figures, mebibytes, millis},
     table::Table,
 };
 
@@ -236,12 +236,4 @@ fn cells<T>(samples: &[T], value: impl Fn(&T) -> f64, decimals: usize) -> [Strin
 
 fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
-}
-
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }

@@ -192,8 +192,7 @@ fn plot(screen: &Screen, quiets: &[(&str, LoadReport)]) {
 fn both(ground: &Balanced) -> Result<(Vec<Held>, LoadReport)> {
     let lab = &ground.lab;
     let target: SocketAddr = lab.node(1).at(Family::V4, NODE_PORT);
-    let tries = (0..TRIES).map(|_| Held::open(lab.client(), target));
-    let held = tries.filter_map(Result::ok).collect();
+    let held = Held::open_all(lab.client(), target, TRIES);
     let asks = Load::new(Request::http(CLUSTER_IP.parse()?)).pause(Duration::from_millis(5));
     let quiet = asks.run_for(ASKS_FOR, lab.pod("pod-1-1"))?;
     Ok((held, quiet))
