@@ -20,7 +20,7 @@ use lb_objects::{
 use super::{Finding, pods};
 use crate::{
     config::{Config, SourceSpec},
-    source::api::{Connection, Failure},
+    source::api::{Connection, within},
 };
 
 const CHECK: &str = "API server";
@@ -143,7 +143,7 @@ async fn missing_rights(client: &Client, config: &Config) -> Result<Vec<Missing>
                 ..SelfSubjectAccessReview::default()
             };
             let parameters = PostParams::default();
-            let answer = within(reviews.create(&parameters, &review)).await?;
+            let answer = within(DEADLINE, reviews.create(&parameters, &review)).await?;
             if !answer.status.is_some_and(|status| status.allowed) {
                 missing.push((format!("{verb} {}", right.resource), right.without));
             }
@@ -175,7 +175,7 @@ async fn node(client: &Client, name: &str) -> (Finding, Option<lb_objects::Node>
     const CHECK: &str = "Node object";
     let nodes: Api<Node> = Api::all(client.clone());
     let parameters = ListParams::default().fields(&format!("metadata.name={name}"));
-    let found = match within(nodes.list(&parameters.limit(1))).await {
+    let found = match within(DEADLINE, nodes.list(&parameters.limit(1))).await {
         Ok(list) => list.items.into_iter().next(),
         Err(error) => return (Finding::failure(CHECK, error, GRANT), None),
     };
@@ -202,7 +202,7 @@ async fn node(client: &Client, name: &str) -> (Finding, Option<lb_objects::Node>
 async fn some_slices(client: &Client) -> Vec<Arc<lb_objects::EndpointSlice>> {
     let slices: Api<EndpointSlice> = Api::all(client.clone());
     let parameters = ListParams::default().limit(500);
-    let Ok(list) = within(slices.list(&parameters)).await else {
+    let Ok(list) = within(DEADLINE, slices.list(&parameters)).await else {
         return Vec::new();
     };
     let slices = list.items.iter().map(|slice| translate(slice).outcome);
@@ -220,7 +220,9 @@ async fn cluster_ip(client: &Client, config: &Config) -> Option<Finding> {
     let address = config.api_access.host().await.ok()?;
     let services: Api<Service> = Api::namespaced(client.clone(), "default");
     let parameters = ListParams::default().fields("metadata.name=kubernetes");
-    let list = within(services.list(&parameters.limit(1))).await.ok()?;
+    let list = within(DEADLINE, services.list(&parameters.limit(1)))
+        .await
+        .ok()?;
     let spec = list.items.into_iter().next()?.spec?;
     let is_service = spec
         .cluster_ips
@@ -237,16 +239,6 @@ async fn cluster_ip(client: &Client, config: &Config) -> Option<Finding> {
         ),
         false => Finding::ok(CHECK, address),
     })
-}
-
-/// The answer, or why there is none.
-async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
-    match tokio::time::timeout(DEADLINE, request).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) => Err(format!("{} ({})", status.message, status.code)),
-        Ok(Err(error)) => Err(Failure::of_connection(&error).to_string()),
-        Err(_) => Err(Failure::TimedOut(DEADLINE).to_string()),
-    }
 }
 
 #[cfg(test)]

@@ -8,9 +8,14 @@ use std::{
 };
 
 use anyhow::bail;
-use lb_objects::{AsWritten, Kind, Node, Pod};
+use k8s_openapi::api::core::v1 as core;
+use kube::{Api, api::ListParams};
+use lb_objects::{
+    AsWritten, Kind, Node, Object, Pod,
+    kubernetes::{Outcome, translate},
+};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::mpsc,
     time::{Instant, sleep_until, timeout},
 };
 
@@ -21,7 +26,7 @@ use crate::{
     plan::{LocalNode, ServicePlan, plan},
     source::{
         Batch, Event, Source as _,
-        api::{ApiSource, PodWatch},
+        api::{ApiSource, Connection, within},
         dir,
         health::SourceHealth,
     },
@@ -114,9 +119,15 @@ impl Snapshot {
         self.store.take_admission().unwrap_or_default()
     }
 
-    /// This node's pods, as far as they are known.
-    pub fn pods(&mut self) -> Vec<Arc<Pod>> {
-        self.store.take_pods().unwrap_or_default()
+    /// This node's pods. Without an answer of the API server, standard error says so.
+    ///
+    /// # Errors
+    /// If that could not even be asked.
+    pub fn pods(&mut self, config: &Config) -> anyhow::Result<Vec<Arc<Pod>>> {
+        match config.source {
+            SourceSpec::Dir(_) => Ok(self.store.take_pods().unwrap_or_default()),
+            SourceSpec::Kubernetes => super::block_on(pods(config))?,
+        }
     }
 
     /// The plan of every Service, sorted by name.
@@ -153,28 +164,20 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
         .follows_admission()
         .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
     let source = ApiSource::open(config.api_access.clone(), &config.node_name, metrics).await?;
-    let pods = config
-        .may_ask_for_pods()
-        .then(|| Arc::new(SourceHealth::new([Kind::Pod.resource()])));
-    let (_wanted, wanted) = watch::channel(true);
-    let source = source
-        .following_admission(admission.clone())
-        .following_pods(pods.clone().map(|health| PodWatch { health, wanted }));
-    let admission = admission.map(|health| (Event::AdmissionSynced, health));
-    let pods = pods.map(|health| (Event::PodsSynced, health));
-    let mut optional: Vec<_> = admission.into_iter().chain(pods).collect();
+    let source = source.following_admission(admission.clone());
     let health = source.health();
     let (sender, mut batches) = mpsc::channel::<Batch>(1);
     let start = Instant::now();
     let collect = async {
         let mut events = Vec::new();
-        let mut misses_some = true;
-        while misses_some || !optional.is_empty() {
+        let (mut misses_some, mut misses_admission) = (true, admission.is_some());
+        while misses_some || misses_admission {
             let batch = match timeout(LOOK, batches.recv()).await {
                 Ok(Some(batch)) => batch,
                 Ok(None) => break,
                 Err(_) => {
-                    optional.retain(|(_, health)| misses_some || may_come(health, start));
+                    let health = admission.as_ref().filter(|_| !misses_some);
+                    misses_admission &= health.is_none_or(|health| may_come(health, start));
                     continue;
                 }
             };
@@ -185,7 +188,7 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
                         problems.iter().for_each(|problem| warn(problem));
                     }
                     event => {
-                        optional.retain(|(complete, _)| *complete != event);
+                        misses_admission &= event != Event::AdmissionSynced;
                         events.push(event);
                     }
                 }
@@ -206,14 +209,33 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
     }
 }
 
+/// This node's pods, if the API server lists them.
+async fn pods(config: &Config) -> anyhow::Result<Vec<Arc<Pod>>> {
+    let connection = Connection::open(config.api_access.clone(), Arc::default()).await?;
+    let pods: Api<core::Pod> = Api::all(connection.current().client);
+    let of_node = ListParams::default().fields(&format!("spec.nodeName={}", config.node_name));
+    let listed = match within(FAILURE_DEADLINE, pods.list(&of_node)).await {
+        Ok(list) => list.items,
+        Err(error) => {
+            warn(&format_args!("no pods: {error}"));
+            Vec::new()
+        }
+    };
+    let outcomes = listed.iter().map(|pod| translate(pod).outcome);
+    let pods = outcomes.filter_map(|outcome| match outcome {
+        Outcome::Use(Object::Pod(pod)) => Some(pod),
+        _ => None,
+    });
+    Ok(pods.collect())
+}
+
 /// Whether resources that a cluster need not have may still come; if not, says why.
 fn may_come(health: &SourceHealth, start: Instant) -> bool {
     let is_over = health.some_absent() || start.elapsed() >= FAILURE_DEADLINE;
-    let states = health.states().into_iter();
-    let mut errors = states.filter_map(|state| Some((state.name, state.error?)));
+    let mut errors = health.states().into_iter().filter_map(|state| state.error);
     match errors.next().filter(|_| is_over) {
-        Some((name, error)) => {
-            warn(&format_args!("without {name}: {error}"));
+        Some(error) => {
+            warn(&format_args!("no PriorityLevels and FlowSchemas: {error}"));
             false
         }
         None => true,

@@ -115,7 +115,10 @@ fn admit(
         eprintln!("warning: {error}");
     }
     let in_force = read.configuration.in_force();
-    let pods = snapshot.pods();
+    let pods = match in_force.asks_for_identity() {
+        true => snapshot.pods(config)?,
+        false => Vec::new(),
+    };
     let identities = identities(pods.iter().map(AsRef::as_ref));
     tables.admit(&in_force, *mode, config.max_connections, identities)?;
     Ok(())

@@ -155,6 +155,22 @@ fn refusal(code: u16, message: &str) -> String {
     format!("the API server answered {code} ({message}){advice}")
 }
 
+/// The answer to a request of kube's own client.
+///
+/// # Errors
+/// What went wrong, also if the answer does not come before the deadline.
+pub async fn within<T>(
+    deadline: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(deadline, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) => Err(format!("{} ({})", status.message, status.code)),
+        Ok(Err(error)) => Err(Failure::of_connection(&error).to_string()),
+        Err(_) => Err(Failure::TimedOut(deadline).to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

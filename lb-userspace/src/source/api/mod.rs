@@ -50,7 +50,7 @@ use crate::{config::ApiAccess, metrics::ApiMetrics};
 pub(crate) use backoff::{Backoff, up_to};
 use client::ApiClient;
 pub use connection::Connection;
-pub use failure::Failure;
+pub use failure::{Failure, within};
 use reflector::{Group, Reflector};
 use resource::Resource;
 pub use servers::{ApiServers, Way};
