@@ -2,6 +2,7 @@
 //! limits of levels.
 
 use std::{
+    collections::HashSet,
     mem::take,
     sync::Arc,
     time::{Duration, Instant},
@@ -47,7 +48,7 @@ pub struct Admission {
     /// Whether the API server's objects have not come yet, and are worth waiting for.
     is_waiting: bool,
     /// What is wrong with objects, as the log says.
-    told: Vec<String>,
+    told: HashSet<String>,
     pods: Pods,
     /// How many [tenants](crate::map_writer::Tenant) have found no number.
     undivided: usize,
@@ -104,7 +105,7 @@ impl Admission {
             line: Arc::new(Line::new(queues)),
             problem: None,
             is_waiting: of_api,
-            told: Vec::new(),
+            told: HashSet::new(),
             pods: Pods::default(),
             undivided: 0,
         })
@@ -188,11 +189,8 @@ impl Admission {
             return false;
         }
         if changed {
-            let problems = self.objects_problems();
-            for problem in problems
-                .iter()
-                .filter(|problem| !self.told.contains(problem))
-            {
+            let problems: HashSet<_> = self.objects_problems().into_iter().collect();
+            for problem in problems.difference(&self.told) {
                 tracing::warn!("connection admission: {problem}");
             }
             self.told = problems;
@@ -458,7 +456,7 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashSet, fs};
+    use std::fs;
 
     use lb_admission::level::MAX_LEVELS;
     use lb_common::{

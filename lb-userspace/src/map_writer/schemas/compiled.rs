@@ -8,7 +8,7 @@ use std::{
 
 use ipnet::IpNet;
 use lb_admission::{
-    classify::{Classifier, DestinationClass, Identities},
+    classify::{Classifier, DestinationClass, Identities, Identity},
     configuration::InForce,
     schema::Ingress,
 };
@@ -42,7 +42,11 @@ impl Compiled {
     /// Without numbers yet.
     pub fn new(in_force: &InForce, identities: &Identities) -> Self {
         let mut classifier = Classifier::new(in_force);
-        let pods = pods(&mut classifier, identities);
+        let pods = identities.iter().filter_map(|(address, identity)| {
+            let class = pod_class(&mut classifier, address, identity)?;
+            Some((address, class))
+        });
+        let pods: BTreeMap<_, _> = pods.collect();
         let networks = classifier.networks().map(|(_, class)| class);
         let met = networks.chain(pods.values().copied()).collect();
         Self {
@@ -81,10 +85,24 @@ impl Compiled {
         })
     }
 
-    /// The classes of pods' addresses as these identities say. `None` if there is one among them that no
-    /// pod had from the beginning: nothing has been decided for it.
-    pub fn classes_of(&mut self, identities: &Identities) -> Option<BTreeMap<IpAddr, u32>> {
-        let pods = pods(&mut self.classifier, identities);
+    /// The classes of pods' addresses as these identities say, of which those that were so before keep
+    /// theirs. `None` if there is a class among the others that no pod had from the beginning: nothing has
+    /// been decided for it.
+    pub fn classes_of(
+        &mut self,
+        identities: &Identities,
+        before: &Identities,
+    ) -> Option<BTreeMap<IpAddr, u32>> {
+        let mut pods = BTreeMap::new();
+        for (address, identity) in identities.iter() {
+            let class = match before.get(address) == Some(identity) {
+                true => self.pods.get(&address).copied(),
+                false => pod_class(&mut self.classifier, address, identity),
+            };
+            if let Some(class) = class {
+                pods.insert(address, class);
+            }
+        }
         let is_known = pods.values().all(|class| self.met.contains(class));
         is_known.then_some(pods)
     }
@@ -131,15 +149,11 @@ impl Compiled {
     }
 }
 
-fn pods(classifier: &mut Classifier, identities: &Identities) -> BTreeMap<IpAddr, u32> {
+/// The class of a pod's address, if it differs from that of its network.
+fn pod_class(classifier: &mut Classifier, address: IpAddr, identity: &Identity) -> Option<u32> {
     if !classifier.asks_for_identity() {
-        return BTreeMap::new();
+        return None;
     }
-    let classes = identities.iter().map(|(address, identity)| {
-        let class = classifier.pod_class(address, identity);
-        (address, class)
-    });
-    let classes: Vec<_> = classes.collect();
-    let differ = |(address, class): &(IpAddr, u32)| classifier.network_class(*address) != *class;
-    classes.into_iter().filter(differ).collect()
+    let class = classifier.pod_class(address, identity);
+    (class != classifier.network_class(address)).then_some(class)
 }

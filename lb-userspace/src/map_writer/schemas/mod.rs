@@ -25,7 +25,7 @@ use lb_admission::{
     configuration::{ActiveSchema, InForce},
     level::{CATCH_ALL, Level},
     limits::Limits,
-    schema::{RejectAnswer, RejectAnswers},
+    schema::{RejectAnswer, RejectAnswers, Schema},
 };
 use lb_common::{
     abi::{self, Decision},
@@ -258,12 +258,12 @@ impl SchemaBook {
         for (active, numbered) in in_force.schemas.iter().zip(&schemas) {
             let level = &in_force.levels[active.level];
             let rule = parties::rule(&active.schema, level);
-            let audited = level_flags(level, mode) & limit_flag::AUDIT;
+            let is_audited = level_flags(level, mode) & limit_flag::AUDIT != 0;
             let number = levels[active.level].number;
-            write_schema(active, numbered.number, number, rule, audited, maps);
-            for tenant in &numbered.tenants {
-                let rule = parties::of_tenant(rule);
-                write_schema(active, tenant.number, number, rule, audited, maps);
+            let tenants = numbered.tenants.iter();
+            let tenants = tenants.map(|tenant| (tenant.number, parties::of_tenant(rule)));
+            for (index, rule) in [(numbered.number, rule)].into_iter().chain(tenants) {
+                write_schema(&active.schema, index, number, rule, is_audited, maps);
             }
             if active.schema.name == CATCH_ALL {
                 let all = Decision::new([numbered.number as u16; 3]);
@@ -351,11 +351,11 @@ impl SchemaBook {
         identities: Identities,
         maps: &Maps,
     ) -> Result<bool, WriteError> {
-        self.identities = identities;
+        let before = std::mem::replace(&mut self.identities, identities);
         let Some(compiled) = &mut self.compiled else {
             return Ok(false);
         };
-        let Some(pods) = compiled.classes_of(&self.identities) else {
+        let Some(pods) = compiled.classes_of(&self.identities, &before) else {
             return Ok(false);
         };
         if compiled.set == 0 {
@@ -472,11 +472,11 @@ fn level_flags(level: &Level, mode: AdmissionMode) -> u32 {
 
 /// What of an element of `FLOW_SCHEMAS` its schema says.
 fn write_schema(
-    ActiveSchema { schema, .. }: &ActiveSchema,
+    schema: &Schema,
     index: u32,
     level: u32,
     rule: PartyRule,
-    audited: u32,
+    is_audited: bool,
     maps: &Maps,
 ) {
     let publish = |offset, value| maps.flow_schemas.publish(index, offset, value);
@@ -489,7 +489,7 @@ fn write_schema(
     publish(offset_of!(abi::FlowSchema, rule.most), rule.most);
     publish(
         offset_of!(abi::FlowSchema, is_audited),
-        u32::from(audited != 0),
+        u32::from(is_audited),
     );
     let ticks = deadlines::in_ticks(&schema.deadlines, TickRate::of_kernel());
     for (ticks, place) in ticks.into_iter().zip(0..) {
