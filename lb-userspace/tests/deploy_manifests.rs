@@ -41,6 +41,25 @@ fn the_charts_values_do_what_overlays_do() {
     assert_same(&kustomize("example"), &helm(&values));
 }
 
+/// To ask whose pods are is a right of its own.
+#[test]
+fn pods_are_shown_to_agents_only_where_somebody_says_so() {
+    let may_ask = |objects: &Objects| {
+        let roles = objects
+            .iter()
+            .filter(|((kind, _), _)| kind == "ClusterRole");
+        let mut rules = roles.flat_map(|(_, role)| list(&role["rules"]));
+        rules.any(|rule| list(&rule["resources"]).any(|resource| resource == "pods"))
+    };
+    assert!(!may_ask(&kustomize("base")) && !may_ask(&helm(&[])));
+    assert!(may_ask(&helm(&["rbac.pods=true"])));
+    let component = kustomize("components/pods");
+    assert!(may_ask(&component));
+    let binding = &component[&("ClusterRoleBinding".to_owned(), "node-lb-pods".to_owned())];
+    let base = &kustomize("base")[&("ClusterRoleBinding".to_owned(), "node-lb".to_owned())];
+    assert_eq!(binding["subjects"], base["subjects"]);
+}
+
 /// Three capabilities are enough for the agent. Only the optional mount is privileged.
 #[test]
 fn the_agent_is_not_privileged() {
