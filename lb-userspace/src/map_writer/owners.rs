@@ -64,6 +64,11 @@ impl Owners {
         self.retired.iter().copied()
     }
 
+    /// Whether there is an element that an owner had, and that has become nobody else's.
+    pub fn has(&self, owner: u64) -> bool {
+        self.known.contains_key(&owner)
+    }
+
     /// An element for an owner that has none: the one that it had, or a free one.
     ///
     /// If there is none, those are made free that were others' and of which `is_used` does not hold.

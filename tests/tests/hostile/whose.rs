@@ -1,17 +1,20 @@
 //! Whose pods connections come from: all pods of a namespace are one flow with one part of a level, pods
 //! come and go under load, an address changes hands, and agents are killed.
 
-use std::net::SocketAddr;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use lb_common::flow::party::Members;
 use lb_datapath::bpf::MappedArray;
-use lb_tests::{Family, Held, Pod, Topology, traffic::allow_many_files};
-use serde_json::json;
+use lb_tests::{Family, Held, Load, Pod, Request, Topology, traffic::allow_many_files};
+use serde_json::{Value, json};
 
 use super::{
     levels::{NOISY, SEATS, SOON, Tenants, tenant},
-    support::{Findings, cluster_ip, within},
+    support::{Findings, attack_time, cluster_ip, within},
 };
 
 /// The endpoint and three clients.
@@ -45,23 +48,22 @@ spec:
     by_namespace + friends
 }
 
-/// Says whose pod it is.
-fn belongs(tenants: &Tenants, pod: &Pod, namespace: &str) -> Result<()> {
-    let ips = Family::BOTH.map(|family| json!({"ip": pod.ip(family).to_string()}));
-    let manifests = tenants.ground.balanced.lab.manifests();
-    manifests.apply(&json!({
+/// A pod of node 1 as the API server has it.
+fn pod(name: &str, namespace: &str, ips: &[Value]) -> Value {
+    json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": pod.name(), "namespace": namespace},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {"nodeName": "node-1", "serviceAccountName": "default", "containers": []},
         "status": {"phase": "Running", "podIPs": ips},
-    }))
+    })
 }
 
-/// As many connections as are let in, of so many.
-fn open(from: &Pod, to: SocketAddr, tries: usize) -> Vec<Held> {
-    let tries = (0..tries).map(|_| Held::open(from, to));
-    tries.filter_map(Result::ok).collect()
+/// Says whose pod it is.
+fn belongs(tenants: &Tenants, of_lab: &Pod, namespace: &str) -> Result<()> {
+    let ips = Family::BOTH.map(|family| json!({"ip": of_lab.ip(family).to_string()}));
+    let manifests = tenants.ground.balanced.lab.manifests();
+    manifests.apply(&pod(of_lab.name(), namespace, &ips))
 }
 
 /// Connections of each flow, by name.
@@ -86,7 +88,7 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
         belongs(&tenants, b, "shop")?;
         belongs(&tenants, c, "blog")?;
         let known = within(SOON, || {
-            let held = open(a, target, 1);
+            let held = Held::open_all(a, target, 1);
             match shown(&tenants, "shop") {
                 Ok(Some(1)) if held.len() == 1 => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -96,9 +98,9 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
         let gone = tenants.in_use(NOISY, 0);
         findings.note(gone.is_ok(), format!("{family:?}: {gone:?}"));
 
-        let first = open(a, target, MOST - 5);
-        let second = open(b, target, MOST);
-        let others = open(c, target, MOST + 5);
+        let first = Held::open_all(a, target, MOST - 5);
+        let second = Held::open_all(b, target, MOST);
+        let others = Held::open_all(c, target, MOST + 5);
         let told = [&first, &second, &others].map(Vec::len);
         findings.note(
             told == [MOST - 5, 5, MOST],
@@ -116,13 +118,13 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
         // The agent dies, and the next one knows the same.
         tenants.ground.balanced.kill_agents()?;
         drop(second);
-        let again = open(b, target, MOST);
+        let again = Held::open_all(b, target, MOST);
         findings.note(
             again.len() == 5,
             format!("{family:?}: without an agent {}", again.len()),
         );
         tenants.ground.balanced.start_agents()?;
-        let more = open(b, target, 3).len() + open(c, target, 3).len();
+        let more = Held::open_all(b, target, 3).len() + Held::open_all(c, target, 3).len();
         findings.note(
             more == 0,
             format!("{family:?}: {more} more after the start"),
@@ -130,14 +132,14 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
 
         // The address is a friend's, who has no limit, and then somebody's that nobody knows.
         belongs(&tenants, b, "friends")?;
-        let friends = within(SOON, || match open(b, target, MOST + 5).len() {
+        let friends = within(SOON, || match Held::open_all(b, target, MOST + 5).len() {
             all if all == MOST + 5 => Ok(()),
             some => Err(some.to_string()),
         });
         findings.note(friends.is_ok(), format!("{family:?}: friends {friends:?}"));
         let manifests = tenants.ground.balanced.lab.manifests();
         manifests.delete("Pod", b.name())?;
-        let stranger = within(SOON, || match open(b, target, MOST + 5).len() {
+        let stranger = within(SOON, || match Held::open_all(b, target, MOST + 5).len() {
             MOST => Ok(()),
             other => Err(other.to_string()),
         });
@@ -162,6 +164,86 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
         });
         findings.note(counted.is_ok(), format!("{family:?}: parties {counted:?}"));
     }
+    findings.assert_good();
+    Ok(())
+}
+
+/// Somebody makes pods without end, each of another namespace, and more than there are numbers for. A
+/// client of the same Service notices nothing, and what finds no number is told.
+#[test]
+fn pods_of_ever_new_kinds_keep_nobody_out() -> Result<()> {
+    /// More than half of `FLOW_SCHEMAS`.
+    const MANY: usize = 5_000;
+    const FEW: usize = 200;
+    allow_many_files()?;
+    let tenants = Tenants::on(PODS, &objects(), SEATS, "enforce", &["--xdp-mode=native"])?;
+    let client = tenants.ground.pod("pod-1-2").clone();
+    belongs(&tenants, &client, "shop")?;
+    let target = cluster_ip(Family::V4, NOISY);
+    let known = within(SOON, || {
+        let _held = Held::open_all(&client, target, 1);
+        match shown(&tenants, "shop") {
+            Ok(Some(1)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    let mut findings = Findings::default();
+    findings.note(known.is_ok(), format!("known {known:?}"));
+    let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
+    let load = load.workers(2).start(&client)?;
+    let manifests = tenants.ground.balanced.lab.manifests();
+    let strangers = |round: usize, number: usize| -> Vec<Value> {
+        let pod = |index: usize| {
+            let ip = format!(
+                "10.{}.{}.{}",
+                128 + index / 65_536,
+                index / 256 % 256,
+                index % 256
+            );
+            pod(
+                &format!("p{index}"),
+                &format!("n{round}-{index}"),
+                &[json!({"ip": ip})],
+            )
+        };
+        (0..number).map(pod).collect()
+    };
+    let until = Instant::now() + attack_time(Duration::from_secs(6));
+    let mut rounds = 0;
+    while Instant::now() < until {
+        manifests.apply_list("strangers.json", &strangers(rounds, FEW))?;
+        rounds += 1;
+        thread::sleep(Duration::from_millis(200));
+    }
+    manifests.apply_list("strangers.json", &strangers(rounds, MANY))?;
+    let told = within(SOON, || {
+        let status = tenants
+            .ground
+            .balanced
+            .status(1)
+            .map_err(|error| format!("{error:#}"))?;
+        let problems = status.admission_problems;
+        match problems.iter().any(|text| text.contains("FLOW_SCHEMAS")) {
+            true => Ok(()),
+            false => Err(format!("{problems:?}")),
+        }
+    });
+    findings.note(
+        told.is_ok(),
+        format!("after {rounds} rounds: told {told:?}"),
+    );
+    let load = load.stop()?;
+    findings.note(
+        load.failed == 0 && load.ok > 100 && load.repeated_syns.is_empty(),
+        format!("{load}"),
+    );
+    // Its own flow has its number still.
+    let held = Held::open_all(&client, target, MOST + 5);
+    let of_shop = shown(&tenants, "shop");
+    findings.note(
+        held.len() == MOST && matches!(of_shop, Ok(Some(MOST))),
+        format!("{} let in: {of_shop:?}", held.len()),
+    );
     findings.assert_good();
     Ok(())
 }

@@ -117,6 +117,11 @@ impl Names {
         Some(found)
     }
 
+    /// Whether a name has a number, or had one that is still its own.
+    fn has(&self, name: &str) -> bool {
+        self.held.contains_key(name) || self.owners.has(owner(name))
+    }
+
     /// Keeps only the numbers of these names.
     fn retain(&mut self, names: &HashSet<String>) {
         let (kept, gone) = take(&mut self.held)
@@ -304,7 +309,14 @@ impl SchemaBook {
         // The other half is for flow schemas.
         let mut room = maps.flow_schemas.len() as usize / 2 - 1;
         let mut by_name = BTreeMap::new();
-        for (schema, class, tenant) in compiled.flows().collect::<Vec<_>>() {
+        let mut flows: Vec<_> = compiled.flows().collect();
+        // Newcomers take nobody's number.
+        flows.sort_by_cached_key(|(schema, _, tenant)| {
+            !self
+                .schemas
+                .has(&tenant_owner(&schemas[*schema].name, tenant))
+        });
+        for (schema, class, tenant) in flows {
             let known = by_name.entry((schema, tenant));
             let number = known.or_insert_with_key(|(schema, tenant)| {
                 room = room.checked_sub(1)?;

@@ -195,3 +195,30 @@ fn who_finds_no_number_is_told_apart_by_address() {
         }
     }
 }
+
+#[test]
+fn newcomers_take_nobodys_number() {
+    let mut bench = Bench::new(ROOMY);
+    bench.program_first();
+    let first = [("10.0.0.99", "shop", "cart")];
+    bench.writer.set_identities(pods(&first)).unwrap();
+    let text = by("BySourceNamespace");
+    bench.admit(&text, AdmissionMode::Enforce).unwrap();
+    let before = bench.tenant_of("10.0.0.99");
+    assert_eq!(before.0.as_deref(), Some("shop"));
+    let names: Vec<_> = (1..=20)
+        .map(|n| (format!("10.0.0.{n}"), format!("n{n}")))
+        .collect();
+    let newcomers = names.iter().map(|(ip, name)| (&**ip, &**name, "default"));
+    let all: Vec<_> = newcomers.chain(first).collect();
+    for restarts in [false, true] {
+        if restarts {
+            bench.writer = MapWriter::new(bench.kernel.maps(), NodeFacts::default()).unwrap();
+        }
+        bench.writer.set_identities(pods(&all)).unwrap();
+        bench.admit(&text, AdmissionMode::Enforce).unwrap();
+        bench.program_first();
+        assert!(bench.writer.numbered().known().undivided > 0);
+        assert_eq!(bench.tenant_of("10.0.0.99"), before, "{restarts}");
+    }
+}
