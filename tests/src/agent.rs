@@ -18,7 +18,7 @@ use node_lb::agent::vitals::Verdict;
 
 use crate::http_get;
 use crate::lab::Node;
-use crate::patience::{PATIENCE, patient};
+use crate::patience::{LOADED, patient};
 
 /// How to start an agent on a node.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl AgentSpec {
             program: program.into(),
             args: args.into_iter().map(Into::into).collect(),
             ready,
-            deadline: PATIENCE,
+            deadline: LOADED,
             log: "agent.log",
         }
     }
@@ -105,7 +105,7 @@ impl AgentSpec {
         self
     }
 
-    /// Sets how long the agent may take to get ready, [`PATIENCE`] by default.
+    /// Sets how long the agent may take to get ready, [`LOADED`] by default.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -175,7 +175,7 @@ impl Agent {
             {
                 Some(status) => format!("ended with {status}"),
                 None if start.elapsed() > patient(self.spec.deadline) => {
-                    format!("is not ready after {:?}", self.spec.deadline)
+                    format!("is not ready after {:?}", patient(self.spec.deadline))
                 }
                 None => {
                     thread::sleep(Duration::from_millis(10));

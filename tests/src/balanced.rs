@@ -5,7 +5,6 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -28,10 +27,6 @@ use crate::{
 
 /// The networks of all pods of a lab.
 pub const CLUSTER_CIDR: &str = "10.244.0.0/16,fd00:10:244::/48";
-
-/// How long agents may take to get ready: programming the largest number of Services, on a machine
-/// that others use as well.
-const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A lab with an agent on each node.
 #[derive(Debug)]
@@ -395,7 +390,7 @@ pub fn spec_of(node: &Node, source: &AgentSource, arguments: &[&str]) -> Result<
     };
     let arguments = own.iter().chain(small_tables(arguments)).chain(arguments);
     let arguments = arguments.map(ToString::to_string);
-    Ok(AgentSpec::new(node_lb()?, arguments, ready).deadline(START_DEADLINE))
+    Ok(AgentSpec::new(node_lb()?, arguments, ready))
 }
 
 /// Where an agent with these arguments answers probes of its own node.

@@ -67,6 +67,6 @@ pub use lab::{Family, Host, Lab, Limit, Limited, Node, Pod, PodNetwork, Topology
 pub use manifests::{Endpoint, EndpointSlices, Manifests, Service};
 pub use map_contents::MapContents;
 pub use namespace::Namespace;
-pub use patience::{PATIENCE, SILENCE, eventually, patient};
+pub use patience::{LOADED, PATIENCE, SILENCE, eventually, patient};
 pub use pin_root::PinRoot;
 pub use traffic::{Failure, FailureKind, Grace, Held, Load, LoadReport, Reply, Request, Serve};

@@ -16,6 +16,10 @@ use std::{
 /// fails.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
+/// When to give up waiting for an agent to be ready: beside other tests it needs a minute and more for
+/// its programs and the contents of its maps.
+pub const LOADED: Duration = Duration::from_secs(180);
+
 /// How long to wait where nothing must come: an answer would have taken far less.
 pub const SILENCE: Duration = Duration::from_millis(500);
 

@@ -8,8 +8,8 @@ use std::{mem, thread};
 use lb_tests::deployment::{DATAGRAMS, HTTP, LINES};
 use lb_tests::traffic::{LoadReports, Loads, Protocol};
 use lb_tests::{
-    Agent, Balanced, Deployment, Failure, FailureKind, Family, Held, Host, Load, Reply, Request,
-    Service, Topology, patient,
+    Agent, Balanced, Deployment, Failure, FailureKind, Family, Held, Host, LOADED, Load, Reply,
+    Request, Service, Topology, patient,
 };
 use nix::sys::signal::Signal;
 
@@ -18,9 +18,6 @@ pub const SERVICE: &str = "web";
 pub const NODE_PORT: u16 = 30080;
 pub const NODE_PORT_LINES: u16 = 30081;
 pub const HEALTH_CHECK_NODE_PORT: u16 = 32080;
-
-/// Agents have loaded their programs by then.
-const LOADED: Duration = Duration::from_secs(120);
 
 /// The external traffic policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
