@@ -68,7 +68,7 @@ pub struct Queue {
 /// lowest first, in a number system whose bases are the numbers of cards still in the deck.
 pub struct Hand {
     rest: u64,
-    deck: u64,
+    deck: u32,
     digits: [u16; DIGITS],
     dealt: u32,
 }
@@ -79,7 +79,7 @@ impl Hand {
     pub fn of(party: u64, queues: u32) -> Self {
         Self {
             rest: hash_of(party),
-            deck: queues.into(),
+            deck: queues,
             digits: [0; DIGITS],
             dealt: 0,
         }
@@ -88,9 +88,10 @@ impl Hand {
     /// The next card: a queue by its place among the level's.
     #[inline(always)]
     pub fn deal(&mut self) -> u32 {
-        let left = self.deck.wrapping_sub(self.dealt.into());
-        let digit = self.rest.checked_rem(left).unwrap_or(0) as u32;
-        self.rest = self.rest.checked_div(left).unwrap_or(0);
+        // Never 0 in this form, not even if too many are dealt: a way through the program less.
+        let left = u64::from(self.deck.wrapping_sub(self.dealt + 1)) + 1;
+        let digit = (self.rest % left) as u32;
+        self.rest /= left;
         // Turns a position among the cards left into one in the whole deck.
         let mut card = digit;
         for step in rolled(MAX_HAND) {
