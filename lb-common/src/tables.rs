@@ -11,7 +11,12 @@ use crate::{
     },
     addr::{Address, Ip6},
     atomic,
-    flow::{Hop, hop::Hops, slots::Slots},
+    flow::{
+        Hop,
+        hop::Hops,
+        seats::{Asked, Full},
+        slots::Slots,
+    },
     frame::Frame,
     verdict::Reason,
     work::Work,
@@ -125,6 +130,12 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn open_index(&self, work: &mut Work<A>, ifindex: u32) -> u64;
     /// [`finish_index`](crate::pipeline::finish_index), likewise.
     fn finish_index(&self, work: &mut Work<A>) -> u64;
+    /// [`take_seats`](crate::pipeline::take_seats), likewise.
+    fn take_seats(&self, asked: Asked, schema: u32) -> u32;
+    /// [`in_the_way`](crate::pipeline::in_the_way), likewise.
+    fn in_the_way(&self, asked: Asked) -> Option<Full>;
+    /// [`is_avoided`](crate::pipeline::is_avoided), likewise.
+    fn is_avoided(&self, endpoint: u32, limit: u32) -> bool;
     /// What is remembered of an endpoint, by its id; its numbers are only accessed atomically.
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>>;
     /// [`crate::abi::Limits::half_open_mask`].

@@ -44,6 +44,10 @@ pub trait FamilyMaps: Address {
     fn join_party(forward: u32, ports: u32, most: u32) -> u64;
     /// [`lb_common::flow::seats::leave_party`], likewise.
     fn leave_party(forward: u32, ports: u32) -> u64;
+    /// [`lb_common::flow::seats::leave_ended`], likewise.
+    fn leave_ended(index: u32);
+    /// [`lb_common::flow::table::approach`], likewise.
+    fn approach(hash: u64, other: u64);
     /// [`lb_common::pipeline::copy_slot`], likewise; a [`lb_common::pipeline::Copied`].
     fn copy_slot(index: u32) -> u64;
     /// Logs a packet if somebody traces it.

@@ -19,6 +19,7 @@ use lb_common::{
         hop::Hops,
         limit,
         queue::{LevelQueues, Queue},
+        seats::{Asked, Full},
         slots::{Purpose, Slots, Steps},
     },
     frame::Frame,
@@ -306,6 +307,16 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     }
 
     #[inline(always)]
+    fn approach(&self, hash: u64, other: u64) {
+        A::approach(hash, other);
+    }
+
+    #[inline(always)]
+    fn leave_ended(&self, index: u32) {
+        A::leave_ended(index);
+    }
+
+    #[inline(always)]
     fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
         steps::charge(level, party, ports, is_over.into());
     }
@@ -349,6 +360,21 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     #[inline(always)]
     fn finish_index(&self, work: &mut Work<A>) -> u64 {
         A::finish_index(work)
+    }
+
+    #[inline(always)]
+    fn take_seats(&self, asked: Asked, schema: u32) -> u32 {
+        steps::take_seats(asked.number(), schema)
+    }
+
+    #[inline(always)]
+    fn in_the_way(&self, asked: Asked) -> Option<Full> {
+        Full::from_number(steps::in_the_way(asked.number()))
+    }
+
+    #[inline(always)]
+    fn is_avoided(&self, endpoint: u32, limit: u32) -> bool {
+        steps::is_avoided(endpoint, limit) != 0
     }
 
     #[inline(always)]

@@ -4,7 +4,12 @@
 use lb_common::{
     abi::{Frontend, FrontendKey},
     addr::{Ip4, Ip6},
-    flow::{Flow, claim, end, party, queue, resize, seats, slots::Purpose, table},
+    flow::{
+        Flow, claim, end, party, queue, resize,
+        seats::{self, Asked},
+        slots::Purpose,
+        table,
+    },
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
     trace::Trail,
@@ -157,6 +162,66 @@ pub extern "C" fn leave_party6(forward: u32, ports: u32) -> u64 {
     leave_party::<Ip6>(forward, ports)
 }
 
+/// [`FamilyMaps::approach`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn approach4(hash: u64, other: u64) -> u64 {
+    approach::<Ip4>(hash, other)
+}
+
+/// [`FamilyMaps::approach`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn approach6(hash: u64, other: u64) -> u64 {
+    approach::<Ip6>(hash, other)
+}
+
+/// [`FamilyMaps::leave_ended`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn leave_ended4(index: u32) -> u64 {
+    leave_ended::<Ip4>(index)
+}
+
+/// [`FamilyMaps::leave_ended`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn leave_ended6(index: u32) -> u64 {
+    leave_ended::<Ip6>(index)
+}
+
+/// [`lb_common::pipeline::take_seats`] by the number of what a flow [asks](Asked) for. The same for both
+/// families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn take_seats(asked: u32, schema: u32) -> u32 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(0, |kernel| {
+        pipeline::take_seats::<Ip4, _>(&kernel, Asked::from_number(asked), schema)
+    })
+}
+
+/// [`lb_common::pipeline::in_the_way`]: the number of a [`Full`](seats::Full), or 0. The same for both
+/// families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn in_the_way(asked: u32) -> u32 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    let full = kernel
+        .and_then(|kernel| pipeline::in_the_way::<Ip4, _>(&kernel, Asked::from_number(asked)));
+    full.map_or(0, |full| full as u32)
+}
+
+/// [`lb_common::pipeline::is_avoided`]. The same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn is_avoided(endpoint: u32, limit: u32) -> u64 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(0, |kernel| {
+        pipeline::is_avoided::<Ip4, _>(&kernel, endpoint, limit).into()
+    })
+}
+
 /// [`lb_common::flow::queue::charge`]. Always 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -259,6 +324,24 @@ fn leave_party<A: FamilyMaps>(forward: u32, ports: u32) -> u64 {
     kernel.map_or(0, |kernel| {
         seats::leave_party::<A, _>(&kernel, forward, ports)
     })
+}
+
+/// Always 0.
+#[inline(always)]
+fn approach<A: FamilyMaps>(hash: u64, other: u64) -> u64 {
+    if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
+        table::approach::<A, _>(&kernel, [hash, other]);
+    }
+    0
+}
+
+/// Always 0.
+#[inline(always)]
+fn leave_ended<A: FamilyMaps>(index: u32) -> u64 {
+    if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
+        seats::leave_ended::<A, _>(&kernel, index);
+    }
+    0
 }
 
 #[inline(always)]
@@ -430,6 +513,16 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
+    fn approach(hash: u64, other: u64) {
+        approach4(hash, other);
+    }
+
+    #[inline(always)]
+    fn leave_ended(index: u32) {
+        leave_ended4(index);
+    }
+
+    #[inline(always)]
     fn copy_slot(index: u32) -> u64 {
         copy_slot4(index)
     }
@@ -535,6 +628,16 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn leave_party(forward: u32, ports: u32) -> u64 {
         leave_party6(forward, ports)
+    }
+
+    #[inline(always)]
+    fn approach(hash: u64, other: u64) {
+        approach6(hash, other);
+    }
+
+    #[inline(always)]
+    fn leave_ended(index: u32) {
+        leave_ended6(index);
     }
 
     #[inline(always)]

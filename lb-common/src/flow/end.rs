@@ -29,7 +29,7 @@ pub fn made_way<A: Address, S: Slots<A>>(
     let ended = slots.gives_way(index, segment, purpose);
     if ended {
         // Here, where enough of the stack is left.
-        seats::leave_ended(slots, index);
+        slots.leave_ended(index);
     }
     ended
 }

@@ -16,7 +16,7 @@ use super::{Flow, flow_flag, seats::SERVICE_BITS, table::mix};
 use crate::{
     addr::Address,
     atomic,
-    opaque::{choose, mask_if_negative, rolled},
+    opaque::{choose, computed, mask_if_negative, rolled},
 };
 
 /// How many elements `PARTIES` has; a power of two. Parties hold seats, so there are never more than
@@ -163,15 +163,12 @@ impl<A> Flow<A> {
 /// lie beside.
 #[inline(always)]
 pub fn party<A: Address>(by: u32, taker: Taker, source: &A, service: u32, secret: [u64; 2]) -> u64 {
-    let is_whole = by & party_by::WHOLE_INSIDE != 0 && taker.is_inside();
-    let (high, low) = match is_whole {
-        true => source.halves(),
-        false => prefix(source, by),
-    };
-    let service = match by & party_by::SERVICE {
-        0 => 0,
-        _ => service,
-    };
+    // Without branches: the verifier would look at what follows once for each way.
+    let whole = ones_if(by & party_by::WHOLE_INSIDE) & ones_if(taker.0 & Taker::INSIDE);
+    let (high_bits, low_bits) = telling_bits::<A>(by);
+    let (high, low) = source.halves();
+    let (high, low) = (high & (high_bits | whole), low & (low_bits | whole));
+    let service = service & ones_if(by & party_by::SERVICE) as u32;
     let mut hash = mix(secret[1] ^ high, 0x9e37_79b9_7f4a_7c15);
     hash = mix(hash ^ low, 0xc2b2_ae3d_27d4_eb4f);
     let whose = u64::from(service) << 32 | u64::from(taker.schema());
@@ -200,28 +197,35 @@ impl Members {
     }
 }
 
-/// The halves of an address, cut to the bits that tell.
+/// The bits of an address's halves that tell.
 #[inline(always)]
-fn prefix<A: Address>(source: &A, by: u32) -> (u64, u64) {
-    let (high, low) = source.halves();
+fn telling_bits<A: Address>(by: u32) -> (u64, u64) {
     if A::HEADER != 40 {
-        return (high & first_bits(by & 0xff), 0);
+        return (first_bits(by & 0xff), 0);
     }
     let bits = by >> 8 & 0xff;
-    let of_high = first_bits(bits) << 32 | first_bits(bits.saturating_sub(32));
-    let low_bits = bits.saturating_sub(64);
-    let of_low = first_bits(low_bits) << 32 | first_bits(low_bits.saturating_sub(32));
-    (high & of_high, low & of_low)
+    let high = first_bits(bits) << 32 | first_bits(beyond(bits, 32));
+    let low = first_bits(beyond(bits, 64)) << 32 | first_bits(beyond(bits, 96));
+    (high, low)
+}
+
+/// All ones if a bit is set, else none.
+#[inline(always)]
+fn ones_if(bit: u32) -> u64 {
+    computed((-i64::from(bit) >> 63) as u64)
 }
 
 /// The first bits of a word of an address, in memory order.
 #[inline(always)]
 fn first_bits(bits: u32) -> u64 {
-    let bits = match bits {
-        32.. => u32::MAX,
-        bits => !(u32::MAX >> bits),
-    };
-    u64::from(bits.to_be())
+    let is_whole = mask_if_negative(31 - i64::from(bits));
+    u64::from((is_whole | !(u32::MAX >> (bits & 31))).to_be())
+}
+
+/// How many of these bits are beyond so many. As [`first_bits`] without a branch, for the verifier.
+#[inline(always)]
+fn beyond(bits: u32, others: u32) -> u32 {
+    bits.wrapping_sub(others) & !mask_if_negative(i64::from(bits) - i64::from(others))
 }
 
 /// The connection is counted.

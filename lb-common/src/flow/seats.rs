@@ -253,6 +253,17 @@ impl Asked {
         Self::new(place, is_exempt, start)
     }
 
+    /// From the number that [`Self::number`] gives.
+    #[inline(always)]
+    pub fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+
+    #[inline(always)]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
     #[inline(always)]
     pub fn is_nothing(self) -> bool {
         self.0 == 0
@@ -376,7 +387,7 @@ pub fn kill<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, now: u32) -> b
 
 /// Counts the party of a flow less that the caller has ended, by the index of either direction, if the
 /// flow had its seats.
-#[inline(never)]
+#[inline(always)]
 pub fn leave_ended<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     let Some(record) = slots.slot(index) else {
         return;
@@ -530,6 +541,30 @@ pub fn leave_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32)
 #[inline(always)]
 fn card_of(taker: Taker) -> u64 {
     u64::from(taker.card()) << party::CARD_SHIFT
+}
+
+/// Which limit is in the way of a connection.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    Service = 1,
+    /// The node's, or that of a priority level.
+    Shared,
+    /// That of a priority level, for whose seats connections wait; or some wait already.
+    Queue,
+}
+
+impl Full {
+    /// From its number; others mean that none is in the way.
+    #[inline(always)]
+    pub fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Service),
+            2 => Some(Self::Shared),
+            3 => Some(Self::Queue),
+            _ => None,
+        }
+    }
 }
 
 /// The answer of [`party::join`] in one of [`join_party`] to a flow of a priority level, which is charged to

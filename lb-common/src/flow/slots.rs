@@ -83,6 +83,10 @@ pub trait Steps<A: Address> {
     fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64;
     /// [`leave_party`](super::seats::leave_party).
     fn leave_party(&self, forward: u32, ports: u32) -> u64;
+    /// [`approach`](super::table::approach).
+    fn approach(&self, hash: u64, other: u64);
+    /// [`leave_ended`](super::seats::leave_ended).
+    fn leave_ended(&self, index: u32);
     /// [`charge`](super::queue::charge).
     fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool);
     /// [`find_other_index`](super::table::find_other_index).

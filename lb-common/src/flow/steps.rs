@@ -38,6 +38,14 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
         seats::leave_party(self, forward, ports)
     }
 
+    fn approach(&self, hash: u64, other: u64) {
+        table::approach(self, [hash, other]);
+    }
+
+    fn leave_ended(&self, index: u32) {
+        seats::leave_ended(self, index);
+    }
+
     fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
         queue::charge(self, level, party, ports, is_over);
     }

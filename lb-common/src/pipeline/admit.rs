@@ -16,7 +16,7 @@ use crate::{
         party::{self, ANY, FULL, HANDSHAKE, JOINED},
         queue::{self, Line},
         record::{self, read_tag},
-        seats::{self, Asked, Place, Start},
+        seats::{self, Asked, Full, Place, Start},
         table, tag,
     },
     parse::TCP,
@@ -43,16 +43,6 @@ pub fn asks(config: &Config, plan: &Plan, level: u32, start: Start) -> Asked {
     }
 }
 
-/// Which limit is in the way of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
-    Service,
-    /// The node's, or that of a priority level.
-    Shared,
-    /// That of a priority level, for whose seats connections wait; or some wait already.
-    Queue,
-}
-
 /// Whether a packet that would open a flow is refused at once, or has to wait, because a limit is reached:
 /// decided by plain reads. [`Work::refusal`] and [`Work::reason`] say so then. One whose flow exists, or
 /// is being opened, is not.
@@ -71,7 +61,7 @@ pub(super) fn is_barred<A: Address, T: Tables<A>>(
 /// The rest of [`is_barred`]. Out of line: most nodes have no limit.
 #[inline(never)]
 fn bars<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, asked: Asked) -> bool {
-    let Some(full) = in_the_way(tables, asked) else {
+    let Some(full) = tables.in_the_way(asked) else {
         return false;
     };
     let hash = table::hash(&work.tuple, tables.secret());
@@ -133,9 +123,9 @@ fn line<A: Address, T: Tables<A>>(tables: &T, asked: Asked, level: NonNull<Seats
     }
 }
 
-/// [`take`]'s answer where there is no seat.
+/// [`take_seats`]'s answer where there is no seat.
 pub(super) const REFUSED: u32 = u32::MAX;
-/// [`take`]'s answer where the connection has to wait for one.
+/// [`take_seats`]'s answer where the connection has to wait for one.
 pub(super) const WAITS: u32 = u32::MAX - 1;
 /// A bit beside the number of a [`Place`]: its seats are to be taken at the end of the handshake.
 pub(super) const LATER: u32 = 1 << 31;
@@ -146,11 +136,11 @@ const KEPT: u32 = 1 << 29;
 
 /// Takes the seats that a new flow of a flow schema asks for, all or none: the number of the
 /// [`Place`] that it has now, perhaps with [`LATER`], [`OVER`] or [`KEPT`], or [`REFUSED`] or [`WAITS`].
-#[inline(never)]
-pub(super) fn take<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
+#[inline(always)]
+pub fn take_seats<A: Address, T: Tables<A>>(tables: &T, asked: Asked, schema: u32) -> u32 {
     let wanted = asked.place();
     if asked.is_handshake() && is_under_pressure(tables, wanted) {
-        match in_the_way(tables, asked) {
+        match tables.in_the_way(asked) {
             None => return wanted.number() | LATER,
             Some(Full::Queue) => return WAITS,
             Some(full) => count_refused(tables, asked, full, schema),
@@ -237,7 +227,7 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     let plan = tables.plan(there.service_id());
     let is_exempt = plan.is_some_and(|plan| plan.has(plan_flag::EXEMPT));
     let asked = Asked::late(place, is_exempt, there.has(flow_flag::PICKED_UP));
-    let taken = take(tables, asked, 0);
+    let taken = tables.take_seats(asked, 0);
     if taken == REFUSED {
         // Another CPU may have had the last one for the same flow.
         return tag::state(read_tag(reply)) != tag::LIVE;

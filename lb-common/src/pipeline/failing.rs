@@ -41,7 +41,7 @@ pub(super) enum Failure {
 pub(super) fn turns_away<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, left: u32) -> bool {
     // For a client that has waited before, one failure is enough.
     let limit = if left == 0 { LIMIT } else { 1 };
-    endpoint == left || is_avoided(tables, endpoint, limit)
+    endpoint == left || tables.is_avoided(endpoint, limit)
 }
 
 /// Index of another endpoint than the one at `index`: one that does not fail, if one is found; or
@@ -71,8 +71,8 @@ pub(super) fn elsewhere<A: Address, T: Tables<A>>(
 
 /// Whether a new connection should avoid an endpoint that has failed often enough. When it is time
 /// to try the endpoint again, this connection does, and no other for a while.
-#[inline(never)]
-fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, limit: u32) -> bool {
+#[inline(always)]
+pub fn is_avoided<A: Address, T: Tables<A>>(tables: &T, endpoint: u32, limit: u32) -> bool {
     let Some(memory) = memory(tables, endpoint) else {
         return false;
     };

@@ -23,9 +23,9 @@ mod track;
 mod turn;
 
 pub use self::{
-    admit::{Full, asks, in_the_way},
+    admit::{asks, in_the_way, take_seats},
     classify::schema_of,
-    failing::LIMIT as FAILING,
+    failing::{LIMIT as FAILING, is_avoided},
     half_open::{RINGS, WITHOUT_RING},
     note::connection as note_connection,
     open::open_index,

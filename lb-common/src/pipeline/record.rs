@@ -15,7 +15,7 @@ use crate::{
         flow_flag, party,
         record::read_tag,
         resize,
-        seats::{Place, charged, client_of, give_back, leave_ended},
+        seats::{Place, charged, client_of, give_back},
         slots::Purpose,
         table, tag, tcp,
     },
@@ -140,7 +140,7 @@ fn draw<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> u32 {
 #[inline(never)]
 fn approach<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) {
     work.other_hash = table::hash(&work.other, tables.secret());
-    table::approach(tables, [work.hash, work.other_hash]);
+    tables.approach(work.hash, work.other_hash);
 }
 
 /// Records the flow that `begin` has begun, both directions or none: the index of the client's
@@ -176,7 +176,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     };
     let place = match asked.is_nothing() {
         true => 0,
-        false => admit::take(tables, asked, work.schema),
+        false => tables.take_seats(asked, work.schema),
     };
     if place == REFUSED || place == WAITS {
         reply.release();
@@ -245,7 +245,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
     tables.count_flows(service, 1);
     let ended = enter(tables, work, service, index, published);
     if let Ok(ended) = u32::try_from(ended) {
-        leave_ended(tables, ended);
+        tables.leave_ended(ended);
     }
     tables.count_connection(service, endpoint);
     work.reason = Reason::Opened;
@@ -346,7 +346,7 @@ fn claim_reply<A: Address, T: Tables<A>>(
         if source_nat && work.refused == Refused::Exists {
             let given = give_port(tables, work, attempt as u32);
             if let Ok(ended) = u32::try_from(given) {
-                leave_ended(tables, ended);
+                tables.leave_ended(ended);
                 continue;
             }
         }

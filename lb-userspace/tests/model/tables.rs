@@ -14,7 +14,8 @@ use lb_common::{
         claim::{self, GRACE},
         end,
         hop::Hops,
-        queue, resize, seats,
+        queue, resize,
+        seats::{self, Asked, Full},
         slots::{Purpose, Slots, Steps},
         table,
     },
@@ -180,6 +181,14 @@ impl Steps<Ip4> for Cpu {
         seats::leave_party(self, forward, ports)
     }
 
+    fn approach(&self, hash: u64, other: u64) {
+        table::approach(self, [hash, other]);
+    }
+
+    fn leave_ended(&self, index: u32) {
+        seats::leave_ended(self, index);
+    }
+
     fn charge(&self, level: u32, party: u64, ports: u32, is_over: bool) {
         queue::charge(self, level, party, ports, is_over);
     }
@@ -258,6 +267,18 @@ impl Tables<Ip4> for Cpu {
             self.world.change_seats(-1);
         }
         pipeline::finish_index(self, work)
+    }
+
+    fn take_seats(&self, asked: Asked, schema: u32) -> u32 {
+        pipeline::take_seats::<Ip4, _>(self, asked, schema)
+    }
+
+    fn in_the_way(&self, asked: Asked) -> Option<Full> {
+        pipeline::in_the_way::<Ip4, _>(self, asked)
+    }
+
+    fn is_avoided(&self, endpoint: u32, limit: u32) -> bool {
+        pipeline::is_avoided::<Ip4, _>(self, endpoint, limit)
     }
 
     fn endpoint_memory(&self, _endpoint: u32) -> Option<NonNull<EndpointMemory>> {

@@ -14,6 +14,7 @@ use lb_common::{
         Hop as NextHopEntry, Record, Seats, Timeouts,
         hop::Hops,
         queue::{self, KEPT, LevelQueues, Queue, Waiter},
+        seats::{Asked, Full},
         slots::Slots,
         steps::Plain,
     },
@@ -310,6 +311,18 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
 
     fn finish_index(&self, work: &mut Work<A>) -> u64 {
         pipeline::finish_index(self, work)
+    }
+
+    fn take_seats(&self, asked: Asked, schema: u32) -> u32 {
+        pipeline::take_seats::<A, _>(self, asked, schema)
+    }
+
+    fn in_the_way(&self, asked: Asked) -> Option<Full> {
+        pipeline::in_the_way::<A, _>(self, asked)
+    }
+
+    fn is_avoided(&self, endpoint: u32, limit: u32) -> bool {
+        pipeline::is_avoided::<A, _>(self, endpoint, limit)
     }
 
     fn endpoint_memory(&self, endpoint: u32) -> Option<NonNull<EndpointMemory>> {

@@ -6,9 +6,12 @@ use ipnet::IpNet;
 use lb_common::{
     abi::{self, FrontendKey, FrontendKind, RejectAnswer, config_flag, plan_flag},
     addr::{Address, Ip4, Ip6},
-    flow::{party::PartyRule, seats::Start},
+    flow::{
+        party::PartyRule,
+        seats::{Full, Start},
+    },
     parse::{self, Tuple, tcp_flag},
-    pipeline::{self, Full},
+    pipeline,
     select::{Policy, Range},
     service::{self, Origin},
     tables::Services,
