@@ -74,8 +74,10 @@ impl Pods {
     }
 }
 
-/// For how many times as long as a change of configuration took there is no other for new pods alone.
+/// For how many times as long as a change of configuration took there is no other for new pods alone, but
+/// for [`LONGEST_PAUSE`] at most.
 const PAUSE: u32 = 100;
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// How long an API server that says that it does not know these kinds may be wrong: one that has just
 /// started may.
@@ -130,7 +132,7 @@ impl Admission {
 
     /// Notes how long the latest change of configuration took.
     fn rest_after(&mut self, took: Duration) {
-        self.pods.next = Some(Instant::now() + took * PAUSE);
+        self.pods.next = Some(Instant::now() + (took * PAUSE).min(LONGEST_PAUSE));
     }
 
     /// Whether a configuration asks for this node's pods.
@@ -398,6 +400,8 @@ impl Agent {
         let is_absent = health.is_some_and(|health| health.some_absent());
         let began = Instant::now();
         let changed = admission.follow(self.syncer.writer(), &self.seats, again, is_absent);
+        // Without what is done once: loading the program that ends waits takes far longer.
+        let mut took = began.elapsed();
         if let Some(statuses) = &self.feed.statuses {
             let due = admission.statuses_due(Instant::now());
             due.into_iter().for_each(|write| statuses.write(write));
@@ -409,12 +413,14 @@ impl Agent {
         }
         self.look_after_waiters();
         if changed && self.in_sync_since.is_some() {
+            let began = Instant::now();
             self.syncer.writer().settle();
+            took += began.elapsed();
             self.kernel.begin_admission();
             self.publish_state().await;
         }
         if changed && let Some(admission) = &mut self.admission {
-            admission.rest_after(began.elapsed());
+            admission.rest_after(took);
         }
         Ok(())
     }

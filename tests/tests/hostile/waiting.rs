@@ -19,11 +19,11 @@ use super::{
 };
 
 /// How long a busy client keeps each connection.
-const HOLD: Duration = Duration::from_millis(200);
+pub const HOLD: Duration = Duration::from_millis(200);
 /// Seats of the node, of which the noisy one has this part. They are fewer than the backlog of a server in
 /// Rust's library (128), so that all of them fit there if its turn for a processor comes late.
-const SEATS: u32 = 350;
-const OF_LEVEL: usize = 100;
+pub const SEATS: u32 = 350;
+pub const OF_LEVEL: usize = 100;
 /// The most seats that the level keeps for clients without any.
 const KEPT: usize = OF_LEVEL / 20;
 /// Connections that a busy client always has, or wants: 40 more than there are seats.
@@ -31,8 +31,8 @@ const WANTED: usize = OF_LEVEL + 40;
 /// Counts the SYNs that reach a pod.
 const SYNS: &str = "tcp flags & (fin | syn | rst | ack) == syn counter";
 
-/// A tenant with queues, where each client is a flow of its own.
-fn with_queues(length: u32) -> String {
+/// A tenant with queues, whose flows are told apart by this method.
+pub fn with_queues(length: u32, method: &str) -> String {
     let objects = tenant(NOISY, 10)
         .replace(
             "limitResponse: {type: Reject}",
@@ -41,14 +41,17 @@ fn with_queues(length: u32) -> String {
                  queueLengthLimit: {length}}}}}"
             ),
         )
-        .replace("rules:", "distinguisherMethod: {type: BySourceIP}, rules:");
-    assert!(objects.contains("Queue") && objects.contains("BySourceIP"));
+        .replace(
+            "rules:",
+            &format!("distinguisherMethod: {{type: {method}}}, rules:"),
+        );
+    assert!(objects.contains("Queue") && objects.contains(method));
     objects
 }
 
 fn waiting(length: u32, xdp: &str) -> Result<Tenants> {
     allow_many_files()?;
-    Tenants::with(&with_queues(length), SEATS, "enforce", &[xdp])
+    Tenants::with(&with_queues(length, "BySourceIP"), SEATS, "enforce", &[xdp])
 }
 
 /// SYNs that have reached the pod which serves the noisy one.

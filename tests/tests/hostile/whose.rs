@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::{
     levels::{NOISY, SEATS, SOON, Tenants, tenant},
     support::{Findings, attack_time, cluster_ip, within},
+    waiting::{self, HOLD, OF_LEVEL, with_queues},
 };
 
 /// The endpoint and three clients.
@@ -163,6 +164,77 @@ fn pods_of_a_namespace_have_one_part_of_a_level() -> Result<()> {
             }
         });
         findings.note(counted.is_ok(), format!("{family:?}: parties {counted:?}"));
+    }
+    findings.assert_good();
+    Ok(())
+}
+
+/// A pod of a namespace wants more than half of a level's seats, and each of two pods of another namespace
+/// does, too. The others wait, and both namespaces have about as many connections.
+#[test]
+fn namespaces_have_their_turns_whatever_pods_they_have() -> Result<()> {
+    const WANTED: usize = OF_LEVEL * 3 / 5;
+    allow_many_files()?;
+    let objects = with_queues(100, "BySourceNamespace");
+    let tenants = Tenants::on(
+        PODS,
+        &objects,
+        waiting::SEATS,
+        "enforce",
+        &["--xdp-mode=native"],
+    )?;
+    let pods = ["pod-1-2", "pod-1-3", "pod-1-4"].map(|name| tenants.ground.pod(name).clone());
+    let [a, b, c] = &pods;
+    for (pod, namespace) in [(a, "shop"), (b, "shop"), (c, "blog")] {
+        belongs(&tenants, pod, namespace)?;
+    }
+    let mut findings = Findings::default();
+    for family in Family::BOTH {
+        let target = cluster_ip(family, NOISY);
+        for (pod, namespace) in [(b, "shop"), (c, "blog")] {
+            let known = within(SOON, || {
+                let _held = Held::open_all(pod, target, 1);
+                match shown(&tenants, namespace) {
+                    Ok(Some(1..)) => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            });
+            findings.note(
+                known.is_ok(),
+                format!("{family:?}: {namespace} known {known:?}"),
+            );
+        }
+        let request = Request::tcp(target).deadline(Duration::from_secs(5));
+        let loads = [a, b, c].map(|pod| {
+            let load = Load::new(request.held_for(HOLD)).workers(WANTED);
+            load.start(pod)
+        });
+        let [a, b, c] = loads;
+        let (a, b, c) = (a?, b?, c?);
+        // Until all seats are taken and the others wait.
+        thread::sleep(5 * HOLD);
+        let level = tenants.level(NOISY)?;
+        let served = ["shop", "blog"].map(|flow| shown(&tenants, flow).ok().flatten());
+        thread::sleep(attack_time(Duration::from_secs(4)));
+        let (a, b, c) = (a.stop()?, b.stop()?, c.stop()?);
+        findings.note(
+            level.in_use as usize <= OF_LEVEL && level.waiting as usize > OF_LEVEL / 2,
+            format!("{family:?}: {level:?}"),
+        );
+        findings.note(
+            [&a, &b, &c]
+                .iter()
+                .all(|load| load.failed == 0 && load.repeated_syns.is_empty()),
+            format!("{family:?}: {a}; {b}; {c}"),
+        );
+        // By address, `shop` would have had two thirds.
+        let (shop, blog) = (a.ok + b.ok, c.ok);
+        findings.note(
+            shop.abs_diff(blog) * 6 <= shop + blog,
+            format!("{family:?}: {shop} and {blog} answers, {served:?} seats at a moment"),
+        );
+        let empty = tenants.in_use(NOISY, 0);
+        findings.note(empty.is_ok(), format!("{family:?}: empty {empty:?}"));
     }
     findings.assert_good();
     Ok(())
