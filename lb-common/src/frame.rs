@@ -5,7 +5,7 @@ use crate::{
     checksum::Difference,
     flow::{Ethernet, queue::KEPT},
     packet::Packet,
-    parse::ETHERNET,
+    parse::{ETHERNET, Network},
 };
 
 /// A packet with the header of its link that can be changed in place.
@@ -23,9 +23,9 @@ pub trait Frame {
     /// Whether the kernel takes the frame for this host's by its link-layer address. `None` if the
     /// hook does not know.
     fn is_for_host(&self) -> Option<bool>;
-    /// Length of the largest IP packet that this one of `length` bytes, with headers of `headers`,
-    /// becomes on the wire: less than `length` only where a device segments later.
-    fn wire_length(&self, length: u32, headers: u32) -> u32;
+    /// Length of the largest IP packet that this one becomes on the wire, in bytes: less than the
+    /// packet's own only where a device segments later.
+    fn wire_length(&self, network: &Network) -> u32;
     /// Updates the TCP, UDP or ICMP checksum at an offset. `pseudo` is the change of the pseudo
     /// header, `covered` that of other bytes; `udp` says that zero means no checksum.
     fn change_checksum<A: Address>(

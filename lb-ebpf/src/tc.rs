@@ -19,7 +19,7 @@ use lb_common::{
     flow::queue::{KEPT, kept},
     frame::Frame,
     packet::Packet,
-    parse::{self, ETHERNET},
+    parse::{self, ETHERNET, Network, UDP},
     pipeline,
     verdict::{Action, Hook, Reason, Verdict},
     work::Work,
@@ -362,15 +362,15 @@ impl<const L3: bool> Frame for SkbFrame<L3> {
     }
 
     #[inline(always)]
-    fn wire_length(&self, length: u32, headers: u32) -> u32 {
+    fn wire_length(&self, network: &Network) -> u32 {
         // SAFETY: the program's own context.
         let segment = unsafe { (*self.skb).gso_size };
-        // The shortest TCP header: too big is only said of what surely is.
         if segment == 0 {
-            length
-        } else {
-            headers + 20 + segment
+            return network.length;
         }
+        // TCP's shortest: too big is only said of what surely is.
+        let transport = if network.protocol == UDP { 8 } else { 20 };
+        (network.payload - network.offset) as u32 + transport + segment
     }
 
     #[inline(always)]

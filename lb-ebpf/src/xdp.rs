@@ -13,7 +13,8 @@ use lb_common::{
     flow::queue::{KEPT, kept},
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
-    parse, pipeline,
+    parse::{self, Network},
+    pipeline,
     verdict::{Action, Hook, Reason, Verdict},
 };
 
@@ -94,8 +95,8 @@ impl<const VIRTUAL: bool> Frame for XdpFrame<VIRTUAL> {
     }
 
     #[inline(always)]
-    fn wire_length(&self, length: u32, _headers: u32) -> u32 {
-        length
+    fn wire_length(&self, network: &Network) -> u32 {
+        network.length
     }
 
     #[inline(always)]

@@ -171,8 +171,7 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
     if !T::ANY_DEVICE && hop.flags & hop_flag::XDP == 0 {
         return Way::LaterHook;
     }
-    let headers = (network.payload - network.offset) as u32;
-    if frame.wire_length(network.length, headers) > u32::from(hop.mtu) {
+    if frame.wire_length(network) > u32::from(hop.mtu) {
         return Way::TooBig;
     }
     Way::Hop

@@ -110,16 +110,22 @@ fn a_packet_too_big_for_the_next_link_is_answered_with_its_size() {
 fn what_a_device_will_segment_is_not_too_big() {
     world(|world| {
         for scene in Scene::both() {
-            let frontend = (scene.node, 30_080);
-            let spec = ServiceSpec::new(TCP).node_port(frontend.0, frontend.1);
-            world.add(&spec.remote(scene.narrow, 8080));
-            let segments = packet(TCP, (scene.client, 40_000), frontend).payload(&[0xab; 3000]);
-            let segment = u32::from(NARROW_MTU) - if scene.node.is_ipv4() { 40 } else { 60 };
-            for (gso_size, reason) in [(segment, Reason::Opened), (segment + 1, Reason::TooBig)] {
-                let found = world.run_as(At::TcIngress, EXTERNAL, &segments.bytes(), gso_size);
-                assert_eq!(found.action, Action::Redirect);
-                assert_eq!(found.counted.len(), 1);
-                assert_eq!(found.counted[0].1, reason, "{gso_size}: {found:?}");
+            for protocol in [TCP, UDP] {
+                world.forget();
+                let (client, frontend) = ((scene.client, 40_000), (scene.node, 30_080));
+                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+                world.add(&spec.remote(scene.narrow, 8080));
+                let empty = packet(protocol, client, frontend).payload(b"");
+                let segment = u32::from(NARROW_MTU) - empty.ip_bytes().len() as u32;
+                let segments = empty.payload(&[0xab; 3000]).bytes();
+                for (gso_size, reason) in [(segment, Reason::Opened), (segment + 1, Reason::TooBig)]
+                {
+                    let found = world.run_as(At::TcIngress, EXTERNAL, &segments, gso_size);
+                    assert_eq!(found.action, Action::Redirect);
+                    assert_eq!(found.counted.len(), 1);
+                    let counted = found.counted[0].1;
+                    assert_eq!(counted, reason, "{protocol}, {gso_size}: {found:?}");
+                }
             }
         }
     });

@@ -10,6 +10,7 @@ mod hairpin;
 mod matrix;
 mod operation;
 mod recording;
+mod segments;
 mod singly;
 mod sizes;
 mod sockets;

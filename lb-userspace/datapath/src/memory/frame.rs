@@ -8,7 +8,7 @@ use lb_common::{
     flow::queue::KEPT,
     frame::{Frame, change_checksum_in_place},
     packet::Packet,
-    parse::ETHERNET,
+    parse::{ETHERNET, Network},
 };
 
 /// A frame for the pipeline to read and rewrite. All its bytes can be accessed directly.
@@ -64,8 +64,8 @@ impl<const MAY_BE_PARTIAL: bool, const L3: bool> Frame for MemoryFrame<MAY_BE_PA
         None
     }
 
-    fn wire_length(&self, length: u32, _headers: u32) -> u32 {
-        length
+    fn wire_length(&self, network: &Network) -> u32 {
+        network.length
     }
 
     fn change_checksum<A: Address>(
