@@ -349,7 +349,8 @@ pub struct Affinity {
     pub jiffies: u32,
 }
 
-/// Key of `FRAGMENTS`: what the fragments of one IP packet have in common.
+/// Key of `FRAGMENTS`: what the fragments of one IP packet have in common; or, with a token as the id
+/// and zeros, a packet that crosses the stack half translated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FragmentKey {

@@ -47,6 +47,16 @@ pub trait Frame {
         None
     }
 
+    /// Gives the packet a token, which it and its fragments keep while they cross the host's stack. Only
+    /// where [`Tables::ANY_DEVICE`](crate::tables::Tables::ANY_DEVICE) is set.
+    #[inline(always)]
+    fn give_token(&mut self, _token: u16) {}
+    /// Takes the token that a packet brings from the host's stack.
+    #[inline(always)]
+    fn take_token(&mut self) -> Option<u16> {
+        None
+    }
+
     /// Copies the first bytes of the packet. Returns the packet's length with its link header, or `None`
     /// if its bytes cannot be read.
     fn copy_to(&self, bytes: &mut [u8; KEPT]) -> Option<u32>;

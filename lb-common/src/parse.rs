@@ -164,6 +164,17 @@ pub fn addresses<A: Address>(packet: Packet, offset: usize) -> Option<(A, A)> {
     Some((source, destination))
 }
 
+/// Whether a router may fragment the packet whose IP header is at `offset`. No router fragments IPv6
+/// (RFC 8200, section 5).
+#[inline(always)]
+pub fn may_be_fragmented<A: Address>(packet: Packet, offset: usize) -> bool {
+    const DONT_FRAGMENT: u16 = 0x4000;
+    A::FAMILY == Family::V4
+        && packet
+            .load::<u16>(offset + 6)
+            .is_some_and(|word| u16::from_be(word) & DONT_FRAGMENT == 0)
+}
+
 /// Reads the ports of the TCP or UDP header at `offset`.
 #[inline(always)]
 pub fn ports(packet: Packet, offset: usize) -> Option<Ports> {

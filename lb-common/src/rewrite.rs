@@ -20,22 +20,88 @@ pub fn translate<A: Address, F: Frame>(
     whole: bool,
 ) -> Option<()> {
     let to = &flow.rewrite;
-    let addresses = addresses(&flow.source, &flow.destination, &to.source, &to.destination);
+    let from = Ends {
+        source: &flow.source,
+        destination: &flow.destination,
+        ports: (flow.source_port, flow.destination_port),
+    };
+    let to = Ends {
+        source: &to.source,
+        destination: &to.destination,
+        ports: (to.source_port, to.destination_port),
+    };
+    replace(frame, network, from, to, whole)
+}
+
+/// The half of [`translate`] that gives a packet its new destination.
+#[inline(always)]
+pub fn translate_destination<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    flow: &Flow<A>,
+    whole: bool,
+) -> Option<()> {
+    let from = Ends {
+        source: &flow.source,
+        destination: &flow.destination,
+        ports: (flow.source_port, flow.destination_port),
+    };
+    let to = Ends {
+        destination: &flow.rewrite.destination,
+        ports: (flow.source_port, flow.rewrite.destination_port),
+        ..from
+    };
+    replace(frame, network, from, to, whole)
+}
+
+/// The other half of [`translate`]: gives a packet its new source, whatever source it has. `own` is
+/// what the packet says.
+#[inline(always)]
+pub fn translate_source<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    own: &Tuple<A>,
+    flow: &Flow<A>,
+    whole: bool,
+) -> Option<()> {
+    let from = Ends {
+        source: &own.source,
+        destination: &own.destination,
+        ports: (own.source_port, own.destination_port),
+    };
+    let to = Ends {
+        source: &flow.rewrite.source,
+        ports: (flow.rewrite.source_port, own.destination_port),
+        ..from
+    };
+    replace(frame, network, from, to, whole)
+}
+
+/// Addresses and ports of a packet.
+#[derive(Clone, Copy)]
+struct Ends<'a, A> {
+    source: &'a A,
+    destination: &'a A,
+    ports: (u16, u16),
+}
+
+#[inline(always)]
+fn replace<A: Address, F: Frame>(
+    frame: &mut F,
+    network: &Network,
+    from: Ends<'_, A>,
+    to: Ends<'_, A>,
+    whole: bool,
+) -> Option<()> {
+    let addresses = addresses(from.source, from.destination, to.source, to.destination);
     if whole {
-        let from = (flow.source_port, flow.destination_port);
-        let ports = ports(from, (to.source_port, to.destination_port));
         frame.change_checksum::<A>(
             network.payload + checksum_offset(network.protocol),
             addresses,
-            ports,
+            ports(from.ports, to.ports),
             network.protocol == UDP,
         )?;
-        store_ports(
-            frame.packet(),
-            network.payload,
-            to.source_port,
-            to.destination_port,
-        )?;
+        store_ports(frame.packet(), network.payload, to.ports.0, to.ports.1)?;
     } else if A::FAMILY == Family::V6 {
         frame.change_sum(addresses);
     }
@@ -43,8 +109,8 @@ pub fn translate<A: Address, F: Frame>(
         frame.packet(),
         network.offset,
         addresses,
-        &to.source,
-        &to.destination,
+        to.source,
+        to.destination,
     )
 }
 

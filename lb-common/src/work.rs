@@ -32,6 +32,9 @@ pub struct Work<A> {
     pub answerer: A,
     pub message: Message,
     pub fragment: FragmentKey,
+    /// Not 0 if the packet is a later fragment, and the first one has gone through the stack half
+    /// translated.
+    pub halfway: u32,
     /// Memory for `settled` numbers, see module `opaque`.
     pub memory: u64,
     /// A next hop that was looked up; the device that leads there, if the neighbour is not known.

@@ -36,6 +36,8 @@ const HEADERS: u32 = 192;
 /// What a packet that was sent on from here has in `tc_index`: it is translated already, and the
 /// egress hook of the device that it leaves by need not look at it.
 const SENT_ON: u32 = 0x4e4c;
+/// Bit of `tc_index` that says that the rest is a token: see [`Frame::give_token`].
+const TOKEN: u32 = 1 << 15;
 /// Of a frame to another host's address (linux/if_packet.h).
 const PACKET_OTHERHOST: u32 = 3;
 
@@ -159,6 +161,9 @@ fn run<D: Direction, const L3: bool, const TRACES: bool>(skb: *mut __sk_buff) ->
     // On ingress it comes from another network namespace of this machine, where it meant something.
     if frame.was_sent_on() && D::HOOK == Hook::TcEgress {
         return TC_ACT_UNSPEC;
+    }
+    if D::HOOK == Hook::TcIngress {
+        frame.take_token();
     }
     let Some(kernel) = Kernel::<_, true, TRACES>::new(skb, frame.ifindex()) else {
         return TC_ACT_UNSPEC;
@@ -416,6 +421,25 @@ impl<const L3: bool> Frame for SkbFrame<L3> {
     fn change_sum(&mut self, change: Difference) {
         // SAFETY: the program's own context. It fails where the kernel has no sum.
         unsafe { bpf_csum_update(self.skb, change.to_u32()) };
+    }
+
+    #[inline(always)]
+    fn give_token(&mut self, token: u16) {
+        // SAFETY: the program's own context.
+        unsafe { (*self.skb).tc_index = TOKEN | u32::from(token) };
+    }
+
+    #[inline(always)]
+    fn take_token(&mut self) -> Option<u16> {
+        // SAFETY: the program's own context.
+        unsafe {
+            let index = (*self.skb).tc_index;
+            if index & TOKEN == 0 {
+                return None;
+            }
+            (*self.skb).tc_index = 0;
+            Some((index & !TOKEN) as u16)
+        }
     }
 
     #[inline(always)]

@@ -9,6 +9,9 @@ use crate::{
     work::Work,
 };
 
+/// Bit of a flow's index in `FRAGMENTS`: the first fragment has gone [half-way](super::halfway).
+pub(super) const HALFWAY: u32 = 1 << 31;
+
 /// The live flow that a later fragment belongs to.
 #[inline(never)]
 pub(super) fn fragment_flow<A: Address, T: Tables<A>>(
@@ -17,7 +20,9 @@ pub(super) fn fragment_flow<A: Address, T: Tables<A>>(
     network: &Network,
 ) -> Option<Record<A>> {
     work.fragment = fragment_key(&work.tuple, network);
-    let (seen, record) = look(tables.slot(tables.fragment(&work.fragment)?)?);
+    let found = tables.fragment(&work.fragment)?;
+    work.halfway = found & HALFWAY;
+    let (seen, record) = look(tables.slot(found & !HALFWAY)?);
     let alive = tag::in_use(seen);
     // SAFETY: live records stay valid until every program that can see them ends.
     let flow = unsafe { record.as_ref() };
@@ -34,18 +39,23 @@ pub(super) fn remember_fragment<A: Address, T: Tables<A>>(
     network: &Network,
     record: Record<A>,
 ) {
-    // SAFETY: live records stay valid until every program that can see them ends.
-    let Some(peer) = tables.slot(unsafe { record.as_ref() }.peer) else {
-        return;
-    };
-    work.fragment = fragment_key(&work.tuple, network);
-    // SAFETY: records stay valid until every program that can see them ends. Its peer's peer is the
-    // record itself.
-    tables.remember_fragment(&work.fragment, unsafe { peer.as_ref() }.peer);
+    if let Some(index) = index(tables, record) {
+        work.fragment = fragment_key(&work.tuple, network);
+        tables.remember_fragment(&work.fragment, index);
+    }
+}
+
+/// Index of a live record.
+#[inline(always)]
+pub(super) fn index<A: Address, T: Tables<A>>(tables: &T, record: Record<A>) -> Option<u32> {
+    // SAFETY: records stay valid until every program that can see them ends.
+    let peer = tables.slot(unsafe { record.as_ref() }.peer)?;
+    // SAFETY: as above. Its peer's peer is the record itself.
+    Some(unsafe { peer.as_ref() }.peer)
 }
 
 #[inline(always)]
-fn fragment_key<A: Address>(tuple: &Tuple<A>, network: &Network) -> FragmentKey {
+pub(super) fn fragment_key<A: Address>(tuple: &Tuple<A>, network: &Network) -> FragmentKey {
     FragmentKey {
         source: tuple.source.to_mapped(),
         destination: tuple.destination.to_mapped(),

@@ -58,7 +58,7 @@ pub(super) fn icmp_error<A: Address, T: Tables<A>, F: Frame, const INGRESS: bool
     // No ICMP error about an ICMP error (RFC 1122, 3.2.2).
     if matches!(
         way,
-        Way::TimeExceeded | Way::TooBig | Way::Gone | Way::NoSeat | Way::Expired
+        Way::TimeExceeded | Way::TooBig | Way::Halfway | Way::Gone | Way::NoSeat | Way::Expired
     ) {
         return Verdict::drop(way.reason());
     }

@@ -11,6 +11,7 @@ mod failing;
 mod fragments;
 mod gone;
 mod half_open;
+mod halfway;
 mod icmp;
 mod martian;
 mod note;
@@ -43,7 +44,7 @@ use self::{
     track::track,
 };
 use crate::{
-    addr::Address,
+    addr::{Address, Family},
     flow::{table, tcp},
     frame::Frame,
     parse::{self, Fragment, Network, Segment, TCP, UDP},
@@ -137,6 +138,15 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
         return Verdict::pass(Reason::Malformed);
     };
     note::headers(tables, work, Headers::Addresses);
+    if A::FAMILY == Family::V4
+        && let Some(token) = frame.take_token()
+        && halfway::leave(tables, frame, &network, work, token)
+    {
+        return match work.reason {
+            Reason::NotWritable => Verdict::drop(Reason::NotWritable),
+            reason => Verdict::pass(reason),
+        };
+    }
     match Kind::of::<A>(&network) {
         Kind::Ports => {}
         Kind::Icmp => return icmp_error::<A, T, F, false>(tables, frame, &network, work),

@@ -1,9 +1,9 @@
 //! Where a packet of a flow goes, translated, and the next hop that its flow keeps.
 
-use super::answer::answer;
+use super::{answer::answer, halfway};
 use crate::{
     abi::device_flag,
-    addr::Address,
+    addr::{Address, Family},
     answer::Message,
     flow::{
         Ethernet, Record, flow_flag,
@@ -12,7 +12,7 @@ use crate::{
     },
     frame::Frame,
     opaque::settled,
-    parse::{Fragment, Network},
+    parse::{self, Fragment, Network},
     rewrite,
     tables::{NextHop, Tables},
     verdict::{Action, Reason, Verdict},
@@ -46,6 +46,13 @@ pub(super) fn send<A: Address, T: Tables<A>, F: Frame>(
             Message::RESET
         }
         Way::TimeExceeded => Message::time_exceeded::<A>(),
+        Way::Halfway => {
+            return match halfway::enter(tables, frame, network, work, record) {
+                true if T::ANY_DEVICE => Verdict::pass(reason),
+                true => Verdict::pass(Reason::LaterHook),
+                false => Verdict::drop(Reason::NotWritable),
+            };
+        }
         Way::TooBig => Message::too_big::<A>(kept_hop(tables, record).map_or(0, |hop| hop.mtu)),
         _ => {
             let whole = network.fragment != Fragment::Later;
@@ -84,6 +91,8 @@ pub(super) enum Way {
     NoSeat,
     TimeExceeded,
     TooBig,
+    /// Through the host's stack, which is to fragment it.
+    Halfway,
 }
 
 impl Way {
@@ -124,7 +133,7 @@ impl Way {
             Self::Expired => Reason::DeadlineExceeded,
             Self::NoSeat => Reason::ConcurrencyLimit,
             Self::TimeExceeded => Reason::TimeExceeded,
-            Self::TooBig => Reason::TooBig,
+            Self::TooBig | Self::Halfway => Reason::TooBig,
             _ => Reason::NoRoute,
         }
     }
@@ -157,6 +166,9 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
     if network.ttl <= 1 {
         return Way::TimeExceeded;
     }
+    if A::FAMILY == Family::V4 && network.fragment == Fragment::Later && work.halfway != 0 {
+        return Way::Halfway;
+    }
     let generation = hop::generation(tables.config().hop_generation, tables.now());
     let known = kept_hop(tables, record).is_some_and(|hop| hop.holds(flow.hop, generation));
     if !known {
@@ -172,7 +184,10 @@ pub(super) fn route<A: Address, T: Tables<A>, F: Frame>(
         return Way::LaterHook;
     }
     if frame.wire_length(network) > u32::from(hop.mtu) {
-        return Way::TooBig;
+        return match parse::may_be_fragmented::<A>(frame.packet(), network.offset) {
+            true => Way::Halfway,
+            false => Way::TooBig,
+        };
     }
     Way::Hop
 }

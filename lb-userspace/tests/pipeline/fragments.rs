@@ -36,7 +36,7 @@ proptest! {
         assert_reassembled(&scene, &out);
 
         let answer = scene.segment(endpoint, source, SYN | ACK, &[9; 80]);
-        let sent = cut(endpoint.ip(), source.ip(), id, scene.protocol, &answer);
+        let sent = cut((endpoint.ip(), source.ip()), id, scene.protocol, &answer, 32);
         let out = pass_all(&tables, &sent, Reason::ToClient);
         for after in &out {
             let after = after.read();
@@ -133,18 +133,25 @@ fn fragments_across_the_stack_are_translated_on_both_sides() {
 fn fragments(scene: &Scene, id: u32, flags: u8) -> Vec<Vec<u8>> {
     let (from, to) = (scene.client(4000), scene.target());
     let segment = scene.segment(from, to, flags, &[3; 80]);
-    cut(from.ip(), to.ip(), id, scene.protocol, &segment)
+    cut((from.ip(), to.ip()), id, scene.protocol, &segment, 32)
 }
 
-fn cut(from: IpAddr, to: IpAddr, id: u32, protocol: u8, segment: &[u8]) -> Vec<Vec<u8>> {
-    let pieces: Vec<_> = segment.chunks(32).collect();
+/// An IP payload in fragments of `size` bytes.
+pub fn cut(
+    (from, to): (IpAddr, IpAddr),
+    id: u32,
+    protocol: u8,
+    segment: &[u8],
+    size: usize,
+) -> Vec<Vec<u8>> {
+    let pieces: Vec<_> = segment.chunks(size).collect();
     let last = pieces.len() - 1;
     let pieces = pieces.into_iter().enumerate();
     pieces
         .map(|(index, piece)| {
             let fragment = Fragment {
                 id,
-                offset: index as u16 * 4,
+                offset: (index * size / 8) as u16,
                 more: index != last,
             };
             Header {
@@ -180,7 +187,7 @@ fn check_data(sent: &[Vec<u8>], out: &[Outcome]) {
 }
 
 /// Put together, the fragments are a segment with a valid checksum.
-fn assert_reassembled(scene: &Scene, fragments: &[Outcome]) {
+pub fn assert_reassembled(scene: &Scene, fragments: &[Outcome]) {
     let first = fragments[0].read();
     let segment: Vec<_> = fragments
         .iter()

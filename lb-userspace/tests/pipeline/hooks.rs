@@ -78,6 +78,25 @@ pub fn egress(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {
     Outcome::new(tables.tc().egress(&mut leaving), frame, leaving)
 }
 
+/// A frame that goes through the host's stack, and the frames that the stack makes of it, as they leave.
+pub fn across(
+    tables: &ProgrammedTables,
+    frame: &[u8],
+    stack: impl FnOnce(&[u8]) -> Vec<Vec<u8>>,
+) -> (Outcome, Vec<Outcome>) {
+    let mut arrived = MemoryFrame::new(frame.to_vec(), 0);
+    let verdict = tables.tc().ingress(&mut arrived);
+    let token = arrived.token();
+    let arrived = Outcome::new(verdict, frame, arrived);
+    let leave = |frame: &Vec<u8>| {
+        let mut leaving = MemoryFrame::new(frame.clone(), 0).with_token(token);
+        let verdict = tables.tc().egress(&mut leaving);
+        Outcome::new(verdict, frame, leaving)
+    };
+    let left = stack(&arrived.frame).iter().map(leave).collect();
+    (arrived, left)
+}
+
 /// A frame on its way through the node: if it crosses the host's stack, it passes both hooks. The
 /// reason is that of the hook which did something.
 pub fn through(tables: &ProgrammedTables, frame: &[u8]) -> Outcome {

@@ -14,6 +14,7 @@ mod forget;
 mod fragments;
 mod garbage;
 mod gone;
+mod halfway;
 mod hop_cache;
 mod icmp;
 mod layer3;

@@ -286,6 +286,11 @@ impl Packet {
         self.header.ttl
     }
 
+    /// Whether it is an IPv4 packet without the don't-fragment bit.
+    pub fn may_be_fragmented_by_routers(&self) -> bool {
+        self.header.source.is_ipv4() && !self.header.dont_fragment
+    }
+
     pub fn body(&self) -> &Body {
         &self.body
     }

@@ -246,6 +246,10 @@ fn packet(choices: &mut Choices<'_>, tuple: &Tuple, segment: &Segment) -> Packet
     match from.0.is_ipv4() {
         true => {
             let packet = packet.options(&vec![1; choices.below(4) * 4]);
+            let packet = match choices.once_in(3) {
+                true => packet.may_be_fragmented(),
+                false => packet,
+            };
             match choices.once_in(4) {
                 true => packet.without_checksum(),
                 false => packet,

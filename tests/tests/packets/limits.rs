@@ -1,7 +1,7 @@
 //! What happens at limits: time to live, packet size, flow records, ports, routes.
 
 use lb_common::verdict::Reason;
-use lb_packet::pseudo_header_sum;
+use lb_packet::{Packet, pseudo_header_sum};
 use lb_tests::oracle::expected::{TIME_EXCEEDED, TOO_BIG, answer};
 
 use super::{
@@ -100,6 +100,43 @@ fn a_packet_too_big_for_the_next_link_is_answered_with_its_size() {
                         &big,
                         Expected::transmits(&too_big, Reason::TooBig),
                     );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_packet_too_big_that_may_be_fragmented_is_the_stacks() {
+    world(|world| {
+        let scene = Scene::v4();
+        for protocol in [TCP, UDP] {
+            for at in At::INGRESS {
+                world.forget();
+                let (frontend, endpoint) = ((scene.node, 30_080), (scene.narrow, 8080));
+                let spec = ServiceSpec::new(protocol).node_port(frontend.0, frontend.1);
+                world.add(&spec.remote(endpoint.0, endpoint.1));
+                let request = packet(protocol, (scene.client, 40_000), frontend);
+                let request = request.may_be_fragmented().macs(EXTERNAL_MAC, ROUTER_MAC);
+                let packets = |request: Packet| {
+                    let fragments = request.clone().payload(&[0x77; 2000]);
+                    let mut packets = fragments.fragments(0x4321, 1440);
+                    packets.insert(0, request.payload(&[0xab; 1400]));
+                    packets
+                };
+                let there = packets(request.clone().destination(endpoint));
+                let reasons = [Reason::Opened, Reason::ToEndpoint, Reason::FollowedFragment];
+                let sent = packets(request);
+                for ((sent, there), reason) in sent.iter().zip(&there).zip(reasons) {
+                    let expected = match at.is_xdp() {
+                        true => Expected::passes(sent, Reason::LaterHook),
+                        false => Expected::passes(there, reason),
+                    };
+                    let expected = match reason {
+                        Reason::Opened => expected.and_opens(),
+                        _ => expected,
+                    };
+                    world.check("with its new destination", at, EXTERNAL, sent, expected);
                 }
             }
         }

@@ -2,8 +2,11 @@
 
 use anyhow::Result;
 use lb_tests::{
-    Endpoint, FailureKind, Family, PATIENCE, PodNetwork, Request, SILENCE, Topology, Tunnel,
-    eventually, lab::Host, patient, traffic::Protocol,
+    Endpoint, FailureKind, Family, PATIENCE, PodNetwork, Request, SILENCE, Serve, Topology, Tunnel,
+    eventually,
+    lab::{Host, Pod},
+    patient,
+    traffic::Protocol,
 };
 
 use crate::ground::{Frontend, Ground, PORT, Vips, harsh};
@@ -102,6 +105,106 @@ fn narrow(topology: Topology) -> Result<()> {
                 let reply = udp.send(client);
                 reply.map_err(|failure| format!("UDP from {client} to {target}: {failure}"))
             });
+        }
+    }
+    Ok(())
+}
+
+/// Hosts that do not look for the path's MTU send without the don't-fragment bit, and do not listen to
+/// errors about sizes: routers have to fragment what is too big.
+#[test]
+fn packets_that_may_be_fragmented_arrive_whole() -> Result<()> {
+    let narrow_pods = Topology {
+        pod_mtu: 1300,
+        strict_rp_filter: true,
+        masquerade: true,
+        ..Topology::default()
+    };
+    let narrow_wires = Topology {
+        wire_mtu: 1300,
+        strict_rp_filter: true,
+        masquerade: true,
+        ..Topology::default()
+    };
+    let narrow_tunnel = |tunnel| Topology {
+        tunnel: Some(tunnel),
+        ..Topology::default()
+    };
+    for (topology, mode) in [
+        (narrow_pods, "--xdp-mode=native"),
+        (narrow_pods, "--xdp-mode=off"),
+        (
+            Topology {
+                pod_network: PodNetwork::Bridge,
+                ..narrow_pods
+            },
+            "--xdp-mode=generic",
+        ),
+        (
+            Topology {
+                firewall: true,
+                ..narrow_pods
+            },
+            "--xdp-mode=native",
+        ),
+        (narrow_wires, "--xdp-mode=native"),
+        (narrow_wires, "--xdp-mode=off"),
+        (narrow_tunnel(Tunnel::Vxlan), "--xdp-mode=native"),
+        (narrow_tunnel(Tunnel::WireGuard), "--xdp-mode=native"),
+    ] {
+        may_be_fragmented(topology, mode)?;
+    }
+    Ok(())
+}
+
+fn may_be_fragmented(topology: Topology, mode: &str) -> Result<()> {
+    const LINES: u16 = 9191;
+    let ground = Ground::with(topology, &[mode])?;
+    let lab = ground.lab();
+    let hosts = lab.pods().iter().map(AsRef::as_ref).chain([lab.client()]);
+    hosts
+        .into_iter()
+        .try_for_each(|host: &Host| host.set_sysctl("net/ipv4/ip_no_pmtu_disc", "1"))?;
+    if topology.firewall {
+        // It sees what node-lb leaves to the stack.
+        let client = lab.client().ip(Family::V4);
+        let rule = format!("add rule inet firewall forward index 1 ip saddr {client} accept");
+        lab.node(1).feed("nft -f -", &rule)?;
+    }
+    // The setting is for new sockets.
+    let start = |pod: &Pod| Serve::new(pod.name()).tcp(LINES).udp(LINES).start(pod);
+    let _servers: Vec<_> = lab.pods().iter().map(start).collect::<Result<_>>()?;
+    for (vips, pod) in BOTH.into_iter().chain([(LOCAL, "pod-1-1")]) {
+        let service = vips.service(lab.manifests());
+        match vips {
+            LOCAL => service.external_local().apply()?,
+            _ => service.apply()?,
+        }
+        let slices = lab.endpoints(&vips.name());
+        let slices = slices.tcp("lines", LINES).udp("datagrams", LINES);
+        slices.with(Endpoint::ready(lab.pod(pod))).apply()?;
+    }
+    ground.settle()?;
+    for client in [lab.client(), lab.pod("pod-1-2").as_ref()] {
+        for vips in [BOTH[0].0, BOTH[1].0, LOCAL] {
+            for frontend in [Frontend::ClusterIp, Frontend::NodePort] {
+                let target = vips.at(frontend, Family::V4, lab.node(1));
+                for (protocol, payload) in [
+                    // In one packet, in fragments, and in many.
+                    (Protocol::Udp, 1280),
+                    (Protocol::Udp, 1400),
+                    (Protocol::Udp, 4000),
+                    (Protocol::Udp, 20_000),
+                    (Protocol::Tcp, 1 << 17),
+                ] {
+                    let reply = Request::new(protocol, target).payload(payload).send(client);
+                    reply.unwrap_or_else(|e| {
+                        panic!(
+                            "{mode}, {topology:?}: {protocol:?} {payload} {client} to {target}: {e}"
+                        )
+                    });
+                }
+            }
         }
     }
     Ok(())

@@ -19,6 +19,7 @@ pub struct MemoryFrame<const MAY_BE_PARTIAL: bool = false, const L3: bool = fals
     bytes: UnsafeCell<Vec<u8>>,
     ifindex: u32,
     sum: Difference,
+    token: Option<u16>,
 }
 
 impl<const MAY_BE_PARTIAL: bool, const L3: bool> MemoryFrame<MAY_BE_PARTIAL, L3> {
@@ -28,7 +29,19 @@ impl<const MAY_BE_PARTIAL: bool, const L3: bool> MemoryFrame<MAY_BE_PARTIAL, L3>
             bytes: bytes.into(),
             ifindex,
             sum: Difference::default(),
+            token: None,
         }
+    }
+
+    /// The same frame with the token that it brings from the host's stack.
+    #[must_use]
+    pub fn with_token(self, token: Option<u16>) -> Self {
+        Self { token, ..self }
+    }
+
+    /// The token that it has ([`Frame::give_token`]).
+    pub fn token(&self) -> Option<u16> {
+        self.token
     }
 
     /// By how much the sum of the packet's bytes has changed since it arrived, as a kernel that holds
@@ -84,6 +97,14 @@ impl<const MAY_BE_PARTIAL: bool, const L3: bool> Frame for MemoryFrame<MAY_BE_PA
 
     fn change_sum(&mut self, change: Difference) {
         self.sum = self.sum.and(change);
+    }
+
+    fn give_token(&mut self, token: u16) {
+        self.token = Some(token);
+    }
+
+    fn take_token(&mut self) -> Option<u16> {
+        self.token.take()
     }
 
     fn reshape(&mut self, front: usize, length: usize) -> Option<()> {

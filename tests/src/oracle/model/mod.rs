@@ -38,8 +38,9 @@ pub struct Model {
     /// How many connections the node lets in; 0 means no limit.
     pub limit: usize,
     pub flows: HashMap<Tuple, Flow>,
-    /// The flows of packets that are sent in fragments.
-    fragments: HashMap<FragmentsOf, Tuple>,
+    /// The flows of packets that are sent in fragments, and whether the stack is to fragment them
+    /// anew.
+    fragments: HashMap<FragmentsOf, (Tuple, bool)>,
     /// The endpoints that clients have used, by service with session affinity.
     visited: HashMap<(usize, IpAddr), Vec<Address>>,
 }
@@ -152,8 +153,17 @@ impl Model {
             (false, true) => Reason::ToClient,
             (false, false) => Reason::ToEndpoint,
         };
-        let translated = sent.translated(flow.to);
-        let expected = self.send(at, device, packet, &flow, translated, reason, true);
+        let expected = match self.is_for_stack(at, packet, &flow) {
+            true => {
+                let of = sent.begins().and_then(|of| self.fragments.get_mut(&of));
+                of.into_iter().for_each(|(_, for_stack)| *for_stack = true);
+                to_stack(at, sent, &flow, tuple, reason)
+            }
+            false => {
+                let translated = sent.translated(flow.to);
+                self.send(at, device, packet, &flow, translated, reason, true)
+            }
+        };
         Ok(if opens {
             expected.and_opens()
         } else {
@@ -203,15 +213,19 @@ impl Model {
     /// What must happen to a later fragment, identified by `of`: the same as to the first one.
     pub fn handle_fragment(&self, at: At, device: &str, sent: &Sent, of: FragmentsOf) -> Expected {
         let packet = &sent.packet();
-        let Some(tuple) = self.fragments.get(&of) else {
+        let Some((tuple, for_stack)) = self.fragments.get(&of) else {
             return Expected::passes(packet, Reason::UnknownFragment);
         };
         let flow = self.flows[tuple];
+        let follows = *for_stack && flow.forward && packet.time_to_live() > 1;
         let translated = sent.translated(flow.to);
         let reason = Reason::FollowedFragment;
         match at {
             At::TcEgress if flow.reply => Expected::passes(&translated, reason),
             At::TcEgress => Expected::passes(packet, Reason::NotService),
+            _ if follows || self.is_for_stack(at, packet, &flow) => {
+                to_stack(at, sent, &flow, *tuple, reason)
+            }
             // No ICMP error about a later fragment (RFC 1122, 3.2.2).
             _ => self.send(at, device, packet, &flow, translated, reason, false),
         }
@@ -219,7 +233,7 @@ impl Model {
 
     fn note_fragments(&mut self, sent: &Sent, tuple: Tuple) {
         if let Some(fragments) = sent.begins() {
-            self.fragments.insert(fragments, tuple);
+            self.fragments.insert(fragments, (tuple, false));
         }
     }
 
@@ -286,6 +300,20 @@ impl Model {
         }
     }
 
+    /// Whether a packet of a flow is too big for its way, and may be fragmented.
+    fn is_for_stack(&self, at: At, packet: &Packet, flow: &Flow) -> bool {
+        match self.hop(flow.to.1.0) {
+            Hop::By { device, .. } if at.is_xdp() && device == POD => false,
+            Hop::By { mtu, .. } => {
+                flow.forward
+                    && packet.time_to_live() > 1
+                    && packet.may_be_fragmented_by_routers()
+                    && packet.ip_bytes().len() > mtu
+            }
+            _ => false,
+        }
+    }
+
     fn hop(&self, to: IpAddr) -> Hop {
         let scene = &self.scene;
         let by = |device, macs, mtu| Hop::By { device, macs, mtu };
@@ -331,7 +359,7 @@ impl Model {
         if let Some(flow) = self.flows.remove(&tuple) {
             self.flows.remove(&flow.peer);
             self.fragments
-                .retain(|_, of| *of != tuple && *of != flow.peer);
+                .retain(|_, (of, _)| *of != tuple && *of != flow.peer);
         }
     }
 
@@ -415,5 +443,14 @@ impl Model {
 
     fn is_full(&self) -> bool {
         self.limit != 0 && self.seats() >= self.limit
+    }
+}
+
+/// A packet goes through the stack with its new destination. Only TC can say that the rest is still to
+/// be done.
+fn to_stack(at: At, sent: &Sent, flow: &Flow, tuple: Tuple, reason: Reason) -> Expected {
+    match at.is_xdp() {
+        true => Expected::passes(&sent.packet(), Reason::LaterHook),
+        false => Expected::passes(&sent.translated((tuple.1, flow.to.1)), reason),
     }
 }
