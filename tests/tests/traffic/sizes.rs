@@ -86,6 +86,43 @@ fn tunnels_between_nodes_leave_less() -> Result<()> {
     Ok(())
 }
 
+/// VXLAN leaves a sum of what it has unpacked (CHECKSUM_COMPLETE). A pod gets it with packets that go
+/// past the host's stack: answers of another node's pod by the node's address.
+#[test]
+fn sums_that_a_tunnel_has_made_stay_right() -> Result<()> {
+    let topology = Topology {
+        tunnel: Some(Tunnel::Vxlan),
+        // So nothing is too big for the tunnel.
+        pod_mtu: 1400,
+        ..Topology::default()
+    };
+    let ground = ground(topology, &["--xdp-mode=native"])?;
+    let pod = ground.lab().pod("pod-1-2");
+    for family in Family::BOTH {
+        let target = BOTH[1]
+            .0
+            .at(Frontend::NodePort, family, ground.lab().node(1));
+        for (protocol, payload) in [
+            // Short ones are summed up anew; the last is answered in fragments.
+            (Protocol::Udp, 0),
+            (Protocol::Udp, 100),
+            (Protocol::Udp, 1000),
+            (Protocol::Udp, 4000),
+            (Protocol::Tcp, 1 << 17),
+        ] {
+            let reply = Request::new(protocol, target).payload(payload).send(pod);
+            reply.unwrap_or_else(|e| panic!("{protocol:?} {payload} to {target}: {e}"));
+        }
+    }
+    let wrong = pod.run("nstat -asz UdpInCsumErrors Udp6InCsumErrors TcpInCsumErrors")?;
+    let counters = wrong.lines().filter(|line| line.contains("CsumErrors"));
+    let counted: Vec<_> = counters
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .collect();
+    assert_eq!(counted, ["0"; 3], "{wrong}");
+    Ok(())
+}
+
 fn narrow(topology: Topology) -> Result<()> {
     let ground = ground(topology, &["--xdp-mode=native"])?;
     let node = ground.lab().node(1);
