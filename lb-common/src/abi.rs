@@ -57,6 +57,8 @@ layout! {
     Affinity = 8,
     FragmentKey = 40,
     LocalAddress = 4,
+    ClusterIp = 4,
+    ServiceRange = 24,
     Device = 8,
     TunnelSource = 20,
     Config = 128,
@@ -368,6 +370,42 @@ pub struct LocalAddress {
     pub pad: u32,
 }
 
+/// Value of `CLUSTER_IPS`: every address with an entry is a ClusterIP of a Service.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClusterIp {
+    /// [`cluster_ip_flag`]s.
+    pub flags: u32,
+}
+
+/// Bits of [`ClusterIp::flags`].
+pub mod cluster_ip_flag {
+    /// It has ports of SCTP, which passes untouched.
+    pub const SCTP: u32 = 1 << 0;
+}
+
+/// Ranges of addresses in `SERVICE_RANGES` per family, IPv4's first.
+pub const SERVICE_RANGES: u32 = 8;
+
+/// Element of `SERVICE_RANGES`: addresses that may be ClusterIPs. Those that are used come first;
+/// no ClusterIP is outside.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceRange {
+    pub network: Ip6,
+    /// Prefix length in the family, so at most 32 for IPv4.
+    pub prefix: u32,
+    /// [`service_range_flag`]s; 0 means that neither this one nor those after it are used.
+    pub flags: u32,
+}
+
+/// Bits of [`ServiceRange::flags`].
+pub mod service_range_flag {
+    pub const USED: u32 = 1 << 0;
+    /// It is a ServiceCIDR: all of its addresses are for Services.
+    pub const SERVICE_CIDR: u32 = 1 << 1;
+}
+
 /// Value of `DEVICES`, keyed by interface index.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -562,6 +600,9 @@ pub mod config_flag {
     pub const TUNNELS: u32 = 1 << 9;
     /// Flow schemas take connections, which count against their levels' limits instead of the node's.
     pub const ADMISSION: u32 = 1 << 10;
+    /// ClusterIPs refuse what is to none of their ports, and what is to an address in a ServiceCIDR
+    /// without a Service is dropped.
+    pub const REFUSE_UNKNOWN: u32 = 1 << 11;
 }
 
 /// Element of `DESTINATION_CLASSES`: frontends that all flow schemas treat alike, and which schema

@@ -11,6 +11,8 @@ pub const ENDPOINT_IDS: usize = 524_288;
 pub const MAGLEV: usize = 1_048_576;
 pub const SOURCE_RANGES: usize = 65_536;
 pub const LOCAL_ADDRESSES: usize = 4_096;
+/// As many as there are services: each has one ClusterIP at most.
+pub const CLUSTER_IPS: usize = SERVICES;
 /// Of `DEVICES`, `WAYS_BACK` and `TUNNEL_SOURCES` each.
 pub const DEVICES: usize = 65_536;
 /// A power of two.

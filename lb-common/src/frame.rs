@@ -23,6 +23,12 @@ pub trait Frame {
     /// Whether the kernel takes the frame for this host's by its link-layer address. `None` if the
     /// hook does not know.
     fn is_for_host(&self) -> Option<bool>;
+    /// Whether the packet may be refused or dropped where it leaves: not what a bridge passes on,
+    /// nor what the agent sends to the API server.
+    #[inline(always)]
+    fn may_be_kept_back(&self) -> bool {
+        true
+    }
     /// Length of the largest IP packet that this one becomes on the wire, in bytes: less than the
     /// packet's own only where a device segments later.
     fn wire_length(&self, network: &Network) -> u32;

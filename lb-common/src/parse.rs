@@ -249,6 +249,17 @@ pub fn is_icmp_error<A: Address>(icmp_type: u8) -> bool {
     }
 }
 
+/// Whether an ICMP or ICMPv6 message asks its receiver for something, such as an echo: of those, the
+/// kernel's connection tracking sees the first one as that of a new connection.
+#[inline(always)]
+pub fn is_icmp_query<A: Address>(packet: Packet, offset: usize) -> bool {
+    match (A::FAMILY, packet.load::<u8>(offset)) {
+        (Family::V4, Some(kind)) => matches!(kind, 8 | 13 | 15 | 17),
+        (Family::V6, Some(kind)) => matches!(kind, 128 | 139),
+        _ => false,
+    }
+}
+
 /// Whether an ICMP or ICMPv6 message says that a packet cannot reach its destination, whatever its
 /// size (RFC 792, RFC 4443).
 #[inline(always)]

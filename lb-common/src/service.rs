@@ -4,11 +4,12 @@
 
 use crate::{
     abi::{
-        Endpoint, FrontendKey, FrontendKind, Plan, config_flag, device_flag, endpoint_flag,
-        plan_flag,
+        Endpoint, FrontendKey, FrontendKind, Plan, SERVICE_RANGES, cluster_ip_flag, config_flag,
+        device_flag, endpoint_flag, plan_flag, service_range_flag,
     },
     addr::Address,
     flow::{Flow, tcp},
+    opaque::rolled,
     parse::{self, Tuple},
     select::Policy,
     tables::Services,
@@ -120,6 +121,71 @@ pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> 
         pad: 0,
     };
     Addressed::to(services.frontend(&key))
+}
+
+/// Why a packet of no flow and to no frontend must not go on: [`Reason::UnknownPort`] if it is to a
+/// ClusterIP, [`Reason::NoSuchService`] if it is to another address that only Services have. As in
+/// kube-proxy's nftables mode, only what begins a connection counts.
+///
+/// Most packets are to neither. They cost a comparison with each range of such addresses, of which
+/// there is hardly ever more than one.
+#[inline(always)]
+pub fn unknown<A: Address, S: Services<A>>(
+    services: &S,
+    tuple: &Tuple<A>,
+    tcp_flags: u8,
+) -> Option<Reason> {
+    if services.config().flags & config_flag::REFUSE_UNKNOWN == 0
+        || tuple.protocol == parse::TCP && !tcp::may_begin(tcp_flags)
+    {
+        return None;
+    }
+    match services.unknown_index(tuple) {
+        UNKNOWN_PORT if !is_left_to_another(services, tuple, tcp_flags) => {
+            Some(Reason::UnknownPort)
+        }
+        NO_SUCH_SERVICE if !is_left_to_another(services, tuple, tcp_flags) => {
+            Some(Reason::NoSuchService)
+        }
+        _ => None,
+    }
+}
+
+const UNKNOWN_PORT: u64 = 1;
+const NO_SUCH_SERVICE: u64 = 2;
+
+/// What the destination of a packet to no frontend is: the address of a Service
+/// (`UNKNOWN_PORT`), one that only Services have (`NO_SUCH_SERVICE`), or another one.
+#[inline(always)]
+pub fn unknown_index<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> u64 {
+    for index in rolled(SERVICE_RANGES as usize) {
+        let index = A::FAMILY as u32 * SERVICE_RANGES + index as u32;
+        let Some(range) = services.service_range(index) else {
+            break;
+        };
+        // SAFETY: a word of a map's element. The agent takes it away before it changes the others.
+        let flags = unsafe { (&raw const range.flags).read_volatile() };
+        if flags == 0 {
+            break;
+        }
+        let network = A::from_mapped(range.network);
+        if !tuple.destination.within(network, range.prefix) {
+            continue;
+        }
+        let address = tuple.destination.to_mapped();
+        return match services.cluster_ip(address) {
+            // It is as much the node's: a DNS cache on the node may have it.
+            _ if services.is_local(address) => 0,
+            Some(found) => {
+                let passes =
+                    tuple.protocol == parse::SCTP && found.flags & cluster_ip_flag::SCTP != 0;
+                if passes { 0 } else { UNKNOWN_PORT }
+            }
+            None if flags & service_range_flag::SERVICE_CIDR != 0 => NO_SUCH_SERVICE,
+            None => 0,
+        };
+    }
+    0
 }
 
 /// Where a connection comes from. A node address that lies in the pods' range counts as a pod.

@@ -2,7 +2,7 @@
 
 use crate::{
     addr::Address,
-    parse::{Tuple, tcp_flag},
+    parse::{TCP, Tuple, tcp_flag},
     select,
     service::{self, Decision},
     tables::Services,
@@ -25,7 +25,14 @@ pub enum Outcome<A> {
 #[inline(always)]
 pub fn destination<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> Outcome<A> {
     let Some(decision) = service::decide(services, tuple, 0) else {
-        return Outcome::Keep(Reason::NotService);
+        // Datagrams are refused where they leave: a UDP socket may be connected for no other purpose
+        // than to learn which source address a packet there would have (RFC 6724).
+        let is_refused = tuple.protocol == TCP
+            && service::unknown(services, tuple, tcp_flag::SYN) == Some(Reason::UnknownPort);
+        return match is_refused {
+            true => Outcome::Refuse(Reason::UnknownPort),
+            false => Outcome::Keep(Reason::NotService),
+        };
     };
     let (service, reason) = match decision {
         // What a socket asks for is new.

@@ -5,9 +5,9 @@ use core::ptr::NonNull;
 
 use crate::{
     abi::{
-        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointMemory, EndpointState, FragmentKey, Frontend, FrontendKey, Plan, ServiceFlows,
-        ServiceStats, Shortages, TunnelSource,
+        ServiceRange, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip6},
     atomic,
@@ -18,6 +18,7 @@ use crate::{
         slots::Slots,
     },
     frame::Frame,
+    parse::Tuple,
     verdict::Reason,
     work::Work,
 };
@@ -28,6 +29,13 @@ pub trait Services<A: Address> {
     fn config(&self) -> &Config;
     /// The frontend with an address, port and protocol, if there is one.
     fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend>;
+    /// A range of addresses that may be ClusterIPs, by its index.
+    fn service_range(&self, index: u32) -> Option<&ServiceRange>;
+    /// What is known of a ClusterIP; `None` if the address is none.
+    fn cluster_ip(&self, address: Ip6) -> Option<ClusterIp>;
+    /// [`unknown_index`](crate::service::unknown_index), which in the kernel is a function that the
+    /// verifier looks at by itself, and only once.
+    fn unknown_index(&self, tuple: &Tuple<A>) -> u64;
     /// The published plan of a service.
     fn plan(&self, service: u32) -> Option<&Plan>;
     /// The endpoint at an index.

@@ -118,6 +118,10 @@ reasons! {
     QueueFull = "queue-full",
     /// The connection has waited for a seat as long as it may: the client is refused.
     TimeOut = "time-out",
+    /// To a ClusterIP, but to no port of a Service there: port unreachable, whatever the protocol.
+    UnknownPort = "unknown-port",
+    /// To an address in a ServiceCIDR that no Service has: dropped where it leaves the node.
+    NoSuchService = "no-such-service",
 }
 
 impl Reason {

@@ -118,6 +118,14 @@ impl Addressed {
         })
     }
 
+    /// To a ClusterIP, but to none of its ports.
+    pub(crate) const UNKNOWN_PORT: Self = Self(-2);
+
+    #[inline(always)]
+    pub(crate) fn is_unknown_port(self) -> bool {
+        self.0 == Self::UNKNOWN_PORT.0
+    }
+
     /// Whether the packet is addressed to a frontend.
     #[inline(always)]
     pub fn is_some(self) -> bool {

@@ -30,6 +30,8 @@ pub trait FamilyMaps: Address {
     fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool;
     /// [`lb_common::flow::end::gives_way`], likewise.
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    /// [`lb_common::service::unknown_index`], likewise.
+    fn unknown_index(tuple: &Tuple<Self>) -> u64;
     /// A record of the other table.
     fn other_flow(index: u32) -> Option<*mut Flow<Self>>;
     /// [`lb_common::flow::slots::Slots::other_mask`].

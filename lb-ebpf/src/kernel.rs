@@ -9,9 +9,9 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
-        Plan, ServiceFlows, ServiceStats, Shortages, SourceRangeKey, TunnelSource,
+        Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages, SourceRangeKey, TunnelSource,
     },
     addr::{Address, Family, Ip6},
     flow::{
@@ -32,11 +32,11 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     maps::{
-        AFFINITY, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_MEMORY,
+        AFFINITY, CLUSTER_IPS, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_MEMORY,
         ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVEL_QUEUES, LEVELS, LIMITS,
         LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES, REJECT_BUDGET, SEATS,
-        SERVICE_FLOWS, SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_CLASSES, SOURCE_RANGES,
-        TUNNEL_SOURCES, WAITERS, WAYS_BACK,
+        SERVICE_FLOWS, SERVICE_RANGES, SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_CLASSES,
+        SOURCE_RANGES, TUNNEL_SOURCES, WAITERS, WAYS_BACK,
     },
     steps,
 };
@@ -81,6 +81,22 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     #[inline(always)]
     fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend> {
         A::frontend(key)
+    }
+
+    #[inline(always)]
+    fn service_range(&self, index: u32) -> Option<&ServiceRange> {
+        SERVICE_RANGES.get(index)
+    }
+
+    #[inline(always)]
+    fn cluster_ip(&self, address: Ip6) -> Option<ClusterIp> {
+        // SAFETY: one word.
+        unsafe { CLUSTER_IPS.get(address) }.copied()
+    }
+
+    #[inline(always)]
+    fn unknown_index(&self, tuple: &Tuple<A>) -> u64 {
+        A::unknown_index(tuple)
     }
 
     #[inline(always)]

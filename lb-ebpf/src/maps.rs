@@ -8,10 +8,11 @@ use aya_ebpf::{
 };
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
-        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceStats,
-        Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
+        LocalAddress, MaglevRows, Plan, RejectBudget, SERVICE_RANGES as RANGES, Service,
+        ServiceFlows, ServiceRange, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
+        TunnelSource,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -42,6 +43,14 @@ pub static LIMITS: Array<Limits, 1, MMAP> = Array::new();
 pub static FRONTENDS4: HashMap<FrontendKey<Ip4>, Frontend, { entries::FRONTENDS }> = HashMap::new();
 #[btf_map]
 pub static FRONTENDS6: HashMap<FrontendKey<Ip6>, Frontend, { entries::FRONTENDS }> = HashMap::new();
+
+/// ClusterIPs, of both families.
+#[btf_map]
+pub static CLUSTER_IPS: HashMap<Ip6, ClusterIp, { entries::CLUSTER_IPS }> = HashMap::new();
+
+/// Addresses that may be ClusterIPs.
+#[btf_map]
+pub static SERVICE_RANGES: Array<ServiceRange, { 2 * RANGES as usize }, MMAP> = Array::new();
 
 /// Service id → its published plan.
 #[btf_map]

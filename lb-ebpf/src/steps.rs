@@ -12,6 +12,7 @@ use lb_common::{
     },
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
+    service,
     trace::Trail,
     verdict::Hook,
     work::Work,
@@ -242,6 +243,20 @@ pub extern "C" fn shortest_queue(level: u32, party: u64) -> u32 {
     })
 }
 
+/// [`FamilyMaps::unknown_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn unknown_index4(tuple: *const Tuple<Ip4>) -> u64 {
+    unknown_index(tuple)
+}
+
+/// [`FamilyMaps::unknown_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn unknown_index6(tuple: *const Tuple<Ip6>) -> u64 {
+    unknown_index(tuple)
+}
+
 /// [`FamilyMaps::find_other_index`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -307,6 +322,18 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
     ) {
         (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
         _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn unknown_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
+    match (
+        // SAFETY: null or a tuple; the verifier makes sure.
+        unsafe { tuple.as_ref() },
+        Kernel::<_, true, false>::new((), 0),
+    ) {
+        (Some(tuple), Some(kernel)) => service::unknown_index(&kernel, tuple),
+        _ => 0,
     }
 }
 
@@ -478,6 +505,11 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
+    fn unknown_index(tuple: &Tuple<Self>) -> u64 {
+        unknown_index4(tuple)
+    }
+
+    #[inline(always)]
     fn other_flow(index: u32) -> Option<*mut Flow<Self>> {
         OTHER_FLOWS4.get_ptr_mut(index)
     }
@@ -593,6 +625,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
         gives_way6(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn unknown_index(tuple: &Tuple<Self>) -> u64 {
+        unknown_index6(tuple)
     }
 
     #[inline(always)]

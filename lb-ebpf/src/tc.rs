@@ -178,7 +178,7 @@ fn run<D: Direction, const L3: bool, const TRACES: bool>(skb: *mut __sk_buff) ->
         _ => Verdict::pass(Reason::NotIp),
     };
     count(D::HOOK, verdict.reason);
-    act(verdict, &frame)
+    act::<D, L3>(verdict, &frame)
 }
 
 #[inline(always)]
@@ -210,11 +210,17 @@ fn log<A: FamilyMaps>(work: &mut Work<A>) {
 }
 
 #[inline(always)]
-fn act<const L3: bool>(verdict: Verdict, frame: &SkbFrame<L3>) -> i32 {
-    if matches!(
+fn act<D: Direction, const L3: bool>(verdict: Verdict, frame: &SkbFrame<L3>) -> i32 {
+    // An answer to what leaves comes in by the device, as if the next hop had sent it.
+    let answers_to = match D::HOOK {
+        Hook::TcEgress => BPF_F_INGRESS.into(),
+        _ => 0,
+    };
+    let leaves = matches!(
         verdict.action,
         Action::Redirect | Action::Resolve | Action::Answer
-    ) {
+    );
+    if leaves && D::HOOK != Hook::TcEgress {
         // SAFETY: the program's own context.
         unsafe { (*frame.skb).tc_index = SENT_ON };
     }
@@ -226,7 +232,7 @@ fn act<const L3: bool>(verdict: Verdict, frame: &SkbFrame<L3>) -> i32 {
             Action::Resolve => {
                 bpf_redirect_neigh(verdict.ifindex, core::ptr::null_mut(), 0, 0) as i32
             }
-            Action::Answer => bpf_redirect(frame.ifindex(), 0) as i32,
+            Action::Answer => bpf_redirect(frame.ifindex(), answers_to) as i32,
             Action::Drop => TC_ACT_SHOT,
         }
     }
@@ -364,6 +370,11 @@ impl<const L3: bool> Frame for SkbFrame<L3> {
     fn is_for_host(&self) -> Option<bool> {
         // SAFETY: the program's own context.
         Some(unsafe { (*self.skb).pkt_type } != PACKET_OTHERHOST)
+    }
+
+    #[inline(always)]
+    fn may_be_kept_back(&self) -> bool {
+        self.is_for_host() == Some(true) && !self.is_agents_own()
     }
 
     #[inline(always)]

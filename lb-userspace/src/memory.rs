@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     ops::{Deref, DerefMut},
     sync::Arc,
 };
@@ -36,6 +36,7 @@ struct Service {
     algorithm: Algorithm,
     source_ranges: Arc<[IpNet]>,
     left_to_node: Option<SocketAddr>,
+    cluster_ip: Option<IpAddr>,
 }
 
 impl ProgrammedTables {
@@ -74,6 +75,7 @@ impl ProgrammedTables {
                     algorithm: plan.algorithm,
                     source_ranges: plan.source_ranges.clone(),
                     left_to_node: plan.left_to_node.as_deref().copied(),
+                    cluster_ip: plan.cluster_ip(),
                 };
                 self.services.insert(id, service);
             }
@@ -88,6 +90,11 @@ impl ProgrammedTables {
     /// Says which addresses Services do not get when they are programmed from now on.
     pub fn reserve(&mut self, reserved: Reserved) {
         self.writer.set_reserved(reserved);
+    }
+
+    /// Says which ServiceCIDRs the cluster has, for when Services are programmed from now on.
+    pub fn set_service_cidrs(&mut self, cidrs: &[IpNet]) {
+        self.writer.set_service_cidrs(cidrs);
     }
 
     /// Service ports that found no room.
@@ -157,6 +164,13 @@ impl ProgrammedTables {
         let found = services.find(|service| {
             service.left_to_node == Some(address) && service.name.protocol == protocol
         });
+        found.map(|service| &*service.name)
+    }
+
+    /// A service port that has this ClusterIP.
+    pub fn with_cluster_ip(&self, address: IpAddr) -> Option<&ServicePortName> {
+        let mut services = self.services.values();
+        let found = services.find(|service| service.cluster_ip == Some(address));
         found.map(|service| &*service.name)
     }
 

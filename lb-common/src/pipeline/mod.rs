@@ -22,6 +22,7 @@ mod resize;
 mod send;
 mod track;
 mod turn;
+mod unknown;
 
 pub use self::{
     admit::{asks, in_the_way, take_seats},
@@ -42,6 +43,7 @@ use self::{
     resize::copied_index,
     send::{leave, send},
     track::track,
+    unknown::{is_unknown, keep_back},
 };
 use crate::{
     addr::{Address, Family},
@@ -125,8 +127,8 @@ pub fn ingress<A: Address, T: Tables<A>, F: Frame>(
     send(tables, frame, &network, work, record, reason)
 }
 
-/// Translates an answer that leaves the host's stack, and drops what the node's own sockets must
-/// not reach. Everything else goes on its way.
+/// Translates an answer that leaves the host's stack, and refuses or drops what the node's own
+/// sockets must not reach, or nobody. Everything else goes on its way.
 #[inline(always)]
 pub fn egress<A: Address, T: Tables<A>, F: Frame>(
     tables: &T,
@@ -149,8 +151,13 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
     }
     match Kind::of::<A>(&network) {
         Kind::Ports => {}
-        Kind::Icmp => return icmp_error::<A, T, F, false>(tables, frame, &network, work),
-        Kind::Other => return Verdict::pass(Reason::OtherProtocol),
+        Kind::Icmp if !parse::is_icmp_query::<A>(frame.packet(), network.payload) => {
+            return icmp_error::<A, T, F, false>(tables, frame, &network, work);
+        }
+        Kind::Icmp | Kind::Other if is_unknown(tables, work) => {
+            return keep_back(tables, frame, &network, work);
+        }
+        Kind::Icmp | Kind::Other => return Verdict::pass(Reason::OtherProtocol),
         Kind::LaterFragment => {
             let Some(record) = fragment_flow(tables, work, &network) else {
                 return Verdict::pass(Reason::UnknownFragment);
@@ -170,7 +177,7 @@ pub fn egress<A: Address, T: Tables<A>, F: Frame>(
             let copy = u32::try_from(index).ok();
             match copy.and_then(|index| tables.slot(index)) {
                 Some(record) => record,
-                None => return leave_unopened(tables, work, index),
+                None => return leave_unopened(tables, frame, &network, work, index),
             }
         }
     };

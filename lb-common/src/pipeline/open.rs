@@ -9,6 +9,7 @@ use super::{
     park::park,
     record::begin,
     resize::copied_index,
+    unknown::keep_back,
 };
 use crate::{
     abi::config_flag,
@@ -29,7 +30,7 @@ use crate::{
     service::{self, Decision, Route},
     tables::{NextHop, Tables},
     verdict::{Reason, Verdict},
-    work::{Refusal, Work},
+    work::{Addressed, Refusal, Work},
 };
 
 /// How often to look for a flow that another CPU is opening for the same packet, which takes less:
@@ -50,7 +51,12 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     let ifindex = frame.ifindex();
     work.avoided = 0;
     work.frontend = service::addressed(tables, &work.tuple);
-    if work.frontend.is_some()
+    if !work.frontend.is_some()
+        && service::unknown(tables, &work.tuple, work.segment.flags) == Some(Reason::UnknownPort)
+    {
+        work.frontend = Addressed::UNKNOWN_PORT;
+    }
+    if (work.frontend.is_some() || work.frontend.is_unknown_port())
         && let Some(reason) = left_to_kernel(tables, frame, work)
     {
         work.refusal = Refusal::Pass;
@@ -60,6 +66,11 @@ pub(super) fn open<A: Address, T: Tables<A>, F: Frame>(
     for _ in rolled(ATTEMPTS) {
         let mut index = copied_index(tables, work);
         if index == NONE && !work.frontend.is_some() {
+            if work.frontend.is_unknown_port() {
+                work.refusal = Refusal::Reject;
+                work.reason = Reason::UnknownPort;
+                return None;
+            }
             // Checked at once, because on some nodes this is most of what arrives.
             if tcp::opens(work.segment.flags) {
                 make_way(tables, work);
@@ -317,8 +328,10 @@ pub(super) fn refuse<A: Address, T: Tables<A>, F: Frame>(
 /// The verdict on a packet without a flow that leaves the node; `index` is what [`copied_index`]
 /// says.
 #[inline(always)]
-pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
+pub(super) fn leave_unopened<A: Address, T: Tables<A>, F: Frame>(
     tables: &T,
+    frame: &mut F,
+    network: &Network,
     work: &mut Work<A>,
     index: u64,
 ) -> Verdict {
@@ -326,8 +339,13 @@ pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
         // It has a flow, which is not available at the moment.
         return Verdict::drop(Reason::InsertRace);
     }
-    if let Some(reason) = unopened(tables, work) {
-        return Verdict::drop(reason);
+    match unopened(tables, work) {
+        None => {}
+        Some(reason @ (Reason::UnknownPort | Reason::NoSuchService)) => {
+            work.reason = reason;
+            return keep_back(tables, frame, network, work);
+        }
+        Some(reason) => return Verdict::drop(reason),
     }
     if tcp::opens(work.segment.flags) {
         // Source NAT by other rules, such as kube-proxy's, takes ports of closed flows.
@@ -339,9 +357,12 @@ pub(super) fn leave_unopened<A: Address, T: Tables<A>>(
 /// Why a packet of no flow must not leave the node.
 #[inline(never)]
 fn unopened<A: Address, T: Tables<A>>(tables: &T, work: &Work<A>) -> Option<Reason> {
-    match service::decide(tables, &work.tuple, 0) {
+    let Some(decision) = service::decide(tables, &work.tuple, 0) else {
+        return service::unknown(tables, &work.tuple, work.segment.flags);
+    };
+    match decision {
         _ if service::is_left_to_another(tables, &work.tuple, tcp_flag::SYN) => None,
-        Some(Decision::Drop(_, reason)) => Some(reason),
+        Decision::Drop(_, reason) => Some(reason),
         _ => None,
     }
 }

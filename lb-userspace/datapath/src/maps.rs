@@ -6,9 +6,9 @@ use std::sync::{Arc, atomic::Ordering};
 use aya::Pod;
 use lb_common::{
     abi::{
-        Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema, Frontend,
-        FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
-        SourceRangeKey,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema,
+        Frontend, FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceRange, ServiceStats,
+        Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -85,6 +85,8 @@ pub type SourceKey = aya::maps::lpm_trie::Key<SourceRangeKey>;
 pub struct Maps {
     pub frontends4: Box<dyn Entries<FrontendKey<Ip4>, Frontend>>,
     pub frontends6: Box<dyn Entries<FrontendKey<Ip6>, Frontend>>,
+    pub cluster_ips: Box<dyn Entries<Ip6, ClusterIp>>,
+    pub service_ranges: Box<dyn Elements<ServiceRange>>,
     pub services: Box<dyn Elements<Service>>,
     pub plans: Box<dyn Elements<Plan>>,
     pub endpoints: Box<dyn Elements<Endpoint>>,
@@ -118,6 +120,8 @@ impl Maps {
         Ok(Self {
             frontends4: Box::new(BatchMap::new(&map("FRONTENDS4")?)?),
             frontends6: Box::new(BatchMap::new(&map("FRONTENDS6")?)?),
+            cluster_ips: Box::new(BatchMap::new(&map("CLUSTER_IPS")?)?),
+            service_ranges: Box::new(MappedArray::new(&map("SERVICE_RANGES")?)?),
             services: Box::new(MappedArray::new(&map("SERVICES")?)?),
             plans: Box::new(MappedArray::new(&map("PLANS")?)?),
             endpoints: Box::new(MappedArray::new(&map("ENDPOINTS")?)?),

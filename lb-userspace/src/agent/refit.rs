@@ -19,8 +19,8 @@ use anyhow::{Context as _, ensure};
 use aya::Pod;
 use lb_common::{
     abi::{
-        Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MAGLEV_ROWS, MaglevRows,
-        Plan, Service, ServiceFlows, ServiceStats, Shortages,
+        ClusterIp, Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MAGLEV_ROWS,
+        MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
 };
@@ -196,6 +196,7 @@ fn copy(pins: &Pins) -> anyhow::Result<Vec<Box<dyn Counted>>> {
     copy_entries::<FrontendKey<Ip4>, Frontend>(pins, "FRONTENDS4")?;
     copy_entries::<FrontendKey<Ip6>, Frontend>(pins, "FRONTENDS6")?;
     copy_entries::<SourceKey, u8>(pins, "SOURCE_RANGES")?;
+    copy_entries::<Ip6, ClusterIp>(pins, "CLUSTER_IPS")?;
     copy_elements::<Service>(pins, "SERVICES", &[])?;
     copy_elements::<Plan>(pins, "PLANS", &[])?;
     copy_elements::<Endpoint>(pins, "ENDPOINTS", &[])?;
@@ -239,8 +240,11 @@ fn copy(pins: &Pins) -> anyhow::Result<Vec<Box<dyn Counted>>> {
     Ok(counted.into_iter().flatten().collect())
 }
 
-/// Copies the entries of a map of keys.
+/// Copies the entries of a map of keys, if there was one.
 fn copy_entries<K: Pod, V: Pod>(pins: &Pins, map: &str) -> anyhow::Result<()> {
+    if pinned_entries(pins, &before(map))?.is_none() {
+        return Ok(());
+    }
     let (keys, values): (Vec<_>, Vec<_>) = entries::<K, V>(pins, &before(map))?.into_iter().unzip();
     let to = BatchMap::from_pin(&pins.map(map))?;
     for (keys, values) in keys.chunks(CHUNK).zip(values.chunks(CHUNK)) {
@@ -350,6 +354,7 @@ struct InUse {
     frontends4: u32,
     frontends6: u32,
     source_ranges: u32,
+    cluster_ips: u32,
 }
 
 impl InUse {
@@ -361,6 +366,10 @@ impl InUse {
             frontends4: count::<FrontendKey<Ip4>, Frontend>(pins, "FRONTENDS4")?,
             frontends6: count::<FrontendKey<Ip6>, Frontend>(pins, "FRONTENDS6")?,
             source_ranges: count::<SourceKey, u8>(pins, "SOURCE_RANGES")?,
+            cluster_ips: match pinned_entries(pins, "CLUSTER_IPS")? {
+                Some(_) => count::<Ip6, ClusterIp>(pins, "CLUSTER_IPS")?,
+                None => 0,
+            },
             ..Self::default()
         };
         let published = services.iter(1..services.len());
@@ -406,6 +415,7 @@ impl InUse {
             "FRONTENDS4" => self.frontends4,
             "FRONTENDS6" => self.frontends6,
             "SOURCE_RANGES" => self.source_ranges,
+            "CLUSTER_IPS" => self.cluster_ips,
             _ => self.services,
         }
     }

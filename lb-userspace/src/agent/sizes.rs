@@ -16,7 +16,7 @@ pub(super) const RECORDS_PER_FLOW: u32 = 4;
 pub(super) const LOCAL_ADDRESSES: &str = "LOCAL_ADDRESSES";
 
 /// The maps that hold Services, those that programs count in among them.
-pub(super) const SERVICE_MAPS: [&str; 12] = [
+pub(super) const SERVICE_MAPS: [&str; 13] = [
     "SERVICES",
     "PLANS",
     "SERVICE_STATS",
@@ -24,6 +24,7 @@ pub(super) const SERVICE_MAPS: [&str; 12] = [
     "SERVICE_FLOWS",
     "FRONTENDS4",
     "FRONTENDS6",
+    "CLUSTER_IPS",
     "ENDPOINTS",
     "ENDPOINT_STATES",
     "ENDPOINT_MEMORY",

@@ -17,9 +17,9 @@ use super::{
     source::SourceSpec,
     values::{
         AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Handover, NetfilterMode,
-        NodePortAddress, PortRange, ServiceSeries, SocketLb, XdpMode, api_server_url, connections,
-        duration, healthz_address, maglev_table_size, metrics_address, object_name,
-        positive_duration,
+        NodePortAddress, PortRange, ServiceSeries, SocketLb, UnknownServicePorts, XdpMode,
+        api_server_url, connections, duration, healthz_address, maglev_table_size, metrics_address,
+        object_name, positive_duration,
     },
 };
 
@@ -319,6 +319,11 @@ pub struct Flags {
     /// answered, while the Service has another endpoint
     #[arg(long, value_name = "CHOICE", value_enum, default_value = "avoid")]
     pub failing_endpoints: FailingEndpoints,
+
+    /// Whether ClusterIPs refuse new connections to ports that they do not have, and those to addresses
+    /// in a ServiceCIDR that no Service has are dropped
+    #[arg(long, value_name = "CHOICE", value_enum, default_value = "reject")]
+    pub unknown_service_ports: UnknownServicePorts,
 
     /// How many flows there is room for
     #[arg(

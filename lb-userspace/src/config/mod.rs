@@ -19,7 +19,8 @@ pub use self::{
     source::{ApiAccess, SourceSpec},
     values::{
         AdmissionMode, DetectLocalMode, FailingEndpoints, FeatureGate, Gate, Handover,
-        NetfilterMode, NodePortAddress, PortRange, ServiceSeries, SocketLb, XdpMode,
+        NetfilterMode, NodePortAddress, PortRange, ServiceSeries, SocketLb, UnknownServicePorts,
+        XdpMode,
     },
 };
 use crate::plan::{DetectLocal, NodePortAddresses, PlanOptions};
@@ -202,6 +203,7 @@ pub struct DatapathConfig {
     pub netfilter: NetfilterMode,
     pub handover: Handover,
     pub failing_endpoints: FailingEndpoints,
+    pub unknown_service_ports: UnknownServicePorts,
     /// How many flows there is room for.
     pub flow_table_size: u32,
     /// The node's own addresses.
@@ -289,6 +291,7 @@ impl TryFrom<Flags> for Config {
                 netfilter: flags.netfilter,
                 handover: flags.handover,
                 failing_endpoints: flags.failing_endpoints,
+                unknown_service_ports: flags.unknown_service_ports,
                 flow_table_size: flags.flow_table_size,
                 local_address_table_size: flags.local_address_table_size,
                 map_sizes: MapSizes {

@@ -284,6 +284,16 @@ pub enum FailingEndpoints {
     Use,
 }
 
+/// What becomes of new connections to ports that a ClusterIP does not have, and to addresses in a
+/// ServiceCIDR that no Service has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UnknownServicePorts {
+    /// The ports refuse them; those to such addresses are dropped
+    Reject,
+    /// They are left to the node's routes, as by kube-proxy's iptables mode
+    Ignore,
+}
+
 /// A duration as Go writes it: `24h`, `1h30m`, `500ms`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write 24h, 1h30m or 500ms"))

@@ -10,6 +10,7 @@ use lb_datapath::maps::WriteError;
 
 use super::{
     Key, MapWriter,
+    cluster_ips::ClusterIps,
     frontends::{Frontends, claims},
     parts::Parts,
     service::Programmed,
@@ -50,6 +51,7 @@ impl MapWriter {
     /// Reads the maps.
     pub(super) fn inherit(&mut self) -> Result<(), WriteError> {
         self.frontends = Frontends::read(&self.maps)?;
+        self.cluster_ips = ClusterIps::read(&self.maps)?;
         self.source_sets = SourceSets::read(&self.maps)?;
         self.seats.inherit(&self.maps);
         self.schemas.inherit(self.frontends.classes(), &self.maps)?;
@@ -102,6 +104,7 @@ impl MapWriter {
     /// Removes services and addresses that have no claim.
     pub(super) fn discard(&mut self, inherited: Inherited) {
         self.frontends.reconsider(|_| true);
+        self.cluster_ips.reconsider();
         self.departing.extend(inherited.services.into_values());
         self.flush();
     }

@@ -7,6 +7,7 @@
 
 mod adopt;
 mod budget;
+mod cluster_ips;
 mod frontends;
 mod in_place;
 pub mod maglev;
@@ -43,6 +44,7 @@ use siphasher::sip::SipHasher13;
 use self::{
     adopt::Inherited,
     budget::Budget,
+    cluster_ips::ClusterIps,
     frontends::Frontends,
     parts::Parts,
     ranges::{Numbers, Ranges},
@@ -169,6 +171,7 @@ pub struct MapWriter {
     seats: SeatBook,
     schemas: SchemaBook,
     frontends: Frontends,
+    cluster_ips: ClusterIps,
     programmed: HashMap<Key, Programmed>,
     /// Those of them that have a plan.
     roster: Arc<Roster>,
@@ -210,6 +213,7 @@ impl MapWriter {
             seats: SeatBook::new(&maps),
             schemas: SchemaBook::new(&maps),
             frontends: Frontends::default(),
+            cluster_ips: ClusterIps::default(),
             programmed: HashMap::new(),
             roster: Arc::new(Roster::new(&maps)),
             budget: Budget::new(
@@ -265,6 +269,10 @@ impl MapWriter {
             Some(plan) => self.write(&key, plan),
             None => {
                 self.withdraw(&key);
+                match plan {
+                    Some(plan) => self.cluster_ips.claim(&key, plan),
+                    None => self.cluster_ips.give_up(&key),
+                }
                 Ok(())
             }
         };
@@ -347,6 +355,11 @@ impl MapWriter {
     /// [`Self::settle`].
     pub fn set_reserved(&mut self, reserved: Reserved) {
         self.frontends.reserve(reserved);
+    }
+
+    /// Says which ServiceCIDRs the cluster has. The maps have that after [`Self::settle`].
+    pub fn set_service_cidrs(&mut self, cidrs: &[IpNet]) {
+        self.cluster_ips.set_cidrs(cidrs);
     }
 
     /// Service ports that are not in the maps as they should be. One with several problems may be
@@ -492,7 +505,10 @@ impl MapWriter {
 
     /// Writes addresses, then takes plans that no address leads to any more out of the maps.
     fn flush(&mut self) {
-        if !self.frontends.flush(&self.maps) {
+        let flushed = self.frontends.flush(&self.maps);
+        // An address refuses what is to none of its ports only once they are there.
+        self.cluster_ips.flush(&self.maps);
+        if !flushed {
             return;
         }
         for programmed in take(&mut self.departing) {

@@ -151,6 +151,7 @@ impl MapWriter {
         }
         self.roster.enter(key, programmed.id, &programmed.endpoints);
         let claimed = self.claim(key, plan);
+        self.cluster_ips.claim(key, plan);
         written.and(claimed)
     }
 

@@ -6,7 +6,10 @@ use lb_common::abi::{self, config_flag};
 use lb_objects::IpFamily;
 
 use crate::{
-    config::{self, AdmissionMode, FailingEndpoints, Handover, NetfilterMode, PortRange, SocketLb},
+    config::{
+        self, AdmissionMode, FailingEndpoints, Handover, NetfilterMode, PortRange, SocketLb,
+        UnknownServicePorts,
+    },
     plan::{LocalDetector, LocalNode},
 };
 
@@ -90,6 +93,10 @@ fn flags(config: &config::Config) -> u32 {
         (
             config_flag::AVOID_FAILING,
             datapath.failing_endpoints == FailingEndpoints::Avoid,
+        ),
+        (
+            config_flag::REFUSE_UNKNOWN,
+            datapath.unknown_service_ports == UnknownServicePorts::Reject,
         ),
         (
             config_flag::CONNECTION_LIMIT,

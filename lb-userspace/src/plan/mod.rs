@@ -6,7 +6,12 @@
 //! depends on the packet (ready before terminating, the short circuit, source NAT) is left to the
 //! packet pipeline, which finds all it needs in a [`Plan`].
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use lb_objects::{
@@ -155,6 +160,13 @@ impl Plan {
             true => self.external_policy,
             false => self.internal_policy,
         }
+    }
+
+    /// The Service's address of this family inside the cluster; `None` if it is left to the node.
+    pub fn cluster_ip(&self) -> Option<IpAddr> {
+        let mut frontends = self.frontends.iter();
+        let own = frontends.find(|frontend| frontend.kind == FrontendKind::ClusterIp);
+        own.map(|frontend| frontend.address.ip())
     }
 
     /// The Service's own port, whatever the frontends' are; 0 if there is no frontend that has it.

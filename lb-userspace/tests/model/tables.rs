@@ -4,9 +4,9 @@ use std::{ptr::NonNull, sync::atomic::Ordering};
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointMemory, EndpointState, FragmentKey, Frontend, FrontendKey, FrontendKind, Plan,
-        ServiceFlows, ServiceStats, Shortages, TunnelSource,
+        ServiceFlows, ServiceRange, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -22,6 +22,7 @@ use lb_common::{
     frame::Frame,
     parse::{Segment, Tuple},
     pipeline::{self, WITHOUT_RING},
+    service,
     tables::{NextHop, Services, Tables},
     work::Work,
 };
@@ -45,6 +46,18 @@ impl Services<Ip4> for Cpu {
             pad: 0,
             class: 0,
         })
+    }
+
+    fn service_range(&self, _index: u32) -> Option<&ServiceRange> {
+        None
+    }
+
+    fn cluster_ip(&self, _address: Ip6) -> Option<ClusterIp> {
+        None
+    }
+
+    fn unknown_index(&self, tuple: &Tuple<Ip4>) -> u64 {
+        service::unknown_index(self, tuple)
     }
 
     fn plan(&self, _service: u32) -> Option<&Plan> {

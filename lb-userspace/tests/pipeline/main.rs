@@ -31,5 +31,6 @@ mod round_trip;
 mod seats;
 mod selection;
 mod stress;
+mod unknown;
 mod vectors;
 mod waiting;

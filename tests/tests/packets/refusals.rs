@@ -1,6 +1,10 @@
 //! Connections that get no endpoint: they are rejected, dropped, or not node-lb's.
 
-use lb_common::{abi::config_flag, flow::limit::NODE, verdict::Reason};
+use lb_common::{
+    abi::{config_flag, service_range_flag},
+    flow::limit::NODE,
+    verdict::Reason,
+};
 use lb_packet::{Packet, Read, tcp_flag};
 use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer, refusal};
 
@@ -56,6 +60,60 @@ fn a_service_without_endpoints_answers_port_unreachable() {
                     ),
                 );
             }
+        }
+    });
+}
+
+#[test]
+fn a_cluster_ip_refuses_what_is_to_none_of_its_ports() {
+    world(|world| {
+        world.configure(|config| config.flags |= config_flag::REFUSE_UNKNOWN);
+        for scene in Scene::both() {
+            let ip = scene.cluster_ip;
+            world.add(&ServiceSpec::new(TCP).cluster_ip(ip, 80));
+            world.add_cluster_ip(ip, service_range_flag::USED);
+            let echo = if ip.is_ipv6() { (128, 0) } else { (8, 0) };
+            let ping = Packet::icmp(scene.client, ip, echo, 0, b"ping".to_vec());
+            let other = Packet::raw(scene.client, ip, 47, vec![0; 16]);
+            for (packet, is_ported) in [
+                (first(TCP, (scene.client, 40_000), (ip, 81)), true),
+                (first(UDP, (scene.client, 40_000), (ip, 80)), true),
+                (ping, false),
+                (other, false),
+            ] {
+                let packet = packet.macs(EXTERNAL_MAC, ROUTER_MAC);
+                let refused = Expected::transmits(
+                    &answer(&packet, ip, PORT_UNREACHABLE, 0),
+                    Reason::UnknownPort,
+                );
+                for at in At::INGRESS {
+                    let expected = match is_ported {
+                        true => refused.clone(),
+                        false => Expected::passes(&packet, Reason::OtherProtocol),
+                    };
+                    world.check("where it comes in", at, EXTERNAL, &packet, expected);
+                }
+                let what = "where it leaves";
+                world.check(what, At::TcEgress, EXTERNAL, &packet, refused);
+            }
+            world.add_cluster_ip(
+                ip,
+                service_range_flag::USED | service_range_flag::SERVICE_CIDR,
+            );
+            world.remove_cluster_ip(ip);
+            let unused = first(TCP, (scene.client, 40_000), (ip, 81));
+            let unused = unused.macs(EXTERNAL_MAC, ROUTER_MAC);
+            for at in At::INGRESS {
+                let passes = Expected::passes(&unused, Reason::NotService);
+                world.check("others may have it", at, EXTERNAL, &unused, passes);
+            }
+            world.check(
+                "nobody has it",
+                At::TcEgress,
+                EXTERNAL,
+                &unused,
+                Expected::drops(Reason::NoSuchService),
+            );
         }
     });
 }

@@ -19,9 +19,10 @@ use aya::{
 };
 use lb_common::{
     abi::{
-        self, Config, Decision, DestinationClass, Device, Endpoint, EndpointState, FlowSchema,
-        FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
-        Service, ServiceFlows, ServiceStats, Shortages, SourceRangeKey, config_flag, device_flag,
+        self, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint, EndpointState,
+        FlowSchema, FragmentKey, Frontend, FrontendKey, Limits, LocalAddress, MaglevRows, Plan,
+        RejectBudget, SERVICE_RANGES, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
+        SourceRangeKey, config_flag, device_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -377,6 +378,31 @@ impl World {
         .unwrap();
     }
 
+    /// Has an address be a ClusterIP, in a range of its own.
+    pub fn add_cluster_ip(&self, address: IpAddr, flags: u32) {
+        let ips = BatchMap::new(&self.programs.map("CLUSTER_IPS")).unwrap();
+        ips.update(&[Ip6::from(address)], &[ClusterIp::default()])
+            .unwrap();
+        let (index, prefix) = match address {
+            IpAddr::V4(_) => (0, 32),
+            IpAddr::V6(_) => (SERVICE_RANGES, 128),
+        };
+        let range = ServiceRange {
+            network: address.into(),
+            prefix,
+            flags,
+        };
+        MappedArray::new(&self.programs.map("SERVICE_RANGES"))
+            .unwrap()
+            .write(index, &range);
+    }
+
+    /// No Service has the address any more.
+    pub fn remove_cluster_ip(&self, address: IpAddr) {
+        let ips = BatchMap::<Ip6, ClusterIp>::new(&self.programs.map("CLUSTER_IPS")).unwrap();
+        ips.delete(&[Ip6::from(address)]).unwrap();
+    }
+
     /// Removes a service's plan, as if the agent had not written it yet.
     pub fn unpublish(&self, service: u32) {
         self.services.write(service, &Service::default());
@@ -680,6 +706,7 @@ fn settings() -> Settings<'static> {
         ("FLOWS6", FLOWS),
         ("FRONTENDS4", 4096),
         ("FRONTENDS6", 4096),
+        ("CLUSTER_IPS", 1024),
         ("SERVICES", 1024),
         ("PLANS", 1024),
         ("ENDPOINTS", 4096),

@@ -78,6 +78,11 @@ impl Ground {
         &self.balanced.lab
     }
 
+    /// The lab with its agents.
+    pub fn balanced(&self) -> &Balanced {
+        &self.balanced
+    }
+
     /// What the agent on node number `index` says of itself.
     pub fn status(&self, index: u8) -> Result<Status> {
         self.balanced.status(index.into())

@@ -14,3 +14,4 @@ mod segments;
 mod singly;
 mod sizes;
 mod sockets;
+mod unknown;

@@ -5,9 +5,9 @@ use std::{net::IpAddr, ptr::NonNull};
 
 use lb_common::{
     abi::{
-        Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
+        Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
         EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Plan,
-        ServiceFlows, ServiceStats, Shortages, TunnelSource,
+        ServiceFlows, ServiceRange, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -19,7 +19,8 @@ use lb_common::{
         steps::Plain,
     },
     frame::Frame,
-    parse, pipeline,
+    parse::{self, Tuple},
+    pipeline, service,
     tables::{NextHop, Services, Tables},
     verdict::{Reason, Verdict},
     work::Work,
@@ -143,6 +144,20 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
 
     fn frontend(&self, key: &FrontendKey<A>) -> Option<Frontend> {
         A::tables(self.tables).frontends.get(key)
+    }
+
+    fn service_range(&self, index: u32) -> Option<&ServiceRange> {
+        let range = self.tables.storage.service_ranges.pointer(index)?;
+        // SAFETY: only a map writer writes it, which has the tables to itself.
+        Some(unsafe { range.as_ref() })
+    }
+
+    fn cluster_ip(&self, address: Ip6) -> Option<ClusterIp> {
+        self.tables.storage.cluster_ips.get(&address)
+    }
+
+    fn unknown_index(&self, tuple: &Tuple<A>) -> u64 {
+        service::unknown_index(self, tuple)
     }
 
     fn plan(&self, service: u32) -> Option<&Plan> {

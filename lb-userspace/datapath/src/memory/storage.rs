@@ -9,9 +9,9 @@ use std::{
 use aya::Pod;
 use lb_common::{
     abi::{
-        Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema, Frontend,
-        FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
-        SourceRangeKey,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema,
+        Frontend, FrontendKey, MaglevRows, Plan, SERVICE_RANGES, Service, ServiceFlows,
+        ServiceRange, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -31,6 +31,8 @@ use crate::{
 pub struct Storage {
     pub frontends4: Arc<Table<FrontendKey<Ip4>, Frontend>>,
     pub frontends6: Arc<Table<FrontendKey<Ip6>, Frontend>>,
+    pub cluster_ips: Arc<Table<Ip6, ClusterIp>>,
+    pub service_ranges: Arc<MappedArray<ServiceRange>>,
     pub services: Arc<MappedArray<Service>>,
     pub plans: Arc<MappedArray<Plan>>,
     pub endpoints: Arc<MappedArray<Endpoint>>,
@@ -58,6 +60,8 @@ impl Default for Storage {
         Self {
             frontends4: Table::new("FRONTENDS4", entries::FRONTENDS),
             frontends6: Table::new("FRONTENDS6", entries::FRONTENDS),
+            cluster_ips: Table::new("CLUSTER_IPS", entries::CLUSTER_IPS),
+            service_ranges: array(2 * SERVICE_RANGES as usize),
             services: array(entries::SERVICES),
             plans: array(entries::PLANS),
             endpoints: array(entries::ENDPOINTS),
@@ -88,6 +92,8 @@ impl Storage {
         Maps {
             frontends4: Box::new(self.frontends4.clone()),
             frontends6: Box::new(self.frontends6.clone()),
+            cluster_ips: Box::new(self.cluster_ips.clone()),
+            service_ranges: Box::new(self.service_ranges.clone()),
             services: Box::new(self.services.clone()),
             plans: Box::new(self.plans.clone()),
             endpoints: Box::new(self.endpoints.clone()),

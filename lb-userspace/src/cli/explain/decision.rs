@@ -42,6 +42,8 @@ pub struct Decision<'a> {
     pub reason: Reason,
     /// The frontend that the packet is addressed to; `None` if it is not one of a Service.
     pub frontend: Option<Frontend<'a>>,
+    /// A service port with the packet's destination as its ClusterIP, at another port.
+    pub other_port: Option<&'a ServicePortName>,
     /// The service port that would have this address, did not the node itself answer there.
     pub left_to_node: Option<&'a ServicePortName>,
     /// The endpoints among which one is chosen, sorted by text; empty unless the packet is
@@ -118,6 +120,7 @@ impl<'a> Decision<'a> {
             verdict: Verdict::Pass,
             reason: Reason::OtherProtocol,
             frontend: None,
+            other_port: None,
             left_to_node: tables.left_to_node(packet.destination, packet.protocol),
             candidates: Vec::new(),
             schema: None,
@@ -130,12 +133,22 @@ impl<'a> Decision<'a> {
         };
         // The pipeline passes every protocol but TCP and UDP before it looks for a Service.
         if packet.protocol == Protocol::Sctp {
+            if let Some(unknown) = service::unknown(&hook, &tuple, 0) {
+                decision.note_unknown(tables, unknown);
+            }
             return decision;
         }
 
         decision.frontend = frontend(tables, &tuple, packet.ifindex);
         (decision.verdict, decision.reason) = match service::decide(&hook, &tuple, packet.ifindex) {
-            None => (Verdict::Pass, Reason::NotService),
+            None => match service::unknown(&hook, &tuple, tcp_flag::SYN) {
+                Some(unknown) if tuple.source.is_source() => {
+                    decision.note_unknown(tables, unknown);
+                    (decision.verdict, decision.reason)
+                }
+                Some(_) => (Verdict::Pass, Reason::MartianSource),
+                None => (Verdict::Pass, Reason::NotService),
+            },
             Some(_) if !tuple.source.is_source() => (Verdict::Pass, Reason::MartianSource),
             _ if service::is_left_to_another(&hook, &tuple, tcp_flag::SYN) => {
                 (Verdict::Pass, Reason::NotService)
@@ -175,6 +188,16 @@ impl<'a> Decision<'a> {
             }
         };
         decision
+    }
+
+    /// Only Services have the packet's destination, and it is to none of their ports.
+    fn note_unknown(&mut self, tables: &'a ProgrammedTables, reason: Reason) {
+        self.reason = reason;
+        self.verdict = match reason {
+            Reason::UnknownPort => Verdict::Reject,
+            _ => Verdict::Drop,
+        };
+        self.other_port = tables.with_cluster_ip(self.packet.destination.ip());
     }
 
     /// Whether the client's address is replaced. A hairpin counts only if there is no other

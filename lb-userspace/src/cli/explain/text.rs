@@ -77,7 +77,22 @@ fn without_service(decision: &Decision<'_>) -> String {
              node: the node itself answers there, such as a DNS cache (NodeLocal DNSCache)."
         );
     }
+    let address = decision.packet.destination.ip();
     match decision.reason {
+        Reason::UnknownPort => {
+            let whose = decision.other_port.map_or_else(
+                || "of a Service".to_owned(),
+                |port| format!("of Service {}", port.service),
+            );
+            format!(
+                "{address} is the cluster IP {whose}, and no Service has this port and protocol there; \
+                 the client gets ICMP port unreachable."
+            )
+        }
+        Reason::NoSuchService => format!(
+            "{address} is in a ServiceCIDR, and no Service has this address. The packet is dropped \
+             where it leaves the node, unless something else there has translated it by then."
+        ),
         Reason::OtherProtocol => {
             let protocol = decision.packet.protocol;
             format!(

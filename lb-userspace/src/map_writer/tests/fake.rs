@@ -9,8 +9,9 @@ use std::{
 
 use lb_common::{
     abi::{
-        Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema, Frontend,
-        FrontendKey, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema,
+        Frontend, FrontendKey, MaglevRows, Plan, SERVICE_RANGES, Service, ServiceFlows,
+        ServiceRange, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -89,6 +90,8 @@ enum Element {
 pub struct State {
     pub sizes: Sizes,
     pub frontends: BTreeMap<Address, Frontend>,
+    pub cluster_ips: BTreeMap<IpAddr, ClusterIp>,
+    pub service_ranges: Vec<ServiceRange>,
     pub services: Vec<Service>,
     pub plans: Vec<Plan>,
     pub endpoints: Vec<Endpoint>,
@@ -126,6 +129,8 @@ impl Kernel {
         Self(Arc::new(Mutex::new(State {
             sizes,
             frontends: BTreeMap::new(),
+            cluster_ips: BTreeMap::new(),
+            service_ranges: vec![ServiceRange::default(); 2 * SERVICE_RANGES as usize],
             services: vec![Service::default(); sizes.services],
             plans: vec![Plan::default(); sizes.plans],
             endpoints: vec![Endpoint::default(); sizes.endpoints],
@@ -161,6 +166,8 @@ impl Kernel {
         Maps {
             frontends4: Box::new(self.clone()),
             frontends6: Box::new(self.clone()),
+            cluster_ips: Box::new(self.clone()),
+            service_ranges: self.plain(|s| &mut s.service_ranges),
             services: self.array(|s| &mut s.services, Element::Service),
             plans: self.array(|s| &mut s.plans, Element::Plan),
             endpoints: self.array(|s| &mut s.endpoints, Element::Slot),
@@ -348,6 +355,13 @@ impl Poke for Service {
     fn poke(&mut self, offset: usize, value: u64) {
         assert_eq!(offset, offset_of!(Service, plan));
         self.plan = value as u32;
+    }
+}
+
+impl Poke for ServiceRange {
+    fn poke(&mut self, offset: usize, value: u64) {
+        assert_eq!(offset, offset_of!(ServiceRange, flags));
+        self.flags = value as u32;
     }
 }
 
@@ -544,6 +558,36 @@ impl<A: Family> Entries<FrontendKey<A>, Frontend> for Kernel {
                 Some((key, *value))
             })
             .collect())
+    }
+}
+
+/// ClusterIPs: each service port has one at most, and so there is room for all.
+impl Entries<Ip6, ClusterIp> for Kernel {
+    fn capacity(&self) -> u32 {
+        self.state().sizes.services as u32
+    }
+
+    fn insert(&self, keys: &[Ip6], values: &[ClusterIp]) -> Result<(), Incomplete> {
+        let mut state = self.state();
+        for (key, value) in keys.iter().zip(values) {
+            state.cluster_ips.insert((*key).into(), *value);
+        }
+        assert!(state.cluster_ips.len() <= state.sizes.services);
+        Ok(())
+    }
+
+    fn remove(&self, keys: &[Ip6]) -> Result<(), WriteError> {
+        let mut state = self.state();
+        for key in keys {
+            state.cluster_ips.remove(&(*key).into());
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> Result<Vec<(Ip6, ClusterIp)>, WriteError> {
+        let state = self.state();
+        let entries = state.cluster_ips.iter();
+        Ok(entries.map(|(ip, entry)| ((*ip).into(), *entry)).collect())
     }
 }
 

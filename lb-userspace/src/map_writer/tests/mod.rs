@@ -26,6 +26,7 @@ use crate::{
 mod adoption;
 mod capacity;
 mod changes;
+mod cluster_ips;
 mod fairness;
 mod fake;
 mod full_maps;

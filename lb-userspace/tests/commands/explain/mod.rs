@@ -189,7 +189,18 @@ fn json_follows_source_destination_and_detector() {
             "172.30.0.1:80/sctp",
             passed("other-protocol"),
         ),
-        ("203.0.113.9", "172.30.0.1:81", passed("not-service")),
+        (
+            "203.0.113.9",
+            "172.30.0.1:81",
+            unknown("reject", "unknown-port"),
+        ),
+        ("127.0.0.1", "172.30.0.1:81", passed("martian-source")),
+        (
+            "203.0.113.9",
+            "172.30.0.2:80/sctp",
+            unknown("reject", "unknown-port"),
+        ),
+        ("203.0.113.9", "172.31.0.9:80", passed("not-service")),
         (
             "127.0.0.1",
             "172.30.0.1:80",
@@ -296,6 +307,16 @@ spec:
 }
 
 #[test]
+fn unknown_ports_are_left_alone_if_that_is_said() {
+    let manifests = Files::numbered(&[NODE, WEB]);
+    for to in ["172.30.0.1:81", "172.30.0.9:80"] {
+        let packet = ["--from", "203.0.113.9", "--to", to];
+        let ignoring = [&packet[..], &["--unknown-service-ports=ignore"]].concat();
+        assert_eq!(explain_json(&manifests, &ignoring), passed("not-service"));
+    }
+}
+
+#[test]
 fn what_cannot_work_fails_with_a_reason() {
     let manifests = Files::numbered(&[NODE]);
     for (arguments, code, reason) in [
@@ -354,6 +375,13 @@ fn refused(verdict: &str, reason: &str, service: &str, frontend: &str, policy: &
         "endpoints": [],
         "sourceNAT": false,
     })
+}
+
+/// To no port of any Service, which is why it goes nowhere.
+fn unknown(verdict: &str, reason: &str) -> Value {
+    let mut explained = passed(reason);
+    explained["verdict"] = json!(verdict);
+    explained
 }
 
 fn passed(reason: &str) -> Value {

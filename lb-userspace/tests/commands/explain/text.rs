@@ -79,6 +79,14 @@ SCTP is not translated, whatever its Services say: the packet is left to the ker
         ),
         (
             "203.0.113.9",
+            "172.30.0.1:81",
+            "\
+TCP from 203.0.113.9 (outside) to 172.30.0.1:81 is rejected (unknown-port).
+172.30.0.1 is the cluster IP of Service shop/web, and no Service has this port and protocol there; the client gets ICMP port unreachable.
+",
+        ),
+        (
+            "203.0.113.9",
             "192.0.2.99:80",
             "\
 TCP from 203.0.113.9 (outside) to 192.0.2.99:80 passes untouched (not-service).

@@ -20,10 +20,10 @@ use aya::{
 use aya_obj::programs::XdpAttachType;
 use lb_common::{
     abi::{
-        self, Affinity, AffinityKey, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
-        LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceStats,
-        Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
+        self, Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device,
+        Endpoint, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey,
+        Limits, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceRange,
+        ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -136,6 +136,8 @@ fn clear(name: &str, map: MapData) {
         "LIMITS" => zero::<Limits>(&map),
         "FRONTENDS4" => empty::<FrontendKey<Ip4>, Frontend>(&map),
         "FRONTENDS6" => empty::<FrontendKey<Ip6>, Frontend>(&map),
+        "CLUSTER_IPS" => empty::<Ip6, ClusterIp>(&map),
+        "SERVICE_RANGES" => zero::<ServiceRange>(&map),
         "SERVICES" => zero::<Service>(&map),
         "PLANS" => zero::<Plan>(&map),
         "ENDPOINTS" => zero::<Endpoint>(&map),

@@ -1,0 +1,155 @@
+//! Ports that a ClusterIP does not have are refused at once, to pods, to the node's own processes and
+//! to clients outside.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::Result;
+use lb_common::{abi::ClusterIp, addr::Ip6, verdict::Reason};
+use lb_datapath::bpf::BatchMap;
+use lb_tests::{
+    Endpoint, FailureKind, Family, PodNetwork, Request, Topology, eventually, lab::Host, patient,
+    traffic::Protocol,
+};
+
+use crate::ground::{Ground, LINES, PORT, Vips, harsh};
+
+/// No Service has it, but the test may give it to one.
+const OTHER_PORT: u16 = PORT + 2;
+
+#[test]
+fn other_ports_of_a_cluster_ip_are_refused_with_xdp() -> Result<()> {
+    refused_everywhere(Topology::default(), &["--xdp-mode=native"])
+}
+
+#[test]
+fn other_ports_of_a_cluster_ip_are_refused_without_xdp() -> Result<()> {
+    refused_everywhere(Topology::default(), &["--xdp-mode=off"])
+}
+
+/// So that it is the hook where packets leave that refuses the node's own.
+#[test]
+fn other_ports_of_a_cluster_ip_are_refused_without_socket_hooks() -> Result<()> {
+    refused_everywhere(Topology::default(), &["--socket-lb=off"])
+}
+
+#[test]
+fn other_ports_of_a_cluster_ip_are_refused_among_other_rules() -> Result<()> {
+    refused_everywhere(harsh(PodNetwork::Bridge), &["--xdp-mode=native"])
+}
+
+fn refused_everywhere(topology: Topology, arguments: &[&str]) -> Result<()> {
+    let ground = Ground::with(topology, arguments)?;
+    let lab = ground.lab();
+    let vips = Vips(1);
+    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
+    ground.publish(vips, |service| service, endpoint)?;
+    ground.settle()?;
+    let process: &Host = lab.node(1).as_ref();
+    let clients = [lab.client(), lab.pod("pod-1-2").as_ref(), process];
+    for client in clients {
+        for family in Family::BOTH {
+            let other = vips.cluster(family, OTHER_PORT);
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                let request =
+                    Request::new(protocol, other).deadline(patient(Duration::from_secs(5)));
+                let failure = request
+                    .send(client)
+                    .map(drop)
+                    .map_err(|failure| failure.kind);
+                assert_eq!(
+                    failure,
+                    Err(FailureKind::Refused),
+                    "{client} {family:?} {protocol:?}"
+                );
+            }
+            // The Service itself is served.
+            if !arguments.contains(&"--socket-lb=off") || client.name() != process.name() {
+                let reply = Request::tcp(vips.cluster(family, PORT)).send(client)?;
+                assert_eq!(reply.server, "pod-1-1", "{client} {family:?}");
+            }
+            if topology.firewall && client.name() == lab.client().name() {
+                // The nodes' firewalls let nobody outside send to other addresses, and a ping is
+                // refused where it leaves.
+                continue;
+            }
+            let mut ping = client.command("ping")?;
+            let output = ping
+                .args(["-c", "1", "-W", "5", &other.ip().to_string()])
+                .output()?;
+            let told = String::from_utf8_lossy(&output.stdout).to_lowercase();
+            assert!(told.contains("port unreachable"), "{client}: {told}");
+        }
+    }
+    assert!(ground.balanced().packets(1, Reason::UnknownPort)? > 0);
+    Ok(())
+}
+
+#[test]
+fn services_gain_and_lose_ports_and_addresses_at_once() -> Result<()> {
+    let ground = Ground::new()?;
+    let lab = ground.lab();
+    let vips = Vips(1);
+    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
+    ground.publish(vips, |service| service, endpoint)?;
+    ground.settle()?;
+    let client = lab.pod("pod-1-2").as_ref();
+    let other = vips.cluster(Family::V4, OTHER_PORT);
+    let ask = |to: SocketAddr| {
+        let request = Request::tcp(to).deadline(patient(Duration::from_secs(5)));
+        request
+            .send(client)
+            .map(|reply| reply.server)
+            .map_err(|failure| failure.kind)
+    };
+    assert_eq!(ask(other), Err(FailureKind::Refused));
+    let more = vips.service(lab.manifests()).tcp("more", OTHER_PORT, LINES);
+    more.apply()?;
+    let slices = Ground::slices(lab, vips).tcp("more", LINES);
+    slices.with(Endpoint::ready(lab.pod("pod-1-1"))).apply()?;
+    ground.settle()?;
+    assert_eq!(ask(other).as_deref(), Ok("pod-1-1"));
+    vips.service(lab.manifests()).apply()?;
+    ground.settle()?;
+    assert_eq!(ask(other), Err(FailureKind::Refused));
+
+    let map =
+        BatchMap::<Ip6, ClusterIp>::from_pin(&ground.balanced().map_dir(1)?.join("CLUSTER_IPS"))?;
+    let entries = || map.entries().map(|entries| entries.len());
+    // Those of this Service in both families, and that of `settle`'s.
+    assert_eq!(entries()?, 3);
+    lab.manifests().delete("Service", &vips.name())?;
+    ground.settle()?;
+    eventually(|| match entries() {
+        Ok(1) => Ok(()),
+        other => Err(format!("{other:?} ClusterIPs")),
+    });
+    Ok(())
+}
+
+#[test]
+fn unknown_ports_can_be_left_alone() -> Result<()> {
+    let ground = Ground::with(Topology::default(), &["--unknown-service-ports=ignore"])?;
+    let lab = ground.lab();
+    let vips = Vips(1);
+    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
+    ground.publish(vips, |service| service, endpoint)?;
+    ground.settle()?;
+    let process: &Host = lab.node(1).as_ref();
+    for client in [lab.client(), lab.pod("pod-1-2").as_ref(), process] {
+        let request = Request::tcp(vips.cluster(Family::V4, OTHER_PORT)).in_vain();
+        let failure = request
+            .send(client)
+            .map(drop)
+            .map_err(|failure| failure.kind);
+        // Nobody in the lab has the address, as its router or its nodes may say.
+        assert!(
+            matches!(
+                failure,
+                Err(FailureKind::Timeout | FailureKind::Unreachable)
+            ),
+            "{client}: {failure:?}"
+        );
+    }
+    assert_eq!(ground.balanced().packets(1, Reason::UnknownPort)?, 0);
+    Ok(())
+}
