@@ -7,9 +7,10 @@ use std::{
     time::SystemTime,
 };
 
+use ipnet::IpNet;
 use lb_objects::{
     AsWritten, EndpointSlice, IpFamily, Kind, Node, Object, ObjectName, ObjectRef, Pod, Problem,
-    Service,
+    Service, ServiceCidr,
 };
 
 use crate::{by_name::ByName, source::Event};
@@ -35,6 +36,8 @@ pub struct Store {
     pods: BTreeMap<ObjectName, Arc<Pod>>,
     pods_synced: bool,
     pods_changed: bool,
+    service_cidrs: BTreeMap<ObjectName, Arc<ServiceCidr>>,
+    service_cidrs_changed: bool,
     problems: BTreeMap<String, Vec<Problem>>,
     problems_total: u64,
     synced: bool,
@@ -81,6 +84,8 @@ impl Store {
             pods: BTreeMap::new(),
             pods_synced: false,
             pods_changed: false,
+            service_cidrs: BTreeMap::new(),
+            service_cidrs_changed: false,
             problems: BTreeMap::new(),
             problems_total: 0,
             synced: false,
@@ -102,6 +107,10 @@ impl Store {
                 }
                 Event::Apply(Object::Node(node)) => self.apply_node(node),
                 Event::Apply(Object::Pod(pod)) => self.apply_pod(pod),
+                Event::Apply(Object::ServiceCidr(cidr)) => {
+                    self.service_cidrs_changed = true;
+                    self.service_cidrs.insert(cidr.name.clone(), cidr);
+                }
                 Event::Apply(Object::Admission(manifest)) => {
                     self.admission_changed = true;
                     self.admission.insert(manifest.reference.clone(), manifest);
@@ -112,11 +121,13 @@ impl Store {
                 Event::Synced => {
                     self.synced = true;
                     self.pods_changed = true;
+                    self.service_cidrs_changed = true;
                 }
                 Event::AdmissionSynced => {
                     self.admission_synced = true;
                     self.admission_changed = true;
                 }
+                Event::ServiceCidrsSynced => self.service_cidrs_changed = true,
                 Event::PodsSynced => {
                     self.pods_synced = true;
                     self.pods_changed = true;
@@ -169,6 +180,17 @@ impl Store {
     pub fn take_admission(&mut self) -> Option<Vec<Arc<AsWritten>>> {
         let changed = self.admission_synced && mem::take(&mut self.admission_changed);
         changed.then(|| self.admission.values().cloned().collect())
+    }
+
+    /// The networks of all ServiceCIDRs, if they have changed since the last call; `None` also until
+    /// the source has delivered everything once.
+    pub fn take_service_cidrs(&mut self) -> Option<Vec<IpNet>> {
+        let changed = self.synced && mem::take(&mut self.service_cidrs_changed);
+        let all = self.service_cidrs.values();
+        changed.then(|| {
+            all.flat_map(|object| object.cidrs.iter().copied())
+                .collect()
+        })
     }
 
     /// This node's pods, if they have changed since the last call or all have come since.
@@ -261,6 +283,9 @@ impl Store {
             }
             Kind::PriorityLevel | Kind::FlowSchema => {
                 self.admission_changed |= self.admission.remove(&reference).is_some();
+            }
+            Kind::ServiceCidr => {
+                self.service_cidrs_changed |= self.service_cidrs.remove(&reference.name).is_some();
             }
             Kind::Pod => self.pods_changed |= self.pods.remove(&reference.name).is_some(),
             Kind::Node => {

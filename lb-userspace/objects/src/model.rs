@@ -179,6 +179,13 @@ pub struct Pod {
     pub addresses: Vec<IpAddr>,
 }
 
+/// Networks from which the cluster takes ClusterIPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    pub name: ObjectName,
+    pub cidrs: Vec<IpNet>,
+}
+
 /// An IP address family. The planner treats each family of a Service separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IpFamily {

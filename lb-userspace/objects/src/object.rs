@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use serde_json::Value;
 
-use crate::{EndpointSlice, Node, ObjectName, Pod, Service, problem::shortened};
+use crate::{EndpointSlice, Node, ObjectName, Pod, Service, ServiceCidr, problem::shortened};
 
 /// An object in node-lb's own form. It is cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,7 @@ pub enum Object {
     EndpointSlice(Arc<EndpointSlice>),
     Node(Arc<Node>),
     Pod(Arc<Pod>),
+    ServiceCidr(Arc<ServiceCidr>),
     /// Of connection admission, as it is written.
     Admission(Arc<AsWritten>),
 }
@@ -45,6 +46,7 @@ impl Object {
             Self::EndpointSlice(_) => Kind::EndpointSlice,
             Self::Node(_) => Kind::Node,
             Self::Pod(_) => Kind::Pod,
+            Self::ServiceCidr(_) => Kind::ServiceCidr,
             Self::Admission(manifest) => manifest.reference.kind,
         }
     }
@@ -68,6 +70,10 @@ impl Object {
                 kind: Kind::Pod,
                 name: pod.name.clone(),
             },
+            Self::ServiceCidr(cidr) => ObjectRef {
+                kind: Kind::ServiceCidr,
+                name: cidr.name.clone(),
+            },
             Self::Admission(manifest) => manifest.reference.clone(),
         }
     }
@@ -82,6 +88,8 @@ pub enum Kind {
     Pod,
     PriorityLevel,
     FlowSchema,
+    /// Of networking.k8s.io/v1. A cluster need not have it, nor the agent the right to read it.
+    ServiceCidr,
 }
 
 impl Kind {
@@ -99,6 +107,7 @@ impl Kind {
             Self::Pod => "pods",
             Self::PriorityLevel => "prioritylevels",
             Self::FlowSchema => "flowschemas",
+            Self::ServiceCidr => "servicecidrs",
         }
     }
 
@@ -117,6 +126,7 @@ impl fmt::Display for Kind {
             Self::Pod => "Pod",
             Self::PriorityLevel => "PriorityLevel",
             Self::FlowSchema => "FlowSchema",
+            Self::ServiceCidr => "ServiceCIDR",
         })
     }
 }

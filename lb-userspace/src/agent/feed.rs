@@ -33,6 +33,8 @@ pub struct Feed {
     pub health: Arc<SourceHealth>,
     /// The state of the resources of connection admission, if the API server is asked for them.
     pub admission: Option<Arc<SourceHealth>>,
+    /// The state of ServiceCIDRs, if the API server is asked for them.
+    pub service_cidrs: Option<Arc<SourceHealth>>,
     /// This node's pods, if the API server may be asked for them.
     pub pods: Option<Pods>,
     /// Where the API server is, if it is the source.
@@ -85,6 +87,9 @@ impl Feed {
         let admission = config
             .follows_admission()
             .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
+        let service_cidrs = config
+            .follows_service_cidrs()
+            .then(|| Arc::new(SourceHealth::new([Kind::ServiceCidr.resource()])));
         let pods = config.may_ask_for_pods().then(|| Pods {
             health: Arc::new(SourceHealth::new([Kind::Pod.resource()])),
             wanted: watch::Sender::new(false),
@@ -98,6 +103,7 @@ impl Feed {
                 let source = source
                     .reporting_to(health.clone())
                     .following_admission(admission.clone())
+                    .following_service_cidrs(service_cidrs.clone())
                     .following_pods(pods.as_ref().map(|pods| PodWatch {
                         health: pods.health.clone(),
                         wanted: pods.wanted.subscribe(),
@@ -117,6 +123,7 @@ impl Feed {
         Ok(Self {
             health,
             admission,
+            service_cidrs,
             pods,
             statuses,
             api_servers,

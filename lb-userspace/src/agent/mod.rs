@@ -455,6 +455,10 @@ impl Agent {
         if first {
             self.feed.health.all_complete();
         }
+        if let Some(cidrs) = self.store.take_service_cidrs() {
+            // The sync below writes them.
+            self.syncer.writer().set_service_cidrs(&cidrs);
+        }
         let changes = self.store.take_changes();
         for family in [IpFamily::V4, IpFamily::V6] {
             self.proxy_health.queued(family);
@@ -543,14 +547,19 @@ impl Agent {
                 | Event::Problems { .. }
                 | Event::Synced
                 | Event::AdmissionSynced
-                | Event::PodsSynced => continue,
+                | Event::PodsSynced
+                | Event::ServiceCidrsSynced => continue,
             };
             let (total, pending) = match kind {
                 Kind::Service => (&metrics.service_changes, &metrics.service_changes_pending),
                 Kind::EndpointSlice => {
                     (&metrics.endpoint_changes, &metrics.endpoint_changes_pending)
                 }
-                Kind::Node | Kind::Pod | Kind::PriorityLevel | Kind::FlowSchema => continue,
+                Kind::Node
+                | Kind::Pod
+                | Kind::PriorityLevel
+                | Kind::FlowSchema
+                | Kind::ServiceCidr => continue,
             };
             total.inc();
             pending.inc();

@@ -96,7 +96,10 @@ impl Agent {
 
     /// What the source cannot follow, and which of its objects cannot be used.
     fn source_problems(&self) -> Vec<String> {
-        let resources = self.feed.health.states().into_iter();
+        let health = [&self.feed.health]
+            .into_iter()
+            .chain(&self.feed.service_cidrs);
+        let resources = health.flat_map(|health| health.states());
         let behind =
             resources.filter_map(|state| Some(format!("{}: {}", state.name, state.error?)));
         let refused = self.store.problems().map(ToString::to_string);

@@ -54,6 +54,13 @@ const RIGHTS: [Right; 4] = [
     },
 ];
 
+const SERVICE_CIDRS: Right = Right {
+    group: "networking.k8s.io",
+    resource: "servicecidrs",
+    verbs: FOLLOW,
+    without: Some("packets to addresses that no Service has are not dropped"),
+};
+
 /// The same for the objects of connection admission. The right to ask for pods is one's own to give:
 /// `status` says where it is missed.
 const ADMISSION: [Right; 4] = [
@@ -122,7 +129,9 @@ async fn missing_rights(client: &Client, config: &Config) -> Result<Vec<Missing>
     let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
     let of_admission = ADMISSION.iter().filter(|_| config.follows_admission());
     let mut missing = Vec::new();
-    for right in RIGHTS.iter().chain(of_admission) {
+    let of_ranges = [&SERVICE_CIDRS].into_iter();
+    let of_ranges = of_ranges.filter(|_| config.follows_service_cidrs());
+    for right in RIGHTS.iter().chain(of_admission).chain(of_ranges) {
         let (resource, subresource) = match right.resource.split_once('/') {
             Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
             None => (right.resource, None),

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::bail;
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use kube::{Api, api::ListParams};
 use lb_objects::{
@@ -72,6 +73,7 @@ impl Snapshot {
             SourceSpec::Dir(_) => Vec::new(),
         };
         store.apply(events);
+        store.apply([Event::Synced]);
 
         if store.node().is_none() {
             warn(&format_args!(
@@ -112,6 +114,11 @@ impl Snapshot {
     /// This node in the form that plans need.
     pub fn local_node(&self) -> &LocalNode {
         &self.local_node
+    }
+
+    /// The networks of ServiceCIDRs, as far as the source has any.
+    pub fn service_cidrs(&mut self) -> Vec<IpNet> {
+        self.store.take_service_cidrs().unwrap_or_default()
     }
 
     /// The API server's objects of connection admission, if they are asked for.
@@ -164,20 +171,33 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
         .follows_admission()
         .then(|| Arc::new(SourceHealth::new(Kind::ADMISSION.map(Kind::resource))));
     let source = ApiSource::open(config.api_access.clone(), &config.node_name, metrics).await?;
-    let source = source.following_admission(admission.clone());
+    let service_cidrs = config
+        .follows_service_cidrs()
+        .then(|| Arc::new(SourceHealth::new([Kind::ServiceCidr.resource()])));
+    let source = source
+        .following_admission(admission.clone())
+        .following_service_cidrs(service_cidrs.clone());
     let health = source.health();
     let (sender, mut batches) = mpsc::channel::<Batch>(1);
     let start = Instant::now();
     let collect = async {
         let mut events = Vec::new();
         let (mut misses_some, mut misses_admission) = (true, admission.is_some());
-        while misses_some || misses_admission {
+        let mut misses_cidrs = service_cidrs.is_some();
+        while misses_some || misses_admission || misses_cidrs {
             let batch = match timeout(LOOK, batches.recv()).await {
                 Ok(Some(batch)) => batch,
                 Ok(None) => break,
                 Err(_) => {
                     let health = admission.as_ref().filter(|_| !misses_some);
-                    misses_admission &= health.is_none_or(|health| may_come(health, start));
+                    misses_admission &= health.is_none_or(|health| {
+                        may_come(health, start, "PriorityLevels and FlowSchemas")
+                    });
+                    let health = service_cidrs
+                        .as_ref()
+                        .filter(|_| misses_cidrs && !misses_some);
+                    misses_cidrs &=
+                        health.is_none_or(|health| may_come(health, start, "ServiceCIDRs"));
                     continue;
                 }
             };
@@ -189,6 +209,7 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
                     }
                     event => {
                         misses_admission &= event != Event::AdmissionSynced;
+                        misses_cidrs &= event != Event::ServiceCidrsSynced;
                         events.push(event);
                     }
                 }
@@ -230,12 +251,12 @@ async fn pods(config: &Config) -> anyhow::Result<Vec<Arc<Pod>>> {
 }
 
 /// Whether resources that a cluster need not have may still come; if not, says why.
-fn may_come(health: &SourceHealth, start: Instant) -> bool {
+fn may_come(health: &SourceHealth, start: Instant, what: &str) -> bool {
     let is_over = health.some_absent() || start.elapsed() >= FAILURE_DEADLINE;
     let mut errors = health.states().into_iter().filter_map(|state| state.error);
     match errors.next().filter(|_| is_over) {
         Some(error) => {
-            warn(&format_args!("no PriorityLevels and FlowSchemas: {error}"));
+            warn(&format_args!("no {what}: {error}"));
             false
         }
         None => true,

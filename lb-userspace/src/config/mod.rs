@@ -79,6 +79,12 @@ impl Config {
             && self.admission.objects.is_none()
     }
 
+    /// Whether the API server is asked for ServiceCIDRs.
+    pub fn follows_service_cidrs(&self) -> bool {
+        self.source == SourceSpec::Kubernetes
+            && self.datapath.unknown_service_ports == UnknownServicePorts::Reject
+    }
+
     /// Whether the API server is asked whose pods are, if a rule of connection admission depends on it.
     pub fn may_ask_for_pods(&self) -> bool {
         self.source == SourceSpec::Kubernetes && self.admission.mode != AdmissionMode::Off

@@ -63,4 +63,6 @@ pub enum Event {
     AdmissionSynced,
     /// The same of this node's pods, if they are followed by themselves.
     PodsSynced,
+    /// The same of ServiceCIDRs, if they are followed by themselves.
+    ServiceCidrsSynced,
 }

@@ -145,3 +145,41 @@ async fn this_nodes_pods_are_followed_once_they_are_wanted() {
     };
     assert_eq!(follower.batch().await, [Event::Delete(reference)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn service_cidrs_come_by_themselves_and_nobody_waits_for_them() {
+    let health = Arc::new(SourceHealth::new([Kind::ServiceCidr.resource()]));
+    let mut follower = Follower::of(|source| source.following_service_cidrs(Some(health.clone())));
+    follower.api.serve_empty("endpointslices");
+    follower.api.serve_empty("nodes");
+    let _services = follower.listed(&[service("a", 1)], 5).await;
+    assert_eq!(follower.synced, 1);
+    // An old cluster, or an account without the right.
+    let refused = follower.api.next("servicecidrs").await;
+    assert_eq!(refused.path, "/apis/networking.k8s.io/v1/servicecidrs");
+    refused.refuse(403, None);
+    follower.api.next("servicecidrs").await.refuse(403, None);
+    let stream = follower.api.next("servicecidrs").await.stream();
+    assert!(health.states()[0].error.is_some() && !health.all_synced());
+
+    let cidr = |version: u64, cidr: &str| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes", "resourceVersion": version.to_string()},
+            "spec": {"cidrs": [cidr]},
+        })
+    };
+    stream.event("ADDED", &cidr(6, "10.96.0.0/12")).await;
+    stream.bookmark(6, true).await;
+    let batch = follower.batch().await;
+    let [Event::Apply(Object::ServiceCidr(found))] = &batch[..] else {
+        panic!("{batch:?}");
+    };
+    assert_eq!(found.cidrs, ["10.96.0.0/12".parse().unwrap()]);
+    assert_eq!(follower.batch().await, [Event::ServiceCidrsSynced]);
+    assert!(health.all_synced());
+    stream.event("DELETED", &cidr(7, "10.96.0.0/12")).await;
+    let gone = Object::ServiceCidr(found.clone()).reference();
+    assert_eq!(follower.batch().await, [Event::Delete(gone)]);
+}

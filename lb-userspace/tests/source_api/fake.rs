@@ -50,6 +50,7 @@ impl FakeApi {
             "events",
             "prioritylevels",
             "flowschemas",
+            "servicecidrs",
         ];
         let (senders, calls): (HashMap<_, _>, HashMap<_, _>) = names
             .into_iter()

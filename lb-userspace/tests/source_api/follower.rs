@@ -54,10 +54,18 @@ impl Follower {
     /// The same; objects of connection admission are followed if there is a state for them, and pods if
     /// there is a way to ask for them.
     pub fn following(admission: Option<Arc<SourceHealth>>, pods: Option<PodWatch>) -> Self {
+        Self::of(|source| source.following_admission(admission).following_pods(pods))
+    }
+
+    /// The same with a source that follows more.
+    pub fn of(adapt: impl FnOnce(ApiSource) -> ApiSource) -> Self {
         let (api, client) = FakeApi::start();
         let metrics = Metrics::new();
-        let source = ApiSource::with_client(client, "node-1", metrics.api.clone());
-        let source = source.following_admission(admission).following_pods(pods);
+        let source = adapt(ApiSource::with_client(
+            client,
+            "node-1",
+            metrics.api.clone(),
+        ));
         let health = source.health();
         let (sender, events) = mpsc::channel(16);
         Self {
@@ -156,8 +164,9 @@ impl Follower {
             }
             Event::Apply(_) | Event::EndpointsChanged { .. } => {}
             Event::Delete(reference)
-                if Kind::ADMISSION.contains(&reference.kind) || reference.kind == Kind::Pod => {}
-            Event::AdmissionSynced | Event::PodsSynced => {}
+                if Kind::ADMISSION.contains(&reference.kind)
+                    || matches!(reference.kind, Kind::Pod | Kind::ServiceCidr) => {}
+            Event::AdmissionSynced | Event::PodsSynced | Event::ServiceCidrsSynced => {}
             Event::Delete(reference) => {
                 let name = reference.name.name.to_string();
                 assert!(

@@ -1,5 +1,5 @@
-//! Ports that a ClusterIP does not have are refused at once, to pods, to the node's own processes and
-//! to clients outside.
+//! Ports that a ClusterIP does not have are refused at once, and addresses in a ServiceCIDR that no
+//! Service has are silent, to pods, to the node's own processes and to clients outside.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,6 +10,7 @@ use lb_tests::{
     Endpoint, FailureKind, Family, PodNetwork, Request, Topology, eventually, lab::Host, patient,
     traffic::Protocol,
 };
+use serde_json::json;
 
 use crate::ground::{Ground, LINES, PORT, Vips, harsh};
 
@@ -81,6 +82,49 @@ fn refused_everywhere(topology: Topology, arguments: &[&str]) -> Result<()> {
         }
     }
     assert!(ground.balanced().packets(1, Reason::UnknownPort)? > 0);
+    Ok(())
+}
+
+#[test]
+fn addresses_of_no_service_are_silent_and_leave_nothing_behind() -> Result<()> {
+    for mode in ["--xdp-mode=native", "--xdp-mode=off"] {
+        let ground = Ground::with(Topology::default(), &[mode])?;
+        let lab = ground.lab();
+        let vips = Vips(1);
+        let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
+        ground.publish(vips, |service| service, endpoint)?;
+        lab.manifests().apply(&json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes"},
+            "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
+        }))?;
+        ground.settle()?;
+        let process: &Host = lab.node(1).as_ref();
+        let clients = [lab.client(), lab.pod("pod-1-2").as_ref(), process];
+        for client in clients {
+            for family in Family::BOTH {
+                let unused = Vips(77).cluster(family, PORT);
+                let before = ground.balanced().packets(1, Reason::NoSuchService)?;
+                let failure = Request::tcp(unused).in_vain().send(client);
+                let kind = failure.map(drop).map_err(|failure| failure.kind);
+                assert_eq!(
+                    kind,
+                    Err(FailureKind::Timeout),
+                    "{client} {family:?} {mode}"
+                );
+                let after = ground.balanced().packets(1, Reason::NoSuchService)?;
+                assert!(
+                    after > before,
+                    "{client} {family:?} {mode}: {before}, {after}"
+                );
+            }
+        }
+        let unused = Family::BOTH.map(|family| Vips(77).cluster(family, PORT));
+        let flows = ground.balanced().flows(1)?;
+        let scanned = flows.iter().filter(|flow| unused.contains(&flow.frontend));
+        assert_eq!(scanned.count(), 0, "a scan creates nothing");
+    }
     Ok(())
 }
 

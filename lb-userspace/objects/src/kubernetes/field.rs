@@ -108,9 +108,12 @@ pub fn object_name(reference: &ObjectRef) -> Result<(), Invalid> {
     }
     match reference.kind {
         Kind::Service => label("metadata.name", &name.name),
-        Kind::EndpointSlice | Kind::Node | Kind::Pod | Kind::PriorityLevel | Kind::FlowSchema => {
-            subdomain("metadata.name", &name.name)
-        }
+        Kind::EndpointSlice
+        | Kind::Node
+        | Kind::Pod
+        | Kind::PriorityLevel
+        | Kind::FlowSchema
+        | Kind::ServiceCidr => subdomain("metadata.name", &name.name),
     }
 }
 

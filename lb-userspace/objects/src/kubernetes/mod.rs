@@ -6,6 +6,7 @@ pub mod field;
 mod node;
 mod pod;
 mod service;
+mod service_cidr;
 
 use std::{
     sync::Arc,
@@ -13,7 +14,7 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
+    api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     jiff::Timestamp,
 };
@@ -108,6 +109,9 @@ pub fn translate_manifest(manifest: Value) -> Option<Translated> {
         ("EndpointSlice", version) if version.is_empty() || version.starts_with(DISCOVERY) => {
             Some(decode::<discovery::EndpointSlice>(manifest))
         }
+        ("ServiceCIDR", version) if version.is_empty() || version.starts_with(NETWORKING) => {
+            Some(decode::<networking::ServiceCIDR>(manifest))
+        }
         _ => None,
     }
 }
@@ -132,6 +136,7 @@ pub fn translate_json(kind: Kind, json: &[u8]) -> serde_json::Result<Versioned> 
         Kind::EndpointSlice => from_json::<discovery::EndpointSlice>(json),
         Kind::Node => from_json::<core::Node>(json),
         Kind::Pod => from_json::<core::Pod>(json),
+        Kind::ServiceCidr => from_json::<networking::ServiceCIDR>(json),
         Kind::PriorityLevel | Kind::FlowSchema => as_written(kind, json),
     }
 }
@@ -210,6 +215,7 @@ fn endpoints_changed(metadata: &ObjectMeta) -> Option<SystemTime> {
 /// An annotation of EndpointSlices, in RFC 3339 with fractions.
 const TRIGGER_TIME_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const DISCOVERY: &str = "discovery.k8s.io/";
+const NETWORKING: &str = "networking.k8s.io/";
 
 fn decode<T: Translate>(manifest: Value) -> Translated {
     let meta = |key| manifest.pointer(key).and_then(Value::as_str);

@@ -71,7 +71,7 @@ impl Command {
         );
         let config = Config::try_from(self.flags)?;
         let mut snapshot = Snapshot::load(&config)?;
-        let mut tables = tables(&snapshot, &config);
+        let mut tables = tables(&mut snapshot, &config);
         admit(&mut tables, &mut snapshot, &config)?;
         let packet = FirstPacket {
             source: from,
@@ -125,7 +125,8 @@ fn admit(
 }
 
 /// The tables with what the agent would write to the kernel's maps.
-fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
+fn tables(snapshot: &mut Snapshot, config: &Config) -> ProgrammedTables {
+    let service_cidrs = snapshot.service_cidrs();
     let node = snapshot.node();
     if let Some(undetected) = Undetected::on(node, &config.detect_local) {
         eprintln!("warning: {undetected}");
@@ -145,6 +146,7 @@ fn tables(snapshot: &Snapshot, config: &Config) -> ProgrammedTables {
     let checks = plans.iter().flat_map(|service| &service.health_checks);
     reserved.add_health_checks(checks.map(|check| check.port));
     tables.reserve(reserved);
+    tables.set_service_cidrs(&service_cidrs);
     tables.program(plans.iter().flat_map(|service| &service.ports));
     for (key, error) in tables.not_programmed() {
         eprintln!("warning: {key} is not programmed: {error}");

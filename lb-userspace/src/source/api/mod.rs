@@ -20,6 +20,7 @@
 //! - Until all three resources have been listed once, there is no [`super::Event::Synced`].
 //! - The objects of connection admission are followed if they are asked for, but nobody waits for
 //!   them: a cluster need not have their kinds.
+//! - ServiceCIDRs likewise: an old cluster does not have them.
 //! - This node's pods are followed once a rule of theirs asks whose a pod is.
 
 mod backoff;
@@ -65,6 +66,8 @@ pub struct ApiSource {
     health: Arc<SourceHealth>,
     /// The state of the resources of connection admission, if they are followed.
     admission: Option<Arc<SourceHealth>>,
+    /// The state of ServiceCIDRs, if they are followed.
+    service_cidrs: Option<Arc<SourceHealth>>,
     pods: Option<PodWatch>,
     metrics: ApiMetrics,
 }
@@ -119,6 +122,7 @@ impl ApiSource {
             resources,
             node: node.to_owned(),
             admission: None,
+            service_cidrs: None,
             pods: None,
             metrics,
         }
@@ -130,6 +134,16 @@ impl ApiSource {
     pub fn following_admission(self, health: Option<Arc<SourceHealth>>) -> Self {
         Self {
             admission: health,
+            ..self
+        }
+    }
+
+    /// Also follows ServiceCIDRs, and reports their state to `health`, which has the resource of
+    /// [`Kind::ServiceCidr`].
+    #[must_use]
+    pub fn following_service_cidrs(self, health: Option<Arc<SourceHealth>>) -> Self {
+        Self {
+            service_cidrs: health,
             ..self
         }
     }
@@ -174,12 +188,16 @@ impl Source for ApiSource {
                 };
                 Kind::ADMISSION.map(|kind| (Resource::of_admission(kind), group.clone()))
             });
+            let service_cidrs = self.service_cidrs.into_iter().map(|health| {
+                let complete = Event::ServiceCidrsSynced;
+                (Resource::service_cidrs(), Group { health, complete })
+            });
             let reflector = |resource, group| {
                 let connection = self.connection.clone();
                 let client = ApiClient::new(connection, resource, self.metrics.clone());
                 Reflector::new(client, group, events.clone())
             };
-            for (resource, group) in needed.chain(admission) {
+            for (resource, group) in needed.chain(admission).chain(service_cidrs) {
                 reflectors.spawn(reflector(resource, group).run());
             }
             if let Some(PodWatch { health, mut wanted }) = self.pods {

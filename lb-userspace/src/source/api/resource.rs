@@ -71,6 +71,16 @@ impl Resource {
         }
     }
 
+    /// The networks from which ClusterIPs are taken.
+    pub fn service_cidrs() -> Self {
+        Self {
+            kind: Kind::ServiceCidr,
+            name: Kind::ServiceCidr.resource(),
+            path: "/apis/networking.k8s.io/v1/servicecidrs",
+            selectors: Vec::new(),
+        }
+    }
+
     /// The objects of a kind of connection admission.
     pub fn of_admission(kind: Kind) -> Self {
         Self {

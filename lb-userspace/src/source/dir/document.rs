@@ -49,7 +49,7 @@ impl Manifest {
     fn add(&mut self, manifest: Value) {
         let is_list = matches!(
             kind(&manifest),
-            Some("List" | "ServiceList" | "EndpointSliceList" | "NodeList")
+            Some("List" | "ServiceList" | "EndpointSliceList" | "NodeList" | "ServiceCIDRList")
         );
         if is_list {
             // A list within a list is small, so it is read in raw form.
@@ -122,6 +122,7 @@ impl<'de> Visitor<'de> for DocumentVisitor {
             "ServiceList" => Some("Service"),
             "EndpointSliceList" => Some("EndpointSlice"),
             "NodeList" => Some("Node"),
+            "ServiceCIDRList" => Some("ServiceCIDR"),
             _ => {
                 let mut manifest = Manifest::default();
                 manifest.add(fields.into());

@@ -89,6 +89,13 @@ endpoints:
   conditions: {ready: false, serving: true, terminating: true}
 ";
 
+const RANGE: &str = "
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [172.30.0.0/24]}
+";
+
 /// The command in the directory of the manifests.
 const EXPLAIN: [&str; 5] = ["explain", "--source", "dir:.", "--node", "node-1"];
 /// Pods are recognised by the Node object's podCIDRs.
@@ -97,7 +104,7 @@ const BOTH: [&str; 2] = ["10.0.0.1:8080", "10.0.1.1:8080"];
 
 #[test]
 fn json_follows_source_destination_and_detector() {
-    let manifests = Files::numbered(&[NODE, WEB, DB]);
+    let manifests = Files::numbered(&[NODE, WEB, DB, RANGE]);
     for (from, to, expected) in [
         (
             "203.0.113.9",
@@ -195,6 +202,16 @@ fn json_follows_source_destination_and_detector() {
             unknown("reject", "unknown-port"),
         ),
         ("127.0.0.1", "172.30.0.1:81", passed("martian-source")),
+        (
+            "203.0.113.9",
+            "172.30.0.9:80",
+            unknown("drop", "no-such-service"),
+        ),
+        (
+            "203.0.113.9",
+            "172.30.0.9:80/sctp",
+            unknown("drop", "no-such-service"),
+        ),
         (
             "203.0.113.9",
             "172.30.0.2:80/sctp",
@@ -308,7 +325,7 @@ spec:
 
 #[test]
 fn unknown_ports_are_left_alone_if_that_is_said() {
-    let manifests = Files::numbered(&[NODE, WEB]);
+    let manifests = Files::numbered(&[NODE, WEB, RANGE]);
     for to in ["172.30.0.1:81", "172.30.0.9:80"] {
         let packet = ["--from", "203.0.113.9", "--to", to];
         let ignoring = [&packet[..], &["--unknown-service-ports=ignore"]].concat();
