@@ -19,48 +19,56 @@ use socket::{Inet, Inet6};
 
 /// XDP ingress of external devices with packets from a wire.
 #[xdp(frags)]
+#[inline(always)]
 pub fn xdp_ingress(ctx: XdpContext) -> u32 {
     xdp::ingress::<false, false>(ctx.ctx)
 }
 
 /// XDP ingress of virtual external devices. Their packets may have incomplete checksums.
 #[xdp(frags)]
+#[inline(always)]
 pub fn xdp_ingress_virtual(ctx: XdpContext) -> u32 {
     xdp::ingress::<true, false>(ctx.ctx)
 }
 
 /// TC ingress of external and pod devices.
 #[classifier]
+#[inline(always)]
 pub fn tc_ingress(ctx: TcContext) -> i32 {
     tc::ingress::<false, false>(ctx.skb.skb)
 }
 
 /// TC egress of external and pod devices.
 #[classifier]
+#[inline(always)]
 pub fn tc_egress(ctx: TcContext) -> i32 {
     tc::egress::<false, false>(ctx.skb.skb)
 }
 
 /// TC ingress of devices whose packets have no Ethernet header.
 #[classifier]
+#[inline(always)]
 pub fn tc_ingress_l3(ctx: TcContext) -> i32 {
     tc::ingress::<true, false>(ctx.skb.skb)
 }
 
 /// TC egress of devices whose packets have no Ethernet header.
 #[classifier]
+#[inline(always)]
 pub fn tc_egress_l3(ctx: TcContext) -> i32 {
     tc::egress::<true, false>(ctx.skb.skb)
 }
 
 /// Copies flows from a table of another size. The agent runs it; it is not attached to anything.
 #[classifier]
+#[inline(always)]
 pub fn copy_flows(ctx: TcContext) -> i32 {
     resize::copy_flows(ctx.skb.skb)
 }
 
 /// Ends a connection's wait for a seat. The agent runs it; it is not attached to anything.
 #[classifier]
+#[inline(always)]
 pub fn end_wait(ctx: TcContext) -> i32 {
     tc::end_wait(ctx.skb.skb)
 }
@@ -116,36 +124,42 @@ pub fn getpeername6(ctx: SockAddrContext) -> i32 {
 /// [`xdp_ingress`], while packets are traced. Those that take the place of others for that time are
 /// programs of their own, so that the others have not one instruction for it.
 #[xdp(frags)]
+#[inline(always)]
 pub fn trace_xdp_ingress(ctx: XdpContext) -> u32 {
     xdp::ingress::<false, true>(ctx.ctx)
 }
 
 /// [`xdp_ingress_virtual`], while packets are traced.
 #[xdp(frags)]
+#[inline(always)]
 pub fn trace_xdp_ingress_virtual(ctx: XdpContext) -> u32 {
     xdp::ingress::<true, true>(ctx.ctx)
 }
 
 /// [`tc_ingress`], while packets are traced.
 #[classifier]
+#[inline(always)]
 pub fn trace_tc_ingress(ctx: TcContext) -> i32 {
     tc::ingress::<false, true>(ctx.skb.skb)
 }
 
 /// [`tc_egress`], while packets are traced.
 #[classifier]
+#[inline(always)]
 pub fn trace_tc_egress(ctx: TcContext) -> i32 {
     tc::egress::<false, true>(ctx.skb.skb)
 }
 
 /// [`tc_ingress_l3`], while packets are traced.
 #[classifier]
+#[inline(always)]
 pub fn trace_tc_ingress_l3(ctx: TcContext) -> i32 {
     tc::ingress::<true, true>(ctx.skb.skb)
 }
 
 /// [`tc_egress_l3`], while packets are traced.
 #[classifier]
+#[inline(always)]
 pub fn trace_tc_egress_l3(ctx: TcContext) -> i32 {
     tc::egress::<true, true>(ctx.skb.skb)
 }
