@@ -125,10 +125,12 @@ pub fn addressed<A: Address, S: Services<A>>(services: &S, tuple: &Tuple<A>) -> 
 
 /// Why a packet of no flow and to no frontend must not go on: [`Reason::UnknownPort`] if it is to a
 /// ClusterIP, [`Reason::NoSuchService`] if it is to another address that only Services have. As in
-/// kube-proxy's nftables mode, only what begins a connection counts.
+/// kube-proxy's nftables mode, only what begins a connection counts. For the kernel's connection
+/// tracking that can be a segment from the middle of one, too: not here, where most packets are such
+/// segments of connections to no Service.
 ///
-/// Most packets are to neither. They cost a comparison with each range of such addresses, of which
-/// there is hardly ever more than one.
+/// Others that are to neither cost a comparison with each range of such addresses, of which there is
+/// hardly ever more than one.
 #[inline(always)]
 pub fn unknown<A: Address, S: Services<A>>(
     services: &S,
@@ -136,7 +138,7 @@ pub fn unknown<A: Address, S: Services<A>>(
     tcp_flags: u8,
 ) -> Option<Reason> {
     if services.config().flags & config_flag::REFUSE_UNKNOWN == 0
-        || tuple.protocol == parse::TCP && !tcp::may_begin(tcp_flags)
+        || tuple.protocol == parse::TCP && !tcp::opens(tcp_flags)
     {
         return None;
     }

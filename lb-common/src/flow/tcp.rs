@@ -25,17 +25,6 @@ pub fn opens(flags: u8) -> bool {
     flags & (tcp_flag::SYN | tcp_flag::ACK | tcp_flag::RST) == tcp_flag::SYN
 }
 
-/// Whether a segment of no flow may be of a new connection: a SYN or, as the kernel's connection
-/// tracking has it, a segment from the middle of one (`nf_conntrack_tcp_loose`).
-#[inline(always)]
-pub fn may_begin(flags: u8) -> bool {
-    const OTHERS: u8 = tcp_flag::FIN | tcp_flag::RST;
-    matches!(
-        flags & (tcp_flag::SYN | tcp_flag::ACK | OTHERS),
-        tcp_flag::SYN | tcp_flag::ACK
-    )
-}
-
 /// Whether the flags begin, end or reset a connection.
 #[inline(always)]
 pub fn controls(flags: u8) -> bool {

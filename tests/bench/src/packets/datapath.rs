@@ -16,8 +16,9 @@ use aya::{
 use lb_common::{
     abi::{
         Config, Decision, DestinationClass, Device, Endpoint, EndpointState, FlowSchema, Frontend,
-        FrontendKey, FrontendKind, Limits, LocalAddress, Plan, Service, ServiceStats,
-        SourceRangeKey, config_flag, device_flag, endpoint_flag, plan_flag,
+        FrontendKey, FrontendKind, Limits, LocalAddress, Plan, SERVICE_RANGES, Service,
+        ServiceRange, ServiceStats, SourceRangeKey, config_flag, device_flag, endpoint_flag,
+        plan_flag, service_range_flag,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -32,7 +33,7 @@ use lb_datapath::{OBJECT, bpf::MappedArray};
 use super::{
     family::Family,
     harness::{self, take, xdp},
-    traffic::{self, Destination, NODE, TARGET_PORT, address_of},
+    traffic::{self, Destination, NODE, SERVICES, TARGET_PORT, address_of},
 };
 
 /// The measured program.
@@ -41,6 +42,8 @@ const PROGRAM: &str = "xdp_ingress";
 pub const ENDPOINTS: u32 = 100;
 /// Slots per flow table: a million flows, which are two million records, fill half of them.
 const SLOTS: u32 = 1 << 22;
+/// What agents set by default and packets may cost something for.
+const FLAGS: u32 = config_flag::REFUSE_UNKNOWN;
 /// Half-open flows that a service may have, as set by the agent.
 pub const HALF_OPEN: u32 = 1 << 14;
 /// The initial count of a service's half-open flows if its clients complete their handshakes: so
@@ -100,7 +103,7 @@ impl Datapath {
     pub fn classify(&self, does: bool) {
         let flags = self.config.u32_at(0, offset_of!(Config, flags));
         let flag = if does { config_flag::ADMISSION } else { 0 };
-        flags.store(flag, Ordering::SeqCst);
+        flags.store(FLAGS | flag, Ordering::SeqCst);
     }
 
     /// The measured program.
@@ -250,6 +253,7 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<MappedArray<Config>> {
         snat_count: SNAT_PORTS.len() as u32,
         tick_shift: 8,
         hz: 250,
+        flags: FLAGS,
         reject_rate: u32::MAX,
         flow_mask4: SLOTS - 1,
         flow_mask6: SLOTS - 1,
@@ -257,6 +261,15 @@ fn program_node(ebpf: &mut Ebpf, ifindex: u32) -> Result<MappedArray<Config>> {
     };
     let element = MappedArray::new(&array(ebpf, "CONFIG")?)?;
     element.write(0, &config);
+    let ranges = MappedArray::new(&array(ebpf, "SERVICE_RANGES")?)?;
+    for (index, (network, prefix)) in (0..).step_by(SERVICE_RANGES as usize).zip(SERVICES) {
+        let range = ServiceRange {
+            network: network.into(),
+            prefix,
+            flags: service_range_flag::USED,
+        };
+        ranges.write(index, &range);
+    }
     let limits = Limits {
         half_open_mask: HALF_OPEN - 1,
         ..Limits::default()

@@ -16,6 +16,8 @@ pub const NODE: [IpAddr; 2] = [v4(10, 210, 0, 1), v6(0x2_0000_0001)];
 /// Networks of the clients and of the endpoints: first address and prefix length.
 pub const CLIENTS: [(IpAddr, u8); 2] = [(v4(11, 0, 0, 0), 8), (v6(1 << 32), 96)];
 pub const ENDPOINTS: [(IpAddr, u8); 2] = [(v4(10, 220, 0, 0), 16), (v6(3 << 32), 96)];
+/// The range of services' addresses, which has no stranger's: first address and prefix length.
+pub const SERVICES: [(IpAddr, u32); 2] = [(v4(10, 200, 0, 0), 21), (v6(4 << 32), 96)];
 /// The address that all services share.
 const FRONTEND: [IpAddr; 2] = [v4(10, 200, 1, 1), v6(4 << 32)];
 /// An address that no service has.
