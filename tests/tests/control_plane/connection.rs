@@ -21,8 +21,8 @@ const BOUND: Duration = Duration::from_secs(60);
 fn a_connection_whose_peer_vanishes_is_given_up_and_http2_needs_only_one() {
     let mut cluster = cluster();
     serve(&mut cluster, WEB, 1, json!({}));
-    // The front speaks HTTP/1.1.
-    vanish(&mut cluster, "http1", 3);
+    // The front speaks HTTP/1.1: a connection for each kind that is watched.
+    vanish(&mut cluster, "http1", 4);
     let address = cluster.control_plane.address();
     cluster.control_plane.agent_kubeconfig(address).unwrap();
     cluster.ground.kill_agents().unwrap();

@@ -23,9 +23,9 @@ use super::dial::{Dialer, PATIENCE, QUIET};
 
 /// How far an HTTP/2 server may be ahead with one answer.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// And with all of them. Each of the three watches and the writer of Events may have its own window
-/// full and unread: none takes the others' part.
-const CONNECTION_WINDOW: u32 = 4 * STREAM_WINDOW;
+/// And with all of them. Each of the watches, of which there are seven at most, and the writer of Events
+/// may have its own window full and unread: none takes the others' part.
+const CONNECTION_WINDOW: u32 = 8 * STREAM_WINDOW;
 
 /// A client that reaches the API server as `config` says, over connections of `dialer`.
 ///
