@@ -221,10 +221,11 @@ fn namespaces_have_their_turns_whatever_pods_they_have() -> Result<()> {
             level.in_use as usize <= OF_LEVEL && level.waiting as usize > OF_LEVEL / 2,
             format!("{family:?}: {level:?}"),
         );
+        // Whoever wants more than its part may have to wait for longer than it may, a second.
         findings.note(
             [&a, &b, &c]
                 .iter()
-                .all(|load| load.failed == 0 && load.repeated_syns.is_empty()),
+                .all(|load| load.failed * 100 <= load.ok && load.repeated_syns.is_empty()),
             format!("{family:?}: {a}; {b}; {c}"),
         );
         // By address, `shop` would have had two thirds.
