@@ -366,10 +366,7 @@ impl InUse {
             frontends4: count::<FrontendKey<Ip4>, Frontend>(pins, "FRONTENDS4")?,
             frontends6: count::<FrontendKey<Ip6>, Frontend>(pins, "FRONTENDS6")?,
             source_ranges: count::<SourceKey, u8>(pins, "SOURCE_RANGES")?,
-            cluster_ips: match pinned_entries(pins, "CLUSTER_IPS")? {
-                Some(_) => count::<Ip6, ClusterIp>(pins, "CLUSTER_IPS")?,
-                None => 0,
-            },
+            cluster_ips: count::<Ip6, ClusterIp>(pins, "CLUSTER_IPS")?,
             ..Self::default()
         };
         let published = services.iter(1..services.len());
@@ -431,8 +428,12 @@ fn entries<K: Pod, V: Pod>(pins: &Pins, pin: &str) -> anyhow::Result<Vec<(K, V)>
     map.entries().with_context(|| format!("cannot read {pin}"))
 }
 
+/// How many entries a map of keys has; none if an earlier version has not had it.
 fn count<K: Pod, V: Pod>(pins: &Pins, pin: &str) -> anyhow::Result<u32> {
-    Ok(entries::<K, V>(pins, pin)?.len() as u32)
+    match pinned_entries(pins, pin)? {
+        Some(_) => Ok(entries::<K, V>(pins, pin)?.len() as u32),
+        None => Ok(0),
+    }
 }
 
 #[cfg(test)]

@@ -177,27 +177,27 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
     let source = source
         .following_admission(admission.clone())
         .following_service_cidrs(service_cidrs.clone());
+    // What a cluster need not have, what says that it has all come, and what it is called.
+    let admission = admission.map(|health| {
+        let kinds = "PriorityLevels and FlowSchemas";
+        (health, Event::AdmissionSynced, kinds)
+    });
+    let service_cidrs =
+        service_cidrs.map(|health| (health, Event::ServiceCidrsSynced, "ServiceCIDRs"));
+    let mut missing: Vec<_> = admission.into_iter().chain(service_cidrs).collect();
     let health = source.health();
     let (sender, mut batches) = mpsc::channel::<Batch>(1);
     let start = Instant::now();
     let collect = async {
         let mut events = Vec::new();
-        let (mut misses_some, mut misses_admission) = (true, admission.is_some());
-        let mut misses_cidrs = service_cidrs.is_some();
-        while misses_some || misses_admission || misses_cidrs {
+        let mut misses_some = true;
+        while misses_some || !missing.is_empty() {
             let batch = match timeout(LOOK, batches.recv()).await {
                 Ok(Some(batch)) => batch,
                 Ok(None) => break,
                 Err(_) => {
-                    let health = admission.as_ref().filter(|_| !misses_some);
-                    misses_admission &= health.is_none_or(|health| {
-                        may_come(health, start, "PriorityLevels and FlowSchemas")
-                    });
-                    let health = service_cidrs
-                        .as_ref()
-                        .filter(|_| misses_cidrs && !misses_some);
-                    misses_cidrs &=
-                        health.is_none_or(|health| may_come(health, start, "ServiceCIDRs"));
+                    missing
+                        .retain(|(health, _, what)| misses_some || may_come(health, start, what));
                     continue;
                 }
             };
@@ -208,8 +208,7 @@ async fn listed(config: &Config) -> anyhow::Result<Vec<Event>> {
                         problems.iter().for_each(|problem| warn(problem));
                     }
                     event => {
-                        misses_admission &= event != Event::AdmissionSynced;
-                        misses_cidrs &= event != Event::ServiceCidrsSynced;
+                        missing.retain(|(_, complete, _)| *complete != event);
                         events.push(event);
                     }
                 }
