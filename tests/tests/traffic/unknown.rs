@@ -1,7 +1,7 @@
 //! Ports that a ClusterIP does not have are refused at once, and addresses in a ServiceCIDR that no
 //! Service has are silent, to pods, to the node's own processes and to clients outside.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use anyhow::Result;
 use lb_common::{abi::ClusterIp, addr::Ip6, verdict::Reason};
@@ -14,8 +14,12 @@ use serde_json::json;
 
 use crate::ground::{Ground, LINES, PORT, Vips, harsh};
 
+/// The Service that each lab has.
+const OWN: Vips = Vips(1);
 /// No Service has it, but the test may give it to one.
 const OTHER_PORT: u16 = PORT + 2;
+/// A refusal comes by then.
+const SOON: Duration = Duration::from_secs(5);
 
 #[test]
 fn other_ports_of_a_cluster_ip_are_refused_with_xdp() -> Result<()> {
@@ -38,34 +42,47 @@ fn other_ports_of_a_cluster_ip_are_refused_among_other_rules() -> Result<()> {
     refused_everywhere(harsh(PodNetwork::Bridge), &["--xdp-mode=native"])
 }
 
-fn refused_everywhere(topology: Topology, arguments: &[&str]) -> Result<()> {
+fn ground(topology: Topology, arguments: &[&str]) -> Result<Ground> {
     let ground = Ground::with(topology, arguments)?;
-    let lab = ground.lab();
-    let vips = Vips(1);
-    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
-    ground.publish(vips, |service| service, endpoint)?;
+    let endpoint = [Endpoint::ready(ground.lab().pod("pod-1-1"))];
+    ground.publish(OWN, |service| service, endpoint)?;
     ground.settle()?;
-    let process: &Host = lab.node(1).as_ref();
-    let clients = [lab.client(), lab.pod("pod-1-2").as_ref(), process];
-    for client in clients {
+    Ok(ground)
+}
+
+/// Pods, the node's own processes and clients outside.
+fn clients(ground: &Ground) -> [&Host; 3] {
+    let lab = ground.lab();
+    [
+        lab.client(),
+        lab.pod("pod-1-2").as_ref(),
+        lab.node(1).as_ref(),
+    ]
+}
+
+/// The server that answers.
+fn ask(client: &Host, request: Request) -> Result<String, FailureKind> {
+    let reply = request.send(client).map(|reply| reply.server);
+    reply.map_err(|failure| failure.kind)
+}
+
+fn refused_everywhere(topology: Topology, arguments: &[&str]) -> Result<()> {
+    let ground = ground(topology, arguments)?;
+    let lab = ground.lab();
+    for client in clients(&ground) {
         for family in Family::BOTH {
-            let other = vips.cluster(family, OTHER_PORT);
+            let other = OWN.cluster(family, OTHER_PORT);
             for protocol in [Protocol::Tcp, Protocol::Udp] {
-                let request =
-                    Request::new(protocol, other).deadline(patient(Duration::from_secs(5)));
-                let failure = request
-                    .send(client)
-                    .map(drop)
-                    .map_err(|failure| failure.kind);
+                let request = Request::new(protocol, other).deadline(patient(SOON));
                 assert_eq!(
-                    failure,
+                    ask(client, request),
                     Err(FailureKind::Refused),
                     "{client} {family:?} {protocol:?}"
                 );
             }
             // The Service itself is served.
-            if !arguments.contains(&"--socket-lb=off") || client.name() != process.name() {
-                let reply = Request::tcp(vips.cluster(family, PORT)).send(client)?;
+            if !arguments.contains(&"--socket-lb=off") || client.name() != lab.node(1).name() {
+                let reply = Request::tcp(OWN.cluster(family, PORT)).send(client)?;
                 assert_eq!(reply.server, "pod-1-1", "{client} {family:?}");
             }
             if topology.firewall && client.name() == lab.client().name() {
@@ -88,11 +105,8 @@ fn refused_everywhere(topology: Topology, arguments: &[&str]) -> Result<()> {
 #[test]
 fn addresses_of_no_service_are_silent_and_leave_nothing_behind() -> Result<()> {
     for mode in ["--xdp-mode=native", "--xdp-mode=off"] {
-        let ground = Ground::with(Topology::default(), &[mode])?;
+        let ground = ground(Topology::default(), &[mode])?;
         let lab = ground.lab();
-        let vips = Vips(1);
-        let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
-        ground.publish(vips, |service| service, endpoint)?;
         lab.manifests().apply(&json!({
             "apiVersion": "networking.k8s.io/v1",
             "kind": "ServiceCIDR",
@@ -100,16 +114,12 @@ fn addresses_of_no_service_are_silent_and_leave_nothing_behind() -> Result<()> {
             "spec": {"cidrs": ["10.96.0.0/16", "fd00:10:96::/112"]},
         }))?;
         ground.settle()?;
-        let process: &Host = lab.node(1).as_ref();
-        let clients = [lab.client(), lab.pod("pod-1-2").as_ref(), process];
-        for client in clients {
+        for client in clients(&ground) {
             for family in Family::BOTH {
                 let unused = Vips(77).cluster(family, PORT);
                 let before = ground.balanced().packets(1, Reason::NoSuchService)?;
-                let failure = Request::tcp(unused).in_vain().send(client);
-                let kind = failure.map(drop).map_err(|failure| failure.kind);
                 assert_eq!(
-                    kind,
+                    ask(client, Request::tcp(unused).in_vain()),
                     Err(FailureKind::Timeout),
                     "{client} {family:?} {mode}"
                 );
@@ -130,38 +140,28 @@ fn addresses_of_no_service_are_silent_and_leave_nothing_behind() -> Result<()> {
 
 #[test]
 fn services_gain_and_lose_ports_and_addresses_at_once() -> Result<()> {
-    let ground = Ground::new()?;
+    let ground = ground(Topology::default(), &["--xdp-mode=native"])?;
     let lab = ground.lab();
-    let vips = Vips(1);
-    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
-    ground.publish(vips, |service| service, endpoint)?;
-    ground.settle()?;
     let client = lab.pod("pod-1-2").as_ref();
-    let other = vips.cluster(Family::V4, OTHER_PORT);
-    let ask = |to: SocketAddr| {
-        let request = Request::tcp(to).deadline(patient(Duration::from_secs(5)));
-        request
-            .send(client)
-            .map(|reply| reply.server)
-            .map_err(|failure| failure.kind)
-    };
-    assert_eq!(ask(other), Err(FailureKind::Refused));
-    let more = vips.service(lab.manifests()).tcp("more", OTHER_PORT, LINES);
+    let other = OWN.cluster(Family::V4, OTHER_PORT);
+    let answer = || ask(client, Request::tcp(other).deadline(patient(SOON)));
+    assert_eq!(answer(), Err(FailureKind::Refused));
+    let more = OWN.service(lab.manifests()).tcp("more", OTHER_PORT, LINES);
     more.apply()?;
-    let slices = Ground::slices(lab, vips).tcp("more", LINES);
+    let slices = Ground::slices(lab, OWN).tcp("more", LINES);
     slices.with(Endpoint::ready(lab.pod("pod-1-1"))).apply()?;
     ground.settle()?;
-    assert_eq!(ask(other).as_deref(), Ok("pod-1-1"));
-    vips.service(lab.manifests()).apply()?;
+    assert_eq!(answer().as_deref(), Ok("pod-1-1"));
+    OWN.service(lab.manifests()).apply()?;
     ground.settle()?;
-    assert_eq!(ask(other), Err(FailureKind::Refused));
+    assert_eq!(answer(), Err(FailureKind::Refused));
 
     let map =
         BatchMap::<Ip6, ClusterIp>::from_pin(&ground.balanced().map_dir(1)?.join("CLUSTER_IPS"))?;
     let entries = || map.entries().map(|entries| entries.len());
     // Those of this Service in both families, and that of `settle`'s.
     assert_eq!(entries()?, 3);
-    lab.manifests().delete("Service", &vips.name())?;
+    lab.manifests().delete("Service", &OWN.name())?;
     ground.settle()?;
     eventually(|| match entries() {
         Ok(1) => Ok(()),
@@ -172,19 +172,10 @@ fn services_gain_and_lose_ports_and_addresses_at_once() -> Result<()> {
 
 #[test]
 fn unknown_ports_can_be_left_alone() -> Result<()> {
-    let ground = Ground::with(Topology::default(), &["--unknown-service-ports=ignore"])?;
-    let lab = ground.lab();
-    let vips = Vips(1);
-    let endpoint = [Endpoint::ready(lab.pod("pod-1-1"))];
-    ground.publish(vips, |service| service, endpoint)?;
-    ground.settle()?;
-    let process: &Host = lab.node(1).as_ref();
-    for client in [lab.client(), lab.pod("pod-1-2").as_ref(), process] {
-        let request = Request::tcp(vips.cluster(Family::V4, OTHER_PORT)).in_vain();
-        let failure = request
-            .send(client)
-            .map(drop)
-            .map_err(|failure| failure.kind);
+    let ground = ground(Topology::default(), &["--unknown-service-ports=ignore"])?;
+    for client in clients(&ground) {
+        let request = Request::tcp(OWN.cluster(Family::V4, OTHER_PORT)).in_vain();
+        let failure = ask(client, request);
         // Nobody in the lab has the address, as its router or its nodes may say.
         assert!(
             matches!(
