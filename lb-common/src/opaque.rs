@@ -83,6 +83,12 @@ pub fn mask_if_negative(value: i64) -> u32 {
     computed((value >> 63) as u64) as u32
 }
 
+/// All ones unless `value` is zero, likewise.
+#[inline(always)]
+pub fn mask_unless_zero(value: u32) -> u64 {
+    computed((-i64::from(value) >> 63) as u64)
+}
+
 /// `one` where `mask` has ones, `other` elsewhere.
 #[inline(always)]
 pub fn choose(mask: u32, one: u32, other: u32) -> u32 {

@@ -20,17 +20,12 @@ pub fn translate<A: Address, F: Frame>(
     whole: bool,
 ) -> Option<()> {
     let to = &flow.rewrite;
-    let from = Ends {
-        source: &flow.source,
-        destination: &flow.destination,
-        ports: (flow.source_port, flow.destination_port),
-    };
     let to = Ends {
         source: &to.source,
         destination: &to.destination,
         ports: (to.source_port, to.destination_port),
     };
-    replace(frame, network, from, to, whole)
+    replace(frame, network, Ends::of(flow), to, whole)
 }
 
 /// The half of [`translate`] that gives a packet its new destination.
@@ -41,11 +36,7 @@ pub fn translate_destination<A: Address, F: Frame>(
     flow: &Flow<A>,
     whole: bool,
 ) -> Option<()> {
-    let from = Ends {
-        source: &flow.source,
-        destination: &flow.destination,
-        ports: (flow.source_port, flow.destination_port),
-    };
+    let from = Ends::of(flow);
     let to = Ends {
         destination: &flow.rewrite.destination,
         ports: (flow.source_port, flow.rewrite.destination_port),
@@ -83,6 +74,18 @@ struct Ends<'a, A> {
     source: &'a A,
     destination: &'a A,
     ports: (u16, u16),
+}
+
+impl<'a, A> Ends<'a, A> {
+    /// Of the packets of a flow, as they arrive.
+    #[inline(always)]
+    fn of(flow: &'a Flow<A>) -> Self {
+        Self {
+            source: &flow.source,
+            destination: &flow.destination,
+            ports: (flow.source_port, flow.destination_port),
+        }
+    }
 }
 
 #[inline(always)]

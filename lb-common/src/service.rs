@@ -142,15 +142,12 @@ pub fn unknown<A: Address, S: Services<A>>(
     {
         return None;
     }
-    match services.unknown_index(tuple) {
-        UNKNOWN_PORT if !is_left_to_another(services, tuple, tcp_flags) => {
-            Some(Reason::UnknownPort)
-        }
-        NO_SUCH_SERVICE if !is_left_to_another(services, tuple, tcp_flags) => {
-            Some(Reason::NoSuchService)
-        }
-        _ => None,
-    }
+    let reason = match services.unknown_index(tuple) {
+        UNKNOWN_PORT => Reason::UnknownPort,
+        NO_SUCH_SERVICE => Reason::NoSuchService,
+        _ => return None,
+    };
+    (!is_left_to_another(services, tuple, tcp_flags)).then_some(reason)
 }
 
 const UNKNOWN_PORT: u64 = 1;

@@ -16,7 +16,7 @@ use super::{Flow, flow_flag, seats::SERVICE_BITS, table::mix};
 use crate::{
     addr::Address,
     atomic,
-    opaque::{choose, computed, mask_if_negative, rolled},
+    opaque::{choose, mask_if_negative, mask_unless_zero, rolled},
 };
 
 /// How many elements `PARTIES` has; a power of two. Parties hold seats, so there are never more than
@@ -164,11 +164,12 @@ impl<A> Flow<A> {
 #[inline(always)]
 pub fn party<A: Address>(by: u32, taker: Taker, source: &A, service: u32, secret: [u64; 2]) -> u64 {
     // Without branches: the verifier would look at what follows once for each way.
-    let whole = ones_if(by & party_by::WHOLE_INSIDE) & ones_if(taker.0 & Taker::INSIDE);
+    let whole =
+        mask_unless_zero(by & party_by::WHOLE_INSIDE) & mask_unless_zero(taker.0 & Taker::INSIDE);
     let (high_bits, low_bits) = telling_bits::<A>(by);
     let (high, low) = source.halves();
     let (high, low) = (high & (high_bits | whole), low & (low_bits | whole));
-    let service = service & ones_if(by & party_by::SERVICE) as u32;
+    let service = service & mask_unless_zero(by & party_by::SERVICE) as u32;
     let mut hash = mix(secret[1] ^ high, 0x9e37_79b9_7f4a_7c15);
     hash = mix(hash ^ low, 0xc2b2_ae3d_27d4_eb4f);
     let whose = u64::from(service) << 32 | u64::from(taker.schema());
@@ -207,12 +208,6 @@ fn telling_bits<A: Address>(by: u32) -> (u64, u64) {
     let high = first_bits(bits) << 32 | first_bits(beyond(bits, 32));
     let low = first_bits(beyond(bits, 64)) << 32 | first_bits(beyond(bits, 96));
     (high, low)
-}
-
-/// All ones if a bit is set, else none.
-#[inline(always)]
-fn ones_if(bit: u32) -> u64 {
-    computed((-i64::from(bit) >> 63) as u64)
 }
 
 /// The first bits of a word of an address, in memory order.

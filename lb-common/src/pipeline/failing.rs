@@ -12,7 +12,7 @@ use crate::{
     addr::Address,
     atomic,
     flow::{Flow, Record, stage::idle},
-    opaque::{choose, mask_if_negative, rolled},
+    opaque::{choose, mask_unless_zero, rolled},
     select::{Policy, Range},
     tables::Tables,
 };
@@ -63,7 +63,7 @@ pub(super) fn elsewhere<A: Address, T: Tables<A>>(
             return other;
         }
         // Without a branch: the verifier would look at all combinations.
-        let differ = |one: u32, other: u32| mask_if_negative(-i64::from(one ^ other));
+        let differ = |one: u32, other: u32| mask_unless_zero(one ^ other) as u32;
         found = choose(differ(left, 0) & differ(endpoint.id, left), other, found);
     }
     found
