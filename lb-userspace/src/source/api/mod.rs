@@ -17,7 +17,8 @@
 //!   already known are not passed on.
 //! - A watch that breaks is continued where it was. Only if its history is gone (410) is there a
 //!   new list, and nodes spread these over some seconds.
-//! - Until all three resources have been listed once, there is no [`super::Event::Synced`].
+//! - Until Services, EndpointSlices and the Node have been listed once, there is no
+//!   [`super::Event::Synced`].
 //! - The objects of connection admission are followed if they are asked for, but nobody waits for
 //!   them: a cluster need not have their kinds.
 //! - ServiceCIDRs likewise: an old cluster does not have them.
