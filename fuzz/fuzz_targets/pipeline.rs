@@ -160,6 +160,7 @@ fn service() -> Service {
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
+        max_connections_per_endpoint: 0,
         long_running: false,
     }
 }

@@ -48,6 +48,7 @@ layout! {
     Endpoint = 24,
     EndpointState = 16,
     EndpointMemory = 16,
+    EndpointLoad = 8,
     ServiceStats = 32,
     Shortages = 16,
     ServiceFlows = 8,
@@ -208,7 +209,8 @@ pub struct Plan {
     pub maglev_rows: u32,
     /// Index in `SEATS` of its Service's limit; 0 means none.
     pub seats: u32,
-    pub pad: u32,
+    /// The most connections that each endpoint may have; 0 means no limit.
+    pub most: u32,
 }
 
 /// Bits of [`Plan::flags`].
@@ -223,6 +225,8 @@ pub mod plan_flag {
     pub const LONG_RUNNING: u32 = 1 << 3;
     /// Its connections are let in when limits are reached: the cluster depends on them.
     pub const EXEMPT: u32 = 1 << 4;
+    /// Of two endpoints drawn at random, the one with fewer connections open is picked.
+    pub const LEAST_CONNECTIONS: u32 = 1 << 5;
 }
 
 /// Element of `ENDPOINTS`: one endpoint slot.
@@ -271,6 +275,16 @@ pub struct EndpointMemory {
     pub failures: u32,
     /// Tick of the latest of them, or of the latest connection that was sent to try it.
     pub failed_at: u32,
+}
+
+/// Element of `ENDPOINT_LOADS`, indexed by endpoint id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointLoad {
+    /// Connections that are open, where they are counted: see [`crate::flow::load`]. CPUs add and
+    /// subtract out of order, so it may be below zero for a moment.
+    pub open: i32,
+    pub pad: u32,
 }
 
 /// Element of `SERVICE_STATS`, indexed by service id.

@@ -19,6 +19,7 @@ use crate::{
     },
     frame::Frame,
     parse::Tuple,
+    select::Range,
     verdict::Reason,
     work::Work,
 };
@@ -40,6 +41,9 @@ pub trait Services<A: Address> {
     fn plan(&self, service: u32) -> Option<&Plan>;
     /// The endpoint at an index.
     fn endpoint(&self, index: u32) -> Option<&Endpoint>;
+    /// [`less_loaded`](crate::select::less_loaded), which in the kernel is a function that the
+    /// verifier looks at by itself, and only once.
+    fn less_loaded(&self, set: Range, number: u32) -> u32;
     /// Position of an endpoint in its service's range, at a row of a Maglev lookup table.
     fn maglev(&self, row: u32) -> Option<u16>;
     /// Whether a set of source ranges has the address.
@@ -142,6 +146,8 @@ pub trait Tables<A: Address>: Services<A> + Slots<A> + Hops {
     fn take_seats(&self, asked: Asked, schema: u32) -> u32;
     /// [`in_the_way`](crate::pipeline::in_the_way), likewise.
     fn in_the_way(&self, asked: Asked) -> Option<Full>;
+    /// [`with_room`](crate::pipeline::with_room), likewise.
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32;
     /// [`is_avoided`](crate::pipeline::is_avoided), likewise.
     fn is_avoided(&self, endpoint: u32, limit: u32) -> bool;
     /// What is remembered of an endpoint, by its id; its numbers are only accessed atomically.

@@ -122,6 +122,8 @@ reasons! {
     UnknownPort = "unknown-port",
     /// To an address in a ServiceCIDR that no Service has: dropped where it leaves the node.
     NoSuchService = "no-such-service",
+    /// Each endpoint has as many connections as the Service lets it have: the client is refused.
+    EndpointLimit = "endpoint-limit",
 }
 
 impl Reason {
@@ -132,6 +134,7 @@ impl Reason {
             self,
             Self::ConcurrencyLimit
                 | Self::FlowLimit
+                | Self::EndpointLimit
                 | Self::Parked
                 | Self::QueueFull
                 | Self::TimeOut

@@ -169,6 +169,8 @@ pub struct Opening {
     pub(crate) endpoint: u32,
     /// Service id.
     pub(crate) service: u32,
+    /// The most connections that the endpoint may have; 0 means no limit.
+    pub(crate) most: u32,
     /// [`flow_flag`](crate::flow::flow_flag)s of both directions.
     pub(crate) flags: u32,
     /// The seats that it asks for.

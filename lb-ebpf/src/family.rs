@@ -46,6 +46,8 @@ pub trait FamilyMaps: Address {
     fn join_party(forward: u32, ports: u32, most: u32) -> u64;
     /// [`lb_common::flow::seats::leave_party`], likewise.
     fn leave_party(forward: u32, ports: u32) -> u64;
+    /// [`lb_common::flow::seats::leave_endpoint`], likewise.
+    fn leave_endpoint(forward: u32, ports: u32);
     /// [`lb_common::flow::seats::leave_ended`], likewise.
     fn leave_ended(index: u32);
     /// [`lb_common::flow::table::approach`], likewise.

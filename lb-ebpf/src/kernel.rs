@@ -10,8 +10,9 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
-        Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages, SourceRangeKey, TunnelSource,
+        EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
+        FrontendKey, Limits, Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages,
+        SourceRangeKey, TunnelSource,
     },
     addr::{Address, Family, Ip6},
     flow::{
@@ -24,6 +25,7 @@ use lb_common::{
     },
     frame::Frame,
     parse::{Segment, Tuple},
+    select::Range,
     tables::{NextHop, Services, Tables},
     verdict::{Hook, Reason},
     work::Work,
@@ -32,11 +34,11 @@ use lb_common::{
 use crate::{
     family::FamilyMaps,
     maps::{
-        AFFINITY, CLUSTER_IPS, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_MEMORY,
-        ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVEL_QUEUES, LEVELS, LIMITS,
-        LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES, REJECT_BUDGET, SEATS,
-        SERVICE_FLOWS, SERVICE_RANGES, SERVICE_SHORTAGES, SERVICE_STATS, SERVICES, SOURCE_CLASSES,
-        SOURCE_RANGES, TUNNEL_SOURCES, WAITERS, WAYS_BACK,
+        AFFINITY, CLUSTER_IPS, CONFIG, DECISIONS, DESTINATION_CLASSES, DEVICES, ENDPOINT_LOADS,
+        ENDPOINT_MEMORY, ENDPOINT_STATES, ENDPOINTS, FLOW_SCHEMAS, FRAGMENTS, HOPS, LEVEL_QUEUES,
+        LEVELS, LIMITS, LOCAL_ADDRESSES, MAGLEV, PACKETS, PARTIES, PLANS, QUEUES, REJECT_BUDGET,
+        SEATS, SERVICE_FLOWS, SERVICE_RANGES, SERVICE_SHORTAGES, SERVICE_STATS, SERVICES,
+        SOURCE_CLASSES, SOURCE_RANGES, TUNNEL_SOURCES, WAITERS, WAYS_BACK,
     },
     steps,
 };
@@ -113,6 +115,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     #[inline(always)]
     fn endpoint(&self, index: u32) -> Option<&Endpoint> {
         ENDPOINTS.get(index)
+    }
+
+    #[inline(always)]
+    fn less_loaded(&self, set: Range, number: u32) -> u32 {
+        steps::less_loaded(set.first, set.count, number)
     }
 
     #[inline(always)]
@@ -258,6 +265,11 @@ unsafe impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Slots<
     }
 
     #[inline(always)]
+    fn endpoint_load(&self, endpoint: u32) -> Option<NonNull<EndpointLoad>> {
+        ENDPOINT_LOADS.get_ptr_mut(endpoint).and_then(NonNull::new)
+    }
+
+    #[inline(always)]
     fn level_queues(&self, level: u32) -> Option<NonNull<LevelQueues>> {
         LEVEL_QUEUES.get_ptr_mut(level).and_then(NonNull::new)
     }
@@ -320,6 +332,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     #[inline(always)]
     fn leave_party(&self, forward: u32, ports: u32) -> u64 {
         A::leave_party(forward, ports)
+    }
+
+    #[inline(always)]
+    fn leave_endpoint(&self, forward: u32, ports: u32) {
+        A::leave_endpoint(forward, ports);
     }
 
     #[inline(always)]
@@ -386,6 +403,11 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     #[inline(always)]
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         Full::from_number(steps::in_the_way(asked.number()))
+    }
+
+    #[inline(always)]
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
+        steps::with_room(set.first, set.count, index, most)
     }
 
     #[inline(always)]

@@ -9,10 +9,10 @@ use aya_ebpf::{
 use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Limits,
-        LocalAddress, MaglevRows, Plan, RejectBudget, SERVICE_RANGES as RANGES, Service,
-        ServiceFlows, ServiceRange, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey,
-        TunnelSource,
+        EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
+        FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget,
+        SERVICE_RANGES as RANGES, Service, ServiceFlows, ServiceRange, ServiceStats, Shortages,
+        Socket, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -71,6 +71,10 @@ pub static ENDPOINT_STATES: Array<EndpointState, { entries::ENDPOINT_IDS }, MMAP
 /// Endpoint id → what is remembered of it for new flows.
 #[btf_map]
 pub static ENDPOINT_MEMORY: Array<EndpointMemory, { entries::ENDPOINT_IDS }, MMAP> = Array::new();
+
+/// Endpoint id → the connections that it has open.
+#[btf_map]
+pub static ENDPOINT_LOADS: Array<EndpointLoad, { entries::ENDPOINT_IDS }, MMAP> = Array::new();
 
 /// Service id → counters.
 #[btf_map]

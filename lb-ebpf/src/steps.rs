@@ -12,6 +12,7 @@ use lb_common::{
     },
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
+    select::{self, Range},
     service,
     trace::Trail,
     verdict::Hook,
@@ -163,6 +164,20 @@ pub extern "C" fn leave_party6(forward: u32, ports: u32) -> u64 {
     leave_party::<Ip6>(forward, ports)
 }
 
+/// [`FamilyMaps::leave_endpoint`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn leave_endpoint4(forward: u32, ports: u32) -> u64 {
+    leave_endpoint::<Ip4>(forward, ports)
+}
+
+/// [`FamilyMaps::leave_endpoint`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn leave_endpoint6(forward: u32, ports: u32) -> u64 {
+    leave_endpoint::<Ip6>(forward, ports)
+}
+
 /// [`FamilyMaps::approach`] for IPv4.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -220,6 +235,26 @@ pub extern "C" fn is_avoided(endpoint: u32, limit: u32) -> u64 {
     let kernel = Kernel::<_, true, false>::new((), 0);
     kernel.map_or(0, |kernel| {
         pipeline::is_avoided::<Ip4, _>(&kernel, endpoint, limit).into()
+    })
+}
+
+/// [`lb_common::select::less_loaded`] of the set that begins at `first`. The same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn less_loaded(first: u32, count: u32, number: u32) -> u32 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(first, |kernel| {
+        select::less_loaded::<Ip4, _>(&kernel, Range { first, count }, number)
+    })
+}
+
+/// [`lb_common::pipeline::with_room`] of the set that begins at `first`. The same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn with_room(first: u32, count: u32, index: u32, most: u32) -> u32 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(index, |kernel| {
+        pipeline::with_room::<Ip4, _>(&kernel, Range { first, count }, index, most)
     })
 }
 
@@ -351,6 +386,15 @@ fn leave_party<A: FamilyMaps>(forward: u32, ports: u32) -> u64 {
     kernel.map_or(0, |kernel| {
         seats::leave_party::<A, _>(&kernel, forward, ports)
     })
+}
+
+/// Always 0.
+#[inline(always)]
+fn leave_endpoint<A: FamilyMaps>(forward: u32, ports: u32) -> u64 {
+    if let Some(kernel) = Kernel::<_, true, false>::new((), 0) {
+        seats::leave_endpoint::<A, _>(&kernel, forward, ports);
+    }
+    0
 }
 
 /// Always 0.
@@ -550,6 +594,11 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
+    fn leave_endpoint(forward: u32, ports: u32) {
+        leave_endpoint4(forward, ports);
+    }
+
+    #[inline(always)]
     fn leave_ended(index: u32) {
         leave_ended4(index);
     }
@@ -670,6 +719,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn approach(hash: u64, other: u64) {
         approach6(hash, other);
+    }
+
+    #[inline(always)]
+    fn leave_endpoint(forward: u32, ports: u32) {
+        leave_endpoint6(forward, ports);
     }
 
     #[inline(always)]

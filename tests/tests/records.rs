@@ -296,6 +296,7 @@ fn service(rng: &mut Rng, number: usize) -> (Service, Vec<EndpointSlice>) {
         },
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: rng.u32(..3) * 10,
+        max_connections_per_endpoint: 0,
         long_running: rng.u8(..4) == 0,
     };
     let slices = [rng.usize(..=12), rng.usize(..=3)]

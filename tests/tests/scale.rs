@@ -159,6 +159,7 @@ fn service(n: u32, endpoints: u32) -> (Service, EndpointSlice) {
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
+        max_connections_per_endpoint: 0,
         long_running: false,
     };
     let endpoint = |i| Endpoint {

@@ -56,6 +56,13 @@ pub mod limit_flag {
     pub const AUDIT: u32 = 1 << 1;
     /// Connections that find no seat wait for one, in the [queues](super::queue) of the level.
     pub const QUEUES: u32 = 1 << 2;
+    /// From here on: how many slow handshakes it bears, for the agent; 0 means a part of the limit.
+    pub const PATIENCE_SHIFT: u32 = 8;
+}
+
+/// How many slow handshakes a limit bears before it [is pressed](is_pressed).
+pub fn patience(limit: u32) -> u32 {
+    limit / 4
 }
 
 /// [`Seats::word`] after one seat was taken, less what it was before.

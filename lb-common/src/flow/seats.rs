@@ -12,9 +12,12 @@
 //! A TCP connection takes its seats with its SYN, because its endpoint pays from then on. While a limit
 //! [is pressed](super::limit::is_pressed), it takes them at the end of its handshake.
 
+use core::ptr::NonNull;
+
 use super::{
     Flow, Record, Stage, flow_flag,
     limit::{FIRST_LEVEL, LEVEL_NUMBERS, LEVELS, LIMITS, NODE, give, take_anyway},
+    load,
     party::{self, PartyRule, Taker, party},
     queue,
     record::{self, in_order, kill_if, read_tag, set},
@@ -22,6 +25,7 @@ use super::{
     tag,
 };
 use crate::{
+    abi::EndpointLoad,
     addr::Address,
     opaque::{choose, mask_if_negative, rolled},
     parse::TCP,
@@ -108,6 +112,12 @@ impl Place {
     #[inline(always)]
     fn shared_number(self) -> u32 {
         self.0 >> Self::SHARED
+    }
+
+    /// Whether flows with these seats are counted at their endpoints: see [`super::load`].
+    #[inline(always)]
+    pub fn counts_at_endpoint(self) -> bool {
+        self.service() != 0
     }
 
     /// Whether it counts against the node's limit.
@@ -368,8 +378,8 @@ pub fn give_back<A: Address, S: Slots<A>>(slots: &S, place: Place) {
 }
 
 /// Ends the endpoint's direction of a flow at tick `now`, and gives back its seats if it holds
-/// them. Returns whether this call ended it. Its party is left to [`leave_ended`], for which more of
-/// the stack may be needed than is left here.
+/// them. Returns whether this call ended it. Its party and its endpoint are left to [`leave_ended`],
+/// for which more of the stack may be needed than is left here.
 #[inline(never)]
 pub fn kill<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, now: u32) -> bool {
     for _ in rolled(ATTEMPTS) {
@@ -385,8 +395,8 @@ pub fn kill<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, now: u32) -> b
     false
 }
 
-/// Counts the party of a flow less that the caller has ended, by the index of either direction, if the
-/// flow had its seats.
+/// Counts the party of a flow less, and its endpoint's connections, if the flow had its seats. The
+/// caller has ended it; this is the index of either direction.
 #[inline(always)]
 pub fn leave_ended<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     let Some(record) = slots.slot(index) else {
@@ -401,11 +411,11 @@ pub fn leave_ended<A: Address, S: Slots<A>>(slots: &S, index: u32) {
     if let Some(reply) = reply
         && tag::died_seated(read_tag(reply))
     {
-        leave_party_of(slots, reply, Place::of(reply));
+        depart(slots, reply, Place::of(reply));
     }
 }
 
-/// [`kill`] for a half-open flow that gives way at this moment, likewise without its party.
+/// [`kill`] for a half-open flow that gives way at this moment, likewise without its party and endpoint.
 #[inline(never)]
 pub fn evict<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, moment: u64) {
     for _ in rolled(ATTEMPTS) {
@@ -428,20 +438,24 @@ fn left<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, seen: u32) {
     }
 }
 
-/// Gives back the seats of a flow, whose endpoint's direction is `reply`, and counts its party less.
+/// Gives back the seats of a flow, whose endpoint's direction is `reply`, and counts its party less, and
+/// its endpoint's connections.
 #[inline(always)]
 fn leave<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
     let place = Place::of(reply);
     give_back(slots, place);
-    leave_party_of(slots, reply, place);
+    depart(slots, reply, place);
 }
 
-/// Counts the party of a flow less that had the seats of this place.
+/// Counts the party of a flow that had the seats of this place less, and its endpoint's connections.
 #[inline(always)]
-fn leave_party_of<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, place: Place) {
+fn depart<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>, place: Place) {
+    let (forward, ports) = client_of(reply);
     if place.level() != 0 {
-        let (forward, ports) = client_of(reply);
         part(slots, place.level(), forward, ports);
+    }
+    if place.counts_at_endpoint() {
+        slots.leave_endpoint(forward, ports);
     }
 }
 
@@ -534,6 +548,19 @@ pub fn leave_party<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32)
     match queue::are_used(slots, taker.schema()) {
         true => party | card_of(taker),
         false => 0,
+    }
+}
+
+/// Counts the connections of a flow's endpoint less. See [`party_at`] for `forward` and `ports`.
+#[inline(always)]
+pub fn leave_endpoint<A: Address, S: Slots<A>>(slots: &S, forward: u32, ports: u32) {
+    let Some(forward) = slots.slot(forward) else {
+        return;
+    };
+    // SAFETY: records stay valid, also after their end.
+    let there = unsafe { forward.as_ref() };
+    if ports_there(there) == ports {
+        load::leave(slots.endpoint_load(there.detail));
     }
 }
 
@@ -632,7 +659,7 @@ pub fn follow<A: Address, S: Slots<A>>(
         && (there | back) & flow_flag::GONE == 0
     {
         match from_endpoint {
-            true => take_again(slots, reply),
+            true => take_again(slots, forward, reply),
             // The endpoint's next packet shows that it goes on.
             false => set(reply, flow_flag::WATCH),
         }
@@ -668,9 +695,19 @@ pub fn is_provisional(forward: u32, reply: u32) -> bool {
     reply & RST == 0 && forward & reply & FIN_ACKED == 0 && forward & GONE == 0
 }
 
+/// The connections of a flow's endpoint, by the flow's client's direction.
+#[inline(always)]
+pub fn load_of<A: Address, S: Slots<A>>(
+    slots: &S,
+    forward: Record<A>,
+) -> Option<NonNull<EndpointLoad>> {
+    // SAFETY: records stay valid, and what is read does not change while they are in use.
+    slots.endpoint_load(unsafe { forward.as_ref() }.detail)
+}
+
 /// Takes the seats of a flow's place again, whatever the limits are.
 #[inline(always)]
-fn take_again<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
+fn take_again<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Record<A>) {
     let seen = read_tag(reply);
     let place = Place::of(reply);
     if tag::state(seen) != tag::LIVE || place.is_none() {
@@ -687,11 +724,15 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, reply: Record<A>) {
         take_anyway(seats);
     }
     if !record::advance(reply, seen, tag::SEATED) {
-        give_back(slots, place);
-    } else if place.level() != 0 {
+        return give_back(slots, place);
+    }
+    if place.level() != 0 {
         let (forward, ports) = client_of(reply);
         let joined = slots.join_party(forward, ports, party::ANY);
         charged(slots, place.level(), ports, joined);
+    }
+    if place.counts_at_endpoint() {
+        load::enter(load_of(slots, forward), 0);
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     queue::{LevelQueues, Queue},
 };
 use crate::{
-    abi::FlowSchema,
+    abi::{EndpointLoad, FlowSchema},
     addr::Address,
     parse::{Segment, Tuple},
 };
@@ -57,6 +57,10 @@ pub unsafe trait Slots<A: Address>: Steps<A> {
     fn queue(&self, _index: u32) -> Option<NonNull<Queue>> {
         None
     }
+    /// The connections of an endpoint, by its id.
+    fn endpoint_load(&self, _endpoint: u32) -> Option<NonNull<EndpointLoad>> {
+        None
+    }
     /// Number of records of the other table less one, while the table's size changes (see
     /// [`super::resize`]); 0 if there is none.
     fn other_mask(&self) -> u32 {
@@ -83,6 +87,8 @@ pub trait Steps<A: Address> {
     fn join_party(&self, forward: u32, ports: u32, most: u32) -> u64;
     /// [`leave_party`](super::seats::leave_party).
     fn leave_party(&self, forward: u32, ports: u32) -> u64;
+    /// [`leave_endpoint`](super::seats::leave_endpoint).
+    fn leave_endpoint(&self, forward: u32, ports: u32);
     /// [`approach`](super::table::approach).
     fn approach(&self, hash: u64, other: u64);
     /// [`leave_ended`](super::seats::leave_ended).

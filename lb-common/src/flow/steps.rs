@@ -38,6 +38,10 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
         seats::leave_party(self, forward, ports)
     }
 
+    fn leave_endpoint(&self, forward: u32, ports: u32) {
+        seats::leave_endpoint(self, forward, ports);
+    }
+
     fn approach(&self, hash: u64, other: u64) {
         table::approach(self, [hash, other]);
     }

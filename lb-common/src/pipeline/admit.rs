@@ -13,6 +13,7 @@ use crate::{
         limit::{
             Seats, has_queues, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take,
         },
+        load,
         party::{self, ANY, FULL, HANDSHAKE, JOINED},
         queue::{self, Line},
         record::{self, read_tag},
@@ -234,17 +235,31 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     }
     let asked = asked.of_kept(taken & KEPT != 0);
     let taken = Place::from_u32(taken);
+    let load = match taken.counts_at_endpoint() {
+        true => seats::load_of(tables, forward),
+        false => None,
+    };
+    let most = match asked.is_exempt() || asked.is_recovered() {
+        true => 0,
+        false => plan.map_or(0, |plan| plan.most),
+    };
+    if !load::enter(load, most) {
+        seats::give_back(tables, taken);
+        return false;
+    }
     let (index, ports) = seats::client_of(reply);
     let is_member = taken.level() != 0;
     if is_member {
         let joined = join(tables, asked, there.taker().schema(), index, ports);
         if seats::charged(tables, taken.level(), ports, joined) == FULL {
             seats::give_back(tables, taken);
+            load::leave(load);
             return false;
         }
     }
     if taken != place || !record::advance(reply, seen, tag::SEATED) {
         seats::give_back(tables, taken);
+        load::leave(load);
         if is_member {
             seats::part(tables, taken.level(), index, ports);
         }

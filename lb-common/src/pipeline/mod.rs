@@ -19,6 +19,7 @@ mod open;
 mod park;
 mod record;
 mod resize;
+mod room;
 mod send;
 mod track;
 mod turn;
@@ -33,6 +34,7 @@ pub use self::{
     open::open_index,
     record::finish_index,
     resize::{Copied, copy_slot},
+    room::with_room,
     turn::{let_in, turn_away},
 };
 

@@ -128,7 +128,11 @@ pub fn open_index<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>, ifin
             if index != NONE {
                 return index;
             }
-            (route.plan.service, Refusal::Drop, work.reason)
+            let refusal = match work.reason.is_limit() {
+                true => work.refusal,
+                false => Refusal::Drop,
+            };
+            (route.plan.service, refusal, work.reason)
         }
         Decision::Reject(service, reason) => (service, Refusal::Reject, reason),
         Decision::Drop(service, reason) => (service, Refusal::Drop, reason),

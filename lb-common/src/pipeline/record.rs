@@ -4,6 +4,7 @@ use super::{
     admit::{self, JOINED_OVER, LATER, OVER, REFUSED, WAITS},
     failing::{elsewhere, turns_away},
     half_open::{enter, give_port, is_pressed},
+    room::find_room,
 };
 use crate::{
     abi::{Config, Endpoint, config_flag, endpoint_flag},
@@ -12,7 +13,7 @@ use crate::{
     flow::{
         Flow, Record, Rewrite,
         claim::{self, Claim, Refused},
-        flow_flag, party,
+        flow_flag, load, party,
         record::read_tag,
         resize,
         seats::{Place, charged, client_of, give_back},
@@ -76,6 +77,10 @@ fn try_begin<A: Address, T: Tables<A>>(
             select::remember(tables, plan, route.policy, &work.tuple, endpoint);
         }
     }
+    work.opening.most = 0;
+    if plan.most != 0 {
+        index = find_room(tables, work, route, index)?;
+    }
     let endpoint = tables.endpoint(index)?;
     let source_nat = route.source_nat(&work.tuple, endpoint);
     answers(work, config, endpoint, source_nat);
@@ -98,6 +103,7 @@ fn try_begin<A: Address, T: Tables<A>>(
         forward: 0,
         endpoint: endpoint.id,
         service: plan.service,
+        most: work.opening.most,
         flags,
         asked: admit::asks(config, plan, work.level, work.start(opens)),
     };
@@ -159,6 +165,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
         forward: index,
         endpoint,
         service,
+        most,
         flags,
         asked,
     } = work.opening;
@@ -216,6 +223,15 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
             (*back.as_ptr()).service = place.beside(service);
             (*back.as_ptr()).flags |= place.in_flags();
         }
+        if is_seated
+            && place.counts_at_endpoint()
+            && !load::enter(tables.endpoint_load(endpoint), most)
+        {
+            give_back(tables, place);
+            reply.release();
+            forward.release();
+            return refuse(tables, work, Reason::EndpointLimit);
+        }
         if is_seated && work.most != 0 && place.level() != 0 {
             let (index, ports) = client_of(back);
             let joined = admit::join(tables, asked, work.schema, index, ports);
@@ -224,6 +240,9 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
             is_over |= joined == JOINED_OVER;
             if !is_seated {
                 give_back(tables, place);
+                if place.counts_at_endpoint() {
+                    load::leave(tables.endpoint_load(endpoint));
+                }
             }
             if joined == party::FULL {
                 reply.release();

@@ -69,8 +69,12 @@ pub enum TrafficPolicy {
 /// How an endpoint is chosen for a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
+    /// At random.
     Random,
+    /// By the connection's addresses and ports, on all nodes alike.
     Maglev,
+    /// Of two endpoints drawn at random, the one with fewer connections open on this node.
+    LeastConnections,
 }
 
 /// What happens to a TCP connection when its endpoint leaves the Service but still answers.
@@ -109,6 +113,8 @@ pub struct Service {
     pub removed_endpoints: RemovedEndpoints,
     /// The most connections on a node; 0 means no limit.
     pub max_connections: u32,
+    /// The most connections on a node to each endpoint of a port; 0 means no limit.
+    pub max_connections_per_endpoint: u32,
     /// Whether its connections do not count against a node's limit.
     pub long_running: bool,
 }

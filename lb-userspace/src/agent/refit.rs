@@ -19,8 +19,8 @@ use anyhow::{Context as _, ensure};
 use aya::Pod;
 use lb_common::{
     abi::{
-        ClusterIp, Endpoint, EndpointMemory, EndpointState, Frontend, FrontendKey, MAGLEV_ROWS,
-        MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
+        ClusterIp, Endpoint, EndpointLoad, EndpointMemory, EndpointState, Frontend, FrontendKey,
+        MAGLEV_ROWS, MaglevRows, Plan, Service, ServiceFlows, ServiceStats, Shortages,
     },
     addr::{Ip4, Ip6},
 };
@@ -236,6 +236,11 @@ fn copy(pins: &Pins) -> anyhow::Result<Vec<Box<dyn Counted>>> {
             "ENDPOINT_MEMORY",
             &[Word::Short(offset_of!(EndpointMemory, ports))],
         )?,
+        copy_elements::<EndpointLoad>(
+            pins,
+            "ENDPOINT_LOADS",
+            &[Word::Short(offset_of!(EndpointLoad, open))],
+        )?,
     ];
     Ok(counted.into_iter().flatten().collect())
 }
@@ -407,7 +412,7 @@ impl InUse {
         match map {
             "PLANS" => self.plans,
             "ENDPOINTS" => self.endpoints,
-            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" => self.endpoint_ids,
+            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" => self.endpoint_ids,
             "MAGLEV" => self.maglev,
             "FRONTENDS4" => self.frontends4,
             "FRONTENDS6" => self.frontends6,

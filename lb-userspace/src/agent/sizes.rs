@@ -16,7 +16,7 @@ pub(super) const RECORDS_PER_FLOW: u32 = 4;
 pub(super) const LOCAL_ADDRESSES: &str = "LOCAL_ADDRESSES";
 
 /// The maps that hold Services, those that programs count in among them.
-pub(super) const SERVICE_MAPS: [&str; 13] = [
+pub(super) const SERVICE_MAPS: [&str; 14] = [
     "SERVICES",
     "PLANS",
     "SERVICE_STATS",
@@ -28,6 +28,7 @@ pub(super) const SERVICE_MAPS: [&str; 13] = [
     "ENDPOINTS",
     "ENDPOINT_STATES",
     "ENDPOINT_MEMORY",
+    "ENDPOINT_LOADS",
     "MAGLEV",
     "SOURCE_RANGES",
 ];
@@ -51,7 +52,7 @@ impl Sizes {
         let elements = config.maglev_table_size.div_ceil(abi::MAGLEV_ROWS);
         let size = |map| match map {
             "FRONTENDS4" | "FRONTENDS6" => sizes.addresses,
-            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" => sizes.endpoints,
+            "ENDPOINT_STATES" | "ENDPOINT_MEMORY" | "ENDPOINT_LOADS" => sizes.endpoints,
             "MAGLEV" => match sizes.maglev_tables {
                 Some(tables) => tables.saturating_mul(elements),
                 None => entries::MAGLEV as u32,

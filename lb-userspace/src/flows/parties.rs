@@ -11,18 +11,14 @@ use lb_common::{
     addr::Address,
     flow::{
         Flow,
+        limit::patience,
         party::{self, ANY, Members, NO_ROOM, PARTIES},
-        seats::{is_client_of, party_of, ports_there},
+        seats::{party_of, ports_there},
     },
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
 
-use super::{
-    drift::Drifts,
-    pressure::{Signs, patience},
-    queues::Queues,
-    stats::PartyCount,
-};
+use super::{drift::Drifts, pressure::Signs, queues::Queues, stats::PartyCount};
 
 /// `PARTIES`, in which programs count as well, and the rules of flow schemas: see
 /// [`lb_common::flow::party`].
@@ -120,12 +116,10 @@ impl Parties {
         self.queues.charged(level, party, taker.card(), ports)
     }
 
-    /// Counts the party of a flow less whose directions these are, or were, and its queue is charged no
-    /// longer.
-    pub fn leave<A: Address>(&self, forward: &Flow<A>, reply: &Flow<A>, secret: [u64; 2]) {
-        if let Some((party, _)) = self.of(forward, secret)
-            && is_client_of(forward, reply)
-        {
+    /// Counts the party of a flow less whose client's direction this is, or was, and its queue is charged
+    /// no longer.
+    pub fn leave<A: Address>(&self, forward: &Flow<A>, secret: [u64; 2]) {
+        if let Some((party, _)) = self.of(forward, secret) {
             party::leave(|index| self.elements.pointer(index), party);
             if let Some(queue) = self.queue_of(forward, party) {
                 self.queues.give_back(queue, 1);

@@ -160,6 +160,11 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Counts a flow that holds the seat of its Service's limit at its endpoint.
+    pub fn count_open(&mut self, endpoint: u32) {
+        self.services.add_open(endpoint);
+    }
+
     /// Whether it matters whose flows are.
     pub fn counts_parties(&self) -> bool {
         self.services.counts_parties()

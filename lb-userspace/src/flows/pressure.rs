@@ -2,19 +2,15 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-use lb_common::flow::{Seats, limit::LEVELS, stage::idle};
+use lb_common::flow::{
+    Seats,
+    limit::{LEVELS, limit_flag, patience},
+    stage::idle,
+};
 
 /// Ticks for which a limit stays pressed without too many slow handshakes: half a minute at least. A
 /// flood that comes in waves finds it as it was.
 const CALM: u32 = 256;
-/// A limit is pressed if more than one part in so many of it could be slow handshakes.
-const PART: u32 = 4;
-
-/// How many slow handshakes a limit bears.
-pub fn patience(limit: u32) -> u32 {
-    limit / PART
-}
-
 /// What is pressed, and the tick at which each last had too many slow handshakes.
 #[derive(Debug)]
 pub struct Signs<K>(HashMap<K, u32>);
@@ -59,7 +55,8 @@ impl<K: Eq + Hash> Signs<K> {
 /// What is known of the slow handshakes within limits, by the limits' indexes.
 #[derive(Debug, Default)]
 pub struct Pressure {
-    /// How many a priority level bears, by the level's number; others bear a part of their limit.
+    /// How many a priority level bears, by the level's number. Others say it themselves, or bear a part of
+    /// their limit.
     patience: HashMap<u32, u32>,
     /// How many there are.
     slow: HashMap<u32, u32>,
@@ -88,9 +85,12 @@ impl Pressure {
             slow => _ = self.slow.insert(index, slow),
         }
         let level = index.checked_sub(LEVELS);
-        let own = level.and_then(|level| self.patience.get(&level).copied());
+        let own = match level {
+            Some(level) => self.patience.get(&level).copied(),
+            None => Some(read.flags >> limit_flag::PATIENCE_SHIFT).filter(|most| *most != 0),
+        };
         let has_too_many = slow > own.unwrap_or(patience(read.limit));
-        let is_limit = read.limit != 0;
+        let is_limit = read.limit != 0 || level.is_none() && own.is_some();
         self.signs.press(
             index,
             is_limit && read.pressed != 0,

@@ -20,14 +20,15 @@ use lb_common::flow::{
 };
 use lb_datapath::{Loaded, bpf::MappedArray};
 
-use super::{drift::Drifts, pressure::Pressure};
+use super::{drift::Drifts, loads::Loads, pressure::Pressure};
 
 /// The limits in `SEATS` and `LEVELS`, which programs count as well, by their indexes: see
-/// [`lb_common::flow::limit`].
+/// [`lb_common::flow::limit`]; and the connections of endpoints.
 #[derive(Debug)]
 pub struct SeatTable {
     limits: Arc<MappedArray<Seats>>,
     levels: Arc<MappedArray<Seats>>,
+    loads: Loads,
     /// The most seats in use in the latest second, by index.
     highest: Mutex<HashMap<u32, u32>>,
     pressure: Mutex<Pressure>,
@@ -42,14 +43,23 @@ impl SeatTable {
     /// If they cannot be opened or mapped into memory.
     pub fn open(loaded: &Loaded) -> anyhow::Result<Self> {
         let map = |name| anyhow::Ok(Arc::new(MappedArray::new(&loaded.map(name)?)?));
-        Ok(Self::new(map("SEATS")?, map("LEVELS")?))
+        Ok(Self::new(
+            map("SEATS")?,
+            map("LEVELS")?,
+            Loads::open(loaded)?,
+        ))
     }
 
     /// Limits in memory.
-    pub fn new(limits: Arc<MappedArray<Seats>>, levels: Arc<MappedArray<Seats>>) -> Self {
+    pub fn new(
+        limits: Arc<MappedArray<Seats>>,
+        levels: Arc<MappedArray<Seats>>,
+        loads: Loads,
+    ) -> Self {
         Self {
             limits,
             levels,
+            loads,
             highest: Mutex::default(),
             pressure: Mutex::default(),
             corrected: AtomicU64::new(0),
@@ -59,7 +69,8 @@ impl SeatTable {
     /// Limits of this process alone, without any.
     pub fn in_memory() -> Self {
         let array = |elements| Arc::new(MappedArray::in_memory(elements));
-        Self::new(array(LIMITS as u32), array(LEVEL_NUMBERS as u32))
+        let (limits, levels) = (array(LIMITS as u32), array(LEVEL_NUMBERS as u32));
+        Self::new(limits, levels, Loads::in_memory())
     }
 
     /// A limit and what is counted of it.
@@ -123,8 +134,15 @@ impl SeatTable {
         self.pressed_word(index).load(Relaxed) != 0
     }
 
-    /// Gives back the seats of a flow that has ended.
-    pub fn give_back(&self, place: Place) {
+    /// The connections of endpoints, for Services with a limit.
+    pub fn loads(&self) -> &Loads {
+        &self.loads
+    }
+
+    /// Gives back the seats of a flow that has ended, and counts the connections of its endpoint less; 0
+    /// means that it is counted at none.
+    pub fn give_back(&self, place: Place, endpoint: u32) {
+        self.loads.leave(endpoint);
         for index in place.limits() {
             self.word(index).fetch_sub(1, SeqCst);
         }
@@ -336,7 +354,7 @@ mod tests {
         assert_eq!(table.highest(NODE), 9);
         table.tick();
         assert_eq!(table.highest(NODE), 3);
-        table.give_back(Place::NODE);
+        table.give_back(Place::NODE, 0);
         table.tick();
         assert_eq!(table.highest(NODE), 3, "as the second began");
         table.tick();

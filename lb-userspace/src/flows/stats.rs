@@ -102,6 +102,8 @@ pub struct ServiceCounts {
     parties: Option<HashMap<u64, PartyCount>>,
     /// Seats by the index of the queue that is charged for them.
     queues: HashMap<u32, u32>,
+    /// Flows that are counted at their endpoint, by its id.
+    open: HashMap<u32, u32>,
 }
 
 /// The flows of a party.
@@ -200,6 +202,15 @@ impl ServiceCounts {
 
     pub(super) fn add_charge(&mut self, queue: u32) {
         *self.queues.entry(queue).or_default() += 1;
+    }
+
+    /// The flows that are counted at each endpoint, by its id.
+    pub fn open(&self) -> &HashMap<u32, u32> {
+        &self.open
+    }
+
+    pub(super) fn add_open(&mut self, endpoint: u32) {
+        *self.open.entry(endpoint).or_default() += 1;
     }
 
     /// The numbers of a party, if parties are counted.

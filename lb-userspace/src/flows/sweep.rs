@@ -42,7 +42,7 @@ use lb_common::{
     addr::Address,
     flow::{
         Flow, Stage, Timeouts, flow_flag, foreign,
-        seats::{Place, is_provisional},
+        seats::{Place, is_client_of, is_provisional},
         stage::idle,
         table::{self, GROUP, GROUPS},
         tag,
@@ -69,8 +69,9 @@ const MANY_TOMBS: usize = 32;
 const CLEANING_PASSES: u64 = 16;
 /// A function that changes the numbers of a service's flows by `Counted`.
 pub type Count = Box<dyn Fn(u32, Counted) + Send>;
-/// A function that gives back the seats of a place.
-pub type GiveBack = Box<dyn Fn(Place) + Send>;
+/// A function that gives back the seats of a place, and counts the connections of an endpoint less; 0
+/// means that the flow is counted at none.
+pub type GiveBack = Box<dyn Fn(Place, u32) + Send>;
 
 /// How many ticks an endpoint has been silent when its client's RST counts: a second at least.
 const SILENT: u32 = 9;
@@ -424,6 +425,11 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             return;
         }
         pass.count(sighting.index, &flow);
+        if flow.place().counts_at_endpoint()
+            && let Some(forward) = self.client_of(&flow)
+        {
+            pass.count_open(forward.detail);
+        }
         if !flow.has(flow_flag::REPLY) && self.deadlines.concern(&flow) {
             pass.bound.push(flow.peer);
         }
@@ -702,13 +708,26 @@ impl<A: Address, R: Records<A>> TableSweeper<A, R> {
             ..*flow
         }
         .place();
-        if !place.is_none() {
-            (self.give_back)(place);
+        if place.is_none() {
+            return;
         }
-        if place.level() != 0 && flow.peer < self.records.len() {
-            let forward = self.records.read(flow.peer);
-            self.parties.leave(&forward, flow, self.secret);
+        let forward = self.client_of(flow);
+        let endpoint = match &forward {
+            Some(forward) if place.counts_at_endpoint() => forward.detail,
+            _ => 0,
+        };
+        (self.give_back)(place, endpoint);
+        if place.level() != 0
+            && let Some(forward) = &forward
+        {
+            self.parties.leave(forward, self.secret);
         }
+    }
+
+    /// The client's direction of a flow, which may have ended, by the endpoint's.
+    fn client_of(&self, reply: &Flow<A>) -> Option<Flow<A>> {
+        let forward = (reply.peer < self.records.len()).then(|| self.records.read(reply.peer));
+        forward.filter(|forward| is_client_of(forward, reply))
     }
 
     /// Moves a record to another state, if it is still as it was seen. Returns its new state.

@@ -24,6 +24,7 @@ use lb_datapath::{
 
 use super::{
     Parties, Reset, SeatTable, Stale, Stats, UdpSockets,
+    loads::LoadRecount,
     parties::PartyRecount,
     queues::QueueRecount,
     records::Records,
@@ -229,7 +230,7 @@ impl FlowSweeper {
         };
         let give_back = || {
             let seats = kernel.seats.clone();
-            Box::new(move |place| seats.give_back(place))
+            Box::new(move |place, endpoint| seats.give_back(place, endpoint))
         };
         let sweep4 = TableSweeper::new(
             tables.v4,
@@ -259,6 +260,7 @@ impl FlowSweeper {
             rate,
             kernel,
             recount: Recount::default(),
+            load_recount: LoadRecount::default(),
             party_recount: PartyRecount::default(),
             queue_recount: QueueRecount::default(),
             removed: Removed::default(),
@@ -421,6 +423,7 @@ struct Worker<R4, R6> {
     rate: TickRate,
     kernel: Kernel,
     recount: Recount,
+    load_recount: LoadRecount,
     party_recount: PartyRecount,
     queue_recount: QueueRecount,
     removed: Removed,
@@ -466,6 +469,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         // The agent before may have been of a version that does not count flows.
         let counted_before = (self.passes == 0).then(|| self.kernel.counters.read());
         self.recount.begin(&self.kernel.seats);
+        self.load_recount.begin(self.kernel.seats.loads());
         let counts_parties = self.party_recount.begin(&self.kernel.parties);
         self.queue_recount.begin(self.kernel.parties.queues());
         if counts_parties {
@@ -479,6 +483,7 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
             .scan(now, &self.timeouts, &mut services, &mut self.removed);
         let seats = &self.kernel.seats;
         self.recount.end(seats, |limit| services.seats(limit));
+        self.load_recount.end(seats.loads(), services.open());
         let (parties, counted) = (&self.kernel.parties, services.take_parties());
         self.party_recount.end(parties, &counted);
         self.queue_recount.end(parties.queues(), services.queues());

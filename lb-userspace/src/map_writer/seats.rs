@@ -12,7 +12,10 @@ use super::{
     owners::{Owners, owner},
 };
 use crate::{config::Resource, plan::Plan};
-use lb_common::flow::{Seats, limit::NODE};
+use lb_common::flow::{
+    Seats,
+    limit::{NODE, limit_flag, patience},
+};
 use lb_datapath::maps::{Elements, Maps};
 use lb_objects::ObjectName;
 
@@ -87,7 +90,7 @@ impl SeatBook {
     /// To be called when every Service is known: limits that are nobody's any more are lifted.
     pub fn finish_adoption(&mut self, maps: &Maps) {
         for index in self.owners.finish_adoption() {
-            set_limit(&*maps.seats, index, 0);
+            lift(&*maps.seats, index);
         }
     }
 
@@ -109,7 +112,7 @@ impl SeatBook {
         maps: &Maps,
         budget: &mut Budget,
     ) -> Result<u32, NotProgrammed> {
-        if plan.max_connections == 0 && !plan.long_running {
+        if !plan.is_counted() {
             self.give_up(key, maps, budget);
             return Ok(0);
         }
@@ -131,6 +134,7 @@ impl SeatBook {
         });
         held.ports.insert(key.clone());
         set_limit(&*maps.seats, index, plan.max_connections);
+        set_patience(&*maps.seats, index, plan.max_connections_per_endpoint);
         let limit = Limit {
             index,
             most: plan.max_connections,
@@ -151,7 +155,7 @@ impl SeatBook {
             return;
         }
         if let Some(Held { index, .. }) = self.held.remove(name) {
-            set_limit(&*maps.seats, index, 0);
+            lift(&*maps.seats, index);
             self.owners.retire(owner_of(name), index);
             budget.change(key, Resource::ConnectionLimits, 1, 0);
         }
@@ -180,6 +184,24 @@ impl SeatBook {
 /// How an element names a Service.
 fn owner_of(name: &ObjectName) -> u64 {
     owner(&name.to_string())
+}
+
+/// Takes a limit away. Who is within it stays.
+fn lift(seats: &dyn Elements<Seats>, index: u32) {
+    set_limit(seats, index, 0);
+    set_patience(seats, index, 0);
+}
+
+/// Where each endpoint has a limit, forged handshakes must not fill a single one for long. 0 means that none
+/// has.
+fn set_patience(seats: &dyn Elements<Seats>, index: u32, most: u32) {
+    const MOST: u32 = u32::MAX >> limit_flag::PATIENCE_SHIFT;
+    let handshakes = match most {
+        0 => 0,
+        most => patience(most).clamp(1, MOST),
+    };
+    let flags = handshakes << limit_flag::PATIENCE_SHIFT;
+    seats.publish(index, offset_of!(Seats, flags), flags);
 }
 
 fn set_limit(seats: &dyn Elements<Seats>, index: u32, limit: u32) {

@@ -684,6 +684,9 @@ impl Wanted {
         if plan.rank.is_essential() {
             flags |= plan_flag::EXEMPT;
         }
+        if plan.algorithm == Algorithm::LeastConnections {
+            flags |= plan_flag::LEAST_CONNECTIONS;
+        }
         let affinity = plan
             .session_affinity
             .map_or(0, |timeout| timeout.as_secs().max(1));
@@ -703,6 +706,7 @@ impl Wanted {
                     Algorithm::Maglev if !plan.endpoints.is_empty() => facts.maglev_rows,
                     _ => 0,
                 },
+                most: plan.max_connections_per_endpoint,
                 ..abi::Plan::default()
             },
         }

@@ -93,6 +93,7 @@ pub fn plan_after(
             session_affinity: service.session_affinity,
             algorithm: service.algorithm,
             max_connections: service.max_connections,
+            max_connections_per_endpoint: service.max_connections_per_endpoint,
             long_running: service.long_running,
         });
         planned.ports.extend(ports);
@@ -148,6 +149,8 @@ pub struct Plan {
     pub algorithm: Algorithm,
     /// The most connections that its Service may have on this node; 0 means no limit.
     pub max_connections: u32,
+    /// The most connections that each endpoint of this port may have from this node; 0 means no limit.
+    pub max_connections_per_endpoint: u32,
     /// Whether they do not count against the node's limit.
     pub long_running: bool,
 }
@@ -176,6 +179,14 @@ impl Plan {
         let own = own.map(|frontend| &frontend.address);
         own.or(self.left_to_node.as_deref())
             .map_or(0, SocketAddr::port)
+    }
+
+    /// Whether its connections have to be counted: those of its Service, and at each endpoint.
+    pub fn is_counted(&self) -> bool {
+        self.max_connections != 0
+            || self.max_connections_per_endpoint != 0
+            || self.long_running
+            || self.algorithm == Algorithm::LeastConnections
     }
 
     /// Whether any traffic can need the Cluster set. Externally accessible ports always need it, if

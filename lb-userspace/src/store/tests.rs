@@ -299,6 +299,7 @@ fn service(service: &str, cluster_ip: &str) -> Event {
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
+        max_connections_per_endpoint: 0,
         long_running: false,
     };
     Event::Apply(Object::Service(service.into()))

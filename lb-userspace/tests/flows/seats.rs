@@ -24,8 +24,15 @@ fn seated(client: u32) -> NewFlow {
     }
 }
 
+/// The seats in use, after a check that the endpoint has as many connections.
 fn in_use(table: &Table) -> [i32; 2] {
-    [NODE, 7].map(|index| table.seats.read(index).used())
+    let [node, service] = [NODE, 7].map(|index| table.seats.read(index).used());
+    assert_eq!(
+        table.open_at_endpoint(),
+        service,
+        "connections of the endpoint"
+    );
+    [node, service]
 }
 
 #[test]

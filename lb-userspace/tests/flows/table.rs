@@ -11,13 +11,14 @@ use std::{
 };
 
 use lb_common::{
-    abi::FlowSchema,
+    abi::{EndpointLoad, FlowSchema},
     addr::Ip4,
     flow::{
         Flow, Record, Timeouts,
         claim::{self, Claim, Refused},
         flow_flag,
         limit::{self, LEVELS, Seats},
+        load,
         party::{self, Taker},
         record::{self, read_tag},
         seats::{self, Place, client_of},
@@ -31,7 +32,7 @@ use lb_datapath::{TickRate, bpf::MappedArray};
 use node_lb::{
     config::FlowTimeouts,
     flows::{
-        Parties, Queues, Records, Reset, SeatTable,
+        Loads, Parties, Queues, Records, Reset, SeatTable,
         stats::{Counted, Removed, ServiceCounts, TableStats},
         sweep::TableSweeper,
         timeouts, under_pressure,
@@ -40,6 +41,8 @@ use node_lb::{
 
 /// One tick is one second.
 pub const RATE: TickRate = TickRate { hz: 1, shift: 0 };
+/// The endpoint of flows that are counted there.
+const ENDPOINT: u32 = 5;
 const SECRET: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
 
 /// A plain SYN.
@@ -67,6 +70,7 @@ pub struct Table {
     /// The same as the agent sees them.
     pub seats: SeatTable,
     levels: Arc<MappedArray<Seats>>,
+    loads: Arc<MappedArray<EndpointLoad>>,
     /// Parties, which programs and the agent count.
     pub parties: Arc<Parties>,
     elements: Arc<MappedArray<u64>>,
@@ -92,15 +96,17 @@ impl Table {
         let levels = Arc::new(MappedArray::in_memory(limit::LEVEL_NUMBERS as u32));
         let elements = Arc::new(MappedArray::in_memory(party::PARTIES as u32));
         let schemas = Arc::new(MappedArray::in_memory(16));
+        let loads = Arc::new(MappedArray::in_memory(ENDPOINT + 1));
         Arc::new(Self {
             records: (0..records).map(|_| empty()).collect(),
             clock: AtomicU32::new(0),
             timeouts,
             half_open: AtomicI32::new(0),
             flows: AtomicI32::new(0),
-            seats: SeatTable::new(limits.clone(), levels.clone()),
+            seats: SeatTable::new(limits.clone(), levels.clone(), Loads::new(loads.clone())),
             limits,
             levels,
+            loads,
             parties: Arc::new(Parties::new(
                 elements.clone(),
                 schemas.clone(),
@@ -109,6 +115,11 @@ impl Table {
             elements,
             schemas,
         })
+    }
+
+    /// The connections that the endpoint of all flows has open, where they are counted.
+    pub fn open_at_endpoint(&self) -> i32 {
+        self.loads.read(ENDPOINT).open
     }
 
     /// The connections of each party that has some.
@@ -199,6 +210,12 @@ impl Table {
         let back = unsafe { reply.as_mut() };
         back.service = flow.place.beside(flow.service);
         back.flags |= flow.place.in_flags();
+        if flow.place.counts_at_endpoint() {
+            let mut forward = self.slot(back.peer).expect("the other direction");
+            // SAFETY: claimed, too.
+            unsafe { forward.as_mut().detail = ENDPOINT };
+            assert!(load::enter(self.endpoint_load(ENDPOINT), 0));
+        }
         if flow.place.level() != 0 {
             limit::take_anyway(self.levels.pointer(flow.place.level()).unwrap());
             let (forward, ports) = client_of(reply);
@@ -230,7 +247,9 @@ impl Table {
         let now = self.now();
         if record::kill_if(record, read_tag(record), now) {
             pause();
-            seats::kill(self, peer, now);
+            if seats::kill(self, peer, now) {
+                seats::leave_ended(self, self.peer(peer));
+            }
         }
     }
 
@@ -285,6 +304,10 @@ unsafe impl Slots<Ip4> for Table {
 
     fn seats(&self, index: u32) -> Option<NonNull<Seats>> {
         self.limits.pointer(index)
+    }
+
+    fn endpoint_load(&self, endpoint: u32) -> Option<NonNull<EndpointLoad>> {
+        self.loads.pointer(endpoint)
     }
 
     fn flow_schema(&self, number: u32) -> Option<NonNull<FlowSchema>> {
@@ -376,7 +399,8 @@ impl Sweeping {
                 .fetch_add(more.half_open, Ordering::SeqCst);
         });
         let given_back = table.clone();
-        let give_back = Box::new(move |place| given_back.seats.give_back(place));
+        let give_back =
+            Box::new(move |place, endpoint| given_back.seats.give_back(place, endpoint));
         let sweeper = TableSweeper::new(
             view,
             table.len() - 1,

@@ -476,6 +476,7 @@ fn planned(namespace: &str, name: &str, endpoints: &[&str]) -> ServicePlan {
         algorithm: Algorithm::Random,
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
+        max_connections_per_endpoint: 0,
         long_running: false,
     };
     let slice = EndpointSlice {

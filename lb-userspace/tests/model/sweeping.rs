@@ -92,7 +92,7 @@ impl Sweeping {
             }
         });
         let given_back = world.clone();
-        let give_back = Box::new(move |place| given_back.seats_given_back(place));
+        let give_back = Box::new(move |place, _| given_back.seats_given_back(place));
         let parties = Arc::new(Parties::in_memory());
         let sweeper = TableSweeper::new(view, RECORDS - 1, SECRET, count, give_back, parties);
         Self {

@@ -22,6 +22,7 @@ use lb_common::{
     frame::Frame,
     parse::{Segment, Tuple},
     pipeline::{self, WITHOUT_RING},
+    select::{self, Range},
     service,
     tables::{NextHop, Services, Tables},
     work::Work,
@@ -67,6 +68,10 @@ impl Services<Ip4> for Cpu {
     fn endpoint(&self, index: u32) -> Option<&Endpoint> {
         let index = index + self.world.endpoint_shift();
         self.world.endpoints.get(index as usize)
+    }
+
+    fn less_loaded(&self, set: Range, number: u32) -> u32 {
+        select::less_loaded::<Ip4, _>(self, set, number)
     }
 
     fn maglev(&self, _row: u32) -> Option<u16> {
@@ -194,6 +199,10 @@ impl Steps<Ip4> for Cpu {
         seats::leave_party(self, forward, ports)
     }
 
+    fn leave_endpoint(&self, forward: u32, ports: u32) {
+        seats::leave_endpoint(self, forward, ports);
+    }
+
     fn approach(&self, hash: u64, other: u64) {
         table::approach(self, [hash, other]);
     }
@@ -288,6 +297,10 @@ impl Tables<Ip4> for Cpu {
 
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         pipeline::in_the_way::<Ip4, _>(self, asked)
+    }
+
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
+        pipeline::with_room::<Ip4, _>(self, set, index, most)
     }
 
     fn is_avoided(&self, endpoint: u32, limit: u32) -> bool {

@@ -20,6 +20,7 @@ mod icmp;
 mod layer3;
 mod levels;
 mod limits;
+mod loads;
 mod martians;
 mod moving;
 mod next_hops;

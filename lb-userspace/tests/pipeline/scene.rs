@@ -72,6 +72,7 @@ pub struct Scene {
 pub struct Limits {
     pub node: u32,
     pub service: u32,
+    pub endpoint: u32,
     /// Whether the Service's connections skip the node's limit.
     pub long_running: bool,
     /// Whether the cluster depends on the Service.
@@ -338,6 +339,7 @@ impl Scene {
             algorithm: self.algorithm,
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: self.limits.service,
+            max_connections_per_endpoint: self.limits.endpoint,
             long_running: self.limits.long_running,
         }
     }

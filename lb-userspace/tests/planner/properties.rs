@@ -151,6 +151,7 @@ fn service() -> impl Strategy<Value = Service> {
                     algorithm: Algorithm::Random,
                     removed_endpoints: RemovedEndpoints::Keep,
                     max_connections: 0,
+                    max_connections_per_endpoint: 0,
                     long_running: false,
                 }
             },

@@ -248,6 +248,7 @@ impl ServiceRow {
             algorithm: Algorithm::Random,
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: 0,
+            max_connections_per_endpoint: 0,
             long_running: false,
         }
     }

@@ -162,7 +162,8 @@ impl Expected {
         let opens = self.opens.unwrap_or(self.reason == Reason::Opened);
         let ingress = at != At::TcEgress;
         let rejected = match self.reason {
-            Reason::NoEndpoints | Reason::ConcurrencyLimit | Reason::FlowLimit => true,
+            Reason::NoEndpoints => true,
+            reason if reason.is_limit() => true,
             Reason::AnswerRateLimited => !opens,
             _ => false,
         };

@@ -242,6 +242,7 @@ fn service(name: &str, spec: &ServiceSpec, scene: Scene) -> Service {
         },
         removed_endpoints: RemovedEndpoints::Keep,
         max_connections: 0,
+        max_connections_per_endpoint: 0,
         long_running: false,
     }
 }

@@ -11,6 +11,7 @@ mod callers;
 mod deadlines;
 mod floods;
 mod forged;
+mod full_endpoints;
 mod ghosts;
 mod greedy;
 mod levels;

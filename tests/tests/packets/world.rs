@@ -712,6 +712,7 @@ fn settings() -> Settings<'static> {
         ("ENDPOINTS", 4096),
         ("ENDPOINT_STATES", 4096),
         ("ENDPOINT_MEMORY", 4096),
+        ("ENDPOINT_LOADS", 4096),
         ("SERVICE_STATS", 1024),
         ("SERVICE_SHORTAGES", 1024),
         ("SERVICE_FLOWS", 1024),

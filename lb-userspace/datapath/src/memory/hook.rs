@@ -6,8 +6,8 @@ use std::{net::IpAddr, ptr::NonNull};
 use lb_common::{
     abi::{
         Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device, Endpoint,
-        EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey, Plan,
-        ServiceFlows, ServiceRange, ServiceStats, Shortages, TunnelSource,
+        EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
+        FrontendKey, Plan, ServiceFlows, ServiceRange, ServiceStats, Shortages, TunnelSource,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -20,7 +20,9 @@ use lb_common::{
     },
     frame::Frame,
     parse::{self, Tuple},
-    pipeline, service,
+    pipeline,
+    select::{self, Range},
+    service,
     tables::{NextHop, Services, Tables},
     verdict::{Reason, Verdict},
     work::Work,
@@ -168,6 +170,10 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
         self.tables.endpoint(index)
     }
 
+    fn less_loaded(&self, set: Range, number: u32) -> u32 {
+        select::less_loaded::<A, _>(self, set, number)
+    }
+
     fn maglev(&self, row: u32) -> Option<u16> {
         let rows = self.tables.storage.maglev.pointer(row / 4)?;
         // SAFETY: only a map writer writes them, which has the tables to itself.
@@ -255,6 +261,10 @@ unsafe impl<A: Family, const ANY_DEVICE: bool> Slots<A> for Hook<'_, ANY_DEVICE>
         self.tables.storage.flow_schemas.pointer(number)
     }
 
+    fn endpoint_load(&self, endpoint: u32) -> Option<NonNull<EndpointLoad>> {
+        self.tables.storage.endpoint_loads.pointer(endpoint)
+    }
+
     fn level_queues(&self, level: u32) -> Option<NonNull<LevelQueues>> {
         self.tables.storage.level_queues.pointer(level)
     }
@@ -334,6 +344,10 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
 
     fn in_the_way(&self, asked: Asked) -> Option<Full> {
         pipeline::in_the_way::<A, _>(self, asked)
+    }
+
+    fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
+        pipeline::with_room::<A, _>(self, set, index, most)
     }
 
     fn is_avoided(&self, endpoint: u32, limit: u32) -> bool {

@@ -14,8 +14,8 @@ use std::{
 use ipnet::IpNet;
 use lb_common::{
     abi::{
-        self, Config, Endpoint, EndpointMemory, EndpointState, ServiceFlows, ServiceStats,
-        Shortages,
+        self, Config, Endpoint, EndpointLoad, EndpointMemory, EndpointState, ServiceFlows,
+        ServiceStats, Shortages,
     },
     addr::{Address, Ip4, Ip6},
     flow::{
@@ -236,6 +236,11 @@ impl MemoryTables {
         map.read(index)
     }
 
+    /// The connections that an endpoint has open, where they are counted, by its id.
+    pub fn open_at(&self, endpoint: u32) -> i32 {
+        self.storage.endpoint_loads.read(endpoint).open
+    }
+
     /// Sets a limit of connections, and what is counted of it.
     pub fn set_seats(&self, index: u32, seats: &flow::Seats) {
         let (map, index) = self.limit(index);
@@ -373,6 +378,7 @@ impl MemoryTables {
             service_shortages,
             service_flows,
             endpoint_memory,
+            endpoint_loads,
             endpoint_states,
             ..
         } = &self.storage;
@@ -384,6 +390,7 @@ impl MemoryTables {
         }
         for endpoint in self.plan(service).into_iter().flat_map(|p| self.range(p)) {
             endpoint_memory.write(endpoint.id, &EndpointMemory::default());
+            endpoint_loads.write(endpoint.id, &EndpointLoad::default());
             let state = EndpointState {
                 connections: 0,
                 ..endpoint_states.read(endpoint.id)

@@ -9,9 +9,9 @@ use std::{
 use aya::Pod;
 use lb_common::{
     abi::{
-        ClusterIp, Decision, DestinationClass, Endpoint, EndpointMemory, EndpointState, FlowSchema,
-        Frontend, FrontendKey, MaglevRows, Plan, SERVICE_RANGES, Service, ServiceFlows,
-        ServiceRange, ServiceStats, Shortages, SourceRangeKey,
+        ClusterIp, Decision, DestinationClass, Endpoint, EndpointLoad, EndpointMemory,
+        EndpointState, FlowSchema, Frontend, FrontendKey, MaglevRows, Plan, SERVICE_RANGES,
+        Service, ServiceFlows, ServiceRange, ServiceStats, Shortages, SourceRangeKey,
     },
     addr::{Ip4, Ip6},
     entries,
@@ -38,6 +38,7 @@ pub struct Storage {
     pub endpoints: Arc<MappedArray<Endpoint>>,
     pub endpoint_states: Arc<MappedArray<EndpointState>>,
     pub endpoint_memory: Arc<MappedArray<EndpointMemory>>,
+    pub endpoint_loads: Arc<MappedArray<EndpointLoad>>,
     pub service_stats: Arc<MappedArray<ServiceStats>>,
     pub service_shortages: Arc<MappedArray<Shortages>>,
     pub service_flows: Arc<MappedArray<ServiceFlows>>,
@@ -67,6 +68,7 @@ impl Default for Storage {
             endpoints: array(entries::ENDPOINTS),
             endpoint_states: array(entries::ENDPOINT_IDS),
             endpoint_memory: array(entries::ENDPOINT_IDS),
+            endpoint_loads: array(entries::ENDPOINT_IDS),
             service_stats: array(entries::SERVICES),
             service_shortages: array(entries::SERVICES),
             service_flows: array(entries::SERVICES),

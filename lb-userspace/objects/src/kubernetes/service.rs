@@ -18,12 +18,15 @@ use crate::{
 
 /// With this label a Service is left to another service proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// How an endpoint is chosen: `random` (default) or `maglev`.
+/// How an endpoint is chosen: `random` (default), `maglev` or `least-connections`.
 const ALGORITHM_ANNOTATION: &str = "node-lb.io/algorithm";
 /// What happens to connections to an endpoint that leaves the Service: `keep` (default) or `reset`.
 const REMOVED_ENDPOINTS_ANNOTATION: &str = "node-lb.io/removed-endpoints";
 /// The most connections that the Service may have on a node; `0` (default) means no limit.
 const MAX_CONNECTIONS_ANNOTATION: &str = "node-lb.io/max-connections";
+/// The most connections that each endpoint may have from a node, by service port and family; `0`
+/// (default) means no limit.
+const MAX_PER_ENDPOINT_ANNOTATION: &str = "node-lb.io/max-connections-per-endpoint";
 /// Whether its connections last, and do not count against a node's limit: `false` (default) or
 /// `true`.
 const LONG_RUNNING_ANNOTATION: &str = "node-lb.io/long-running";
@@ -87,7 +90,12 @@ impl Translate for core::Service {
             session_affinity: session_affinity(spec, findings)?,
             algorithm: algorithm(&self.metadata, findings),
             removed_endpoints: removed_endpoints(&self.metadata, findings),
-            max_connections: max_connections(&self.metadata, findings),
+            max_connections: most(&self.metadata, MAX_CONNECTIONS_ANNOTATION, findings),
+            max_connections_per_endpoint: most(
+                &self.metadata,
+                MAX_PER_ENDPOINT_ANNOTATION,
+                findings,
+            ),
             long_running: long_running(&self.metadata, findings),
             cluster_ips,
             external_ips,
@@ -271,7 +279,11 @@ fn session_affinity(
 }
 
 fn algorithm(metadata: &ObjectMeta, findings: &mut Findings) -> Algorithm {
-    let values = [("random", Algorithm::Random), ("maglev", Algorithm::Maglev)];
+    let values = [
+        ("random", Algorithm::Random),
+        ("maglev", Algorithm::Maglev),
+        ("least-connections", Algorithm::LeastConnections),
+    ];
     annotation(metadata, ALGORITHM_ANNOTATION, values, findings)
 }
 
@@ -283,18 +295,18 @@ fn removed_endpoints(metadata: &ObjectMeta, findings: &mut Findings) -> RemovedE
     annotation(metadata, REMOVED_ENDPOINTS_ANNOTATION, values, findings)
 }
 
-/// A value that is none puts no limit in force.
-fn max_connections(metadata: &ObjectMeta, findings: &mut Findings) -> u32 {
+/// A limit of connections. A value that is none puts no limit in force.
+fn most(metadata: &ObjectMeta, name: &str, findings: &mut Findings) -> u32 {
     const MOST: u32 = i32::MAX as u32;
     let annotations = metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(MAX_CONNECTIONS_ANNOTATION)) else {
+    let Some(text) = annotations.and_then(|all| all.get(name)) else {
         return 0;
     };
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(most) if digits && most <= MOST => most,
         _ => {
-            let field = format_args!("metadata.annotations[{MAX_CONNECTIONS_ANNOTATION}]");
+            let field = format_args!("metadata.annotations[{name}]");
             let rule = format!("must be a whole number from 0 to {MOST}, and sets no limit");
             findings.refuse(Refused::Value, Invalid::text(field, text, rule));
             0
@@ -307,14 +319,14 @@ fn long_running(metadata: &ObjectMeta, findings: &mut Findings) -> bool {
     annotation(metadata, LONG_RUNNING_ANNOTATION, values, findings)
 }
 
-/// The value of an annotation with two possible names of values; the first one by default.
-fn annotation<T: Copy>(
+/// The value of an annotation with a few possible names of values; the first one by default.
+fn annotation<T: Copy, const N: usize>(
     metadata: &ObjectMeta,
     name: &str,
-    values: [(&str, T); 2],
+    values: [(&str, T); N],
     findings: &mut Findings,
 ) -> T {
-    let [(default, value), (other, _)] = values;
+    let (default, value) = values[0];
     let annotations = metadata.annotations.as_ref();
     let Some(text) = annotations.and_then(|all| all.get(name)) else {
         return value;
@@ -323,7 +335,9 @@ fn annotation<T: Copy>(
         return said;
     }
     let field = format_args!("metadata.annotations[{name}]");
-    let rule = format!("must be {default} or {other}, and is taken as {default}");
+    let (last, others) = (values[N - 1].0, values.map(|(name, _)| name));
+    let others = others[..N - 1].join(", ");
+    let rule = format!("must be {others} or {last}, and is taken as {default}");
     findings.refuse(Refused::Value, Invalid::text(field, text, rule));
     value
 }

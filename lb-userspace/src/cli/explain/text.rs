@@ -135,7 +135,7 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
         Reason::NoEndpoints => "No endpoint on any node is ready, or still serves while it \
             terminates; the client gets ICMP port unreachable."
             .to_owned(),
-        Reason::ConcurrencyLimit | Reason::FlowLimit => {
+        Reason::ConcurrencyLimit | Reason::FlowLimit | Reason::EndpointLimit => {
             let answer = match (decision.answer, decision.packet.protocol) {
                 (RejectAnswer::Drop, _) => "no answer",
                 (RejectAnswer::Icmp, Protocol::Tcp) => "ICMP administratively prohibited",
@@ -144,6 +144,7 @@ fn refused(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
             };
             let limit = match decision.reason {
                 Reason::FlowLimit => "The client has as many connections as one flow may have",
+                Reason::EndpointLimit => "Each endpoint has as many connections as it may have",
                 _ => "A limit of connections is reached",
             };
             format!("{limit}; the client gets {answer}.")
@@ -251,6 +252,7 @@ fn picked(decision: &Decision<'_>, frontend: &Frontend<'_>) -> String {
     let how = match frontend.algorithm {
         Algorithm::Random => "at random",
         Algorithm::Maglev => "by Maglev",
+        Algorithm::LeastConnections => "by least connections, of two at random",
     };
     match candidates.len() {
         1 => format!("The only such endpoint is {shown}."),

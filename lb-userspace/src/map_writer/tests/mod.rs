@@ -134,6 +134,7 @@ impl Spec {
             },
             removed_endpoints: RemovedEndpoints::Keep,
             max_connections: 0,
+            max_connections_per_endpoint: 0,
             long_running: false,
         };
         let slice = EndpointSlice {

@@ -1,6 +1,9 @@
 //! Limits of Services: who gets which element, and when it becomes another's.
 
-use lb_common::flow::Seats;
+use lb_common::{
+    abi::plan_flag,
+    flow::{Seats, limit::limit_flag},
+};
 
 use super::*;
 use crate::config::{Cap, Caps, Resource};
@@ -69,6 +72,42 @@ fn all_ports_of_a_service_share_a_limit() {
     let limited = bench.writer.limited().all();
     assert_eq!(limited.len(), 2);
     assert_eq!((limited[0].1.index, limited[0].1.most), (index, 5));
+}
+
+#[test]
+fn a_service_that_counts_at_its_endpoints_has_a_limit_that_lets_everybody_in() {
+    let mut bench = Bench::new(ROOMY);
+    let of_endpoints = Plan {
+        max_connections_per_endpoint: 40,
+        ..spec(1, [1]).plan()
+    };
+    let by_load = Plan {
+        algorithm: Algorithm::LeastConnections,
+        ..spec(2, [1]).plan()
+    };
+    for plan in [&of_endpoints, &by_load] {
+        bench.apply(plan).unwrap();
+        let seats = bench.seats(bench.index(plan));
+        assert!(bench.index(plan) != 0);
+        assert_eq!((seats.limit, seats.pressed), (0, 0));
+    }
+    let content = |bench: &Bench, plan: &Plan| {
+        let id = bench.writer.id(&Key::of(plan)).unwrap();
+        bench.kernel.state().content(id)
+    };
+    let least = plan_flag::LEAST_CONNECTIONS;
+    let [first, second] = [&of_endpoints, &by_load].map(|plan| content(&bench, plan));
+    assert_eq!((first.most, first.flags & least), (40, 0));
+    assert_eq!((second.most, second.flags & least), (0, least));
+    // Forged handshakes must not fill an endpoint for long.
+    let patience =
+        |bench: &Bench, plan| bench.seats(bench.index(plan)).flags >> limit_flag::PATIENCE_SHIFT;
+    assert_eq!(patience(&bench, &of_endpoints), 10);
+    assert_eq!(patience(&bench, &by_load), 0);
+    let index = bench.index(&of_endpoints);
+    bench.apply(&spec(1, [1]).plan()).unwrap();
+    assert_eq!(bench.seats(index).flags, 0);
+    assert_eq!(content(&bench, &of_endpoints).most, 0);
 }
 
 #[test]

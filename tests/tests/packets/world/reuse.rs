@@ -21,9 +21,9 @@ use aya_obj::programs::XdpAttachType;
 use lb_common::{
     abi::{
         self, Affinity, AffinityKey, ClusterIp, Config, Decision, DestinationClass, Device,
-        Endpoint, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend, FrontendKey,
-        Limits, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows, ServiceRange,
-        ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
+        Endpoint, EndpointLoad, EndpointMemory, EndpointState, FlowSchema, FragmentKey, Frontend,
+        FrontendKey, Limits, LocalAddress, MaglevRows, Plan, RejectBudget, Service, ServiceFlows,
+        ServiceRange, ServiceStats, Shortages, Socket, SocketKey, SourceRangeKey, TunnelSource,
     },
     addr::{Ip4, Ip6},
     flow::{
@@ -143,6 +143,7 @@ fn clear(name: &str, map: MapData) {
         "ENDPOINTS" => zero::<Endpoint>(&map),
         "ENDPOINT_STATES" => zero::<EndpointState>(&map),
         "ENDPOINT_MEMORY" => zero::<EndpointMemory>(&map),
+        "ENDPOINT_LOADS" => zero::<EndpointLoad>(&map),
         "SERVICE_STATS" => zero::<ServiceStats>(&map),
         "SERVICE_SHORTAGES" => zero::<Shortages>(&map),
         "SERVICE_FLOWS" => zero::<ServiceFlows>(&map),

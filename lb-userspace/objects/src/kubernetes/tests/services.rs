@@ -268,6 +268,38 @@ fn a_limit_of_connections_that_is_no_number_sets_none() {
 }
 
 #[test]
+fn endpoints_may_have_a_limit_and_get_connections_by_load() {
+    let service = used_service(json!({"metadata": {"name": "web",
+        "annotations": {"node-lb.io/max-connections-per-endpoint": "40",
+            "node-lb.io/algorithm": "least-connections"}},
+        "spec": {"clusterIP": "10.96.0.1"}}));
+    assert_eq!(service.max_connections_per_endpoint, 40);
+    assert_eq!(service.max_connections, 0);
+    assert_eq!(service.algorithm, Algorithm::LeastConnections);
+
+    let translated = translated(
+        "Service",
+        json!({"metadata": {"name": "web",
+            "annotations": {"node-lb.io/max-connections-per-endpoint": "few",
+                "node-lb.io/algorithm": "leastconn"}},
+            "spec": {"clusterIP": "10.96.0.1"}}),
+    );
+    let Outcome::Use(Object::Service(service)) = translated.outcome else {
+        panic!("{translated:?}");
+    };
+    assert_eq!(service.max_connections_per_endpoint, 0);
+    assert_eq!(service.algorithm, Algorithm::Random);
+    let problems = translated.problems.iter().map(ToString::to_string);
+    let problems = problems.collect::<Vec<_>>().join("\n");
+    for expected in [
+        "annotations[node-lb.io/max-connections-per-endpoint]",
+        "must be random, maglev or least-connections, and is taken as random",
+    ] {
+        assert!(problems.contains(expected), "{problems}");
+    }
+}
+
+#[test]
 fn lesser_faults_leave_the_service_in_force() {
     let spec = json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ["any", "10.0.0.0/8"],
         "sessionAffinity": "Cookie", "internalTrafficPolicy": "local"});

@@ -1,0 +1,83 @@
+//! How many connections an endpoint has open, where that matters: for least connections, and for the
+//! most that an endpoint may have.
+//!
+//! A flow is counted at its endpoint while it holds the seat of its Service's limit (see
+//! [`super::seats`]), and by whoever takes the seat or gives it back. A Service without a limit of its
+//! own has one that lets everybody in.
+
+use core::ptr::NonNull;
+
+use crate::{abi::EndpointLoad, atomic};
+
+/// Counts a connection to an endpoint, if that has less than `most`; 0 means that there is no limit.
+/// Returns whether it did.
+#[inline(always)]
+pub fn enter(load: Option<NonNull<EndpointLoad>>, most: u32) -> bool {
+    let Some(load) = load else {
+        return true;
+    };
+    let before = add(load, 1);
+    let has_room = most == 0 || i64::from(before) < i64::from(most);
+    if !has_room {
+        add(load, -1);
+    }
+    has_room
+}
+
+/// Counts a connection to an endpoint less.
+#[inline(always)]
+pub fn leave(load: Option<NonNull<EndpointLoad>>) {
+    if let Some(load) = load {
+        add(load, -1);
+    }
+}
+
+/// The connections that an endpoint has open.
+#[inline(always)]
+pub fn open(load: Option<NonNull<EndpointLoad>>) -> u32 {
+    // SAFETY: elements of maps stay; a word that is only added to.
+    let open = load.map_or(0, |load| unsafe {
+        (&raw const (*load.as_ptr()).open).read_volatile()
+    });
+    // Below zero if an agent is yet to correct it.
+    u32::try_from(open).unwrap_or(0)
+}
+
+#[inline(always)]
+fn add(load: NonNull<EndpointLoad>, change: i32) -> i32 {
+    // SAFETY: elements of maps stay; the word is only added to.
+    unsafe { atomic::fetch_add((&raw mut (*load.as_ptr()).open).cast(), change as u32) as i32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_takes_as_many_as_it_may_have() {
+        let mut element = EndpointLoad::default();
+        let load = NonNull::from(&mut element);
+        assert!(enter(Some(load), 2) && enter(Some(load), 2));
+        assert!(!enter(Some(load), 2), "it is full");
+        assert_eq!(open(Some(load)), 2, "and who is refused is not counted");
+        assert!(enter(Some(load), 0), "without a limit");
+        assert_eq!(open(Some(load)), 3);
+        leave(Some(load));
+        leave(Some(load));
+        assert!(enter(Some(load), 2));
+        assert_eq!(open(Some(load)), 2);
+    }
+
+    #[test]
+    fn a_number_below_zero_counts_as_none() {
+        let mut element = EndpointLoad { open: -3, pad: 0 };
+        let load = NonNull::from(&mut element);
+        assert_eq!(open(Some(load)), 0);
+        assert!(enter(Some(load), 1));
+        assert_eq!((open(Some(load)), element.open), (0, -2));
+        assert!(
+            enter(None, 1) && open(None) == 0,
+            "where nothing is counted"
+        );
+    }
+}
