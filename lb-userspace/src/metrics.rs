@@ -13,6 +13,7 @@ use prometheus::{
     process_collector::ProcessCollector,
 };
 
+pub(crate) use self::api::ApiRequest;
 use self::services::Selection;
 pub use self::{
     admission::{LevelCount, SchemaCount},
@@ -86,6 +87,8 @@ pub struct Metrics {
     feature_enabled: IntGaugeVec,
     registry: Registry,
     families: FamilyVecs,
+    /// Checks by name and type, as in Kubernetes' components.
+    checks: IntGaugeVec,
     kernel: OnceLock<Arc<dyn KernelSource>>,
     services: Mutex<Selection>,
     kernel_read_errors: IntCounter,
@@ -227,6 +230,11 @@ impl Metrics {
             api: ApiMetrics::new(&register),
             events: EventMetrics::new(&register),
             families: FamilyVecs::new(&register),
+            checks: register.gauges(
+                "kubernetes_healthcheck",
+                "Named checks of the agent's state, 1 for those that hold.",
+                &["name", "type"],
+            ),
             kernel: OnceLock::new(),
             services: Mutex::default(),
             registry,
@@ -254,6 +262,12 @@ impl Metrics {
     pub fn set_feature(&self, name: &str, stage: &str, enabled: bool) {
         let gauge = self.feature_enabled.with_label_values(&[name, stage]);
         gauge.set(enabled.into());
+    }
+
+    /// Shows a check of `/readyz`, and whether it holds.
+    pub fn set_ready(&self, check: &str, holds: bool) {
+        let gauge = self.checks.with_label_values(&[check, "readyz"]);
+        gauge.set(holds.into());
     }
 
     /// Adds the data plane's counters to all scrapes from now on. Only the first call has an

@@ -55,6 +55,7 @@ impl Attached {
                 XdpMode::Generic => metrics::XdpMode::Generic,
                 XdpMode::Off => metrics::XdpMode::Tc,
             },
+            fell_back: self.reason.is_some(),
         })
     }
 }
@@ -454,7 +455,7 @@ fn xdp_program(device: &Device) -> &'static str {
 
 /// The best XDP mode to try on a device, and the reason if it is not the one asked for.
 fn best_mode(wanted: config::XdpMode, device: &Device) -> (XdpMode, Option<String>) {
-    if device.layer3 {
+    if device.layer3 && wanted != config::XdpMode::Off {
         let reason = "no Ethernet header: TC does the work".to_owned();
         return (XdpMode::Off, Some(reason));
     }

@@ -33,6 +33,8 @@ pub struct MetricsServer {
 impl MetricsServer {
     async fn metrics(&self, request: &Request) -> Response {
         let metrics = self.metrics.clone();
+        self.readiness
+            .each(|check, holds| metrics.set_ready(check, holds));
         match run_blocking(request, move || metrics.encode()).await {
             Ok(body) => response(StatusCode::OK, TEXT_FORMAT, body),
             Err(error) => text(

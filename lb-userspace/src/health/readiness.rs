@@ -165,6 +165,14 @@ impl Readiness {
         (!failed.is_empty()).then(|| failed.join(", "))
     }
 
+    /// Calls `tell` with each check's name, and whether it holds.
+    pub fn each(&self, mut tell: impl FnMut(&str, bool)) {
+        let checks = self.checks.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, check) in checks.iter() {
+            tell(name, check().is_ok());
+        }
+    }
+
     /// Whether [`Self::answer`] handles this path.
     pub fn serves(path: &str) -> bool {
         let below = path.strip_prefix(READYZ);

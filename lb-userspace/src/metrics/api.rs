@@ -1,15 +1,25 @@
 //! The agent's requests to the API server.
 
-use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
+use std::time::Duration;
+
+use hyper::Method;
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
 
 use super::{Register, set_to_now};
 
 const RESOURCE: &str = "resource";
+/// In seconds, as in Kubernetes' components.
+const REQUEST_BUCKETS: [f64; 12] = [
+    0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
+];
 
 /// Requests to the API server by outcome and by `resource`, as in URLs.
 #[derive(Clone, Debug)]
 pub struct ApiMetrics {
     requests: IntCounterVec,
+    /// The same as Kubernetes' components count their requests.
+    rest_requests: IntCounterVec,
+    rest_duration: HistogramVec,
     retries: IntCounterVec,
     lists: IntCounterVec,
     relists: IntCounterVec,
@@ -19,6 +29,18 @@ pub struct ApiMetrics {
     last_sync: GaugeVec,
 }
 
+/// A request to the API server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ApiRequest<'a> {
+    /// Host and port of the API server.
+    pub host: &'a str,
+    pub method: &'a Method,
+    /// As in URLs.
+    pub resource: &'a str,
+    /// As in Kubernetes' roles.
+    pub verb: &'a str,
+}
+
 impl ApiMetrics {
     pub(super) fn new(register: &Register<'_>) -> Self {
         Self {
@@ -26,6 +48,18 @@ impl ApiMetrics {
                 "node_lb_api_requests_total",
                 "Requests to the API server, by HTTP status code; `none` means no answer.",
                 &[RESOURCE, "verb", "code"],
+            ),
+            rest_requests: register.counters(
+                "rest_client_requests_total",
+                "Requests to the API server, by HTTP status code, host and method; `<error>` means no \
+                 answer.",
+                &["code", "host", "method"],
+            ),
+            rest_duration: register.histograms_of(
+                "rest_client_request_duration_seconds",
+                "Time until the answer of a request to the API server began, by host and method.",
+                &["host", "verb"],
+                REQUEST_BUCKETS.to_vec(),
             ),
             retries: register.counters(
                 "node_lb_api_retries_total",
@@ -65,11 +99,18 @@ impl ApiMetrics {
         }
     }
 
-    /// A request, with the code of its answer.
-    pub(crate) fn request(&self, resource: &str, verb: &str, code: Option<u16>) {
-        let code = code.map_or("none".to_owned(), |code| code.to_string());
-        let labels = [resource, verb, code.as_str()];
+    /// A request, with the code of its answer, and how long that took to begin.
+    pub(crate) fn request(&self, request: ApiRequest<'_>, code: Option<u16>, took: Duration) {
+        let code = code.map(|code| code.to_string());
+        let or = |none| code.as_deref().unwrap_or(none);
+        let labels = [request.resource, request.verb, or("none")];
         self.requests.with_label_values(&labels).inc();
+        let method = request.method.as_str();
+        let labels = [or("<error>"), request.host, method];
+        self.rest_requests.with_label_values(&labels).inc();
+        let labels = [request.host, method];
+        let duration = self.rest_duration.with_label_values(&labels);
+        duration.observe(took.as_secs_f64());
     }
 
     /// A request that failed and will be repeated.

@@ -119,6 +119,8 @@ impl LimitCount {
 pub struct DeviceMode {
     pub device: String,
     pub mode: XdpMode,
+    /// Whether that is slower than what the setting `xdp-mode` asks for.
+    pub fell_back: bool,
 }
 
 /// From best to worst.
@@ -209,6 +211,10 @@ impl Sample {
         let devices = self.devices.iter().map(|device| {
             let labels = [("device", &*device.device), ("mode", device.mode.label())];
             gauge(&labels, 1)
+        });
+        let fallbacks = self.devices.iter().map(|device| {
+            let labels = [("device", &*device.device)];
+            gauge(&labels, device.fell_back.into())
         });
         let maps = |number: fn(&MapFill) -> u32| {
             let maps = self.maps.iter();
@@ -344,6 +350,12 @@ impl Sample {
                 "Constant 1; the label `mode` says how XDP is attached to the device.",
                 MetricType::GAUGE,
                 devices,
+            ),
+            family(
+                "node_lb_device_xdp_fallback",
+                "1 if XDP is attached to the device in a slower way than asked for.",
+                MetricType::GAUGE,
+                fallbacks,
             ),
             family(
                 "node_lb_flows",

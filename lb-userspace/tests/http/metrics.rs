@@ -112,6 +112,25 @@ async fn the_process_and_the_build_are_described() {
 }
 
 #[tokio::test]
+async fn a_scrape_shows_each_check_of_readyz() {
+    let metrics = Arc::new(Metrics::new());
+    let readiness = Readiness::new();
+    let latch = readiness.add_latch("first-state-in-maps", "there is none");
+    let server = start_with(&metrics, readiness);
+    let checks = async |first_state| {
+        let text = get(server.address(), "/metrics").await.body;
+        let first_state = format!(
+            "kubernetes_healthcheck{{name=\"first-state-in-maps\",type=\"readyz\"}} {first_state}"
+        );
+        let ping = r#"kubernetes_healthcheck{name="ping",type="readyz"} 1"#;
+        assert_has(&text, &[&first_state, ping]);
+    };
+    checks(0).await;
+    latch.meet();
+    checks(1).await;
+}
+
+#[tokio::test]
 async fn programming_is_measured_per_object_and_finely_where_the_targets_are() {
     let metrics = Arc::new(Metrics::new());
     metrics.programmed("endpointslices", 3, Duration::from_millis(15));
@@ -205,6 +224,7 @@ async fn the_kernels_counters_are_read_at_each_scrape() {
             r#"node_lb_flowcontrol_expired_connections_total{deadline="lifetime",flow_schema="shop",priority_level="tenants"} 5"#,
             "node_lb_flowcontrol_unclassified_addresses 0",
             r#"node_lb_device_xdp_mode{device="eth\"0",mode="generic"} 1"#,
+            r#"node_lb_device_xdp_fallback{device="eth\"0"} 1"#,
             r#"node_lb_map_entries{map="FRONTENDS4"} 7"#,
             r#"node_lb_map_capacity{map="FRONTENDS4"} 131072"#,
             "node_lb_flows 0",
@@ -374,6 +394,7 @@ fn sample() -> Sample {
         devices: vec![DeviceMode {
             device: "eth\"0".into(),
             mode: XdpMode::Generic,
+            fell_back: true,
         }],
         maps: vec![MapFill {
             map: "FRONTENDS4",
@@ -388,10 +409,14 @@ fn sample() -> Sample {
 }
 
 fn start(metrics: &Arc<Metrics>) -> Server {
+    start_with(metrics, Readiness::new())
+}
+
+fn start_with(metrics: &Arc<Metrics>, readiness: Readiness) -> Server {
     let stack = stack();
     let endpoints = MetricsServer {
         metrics: metrics.clone(),
-        readiness: Arc::new(Readiness::new()),
+        readiness: Arc::new(readiness),
         post_timeout: stack.post_timeout().clone(),
         configz: r#"{"node-lb":{}}"#.into(),
     };

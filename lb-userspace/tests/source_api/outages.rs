@@ -95,6 +95,8 @@ async fn forbidden_resource_is_named_and_asked_for_again() {
     assert!(!follower.health.all_synced() && follower.synced == 0);
     let refused = r#"node_lb_api_requests_total{code="403",resource="services",verb="watch"}"#;
     assert_eq!(follower.metric(refused), 8);
+    let as_kubernetes_counts = r#"rest_client_requests_total{code="403",host="",method="GET"}"#;
+    assert_eq!(follower.metric(as_kubernetes_counts), 8);
     let stream = call.stream();
     stream.bookmark(3, true).await;
     follower.settle().await;

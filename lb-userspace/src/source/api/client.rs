@@ -14,7 +14,7 @@ use super::{
     failure::Failure,
     resource::{Request, Resource},
 };
-use crate::metrics::ApiMetrics;
+use crate::metrics::{ApiMetrics, ApiRequest};
 
 /// How long it may take until an answer begins.
 pub const ANSWER_TIME: Duration = Duration::from_secs(30);
@@ -100,8 +100,10 @@ async fn attempt<T, R: Future<Output = T>>(
     request: http::Result<http::Request<Body>>,
     read: impl Fn(Body) -> R,
 ) -> Result<T, Failure> {
+    let request = request.map_err(|error| Failure::of_connection(&error))?;
+    let method = request.method().clone();
+    let start = Instant::now();
     let sent = timeout(ANSWER_TIME, async {
-        let request = request.map_err(|error| Failure::of_connection(&error))?;
         let (code, body) = send(generation, request).await?;
         let answer = match body {
             Ok(body) => Ok(read(body).await),
@@ -114,7 +116,13 @@ async fn attempt<T, R: Future<Output = T>>(
         Ok(Err(failure)) => (None, Err(failure)),
         Err(_) => (None, Err(Failure::TimedOut(ANSWER_TIME))),
     };
-    metrics.request(resource, verb, code);
+    let about = ApiRequest {
+        host: &generation.host,
+        method: &method,
+        resource,
+        verb,
+    };
+    metrics.request(about, code, start.elapsed());
     answer
 }
 

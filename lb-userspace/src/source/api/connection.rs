@@ -11,7 +11,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use hyper::header::{HeaderValue, USER_AGENT};
+use hyper::{
+    header::{HeaderValue, USER_AGENT},
+    http::uri::Authority,
+};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
@@ -118,6 +121,7 @@ impl Fingerprint {
 /// A client, and what opens its connections.
 struct Reach {
     client: Client,
+    host: Arc<str>,
     dialer: Dialer,
 }
 
@@ -126,6 +130,11 @@ impl Reach {
         let dialer = Dialer::new(config, servers.clone())?;
         Ok(Self {
             client: transport::client(config, dialer.clone())?,
+            host: config
+                .cluster_url
+                .authority()
+                .map_or("", Authority::as_str)
+                .into(),
             dialer,
         })
     }
@@ -145,6 +154,8 @@ pub struct Generation {
     number: u64,
     fingerprint: Fingerprint,
     pub client: Client,
+    /// Host and port in the API server's URL; empty if the client was given by the caller.
+    pub host: Arc<str>,
     /// What opens the client's connections, if that is known.
     dialer: Option<Dialer>,
 }
@@ -156,15 +167,16 @@ impl Connection {
     /// # Errors
     /// If there is no usable configuration.
     pub async fn open(access: ApiAccess, servers: Arc<ApiServers>) -> anyhow::Result<Self> {
-        let (Reach { client, dialer }, fingerprint) = access.client(&servers).await?;
+        let (reach, fingerprint) = access.client(&servers).await?;
         Ok(Self {
             access: Some(access),
             servers,
             current: Mutex::new(Generation {
                 number: 0,
                 fingerprint,
-                client,
-                dialer: Some(dialer),
+                client: reach.client,
+                host: reach.host,
+                dialer: Some(reach.dialer),
             }),
         })
     }
@@ -178,6 +190,7 @@ impl Connection {
                 number: 0,
                 fingerprint: Fingerprint::default(),
                 client,
+                host: Arc::default(),
                 dialer: None,
             }),
         }
@@ -223,14 +236,15 @@ impl Connection {
         let Some(access) = &self.access else {
             return Ok(false);
         };
-        let (Reach { client, dialer }, fingerprint) = access.client(&self.servers).await?;
+        let (reach, fingerprint) = access.client(&self.servers).await?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == failed.number {
             *current = Generation {
                 number: failed.number + 1,
                 fingerprint,
-                client,
-                dialer: Some(dialer),
+                client: reach.client,
+                host: reach.host,
+                dialer: Some(reach.dialer),
             };
         }
         Ok(current.fingerprint != failed.fingerprint)
