@@ -26,6 +26,7 @@
 //! | [`manifests`], [`deployment`] | objects for its agents; pods that are replaced as by a Deployment |
 //! | [`agent`], [`another_build`], [`balanced`] | the program under test, another build of it, a lab with it on all nodes |
 //! | [`control_plane`] | a real Kubernetes control plane in a lab |
+//! | [`prometheus`] | a Prometheus that scrapes a lab's agents |
 //! | [`attack`] | what an attacker sends |
 //! | [`programs`], [`pin_root`] | the eBPF programs without an agent, and where they are pinned |
 //! | [`map_contents`] | what the maps say about Services, read without the map writer |
@@ -48,6 +49,8 @@ pub mod balanced;
 
 pub mod control_plane;
 
+pub mod prometheus;
+
 pub mod attack;
 
 pub mod pin_root;
@@ -69,4 +72,5 @@ pub use map_contents::MapContents;
 pub use namespace::Namespace;
 pub use patience::{LOADED, PATIENCE, SILENCE, eventually, patient};
 pub use pin_root::PinRoot;
+pub use prometheus::Prometheus;
 pub use traffic::{Failure, FailureKind, Grace, Held, Load, LoadReport, Reply, Request, Serve};

@@ -63,6 +63,39 @@ fn the_index_has_every_distribution() {
     }
 }
 
+/// The page of alerts has a section for each, in their order, and each alert leads to its section.
+#[test]
+fn each_alert_has_a_section_and_each_section_an_alert() {
+    let rules = Page::read(root().join("deploy/monitoring/rules.yaml")).text;
+    let rules: Value = serde_saphyr::from_str(&rules).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
+    let alerts: Vec<_> = rules
+        .filter_map(|rule| Some((rule["alert"].as_str()?, &rule["annotations"])))
+        .collect();
+    let page = Page::read(root().join("docs/alerts.md"));
+    let names: Vec<_> = alerts.iter().map(|(name, _)| *name).collect();
+    assert_eq!(page.headings(2), names);
+    for (name, annotations) in alerts {
+        let section = page
+            .prose()
+            .skip_while(|line| *line != format!("## {name}"));
+        let section: Vec<_> = section
+            .skip(1)
+            .take_while(|line| !line.starts_with("## "))
+            .collect();
+        for part in ["**Meaning.**", "**Look at**", "**Do.**"] {
+            let told = section.iter().any(|line| line.starts_with(part));
+            assert!(told, "{name} lacks {part}");
+        }
+        let runbook = format!("docs/alerts.md#{}", slug(name));
+        assert_eq!(annotations["runbook"], runbook, "{name}");
+        for text in ["summary", "description"] {
+            assert!(annotations[text].is_string(), "{name} lacks {text}");
+        }
+    }
+}
+
 /// The chart's schema knows the values of each page. (The settings in `config` are the agent's,
 /// whose tests read these pages as well.)
 #[test]

@@ -7,6 +7,7 @@ mod connection;
 mod deploy;
 mod faults;
 mod lists;
+mod monitoring;
 mod nodes;
 mod outages;
 mod own_address;

@@ -6,6 +6,7 @@ mod compiler;
 mod go;
 pub mod kernels;
 mod linker;
+mod prometheus;
 mod toolchain;
 mod tools;
 pub mod userland;
@@ -26,7 +27,7 @@ pub enum Need {
     Lint,
     /// Run the lab.
     Lab,
-    /// Run a Kubernetes control plane in the lab.
+    /// Run a Kubernetes control plane in the lab, and what watches it.
     ControlPlane,
     /// Compare with other balancers.
     Peers,
@@ -89,12 +90,14 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
     let extent = extent.iter().find(|(need, _)| needs.contains(need));
     let extent = extent.map(|(_, extent)| *extent);
     let extent = extent.filter(|extent| cluster::is_missing(workspace, &places, *extent));
+    let monitored = needs.contains(&Need::ControlPlane) && prometheus::is_missing(&places);
     let complete = |tools: &Tools| !lint || tools.compiler.clippy().is_file();
     let nothing_else = missing.is_empty()
         && components.is_empty()
         && targets.is_empty()
         && guests.iter().all(Guests::is_complete)
-        && extent.is_none();
+        && extent.is_none()
+        && !monitored;
     let tools = match tools {
         Ok(tools) if nothing_else && complete(&tools) => return Ok(tools),
         tools => tools.ok(),
@@ -119,6 +122,9 @@ pub fn run(workspace: &Workspace, needs: &[Need]) -> Result<Tools> {
     }
     for guests in &guests {
         guests.fetch(&mut installer)?;
+    }
+    if monitored {
+        prometheus::fetch(&mut installer.apt, &installer.places)?;
     }
     if let Some(extent) = extent {
         cluster::build(&mut installer, workspace, extent)?;

@@ -32,6 +32,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{ .Values.serviceAccount.name | default (include "node-lb.fullname" .) }}
 {{- end }}
 
+{{/* What alerts and dashboards find agents by: the job, and nodes as instances. */}}
+{{- define "node-lb.scrape" -}}
+relabelings:
+  - targetLabel: job
+    replacement: {{ .Values.scrapeJob }}
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: instance
+{{- end }}
+
 {{/* Fails where values contradict each other. */}}
 {{- define "node-lb.check" -}}
 {{- range $setting, $port := dict "healthz-bind-address" .Values.healthPort "metrics-bind-address" .Values.metricsPort }}
