@@ -140,6 +140,26 @@ impl Reason {
                 | Self::TimeOut
         )
     }
+
+    /// Whether it says that a packet to a Service, or to where one could be, was refused or dropped.
+    pub fn is_refusal(self) -> bool {
+        match self {
+            Self::Parked => false,
+            Self::NoEndpoints
+            | Self::NoLocalEndpoints
+            | Self::SourceRange
+            | Self::NotProgrammed
+            | Self::FlowTableFull
+            | Self::SnatPortsExhausted
+            | Self::InsertRace
+            | Self::NoNodeAddress
+            | Self::NoRoute
+            | Self::AnswerRateLimited
+            | Self::UnknownPort
+            | Self::NoSuchService => true,
+            _ => self.is_limit(),
+        }
+    }
 }
 
 /// Number of reasons.

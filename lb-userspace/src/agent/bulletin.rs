@@ -1,18 +1,22 @@
 //! What the agent says of itself to whoever asks, while its loop is busy as well.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use lb_objects::ObjectName;
+use nix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
 use super::{
     catalog::Catalog,
     connections::Connections,
+    local_api::traffic::{ServiceEndpoints, Traffic},
     progress::Progress,
-    status::{self, Status},
-    traffic::traffic,
+    status::{self, FlowTable, Status},
+    traffic::{endpoints, ports, traffic},
 };
 use crate::{
     config::ServiceSeries,
@@ -141,6 +145,30 @@ impl Bulletin {
         }
     }
 
+    /// What `node-lb top` shows, but for packets. Reads counters, which takes time.
+    pub fn traffic(&self) -> Traffic {
+        let published = self.published();
+        Traffic {
+            at_ms: now_ms(),
+            node: published.status.node.clone(),
+            service_ports: ports(&self.roster),
+            connection_limits: self.connections.all().iter().map(Into::into).collect(),
+            priority_levels: self.connections.levels().iter().map(Into::into).collect(),
+            refused_packets: BTreeMap::new(),
+            flow_tables: published.flows.as_ref().map(|flows| FlowTable::both(flows)),
+            maps: published.maps.iter().map(Into::into).collect(),
+        }
+    }
+
+    /// The endpoints of a Service, if it is in the maps.
+    pub fn endpoints(&self, service: &ObjectName) -> Option<ServiceEndpoints> {
+        let plan = self.catalog.get(service)?;
+        Some(ServiceEndpoints {
+            at_ms: now_ms(),
+            endpoints: endpoints(&self.roster, &plan),
+        })
+    }
+
     fn published(&self) -> Arc<Published> {
         self.lock().clone()
     }
@@ -161,6 +189,13 @@ impl Bulletin {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The kernel's monotonic clock, which is the same for every agent until the node starts anew.
+fn now_ms() -> u64 {
+    // Every kernel has it.
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    now.map_or(0, |now| Duration::from(now).as_millis() as u64)
 }
 
 #[cfg(test)]

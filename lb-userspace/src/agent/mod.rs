@@ -310,7 +310,8 @@ impl Agent {
         let series = self.config.service_metrics;
         let observer = Observer::new(packets, self.bulletin.clone(), series)?;
         self.metrics.limit_services(series);
-        self.metrics.set_kernel_source(Arc::new(observer));
+        let observer = Arc::new(observer);
+        self.metrics.set_kernel_source(observer.clone());
         self.publish_state().await;
         self.begin_to_answer();
         if self.kernel.is_configured() {
@@ -334,14 +335,8 @@ impl Agent {
         let (ask_for_trace, mut trace_asked) = mpsc::channel(TRACE_QUEUE);
         let numbered = self.syncer.writer().numbered();
         let line = self.admission.as_ref().map(Admission::line);
-        self.servers.serve_locally(
-            &self.config,
-            flows,
-            numbered,
-            line,
-            bulletin.clone(),
-            ask_for_trace,
-        )?;
+        self.servers
+            .serve_locally(&self.config, flows, numbered, line, observer, ask_for_trace)?;
 
         let stop = process.stop();
         let mut quiet = tokio::time::interval(QUIET);

@@ -1,22 +1,36 @@
-//! The data plane's counters for metrics, read for each request.
+//! The data plane's counters for metrics and `top`, read for each request.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use aya::maps::{Map, MapData, PerCpuArray};
 use lb_common::verdict::{Hook, Reason};
 
-use super::bulletin::Bulletin;
+use lb_objects::ObjectName;
+
+use super::{
+    bulletin::Bulletin,
+    local_api::traffic::{ServiceEndpoints, Traffic, TrafficSource},
+    status::Status,
+};
 use crate::{
     config::ServiceSeries,
     metrics::{KernelSource, PacketCount, Sample},
 };
+
+/// How long what has been read for one caller is the answer to others as well.
+const SHARED: Duration = Duration::from_millis(100);
 
 /// Reads counters from the kernel; the bulletin has the rest.
 pub struct Observer {
     counters: PerCpuArray<MapData, u64>,
     bulletin: Arc<Bulletin>,
     services: ServiceSeries,
+    /// What was read last, and when.
+    latest: Mutex<Option<(Instant, Arc<Traffic>)>>,
 }
 
 impl Observer {
@@ -35,7 +49,13 @@ impl Observer {
             counters,
             bulletin,
             services,
+            latest: Mutex::default(),
         })
+    }
+
+    /// What `node-lb status` shows; that takes time.
+    pub fn status(&self) -> Status {
+        self.bulletin.status()
     }
 
     /// Packets that were counted at a hook for a reason, on all CPUs.
@@ -59,5 +79,33 @@ impl KernelSource for Observer {
             }
         }
         Ok(sample)
+    }
+}
+
+impl TrafficSource for Observer {
+    fn traffic(&self) -> anyhow::Result<Arc<Traffic>> {
+        // Held while reading, so that callers at the same time read once together. Whole at any
+        // time, so that a panic has not spoiled it.
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, traffic)) = &*latest
+            && at.elapsed() < SHARED
+        {
+            return Ok(traffic.clone());
+        }
+        let at = Instant::now();
+        let mut traffic = self.bulletin.traffic();
+        for reason in Reason::ALL.iter().filter(|reason| reason.is_refusal()) {
+            let at_hooks = Hook::ALL.iter().map(|hook| self.packets(*hook, *reason));
+            let packets = at_hooks.sum::<anyhow::Result<u64>>()?;
+            let name = reason.name().to_owned();
+            traffic.refused_packets.insert(name, packets);
+        }
+        let traffic = Arc::new(traffic);
+        *latest = Some((at, traffic.clone()));
+        Ok(traffic)
+    }
+
+    fn endpoints(&self, service: &ObjectName) -> Option<ServiceEndpoints> {
+        self.bulletin.endpoints(service)
     }
 }

@@ -10,10 +10,10 @@ use tokio::{
 };
 
 use super::{
-    bulletin::Bulletin,
     catalog::Catalog,
     local_api::{LocalApi, flows::FlowSource, trace::TraceRequest},
     metrics_server::MetricsServer,
+    observe::Observer,
     process::Process,
     succession::offer::{self, Offer},
 };
@@ -184,16 +184,17 @@ impl Servers {
         flows: Arc<dyn FlowSource>,
         numbered: Arc<Numbered>,
         line: Option<Arc<Line>>,
-        bulletin: Arc<Bulletin>,
+        observer: Arc<Observer>,
         trace: mpsc::Sender<TraceRequest>,
     ) -> anyhow::Result<()> {
         let api = LocalApi {
             catalog: self.catalog.clone(),
             flows,
+            traffic: observer.clone(),
             initialization: self.initialization.clone(),
             readiness: self.readiness.clone(),
             configz: self.configz.clone(),
-            status: Arc::new(move || bulletin.status()),
+            status: Arc::new(move || observer.status()),
             numbered,
             line,
             trace,

@@ -26,6 +26,7 @@ mod plan;
 mod probe;
 mod snapshot;
 mod status;
+mod top;
 mod trace;
 
 /// Runs the command in `arguments`, which start with the program's name.
@@ -56,6 +57,7 @@ enum Command {
     Flows(flows::Command),
     Explain(explain::Command),
     Status(status::Command),
+    Top(top::Command),
     Probe(probe::Command),
     Trace(trace::Command),
     Admission(admission::Command),
@@ -87,6 +89,7 @@ impl Cli {
             Command::Flows(command) => command.run(),
             Command::Explain(command) => command.run(),
             Command::Status(command) => command.run(),
+            Command::Top(command) => command.run(),
             Command::Probe(command) => command.run(),
             Command::Trace(command) => command.run(),
             Command::Admission(command) => command.run(),

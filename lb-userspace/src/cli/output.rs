@@ -31,16 +31,17 @@ impl Output {
 }
 
 /// Rows of cells, each column as wide as its widest cell.
-pub fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
-    let mut widths = [0; COLUMNS];
+pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let columns = rows.iter().map(|row| row.as_ref().len()).max();
+    let mut widths = vec![0; columns.unwrap_or(0)];
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
             *width = (*width).max(cell.len());
         }
     }
     let mut text = String::new();
     for row in rows {
-        let cells = row.iter().zip(widths);
+        let cells = row.as_ref().iter().zip(&widths);
         let line: Vec<_> = cells
             .map(|(cell, width)| format!("{cell:width$}"))
             .collect();
@@ -50,10 +51,32 @@ pub fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
     text
 }
 
+/// Text of others without what could do something to a terminal. Names are made of ASCII; what is not
+/// is shown as `?`.
+pub fn plain(text: &str) -> String {
+    let is_plain = |character: char| character == ' ' || character.is_ascii_graphic();
+    let plain = |character| if is_plain(character) { character } else { '?' };
+    text.chars().map(plain).collect()
+}
+
 /// A result as JSON.
 ///
 /// # Errors
 /// If it cannot be written as JSON.
 pub fn json(result: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(result).context("cannot write JSON")? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_do_nothing_to_a_terminal() {
+        assert_eq!(plain("shop/web:http 10%"), "shop/web:http 10%");
+        assert_eq!(
+            plain("a\x1b[2Jb\r\n\u{202e}\u{9b}31m\u{7f}"),
+            "a?[2Jb????31m?"
+        );
+    }
 }

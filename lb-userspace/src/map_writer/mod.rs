@@ -58,7 +58,7 @@ pub use self::{
     budget::Scope,
     frontends::{Purpose, Reserved},
     refusal::{NotProgrammed, Reason},
-    roster::{Counts, Roster},
+    roster::{Counts, EndpointCounts, Roster},
     schemas::{Known, NotInForce, Numbered, NumberedLevel, NumberedSchema, Tenant},
     seats::{Limit as ConnectionLimit, Limited},
     settings::Settings,

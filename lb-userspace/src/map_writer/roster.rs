@@ -8,12 +8,13 @@ use std::{
 };
 
 use lb_common::{
-    abi::{self, EndpointMemory, ServiceStats, Shortages},
+    abi::{self, EndpointMemory, EndpointState, ServiceFlows, ServiceStats, Shortages},
     pipeline::FAILING,
 };
 use lb_datapath::maps::{Elements, Maps};
 
-use super::Key;
+use super::{Key, service::Programmed};
+use crate::plan::EndpointClass;
 
 /// Service ports looked at before the map writer may go on.
 const PAGE: usize = 256;
@@ -29,7 +30,9 @@ pub struct Roster {
 #[derive(Clone)]
 struct Counters {
     stats: Arc<dyn Elements<ServiceStats>>,
+    flows: Arc<dyn Elements<ServiceFlows>>,
     shortages: Arc<dyn Elements<Shortages>>,
+    states: Arc<dyn Elements<EndpointState>>,
     memory: Arc<dyn Elements<EndpointMemory>>,
 }
 
@@ -37,16 +40,46 @@ struct Counters {
 struct Listed {
     id: u32,
     endpoints: Arc<[abi::Endpoint]>,
+    /// The first so many of them are ready, the others terminating.
+    ready: usize,
 }
 
 /// What the connections of a service port of one family have come to.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
+    /// The number by which flows name it.
+    pub id: u32,
     pub stats: ServiceStats,
+    /// Flows at this moment.
+    pub flows: ServiceFlows,
     /// Connections that there was no room for.
     pub shortages: Shortages,
     /// Endpoints that have refused or not answered the latest connections.
     pub failing: Vec<SocketAddr>,
+    /// Endpoints that are ready.
+    pub ready: usize,
+    /// Endpoints that are used only where none is ready.
+    pub terminating: usize,
+}
+
+/// An endpoint of a service port, and what its connections have come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointCounts {
+    pub address: SocketAddr,
+    /// If not, it is terminating: used only where none is ready.
+    pub is_ready: bool,
+    /// Connections sent to it so far.
+    pub connections: u64,
+    /// How many of the latest connections in a row it has refused or not answered; refused ones
+    /// count several times.
+    pub failures: u32,
+}
+
+impl EndpointCounts {
+    /// Whether new connections avoid it, if there is another one.
+    pub fn is_failing(&self) -> bool {
+        self.failures >= FAILING
+    }
 }
 
 impl Roster {
@@ -67,10 +100,16 @@ impl Roster {
         *counters = Counters::of(maps);
     }
 
-    /// Notes that a service port is in the maps, with these endpoints.
-    pub(super) fn enter(&self, key: &Key, id: u32, endpoints: &Arc<[abi::Endpoint]>) {
-        let endpoints = endpoints.clone();
-        let listed = Listed { id, endpoints };
+    /// Notes that a service port is in the maps.
+    pub(super) fn enter(&self, key: &Key, programmed: &Programmed) {
+        let counts = programmed.content.counts;
+        let ready = EndpointClass::ALL.iter().zip(counts);
+        let ready = ready.filter(|(class, _)| class.is_ready());
+        let listed = Listed {
+            id: programmed.id,
+            endpoints: programmed.endpoints.clone(),
+            ready: ready.map(|(_, count)| count as usize).sum(),
+        };
         let mut all = self.write();
         match all.get_mut(key) {
             Some(known) => *known = listed,
@@ -108,6 +147,13 @@ impl Roster {
         }
     }
 
+    /// Each endpoint of a service port in the maps, those that are ready first.
+    pub fn endpoints(&self, key: &Key) -> Vec<EndpointCounts> {
+        let listed = self.read().get(key).cloned();
+        let counters = self.counters();
+        listed.map_or_else(Vec::new, |listed| counters.endpoints(&listed).collect())
+    }
+
     fn page(&self, after: Option<&Key>) -> Vec<(Key, Listed)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let listed = self.read();
@@ -135,7 +181,9 @@ impl Counters {
     fn of(maps: &Maps) -> Self {
         Self {
             stats: maps.service_stats.clone(),
+            flows: maps.service_flows.clone(),
             shortages: maps.service_shortages.clone(),
+            states: maps.endpoint_states.clone(),
             memory: maps.endpoint_memory.clone(),
         }
     }
@@ -144,12 +192,27 @@ impl Counters {
         let endpoints = listed.endpoints.iter();
         let fails = |endpoint: &&abi::Endpoint| self.memory.read(endpoint.id).failures >= FAILING;
         Counts {
+            id: listed.id,
             stats: self.stats.read(listed.id),
+            flows: self.flows.read(listed.id),
             shortages: self.shortages.read(listed.id),
-            failing: endpoints
-                .filter(fails)
-                .map(|endpoint| SocketAddr::new(endpoint.address.into(), endpoint.port))
-                .collect(),
+            failing: endpoints.filter(fails).map(address).collect(),
+            ready: listed.ready,
+            terminating: listed.endpoints.len().saturating_sub(listed.ready),
         }
     }
+
+    fn endpoints(&self, listed: &Listed) -> impl Iterator<Item = EndpointCounts> {
+        let endpoints = listed.endpoints.iter().enumerate();
+        endpoints.map(|(index, endpoint)| EndpointCounts {
+            address: address(endpoint),
+            is_ready: index < listed.ready,
+            connections: self.states.read(endpoint.id).connections,
+            failures: self.memory.read(endpoint.id).failures,
+        })
+    }
+}
+
+fn address(endpoint: &abi::Endpoint) -> SocketAddr {
+    SocketAddr::new(endpoint.address.into(), endpoint.port)
 }

@@ -149,7 +149,7 @@ impl MapWriter {
         if programmed.plan == 0 {
             return written;
         }
-        self.roster.enter(key, programmed.id, &programmed.endpoints);
+        self.roster.enter(key, programmed);
         let claimed = self.claim(key, plan);
         self.cluster_ips.claim(key, plan);
         written.and(claimed)

@@ -48,6 +48,11 @@ impl EndpointClass {
             Self::LocalReady | Self::LocalReadyHinted | Self::LocalTerminating
         )
     }
+
+    /// Whether its endpoints are ready, not terminating.
+    pub fn is_ready(self) -> bool {
+        !matches!(self, Self::LocalTerminating | Self::RemoteTerminating)
+    }
 }
 
 /// Whether topology hints narrow the Cluster set, and how.

@@ -23,6 +23,7 @@ mod admission_simulate;
 mod explain;
 mod flows;
 mod plan;
+mod top;
 
 /// Runs something beside an agent that answers one request for its status; `run` gets the path of
 /// its socket.

@@ -15,6 +15,7 @@ use node_lb::{
         local_api::{
             LocalApi,
             flows::{FlowSource, NewFlows},
+            traffic::{EndpointTraffic, PortTraffic, ServiceEndpoints, Traffic, TrafficSource},
         },
         status::Status,
     },
@@ -143,6 +144,7 @@ async fn until_the_cluster_is_known_nothing_wide_is_served_and_nothing_hangs() {
         ("/flows?limit=1", 200),
         ("/connections", 200),
         ("/queues", 200),
+        ("/traffic", 200),
         ("/configz", 200),
         ("/status", 200),
         ("/readyz", 200),
@@ -249,6 +251,27 @@ async fn a_reader_that_goes_without_a_word_is_noticed() {
 }
 
 #[tokio::test]
+async fn traffic_is_told_of_all_services_and_of_the_endpoints_of_one() {
+    let agent = Agent::start();
+    let (status, traffic) = agent.get("/traffic").await;
+    assert_eq!((status, &traffic["atMs"]), (200, &json!(1000)));
+    let port = &traffic["servicePorts"][0];
+    assert_eq!(port["servicePort"], "shop/web:http");
+    assert_eq!(
+        (&port["connections"], &port["dropped"]),
+        (&json!(1), &json!(0))
+    );
+    let (status, of_service) = agent.get("/traffic/shop/web").await;
+    assert_eq!(status, 200);
+    assert_eq!(of_service["endpoints"][0]["address"], "10.1.0.1:8080");
+    let (status, error) = agent.get("/traffic/shop/other").await;
+    assert_eq!((status, &error["reason"]), (404, &json!("NotFound")));
+    for path in ["/traffic/", "/traffic/shop", "/traffic/a/b/c"] {
+        assert_eq!(agent.get_text(path).await.0, 404, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn settings_and_state_are_shown_and_nothing_can_be_written() {
     let agent = Agent::start();
     assert_eq!(agent.get("/configz").await, (200, json!({"node-lb": {}})));
@@ -285,6 +308,7 @@ impl Agent {
         let api = LocalApi {
             catalog: catalog.clone(),
             flows: Arc::new(ThreeFlows(followed.clone())),
+            traffic: Arc::new(OneService),
             initialization: parts.initialization.clone(),
             readiness: Arc::new(Readiness::new()),
             configz: Bytes::from_static(br#"{"node-lb":{}}"#),
@@ -373,6 +397,41 @@ impl Lines {
             (&json!(kind), &json!(name))
         );
         event
+    }
+}
+
+/// A Service with one connection.
+struct OneService;
+
+impl TrafficSource for OneService {
+    fn traffic(&self) -> anyhow::Result<Arc<Traffic>> {
+        let port = PortTraffic {
+            service: "shop/web".to_owned(),
+            service_port: "shop/web:http".to_owned(),
+            connections: 1,
+            ..PortTraffic::default()
+        };
+        Ok(Arc::new(Traffic {
+            at_ms: 1000,
+            service_ports: vec![port],
+            ..Traffic::default()
+        }))
+    }
+
+    fn endpoints(&self, service: &ObjectName) -> Option<ServiceEndpoints> {
+        let endpoint = EndpointTraffic {
+            service_port: "shop/web:http".to_owned(),
+            protocol: "TCP".to_owned(),
+            address: ([10, 1, 0, 1], 8080).into(),
+            ready: true,
+            connections: 1,
+            failures: 0,
+            avoided: false,
+        };
+        (*service == object("shop", "web")).then(|| ServiceEndpoints {
+            at_ms: 1000,
+            endpoints: vec![endpoint],
+        })
     }
 }
 

@@ -1,13 +1,21 @@
 //! Starting, inspecting and removing node-lb.
 
 use std::{
+    os::unix::net::UnixStream,
     path::Path,
     process::{Command, Output},
 };
 
-use anyhow::{Context, Result};
-use lb_common::abi::VERSION;
-use lb_tests::{Endpoint, FailureKind, Family, Node, Request, balanced};
+use anyhow::{Context, Result, ensure};
+use lb_common::abi::{ServiceFlows, ServiceStats, Shortages, VERSION};
+use lb_datapath::bpf::MappedArray;
+use lb_tests::{
+    Endpoint, FailureKind, Family, Held, Node, Request, balanced, patience::try_eventually,
+};
+use node_lb::{
+    agent::local_api::traffic::{PortTraffic, ServiceEndpoints},
+    http::get,
+};
 use serde_json::Value;
 
 use crate::ground::{Frontend, Ground, Vips};
@@ -125,6 +133,119 @@ fn maps_read_well_in_bpftool() -> Result<()> {
         "{endpoint}"
     );
     Ok(())
+}
+
+#[test]
+fn top_shows_exactly_what_the_kernel_has_counted() -> Result<()> {
+    let ground = Ground::new()?;
+    let (lab, web, empty) = (ground.lab(), Vips(1), Vips(2));
+    let node = lab.node(1);
+    let pod = lab.pod("pod-2-1");
+    ground.publish(web, |service| service, [Endpoint::ready(pod)])?;
+    ground.publish(empty, |service| service, [])?;
+    ground.settle()?;
+
+    let at = |vips: Vips| vips.at(Frontend::NodePort, Family::V4, node);
+    let held = Held::open_all(lab.client(), at(web), 5);
+    assert_eq!(held.len(), 5);
+    for _ in 0..3 {
+        let refused = Request::tcp(at(empty)).send(lab.client()).map(drop);
+        let refused = refused.map_err(|failure| failure.kind);
+        assert_eq!(refused, Err(FailureKind::Refused));
+    }
+
+    // Other flows end meanwhile, which is seen one by one.
+    let ports = try_eventually(|| {
+        let ports = top(node)?;
+        for port in &ports {
+            let counted = in_kernel(&ground.balanced().map_dir(1)?, port)?;
+            ensure!(*port == counted, "{port:?}, the kernel has {counted:?}");
+        }
+        Ok(ports)
+    })?;
+    let lines = |vips: Vips| {
+        let name = format!("/{}:lines", vips.name());
+        let mut ports = ports.iter();
+        let port = ports.find(|port| port.service_port.ends_with(&name));
+        port.with_context(|| format!("no {name} in {ports:?}"))
+    };
+    let of_web = lines(web)?;
+    assert_eq!(
+        (of_web.open, of_web.half_open, of_web.connections),
+        (5, 0, 5)
+    );
+    assert_eq!((of_web.rejected, of_web.dropped), (0, 0));
+    assert_eq!(of_web.ids.len(), 2, "one of each family: {of_web:?}");
+    assert_eq!(
+        (of_web.ready, of_web.terminating, of_web.failing),
+        (2, 0, 0)
+    );
+    let of_empty = lines(empty)?;
+    assert_eq!((of_empty.open, of_empty.connections), (0, 0));
+    assert_eq!((of_empty.rejected, of_empty.dropped), (3, 0));
+
+    let agent = UnixStream::connect(balanced::socket(node))?;
+    let (code, body) = get(agent, &format!("/traffic/{}", of_web.service))?;
+    assert_eq!(code, 200, "{body}");
+    let endpoints: ServiceEndpoints = serde_json::from_str(&body)?;
+    let mut endpoints = endpoints.endpoints.iter();
+    let endpoint = endpoints.find(|endpoint| {
+        endpoint.service_port == of_web.service_port && endpoint.address.ip() == pod.ip(Family::V4)
+    });
+    let endpoint = endpoint.context("the pod is an endpoint")?;
+    assert_eq!((endpoint.ready, endpoint.connections), (true, 5));
+    Ok(())
+}
+
+/// The service ports in what `node-lb top` prints for scripts.
+fn top(node: &Node) -> Result<Vec<PortTraffic>> {
+    let printed = output(
+        node.command(balanced::node_lb()?)?
+            .args([
+                "top",
+                "--once",
+                "--interval",
+                "200ms",
+                "-o",
+                "json",
+                "--socket",
+            ])
+            .arg(balanced::socket(node)),
+    )?;
+    ensure!(printed.status.success(), "{}", stderr(&printed));
+    let mut object: Value = serde_json::from_slice(&printed.stdout)?;
+    Ok(serde_json::from_value(object["servicePorts"].take())?)
+}
+
+/// The same service port with the numbers that the maps in a directory have.
+fn in_kernel(maps: &Path, port: &PortTraffic) -> Result<PortTraffic> {
+    let stats: MappedArray<ServiceStats> = MappedArray::from_pin(&maps.join("SERVICE_STATS"))?;
+    let flows: MappedArray<ServiceFlows> = MappedArray::from_pin(&maps.join("SERVICE_FLOWS"))?;
+    let shortages = maps.join("SERVICE_SHORTAGES");
+    let shortages: MappedArray<Shortages> = MappedArray::from_pin(&shortages)?;
+    let mut counted = PortTraffic {
+        open: 0,
+        half_open: 0,
+        connections: 0,
+        rejected: 0,
+        dropped: 0,
+        flow_table_full: 0,
+        snat_ports_exhausted: 0,
+        gave_way: 0,
+        ..port.clone()
+    };
+    for id in &port.ids {
+        let (stats, shortages) = (stats.read(*id), shortages.read(*id));
+        counted.open += u64::try_from(flows.read(*id).flows)?;
+        counted.half_open += u64::try_from(stats.half_open)?;
+        counted.connections += stats.connections;
+        counted.rejected += stats.rejected;
+        counted.dropped += stats.dropped;
+        counted.flow_table_full += shortages.flow_table_full;
+        counted.snat_ports_exhausted += shortages.snat_ports_exhausted;
+        counted.gave_way += u64::from(stats.gave_way);
+    }
+    Ok(counted)
 }
 
 fn lookup(node: &Node, map: &Path, index: u64) -> Result<Value> {

@@ -6,17 +6,20 @@ pub mod flows;
 pub mod queues;
 pub mod services;
 pub mod trace;
+pub mod traffic;
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use hyper::{Method, StatusCode, Uri, header::ALLOW, header::HeaderValue};
+use lb_objects::ObjectName;
 use tokio::sync::mpsc;
 
 use self::{
     flows::FlowSource,
-    services::{SERVICES, service_name},
+    services::SERVICES,
     trace::{TRACE, TraceRequest},
+    traffic::{TRAFFIC, TrafficSource},
 };
 use super::{catalog::Catalog, status::Status};
 use crate::{
@@ -47,6 +50,7 @@ const QUEUES: &str = "/queues";
 pub struct LocalApi {
     pub catalog: Arc<Catalog>,
     pub flows: Arc<dyn FlowSource>,
+    pub traffic: Arc<dyn TrafficSource>,
     pub initialization: Arc<Initialization>,
     pub readiness: Arc<Readiness>,
     /// `/configz`: the settings in force, a JSON object.
@@ -112,13 +116,27 @@ impl Handler for LocalApi {
             }
             QUEUES => queues::list(&request, self.line.clone(), self.numbered.clone()).await,
             TRACE => trace::start(&request, &self.trace).await,
+            TRAFFIC => traffic::all(&request, self.traffic.clone()).await,
             path if Readiness::serves(path) => self.readiness.answer(uri),
-            path => match service_name(path) {
-                Some(name) => services::get(&self.catalog, &self.initialization, &name),
-                None => not_found(),
-            },
+            path => {
+                if let Some(name) = service_below(SERVICES, path) {
+                    services::get(&self.catalog, &self.initialization, &name)
+                } else if let Some(name) = service_below(TRAFFIC, path) {
+                    traffic::endpoints(&*self.traffic, &name)
+                } else {
+                    not_found()
+                }
+            }
         }
     }
+}
+
+/// The Service that a path names below another one: `PARENT/NAMESPACE/NAME`.
+fn service_below(parent: &str, path: &str) -> Option<ObjectName> {
+    let below = path.strip_prefix(parent)?.strip_prefix('/')?;
+    let (namespace, name) = below.split_once('/')?;
+    let valid = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
+    valid.then(|| ObjectName::new(namespace, name))
 }
 
 /// A JSON object as the whole answer.
@@ -158,15 +176,26 @@ async fn page<T: serde::Serialize + Send + 'static>(
         Ok(limit) => limit.unwrap_or(usual).min(MOST),
         Err(refusal) => return *refusal,
     };
-    let read = run_blocking(request, move || read(limit)).await;
-    match read.map_err(anyhow::Error::from).and_then(|page| page) {
+    match from_maps(request, move || read(limit)).await {
         Ok(page) => object(&page),
-        Err(error) => error_status(
+        Err(refusal) => *refusal,
+    }
+}
+
+/// What `read` reads from the kernel's maps; it may block. If it fails, the answer that says so.
+async fn from_maps<T: Send + 'static>(
+    request: &Request,
+    read: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> Result<T, Box<Response>> {
+    let read = run_blocking(request, read).await;
+    let read = read.map_err(anyhow::Error::from).and_then(|read| read);
+    read.map_err(|error| {
+        Box::new(error_status(
             StatusCode::INTERNAL_SERVER_ERROR,
             "InternalError",
             format_args!("cannot read the maps: {error:#}"),
-        ),
-    }
+        ))
+    })
 }
 
 /// One line of a stream.

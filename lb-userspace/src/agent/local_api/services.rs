@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{HEARTBEAT, limit, line, object};
+use super::{HEARTBEAT, limit, line, object, service_below};
 use crate::{
     agent::catalog::{Catalog, Change},
     health::initialization::Initialization,
@@ -60,16 +60,6 @@ struct Event<T> {
     object: Option<T>,
 }
 
-/// The Service named by a path, `/api/v1/services/NAMESPACE/NAME`.
-pub fn service_name(path: &str) -> Option<ObjectName> {
-    let (namespace, name) = path
-        .strip_prefix(SERVICES)?
-        .strip_prefix('/')?
-        .split_once('/')?;
-    let valid = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
-    valid.then(|| ObjectName::new(namespace, name))
-}
-
 /// One Service, from what is known so far. Until the agent knows the whole cluster, a Service that
 /// is not found may still come, so the answer is not 404.
 pub fn get(catalog: &Catalog, initialization: &Initialization, name: &ObjectName) -> Response {
@@ -97,7 +87,7 @@ pub fn list(catalog: &Catalog, uri: &Uri) -> Response {
     };
     let after = match query_value(uri, "continue").filter(|text| !text.is_empty()) {
         None => None,
-        Some(text) => match service_name(&format!("{SERVICES}/{text}")) {
+        Some(text) => match service_below(SERVICES, &format!("{SERVICES}/{text}")) {
             Some(name) => Some(name),
             None => {
                 let message = "continue is not what a list ended with";

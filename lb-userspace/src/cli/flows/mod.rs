@@ -28,7 +28,7 @@ use crate::{
 
 mod table;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 /// Show the connections in the kernel's flow tables
 ///

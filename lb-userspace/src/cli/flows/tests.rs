@@ -13,10 +13,10 @@ use crate::flows::Records;
 const RATE: TickRate = TickRate { hz: 1, shift: 0 };
 
 /// A client's flow to 10.96.0.1:80 with source NAT, its answers, and half of another flow.
-struct ThreeRecords([Flow<Ip4>; 3], [AtomicU32; 3]);
+pub struct ThreeRecords([Flow<Ip4>; 3], [AtomicU32; 3]);
 
 impl ThreeRecords {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let [client, frontend, node, endpoint] = [
             [192, 0, 2, 7],
             [10, 96, 0, 1],
@@ -36,6 +36,7 @@ impl ThreeRecords {
             forward.rewrite.destination,
             forward.rewrite.destination_port,
         ) = (endpoint, 8080);
+        forward.service = 3;
         forward.flags |= SEEN;
         forward.last_seen = 100;
 

@@ -147,7 +147,7 @@ fn endpoints_at(bench: &Bench, address: &Address) -> Vec<IpAddr> {
 }
 
 /// The position in `ENDPOINTS` that the only service's published plan has for an endpoint.
-fn slot_of(bench: &Bench, number: u8) -> usize {
+pub fn slot_of(bench: &Bench, number: u8) -> usize {
     let state = bench.kernel.state();
     let service = state
         .services

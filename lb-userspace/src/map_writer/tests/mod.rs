@@ -27,6 +27,7 @@ mod adoption;
 mod capacity;
 mod changes;
 mod cluster_ips;
+mod counted;
 mod fairness;
 mod fake;
 mod full_maps;
