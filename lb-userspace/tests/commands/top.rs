@@ -173,8 +173,21 @@ fn what_cannot_be_shown_is_said() {
 struct Screen {
     top: Child,
     terminal: OpenptyResult,
-    /// All that it has written.
+    /// All that it has written since the last key.
     written: Arc<Mutex<String>>,
+}
+
+/// What is written without where and how: of what is on the screen already, only changes are.
+/// Blanks may be missing, so they are left out.
+fn text_of(written: &str) -> String {
+    let mut parts = written.split("\x1b[");
+    let first = parts.next().unwrap_or_default();
+    let mut text = first.to_owned();
+    for part in parts {
+        let end = part.find(|c: char| c.is_ascii_alphabetic());
+        text += end.map_or("", |end| &part[end + 1..]);
+    }
+    text.replace(' ', "")
 }
 
 impl Screen {
@@ -219,22 +232,31 @@ impl Screen {
         }
     }
 
-    /// Waits until this has been written since the last call.
+    /// Waits until this text has been written since the last key.
     fn expect(&self, text: &str) {
+        let wanted = text.replace(' ', "");
+        self.wait(text, |written| text_of(written).contains(&wanted));
+    }
+
+    /// Waits until this has been written to control the terminal.
+    fn expect_control(&self, sequence: &str) {
+        self.wait(sequence, |written| written.contains(sequence));
+    }
+
+    fn wait(&self, what: &str, is_there: impl Fn(&str) -> bool) {
         let until = Instant::now() + PATIENCE;
         loop {
-            let mut written = self.written.lock().unwrap();
-            if let Some(at) = written.find(text) {
-                written.drain(..at + text.len());
+            let written = self.written.lock().unwrap().clone();
+            if is_there(&written) {
                 return;
             }
-            assert!(Instant::now() < until, "no {text:?} in {written:?}");
-            drop(written);
+            assert!(Instant::now() < until, "no {what:?} in {written:?}");
             thread::sleep(Duration::from_millis(20));
         }
     }
 
     fn press(&self, keys: &str) {
+        self.written.lock().unwrap().clear();
         let mut master = File::from(self.terminal.master.try_clone().unwrap());
         master.write_all(keys.as_bytes()).unwrap();
     }
@@ -248,7 +270,7 @@ impl Screen {
     fn expect_end(mut self) {
         let status = self.top.wait().unwrap();
         assert!(status.success(), "{status}");
-        self.expect("\x1b[?1049l");
+        self.expect_control("\x1b[?1049l");
         assert!(!self.is_raw());
     }
 }
@@ -257,7 +279,7 @@ impl Screen {
 fn keys_lead_through_the_views_of_a_terminal_and_it_is_left_as_it_was() {
     let agent = Agent::start();
     let screen = Screen::open(&agent);
-    screen.expect("\x1b[?1049h");
+    screen.expect_control("\x1b[?1049h");
     screen.expect("shop/web:http");
     screen.expect("10.0");
     assert!(screen.is_raw());
@@ -283,6 +305,7 @@ fn a_screen_outlives_a_silent_agent_and_ends_by_a_signal() {
     screen.expect("shop/web:http");
     agent.is_silent.store(true, Ordering::SeqCst);
     screen.expect("The agent does not answer");
+    screen.written.lock().unwrap().clear();
     agent.is_silent.store(false, Ordering::SeqCst);
     screen.expect("half-open");
     let id = screen.top.id().to_string();

@@ -159,6 +159,16 @@ impl App {
         }
     }
 
+    /// Whether what the view on the screen shows is not known yet.
+    pub fn is_unknown(&self) -> bool {
+        let known = self.shown();
+        let service = self.open().view.service();
+        let endpoints = known.endpoints.as_ref();
+        let is_known =
+            service.is_none_or(|service| endpoints.is_some_and(|(known, _)| known == service));
+        self.answered.is_none() || !is_known || self.is_counting()
+    }
+
     /// Whether the view on the screen shows flows, and they have not been counted yet.
     pub fn is_counting(&self) -> bool {
         let asks = self.open().view.asks(&self.shown().frame);

@@ -120,9 +120,9 @@ fn draw_table(frame: &mut Frame<'_>, app: &mut App, area: Rect) {
     let columns = table.fitting(area.width);
     frame.render_widget(titles_line(app, &table, &columns), titles);
     if table.rows.is_empty() && rows.height > 0 {
-        let none = match (&*app.filter, app.answered) {
-            (_, None) => "",
-            ("", _) => "There are none.",
+        let none = match &*app.filter {
+            _ if app.is_unknown() => "",
+            "" => "There are none.",
             _ => "None has this text.",
         };
         frame.render_widget(Line::from(none), rows);

@@ -146,6 +146,7 @@ fn a_stopped_screen_says_so() {
 fn endpoints_show_their_state_and_flows_once_they_are_counted() {
     let mut app = app();
     type_text(&mut app, "\n");
+    assert_eq!(usual(&mut app)[3], "", "they are not known yet");
     assert_eq!(
         usual(&mut app)[1],
         "Endpoints of shop/web:http TCP  counting flows"
