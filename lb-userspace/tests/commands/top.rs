@@ -173,21 +173,36 @@ fn what_cannot_be_shown_is_said() {
 struct Screen {
     top: Child,
     terminal: OpenptyResult,
-    /// All that it has written since the last key.
+    /// All that it has written.
     written: Arc<Mutex<String>>,
 }
 
-/// What is written without where and how: of what is on the screen already, only changes are.
-/// Blanks may be missing, so they are left out.
-fn text_of(written: &str) -> String {
-    let mut parts = written.split("\x1b[");
-    let first = parts.next().unwrap_or_default();
-    let mut text = first.to_owned();
-    for part in parts {
-        let end = part.find(|c: char| c.is_ascii_alphabetic());
-        text += end.map_or("", |end| &part[end + 1..]);
+/// What is on the screen after all that has been written: text, and where the cursor is put. Other
+/// sequences change only what the text looks like.
+fn lines(written: &str) -> Vec<String> {
+    let mut screen = vec![vec![' '; 80]; 24];
+    let (mut row, mut column) = (0, 0);
+    let mut characters = written.chars();
+    while let Some(character) = characters.next() {
+        if character != '\x1b' {
+            if let Some(cell) = screen.get_mut(row).and_then(|row| row.get_mut(column)) {
+                *cell = character;
+            }
+            column += 1;
+            continue;
+        }
+        let sequence: String = characters
+            .by_ref()
+            .skip(1) // the bracket
+            .take_while(|part| *part != 'H' && !part.is_ascii_lowercase())
+            .collect();
+        let place = sequence.split_once(';');
+        let place = place.map(|(row, column)| (row.parse::<usize>(), column.parse::<usize>()));
+        if let Some((Ok(at), Ok(from))) = place {
+            (row, column) = (at - 1, from - 1);
+        }
     }
-    text.replace(' ', "")
+    screen.into_iter().map(String::from_iter).collect()
 }
 
 impl Screen {
@@ -232,10 +247,11 @@ impl Screen {
         }
     }
 
-    /// Waits until this text has been written since the last key.
+    /// Waits until a line of the screen has this text.
     fn expect(&self, text: &str) {
-        let wanted = text.replace(' ', "");
-        self.wait(text, |written| text_of(written).contains(&wanted));
+        self.wait(text, |written| {
+            lines(written).iter().any(|line| line.contains(text))
+        });
     }
 
     /// Waits until this has been written to control the terminal.
@@ -250,13 +266,16 @@ impl Screen {
             if is_there(&written) {
                 return;
             }
-            assert!(Instant::now() < until, "no {what:?} in {written:?}");
+            assert!(
+                Instant::now() < until,
+                "no {what:?} in {:#?}",
+                lines(&written)
+            );
             thread::sleep(Duration::from_millis(20));
         }
     }
 
     fn press(&self, keys: &str) {
-        self.written.lock().unwrap().clear();
         let mut master = File::from(self.terminal.master.try_clone().unwrap());
         master.write_all(keys.as_bytes()).unwrap();
     }
@@ -305,7 +324,6 @@ fn a_screen_outlives_a_silent_agent_and_ends_by_a_signal() {
     screen.expect("shop/web:http");
     agent.is_silent.store(true, Ordering::SeqCst);
     screen.expect("The agent does not answer");
-    screen.written.lock().unwrap().clear();
     agent.is_silent.store(false, Ordering::SeqCst);
     screen.expect("half-open");
     let id = screen.top.id().to_string();

@@ -166,7 +166,8 @@ impl App {
         let endpoints = known.endpoints.as_ref();
         let is_known =
             service.is_none_or(|service| endpoints.is_some_and(|(known, _)| known == service));
-        self.answered.is_none() || !is_known || self.is_counting()
+        let is_counting = self.is_counting() && self.uncounted.is_none();
+        self.answered.is_none() || !is_known || is_counting
     }
 
     /// Whether the view on the screen shows flows, and they have not been counted yet.
