@@ -40,7 +40,7 @@ pub fn open(load: Option<NonNull<EndpointLoad>>) -> u32 {
         (&raw const (*load.as_ptr()).open).read_volatile()
     });
     // Below zero if an agent is yet to correct it.
-    u32::try_from(open).unwrap_or(0)
+    open.max(0) as u32
 }
 
 #[inline(always)]

@@ -52,10 +52,10 @@ fn an_endpoint_has_no_more_than_it_may(xdp: &str) -> Result<()> {
     let mut ground = Ground::with(FIVE_PODS, &[xdp])?;
     let limit = MOST.to_string();
     let limited = [("node-lb.io/max-connections-per-endpoint", &*limit)];
+    ground.service(NEIGHBOUR, Source::Translated, &[ground.pod("pod-1-1")])?;
     let mut findings = Findings::default();
     for family in Family::BOTH {
         service(&ground, 3, &limited)?;
-        ground.service(NEIGHBOUR, Source::Translated, &[ground.pod("pod-1-1")])?;
         let target = ground.outside(family, SERVICE);
         let good = Load::new(Request::tcp(ground.outside(family, NEIGHBOUR)));
         let good = good.start(ground.client())?;
