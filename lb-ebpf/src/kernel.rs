@@ -335,6 +335,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Steps<A>
     }
 
     #[inline(always)]
+    fn enter_endpoint(&self, endpoint: u32, most: u32) -> bool {
+        steps::enter_endpoint(endpoint, most) != 0
+    }
+
+    #[inline(always)]
     fn leave_endpoint(&self, forward: u32, ports: u32) {
         A::leave_endpoint(forward, ports);
     }

@@ -5,7 +5,7 @@ use lb_common::{
     abi::{Frontend, FrontendKey},
     addr::{Ip4, Ip6},
     flow::{
-        Flow, claim, end, party, queue, resize,
+        Flow, claim, end, load, party, queue, resize,
         seats::{self, Asked},
         slots::Purpose,
         table,
@@ -245,6 +245,16 @@ pub extern "C" fn less_loaded(first: u32, count: u32, number: u32) -> u32 {
     let kernel = Kernel::<_, true, false>::new((), 0);
     kernel.map_or(first, |kernel| {
         select::less_loaded::<Ip4, _>(&kernel, Range { first, count }, number)
+    })
+}
+
+/// [`lb_common::flow::load::enter_endpoint`]. The same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn enter_endpoint(endpoint: u32, most: u32) -> u64 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(1, |kernel| {
+        load::enter_endpoint::<Ip4, _>(&kernel, endpoint, most).into()
     })
 }
 

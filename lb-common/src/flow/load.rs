@@ -7,12 +7,19 @@
 
 use core::ptr::NonNull;
 
-use crate::{abi::EndpointLoad, atomic};
+use super::slots::Slots;
+use crate::{abi::EndpointLoad, addr::Address, atomic};
+
+/// [`enter`] of an endpoint, by its id.
+#[inline(always)]
+pub fn enter_endpoint<A: Address, S: Slots<A>>(slots: &S, endpoint: u32, most: u32) -> bool {
+    enter(slots.endpoint_load(endpoint), most)
+}
 
 /// Counts a connection to an endpoint, if that has less than `most`; 0 means that there is no limit.
 /// Returns whether it did.
 #[inline(always)]
-pub fn enter(load: Option<NonNull<EndpointLoad>>, most: u32) -> bool {
+fn enter(load: Option<NonNull<EndpointLoad>>, most: u32) -> bool {
     let Some(load) = load else {
         return true;
     };

@@ -12,8 +12,6 @@
 //! A TCP connection takes its seats with its SYN, because its endpoint pays from then on. While a limit
 //! [is pressed](super::limit::is_pressed), it takes them at the end of its handshake.
 
-use core::ptr::NonNull;
-
 use super::{
     Flow, Record, Stage, flow_flag,
     limit::{FIRST_LEVEL, LEVEL_NUMBERS, LEVELS, LIMITS, NODE, give, take_anyway},
@@ -25,7 +23,6 @@ use super::{
     tag,
 };
 use crate::{
-    abi::EndpointLoad,
     addr::Address,
     opaque::{choose, mask_if_negative, rolled},
     parse::TCP,
@@ -695,14 +692,11 @@ pub fn is_provisional(forward: u32, reply: u32) -> bool {
     reply & RST == 0 && forward & reply & FIN_ACKED == 0 && forward & GONE == 0
 }
 
-/// The connections of a flow's endpoint, by the flow's client's direction.
+/// The id of a flow's endpoint, by the flow's client's direction.
 #[inline(always)]
-pub fn load_of<A: Address, S: Slots<A>>(
-    slots: &S,
-    forward: Record<A>,
-) -> Option<NonNull<EndpointLoad>> {
+pub fn endpoint_of<A>(forward: Record<A>) -> u32 {
     // SAFETY: records stay valid, and what is read does not change while they are in use.
-    slots.endpoint_load(unsafe { forward.as_ref() }.detail)
+    unsafe { forward.as_ref() }.detail
 }
 
 /// Takes the seats of a flow's place again, whatever the limits are.
@@ -732,7 +726,7 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Rec
         charged(slots, place.level(), ports, joined);
     }
     if place.counts_at_endpoint() {
-        load::enter(load_of(slots, forward), 0);
+        slots.enter_endpoint(endpoint_of(forward), 0);
     }
 }
 

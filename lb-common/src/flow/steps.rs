@@ -1,7 +1,7 @@
 //! The steps of searches and claims as plain functions, for code that no verifier checks.
 
 use super::{
-    claim, end, queue, resize, seats,
+    claim, end, load, queue, resize, seats,
     slots::{Purpose, Slots, Steps},
     table,
 };
@@ -36,6 +36,10 @@ impl<A: Address, S: Slots<A> + Plain> Steps<A> for S {
 
     fn leave_party(&self, forward: u32, ports: u32) -> u64 {
         seats::leave_party(self, forward, ports)
+    }
+
+    fn enter_endpoint(&self, endpoint: u32, most: u32) -> bool {
+        load::enter_endpoint(self, endpoint, most)
     }
 
     fn leave_endpoint(&self, forward: u32, ports: u32) {

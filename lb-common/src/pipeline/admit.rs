@@ -235,15 +235,15 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     }
     let asked = asked.of_kept(taken & KEPT != 0);
     let taken = Place::from_u32(taken);
-    let load = match taken.counts_at_endpoint() {
-        true => seats::load_of(tables, forward),
-        false => None,
+    let endpoint = match taken.counts_at_endpoint() {
+        true => seats::endpoint_of(forward),
+        false => 0,
     };
     let most = match asked.is_exempt() || asked.is_recovered() {
         true => 0,
         false => plan.map_or(0, |plan| plan.most),
     };
-    if !load::enter(load, most) {
+    if endpoint != 0 && !tables.enter_endpoint(endpoint, most) {
         seats::give_back(tables, taken);
         return false;
     }
@@ -253,18 +253,26 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
         let joined = join(tables, asked, there.taker().schema(), index, ports);
         if seats::charged(tables, taken.level(), ports, joined) == FULL {
             seats::give_back(tables, taken);
-            load::leave(load);
+            leave(tables, endpoint);
             return false;
         }
     }
     if taken != place || !record::advance(reply, seen, tag::SEATED) {
         seats::give_back(tables, taken);
-        load::leave(load);
+        leave(tables, endpoint);
         if is_member {
             seats::part(tables, taken.level(), index, ports);
         }
     }
     true
+}
+
+/// Counts the connections of an endpoint less; 0 means that there is none.
+#[inline(always)]
+fn leave<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) {
+    if endpoint != 0 {
+        load::leave(tables.endpoint_load(endpoint));
+    }
 }
 
 /// [`KEPT`] if the seat of a level that was taken just now is one of those that are kept for parties without

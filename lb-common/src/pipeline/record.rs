@@ -223,10 +223,7 @@ fn finish<A: Address, T: Tables<A>>(tables: &T, work: &mut Work<A>) -> Option<()
             (*back.as_ptr()).service = place.beside(service);
             (*back.as_ptr()).flags |= place.in_flags();
         }
-        if is_seated
-            && place.counts_at_endpoint()
-            && !load::enter(tables.endpoint_load(endpoint), most)
-        {
+        if is_seated && place.counts_at_endpoint() && !tables.enter_endpoint(endpoint, most) {
             give_back(tables, place);
             reply.release();
             forward.release();

@@ -214,7 +214,7 @@ impl Table {
             let mut forward = self.slot(back.peer).expect("the other direction");
             // SAFETY: claimed, too.
             unsafe { forward.as_mut().detail = ENDPOINT };
-            assert!(load::enter(self.endpoint_load(ENDPOINT), 0));
+            assert!(load::enter_endpoint(self, ENDPOINT, 0));
         }
         if flow.place.level() != 0 {
             limit::take_anyway(self.levels.pointer(flow.place.level()).unwrap());

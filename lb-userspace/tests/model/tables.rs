@@ -14,7 +14,7 @@ use lb_common::{
         claim::{self, GRACE},
         end,
         hop::Hops,
-        queue, resize,
+        load, queue, resize,
         seats::{self, Asked, Full},
         slots::{Purpose, Slots, Steps},
         table,
@@ -197,6 +197,10 @@ impl Steps<Ip4> for Cpu {
 
     fn leave_party(&self, forward: u32, ports: u32) -> u64 {
         seats::leave_party(self, forward, ports)
+    }
+
+    fn enter_endpoint(&self, endpoint: u32, most: u32) -> bool {
+        load::enter_endpoint(self, endpoint, most)
     }
 
     fn leave_endpoint(&self, forward: u32, ports: u32) {
