@@ -57,7 +57,8 @@ pub fn run(
     let ended = tell.clone();
     thread::spawn(move || {
         let _ = signals.wait();
-        ended.send(News::End)
+        // Nobody listens any more at the end.
+        let _ = ended.send(News::End);
     });
     // It puts the terminal back before the message of a panic is printed.
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
