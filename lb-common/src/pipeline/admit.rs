@@ -13,7 +13,6 @@ use crate::{
         limit::{
             Seats, has_queues, is_audited, is_full, is_pressed, take_anyway, take_audited, try_take,
         },
-        load,
         party::{self, ANY, FULL, HANDSHAKE, JOINED},
         queue::{self, Line},
         record::{self, read_tag},
@@ -228,38 +227,35 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     let plan = tables.plan(there.service_id());
     let is_exempt = plan.is_some_and(|plan| plan.has(plan_flag::EXEMPT));
     let asked = Asked::late(place, is_exempt, there.has(flow_flag::PICKED_UP));
+    let most = match asked.is_exempt() || asked.is_recovered() {
+        true => 0,
+        false => plan.map_or(0, |plan| plan.most),
+    };
+    // Before the seats: later there is no room on the stack for it in Linux 6.1.
+    if place.counts_at_endpoint() && !tables.enter_endpoint(there.detail, most) {
+        return tag::state(read_tag(reply)) != tag::LIVE;
+    }
     let taken = tables.take_seats(asked, 0);
     if taken == REFUSED {
+        leave_endpoint(tables, reply, place);
         // Another CPU may have had the last one for the same flow.
         return tag::state(read_tag(reply)) != tag::LIVE;
     }
     let asked = asked.of_kept(taken & KEPT != 0);
     let taken = Place::from_u32(taken);
-    let endpoint = match taken.counts_at_endpoint() {
-        true => seats::endpoint_of(forward),
-        false => 0,
-    };
-    let most = match asked.is_exempt() || asked.is_recovered() {
-        true => 0,
-        false => plan.map_or(0, |plan| plan.most),
-    };
-    if endpoint != 0 && !tables.enter_endpoint(endpoint, most) {
-        seats::give_back(tables, taken);
-        return false;
-    }
     let (index, ports) = seats::client_of(reply);
     let is_member = taken.level() != 0;
     if is_member {
         let joined = join(tables, asked, there.taker().schema(), index, ports);
         if seats::charged(tables, taken.level(), ports, joined) == FULL {
             seats::give_back(tables, taken);
-            leave(tables, endpoint);
+            leave_endpoint(tables, reply, place);
             return false;
         }
     }
     if taken != place || !record::advance(reply, seen, tag::SEATED) {
         seats::give_back(tables, taken);
-        leave(tables, endpoint);
+        leave_endpoint(tables, reply, place);
         if is_member {
             seats::part(tables, taken.level(), index, ports);
         }
@@ -267,11 +263,13 @@ fn take_late<A: Address, T: Tables<A>>(tables: &T, forward: Record<A>, reply: Re
     true
 }
 
-/// Counts the connections of an endpoint less; 0 means that there is none.
+/// Counts the connections of a flow's endpoint less, if they are counted for this place; `reply` is the
+/// endpoint's direction.
 #[inline(always)]
-fn leave<A: Address, T: Tables<A>>(tables: &T, endpoint: u32) {
-    if endpoint != 0 {
-        load::leave(tables.endpoint_load(endpoint));
+fn leave_endpoint<A: Address, T: Tables<A>>(tables: &T, reply: Record<A>, place: Place) {
+    if place.counts_at_endpoint() {
+        let (forward, ports) = seats::client_of(reply);
+        tables.leave_endpoint(forward, ports);
     }
 }
 
