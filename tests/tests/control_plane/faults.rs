@@ -14,9 +14,7 @@ use lb_tests::{
 };
 use serde_json::json;
 
-use super::support::{
-    Everywhere, WATCHERS, WEB, answers, begin_afresh, cluster, cluster_ip, pods, serve,
-};
+use super::support::{Everywhere, WEB, answers, begin_afresh, cluster, cluster_ip, pods, serve};
 
 const WATCHES: &[Asked] = &[Asked::Watch];
 const ALL: &[Asked] = &[
@@ -34,18 +32,14 @@ fn no_fault_of_a_watch_loses_state_or_leads_to_a_list() {
     let load = Everywhere::start(&cluster, &service);
     let busy = |code, retry_after| Fault::Answer { code, retry_after };
     let faults = [
-        ("429 with Retry-After", busy(429, Some(2)), WATCHERS),
-        ("429", busy(429, None), WATCHERS),
-        ("503 with Retry-After", busy(503, Some(1)), WATCHERS),
-        ("503", busy(503, None), WATCHERS),
-        ("cut before the answer", Fault::Cut, WATCHERS),
-        ("late", Fault::Delay(Duration::from_secs(2)), WATCHERS),
-        (
-            "cut within an event",
-            Fault::CutWithin { event: 1 },
-            WATCHERS,
-        ),
-        ("garbage", Fault::Garbage { after: 1 }, WATCHERS),
+        ("429 with Retry-After", busy(429, Some(2)), 6),
+        ("429", busy(429, None), 6),
+        ("503 with Retry-After", busy(503, Some(1)), 6),
+        ("503", busy(503, None), 6),
+        ("cut before the answer", Fault::Cut, 6),
+        ("late", Fault::Delay(Duration::from_secs(2)), 6),
+        ("cut within an event", Fault::CutWithin { event: 1 }, 6),
+        ("garbage", Fault::Garbage { after: 1 }, 6),
         ("every event twice", Fault::Twice, usize::MAX),
         ("events swapped", Fault::Swapped, usize::MAX),
     ];
@@ -73,9 +67,9 @@ fn no_fault_of_a_watch_loses_state_or_leads_to_a_list() {
         let lists = cluster.front.lists();
         assert_eq!(lists, 0, "{name}: {:?}", cluster.front.requests());
         let watches = cluster.front.requests().len();
-        // Each watch started again. Each was refused or broken off once, or twice if the next one
+        // Six watches started again. Each was refused or broken off once, or twice if the next one
         // broke as well.
-        assert!(watches <= 7 * WATCHERS, "{name}: {watches} requests");
+        assert!(watches <= 40, "{name}: {watches} requests");
         if let Fault::Answer {
             retry_after: Some(seconds),
             ..
@@ -88,11 +82,11 @@ fn no_fault_of_a_watch_loses_state_or_leads_to_a_list() {
     load.assert_no_failures();
 }
 
-/// How often a fault of all watches occurs at least while a Service is created, changed and
+/// How often a fault of six watches occurs at least while a Service is created, changed and
 /// deleted: the watches of Services and EndpointSlices on both nodes have events.
 fn strikes(fault: &Fault) -> usize {
     match fault {
-        Fault::Answer { .. } | Fault::Cut | Fault::Delay(_) => WATCHERS,
+        Fault::Answer { .. } | Fault::Cut | Fault::Delay(_) => 6,
         Fault::CutWithin { .. } | Fault::Garbage { .. } => 4,
         // At least three events of a Service, and as many of its slices.
         Fault::Twice => 12,
@@ -117,36 +111,25 @@ fn faults_of_lists_are_waited_out_with_what_is_in_force_in_force() {
         ("cut within a list", Fault::CutWithin { event: 1 }),
     ] {
         begin_afresh(&mut cluster);
-        // Closed meanwhile: a watch that began between the rules and the cut would use up a 410 that
-        // its agent never learns of.
-        cluster.front.close();
-        cluster.front.add(Rule::new(fault, &lists).times(WATCHERS));
+        cluster.front.add(Rule::new(fault, &lists).times(6));
         // Watches that cannot be continued. Each new list meets the fault once.
         cluster
             .front
-            .add(Rule::new(busy(410, None), WATCHES).times(WATCHERS));
-        cluster.front.open().unwrap();
+            .add(Rule::new(busy(410, None), WATCHES).times(6));
+        cluster.front.cut();
         cluster
             .until(|cluster| {
                 ensure!(cluster.front.faults_left() == 0, "faults are left");
                 let found = cluster.front.lists();
-                ensure!(found >= 2 * WATCHERS, "{found} lists");
+                ensure!(found >= 12, "{found} lists");
                 Ok(())
             })
             .unwrap();
         changes_arrive(&mut cluster, &name.to_lowercase().replace(' ', "-"));
         let found = cluster.front.lists();
-        assert_eq!(
-            found,
-            2 * WATCHERS,
-            "{name}: one list each, asked for twice"
-        );
+        assert_eq!(found, 12, "{name}: one list each, asked for twice");
         let struck = cluster.front.faults_struck();
-        assert_eq!(
-            struck,
-            2 * WATCHERS,
-            "{name}: the lists and the watches before them"
-        );
+        assert_eq!(struck, 12, "{name}: six lists and the watches before them");
         cluster.front.clear();
     }
     load.assert_no_failures();
@@ -179,6 +162,9 @@ fn an_outage_is_met_with_few_requests_and_no_list() {
     assert_eq!(cluster.front.lists(), 0, "{:?}", cluster.front.requests());
     load.assert_no_failures();
 }
+
+/// Two agents follow three resources each that they need. That of ServiceCIDRs comes beside them.
+const WATCHERS: usize = 6;
 
 /// The most attempts in a time of less than a minute, if the waits after them are at least 0.8,
 /// 1.6, 3.2 and then 4 s.

@@ -12,7 +12,7 @@ use lb_tests::{
 use serde_json::json;
 
 use super::support::{
-    Everywhere, FOLLOWED, WATCHERS, WEB, answers, begin_afresh, cluster, cluster_ip, metric, serve,
+    Everywhere, FOLLOWED, WEB, answers, begin_afresh, cluster, cluster_ip, metric, serve,
 };
 
 const CHANGES: &str = "kubeproxy_sync_proxy_rules_service_changes_total";

@@ -18,8 +18,6 @@ use serde_json::{Value, json};
 pub const WEB: &str = "web";
 /// How many resources an agent follows: Services, EndpointSlices, its Node and ServiceCIDRs.
 pub const FOLLOWED: usize = 4;
-/// The watches of both agents.
-pub const WATCHERS: usize = 2 * FOLLOWED;
 
 /// A cluster with the default configuration.
 pub fn cluster() -> Cluster {
