@@ -67,7 +67,7 @@ fn an_api_server_that_was_away_costs_one_list_each_and_only_what_changed_is_writ
     assert!((1.0..=most).contains(&relists), "{relists} new lists");
     let lists = cluster.front.lists();
     assert!(
-        lists <= WATCHERS,
+        lists <= 2 * FOLLOWED,
         "{lists} lists: {:?}",
         cluster.front.requests()
     );
