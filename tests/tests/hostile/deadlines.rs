@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use lb_tests::{Family, Held, Host, traffic::allow_many_files};
 
 use super::{
-    levels::{NOISY, OF_LEVEL, SEATS, SOON, Tenants, name, tenant},
-    support::{Findings, attack_time, within},
+    levels::{NOISY, OF_LEVEL, SEATS, Tenants, name, tenant},
+    support::{Findings, SOON, attack_time, within},
 };
 
 /// Rules as Flannel's: what is not of a pod comes to pods from the node. By these the kernel also tracks

@@ -1,7 +1,7 @@
 //! How many connections an endpoint has: no more than its Service lets it have, and no more than the
 //! others if the Service asks for that.
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, thread, time::Duration};
 
 use anyhow::Result;
 use lb_tests::{
@@ -10,17 +10,13 @@ use lb_tests::{
     traffic::allow_many_files,
 };
 
-use super::support::{Findings, Ground, Source, attack_time, within};
+use super::support::{FLOOD, Findings, Ground, SOON, Source, attack_time, within};
 
 const SERVICE: u8 = 1;
 const NEIGHBOUR: u8 = 2;
 /// The most connections of an endpoint.
 const MOST: usize = 20;
 const PODS: u8 = 5;
-/// Spoofed SYNs in a second.
-const FLOOD: u32 = 20_000;
-/// The agent looks at all flows every second or two, and corrects what it has seen twice.
-const SOON: Duration = Duration::from_secs(30);
 const FIVE_PODS: Topology = Topology {
     nodes: 1,
     pods_per_node: PODS,
@@ -45,6 +41,18 @@ fn servers(held: &mut [Held]) -> BTreeMap<String, usize> {
         *servers.entry(answer.server).or_default() += 1;
     }
     servers
+}
+
+/// Opens connections until three pods have all that they may have.
+fn refill(ground: &Ground, target: SocketAddr, held: &mut Vec<Held>) -> Result<Duration, String> {
+    within(SOON, || {
+        let (more, _) = ground.open(target, 3 * MOST - held.len());
+        held.extend(more);
+        match held.len() {
+            len if len == 3 * MOST => Ok(()),
+            len => Err(format!("{len} are open")),
+        }
+    })
 }
 
 fn an_endpoint_has_no_more_than_it_may(xdp: &str) -> Result<()> {
@@ -75,14 +83,7 @@ fn an_endpoint_has_no_more_than_it_may(xdp: &str) -> Result<()> {
                 _ => connection.reset()?,
             }
         }
-        let refilled = within(SOON, || {
-            let (more, _) = ground.open(target, 9);
-            held.extend(more);
-            match held.len() {
-                len if len == 3 * MOST => Ok(()),
-                len => Err(format!("{len} are open")),
-            }
-        });
+        let refilled = refill(&ground, target, &mut held);
         let found = servers(&mut held);
         findings.note(
             refilled.is_ok() && found.values().all(|most| *most == MOST),
@@ -94,14 +95,7 @@ fn an_endpoint_has_no_more_than_it_may(xdp: &str) -> Result<()> {
         ground.balanced.kill_agents()?;
         drop(gone);
         ground.balanced.start_agents()?;
-        let refilled = within(SOON, || {
-            let (more, _) = ground.open(target, 2 * MOST);
-            held.extend(more);
-            match held.len() {
-                len if len == 3 * MOST => Ok(()),
-                len => Err(format!("{len} are open")),
-            }
-        });
+        let refilled = refill(&ground, target, &mut held);
         let (more, refused) = ground.open(target, 5);
         findings.note(
             refilled.is_ok() && more.is_empty() && refused == 5,
@@ -151,13 +145,7 @@ fn a_flood_leaves_endpoints_to_those_who_complete_their_handshakes() -> Result<(
         let target = ground.outside(family, SERVICE);
         let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
         let flood = flood.start(&ground.attacker)?;
-        let relieved = within(SOON, || match ground.balanced.status(1) {
-            Ok(status) if status.connection_limits.iter().any(|limit| limit.pressed) => Ok(()),
-            other => Err(format!(
-                "{:?}",
-                other.map(|status| status.connection_limits)
-            )),
-        });
+        let relieved = ground.relieved();
         let load = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
         let load = load.start(ground.client())?;
         thread::sleep(attack_time(Duration::from_secs(3)));

@@ -18,17 +18,13 @@ use node_lb::{
     trace::Packet,
 };
 
-use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
+use super::support::{FLOOD, Findings, Ground, ONE_NODE, SOON, Source, attack_time, within};
 
 pub const NOISY: u8 = 1;
 pub const QUIET: u8 = 2;
 /// Seats of the node. Three levels with the same shares divide them; catch-all has half as many.
 pub const SEATS: u32 = 700;
 pub const OF_LEVEL: usize = 200;
-/// Spoofed SYNs in a second.
-pub const FLOOD: u32 = 20_000;
-/// The agent looks at all flows every second or two, and corrects what it has seen twice.
-pub const SOON: Duration = Duration::from_secs(30);
 
 /// A node with a noisy and a quiet tenant, and a directory of objects that its agent follows.
 pub struct Tenants {

@@ -10,7 +10,7 @@ use lb_tests::{
     traffic::{RunningLoad, allow_many_files},
 };
 
-use super::support::{Findings, Ground, ONE_NODE, Source, attack_time, within};
+use super::support::{FLOOD, Findings, Ground, ONE_NODE, SOON, Source, attack_time, within};
 
 const GREEDY: u8 = 1;
 const NEIGHBOUR: u8 = 2;
@@ -21,10 +21,6 @@ const ANNOTATION: &str = "node-lb.io/max-connections";
 /// Connections of the test in which agents are killed.
 const MANY: usize = 2000;
 const KILLS: usize = 3;
-/// Spoofed SYNs in a second.
-const FLOOD: u32 = 20_000;
-/// The agent looks at all flows every second or two, and corrects what it has seen twice.
-const SOON: Duration = Duration::from_secs(30);
 
 /// Connections in use and refused, of a Service or of the node, as node 1's agent says.
 fn counted(ground: &Ground, service: Option<u8>) -> Result<(u32, u64)> {
@@ -194,13 +190,7 @@ fn a_flood_leaves_the_nodes_limit_to_those_who_complete_their_handshakes() -> Re
         let target = ground.outside(family, GREEDY);
         let flood = Flood::new(FloodKind::Syn, [target]).rate(FLOOD);
         let flood = flood.start(&ground.attacker)?;
-        let relieved = within(SOON, || match ground.balanced.status(1) {
-            Ok(status) if status.connection_limits.iter().any(|limit| limit.pressed) => Ok(()),
-            other => Err(format!(
-                "{:?}",
-                other.map(|status| status.connection_limits)
-            )),
-        });
+        let relieved = ground.relieved();
         let neighbour = good_load(&ground, family)?;
         let own = Load::new(Request::tcp(target).deadline(Duration::from_secs(1)));
         let own = own.start(ground.client())?;

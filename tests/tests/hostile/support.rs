@@ -41,6 +41,11 @@ pub struct Ground {
     pub attacker: Host,
 }
 
+/// The agent looks at all flows every second or two, and corrects what it has seen twice.
+pub const SOON: Duration = Duration::from_secs(30);
+/// Spoofed SYNs in a second.
+pub const FLOOD: u32 = 20_000;
+
 /// Whether a Service keeps its clients' addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -158,6 +163,18 @@ impl Ground {
             await_server(&mut held);
         }
         (held, refused)
+    }
+
+    /// Waits until node 1's agent has noticed that a limit is full of handshakes which nobody completes,
+    /// so that they hold no places. Returns how long that took.
+    pub fn relieved(&self) -> Result<Duration, String> {
+        within(SOON, || match self.balanced.status(1) {
+            Ok(status) if status.connection_limits.iter().any(|limit| limit.pressed) => Ok(()),
+            other => Err(format!(
+                "{:?}",
+                other.map(|status| status.connection_limits)
+            )),
+        })
     }
 
     /// Node 1's address with the node port of Service number `number`.

@@ -14,8 +14,8 @@ use lb_tests::{
 };
 
 use super::{
-    levels::{FLOOD, NOISY, QUIET, SOON, Tenants, name, tenant},
-    support::{Findings, attack_time, filter_input, within},
+    levels::{NOISY, QUIET, Tenants, name, tenant},
+    support::{FLOOD, Findings, SOON, attack_time, filter_input, within},
 };
 
 /// How long a busy client keeps each connection.

@@ -13,8 +13,8 @@ use lb_tests::{Family, Held, Load, Pod, Request, Topology, traffic::allow_many_f
 use serde_json::{Value, json};
 
 use super::{
-    levels::{NOISY, SEATS, SOON, Tenants, tenant},
-    support::{Findings, attack_time, cluster_ip, within},
+    levels::{NOISY, SEATS, Tenants, tenant},
+    support::{Findings, SOON, attack_time, cluster_ip, within},
     waiting::{self, HOLD, OF_LEVEL, with_queues},
 };
 
