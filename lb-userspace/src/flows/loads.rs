@@ -75,25 +75,29 @@ impl Loads {
 /// in a row show it.
 #[derive(Debug, Default)]
 pub struct LoadRecount {
-    before: HashMap<u32, i32>,
+    /// `None` if nothing is counted: the map has many elements.
+    before: Option<HashMap<u32, i32>>,
     drifts: Drifts<u32>,
 }
 
 impl LoadRecount {
-    /// To be called before a scan.
-    pub fn begin(&mut self, loads: &Loads) {
-        self.before = loads.all();
+    /// To be called before a scan, with whether a Service has, or has had, its connections counted.
+    pub fn begin(&mut self, loads: &Loads, are_counted: bool) {
+        self.before = are_counted.then(|| loads.all());
     }
 
     /// To be called after it; `held` are the flows that were seen to count, by endpoint.
     pub fn end(&mut self, loads: &Loads, held: &HashMap<u32, u32>) {
         self.drifts.begin();
+        let Some(before) = self.before.take() else {
+            return;
+        };
         let after = loads.all();
         let endpoints: HashSet<u32> = after.keys().chain(held.keys()).copied().collect();
         let mut corrected = 0;
         for endpoint in endpoints {
             let number = |numbers: &HashMap<u32, i32>| numbers.get(&endpoint).copied().unwrap_or(0);
-            let (before, open) = (number(&self.before), number(&after));
+            let (before, open) = (number(&before), number(&after));
             let drift = i64::from(open) - i64::from(held.get(&endpoint).copied().unwrap_or(0));
             if before != open || drift == 0 {
                 continue;
@@ -128,7 +132,7 @@ mod tests {
         let loads = counted(5);
         let mut recount = LoadRecount::default();
         let mut scan = |held: &[(u32, u32)]| {
-            recount.begin(&loads);
+            recount.begin(&loads, true);
             recount.end(&loads, &held.iter().copied().collect());
             loads.0.read(7).open
         };
@@ -145,7 +149,7 @@ mod tests {
         let loads = counted(5);
         let mut recount = LoadRecount::default();
         for _ in 0..3 {
-            recount.begin(&loads);
+            recount.begin(&loads, true);
             loads.leave(7);
             recount.end(&loads, &HashMap::new());
         }
@@ -158,7 +162,7 @@ mod tests {
         assert_eq!(loads.open_at(7), 0);
         let mut recount = LoadRecount::default();
         for _ in 0..2 {
-            recount.begin(&loads);
+            recount.begin(&loads, true);
             recount.end(&loads, &HashMap::from([(7, 1)]));
         }
         assert_eq!(loads.open_at(7), 1);

@@ -134,6 +134,12 @@ impl SeatTable {
         self.pressed_word(index).load(Relaxed) != 0
     }
 
+    /// Whether some limit is, or has been, a Service's.
+    pub fn have_services(&self) -> bool {
+        let mut services = self.limits.iter(NODE + 1..self.limits.len());
+        services.any(|(_, limit)| limit.owner != 0)
+    }
+
     /// The connections of endpoints, for Services with a limit.
     pub fn loads(&self) -> &Loads {
         &self.loads

@@ -469,7 +469,9 @@ impl<R4: Records<Ip4>, R6: Records<Ip6>> Worker<R4, R6> {
         // The agent before may have been of a version that does not count flows.
         let counted_before = (self.passes == 0).then(|| self.kernel.counters.read());
         self.recount.begin(&self.kernel.seats);
-        self.load_recount.begin(self.kernel.seats.loads());
+        let seats = &self.kernel.seats;
+        self.load_recount
+            .begin(seats.loads(), seats.have_services());
         let counts_parties = self.party_recount.begin(&self.kernel.parties);
         self.queue_recount.begin(self.kernel.parties.queues());
         if counts_parties {
