@@ -692,13 +692,6 @@ pub fn is_provisional(forward: u32, reply: u32) -> bool {
     reply & RST == 0 && forward & reply & FIN_ACKED == 0 && forward & GONE == 0
 }
 
-/// The id of a flow's endpoint, by the flow's client's direction.
-#[inline(always)]
-pub fn endpoint_of<A>(forward: Record<A>) -> u32 {
-    // SAFETY: records stay valid, and what is read does not change while they are in use.
-    unsafe { forward.as_ref() }.detail
-}
-
 /// Takes the seats of a flow's place again, whatever the limits are.
 #[inline(always)]
 fn take_again<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Record<A>) {
@@ -726,7 +719,8 @@ fn take_again<A: Address, S: Slots<A>>(slots: &S, forward: Record<A>, reply: Rec
         charged(slots, place.level(), ports, joined);
     }
     if place.counts_at_endpoint() {
-        slots.enter_endpoint(endpoint_of(forward), 0);
+        // SAFETY: records stay valid, and this does not change while they are in use.
+        slots.enter_endpoint(unsafe { forward.as_ref() }.detail, 0);
     }
 }
 
