@@ -76,6 +76,14 @@ pub fn settled(value: u64, room: &mut u64) -> u64 {
     }
 }
 
+/// Returns `value`, of which the verifier knows nothing afterwards but that it is a number. So it looks
+/// once at what follows a search that may end in many places, instead of once for each. It must know
+/// nothing of `any` either.
+#[inline(always)]
+pub fn forgotten(value: u32, any: u64) -> u32 {
+    value ^ (computed(any) ^ computed(any)) as u32
+}
+
 /// All ones if `value` is negative, else none, computed without a branch: in a loop the verifier
 /// would look at everything behind it once for each way there.
 #[inline(always)]

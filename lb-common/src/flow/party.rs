@@ -16,7 +16,7 @@ use super::{Flow, flow_flag, seats::SERVICE_BITS, table::mix};
 use crate::{
     addr::Address,
     atomic,
-    opaque::{choose, mask_if_negative, mask_unless_zero, rolled},
+    opaque::{choose, forgotten, mask_if_negative, mask_unless_zero, rolled},
 };
 
 /// How many elements `PARTIES` has; a power of two. Parties hold seats, so there are never more than
@@ -340,10 +340,11 @@ fn find(element: &impl Fn(u32) -> Option<NonNull<u64>>, party: u64, except: u32)
             return NOWHERE;
         };
         let seen = read(own);
-        if is_of(seen, party) && index != except {
-            return index;
-        }
+        // Before the verifier learns, on one of the ways from here, that it is.
         let is_free = mask_if_negative((seen & CONTENT) as i64 - 1);
+        if is_of(seen, party) && index != except {
+            return forgotten(index, seen);
+        }
         let is_first = mask_if_negative(i64::from(free ^ none) - 1) & is_free;
         free = choose(is_first, index, free);
     }

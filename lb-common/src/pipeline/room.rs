@@ -6,7 +6,7 @@ use crate::{
     abi::plan_flag,
     addr::Address,
     flow::{claim, slots::Slots, tcp},
-    opaque::{mask_if_negative, rolled},
+    opaque::rolled,
     parse::TCP,
     select::{self, Range},
     service::Route,
@@ -37,11 +37,8 @@ pub fn with_room<A: Address, T: Services<A> + Slots<A>>(
             break;
         }
         // Without a branch, which the verifier would follow in every round.
-        let ahead = offset.wrapping_add(look);
-        let is_past = !mask_if_negative(i64::from(ahead) - i64::from(set.count));
-        let index = set
-            .first
-            .wrapping_add(ahead.wrapping_sub(set.count & is_past));
+        let ahead = offset.wrapping_add(look).checked_rem(set.count);
+        let index = set.first.wrapping_add(ahead.unwrap_or(0));
         if select::open_at(tables, index) < most {
             return index;
         }
