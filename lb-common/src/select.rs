@@ -67,6 +67,17 @@ pub enum Policy {
     Local,
 }
 
+impl Policy {
+    /// The policy with a number.
+    #[inline(always)]
+    pub fn from_u32(number: u32) -> Self {
+        match number {
+            0 => Self::Cluster,
+            _ => Self::Local,
+        }
+    }
+}
+
 impl Plan {
     /// Whether any usable endpoint exists in the cluster.
     #[inline(always)]
@@ -134,7 +145,7 @@ pub fn pick<A: Address, S: Services<A>>(
     if plan.affinity_seconds == 0 {
         return fresh(services, plan, policy, set, tuple, number);
     }
-    sticky(services, plan, policy, tuple)
+    u32::try_from(services.sticky_index(plan, policy, tuple)).ok()
 }
 
 /// Sends a client's later connections to another endpoint than [`pick`] remembers.
@@ -158,8 +169,18 @@ pub fn remember<A: Address, S: Services<A>>(
     services.remember_affinity(&key, &affinity);
 }
 
-/// Picks under session affinity, and remembers the pick.
-#[inline(never)]
+/// Picks under session affinity, and remembers the pick: its index, or a number that is none.
+#[inline(always)]
+pub fn sticky_index<A: Address, S: Services<A>>(
+    services: &S,
+    plan: &Plan,
+    policy: Policy,
+    tuple: &Tuple<A>,
+) -> u64 {
+    sticky(services, plan, policy, tuple).map_or(u64::MAX, u64::from)
+}
+
+#[inline(always)]
 fn sticky<A: Address, S: Services<A>>(
     services: &S,
     plan: &Plan,

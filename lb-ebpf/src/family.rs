@@ -1,10 +1,11 @@
 //! What differs between IPv4 and IPv6.
 
 use lb_common::{
-    abi::{Frontend, FrontendKey},
+    abi::{Frontend, FrontendKey, Plan},
     addr::Address,
     flow::{Flow, slots::Purpose},
     parse::{Segment, Tuple},
+    select::Policy,
     trace::Trail,
     verdict::Hook,
     work::Work,
@@ -30,6 +31,8 @@ pub trait FamilyMaps: Address {
     fn has_rival(tuple: &Tuple<Self>, hash: u64, outcome: u64) -> bool;
     /// [`lb_common::flow::end::gives_way`], likewise.
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool;
+    /// [`lb_common::select::sticky_index`], likewise.
+    fn sticky_index(plan: &Plan, policy: Policy, tuple: &Tuple<Self>) -> u64;
     /// [`lb_common::service::unknown_index`], likewise.
     fn unknown_index(tuple: &Tuple<Self>) -> u64;
     /// A record of the other table.

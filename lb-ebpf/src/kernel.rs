@@ -25,7 +25,7 @@ use lb_common::{
     },
     frame::Frame,
     parse::{Segment, Tuple},
-    select::Range,
+    select::{Policy, Range},
     tables::{NextHop, Services, Tables},
     verdict::{Hook, Reason},
     work::Work,
@@ -120,6 +120,11 @@ impl<A: FamilyMaps, C, const ANY_DEVICE: bool, const TRACES: bool> Services<A>
     #[inline(always)]
     fn less_loaded(&self, set: Range, number: u32) -> u32 {
         steps::less_loaded(set.first, set.count, number)
+    }
+
+    #[inline(always)]
+    fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> u64 {
+        A::sticky_index(plan, policy, tuple)
     }
 
     #[inline(always)]
@@ -413,6 +418,11 @@ impl<A: FamilyMaps, C: Context, const ANY_DEVICE: bool, const TRACES: bool> Tabl
     #[inline(always)]
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
         steps::with_room(set.first, set.count, index, most)
+    }
+
+    #[inline(always)]
+    fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32 {
+        steps::elsewhere(set.first, set.count, index, left)
     }
 
     #[inline(always)]

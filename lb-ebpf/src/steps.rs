@@ -2,7 +2,7 @@
 //! also has the code that calls them.
 
 use lb_common::{
-    abi::{Frontend, FrontendKey},
+    abi::{Frontend, FrontendKey, Plan},
     addr::{Ip4, Ip6},
     flow::{
         Flow, claim, end, load, party, queue, resize,
@@ -12,7 +12,7 @@ use lb_common::{
     },
     parse::{Segment, Tuple},
     pipeline::{self, Copied, RINGS},
-    select::{self, Range},
+    select::{self, Policy, Range},
     service,
     trace::Trail,
     verdict::Hook,
@@ -238,6 +238,16 @@ pub extern "C" fn is_avoided(endpoint: u32, limit: u32) -> u64 {
     })
 }
 
+/// [`lb_common::pipeline::elsewhere`] in the set that begins at `first`. The same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn elsewhere(first: u32, count: u32, index: u32, left: u32) -> u32 {
+    let kernel = Kernel::<_, true, false>::new((), 0);
+    kernel.map_or(index, |kernel| {
+        pipeline::elsewhere::<Ip4, _>(&kernel, Range { first, count }, index, left)
+    })
+}
+
 /// [`lb_common::select::less_loaded`] of the set that begins at `first`. The same for both families.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -286,6 +296,20 @@ pub extern "C" fn shortest_queue(level: u32, party: u64) -> u32 {
     kernel.map_or(queue::ALL_FULL, |kernel| {
         queue::shortest::<Ip4, _>(&kernel, level, party)
     })
+}
+
+/// [`FamilyMaps::sticky_index`] for IPv4.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn sticky_index4(tuple: *const Tuple<Ip4>, plan: *const Plan, policy: u32) -> u64 {
+    sticky_index(tuple, plan, policy)
+}
+
+/// [`FamilyMaps::sticky_index`] for IPv6.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn sticky_index6(tuple: *const Tuple<Ip6>, plan: *const Plan, policy: u32) -> u64 {
+    sticky_index(tuple, plan, policy)
 }
 
 /// [`FamilyMaps::unknown_index`] for IPv4.
@@ -366,6 +390,18 @@ fn find_index<A: FamilyMaps>(tuple: *const Tuple<A>) -> u64 {
         Kernel::<_, true, false>::new((), 0),
     ) {
         (Some(tuple), Some(kernel)) => table::find_index(&kernel, tuple),
+        _ => u64::MAX,
+    }
+}
+
+#[inline(always)]
+fn sticky_index<A: FamilyMaps>(tuple: *const Tuple<A>, plan: *const Plan, policy: u32) -> u64 {
+    // SAFETY: null or what they are said to be; the verifier makes sure.
+    let (tuple, plan) = unsafe { (tuple.as_ref(), plan.as_ref()) };
+    match (tuple, plan, Kernel::<_, true, false>::new((), 0)) {
+        (Some(tuple), Some(plan), Some(kernel)) => {
+            select::sticky_index(&kernel, plan, Policy::from_u32(policy), tuple)
+        }
         _ => u64::MAX,
     }
 }
@@ -559,6 +595,11 @@ impl FamilyMaps for Ip4 {
     }
 
     #[inline(always)]
+    fn sticky_index(plan: &Plan, policy: Policy, tuple: &Tuple<Self>) -> u64 {
+        sticky_index4(tuple, plan, policy as u32)
+    }
+
+    #[inline(always)]
     fn unknown_index(tuple: &Tuple<Self>) -> u64 {
         unknown_index4(tuple)
     }
@@ -684,6 +725,11 @@ impl FamilyMaps for Ip6 {
     #[inline(always)]
     fn gives_way(index: u32, segment: &Segment, purpose: Purpose) -> bool {
         gives_way6(segment, index, purpose as u32) != 0
+    }
+
+    #[inline(always)]
+    fn sticky_index(plan: &Plan, policy: Policy, tuple: &Tuple<Self>) -> u64 {
+        sticky_index6(tuple, plan, policy as u32)
     }
 
     #[inline(always)]

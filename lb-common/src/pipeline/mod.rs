@@ -28,7 +28,7 @@ mod unknown;
 pub use self::{
     admit::{asks, in_the_way, take_seats},
     classify::schema_of,
-    failing::{LIMIT as FAILING, is_avoided},
+    failing::{LIMIT as FAILING, elsewhere, is_avoided},
     half_open::{RINGS, WITHOUT_RING},
     note::connection as note_connection,
     open::open_index,

@@ -2,7 +2,7 @@
 
 use super::{
     admit::{self, JOINED_OVER, LATER, OVER, REFUSED, WAITS},
-    failing::{elsewhere, turns_away},
+    failing::turns_away,
     half_open::{enter, give_port, is_pressed},
     room::find_room,
 };
@@ -20,7 +20,7 @@ use crate::{
         slots::Purpose,
         table, tag, tcp,
     },
-    opaque::{rolled, settled},
+    opaque::rolled,
     parse::{TCP, Tuple},
     rewrite, select,
     service::Route,
@@ -70,8 +70,7 @@ fn try_begin<A: Address, T: Tables<A>>(
     let mut index = select::pick(tables, plan, route.policy, &work.tuple, number)?;
     if opens && turns_away(tables, tables.endpoint(index)?.id, work.avoided) {
         let first = index;
-        let found = elsewhere(tables, plan.set(route.policy), first, work.avoided);
-        index = settled(found.into(), &mut work.memory) as u32;
+        index = tables.elsewhere(plan.set(route.policy), first, work.avoided);
         if index != first && plan.affinity_seconds != 0 {
             let endpoint = tables.endpoint(index)?.id;
             select::remember(tables, plan, route.policy, &work.tuple, endpoint);

@@ -22,7 +22,7 @@ use lb_common::{
     frame::Frame,
     parse::{Segment, Tuple},
     pipeline::{self, WITHOUT_RING},
-    select::{self, Range},
+    select::{self, Policy, Range},
     service,
     tables::{NextHop, Services, Tables},
     work::Work,
@@ -72,6 +72,10 @@ impl Services<Ip4> for Cpu {
 
     fn less_loaded(&self, set: Range, number: u32) -> u32 {
         select::less_loaded::<Ip4, _>(self, set, number)
+    }
+
+    fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<Ip4>) -> u64 {
+        select::sticky_index(self, plan, policy, tuple)
     }
 
     fn maglev(&self, _row: u32) -> Option<u16> {
@@ -305,6 +309,10 @@ impl Tables<Ip4> for Cpu {
 
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
         pipeline::with_room::<Ip4, _>(self, set, index, most)
+    }
+
+    fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32 {
+        pipeline::elsewhere::<Ip4, _>(self, set, index, left)
     }
 
     fn is_avoided(&self, endpoint: u32, limit: u32) -> bool {

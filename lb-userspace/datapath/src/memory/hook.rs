@@ -21,7 +21,7 @@ use lb_common::{
     frame::Frame,
     parse::{self, Tuple},
     pipeline,
-    select::{self, Range},
+    select::{self, Policy, Range},
     service,
     tables::{NextHop, Services, Tables},
     verdict::{Reason, Verdict},
@@ -172,6 +172,10 @@ impl<A: Family, const ANY_DEVICE: bool> Services<A> for Hook<'_, ANY_DEVICE> {
 
     fn less_loaded(&self, set: Range, number: u32) -> u32 {
         select::less_loaded::<A, _>(self, set, number)
+    }
+
+    fn sticky_index(&self, plan: &Plan, policy: Policy, tuple: &Tuple<A>) -> u64 {
+        select::sticky_index(self, plan, policy, tuple)
     }
 
     fn maglev(&self, row: u32) -> Option<u16> {
@@ -348,6 +352,10 @@ impl<A: Family, const ANY_DEVICE: bool> Tables<A> for Hook<'_, ANY_DEVICE> {
 
     fn with_room(&self, set: Range, index: u32, most: u32) -> u32 {
         pipeline::with_room::<A, _>(self, set, index, most)
+    }
+
+    fn elsewhere(&self, set: Range, index: u32, left: u32) -> u32 {
+        pipeline::elsewhere::<A, _>(self, set, index, left)
     }
 
     fn is_avoided(&self, endpoint: u32, limit: u32) -> bool {
