@@ -15,7 +15,7 @@ use hyper_util::{
 use tokio::sync::watch;
 
 use super::{
-    Closed, Handler, Limits, Response,
+    AnyHandler, Closed, Limits, Response,
     body::Tracked,
     budget::Place,
     exchange::Exchange,
@@ -31,8 +31,8 @@ const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs
 const WINDOW: u32 = 65_535;
 
 /// Serves one client.
-pub(super) struct Connection<H> {
-    pub(super) handler: Arc<H>,
+pub(super) struct Connection {
+    pub(super) handler: Arc<dyn AnyHandler>,
     pub(super) limits: Limits,
     pub(super) place: Arc<Place>,
 }
@@ -47,7 +47,7 @@ pub(super) enum Phase {
     Closing,
 }
 
-impl<H: Handler> Connection<H> {
+impl Connection {
     pub(super) async fn serve(self, stream: impl Socket, phase: watch::Receiver<Phase>) {
         let (limits, place) = (self.limits, self.place.clone());
         let exchanges = place.exchanges();
@@ -163,7 +163,7 @@ impl<H: Handler> Connection<H> {
         }
         request.extensions_mut().insert(exchange);
         let request = request.map(|body| Limited::new(body, limits.body_bytes));
-        self.handler.call(request).await
+        self.handler.answer(request).await
     }
 }
 

@@ -22,6 +22,7 @@ pub use self::{
     client::{get, open},
     deadline::Deadline,
     descriptors::raise_descriptor_limit,
+    erased::AnyHandler,
     exchange::Exchange,
     inflight::{InFlight, Places},
     limits::Limits,
@@ -44,6 +45,7 @@ mod client;
 mod connection;
 mod deadline;
 mod descriptors;
+mod erased;
 mod exchange;
 mod inflight;
 mod limits;

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    Handler, Limits, Listening, Share,
+    AnyHandler, Limits, Listening, Share,
     caller::Caller,
     connection::{Connection, Phase},
     stream::Socket,
@@ -44,7 +44,7 @@ impl Server {
     /// Serves `handler` on a socket. Needs a Tokio runtime.
     pub fn start(
         listening: Listening,
-        handler: Arc<impl Handler>,
+        handler: Arc<dyn AnyHandler>,
         limits: Limits,
         share: Arc<Share>,
     ) -> io::Result<Self> {
@@ -103,7 +103,7 @@ impl LocalServer {
     /// If the runtime does not accept the socket.
     pub fn start(
         listener: UnixListener,
-        handler: Arc<impl Handler>,
+        handler: Arc<dyn AnyHandler>,
         limits: Limits,
         share: Arc<Share>,
     ) -> io::Result<Self> {
@@ -148,7 +148,7 @@ impl Drop for AbortOnDrop {
 
 async fn run(
     listener: impl Accept,
-    handler: Arc<impl Handler>,
+    handler: Arc<dyn AnyHandler>,
     limits: Limits,
     share: Arc<Share>,
     mut stopped: oneshot::Receiver<Stop>,

@@ -5,9 +5,9 @@ use std::{io, net::TcpListener, os::unix::net::UnixListener, sync::Arc, time::Du
 use tokio::{runtime::Handle, task::JoinHandle};
 
 use super::{
-    AskReady, Class, ConnectionBudget, Deadline, Handler, InFlight, Limits, Listeners, LocalServer,
-    Places, PostTimeout, Request, Response, Server, SharedObserver, WhenReady,
-    descriptors::most_connections,
+    AnyHandler, AskReady, Class, ConnectionBudget, Deadline, Handler, InFlight, Limits, Listeners,
+    LocalServer, Places, PostTimeout, Request, Response, Server, SharedObserver, WhenReady,
+    descriptors::most_connections, erased::Erased,
 };
 use crate::config::HttpConfig;
 
@@ -70,7 +70,8 @@ impl Stack {
         let _entered = self.runtime.enter();
         let share = self.connections.share(server, &limits);
         let listening = self.listeners.add(listener)?;
-        Server::start(listening, self.wrap(server, handler), limits, share)
+        let handler = self.wrap(server, Erased::new(handler));
+        Server::start(listening, handler, limits, share)
     }
 
     /// The sockets of all servers but local ones.
@@ -92,11 +93,12 @@ impl Stack {
     ) -> io::Result<LocalServer> {
         let _entered = self.runtime.enter();
         let share = self.connections.share(server, &limits);
-        LocalServer::start(listener, self.wrap(server, handler), limits, share)
+        let handler = self.wrap(server, Erased::new(handler));
+        LocalServer::start(listener, handler, limits, share)
     }
 
     /// `handler` inside all layers.
-    fn wrap<H: Handler>(&self, server: &'static str, handler: H) -> Arc<impl Handler + use<H>> {
+    fn wrap(&self, server: &'static str, handler: Erased) -> Arc<dyn AnyHandler> {
         let observer = &self.observer;
         let handler = WhenReady::new(handler, server, self.unready.clone(), observer.clone());
         let handler = InFlight::new(handler, server, self.places.clone(), observer.clone());
