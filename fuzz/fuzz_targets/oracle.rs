@@ -3,7 +3,7 @@
 //! repeated.
 #![no_main]
 
-use lb_tests::oracle::{Choices, MemoryNode, walk};
+use lb_oracle::{Choices, MemoryNode, walk};
 use libfuzzer_sys::fuzz_target;
 
 /// The most packets of an input.

@@ -30,7 +30,6 @@
 //! | [`attack`] | what an attacker sends |
 //! | [`programs`], [`pin_root`] | the eBPF programs without an agent, and where they are pinned |
 //! | [`map_contents`] | what the maps say about Services, read without the map writer |
-//! | [`oracle`] | random packets, and a model that says what must happen to them |
 //! | [`patience`] | time limits on slow machines |
 
 pub mod lab;
@@ -57,7 +56,6 @@ pub mod pin_root;
 pub mod programs;
 
 pub mod map_contents;
-pub mod oracle;
 
 pub mod patience;
 

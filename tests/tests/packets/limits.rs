@@ -1,8 +1,8 @@
 //! What happens at limits: time to live, packet size, flow records, ports, routes.
 
 use lb_common::verdict::Reason;
+use lb_oracle::expected::{TIME_EXCEEDED, TOO_BIG, answer};
 use lb_packet::{Packet, pseudo_header_sum};
-use lb_tests::oracle::expected::{TIME_EXCEEDED, TOO_BIG, answer};
 
 use super::{
     conversations::{everywhere, first, packet},

@@ -13,4 +13,4 @@ mod scene;
 mod tracing;
 mod world;
 
-use lb_tests::oracle::service;
+use lb_oracle::service;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lb_common::{abi::plan_flag, trace::Filter, verdict::Reason};
-use lb_tests::oracle::{
+use lb_oracle::{
     Choices, MemoryNode,
     walk::{node, walk},
 };

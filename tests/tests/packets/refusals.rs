@@ -5,8 +5,8 @@ use lb_common::{
     flow::limit::NODE,
     verdict::Reason,
 };
+use lb_oracle::expected::{PORT_UNREACHABLE, answer, refusal};
 use lb_packet::{Packet, Read, tcp_flag};
-use lb_tests::oracle::expected::{PORT_UNREACHABLE, answer, refusal};
 
 use super::{
     conversations::{everywhere, first, packet},

@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-pub use lb_tests::oracle::scene::*;
+pub use lb_oracle::scene::*;
 use nix::{
     net::if_::if_nametoindex,
     sched::{CloneFlags, unshare},

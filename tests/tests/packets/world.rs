@@ -42,8 +42,8 @@ use lb_datapath::{
     load,
     trace::Lines,
 };
-use lb_tests::oracle::{self, service::MAGLEV_ROWS};
-pub use lb_tests::oracle::{expected::*, scene::SNAT_PORT};
+use lb_oracle::{self as oracle, service::MAGLEV_ROWS};
+pub use lb_oracle::{expected::*, scene::SNAT_PORT};
 use node_lb::{
     flows::{FlowSweeper, FlowTables, Parties, SeatTable, ServiceCounters},
     map_writer::maglev,

@@ -3,7 +3,7 @@
 use lb_packet::tcp_flag;
 
 use super::{Flow, Tuple};
-use crate::oracle::service::TCP;
+use crate::service::TCP;
 
 /// What a TCP segment says about its connection.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use lb_packet::tcp_flag;
 use node_lb::map_writer::maglev;
 
 use super::{Address, Flow, Model, Segment, Side, Tuple, tcp::opens};
-use crate::oracle::{
+use crate::{
     scene::SNAT_PORT,
     service::{Class, EndpointSpec, MAGLEV_ROWS, TCP},
 };
